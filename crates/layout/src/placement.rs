@@ -1,0 +1,178 @@
+//! What one mesh axis does to a tensor.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hint::{Hint, nearest};
+
+/// How values that belong to one element are combined across ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceOp {
+    /// The sum.
+    Sum,
+    /// The sum divided by the number of ranks.
+    Avg,
+    /// The largest value; a NaN wins.
+    Max,
+    /// The smallest value; a NaN wins.
+    Min,
+    /// The product.
+    Prod,
+}
+
+impl ReduceOp {
+    /// Every way to combine values.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Max, Self::Min, Self::Prod];
+
+    /// The name that [`FromStr`] reads back.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Avg => "avg",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Prod => "prod",
+        }
+    }
+
+    /// Whether reducing one axis by `self` and another by `other` gives the
+    /// same result in either order.
+    pub fn commutes_with(self, other: Self) -> bool {
+        let linear = |op| matches!(op, Self::Sum | Self::Avg);
+        self == other || linear(self) && linear(other)
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What one mesh axis does to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// Every rank along the axis holds the same values.
+    Replicate,
+    /// The ranks along the axis split this tensor dim.
+    Shard(usize),
+    /// The ranks along the axis hold values that are still to be combined.
+    Partial(ReduceOp),
+}
+
+impl Placement {
+    /// The dim this placement splits, if it splits one.
+    pub fn shard_dim(self) -> Option<usize> {
+        match self {
+            Self::Shard(dim) => Some(dim),
+            Self::Replicate | Self::Partial(_) => None,
+        }
+    }
+
+    /// The reduction that is still owed, if one is.
+    pub fn pending(self) -> Option<ReduceOp> {
+        match self {
+            Self::Partial(op) => Some(op),
+            Self::Replicate | Self::Shard(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicate => f.write_str("R"),
+            Self::Shard(dim) => write!(f, "S({dim})"),
+            Self::Partial(op) => write!(f, "P({op})"),
+        }
+    }
+}
+
+/// Text that does not name a placement or a reduction.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// Not one of `R`, `S(dim)`, `P(op)`.
+    #[error("cannot read `{text}` as a placement")]
+    Syntax {
+        /// The text as given.
+        text: String,
+    },
+    /// `P(op)` with an operation that does not exist.
+    #[error("unknown reduction `{name}`")]
+    UnknownReduce {
+        /// The name as given.
+        name: String,
+    },
+}
+
+impl Hint for PlacementError {
+    fn hint(&self) -> Option<String> {
+        let ops = ReduceOp::ALL.map(ReduceOp::name);
+        Some(match self {
+            Self::Syntax { .. } => "write `R`, `S(dim)` or `P(sum)`".to_owned(),
+            Self::UnknownReduce { name } => match (name.as_str(), nearest(name, ops)) {
+                ("mean", _) => "did you mean `avg`?".to_owned(),
+                (_, Some(op)) => format!("did you mean `{op}`?"),
+                (_, None) => format!("choose one of {}", ops.join(", ")),
+            },
+        })
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = PlacementError;
+
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
+        Self::ALL
+            .into_iter()
+            .find(|op| op.name() == text)
+            .ok_or_else(|| PlacementError::UnknownReduce { name: text.to_owned() })
+    }
+}
+
+impl FromStr for Placement {
+    type Err = PlacementError;
+
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
+        let syntax = || PlacementError::Syntax { text: text.to_owned() };
+        if text == "R" {
+            return Ok(Self::Replicate);
+        }
+        let inner = |prefix| text.strip_prefix(prefix).and_then(|rest: &str| rest.strip_suffix(')'));
+        if let Some(dim) = inner("S(") {
+            return dim.trim().parse().map(Self::Shard).map_err(|_| syntax());
+        }
+        match inner("P(") {
+            Some(op) => op.trim().parse().map(Self::Partial),
+            None => Err(syntax()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_parse_back() {
+        let all = [Placement::Replicate, Placement::Shard(3)]
+            .into_iter()
+            .chain(ReduceOp::ALL.map(Placement::Partial));
+        for placement in all {
+            assert_eq!(placement.to_string().parse(), Ok(placement));
+        }
+    }
+
+    #[test]
+    fn bad_text_is_explained() {
+        let error = "P(mean)".parse::<Placement>().unwrap_err();
+        assert_eq!(error.hint().unwrap(), "did you mean `avg`?");
+        for text in ["", "S", "S()", "S(x)", "S(-1)", "R(0)", "shard"] {
+            assert!(matches!(text.parse::<Placement>(), Err(PlacementError::Syntax { .. })), "{text}");
+        }
+    }
+}

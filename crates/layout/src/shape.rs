@@ -1,0 +1,173 @@
+//! The global sizes of a tensor.
+
+use std::fmt;
+use std::ops::Deref;
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+use crate::dtype::DType;
+use crate::hint::Hint;
+
+/// One number per tensor dim. Four fit without a heap allocation, and tensors
+/// with more are rare enough to pay for one.
+pub type Dims = SmallVec<[usize; 4]>;
+
+/// The most dims a shape may have.
+pub const MAX_DIMS: usize = 32;
+
+/// The sizes of a tensor, one per dim.
+///
+/// A shape exists only if its bytes fit in an `isize` for every dtype, so code
+/// behind it multiplies sizes without overflow checks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Shape(Dims);
+
+/// Sizes that no tensor can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// The tensor would not be addressable.
+    #[error("a tensor of shape {dims:?} has more bytes than can be addressed")]
+    TooLarge {
+        /// The sizes as given.
+        dims: Vec<usize>,
+    },
+    /// More dims than [`MAX_DIMS`].
+    #[error("a shape has at most {MAX_DIMS} dims, not {count}")]
+    TooManyDims {
+        /// How many were given.
+        count: usize,
+    },
+    /// Text that does not describe a shape.
+    #[error("cannot read `{text}` as a shape")]
+    Syntax {
+        /// The text as given.
+        text: String,
+    },
+}
+
+impl Hint for ShapeError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Syntax { .. } => {
+                Some("write sizes joined by `x`, as in `4096x1024`, or `scalar`".to_owned())
+            }
+            Self::TooLarge { .. } | Self::TooManyDims { .. } => None,
+        }
+    }
+}
+
+impl Shape {
+    /// Checks sizes and wraps them.
+    pub fn new(dims: &[usize]) -> Result<Self, ShapeError> {
+        if dims.len() > MAX_DIMS {
+            return Err(ShapeError::TooManyDims { count: dims.len() });
+        }
+        // Zero sizes count as one, so that strides cannot overflow either.
+        dims.iter()
+            .try_fold(DType::F64.size(), |bytes, &size| bytes.checked_mul(size.max(1)))
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(|| ShapeError::TooLarge { dims: dims.to_vec() })?;
+        Ok(Self(Dims::from_slice(dims)))
+    }
+
+    /// Wraps sizes that lie inside a checked shape and so need no second check.
+    pub(crate) fn within_checked(dims: Dims) -> Self {
+        debug_assert!(Self::new(&dims).is_ok(), "{dims:?}");
+        Self(dims)
+    }
+
+    /// How many dims there are.
+    pub fn ndim(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many elements there are. A shape without dims has one.
+    pub fn volume(&self) -> usize {
+        self.0.iter().product()
+    }
+
+    /// Elements between neighbours in each dim of a row-major tensor.
+    pub fn strides(&self) -> Dims {
+        let mut strides = Dims::from_elem(1, self.ndim());
+        for dim in (1..self.ndim()).rev() {
+            strides[dim - 1] = strides[dim] * self.0[dim].max(1);
+        }
+        strides
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.pad("scalar");
+        }
+        let sizes: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.pad(&sizes.join("x"))
+    }
+}
+
+impl FromStr for Shape {
+    type Err = ShapeError;
+
+    /// Reads `4096x1024`, `[4096, 1024]` or `scalar`.
+    fn from_str(text: &str) -> Result<Self, ShapeError> {
+        let syntax = || ShapeError::Syntax { text: text.to_owned() };
+        let trimmed = text.trim();
+        let bracketed =
+            trimmed.strip_prefix('[').map(|rest| rest.strip_suffix(']').ok_or_else(syntax)).transpose()?;
+        if trimmed == "scalar" || bracketed.is_some_and(|inner| inner.trim().is_empty()) {
+            return Ok(Self::default());
+        }
+        let (sizes, separator) = match bracketed {
+            Some(inner) => (inner, ','),
+            None => (trimmed, 'x'),
+        };
+        let dims: Vec<usize> = sizes
+            .split(separator)
+            .map(|size| size.trim().parse().map_err(|_| syntax()))
+            .collect::<Result<_, _>>()?;
+        Self::new(&dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms_parse_back() {
+        for dims in [&[][..], &[0], &[4096, 1024], &[1, 2, 3, 4, 5]] {
+            let shape = Shape::new(dims).unwrap();
+            assert_eq!(shape.to_string().parse(), Ok(shape.clone()));
+            assert_eq!(format!("{dims:?}").parse(), Ok(shape));
+        }
+        for text in ["", "x", "2x", "-1", "[2, 3", "2,3", "2 x x 3"] {
+            assert!(matches!(text.parse::<Shape>(), Err(ShapeError::Syntax { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn unaddressable_sizes_are_refused() {
+        assert!(Shape::new(&[1 << 31, 1 << 28]).is_ok());
+        assert!(matches!(Shape::new(&[1 << 32, 1 << 32]), Err(ShapeError::TooLarge { .. })));
+        assert!(matches!(Shape::new(&[0, usize::MAX]), Err(ShapeError::TooLarge { .. })));
+        assert!(matches!(Shape::new(&[1; 33]), Err(ShapeError::TooManyDims { count: 33 })));
+    }
+
+    #[test]
+    fn a_scalar_has_one_element() {
+        assert_eq!(Shape::default().volume(), 1);
+        assert_eq!(Shape::new(&[3, 0]).unwrap().volume(), 0);
+        assert_eq!(&Shape::new(&[2, 3, 4]).unwrap().strides()[..], [12, 4, 1]);
+    }
+}
