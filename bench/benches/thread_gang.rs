@@ -1,0 +1,53 @@
+//! Collectives of thread ranks, beside copying the same bytes.
+
+use std::time::{Duration, Instant};
+
+use shardloom_bench::{Report, median, middle, rate, short};
+use shardloom_gang::{GangExt, GangOptions, threads};
+use shardloom_layout::ReduceOp;
+
+const RANKS: usize = 2;
+
+fn main() {
+    let mut report = Report::new();
+    for (name, bytes, repeats) in
+        [("4 KiB", 4 << 10, 2_000), ("1 MiB", 1 << 20, 200), ("64 MiB", 64 << 20, 15)]
+    {
+        let source = vec![1u8; bytes];
+        let mut target = vec![0u8; bytes];
+        let copy = median(Duration::from_millis(500), || {
+            target.copy_from_slice(std::hint::black_box(&source));
+            std::hint::black_box(&mut target);
+        });
+        let reduce = all_reduce(bytes, repeats);
+        let ratio = copy.as_secs_f64() / reduce.as_secs_f64();
+        let what = format!("all-reduce of {name} f32 over {RANKS} thread ranks, beside memcpy");
+        let (measured, beside) = (rate(bytes, reduce), rate(bytes, copy));
+        if bytes >= 64 << 20 {
+            report.at_least(&what, &measured, &beside, ratio, 0.5);
+        } else {
+            report.note(&what, &format!("{measured} ({})", short(reduce)), &beside, ratio);
+        }
+    }
+    report.print();
+}
+
+/// The median time of an all-reduce, taken by the rank that waits longest.
+fn all_reduce(bytes: usize, repeats: usize) -> Duration {
+    let times = threads::run(RANKS, GangOptions::default(), |gang| {
+        let mut values = vec![0.0f32; bytes / 4];
+        (0..repeats + 2)
+            .map(|_| {
+                gang.barrier().expect("a barrier");
+                let begin = Instant::now();
+                gang.all_reduce(&mut values, ReduceOp::Sum).expect("a sum");
+                begin.elapsed()
+            })
+            .skip(2)
+            .collect::<Vec<_>>()
+    })
+    .expect("no rank panics");
+    let mut slowest: Vec<Duration> =
+        (0..repeats).map(|repeat| times.iter().map(|rank| rank[repeat]).max().unwrap_or_default()).collect();
+    middle(&mut slowest)
+}

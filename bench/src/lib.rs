@@ -1,0 +1,117 @@
+//! Measuring, and showing ratios.
+//!
+//! Machines are shared and noisy: every figure is a median over repetitions,
+//! and what counts is the ratio to a floor or a peer measured in the same run.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// The median time of `work`, repeated for about `budget`.
+pub fn median(budget: Duration, mut work: impl FnMut()) -> Duration {
+    work();
+    let started = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 5 || (started.elapsed() < budget && times.len() < 10_000) {
+        let begin = Instant::now();
+        work();
+        times.push(begin.elapsed());
+    }
+    middle(&mut times)
+}
+
+/// The median time of one of `count` calls made in a row, for work too short
+/// to time by itself.
+pub fn median_of_many<T>(budget: Duration, count: u32, mut work: impl FnMut(u32) -> T) -> Duration {
+    median(budget, || {
+        for number in 0..count {
+            black_box(work(black_box(number)));
+        }
+    }) / count
+}
+
+/// The middle one of several times.
+pub fn middle(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Rows of figures with their goals.
+pub struct Report {
+    table: Table,
+    missed: usize,
+}
+
+impl Report {
+    /// An empty report.
+    pub fn new() -> Self {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["what", "measured", "beside", "ratio", "goal", ""]);
+        for column in 1..=4 {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        Self { table, missed: 0 }
+    }
+
+    /// A time that should be at most a limit.
+    pub fn at_most(&mut self, what: &str, measured: Duration, limit: Duration) {
+        let ratio = measured.as_secs_f64() / limit.as_secs_f64();
+        self.row(what, &short(measured), "", ratio, &format!("≤ {}", short(limit)), ratio <= 1.0);
+    }
+
+    /// A ratio to something measured beside it that should be at least a goal.
+    pub fn at_least(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: f64) {
+        self.row(what, measured, beside, ratio, &format!("≥ {goal}"), ratio >= goal);
+    }
+
+    /// A ratio to something measured beside it that should be at most a goal.
+    pub fn ratio_at_most(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: f64) {
+        self.row(what, measured, beside, ratio, &format!("≤ {goal}"), ratio <= goal);
+    }
+
+    /// A figure without a goal.
+    pub fn note(&mut self, what: &str, measured: &str, beside: &str, ratio: f64) {
+        self.table.add_row([what, measured, beside, &format!("{ratio:.2}"), "", ""]);
+    }
+
+    fn row(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: &str, met: bool) {
+        self.missed += usize::from(!met);
+        let mark = if met { "met" } else { "MISSED" };
+        self.table.add_row([what, measured, beside, &format!("{ratio:.2}"), goal, mark]);
+    }
+
+    /// Prints the report.
+    #[expect(clippy::print_stdout, reason = "printing is what a benchmark is for")]
+    pub fn print(&self) {
+        println!("{}", self.table);
+        if self.missed > 0 {
+            println!("{} goals missed", self.missed);
+        }
+    }
+}
+
+impl Default for Report {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A duration in the unit that suits it.
+pub fn short(time: Duration) -> String {
+    let nanos = time.as_secs_f64() * 1e9;
+    match nanos {
+        _ if nanos < 1e3 => format!("{nanos:.0} ns"),
+        _ if nanos < 1e6 => format!("{:.1} µs", nanos / 1e3),
+        _ if nanos < 1e9 => format!("{:.1} ms", nanos / 1e6),
+        _ => format!("{:.2} s", nanos / 1e9),
+    }
+}
+
+/// Bytes per second, in GB/s.
+pub fn rate(bytes: usize, time: Duration) -> String {
+    format!("{:.2} GB/s", bytes as f64 / time.as_secs_f64() / 1e9)
+}

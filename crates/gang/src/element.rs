@@ -1,0 +1,140 @@
+//! Typed views of the memory that ranks exchange.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use shardloom_layout::DType;
+
+use crate::error::GangError;
+
+/// A Rust type that is one tensor element.
+pub trait Element: Pod + Send + Sync {
+    /// Its dtype.
+    const DTYPE: DType;
+    /// The neutral element of products; that of sums is all zero bytes.
+    const ONE: Self;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident, $one:expr;)*) => {
+        $(impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+            const ONE: Self = $one;
+        })*
+    };
+}
+
+element! {
+    f64 => F64, 1.0;
+    f32 => F32, 1.0;
+    bf16 => Bf16, bf16::ONE;
+    f16 => F16, f16::ONE;
+    i64 => I64, 1;
+    i32 => I32, 1;
+    i16 => I16, 1;
+    i8 => I8, 1;
+    u64 => U64, 1;
+    u32 => U32, 1;
+    u16 => U16, 1;
+    u8 => U8, 1;
+}
+
+/// Elements to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Elements<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+/// Elements to be written.
+#[derive(Debug)]
+pub struct ElementsMut<'a> {
+    dtype: DType,
+    bytes: &'a mut [u8],
+}
+
+impl<'a> Elements<'a> {
+    /// Views a typed slice.
+    pub fn of<T: Element>(slice: &'a [T]) -> Self {
+        Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(slice) }
+    }
+
+    /// Views raw bytes, which must be whole elements at their natural
+    /// alignment. This is the way in for dtypes without a Rust type.
+    pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self, GangError> {
+        check_bytes(dtype, bytes)?;
+        Ok(Self { dtype, bytes })
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+impl<'a> ElementsMut<'a> {
+    /// Views a typed slice.
+    pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
+        Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(slice) }
+    }
+
+    /// Views raw bytes, which must be whole elements at their natural
+    /// alignment.
+    pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self, GangError> {
+        check_bytes(dtype, bytes)?;
+        Ok(Self { dtype, bytes })
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+
+    /// The same elements, to be read.
+    pub fn as_elements(&self) -> Elements<'_> {
+        Elements { dtype: self.dtype, bytes: self.bytes }
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<(), GangError> {
+    let aligned = bytes.as_ptr().addr().is_multiple_of(dtype.size());
+    if aligned && bytes.len().is_multiple_of(dtype.size()) {
+        Ok(())
+    } else {
+        Err(GangError::NotElements { dtype, bytes: bytes.len() })
+    }
+}

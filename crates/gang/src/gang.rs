@@ -1,0 +1,333 @@
+//! A set of ranks that act together.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shardloom_layout::ReduceOp;
+
+use crate::call::Call;
+use crate::element::{Element, Elements, ElementsMut};
+use crate::error::GangError;
+use crate::pending::Pending;
+
+/// A set of ranks that act together.
+///
+/// This is the little that an engine must provide; what callers use is in
+/// [`GangExt`], which every gang has. Ranks are counted within the gang, from
+/// 0; [`members`](Self::members) tells their numbers in the root gang.
+///
+/// # Contract
+///
+/// - Every rank makes the same calls on a gang in the same order. Ranks that do
+///   not get an error naming both calls.
+/// - Values are combined in rank order (see [`reduce_into`](crate::reduce_into)),
+///   so the same inputs give the same bits on every run and every engine.
+/// - A rank that ends makes those that wait for it fail within the gang's
+///   timeout. After a failed collective the gang is unusable and says so with
+///   the same error again.
+/// - One rank uses a gang from one thread at a time; the `start_` forms
+///   overlap communication with other work.
+pub trait Gang: Send + Sync {
+    /// This rank's number in the gang.
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn size(&self) -> usize;
+
+    /// The name of the engine, as in `threads`.
+    fn engine(&self) -> &'static str;
+
+    /// The ranks' numbers in the root gang, in the order of this gang.
+    fn members(&self) -> &[usize];
+
+    /// Takes part in one collective and waits for it.
+    fn run(&self, call: Call<'_>) -> Result<(), GangError>;
+
+    /// Hands a message to another rank. Returns as soon as `data` may be
+    /// reused and never waits for the receiver.
+    fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError>;
+
+    /// Reserves the next message from a rank under a tag. Messages go to
+    /// tickets in the order in which they were sent and taken.
+    fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError>;
+
+    /// Waits for a reserved message.
+    fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError>;
+
+    /// Forms a gang of some of the ranks, in the order listed. Exactly the
+    /// listed ranks call this, with the same list.
+    fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError>;
+
+    /// Runs a job that uses the gang, now or on another thread.
+    fn defer(&self, lane: Lane, job: Job);
+}
+
+/// Work that is run with a gang at hand.
+pub type Job = Box<dyn FnOnce(&dyn Gang) + Send>;
+
+/// How a deferred job relates to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// After all earlier ones, and before any later blocking collective.
+    Ordered,
+    /// By itself: for receives, which match by ticket.
+    Detached,
+}
+
+/// The right to one message.
+#[derive(Debug)]
+pub struct Ticket {
+    /// The sender.
+    pub from: usize,
+    /// The tag.
+    pub tag: u32,
+    /// Which of the sender's messages under the tag.
+    pub number: u64,
+}
+
+/// What callers do with a gang.
+///
+/// The `start_` forms return at once with a [`Pending`] result, take their
+/// buffers by value, and run in the order started. A blocking collective waits
+/// for those started before it.
+pub trait GangExt: Gang {
+    /// Waits until every rank has come here.
+    fn barrier(&self) -> Result<(), GangError> {
+        self.run(Call::Barrier)
+    }
+
+    /// Combines the buffers of all ranks, element by element, into each.
+    fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<(), GangError> {
+        self.run(Call::AllReduce { buffer: ElementsMut::of(buffer), op })
+    }
+
+    /// Concatenates what all ranks send. `counts[r]` is the length of rank
+    /// `r`'s part; all ranks pass the same counts.
+    fn all_gather<T: Element>(&self, send: &[T], counts: &[usize], recv: &mut [T]) -> Result<(), GangError> {
+        self.run(Call::AllGather { send: Elements::of(send), recv: ElementsMut::of(recv), counts })
+    }
+
+    /// Concatenates what all ranks send, where no rank knows how much the
+    /// others have.
+    fn all_gather_parts<T: Element>(&self, send: &[T]) -> Result<Vec<Vec<T>>, GangError> {
+        let mut lengths = vec![0u64; self.size()];
+        self.all_gather(&[send.len() as u64], &vec![1; self.size()], &mut lengths)?;
+        let counts: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
+        let mut joined = vec![T::zeroed(); counts.iter().sum()];
+        self.all_gather(send, &counts, &mut joined)?;
+        let mut rest = joined.as_slice();
+        Ok(counts
+            .iter()
+            .map(|&count| {
+                let (part, behind) = rest.split_at(count);
+                rest = behind;
+                part.to_vec()
+            })
+            .collect())
+    }
+
+    /// Combines the buffers of all ranks and gives rank `r` its part, which
+    /// has `counts[r]` elements.
+    fn reduce_scatter<T: Element>(
+        &self,
+        send: &[T],
+        counts: &[usize],
+        recv: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), GangError> {
+        self.run(Call::ReduceScatter { send: Elements::of(send), recv: ElementsMut::of(recv), counts, op })
+    }
+
+    /// Sends `send_counts[r]` elements to rank `r` and receives
+    /// `recv_counts[r]` from it.
+    fn all_to_all<T: Element>(
+        &self,
+        send: &[T],
+        send_counts: &[usize],
+        recv: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<(), GangError> {
+        let (send, recv) = (Elements::of(send), ElementsMut::of(recv));
+        self.run(Call::AllToAll { send, send_counts, recv, recv_counts })
+    }
+
+    /// Gives every rank what `root` has.
+    fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<(), GangError> {
+        self.run(Call::Broadcast { buffer: ElementsMut::of(buffer), root })
+    }
+
+    /// Hands elements to another rank without waiting for it.
+    fn send_slice<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<(), GangError> {
+        self.send(Elements::of(data), to, tag)
+    }
+
+    /// Waits for the next message from a rank under a tag.
+    fn recv<T: Element>(&self, into: &mut [T], from: usize, tag: u32) -> Result<(), GangError> {
+        self.receive(self.ticket(from, tag)?, ElementsMut::of(into))
+    }
+
+    /// Gives every rank `root`'s object; the others pass `None`.
+    fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: Option<&T>,
+        root: usize,
+    ) -> Result<T, GangError> {
+        let mut bytes = match object {
+            Some(object) if self.rank() == root => to_bytes(object)?,
+            _ => Vec::new(),
+        };
+        let mut length = [bytes.len() as u64];
+        self.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.broadcast(&mut bytes, root)?;
+        from_bytes(&bytes)
+    }
+
+    /// Gives every rank everybody's object, in rank order.
+    fn all_gather_objects<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>, GangError> {
+        let parts = self.all_gather_parts(&to_bytes(object)?)?;
+        parts.iter().map(|bytes| from_bytes(bytes)).collect()
+    }
+
+    /// Gives `root` everybody's object, in rank order, and the others `None`.
+    fn gather_objects<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+        root: usize,
+    ) -> Result<Option<Vec<T>>, GangError> {
+        if root >= self.size() {
+            return Err(GangError::NoSuchRank { rank: root, size: self.size() });
+        }
+        let bytes = to_bytes(object)?;
+        let mut lengths = vec![0u64; self.size()];
+        self.all_gather(&[bytes.len() as u64], &vec![1; self.size()], &mut lengths)?;
+        let to_root = |length: u64| {
+            let mut counts = vec![0; self.size()];
+            counts[root] = length as usize;
+            counts
+        };
+        let send_counts = to_root(bytes.len() as u64);
+        let recv_counts: Vec<usize> = match self.rank() == root {
+            true => lengths.iter().map(|&length| length as usize).collect(),
+            false => vec![0; self.size()],
+        };
+        let mut joined = vec![0u8; recv_counts.iter().sum()];
+        self.all_to_all(&bytes, &send_counts, &mut joined, &recv_counts)?;
+        if self.rank() != root {
+            return Ok(None);
+        }
+        let mut rest = joined.as_slice();
+        recv_counts
+            .iter()
+            .map(|&count| {
+                let (part, behind) = rest.split_at(count);
+                rest = behind;
+                from_bytes(part)
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// Runs any work with the gang after what was started before, and returns
+    /// at once.
+    fn start<T, W>(&self, work: W) -> Pending<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&dyn Gang) -> Result<T, GangError> + Send + 'static,
+    {
+        let (pending, deliver) = Pending::new();
+        self.defer(Lane::Ordered, Box::new(move |gang| deliver.send(work(gang))));
+        pending
+    }
+
+    /// Starts [`all_reduce`](Self::all_reduce).
+    fn start_all_reduce<T: Element>(&self, mut buffer: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        self.start(move |gang| gang.all_reduce(&mut buffer, op).map(|()| buffer))
+    }
+
+    /// Starts [`all_gather`](Self::all_gather).
+    fn start_all_gather<T: Element>(&self, send: Vec<T>, counts: Vec<usize>) -> Pending<Vec<T>> {
+        self.start(move |gang| {
+            let mut recv = vec![T::zeroed(); counts.iter().sum()];
+            gang.all_gather(&send, &counts, &mut recv).map(|()| recv)
+        })
+    }
+
+    /// Starts [`reduce_scatter`](Self::reduce_scatter).
+    fn start_reduce_scatter<T: Element>(
+        &self,
+        send: Vec<T>,
+        counts: Vec<usize>,
+        op: ReduceOp,
+    ) -> Pending<Vec<T>> {
+        self.start(move |gang| {
+            let mut recv = vec![T::zeroed(); counts.get(gang.rank()).copied().unwrap_or(0)];
+            gang.reduce_scatter(&send, &counts, &mut recv, op).map(|()| recv)
+        })
+    }
+
+    /// Starts [`all_to_all`](Self::all_to_all).
+    fn start_all_to_all<T: Element>(
+        &self,
+        send: Vec<T>,
+        send_counts: Vec<usize>,
+        recv_counts: Vec<usize>,
+    ) -> Pending<Vec<T>> {
+        self.start(move |gang| {
+            let mut recv = vec![T::zeroed(); recv_counts.iter().sum()];
+            gang.all_to_all(&send, &send_counts, &mut recv, &recv_counts).map(|()| recv)
+        })
+    }
+
+    /// Starts [`broadcast`](Self::broadcast).
+    fn start_broadcast<T: Element>(&self, mut buffer: Vec<T>, root: usize) -> Pending<Vec<T>> {
+        self.start(move |gang| gang.broadcast(&mut buffer, root).map(|()| buffer))
+    }
+
+    /// Starts [`barrier`](Self::barrier).
+    fn start_barrier(&self) -> Pending<()> {
+        self.start(|gang| gang.barrier())
+    }
+
+    /// Starts [`recv`](Self::recv). The message is reserved now, so later
+    /// receives cannot take it; collectives do not wait for it.
+    fn start_recv<T: Element>(&self, length: usize, from: usize, tag: u32) -> Pending<Vec<T>> {
+        let (pending, deliver) = Pending::new();
+        match self.ticket(from, tag) {
+            Err(error) => deliver.send(Err(error)),
+            Ok(ticket) => self.defer(
+                Lane::Detached,
+                Box::new(move |gang| {
+                    let mut into = vec![T::zeroed(); length];
+                    deliver.send(gang.receive(ticket, ElementsMut::of(&mut into)).map(|()| into));
+                }),
+            ),
+        }
+        pending
+    }
+}
+
+impl<G: Gang + ?Sized> GangExt for G {}
+
+fn to_bytes<T: Serialize>(object: &T) -> Result<Vec<u8>, GangError> {
+    postcard::to_allocvec(object)
+        .map_err(|error| GangError::Object { direction: "sent", reason: error.to_string() })
+}
+
+fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, GangError> {
+    postcard::from_bytes(bytes)
+        .map_err(|error| GangError::Object { direction: "received", reason: error.to_string() })
+}
+
+/// Checks the list for a sub-gang and returns the caller's place in it.
+pub fn check_sub_gang(rank: usize, size: usize, ranks: &[usize]) -> Result<usize, GangError> {
+    if let Some(&outside) = ranks.iter().find(|&&listed| listed >= size) {
+        return Err(GangError::NoSuchRank { rank: outside, size });
+    }
+    let repeated = ranks.iter().enumerate().any(|(place, listed)| ranks[..place].contains(listed));
+    match ranks.iter().position(|&listed| listed == rank) {
+        Some(place) if !repeated => Ok(place),
+        _ => Err(GangError::SubGang { rank, ranks: ranks.to_vec() }),
+    }
+}

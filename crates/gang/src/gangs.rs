@@ -1,0 +1,284 @@
+//! The gangs of a training run, by name.
+
+use std::sync::Arc;
+
+use shardloom_layout::{Hint, Mesh, MeshError};
+
+use crate::error::GangError;
+use crate::gang::Gang;
+
+/// How many ranks work together in each way.
+///
+/// What is left of the world after pipeline and tensor parallelism is data
+/// parallel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GangSizes {
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Ranks that share each layer.
+    pub tp: usize,
+    /// Ranks that share parameters within data parallelism; `None` for all of
+    /// them. Fewer means HSDP: such groups are replicated.
+    pub sdp: Option<usize>,
+}
+
+impl Default for GangSizes {
+    fn default() -> Self {
+        Self { pp: 1, tp: 1, sdp: None }
+    }
+}
+
+/// Sizes that do not divide the world.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SizeError {
+    /// A size of 0.
+    #[error("{name} is 0")]
+    Zero {
+        /// The size that is 0.
+        name: &'static str,
+    },
+    /// Pipeline times tensor parallelism does not divide the world.
+    #[error("{world} ranks cannot be split into pipelines of pp={pp} stages with tp={tp} ranks each")]
+    Model {
+        /// Ranks in all.
+        world: usize,
+        /// Pipeline stages.
+        pp: usize,
+        /// Tensor-parallel ranks.
+        tp: usize,
+    },
+    /// The sharding groups do not divide the data-parallel ranks.
+    #[error("dp={dp} data-parallel ranks cannot be split into groups of sdp={sdp}")]
+    Shards {
+        /// Data-parallel ranks.
+        dp: usize,
+        /// Ranks per group.
+        sdp: usize,
+    },
+}
+
+impl Hint for SizeError {
+    fn hint(&self) -> Option<String> {
+        match *self {
+            Self::Zero { name } => Some(format!("set {name} to 1 if it is not used")),
+            Self::Model { world, pp, tp } => {
+                let fits = |name: &str, other_name: &str, other: usize| {
+                    let choices = divisors(world / other);
+                    let possible = world.is_multiple_of(other);
+                    possible.then(|| format!("with {other_name}={other}, {name} can be {choices}"))
+                };
+                let parts: Vec<String> =
+                    [fits("tp", "pp", pp), fits("pp", "tp", tp)].into_iter().flatten().collect();
+                Some(match parts.is_empty() {
+                    false => parts.join("; "),
+                    true => format!("pp × tp must divide {world}: each can be {}", divisors(world)),
+                })
+            }
+            Self::Shards { dp, .. } => Some(format!("with dp={dp}, sdp can be {}", divisors(dp))),
+        }
+    }
+}
+
+fn divisors(n: usize) -> String {
+    let all: Vec<String> = (1..=n).filter(|d| n.is_multiple_of(*d)).map(|d| d.to_string()).collect();
+    all.join(", ")
+}
+
+/// Why the gangs of a run could not be formed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GangsError {
+    /// The sizes are impossible.
+    #[error(transparent)]
+    Sizes(#[from] SizeError),
+    /// The mesh of the sizes is impossible.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The ranks failed to come together.
+    #[error(transparent)]
+    Gang(#[from] GangError),
+}
+
+impl Hint for GangsError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Sizes(error) => error.hint(),
+            Self::Mesh(error) => error.hint(),
+            Self::Gang(error) => error.hint(),
+        }
+    }
+}
+
+impl GangSizes {
+    /// The mesh of a world of this size.
+    ///
+    /// Axes, slowest first: `pp`, `rdp`, `sdp`, `tp`. Tensor-parallel ranks are
+    /// therefore neighbours, then those that share parameters; pipeline stages
+    /// are farthest apart.
+    pub fn mesh(&self, world: usize) -> Result<Mesh, GangsError> {
+        let sizes = [("pp", self.pp), ("tp", self.tp), ("sdp", self.sdp.unwrap_or(1)), ("world", world)];
+        if let Some(&(name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(SizeError::Zero { name }.into());
+        }
+        let model = self.pp.checked_mul(self.tp).filter(|model| world.is_multiple_of(*model));
+        let dp = world / model.ok_or(SizeError::Model { world, pp: self.pp, tp: self.tp })?;
+        let sdp = self.sdp.unwrap_or(dp);
+        if !dp.is_multiple_of(sdp) {
+            return Err(SizeError::Shards { dp, sdp }.into());
+        }
+        Ok(Mesh::new(&[("pp", self.pp), ("rdp", dp / sdp), ("sdp", sdp), ("tp", self.tp)])?)
+    }
+}
+
+/// The gangs that one rank of a training run belongs to.
+#[derive(Clone)]
+pub struct Gangs {
+    /// All ranks.
+    pub root: Arc<dyn Gang>,
+    /// Ranks with the same part of the model and other data.
+    pub dp: Arc<dyn Gang>,
+    /// Data-parallel ranks that hold the same shard of each parameter.
+    pub rdp: Arc<dyn Gang>,
+    /// Data-parallel ranks that together hold each parameter.
+    pub sdp: Arc<dyn Gang>,
+    /// Ranks that share each layer.
+    pub tp: Arc<dyn Gang>,
+    /// Ranks that hold the stages of one pipeline.
+    pub pp: Arc<dyn Gang>,
+    mesh: Mesh,
+}
+
+impl Gangs {
+    /// Forms the gangs. Every rank of `root` calls this with the same sizes.
+    pub fn new(root: Arc<dyn Gang>, sizes: &GangSizes) -> Result<Self, GangsError> {
+        let mesh = sizes.mesh(root.size())?;
+        let gang = |axes: &[&str]| -> Result<Arc<dyn Gang>, GangsError> {
+            let ranks: Vec<usize> = mesh.sub_mesh(root.rank(), axes)?.ranks().collect();
+            Ok(root.sub_gang(&ranks)?)
+        };
+        Ok(Self {
+            dp: gang(&["rdp", "sdp"])?,
+            rdp: gang(&["rdp"])?,
+            sdp: gang(&["sdp"])?,
+            tp: gang(&["tp"])?,
+            pp: gang(&["pp"])?,
+            root,
+            mesh,
+        })
+    }
+
+    /// The ranks as a mesh with the axes `pp`, `rdp`, `sdp`, `tp`.
+    pub fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gang::GangExt;
+    use crate::options::GangOptions;
+    use crate::threads;
+
+    fn members(sizes: GangSizes, world: usize) -> Vec<[Vec<usize>; 5]> {
+        threads::run(world, GangOptions::default(), |root| {
+            let gangs = Gangs::new(root, &sizes).unwrap();
+            gangs.tp.barrier().unwrap();
+            gangs.dp.barrier().unwrap();
+            [&gangs.dp, &gangs.rdp, &gangs.sdp, &gangs.tp, &gangs.pp].map(|gang| gang.members().to_vec())
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn eight_ranks_with_tp_2_are_grouped_as_documented() {
+        let found = members(GangSizes { tp: 2, ..GangSizes::default() }, 8);
+        for (rank, [dp, rdp, sdp, tp, pp]) in found.into_iter().enumerate() {
+            assert_eq!(tp, [rank / 2 * 2, rank / 2 * 2 + 1]);
+            assert_eq!(dp, [0, 2, 4, 6].map(|r| r + rank % 2));
+            assert_eq!(sdp, dp);
+            assert_eq!((rdp, pp), (vec![rank], vec![rank]));
+        }
+    }
+
+    #[test]
+    fn hsdp_shards_among_neighbours_and_pp_is_outermost() {
+        let found = members(GangSizes { pp: 2, tp: 1, sdp: Some(2) }, 8);
+        let [dp, rdp, sdp, tp, pp] = &found[5];
+        assert_eq!(*dp, [4, 5, 6, 7]);
+        assert_eq!(*sdp, [4, 5]);
+        assert_eq!(*rdp, [5, 7]);
+        assert_eq!(*tp, [5]);
+        assert_eq!(*pp, [1, 5]);
+    }
+
+    #[test]
+    fn impossible_sizes_name_what_would_fit() {
+        let check = |pp, tp, sdp, world, message: &str, hint: &str| {
+            let error = GangSizes { pp, tp, sdp }.mesh(world).unwrap_err();
+            assert_eq!(error.to_string(), message);
+            assert_eq!(error.hint().unwrap(), hint);
+        };
+        check(
+            1,
+            3,
+            None,
+            8,
+            "8 ranks cannot be split into pipelines of pp=1 stages with tp=3 ranks each",
+            "with pp=1, tp can be 1, 2, 4, 8",
+        );
+        check(
+            2,
+            8,
+            None,
+            8,
+            "8 ranks cannot be split into pipelines of pp=2 stages with tp=8 ranks each",
+            "with pp=2, tp can be 1, 2, 4; with tp=8, pp can be 1",
+        );
+        check(
+            5,
+            3,
+            None,
+            8,
+            "8 ranks cannot be split into pipelines of pp=5 stages with tp=3 ranks each",
+            "pp × tp must divide 8: each can be 1, 2, 4, 8",
+        );
+        check(
+            1,
+            2,
+            Some(3),
+            8,
+            "dp=4 data-parallel ranks cannot be split into groups of sdp=3",
+            "with dp=4, sdp can be 1, 2, 4",
+        );
+        check(1, 0, None, 8, "tp is 0", "set tp to 1 if it is not used");
+        check(
+            usize::MAX,
+            2,
+            None,
+            8,
+            &format!(
+                "8 ranks cannot be split into pipelines of pp={} stages with tp=2 ranks each",
+                usize::MAX
+            ),
+            "with tp=2, pp can be 1, 2, 4",
+        );
+    }
+
+    #[test]
+    fn every_size_combination_is_formed_or_refused() {
+        for world in 1..=12 {
+            for pp in 1..=world + 1 {
+                for tp in 1..=world + 1 {
+                    for sdp in 1..=world + 1 {
+                        let mesh = GangSizes { pp, tp, sdp: Some(sdp) }.mesh(world);
+                        let fits = world.is_multiple_of(pp * tp) && (world / (pp * tp)).is_multiple_of(sdp);
+                        assert_eq!(mesh.is_ok(), fits, "world {world} pp {pp} tp {tp} sdp {sdp}");
+                        assert!(mesh.is_ok_and(|mesh| mesh.len() == world) || !fits);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Results of communication that is still under way, and the queue that
+//! carries it out.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crate::call::Call;
+use crate::element::{Elements, ElementsMut};
+use crate::error::GangError;
+use crate::gang::{Gang, Job, Lane, Ticket};
+
+/// A result that is still under way.
+///
+/// Dropping it does not cancel the communication, which other ranks count on.
+#[derive(Debug)]
+#[must_use = "communication may fail; `wait` tells"]
+pub struct Pending<T> {
+    receiver: Receiver<Result<T, GangError>>,
+    arrived: Option<Result<T, GangError>>,
+}
+
+/// The other end of a [`Pending`].
+#[derive(Debug)]
+pub(crate) struct Deliver<T>(Sender<Result<T, GangError>>);
+
+impl<T> Deliver<T> {
+    pub(crate) fn send(self, result: Result<T, GangError>) {
+        // Nobody may be waiting any more, which is no fault.
+        let _ = self.0.send(result);
+    }
+}
+
+impl<T> Pending<T> {
+    pub(crate) fn new() -> (Self, Deliver<T>) {
+        let (sender, receiver) = mpsc::channel();
+        (Self { receiver, arrived: None }, Deliver(sender))
+    }
+
+    /// Waits for the result.
+    pub fn wait(mut self) -> Result<T, GangError> {
+        match self.arrived.take() {
+            Some(result) => result,
+            None => self.receiver.recv().unwrap_or_else(|_| Err(lost_worker())),
+        }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once.
+    pub fn is_done(&mut self) -> bool {
+        if self.arrived.is_none() {
+            self.arrived = match self.receiver.try_recv() {
+                Ok(result) => Some(result),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Err(lost_worker())),
+            };
+        }
+        self.arrived.is_some()
+    }
+}
+
+fn lost_worker() -> GangError {
+    GangError::Engine { engine: "gang", reason: "the communication thread ended before the call".to_owned() }
+}
+
+/// A gang whose deferred jobs run on a thread of their own, in order.
+///
+/// Engines are blocking; this wrapper makes their communication overlap with
+/// compute. The thread is started by the first deferred job.
+pub struct Queued<G: Gang + 'static> {
+    engine: Arc<G>,
+    queue: Mutex<Option<Queue>>,
+    backlog: Arc<Backlog>,
+}
+
+struct Queue {
+    jobs: Sender<Job>,
+    worker: JoinHandle<()>,
+}
+
+/// How many jobs are not finished yet.
+#[derive(Default)]
+struct Backlog {
+    /// Changed only under the lock, read without it to pass quickly when there
+    /// is nothing to wait for.
+    count: AtomicUsize,
+    lock: Mutex<()>,
+    emptied: Condvar,
+}
+
+impl Backlog {
+    fn add(&self) {
+        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn finish(&self) {
+        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.emptied.notify_all();
+        }
+    }
+
+    fn wait_until_empty(&self) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.count.load(Ordering::Acquire) != 0 {
+            held = self.emptied.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Counts a job as finished even if it panics.
+struct Finish(Arc<Backlog>);
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
+
+impl<G: Gang + 'static> Queued<G> {
+    /// Wraps an engine.
+    pub fn new(engine: G) -> Self {
+        Self { engine: Arc::new(engine), queue: Mutex::new(None), backlog: Arc::default() }
+    }
+
+    fn enqueue(&self, job: Job) {
+        self.backlog.add();
+        let finish = Finish(Arc::clone(&self.backlog));
+        let job: Job = Box::new(move |gang| {
+            let _finish = finish;
+            job(gang);
+        });
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queue.get_or_insert_with(|| {
+            let (jobs, inbox) = mpsc::channel::<Job>();
+            let engine = Arc::clone(&self.engine);
+            let worker = thread::spawn(move || inbox.into_iter().for_each(|job| job(&*engine)));
+            Queue { jobs, worker }
+        });
+        // If the worker is gone the job is dropped, and with it the sender that
+        // its `Pending` waits for.
+        let _ = queue.jobs.send(job);
+    }
+}
+
+impl<G: Gang + 'static> Drop for Queued<G> {
+    fn drop(&mut self) {
+        let queue = self.queue.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Queue { jobs, worker }) = queue {
+            drop(jobs);
+            // A panic in a job has already reached its `Pending` as an error.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl<G: Gang + 'static> Gang for Queued<G> {
+    fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    fn engine(&self) -> &'static str {
+        self.engine.engine()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.engine.members()
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), GangError> {
+        self.backlog.wait_until_empty();
+        self.engine.run(call)
+    }
+
+    fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+        self.engine.send(data, to, tag)
+    }
+
+    fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError> {
+        self.engine.ticket(from, tag)
+    }
+
+    fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
+        self.engine.receive(ticket, into)
+    }
+
+    fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
+        self.engine.sub_gang(ranks)
+    }
+
+    fn defer(&self, lane: Lane, job: Job) {
+        match lane {
+            Lane::Ordered => self.enqueue(job),
+            Lane::Detached => {
+                let engine = Arc::clone(&self.engine);
+                thread::spawn(move || job(&*engine));
+            }
+        }
+    }
+}

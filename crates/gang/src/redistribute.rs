@@ -1,0 +1,289 @@
+//! Carrying out a redistribution plan on real ranks.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use shardloom_layout::{
+    CopyError, DType, Exchange, Hint, LayoutError, Mesh, Plan, ReduceOp, Region, Stage, Step, Tile, TileMut,
+    copy_region,
+};
+
+use crate::element::Element;
+use crate::error::GangError;
+use crate::gang::{Gang, GangExt};
+
+/// The tag of messages between meshes; far from those that users count up.
+const EXCHANGE_TAG: u32 = 0x5d10_0000;
+
+/// Carries out redistribution plans on the ranks of a gang, in host memory.
+///
+/// Mesh ranks are ranks of the gang. The gangs along mesh axes are formed when
+/// a plan first needs them and kept.
+pub struct Redistributor {
+    root: Arc<dyn Gang>,
+    axes: FxHashMap<(Mesh, usize), Arc<dyn Gang>>,
+}
+
+/// Why a plan could not be carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedistributeError {
+    /// The local elements are not what the plan starts from.
+    #[error("rank {rank} holds {found} {found_dtype}, but the plan expects {expected} {expected_dtype}")]
+    Local {
+        /// The rank.
+        rank: usize,
+        /// Elements it holds.
+        found: usize,
+        /// Their dtype.
+        found_dtype: DType,
+        /// Elements of its region.
+        expected: usize,
+        /// The plan's dtype.
+        expected_dtype: DType,
+    },
+    /// The layouts do not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Ranks failed to exchange data.
+    #[error(transparent)]
+    Gang(#[from] GangError),
+    /// A region was not where the plan says.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+}
+
+impl Hint for RedistributeError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Layout(error) => error.hint(),
+            Self::Gang(error) => error.hint(),
+            Self::Local { .. } | Self::Copy(_) => None,
+        }
+    }
+}
+
+impl Redistributor {
+    /// Prepares to move tensors between the ranks of `root`.
+    pub fn new(root: Arc<dyn Gang>) -> Self {
+        Self { root, axes: FxHashMap::default() }
+    }
+
+    /// Carries out a plan. Every rank of both meshes calls this with the same
+    /// plan and its own elements, row-major; ranks outside the source mesh
+    /// hold none and ranks outside the target mesh get none.
+    pub fn run<T: Element>(&mut self, plan: &Plan, local: Vec<T>) -> Result<Vec<T>, RedistributeError> {
+        let rank = self.root.rank();
+        let expected = match plan.source().mesh().position(rank) {
+            Ok(_) => plan.source().region_of(plan.shape(), rank)?.volume(),
+            Err(_) => 0,
+        };
+        if T::DTYPE != plan.dtype() || local.len() != expected {
+            return Err(RedistributeError::Local {
+                rank,
+                found: local.len(),
+                found_dtype: T::DTYPE,
+                expected,
+                expected_dtype: plan.dtype(),
+            });
+        }
+        let mut local = local;
+        for stage in plan.stages() {
+            local = self.stage(stage, plan, local)?;
+        }
+        Ok(local)
+    }
+
+    fn stage<T: Element>(
+        &mut self,
+        stage: &Stage,
+        plan: &Plan,
+        local: Vec<T>,
+    ) -> Result<Vec<T>, RedistributeError> {
+        let rank = self.root.rank();
+        let shape = plan.shape();
+        if stage.step == Step::Exchange {
+            return self.exchange(stage, plan, &local);
+        }
+        let mesh = stage.before.mesh();
+        if mesh.position(rank).is_err() {
+            return Ok(local);
+        }
+        let before = stage.before.region_of(shape, rank)?;
+        let after = stage.after.region_of(shape, rank)?;
+        match stage.step {
+            Step::Slice { .. } => cut(&local, &before, &after),
+            Step::Seed { axis, op } => {
+                let first = mesh.coordinate(rank).map_err(LayoutError::from)?[axis] == 0;
+                Ok(match op {
+                    ReduceOp::Sum if !first => vec![T::zeroed(); local.len()],
+                    ReduceOp::Prod if !first => vec![T::ONE; local.len()],
+                    _ => local,
+                })
+            }
+            Step::AllReduce { axis, op } => {
+                let mut buffer = local;
+                self.along(mesh, axis)?.all_reduce(&mut buffer, op)?;
+                Ok(buffer)
+            }
+            Step::ReduceScatter { axis, op, .. } => {
+                let gang = self.along(mesh, axis)?;
+                let parts = regions(gang.members(), |peer| stage.after.region_of(shape, peer))?;
+                let (send, counts) = pack(&local, &before, &parts)?;
+                let mut recv = vec![T::zeroed(); after.volume()];
+                gang.reduce_scatter(&send, &counts, &mut recv, op)?;
+                Ok(recv)
+            }
+            Step::AllGather { axis, dim } => {
+                let gang = self.along(mesh, axis)?;
+                let parts = regions(gang.members(), |peer| stage.before.region_of(shape, peer))?;
+                let counts: Vec<usize> = parts.iter().map(Region::volume).collect();
+                let mut recv = vec![T::zeroed(); after.volume()];
+                gang.all_gather(&local, &counts, &mut recv)?;
+                // Chunks of the outermost dim arrive where they belong.
+                let in_place = after.size()[..dim].iter().all(|&size| size == 1);
+                if in_place { Ok(recv) } else { unpack(&recv, &parts, &after) }
+            }
+            Step::AllToAll { axis, .. } => {
+                let gang = self.along(mesh, axis)?;
+                let given = regions(gang.members(), |peer| {
+                    Ok(common(&before, &stage.after.region_of(shape, peer)?))
+                })?;
+                let taken = regions(gang.members(), |peer| {
+                    Ok(common(&stage.before.region_of(shape, peer)?, &after))
+                })?;
+                let (send, send_counts) = pack(&local, &before, &given)?;
+                let recv_counts: Vec<usize> = taken.iter().map(Region::volume).collect();
+                let mut recv = vec![T::zeroed(); after.volume()];
+                gang.all_to_all(&send, &send_counts, &mut recv, &recv_counts)?;
+                unpack(&recv, &taken, &after)
+            }
+            _ => Ok(local),
+        }
+    }
+
+    /// Moves a tensor between meshes in messages.
+    fn exchange<T: Element>(
+        &self,
+        stage: &Stage,
+        plan: &Plan,
+        local: &[T],
+    ) -> Result<Vec<T>, RedistributeError> {
+        let rank = self.root.rank();
+        let exchange = Exchange::new(stage.before, stage.after, plan.shape())?;
+        let mut kept = None;
+        if stage.before.mesh().position(rank).is_ok() {
+            let held = stage.before.region_of(plan.shape(), rank)?;
+            for transfer in exchange.sends(rank)? {
+                let piece = cut(local, &held, &transfer.region)?;
+                if transfer.to == rank {
+                    kept = Some(piece);
+                } else {
+                    self.root.send_slice(&piece, transfer.to, EXCHANGE_TAG)?;
+                }
+            }
+        }
+        if stage.after.mesh().position(rank).is_err() {
+            return Ok(Vec::new());
+        }
+        let wanted = stage.after.region_of(plan.shape(), rank)?;
+        let mut result = vec![T::zeroed(); wanted.volume()];
+        for transfer in exchange.receives(rank)? {
+            let piece = if transfer.from == rank {
+                kept.take().unwrap_or_default()
+            } else {
+                let mut piece = vec![T::zeroed(); transfer.region.volume()];
+                self.root.recv(&mut piece, transfer.from, EXCHANGE_TAG)?;
+                piece
+            };
+            paste(&piece, &transfer.region, &mut result, &wanted)?;
+        }
+        Ok(result)
+    }
+
+    /// The gang along one axis of a mesh that this rank stands in.
+    fn along(&mut self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>, RedistributeError> {
+        if let Some(gang) = self.axes.get(&(mesh, axis)) {
+            return Ok(Arc::clone(gang));
+        }
+        let peers = mesh.peers(self.root.rank(), axis).map_err(LayoutError::from)?;
+        let gang = self.root.sub_gang(&peers)?;
+        self.axes.insert((mesh, axis), Arc::clone(&gang));
+        Ok(gang)
+    }
+}
+
+fn regions(
+    peers: &[usize],
+    region_of: impl Fn(usize) -> Result<Region, LayoutError>,
+) -> Result<Vec<Region>, LayoutError> {
+    peers.iter().map(|&peer| region_of(peer)).collect()
+}
+
+/// What both regions have; an empty region of the same dims where that is
+/// nothing.
+fn common(a: &Region, b: &Region) -> Region {
+    a.intersect(b).unwrap_or_else(|| {
+        let start = a.start().first().copied().unwrap_or(0);
+        if a.ndim() == 0 { a.clone() } else { a.with_range(0, start..start) }
+    })
+}
+
+fn cut<T: Element>(local: &[T], held: &Region, wanted: &Region) -> Result<Vec<T>, RedistributeError> {
+    let mut piece = vec![T::zeroed(); wanted.volume()];
+    copy_elements(wanted, local, held, &mut piece, wanted)?;
+    Ok(piece)
+}
+
+fn paste<T: Element>(
+    piece: &[T],
+    region: &Region,
+    into: &mut [T],
+    held: &Region,
+) -> Result<(), RedistributeError> {
+    copy_elements(region, piece, region, into, held)
+}
+
+/// The parts of a tensor back to back, and their lengths.
+fn pack<T: Element>(
+    local: &[T],
+    held: &Region,
+    parts: &[Region],
+) -> Result<(Vec<T>, Vec<usize>), RedistributeError> {
+    let counts: Vec<usize> = parts.iter().map(Region::volume).collect();
+    let mut packed = vec![T::zeroed(); counts.iter().sum()];
+    let mut rest = packed.as_mut_slice();
+    for (part, &count) in parts.iter().zip(&counts) {
+        let (into, behind) = rest.split_at_mut(count);
+        copy_elements(part, local, held, into, part)?;
+        rest = behind;
+    }
+    Ok((packed, counts))
+}
+
+/// Puts parts that lie back to back where they belong.
+fn unpack<T: Element>(packed: &[T], parts: &[Region], held: &Region) -> Result<Vec<T>, RedistributeError> {
+    let mut result = vec![T::zeroed(); held.volume()];
+    let mut rest = packed;
+    for part in parts {
+        let (piece, behind) = rest.split_at(part.volume());
+        paste(piece, part, &mut result, held)?;
+        rest = behind;
+    }
+    Ok(result)
+}
+
+fn copy_elements<T: Element>(
+    wanted: &Region,
+    source: &[T],
+    source_region: &Region,
+    target: &mut [T],
+    target_region: &Region,
+) -> Result<(), RedistributeError> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let source = Tile { region: source_region, bytes: bytemuck::cast_slice(source) };
+    let mut target = TileMut { region: target_region, bytes: bytemuck::cast_slice_mut(target) };
+    Ok(copy_region(wanted, T::DTYPE.size(), source, &mut target)?)
+}

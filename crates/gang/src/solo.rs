@@ -1,0 +1,95 @@
+//! The gang of one rank.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::call::Call;
+use crate::element::{Elements, ElementsMut};
+use crate::error::GangError;
+use crate::gang::{Gang, Job, Lane, Ticket, check_sub_gang};
+use crate::mail::{Mail, Message};
+use crate::options::GangOptions;
+use crate::pending::Queued;
+
+/// The gang of one rank. Every operation is done for real: buffers are copied,
+/// and messages that the rank sends to itself arrive.
+pub fn solo(options: GangOptions) -> Arc<dyn Gang> {
+    Arc::new(Queued::new(Solo { mail: Mail::default(), options }))
+}
+
+struct Solo {
+    mail: Mail,
+    options: GangOptions,
+}
+
+fn check_rank(rank: usize) -> Result<(), GangError> {
+    if rank == 0 { Ok(()) } else { Err(GangError::NoSuchRank { rank, size: 1 }) }
+}
+
+impl Gang for Solo {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn engine(&self) -> &'static str {
+        "solo"
+    }
+
+    fn members(&self) -> &[usize] {
+        &[0]
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), GangError> {
+        call.check(0, 1)?;
+        match call {
+            // A single value is its own sum, mean, product and extreme.
+            Call::Barrier | Call::AllReduce { .. } | Call::Broadcast { .. } => Ok(()),
+            Call::AllGather { send, mut recv, .. }
+            | Call::ReduceScatter { send, mut recv, .. }
+            | Call::AllToAll { send, mut recv, .. } => {
+                if send.len() != recv.len() {
+                    let (sent, expected) = (send.len(), recv.len());
+                    return Err(GangError::UnequalTrade { from: 0, to: 0, sent, expected });
+                }
+                recv.bytes_mut().copy_from_slice(send.bytes());
+                Ok(())
+            }
+        }
+    }
+
+    fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+        check_rank(to)?;
+        self.mail.post(0, 0, tag, Message::new(data));
+        Ok(())
+    }
+
+    fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError> {
+        check_rank(from)?;
+        Ok(self.mail.ticket(from, 0, tag))
+    }
+
+    fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
+        let deadline = Instant::now() + self.options.timeout;
+        match self.mail.take(0, &ticket, deadline, || false) {
+            Some(message) => message.unpack(into, 0, 0, ticket.tag),
+            None => Err(GangError::Timeout {
+                ranks: vec![0],
+                call: format!("a message under tag {}", ticket.tag),
+                after: self.options.timeout,
+            }),
+        }
+    }
+
+    fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
+        check_sub_gang(0, 1, ranks)?;
+        Ok(solo(self.options))
+    }
+
+    fn defer(&self, _lane: Lane, job: Job) {
+        job(self);
+    }
+}

@@ -1,0 +1,256 @@
+//! Ranks that are threads of one process.
+//!
+//! The embedded default for one machine and for tests. Ranks work directly on
+//! each other's buffers, so an all-reduce costs little more than reading and
+//! writing its bytes once.
+
+mod collective;
+mod meeting;
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+
+use crate::call::Call;
+use crate::element::{Elements, ElementsMut};
+use crate::error::{Departure, GangError};
+use crate::gang::{Gang, Job, Lane, Ticket, check_sub_gang};
+use crate::mail::{Mail, Message};
+use crate::options::GangOptions;
+use crate::pending::Queued;
+use meeting::Meeting;
+
+/// Ranks that panicked, with their messages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.message())]
+pub struct RankPanics {
+    /// Rank and message, in rank order.
+    pub panics: Vec<(usize, String)>,
+}
+
+impl RankPanics {
+    fn message(&self) -> String {
+        let each: Vec<String> =
+            self.panics.iter().map(|(rank, message)| format!("rank {rank} panicked: {message}")).collect();
+        each.join("; ")
+    }
+}
+
+/// Runs `work` once on each of `ranks` threads and returns the results in rank
+/// order.
+///
+/// A rank that returns or panics makes ranks that wait for it fail at once, so
+/// this returns even if some of the ranks do not do their part.
+///
+/// ```
+/// use shardloom_gang::{GangExt, GangOptions, threads};
+/// use shardloom_layout::ReduceOp;
+///
+/// let sums = threads::run(4, GangOptions::default(), |gang| {
+///     let mut value = [gang.rank() as f32];
+///     gang.all_reduce(&mut value, ReduceOp::Sum).map(|()| value[0])
+/// })?;
+/// assert_eq!(sums, vec![Ok(6.0); 4]);
+/// # Ok::<(), threads::RankPanics>(())
+/// ```
+pub fn run<T, W>(ranks: usize, options: GangOptions, work: W) -> Result<Vec<T>, RankPanics>
+where
+    T: Send,
+    W: Fn(Arc<dyn Gang>) -> T + Sync,
+{
+    let world = Arc::new(World::new(ranks, options));
+    let outcomes: Vec<Result<T, String>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (world, work) = (Arc::clone(&world), &work);
+                scope.spawn(move || {
+                    let gang = world.gang((0..world.size).collect(), rank, 0);
+                    let outcome = panic::catch_unwind(AssertUnwindSafe(|| work(gang)));
+                    match outcome {
+                        Ok(result) => {
+                            world.depart(rank, &Departure::Returned);
+                            Ok(result)
+                        }
+                        Err(payload) => {
+                            let message = panic_message(&*payload);
+                            world.depart(rank, &Departure::Panicked(message.clone()));
+                            Err(message)
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|payload| Err(panic_message(&*payload))))
+            .collect()
+    });
+    let mut results = Vec::with_capacity(ranks);
+    let mut panics = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(result) => results.push(result),
+            Err(message) => panics.push((rank, message)),
+        }
+    }
+    if panics.is_empty() { Ok(results) } else { Err(RankPanics { panics }) }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
+}
+
+/// What all ranks of one [`run`] share.
+struct World {
+    size: usize,
+    options: GangOptions,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Every gang formed so far, by its members and how many gangs of the same
+    /// members came before it.
+    rooms: FxHashMap<(Vec<usize>, usize), Arc<Room>>,
+    departed: FxHashMap<usize, Departure>,
+}
+
+/// Where the ranks of one gang meet.
+struct Room {
+    members: Vec<usize>,
+    meeting: Meeting,
+    mail: Mail,
+    departed: Mutex<FxHashMap<usize, Departure>>,
+}
+
+impl World {
+    fn new(size: usize, options: GangOptions) -> Self {
+        Self { size, options, shared: Mutex::default() }
+    }
+
+    /// The gang of `members`, seen by the one at `place` in that list.
+    fn gang(self: &Arc<Self>, members: Vec<usize>, place: usize, nth: usize) -> Arc<dyn Gang> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let departed = shared.departed.clone();
+        let room = shared.rooms.entry((members.clone(), nth)).or_insert_with(|| {
+            let room = Room {
+                meeting: Meeting::new(&members, self.options),
+                members,
+                mail: Mail::default(),
+                departed: Mutex::default(),
+            };
+            // Those who left before the room was opened will not come.
+            departed.iter().for_each(|(&rank, departure)| room.depart(rank, departure));
+            Arc::new(room)
+        });
+        let (world, room) = (Arc::clone(self), Arc::clone(room));
+        Arc::new(Queued::new(ThreadRank { world, room, rank: place, formed: Mutex::default() }))
+    }
+
+    fn depart(&self, rank: usize, departure: &Departure) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.departed.insert(rank, departure.clone());
+        shared.rooms.values().for_each(|room| room.depart(rank, departure));
+    }
+}
+
+impl Room {
+    fn depart(&self, rank: usize, departure: &Departure) {
+        let Some(place) = self.members.iter().position(|&member| member == rank) else { return };
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        departed.insert(place, departure.clone());
+        drop(departed);
+        self.meeting.depart(place, departure);
+        self.mail.wake();
+    }
+
+    fn departure_of(&self, place: usize) -> Option<Departure> {
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner).get(&place).cloned()
+    }
+}
+
+/// One rank's end of a thread gang.
+struct ThreadRank {
+    world: Arc<World>,
+    room: Arc<Room>,
+    rank: usize,
+    /// How many gangs of each list this rank has formed.
+    formed: Mutex<FxHashMap<Vec<usize>, usize>>,
+}
+
+impl ThreadRank {
+    fn check_rank(&self, rank: usize) -> Result<(), GangError> {
+        if rank < self.size() { Ok(()) } else { Err(GangError::NoSuchRank { rank, size: self.size() }) }
+    }
+}
+
+impl Gang for ThreadRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.room.members.len()
+    }
+
+    fn engine(&self) -> &'static str {
+        "threads"
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.room.members
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), GangError> {
+        call.check(self.rank, self.size())?;
+        collective::run(&self.room.meeting, self.rank, call)
+    }
+
+    fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+        self.check_rank(to)?;
+        self.room.mail.post(self.rank, to, tag, Message::new(data));
+        Ok(())
+    }
+
+    fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError> {
+        self.check_rank(from)?;
+        Ok(self.room.mail.ticket(from, self.rank, tag))
+    }
+
+    fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
+        let timeout = self.world.options.timeout;
+        let gone = || self.room.departure_of(ticket.from).is_some();
+        let message = self.room.mail.take(self.rank, &ticket, Instant::now() + timeout, gone);
+        let (from, to) = (self.room.members[ticket.from], self.room.members[self.rank]);
+        if let Some(message) = message {
+            return message.unpack(into, from, to, ticket.tag);
+        }
+        let call = format!("a message to rank {to} under tag {}", ticket.tag);
+        Err(match self.room.departure_of(ticket.from) {
+            Some(departure) => GangError::Departed { rank: from, departure, call },
+            None => GangError::Timeout { ranks: vec![from], call, after: timeout },
+        })
+    }
+
+    fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
+        let place = check_sub_gang(self.rank, self.size(), ranks)?;
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.room.members[rank]).collect();
+        let nth = {
+            let mut formed = self.formed.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = formed.entry(members.clone()).or_insert(0);
+            *count += 1;
+            *count
+        };
+        Ok(self.world.gang(members, place, nth))
+    }
+
+    fn defer(&self, _lane: Lane, job: Job) {
+        job(self);
+    }
+}

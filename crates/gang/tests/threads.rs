@@ -1,0 +1,299 @@
+//! The thread engine and the solo gang: conformance, and what happens when
+//! ranks fail.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use shardloom_gang::{Gang, GangError, GangExt, GangOptions, conformance, solo, threads};
+use shardloom_layout::{Hint, ReduceOp};
+
+/// Long enough that a test which waits for it has plainly failed.
+const NEVER: GangOptions = GangOptions { timeout: Duration::from_secs(600) };
+const SOON: GangOptions = GangOptions { timeout: Duration::from_millis(200) };
+
+fn run<T: Send>(ranks: usize, options: GangOptions, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T> {
+    threads::run(ranks, options, work).unwrap()
+}
+
+#[test]
+fn threads_conform() {
+    for ranks in 1..=5 {
+        let summaries = run(ranks, NEVER, |gang| conformance::check(&*gang).unwrap());
+        assert!(summaries.iter().all(|summary| summary.cases > 800), "{summaries:?}");
+    }
+}
+
+#[test]
+fn a_world_larger_than_the_machine_conforms() {
+    run(9, NEVER, |gang| conformance::check(&*gang).unwrap());
+}
+
+#[test]
+fn solo_conforms() {
+    let summary = conformance::check(&*solo(NEVER)).unwrap();
+    assert!(summary.cases > 800, "{summary:?}");
+}
+
+#[test]
+fn the_suite_catches_a_wrong_gang() {
+    // Two ranks that are really one each: sums are wrong, and it shows.
+    struct Liar(Arc<dyn Gang>);
+    impl Gang for Liar {
+        fn rank(&self) -> usize {
+            0
+        }
+        fn size(&self) -> usize {
+            1
+        }
+        fn engine(&self) -> &'static str {
+            "liar"
+        }
+        fn members(&self) -> &[usize] {
+            &[0]
+        }
+        fn run(&self, call: shardloom_gang::Call<'_>) -> Result<(), GangError> {
+            if let shardloom_gang::Call::AllReduce { mut buffer, .. } = call {
+                if let Some(first) = buffer.bytes_mut().first_mut() {
+                    *first ^= 1;
+                }
+                return Ok(());
+            }
+            self.0.run(call)
+        }
+        fn send(&self, data: shardloom_gang::Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+            self.0.send(data, to, tag)
+        }
+        fn ticket(&self, from: usize, tag: u32) -> Result<shardloom_gang::Ticket, GangError> {
+            self.0.ticket(from, tag)
+        }
+        fn receive(
+            &self,
+            ticket: shardloom_gang::Ticket,
+            into: shardloom_gang::ElementsMut<'_>,
+        ) -> Result<(), GangError> {
+            self.0.receive(ticket, into)
+        }
+        fn sub_gang(&self, _: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
+            Ok(Arc::new(Liar(solo(NEVER))))
+        }
+        fn defer(&self, lane: shardloom_gang::Lane, job: shardloom_gang::Job) {
+            self.0.defer(lane, job);
+        }
+    }
+    let error = conformance::check(&Liar(solo(NEVER))).unwrap_err();
+    assert!(error.to_string().starts_with("all_reduce(sum) of 5 f64 in a gang of 1: rank 0 got"), "{error}");
+}
+
+#[test]
+fn different_calls_are_named_on_every_rank() {
+    let errors = run(3, NEVER, |gang| match gang.rank() {
+        1 => gang.barrier().unwrap_err(),
+        _ => gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum).unwrap_err(),
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("rank 1 called barrier"), "{text}");
+        assert!(text.contains("called all_reduce(sum) of 4 f32"), "{text}");
+        assert!(error.hint().is_some());
+    }
+}
+
+#[test]
+fn the_same_call_with_other_operands_is_named() {
+    let check = |first: fn(&dyn Gang) -> Result<(), GangError>,
+                 second: fn(&dyn Gang) -> Result<(), GangError>| {
+        let texts = run(2, NEVER, move |gang| {
+            let call = if gang.rank() == 0 { first } else { second };
+            call(&*gang).unwrap_err().to_string()
+        });
+        assert_eq!(texts[0], texts[1]);
+        texts[0].clone()
+    };
+    let text = check(
+        |gang| gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        |gang| gang.all_reduce(&mut [0f32; 5], ReduceOp::Sum),
+    );
+    assert!(text.contains("4 f32") && text.contains("5 f32"), "{text}");
+    let text = check(
+        |gang| gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        |gang| gang.all_reduce(&mut [0f32; 4], ReduceOp::Max),
+    );
+    assert!(text.contains("(sum)") && text.contains("(max)"), "{text}");
+    let text = check(
+        |gang| gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        |gang| gang.all_reduce(&mut [0i32; 4], ReduceOp::Sum),
+    );
+    assert!(text.contains("f32") && text.contains("i32"), "{text}");
+    let text = check(|gang| gang.broadcast(&mut [0u8; 2], 0), |gang| gang.broadcast(&mut [0u8; 2], 1));
+    assert!(text.contains("from rank 0") && text.contains("from rank 1"), "{text}");
+    let text = check(
+        |gang| gang.all_gather(&[0u8; 2], &[2, 1], &mut [0; 3]),
+        |gang| gang.all_gather(&[0u8; 2], &[1, 2], &mut [0; 3]),
+    );
+    assert!(text.contains("all_gather of 3 u8 in parts #"), "{text}");
+    let text = check(
+        |gang| gang.all_to_all(&[0u8; 3], &[1, 2], &mut [0; 2], &[1, 1]),
+        |gang| gang.all_to_all(&[0u8; 2], &[1, 1], &mut [0; 4], &[3, 1]),
+    );
+    assert_eq!(text, "in all_to_all, rank 0 sends 2 elements to rank 1, which expects 3");
+}
+
+#[test]
+fn after_a_mismatch_the_gang_says_so_again() {
+    run(2, NEVER, |gang| {
+        let result = if gang.rank() == 0 { gang.barrier() } else { gang.broadcast(&mut [0u8], 0) };
+        let first = result.unwrap_err();
+        assert_eq!(gang.barrier(), Err(first));
+    });
+}
+
+#[test]
+fn a_panicking_rank_is_named_at_once() {
+    let started = Instant::now();
+    let outcome = threads::run(3, NEVER, |gang| {
+        assert!(gang.rank() != 2, "out of luck");
+        gang.barrier().unwrap_err()
+    });
+    let panics = outcome.unwrap_err().panics;
+    assert_eq!(panics, [(2, "out of luck".to_owned())]);
+
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn waiting_ranks_hear_the_panic_message() {
+    let (sender, errors) = std::sync::mpsc::channel();
+    let outcome = threads::run(2, NEVER, |gang| {
+        if gang.rank() == 1 {
+            panic!("disk on fire");
+        }
+        sender.send(gang.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err()).unwrap();
+    });
+    assert_eq!(outcome.unwrap_err().to_string(), "rank 1 panicked: disk on fire");
+    let error = errors.recv().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "rank 1 panicked (`disk on fire`) before it joined all_reduce(sum) of 1 f32"
+    );
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
+    let errors = run(4, NEVER, |gang| {
+        let pair = gang.sub_gang(&[gang.rank() / 2 * 2, gang.rank() / 2 * 2 + 1]).unwrap();
+        match gang.rank() {
+            3 => None,
+            2 => Some(pair.barrier().unwrap_err()),
+            1 => Some(gang.recv(&mut [0u8], 3, 5).unwrap_err()),
+            // A gang that does not hold the lost rank goes on working, until
+            // its own partner leaves.
+            _ => Some(pair.barrier().unwrap_err()),
+        }
+    });
+    let departed = |error: &Option<GangError>| match error {
+        Some(GangError::Departed { rank, .. }) => Some(*rank),
+        _ => None,
+    };
+    assert_eq!(errors.iter().map(departed).collect::<Vec<_>>(), [Some(1), Some(3), Some(3), None]);
+}
+
+#[test]
+fn a_sub_gang_formed_after_a_rank_left_knows_it() {
+    let errors = run(2, NEVER, |gang| {
+        if gang.rank() == 1 {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(50));
+        Some(gang.sub_gang(&[0, 1]).unwrap().barrier().unwrap_err())
+    });
+    assert!(matches!(errors[0], Some(GangError::Departed { rank: 1, .. })));
+}
+
+#[test]
+fn a_stuck_rank_is_named_after_the_timeout() {
+    let errors = run(3, SOON, |gang| {
+        if gang.rank() == 1 {
+            thread::sleep(Duration::from_secs(2));
+            return gang.barrier().unwrap_err();
+        }
+        gang.barrier().unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error.to_string(), "rank 1 did not join barrier within 0.2 s");
+    }
+}
+
+#[test]
+fn a_message_that_never_comes_times_out() {
+    let results = run(2, SOON, |gang| {
+        let result = gang.recv(&mut [0u8], 1 - gang.rank(), 3);
+        thread::sleep(Duration::from_millis(500));
+        result
+    });
+    let text = results[0].clone().unwrap_err().to_string();
+    assert_eq!(text, "rank 1 did not join a message to rank 0 under tag 3 within 0.2 s");
+}
+
+#[test]
+fn two_threads_of_one_rank_are_told_apart() {
+    run(2, NEVER, |gang| {
+        if gang.rank() == 0 {
+            let other = Arc::clone(&gang);
+            let first = thread::spawn(move || other.barrier());
+            thread::sleep(Duration::from_millis(100));
+            let error = gang.all_reduce(&mut [0u8], ReduceOp::Max).unwrap_err();
+            assert!(matches!(error, GangError::Reentered { rank: 0, .. }), "{error}");
+            gang.send_slice(&[0u8], 1, 0).unwrap();
+            first.join().unwrap().unwrap();
+        } else {
+            gang.recv(&mut [0u8], 0, 0).unwrap();
+            gang.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn dropped_handles_still_do_their_part() {
+    let sums = run(2, NEVER, |gang| {
+        drop(gang.start_all_reduce(vec![1f32; 1000], ReduceOp::Sum));
+        let mut one = [1.0f32];
+        gang.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+        drop(gang.start_barrier());
+        one[0]
+    });
+    assert_eq!(sums, [2.0, 2.0]);
+}
+
+#[test]
+fn started_calls_overlap_with_work() {
+    // Rank 1 joins late; rank 0 is free in the meantime.
+    run(2, NEVER, |gang| {
+        if gang.rank() == 1 {
+            gang.recv(&mut [0u8], 0, 0).unwrap();
+        }
+        let mut pending = gang.start_all_reduce(vec![gang.rank() as f64], ReduceOp::Sum);
+        if gang.rank() == 0 {
+            assert!(!pending.is_done());
+            gang.send_slice(&[0u8], 1, 0).unwrap();
+        }
+        assert_eq!(pending.wait().unwrap(), [1.0]);
+    });
+}
+
+#[test]
+fn results_are_the_same_bits_every_time() {
+    let sum = || {
+        run(5, NEVER, |gang| {
+            let mut values: Vec<f32> =
+                (0..10_007).map(|i| ((i * 31 + gang.rank() * 17) % 1000) as f32 * 0.1 - 50.0).collect();
+            gang.all_reduce(&mut values, ReduceOp::Avg).unwrap();
+            values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+        })
+    };
+    let first = sum();
+    assert!(first.windows(2).all(|pair| pair[0] == pair[1]));
+    (0..10).for_each(|_| assert_eq!(sum(), first));
+}
