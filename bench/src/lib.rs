@@ -47,7 +47,7 @@ impl Report {
     /// An empty report.
     pub fn new() -> Self {
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.load_style(presets::UTF8_FULL_CONDENSED);
         table.set_header(["what", "measured", "beside", "ratio", "goal", ""]);
         for column in 1..=4 {
             if let Some(column) = table.column_mut(column) {

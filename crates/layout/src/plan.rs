@@ -324,8 +324,7 @@ pub fn plan(
     source.check_shape(shape)?;
     target.check_shape(shape)?;
     let steps = if source.mesh() == target.mesh() {
-        search::cheapest(source, target, shape, dtype, prices)
-            .unwrap_or_else(|| greedy::steps(source, target))
+        search::cheapest(source, target, shape, dtype, prices, greedy::steps(source, target))
     } else {
         cross_mesh_steps(source, target, shape)
     };

@@ -6,14 +6,15 @@
 //!
 //! The estimate that guides it is what every rank must receive in any case:
 //! its target region less the most that it can hold of it now. A pending axis
-//! makes that the whole target region. The estimate never exceeds the true
-//! rest and never falls faster than a step costs, so the first time the target
-//! is reached is the cheapest.
+//! makes that the whole target region; further ones multiply what is held
+//! until they are reduced, and each reduction costs at least what it removes.
+//! The estimate never exceeds the true rest and never falls faster than a step
+//! costs, so the first time the target is reached is the cheapest.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
@@ -29,6 +30,10 @@ const MAX_EXPANDED: usize = 50_000;
 
 /// Dims that neither layout splits, kept as places to put an axis aside.
 const SPARE_DIMS: usize = 2;
+
+/// The most dims that a search knows: each axis splits at most one in the
+/// source and one in the target.
+const KNOWN_DIMS: usize = 2 * MAX_AXES + SPARE_DIMS;
 
 const REPLICATED: u8 = 0;
 /// Pending the reduction that the source left pending on this axis.
@@ -67,58 +72,63 @@ struct Problem {
     target: Layout,
     sizes: SmallVec<[u64; MAX_AXES]>,
     /// Tensor dims that the search may split.
-    dims: SmallVec<[usize; 8]>,
+    dims: SmallVec<[usize; KNOWN_DIMS]>,
     goal: State,
     /// Per dim, the product of the axes that split it in the target.
-    goal_ways: SmallVec<[u64; 8]>,
+    goal_ways: [u64; KNOWN_DIMS],
     /// Elements held by all ranks in the target, as a multiple of the volume.
     goal_held: u64,
     world: u64,
-    /// What one unit costs; a unit is one element of the tensor, times the
-    /// world size so that all-to-all needs no fractions.
-    unit: Cost,
+    /// What one unit costs along each axis; a unit is one copy of the tensor,
+    /// divided by the world size so that all-to-all needs no fractions.
+    units: [Cost; MAX_AXES],
+    least_unit: Cost,
     collective: Cost,
-    weights: [Cost; MAX_AXES],
-    least_weight: Cost,
 }
 
+/// The cheapest steps from one layout to another, given some that lead there.
 pub(super) fn cheapest(
     source: Layout,
     target: Layout,
     shape: &Shape,
     dtype: DType,
     prices: Prices,
-) -> Option<Vec<Step>> {
-    let problem = Problem::new(source, target, shape, dtype, prices);
+    known: Vec<Step>,
+) -> Vec<Step> {
+    let Some(problem) = Problem::new(source, target, shape, dtype, prices) else { return known };
     let start = problem.encode(source);
+    // Only what is better than the known steps needs to be looked at.
+    let limit = problem.cost(start, &known);
     let mut open = BinaryHeap::new();
-    let mut best: FxHashMap<State, (Cost, State, Step)> = FxHashMap::default();
-    let mut closed = 0;
+    let mut best: FxHashMap<State, (Cost, State, Step)> =
+        FxHashMap::with_capacity_and_hasher(100, FxBuildHasher);
+    let mut expanded = 0;
     open.push(Reverse((problem.estimate(start), 0, start)));
     while let Some(Reverse((_, cost, state))) = open.pop() {
         if state == problem.goal {
-            return Some(path(&best, start, state));
+            // Reaching the goal at once means that nothing is to be done.
+            return if cost < limit { path(&best, start, state) } else { known };
         }
         if best.get(&state).is_some_and(|&(known, ..)| known < cost) {
             continue;
         }
-        closed += 1;
-        if closed > MAX_EXPANDED {
-            return None;
+        expanded += 1;
+        if expanded > MAX_EXPANDED {
+            break;
         }
         problem.moves(state, |next, step, price| {
             let cost = cost + price;
-            if next == start {
+            if cost >= limit || next == start || best.get(&next).is_some_and(|&(known, ..)| known <= cost) {
                 return;
             }
-            let entry = best.entry(next).or_insert((Cost::MAX, state, step));
-            if cost < entry.0 {
-                *entry = (cost, state, step);
-                open.push(Reverse((cost + problem.estimate(next), cost, next)));
+            let estimate = cost + problem.estimate(next);
+            if estimate < limit {
+                best.insert(next, (cost, state, step));
+                open.push(Reverse((estimate, cost, next)));
             }
         });
     }
-    None
+    known
 }
 
 fn path(best: &FxHashMap<State, (Cost, State, Step)>, start: State, goal: State) -> Vec<Step> {
@@ -134,11 +144,13 @@ fn path(best: &FxHashMap<State, (Cost, State, Step)>, start: State, goal: State)
 }
 
 impl Problem {
-    fn new(source: Layout, target: Layout, shape: &Shape, dtype: DType, prices: Prices) -> Self {
+    /// `None` where costs could exceed what their type holds: worlds of
+    /// billions of ranks, or prices that no link has.
+    fn new(source: Layout, target: Layout, shape: &Shape, dtype: DType, prices: Prices) -> Option<Self> {
         let mesh = source.mesh();
         let sizes: SmallVec<_> = (0..mesh.ndim()).map(|axis| mesh.axis_size(axis) as u64).collect();
         let world: u64 = sizes.iter().product();
-        let mut dims: SmallVec<[usize; 8]> =
+        let mut dims: SmallVec<[usize; KNOWN_DIMS]> =
             source.splits().iter().chain(target.splits()).map(|split| split.dim).collect();
         dims.sort_unstable();
         dims.dedup();
@@ -147,28 +159,31 @@ impl Problem {
         spare.truncate(SPARE_DIMS);
         dims.extend(spare);
 
-        let weights = prices.axis_weights.map(Cost::from);
-        let least_weight = weights[..sizes.len()].iter().copied().min().unwrap_or(0);
+        let copy = ((shape.volume() * dtype.size()) as Cost) << 16;
+        let units = prices.axis_weights.map(|weight| copy * Cost::from(weight));
+        let least_unit = units[..sizes.len()].iter().copied().min().unwrap_or(0);
+        let all_pairs = world.checked_mul(world)?;
+        let start = Cost::from(prices.bytes_per_collective) * Cost::from(all_pairs);
+        let dearest = units.iter().copied().max().unwrap_or(0).checked_mul(Cost::from(all_pairs))?;
+        // Far more steps than any plan has.
+        dearest.checked_add(start.checked_mul(1 << 16)?)?.checked_mul(1 << 10)?;
         let mut problem = Self {
-            weights,
-            least_weight,
             source,
             target,
             sizes,
             goal: 0,
-            goal_ways: SmallVec::new(),
+            goal_ways: [1; KNOWN_DIMS],
             goal_held: 1,
             world,
-            unit: ((shape.volume() * dtype.size()) as Cost) << 16,
-            collective: (Cost::from(prices.bytes_per_collective) * Cost::from(world) * Cost::from(world))
-                << 16
-                | 1 << 8,
+            units,
+            least_unit,
+            collective: start << 16 | 1 << 8,
             dims,
         };
         problem.goal = problem.encode(target);
         problem.goal_ways = problem.ways(problem.goal);
         problem.goal_held = problem.held(problem.goal);
-        problem
+        Some(problem)
     }
 
     fn encode(&self, layout: Layout) -> State {
@@ -188,9 +203,26 @@ impl Problem {
         state
     }
 
+    /// What given steps cost.
+    fn cost(&self, start: State, steps: &[Step]) -> Cost {
+        let (mut state, mut total) = (start, 0);
+        for &wanted in steps {
+            let mut taken = None;
+            self.moves(state, |next, step, price| {
+                if step == wanted {
+                    taken = Some((next, price));
+                }
+            });
+            let Some((next, price)) = taken else { return Cost::MAX };
+            state = next;
+            total += price;
+        }
+        total
+    }
+
     /// Per dim, the product of the axes that split it.
-    fn ways(&self, state: State) -> SmallVec<[u64; 8]> {
-        let mut ways = SmallVec::from_elem(1, self.dims.len());
+    fn ways(&self, state: State) -> [u64; KNOWN_DIMS] {
+        let mut ways = [1; KNOWN_DIMS];
         for (axis, &size) in self.sizes.iter().enumerate() {
             if let Some(dim) = shard_dim(get(state, axis)) {
                 ways[dim] *= size;
@@ -206,36 +238,33 @@ impl Problem {
     }
 
     fn estimate(&self, state: State) -> Cost {
-        let mut pending = false;
-        let (mut collectives, mut steps) = (0, 0);
+        let (mut pending, mut widest) = (1, 1);
+        let (mut collectives, mut steps) = (0u64, 0u64);
         for (axis, &size) in self.sizes.iter().enumerate() {
             let (now, wanted) = (get(state, axis), get(self.goal, axis));
-            if now != wanted {
-                steps += 1;
-            }
+            steps += u64::from(now != wanted);
             if now == PENDING && wanted != PENDING {
                 collectives += 1;
-                pending |= size > 1;
-            } else if now >= 8 && shard_dim(now) != shard_dim(wanted) {
-                collectives += 1;
+                pending *= size;
+                widest = widest.max(size);
+            } else {
+                collectives += u64::from(now >= 8 && now / 8 != wanted / 8);
             }
         }
-        let world = Cost::from(self.world);
-        let wanted = Cost::from(self.goal_held) * world;
-        let missing = if pending {
-            wanted
+        let wanted = self.goal_held * self.world;
+        let missing = if pending > 1 {
+            wanted + (pending - widest) * self.world
         } else {
             let ways = self.ways(state);
-            let finest: Cost =
-                ways.iter().zip(&self.goal_ways).map(|(&a, &b)| Cost::from(a.max(b))).product();
-            wanted - world * world / finest
+            let finest: u64 = (0..self.dims.len()).map(|dim| ways[dim].max(self.goal_ways[dim])).product();
+            wanted - self.world * self.world / finest
         };
-        missing * self.least_weight * self.unit + collectives * self.collective + steps
+        Cost::from(missing) * self.least_unit + Cost::from(collectives) * self.collective + Cost::from(steps)
     }
 
     /// Calls `visit` with each state one step away, the step, and its price.
     fn moves(&self, state: State, mut visit: impl FnMut(State, Step, Cost)) {
-        let mut turns: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.dims.len());
+        let mut turns = [0; KNOWN_DIMS];
         for axis in 0..self.sizes.len() {
             if let Some(dim) = shard_dim(get(state, axis)) {
                 turns[dim] += 1;
@@ -245,10 +274,9 @@ impl Problem {
         // the target leaves pending, so seeds come after all of those.
         let settled =
             (0..self.sizes.len()).all(|axis| get(state, axis) != PENDING || get(self.goal, axis) == PENDING);
-        let held = Cost::from(self.held(state)) * Cost::from(self.world);
+        let held = self.held(state) * self.world;
         for (axis, &size) in self.sizes.iter().enumerate() {
-            let collective = |units: Cost| units * self.weights[axis] * self.unit + self.collective + 1;
-            let size = Cost::from(size);
+            let collective = |units: u64| Cost::from(units) * self.units[axis] + self.collective + 1;
             let value = get(state, axis);
             // Elements that change hands when every rank sends all but its own
             // share of what it holds.
