@@ -107,12 +107,9 @@ fn plans(report: &mut Report) {
     let count = times.len();
     report.at_most(&format!("plan, median of {count} random 4-axis moves"), times[count / 2], limit);
     report.at_most("plan, 90 % of them", times[count * 9 / 10], limit);
-    report.note(
-        "plan, slowest of them",
-        &short(times[count - 1]),
-        "",
-        times[count - 1].as_secs_f64() / limit.as_secs_f64(),
-    );
+    let slowest = times[count - 1];
+    let ratio = slowest.as_secs_f64() / limit.as_secs_f64();
+    report.note("plan, slowest of them", [&short(slowest), ""], ratio);
 }
 
 /// Every choice of placements, axes splitting in mesh order and backwards.

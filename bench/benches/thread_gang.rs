@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shardloom_bench::{Report, median, middle, rate, short};
+use shardloom_bench::{Goal, Report, median, middle, rate, short};
 use shardloom_gang::{GangExt, GangOptions, threads};
 use shardloom_layout::ReduceOp;
 
@@ -24,9 +24,9 @@ fn main() {
         let what = format!("all-reduce of {name} f32 over {RANKS} thread ranks, beside memcpy");
         let (measured, beside) = (rate(bytes, reduce), rate(bytes, copy));
         if bytes >= 64 << 20 {
-            report.at_least(&what, &measured, &beside, ratio, 0.5);
+            report.ratio(&what, [&measured, &beside], ratio, Goal::AtLeast(0.5));
         } else {
-            report.note(&what, &format!("{measured} ({})", short(reduce)), &beside, ratio);
+            report.note(&what, [&format!("{measured} ({})", short(reduce)), &beside], ratio);
         }
     }
     report.print();

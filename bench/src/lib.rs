@@ -37,6 +37,15 @@ pub fn middle(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
+/// What a ratio should be.
+#[derive(Clone, Copy, Debug)]
+pub enum Goal {
+    /// This or less.
+    AtMost(f64),
+    /// This or more.
+    AtLeast(f64),
+}
+
 /// Rows of figures with their goals.
 pub struct Report {
     table: Table,
@@ -60,28 +69,27 @@ impl Report {
     /// A time that should be at most a limit.
     pub fn at_most(&mut self, what: &str, measured: Duration, limit: Duration) {
         let ratio = measured.as_secs_f64() / limit.as_secs_f64();
-        self.row(what, &short(measured), "", ratio, &format!("≤ {}", short(limit)), ratio <= 1.0);
+        self.row(what, [&short(measured), &format!("limit {}", short(limit))], ratio, Goal::AtMost(1.0));
     }
 
-    /// A ratio to something measured beside it that should be at least a goal.
-    pub fn at_least(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: f64) {
-        self.row(what, measured, beside, ratio, &format!("≥ {goal}"), ratio >= goal);
-    }
-
-    /// A ratio to something measured beside it that should be at most a goal.
-    pub fn ratio_at_most(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: f64) {
-        self.row(what, measured, beside, ratio, &format!("≤ {goal}"), ratio <= goal);
+    /// A ratio of what was measured to what was measured beside it.
+    pub fn ratio(&mut self, what: &str, [measured, beside]: [&str; 2], ratio: f64, goal: Goal) {
+        self.row(what, [measured, beside], ratio, goal);
     }
 
     /// A figure without a goal.
-    pub fn note(&mut self, what: &str, measured: &str, beside: &str, ratio: f64) {
+    pub fn note(&mut self, what: &str, [measured, beside]: [&str; 2], ratio: f64) {
         self.table.add_row([what, measured, beside, &format!("{ratio:.2}"), "", ""]);
     }
 
-    fn row(&mut self, what: &str, measured: &str, beside: &str, ratio: f64, goal: &str, met: bool) {
+    fn row(&mut self, what: &str, [measured, beside]: [&str; 2], ratio: f64, goal: Goal) {
+        let (text, met) = match goal {
+            Goal::AtMost(most) => (format!("≤ {most}"), ratio <= most),
+            Goal::AtLeast(least) => (format!("≥ {least}"), ratio >= least),
+        };
         self.missed += usize::from(!met);
         let mark = if met { "met" } else { "MISSED" };
-        self.table.add_row([what, measured, beside, &format!("{ratio:.2}"), goal, mark]);
+        self.table.add_row([what, measured, beside, &format!("{ratio:.2}"), &text, mark]);
     }
 
     /// Prints the report.

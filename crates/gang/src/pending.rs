@@ -127,6 +127,11 @@ impl<G: Gang + 'static> Queued<G> {
         Self { engine: Arc::new(engine), queue: Mutex::new(None), backlog: Arc::default() }
     }
 
+    /// The engine underneath.
+    pub fn engine_ref(&self) -> &G {
+        &self.engine
+    }
+
     fn enqueue(&self, job: Job) {
         self.backlog.add();
         let finish = Finish(Arc::clone(&self.backlog));

@@ -1,0 +1,301 @@
+//! One MPI process's end of a gang.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use bytemuck::{Pod, Zeroable};
+use shardloom_gang::{
+    Call, Elements, ElementsMut, Gang, GangError, Job, Lane, Mail, Message, Queued, Signature, Ticket,
+    check_sub_gang,
+};
+use shardloom_layout::DType;
+
+use crate::agree::{Table, wait};
+use crate::collective;
+use crate::comm::{Channel, Comm, Outgoing};
+use crate::watchdog::Watchdog;
+use crate::world::MpiOptions;
+
+pub(crate) struct MpiRank {
+    comm: Comm,
+    members: Vec<usize>,
+    seats: Vec<usize>,
+    options: MpiOptions,
+    watchdog: Arc<Watchdog>,
+    /// The first failure, which every later call repeats.
+    failure: OnceLock<GangError>,
+    /// Held during a collective, to refuse a second thread.
+    running: Mutex<()>,
+    mail: Mail,
+    /// Messages of which only the first pieces have come. Held while
+    /// receiving, so that messages are filed in the order they were sent.
+    inbox: Mutex<Vec<Partial>>,
+    /// Sends that MPI may still be reading.
+    outbox: Mutex<Vec<Outgoing>>,
+}
+
+/// What goes before the bytes of a message.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Header {
+    length: u64,
+    tag: u32,
+    dtype: u32,
+}
+
+struct Partial {
+    from: usize,
+    header: Header,
+    bytes: Vec<u8>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MpiRank {
+    pub(crate) fn new(comm: Comm, members: Vec<usize>, options: MpiOptions, watchdog: Arc<Watchdog>) -> Self {
+        Self {
+            seats: (0..comm.size()).collect(),
+            comm,
+            members,
+            options,
+            watchdog,
+            failure: OnceLock::new(),
+            running: Mutex::default(),
+            mail: Mail::default(),
+            inbox: Mutex::default(),
+            outbox: Mutex::default(),
+        }
+    }
+
+    fn fail(&self, error: GangError) -> GangError {
+        self.failure.get_or_init(|| error).clone()
+    }
+
+    fn check_alive(&self) -> Result<(), GangError> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    fn check_rank(&self, rank: usize) -> Result<(), GangError> {
+        if rank < self.size() { Ok(()) } else { Err(GangError::NoSuchRank { rank, size: self.size() }) }
+    }
+
+    fn table(&self) -> Table<'_> {
+        Table {
+            comm: &self.comm,
+            channel: Channel::Agree,
+            seats: &self.seats,
+            place: self.comm.rank(),
+            members: &self.members,
+            timeout: self.options.gang.timeout,
+        }
+    }
+
+    /// Says goodbye: ranks that still want something of this one hear of it.
+    pub(crate) fn leave(&self) -> Result<(), GangError> {
+        self.check_alive()?;
+        self.table().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
+        let deadline = Instant::now() + self.options.gang.timeout;
+        let flushed = wait(deadline, || {
+            locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
+            locked(&self.outbox).is_empty().then_some(())
+        });
+        flushed.ok_or_else(|| {
+            self.fail(GangError::Engine {
+                engine: "mpi",
+                reason: "messages were sent that nobody received".to_owned(),
+            })
+        })
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// Files every message that has come.
+    fn pump(&self) {
+        let mut partials = locked(&self.inbox);
+        while let Some(incoming) = self.comm.poll(None, Channel::Mail) {
+            let from = incoming.from;
+            let bytes = incoming.bytes();
+            let place = partials.iter().position(|partial| partial.from == from);
+            let mut partial = match place {
+                Some(place) => {
+                    let mut partial = partials.swap_remove(place);
+                    partial.bytes.extend_from_slice(&bytes);
+                    partial
+                }
+                None => {
+                    let (header, first) = bytes.split_at(size_of::<Header>());
+                    let header = bytemuck::pod_read_unaligned(header);
+                    Partial { from, header, bytes: first.to_vec() }
+                }
+            };
+            if (partial.bytes.len() as u64) < partial.header.length {
+                partials.push(partial);
+                continue;
+            }
+            let dtype = DType::ALL[partial.header.dtype as usize % DType::ALL.len()];
+            let message = Message { dtype, bytes: std::mem::take(&mut partial.bytes) };
+            self.mail.post(from, self.comm.rank(), partial.header.tag, message);
+        }
+    }
+
+    /// Finds the pair of ranks that disagree on what they trade.
+    fn unequal_trade(&self, send_counts: &[usize], recv_counts: &[usize]) -> GangError {
+        let size = self.size();
+        let own: Vec<u64> = send_counts.iter().chain(recv_counts).map(|&count| count as u64).collect();
+        let mut all = vec![0u64; own.len() * size];
+        let counts = vec![size_of_val(own.as_slice()); size];
+        self.comm.all_gather(bytemuck::cast_slice(&own), &counts, bytemuck::cast_slice_mut(&mut all));
+        let row = |rank: usize| &all[rank * 2 * size..][..2 * size];
+        for from in 0..size {
+            for to in 0..size {
+                let (sent, expected) = (row(from)[to] as usize, row(to)[size + from] as usize);
+                if sent != expected {
+                    let (from, to) = (self.members[from], self.members[to]);
+                    return GangError::UnequalTrade { from, to, sent, expected };
+                }
+            }
+        }
+        GangError::Engine {
+            engine: "mpi",
+            reason: "ranks disagree on the counts of an all_to_all".to_owned(),
+        }
+    }
+}
+
+/// What a rank claims to give less what it claims to take. Over all ranks this
+/// sums to zero if every pair agrees, and otherwise almost surely not.
+fn balance(rank: usize, call: &Call<'_>) -> u64 {
+    let Call::AllToAll { send_counts, recv_counts, .. } = call else { return 0 };
+    let mix = |from: usize, to: usize, count: usize| {
+        let mut hash = 0x9e37_79b9_7f4a_7c15u64;
+        for word in [from as u64, to as u64, count as u64] {
+            hash = (hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+            hash ^= hash >> 32;
+        }
+        hash
+    };
+    let given = send_counts.iter().enumerate().map(|(to, &count)| mix(rank, to, count));
+    let taken = recv_counts.iter().enumerate().map(|(from, &count)| mix(from, rank, count));
+    let given = given.fold(0u64, u64::wrapping_add);
+    taken.fold(given, u64::wrapping_sub)
+}
+
+impl Gang for MpiRank {
+    fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    fn engine(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn run(&self, call: Call<'_>) -> Result<(), GangError> {
+        self.check_alive()?;
+        call.check(self.rank(), self.size())?;
+        let signature = call.signature();
+        let Ok(_running) = self.running.try_lock() else {
+            let rank = self.members[self.rank()];
+            return Err(GangError::Engine {
+                engine: "mpi",
+                reason: format!(
+                    "rank {rank} called {signature} while another call on the same gang was running"
+                ),
+            });
+        };
+        let agreement =
+            self.table().agree(signature, balance(self.rank(), &call)).map_err(|error| self.fail(error))?;
+        let _guard = self.watchdog.watch(self.options.gang.timeout, || signature.to_string());
+        if agreement.balance != 0
+            && let Call::AllToAll { send_counts, recv_counts, .. } = &call
+        {
+            return Err(self.fail(self.unequal_trade(send_counts, recv_counts)));
+        }
+        collective::run(&self.comm, call, self.options.max_message);
+        Ok(())
+    }
+
+    fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+        self.check_alive()?;
+        self.check_rank(to)?;
+        if to == self.rank() {
+            self.mail.post(to, to, tag, Message::new(data));
+            return Ok(());
+        }
+        let header = Header { length: data.bytes().len() as u64, tag, dtype: data.dtype() as u32 };
+        let room = self.options.max_message.max(2 * size_of::<Header>()) - size_of::<Header>();
+        let (first, rest) = data.bytes().split_at(data.bytes().len().min(room));
+        let mut packed = bytemuck::bytes_of(&header).to_vec();
+        packed.extend_from_slice(first);
+        // One lock for all pieces keeps them together on the way.
+        let mut outbox = locked(&self.outbox);
+        outbox.retain_mut(|outgoing| !outgoing.is_done());
+        outbox.push(self.comm.send(packed, to, Channel::Mail));
+        for piece in rest.chunks(self.options.max_message) {
+            outbox.push(self.comm.send(piece.to_vec(), to, Channel::Mail));
+        }
+        Ok(())
+    }
+
+    fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError> {
+        self.check_rank(from)?;
+        Ok(self.mail.ticket(from, self.rank(), tag))
+    }
+
+    fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
+        self.check_alive()?;
+        let timeout = self.options.gang.timeout;
+        let message = wait(Instant::now() + timeout, || {
+            self.mail.try_take(self.rank(), &ticket).or_else(|| {
+                self.pump();
+                // Sends make progress only while their sender is inside MPI.
+                locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
+                self.mail.try_take(self.rank(), &ticket)
+            })
+        });
+        let (from, to) = (self.members[ticket.from], self.members[self.rank()]);
+        match message {
+            Some(message) => message.unpack(into, from, to, ticket.tag),
+            None => {
+                let call = format!("a message to rank {to} under tag {}", ticket.tag);
+                Err(GangError::Timeout { ranks: vec![from], call, after: timeout })
+            }
+        }
+    }
+
+    fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
+        self.check_alive()?;
+        let place = check_sub_gang(self.rank(), self.size(), ranks)?;
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
+        // MPI would wait forever for a rank that does not come.
+        let table = Table { channel: Channel::Form, seats: ranks, place, members: &members, ..self.table() };
+        let counts: Vec<usize> = ranks.to_vec();
+        table.agree(forming(&counts), 0)?;
+        let _guard = self.watchdog.watch(self.options.gang.timeout, || "forming a sub-gang".to_owned());
+        let comm = self.comm.subset(ranks);
+        Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.watchdog)))))
+    }
+
+    fn defer(&self, _lane: Lane, job: Job) {
+        job(self);
+    }
+}
+
+/// A signature that stands for forming the gang of these ranks.
+fn forming(ranks: &[usize]) -> Signature {
+    let mut nothing = [0u8; 0];
+    let call =
+        Call::AllGather { send: Elements::of::<u8>(&[]), recv: ElementsMut::of(&mut nothing), counts: ranks };
+    call.signature()
+}

@@ -1,0 +1,73 @@
+//! Ends the job if MPI itself hangs.
+//!
+//! After ranks have agreed on a call, its data moves in blocking MPI calls,
+//! which no deadline can interrupt. If a peer stops for good in the middle,
+//! and MPI's launcher does not notice, this thread does.
+
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::comm;
+
+#[derive(Default)]
+pub(crate) struct Watchdog {
+    watched: Mutex<Watched>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Watched {
+    next: u64,
+    calls: Vec<(u64, Instant, String)>,
+}
+
+/// Stops watching a call when dropped.
+pub(crate) struct Guard<'a> {
+    watchdog: &'a Watchdog,
+    number: u64,
+}
+
+impl Watchdog {
+    pub(crate) fn start() -> Arc<Self> {
+        let watchdog = Arc::new(Self::default());
+        let weak = Arc::downgrade(&watchdog);
+        thread::spawn(move || patrol(&weak));
+        watchdog
+    }
+
+    /// Watches a call until the guard is dropped.
+    pub(crate) fn watch(&self, timeout: Duration, describe: impl FnOnce() -> String) -> Guard<'_> {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = watched.next;
+        watched.next += 1;
+        watched.calls.push((number, Instant::now() + timeout, describe()));
+        Guard { watchdog: self, number }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let mut watched = self.watchdog.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.calls.retain(|(number, ..)| *number != self.number);
+    }
+}
+
+fn patrol(watchdog: &Weak<Watchdog>) {
+    const ROUND: Duration = Duration::from_millis(200);
+    while let Some(watchdog) = watchdog.upgrade() {
+        let watched = watchdog.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let (watched, _) =
+            watchdog.changed.wait_timeout(watched, ROUND).unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if let Some((.., call)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
+            && comm::is_running()
+        {
+            // The process is about to be ended, so this is the last chance to
+            // say why.
+            let _ = writeln!(std::io::stderr(), "error: {call} did not end in time; ending the job");
+            comm::abort_job(3);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The MPI job as a whole: its beginning, its end, and its bad end.
+
+use std::io::Write;
+use std::panic;
+use std::sync::Arc;
+
+use mpi::Threading;
+use mpi::environment::Universe;
+use shardloom_gang::{Gang, GangError, GangOptions, Queued};
+use shardloom_layout::Hint;
+
+use crate::comm::{self, Comm, MAX_COUNT};
+use crate::rank::MpiRank;
+use crate::watchdog::Watchdog;
+
+/// What MPI gangs can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MpiOptions {
+    /// What every gang can be told.
+    pub gang: GangOptions,
+    /// The most bytes in one MPI message; longer ones go in pieces. At most
+    /// `i32::MAX`.
+    pub max_message: usize,
+}
+
+impl Default for MpiOptions {
+    fn default() -> Self {
+        Self { gang: GangOptions::default(), max_message: 1 << 30 }
+    }
+}
+
+/// Why this process could not join an MPI job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MpiError {
+    /// MPI was initialised before, by us or by somebody else.
+    #[error("MPI is already initialised in this process")]
+    AlreadyRunning,
+    /// This MPI cannot be used from several threads.
+    #[error("this MPI does not support MPI_THREAD_MULTIPLE")]
+    NotThreaded,
+    /// A message size that MPI cannot count.
+    #[error("max_message is {bytes}, not between 1 and {MAX_COUNT}")]
+    MaxMessage {
+        /// The size as given.
+        bytes: usize,
+    },
+}
+
+impl Hint for MpiError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::AlreadyRunning => Some("start MPI once, and share the root gang".to_owned()),
+            Self::NotThreaded => {
+                Some("use an MPI built with thread support, such as Debian's openmpi-bin".to_owned())
+            }
+            Self::MaxMessage { .. } => None,
+        }
+    }
+}
+
+/// This process's place in an MPI job.
+///
+/// Dropping it ends this process's part; if a gang has failed, it ends the
+/// whole job, because the other ranks could wait forever.
+pub struct MpiWorld {
+    root: Arc<Queued<MpiRank>>,
+    // Finalises MPI, so it must be dropped after everything that uses MPI.
+    _universe: Universe,
+}
+
+impl MpiWorld {
+    /// Joins the job that `mpirun` started, or a job of one process.
+    ///
+    /// From now on a panic on any thread ends the whole job: other ranks would
+    /// wait for this one forever.
+    pub fn join(options: MpiOptions) -> Result<Self, MpiError> {
+        if options.max_message == 0 || options.max_message > MAX_COUNT {
+            return Err(MpiError::MaxMessage { bytes: options.max_message });
+        }
+        let (universe, threading) =
+            mpi::initialize_with_threading(Threading::Multiple).ok_or(MpiError::AlreadyRunning)?;
+        if threading != Threading::Multiple {
+            return Err(MpiError::NotThreaded);
+        }
+        let comm = Comm::world();
+        end_job_on_panic(comm.rank());
+        let members = (0..comm.size()).collect();
+        let root = MpiRank::new(comm, members, options, Watchdog::start());
+        Ok(Self { root: Arc::new(Queued::new(root)), _universe: universe })
+    }
+
+    /// The gang of all processes.
+    pub fn root(&self) -> Arc<dyn Gang> {
+        Arc::clone(&self.root) as Arc<dyn Gang>
+    }
+
+    /// Waits until all ranks have come to their end too; then the world may be
+    /// dropped. If one still waits in a collective, both get an error.
+    pub fn leave(&self) -> Result<(), GangError> {
+        self.root.engine_ref().leave()
+    }
+
+    /// Ends every process of the job at once.
+    pub fn abort(&self, code: i32) -> ! {
+        comm::abort_job(code)
+    }
+}
+
+impl Drop for MpiWorld {
+    fn drop(&mut self) {
+        // MPI_Finalize waits for everybody; after a failure nobody may come.
+        if self.root.engine_ref().has_failed() {
+            comm::abort_job(3);
+        }
+    }
+}
+
+fn end_job_on_panic(rank: usize) {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        if comm::is_running() {
+            let _ = writeln!(std::io::stderr(), "error: rank {rank} panicked; ending the job");
+            comm::abort_job(3);
+        }
+    }));
+}

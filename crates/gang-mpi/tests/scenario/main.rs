@@ -1,0 +1,118 @@
+//! What one rank does in each test; started by `mpirun`, once per rank.
+//!
+//! Usage: `gang-mpi-scenario NAME`. Every rank prints one line for every error
+//! it sees, so that the test can look at all of them.
+
+#![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
+#![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
+
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::Duration;
+
+use shardloom_gang::{Gang, GangError, GangExt, GangOptions, conformance};
+use shardloom_gang_mpi::{MpiOptions, MpiWorld};
+use shardloom_layout::ReduceOp;
+
+fn main() -> ExitCode {
+    let scenario = std::env::args().nth(1).unwrap_or_default();
+    let timeout = Duration::from_secs(if scenario == "stuck" { 2 } else { 300 });
+    let max_message = if scenario == "conformance-in-pieces" { 1000 } else { 1 << 30 };
+    let world = MpiWorld::join(MpiOptions { gang: GangOptions { timeout }, max_message }).unwrap();
+    let gang = world.root();
+    let rank = gang.rank();
+    let outcome = match scenario.as_str() {
+        "conformance" | "conformance-in-pieces" => {
+            let summary = conformance::check(&*gang).unwrap_or_else(|error| panic!("{error}"));
+            println!("rank {rank}: {} cases", summary.cases);
+            Ok(())
+        }
+        "bits" => bits(&*gang),
+        "different-calls" => match rank {
+            1 => gang.barrier(),
+            _ => gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum),
+        },
+        "different-sizes" => gang.all_reduce(&mut vec![0f32; if rank == 2 { 5 } else { 4 }], ReduceOp::Sum),
+        "different-counts" => {
+            let size = gang.size();
+            let mut send_counts = vec![1; size];
+            if rank == 1 {
+                send_counts[2] = 3;
+            }
+            let send = vec![0u8; send_counts.iter().sum()];
+            gang.all_to_all(&send, &send_counts, &mut vec![0u8; size], &vec![1; size])
+        }
+        "panic" => {
+            assert!(rank != 2, "out of luck");
+            gang.barrier()
+        }
+        "leave" => match rank {
+            2 => Ok(()),
+            _ => gang.barrier(),
+        },
+        "exit" => {
+            if rank == 2 {
+                std::process::exit(0);
+            }
+            gang.barrier()
+        }
+        "kill" => {
+            gang.barrier().unwrap();
+            if rank == 2 {
+                let id = std::process::id().to_string();
+                Command::new("kill").args(["-9", &id]).status().unwrap();
+                thread::sleep(Duration::from_secs(600));
+            }
+            gang.barrier()
+        }
+        "kill-busy" => {
+            // Killed while data is moving, at a time nobody chose.
+            if rank == 2 {
+                let id = std::process::id().to_string();
+                let mut killer = Command::new("sh");
+                killer.args(["-c", &format!("sleep 0.5; kill -9 {id}")]);
+                thread::spawn(move || killer.status().unwrap());
+            }
+            let mut values = vec![1f32; 1 << 20];
+            (0..1_000_000).try_for_each(|_| gang.all_reduce(&mut values, ReduceOp::Avg))
+        }
+        "stuck" => {
+            if rank == 2 {
+                thread::sleep(Duration::from_secs(600));
+            }
+            gang.barrier()
+        }
+        "sub-gang-mismatch" => {
+            let pair = gang.sub_gang(&[rank / 2 * 2, rank / 2 * 2 + 1]).unwrap();
+            if rank == 2 { pair.barrier() } else { pair.broadcast(&mut [0u8; 3], 0) }
+        }
+        other => panic!("unknown scenario `{other}`"),
+    };
+    drop(gang);
+    match outcome.and_then(|()| world.leave()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("rank {rank}: {error}");
+            // Let the others say what they saw before the job ends.
+            thread::sleep(Duration::from_millis(500));
+            world.abort(3)
+        }
+    }
+}
+
+/// Prints a digest of sums that depend on the order of addition; the test
+/// compares it with thread ranks.
+fn bits(gang: &dyn Gang) -> Result<(), GangError> {
+    for length in [5, 3_000, 200_003] {
+        let mut values: Vec<f32> = (0..length).map(|i| awkward(gang.rank(), i)).collect();
+        gang.all_reduce(&mut values, ReduceOp::Sum)?;
+        let digest =
+            values.iter().fold(0u64, |hash, x| hash.wrapping_mul(31).wrapping_add(u64::from(x.to_bits())));
+        println!("rank {}: {length} {digest:016x}", gang.rank());
+    }
+    Ok(())
+}
+
+fn awkward(rank: usize, i: usize) -> f32 {
+    ((i * 31 + rank * 17) % 1000) as f32 * 0.1 * 10f32.powi((rank * 3 + i) as i32 % 7 - 3)
+}
