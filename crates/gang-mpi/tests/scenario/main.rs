@@ -16,7 +16,7 @@ use shardloom_layout::ReduceOp;
 
 fn main() -> ExitCode {
     let scenario = std::env::args().nth(1).unwrap_or_default();
-    let timeout = Duration::from_secs(if scenario == "stuck" { 2 } else { 300 });
+    let timeout = Duration::from_secs(if ["stuck", "freeze-busy"].contains(&&*scenario) { 2 } else { 300 });
     let max_message = if scenario == "conformance-in-pieces" { 1000 } else { 1 << 30 };
     let world = MpiWorld::join(MpiOptions { gang: GangOptions { timeout }, max_message }).unwrap();
     let gang = world.root();
@@ -65,17 +65,8 @@ fn main() -> ExitCode {
             }
             gang.barrier()
         }
-        "kill-busy" => {
-            // Killed while data is moving, at a time nobody chose.
-            if rank == 2 {
-                let id = std::process::id().to_string();
-                let mut killer = Command::new("sh");
-                killer.args(["-c", &format!("sleep 0.5; kill -9 {id}")]);
-                thread::spawn(move || killer.status().unwrap());
-            }
-            let mut values = vec![1f32; 1 << 20];
-            (0..1_000_000).try_for_each(|_| gang.all_reduce(&mut values, ReduceOp::Avg))
-        }
+        "kill-busy" => busy_until(&*gang, "-9"),
+        "freeze-busy" => busy_until(&*gang, "-STOP"),
         "stuck" => {
             if rank == 2 {
                 thread::sleep(Duration::from_secs(600));
@@ -98,6 +89,18 @@ fn main() -> ExitCode {
             world.abort(3)
         }
     }
+}
+
+/// Reduces without end until rank 2 gets a signal, at a time nobody chose.
+fn busy_until(gang: &dyn Gang, signal: &str) -> Result<(), GangError> {
+    if gang.rank() == 2 {
+        let id = std::process::id();
+        let mut killer = Command::new("sh");
+        killer.args(["-c", &format!("sleep 0.5; kill {signal} {id}")]);
+        thread::spawn(move || killer.status().unwrap());
+    }
+    let mut values = vec![1f32; 1 << 20];
+    (0..1_000_000).try_for_each(|_| gang.all_reduce(&mut values, ReduceOp::Avg))
 }
 
 /// Prints a digest of sums that depend on the order of addition; the test

@@ -1,0 +1,189 @@
+//! MPI ranks for real: conformance, equal bits, and every way to fail.
+//!
+//! Each test starts `gang-mpi-scenario` under `mpirun` and reads what its
+//! ranks print.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use shardloom_gang::{GangExt, GangOptions, threads};
+use shardloom_layout::ReduceOp;
+
+/// Longer than any scenario takes, even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+struct Job {
+    code: Option<i32>,
+    output: String,
+    took: Duration,
+}
+
+/// Runs a scenario on some ranks. A job that hangs is ended and fails the
+/// test.
+fn mpirun(ranks: usize, scenario: &str) -> Job {
+    let begun = Instant::now();
+    let mut job = Command::new("mpirun")
+        .args([
+            "--oversubscribe",
+            "-n",
+            &ranks.to_string(),
+            env!("CARGO_BIN_EXE_gang-mpi-scenario"),
+            scenario,
+        ])
+        // Containers run as root, which mpirun refuses unless told twice.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun is needed: install openmpi-bin");
+    let collect = |mut pipe: Box<dyn Read + Send>| {
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            pipe.read_to_end(&mut text).unwrap();
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    };
+    let out = collect(Box::new(job.stdout.take().unwrap()));
+    let err = collect(Box::new(job.stderr.take().unwrap()));
+    let status = loop {
+        if let Some(status) = job.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > LIMIT {
+            job.kill().unwrap();
+            panic!("`{scenario}` on {ranks} ranks hangs:\n{}\n{}", out.join().unwrap(), err.join().unwrap());
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let output = out.join().unwrap() + &err.join().unwrap();
+    Job { code: status.code(), output, took: begun.elapsed() }
+}
+
+impl Job {
+    /// Each of these ranks printed this error.
+    fn all_said(&self, ranks: &[usize], error: &str) {
+        assert_eq!(self.code, Some(3), "{}", self.output);
+        for rank in ranks {
+            let line = format!("rank {rank}: {error}");
+            assert!(self.output.contains(&line), "rank {rank} did not say `{error}`:\n{}", self.output);
+        }
+    }
+}
+
+#[test]
+fn mpi_conforms() {
+    for scenario in ["conformance", "conformance-in-pieces"] {
+        for ranks in [1, 2, 3, 4, 5] {
+            let job = mpirun(ranks, scenario);
+            assert_eq!(job.code, Some(0), "{}", job.output);
+            for rank in 0..ranks {
+                let line = job.output.lines().find(|line| line.starts_with(&format!("rank {rank}: ")));
+                let cases =
+                    line.and_then(|line| line.split(' ').nth(2)).and_then(|n| n.parse::<usize>().ok());
+                assert!(cases.is_some_and(|cases| cases > 800), "{}", job.output);
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_are_those_of_thread_ranks() {
+    let job = mpirun(4, "bits");
+    assert_eq!(job.code, Some(0), "{}", job.output);
+    let awkward = |rank: usize, i: usize| {
+        ((i * 31 + rank * 17) % 1000) as f32 * 0.1 * 10f32.powi((rank * 3 + i) as i32 % 7 - 3)
+    };
+    for length in [5, 3_000, 200_003] {
+        let digests = threads::run(4, GangOptions::default(), |gang| {
+            let mut values: Vec<f32> = (0..length).map(|i| awkward(gang.rank(), i)).collect();
+            gang.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+            values.iter().fold(0u64, |hash, x| hash.wrapping_mul(31).wrapping_add(u64::from(x.to_bits())))
+        })
+        .unwrap();
+        for (rank, digest) in digests.iter().enumerate() {
+            let line = format!("rank {rank}: {length} {digest:016x}");
+            assert!(job.output.contains(&line), "{line}\n{}", job.output);
+        }
+    }
+}
+
+#[test]
+fn different_calls_are_named_on_every_rank() {
+    let job = mpirun(4, "different-calls");
+    job.all_said(&[0, 1, 2, 3], "rank 1 called barrier, but rank 3 called all_reduce(sum) of 4 f32");
+}
+
+#[test]
+fn different_sizes_are_named_on_every_rank() {
+    let job = mpirun(4, "different-sizes");
+    let error = "rank 0 called all_reduce(sum) of 4 f32, but rank 2 called all_reduce(sum) of 5 f32";
+    job.all_said(&[0, 1, 2, 3], error);
+}
+
+#[test]
+fn different_counts_are_named_on_every_rank() {
+    let job = mpirun(4, "different-counts");
+    job.all_said(&[0, 1, 2, 3], "in all_to_all, rank 1 sends 3 elements to rank 2, which expects 1");
+}
+
+#[test]
+fn a_mismatch_in_a_sub_gang_names_root_ranks() {
+    let job = mpirun(4, "sub-gang-mismatch");
+    job.all_said(
+        &[2, 3],
+        "rank 2 called barrier, but rank 3 called broadcast of 3 u8 from rank 0 of its gang",
+    );
+}
+
+#[test]
+fn a_panicking_rank_ends_the_job() {
+    let job = mpirun(4, "panic");
+    assert_eq!(job.code, Some(3), "{}", job.output);
+    assert!(job.output.contains("out of luck"), "{}", job.output);
+    assert!(job.output.contains("error: rank 2 panicked; ending the job"), "{}", job.output);
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named() {
+    let job = mpirun(4, "leave");
+    job.all_said(&[0, 1, 2, 3], "rank 0 called barrier, but rank 2 called leave");
+}
+
+#[test]
+fn a_rank_that_exits_ends_the_job() {
+    let job = mpirun(4, "exit");
+    assert_ne!(job.code, Some(0), "{}", job.output);
+    assert!(job.output.contains("process rank 2"), "{}", job.output);
+}
+
+#[test]
+fn a_killed_rank_ends_the_job() {
+    for scenario in ["kill", "kill-busy"] {
+        let job = mpirun(4, scenario);
+        assert_ne!(job.code, Some(0), "{}", job.output);
+        assert!(job.output.contains("process rank 2"), "{}", job.output);
+        assert!(job.output.contains("signal 9"), "{}", job.output);
+    }
+}
+
+#[test]
+fn a_stuck_rank_is_named_after_the_timeout() {
+    let job = mpirun(4, "stuck");
+    job.all_said(&[0, 1, 3], "rank 2 did not join barrier within 2 s");
+    assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
+}
+
+#[test]
+fn a_rank_frozen_while_data_moves_ends_the_job() {
+    let job = mpirun(4, "freeze-busy");
+    assert_eq!(job.code, Some(3), "{}", job.output);
+    // Caught between calls by the agreement, or inside one by the watchdog.
+    let named = job.output.contains("rank 2 did not join");
+    assert!(named || job.output.contains("did not end in time"), "{}", job.output);
+    assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
+}
