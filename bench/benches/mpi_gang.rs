@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     }
     let myself = std::env::current_exe().expect("a path to this program");
     let status = Command::new("mpirun")
-        .args(["--oversubscribe", "-n", "2"])
+        .args(["--bind-to", "core", "-n", "2"])
         .arg(myself)
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

@@ -1,7 +1,7 @@
 //! The data movement of each collective, after all ranks have agreed on it.
 
-use shardloom_gang::{Call, Elements, ElementsMut, reduce_into};
-use shardloom_layout::{DType, ReduceOp};
+use shardloom_gang::{Call, Elements, ElementsMut, reduce_in_place, reduce_into};
+use shardloom_layout::ReduceOp;
 
 use crate::comm::{Comm, MAX_COUNT};
 
@@ -11,21 +11,30 @@ const SMALL: usize = 64 << 10;
 
 /// Bytes of each rank's part that are combined at a time, so that what has
 /// just arrived is still in the cache.
-const PART: usize = 256 << 10;
+const PART: usize = 512 << 10;
 
 /// Pieces begin at multiples of this, so they are whole elements of any dtype.
 const LINE: usize = 64;
 
+/// What moving data takes.
+pub(crate) struct Wire<'a> {
+    pub(crate) comm: &'a Comm,
+    /// The most bytes in one message.
+    pub(crate) limit: usize,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
 /// Carries out a call that has passed its checks.
-pub(crate) fn run(comm: &Comm, call: Call<'_>, limit: usize) {
+pub(crate) fn run(wire: &mut Wire<'_>, call: Call<'_>) {
+    let (comm, limit) = (wire.comm, wire.limit);
     match call {
-        Call::AllReduce { buffer, op } => all_reduce(comm, buffer, op, limit),
+        Call::AllReduce { buffer, op } => all_reduce(wire, buffer, op),
         Call::AllGather { send, mut recv, counts } => {
             let width = recv.dtype().size();
             let counts: Vec<usize> = counts.iter().map(|&count| count * width).collect();
             all_gather(comm, send.bytes(), &counts, recv.bytes_mut(), limit);
         }
-        Call::ReduceScatter { send, recv, counts, op } => reduce_scatter(comm, send, recv, counts, op, limit),
+        Call::ReduceScatter { send, recv, counts, op } => reduce_scatter(wire, send, recv, counts, op),
         Call::AllToAll { send, send_counts, mut recv, recv_counts } => {
             let width = send.dtype().size();
             let sent = split(send.bytes(), send_counts, width);
@@ -74,113 +83,92 @@ fn all_gather(comm: &Comm, send: &[u8], counts: &[usize], recv: &mut [u8], limit
     comm.trade(&to_others(comm, send), &mut parts, limit);
 }
 
-/// Memory for elements, aligned for any dtype.
-struct Staging(Vec<u64>);
+/// Memory for what other ranks send, aligned for any dtype and kept from call
+/// to call: fresh pages would cost more than the data.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<u64>);
 
-impl Staging {
-    fn new(bytes: usize) -> Self {
-        Self(vec![0; bytes.div_ceil(8)])
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.0)
+impl Scratch {
+    fn bytes(&mut self, length: usize) -> &mut [u8] {
+        let words = length.div_ceil(size_of::<u64>());
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..length]
     }
 }
 
-fn all_reduce(comm: &Comm, mut buffer: ElementsMut<'_>, op: ReduceOp, limit: usize) {
+fn all_reduce(wire: &mut Wire<'_>, mut buffer: ElementsMut<'_>, op: ReduceOp) {
     let dtype = buffer.dtype();
     let bytes = buffer.bytes_mut();
-    let ranks = comm.size();
+    let (comm, limit) = (wire.comm, wire.limit);
+    let (rank, ranks) = (comm.rank(), comm.size());
     if ranks == 1 || bytes.is_empty() {
         // A single value is its own sum, mean, product and extreme.
         return;
     }
     if bytes.len() * ranks <= SMALL {
-        let mut staging = Staging::new(bytes.len() * ranks);
-        let gathered = &mut staging.bytes()[..bytes.len() * ranks];
+        let gathered = wire.scratch.bytes(bytes.len() * ranks);
         comm.all_gather(bytes, &vec![bytes.len(); ranks], gathered);
         let parts: Vec<&[u8]> = gathered.chunks_exact(bytes.len()).collect();
         return reduce_into(dtype, op, &parts, bytes);
     }
+    // Rank r combines the r-th part of each block in place, then shares it.
     let part = bytes.len().div_ceil(ranks).next_multiple_of(LINE).min(PART);
-    let mut combiner = Combiner::new(comm, dtype, op, part, limit);
-    let mut combined = Staging::new(part);
     for block in bytes.chunks_mut(part * ranks) {
-        // Rank r combines the r-th part of the block, then shares it.
-        let parts: Vec<&[u8]> = block.chunks(part).collect();
-        let length = parts.get(comm.rank()).map_or(0, |own| own.len());
-        let combined = &mut combined.bytes()[..length];
-        combiner.run(|peer| parts.get(peer).copied().unwrap_or(&[]), combined);
         let mut parts: Vec<(usize, &mut [u8])> = block.chunks_mut(part).enumerate().collect();
-        if let Some((_, own)) = parts.get_mut(comm.rank()) {
-            own.copy_from_slice(combined);
-            parts.remove(comm.rank());
-        }
-        comm.trade(&to_others(comm, combined), &mut parts, limit);
+        let own: &mut [u8] = if rank < parts.len() { parts.remove(rank).1 } else { &mut [] };
+        let sends: Vec<(usize, &[u8])> = parts.iter().map(|(peer, part)| (*peer, &**part)).collect();
+        let others = wire.collect(&sends, own.len(), part);
+        reduce_in_place(dtype, op, &others, own, rank);
+        comm.trade(&to_others(comm, own), &mut parts, limit);
     }
 }
 
 fn reduce_scatter(
-    comm: &Comm,
+    wire: &mut Wire<'_>,
     send: Elements<'_>,
     mut recv: ElementsMut<'_>,
     counts: &[usize],
     op: ReduceOp,
-    limit: usize,
 ) {
+    let (rank, ranks) = (wire.comm.rank(), wire.comm.size());
     let parts = split(send.bytes(), counts, send.dtype().size());
     let longest = parts.iter().map(|(_, part)| part.len()).max().unwrap_or(0);
     let slot = longest.next_multiple_of(LINE).min(PART);
-    let mut combiner = Combiner::new(comm, send.dtype(), op, slot, limit);
     for start in (0..longest).step_by(slot.max(1)) {
         let piece = |peer: usize| {
             let part = parts[peer].1;
             &part[start.min(part.len())..(start + slot).min(part.len())]
         };
-        let own = piece(comm.rank()).len();
+        let sends: Vec<(usize, &[u8])> =
+            (0..ranks).filter(|&peer| peer != rank).map(|peer| (peer, piece(peer))).collect();
+        let own = piece(rank);
+        let mut parts = wire.collect(&sends, own.len(), slot);
+        parts.insert(rank, own);
         let begin = start.min(recv.bytes().len());
-        combiner.run(piece, &mut recv.bytes_mut()[begin..begin + own]);
+        reduce_into(send.dtype(), op, &parts, &mut recv.bytes_mut()[begin..begin + own.len()]);
+    }
+}
+
+impl Wire<'_> {
+    /// Sends other ranks their pieces and receives `length` bytes from each,
+    /// which are returned in rank order. Slots of the scratch memory are `slot`
+    /// bytes apart, at least `length` and a multiple of [`LINE`].
+    fn collect(&mut self, sends: &[(usize, &[u8])], length: usize, slot: usize) -> Vec<&[u8]> {
+        let (rank, others) = (self.comm.rank(), self.comm.size() - 1);
+        let slots = self.scratch.bytes(slot * others);
+        let mut recvs: Vec<(usize, &mut [u8])> = slots
+            .chunks_exact_mut(slot)
+            .enumerate()
+            .map(|(place, slot)| (place + usize::from(place >= rank), &mut slot[..length]))
+            .collect();
+        self.comm.trade(sends, &mut recvs, self.limit);
+        recvs.into_iter().map(|(_, received)| &*received).collect()
     }
 }
 
 /// The same bytes for every other rank.
 fn to_others<'a>(comm: &Comm, bytes: &'a [u8]) -> Vec<(usize, &'a [u8])> {
     (0..comm.size()).filter(|&peer| peer != comm.rank()).map(|peer| (peer, bytes)).collect()
-}
-
-/// Trades pieces and combines those meant for this rank, in rank order.
-struct Combiner<'a> {
-    comm: &'a Comm,
-    dtype: DType,
-    op: ReduceOp,
-    limit: usize,
-    /// One slot for what each rank sends.
-    slots: Staging,
-    slot: usize,
-}
-
-impl<'a> Combiner<'a> {
-    /// For pieces of at most `slot` bytes, a multiple of a cache line.
-    fn new(comm: &'a Comm, dtype: DType, op: ReduceOp, slot: usize, limit: usize) -> Self {
-        Self { comm, dtype, op, limit, slots: Staging::new(slot * comm.size()), slot }
-    }
-
-    /// Sends every other rank its piece and combines what all have for this
-    /// one into `combined`, which is as long as this rank's own piece.
-    fn run<'p>(&mut self, piece: impl Fn(usize) -> &'p [u8], combined: &mut [u8]) {
-        let (rank, ranks) = (self.comm.rank(), self.comm.size());
-        let others = || (0..ranks).filter(|&peer| peer != rank);
-        let sends: Vec<(usize, &[u8])> = others().map(|peer| (peer, piece(peer))).collect();
-        let slots = self.slots.bytes().chunks_exact_mut(self.slot).enumerate();
-        let mut recvs: Vec<(usize, &mut [u8])> = slots
-            .filter(|(peer, _)| *peer != rank)
-            .map(|(peer, slot)| (peer, &mut slot[..combined.len()]))
-            .collect();
-        self.comm.trade(&sends, &mut recvs, self.limit);
-        let slots = self.slots.bytes();
-        let parts: Vec<&[u8]> = (0..ranks)
-            .map(|peer| if peer == rank { piece(rank) } else { &slots[peer * self.slot..][..combined.len()] })
-            .collect();
-        reduce_into(self.dtype, self.op, &parts, combined);
-    }
 }

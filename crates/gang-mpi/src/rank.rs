@@ -11,9 +11,9 @@ use shardloom_gang::{
 use shardloom_layout::DType;
 
 use crate::agree::{Table, wait};
-use crate::collective;
+use crate::collective::{self, Scratch, Wire};
 use crate::comm::{Channel, Comm, Outgoing};
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Watch, Watchdog};
 use crate::world::MpiOptions;
 
 pub(crate) struct MpiRank {
@@ -25,7 +25,7 @@ pub(crate) struct MpiRank {
     /// The first failure, which every later call repeats.
     failure: OnceLock<GangError>,
     /// Held during a collective, to refuse a second thread.
-    running: Mutex<()>,
+    running: Mutex<Scratch>,
     mail: Mail,
     /// Messages of which only the first pieces have come. Held while
     /// receiving, so that messages are filed in the order they were sent.
@@ -205,7 +205,7 @@ impl Gang for MpiRank {
         self.check_alive()?;
         call.check(self.rank(), self.size())?;
         let signature = call.signature();
-        let Ok(_running) = self.running.try_lock() else {
+        let Ok(mut scratch) = self.running.try_lock() else {
             let rank = self.members[self.rank()];
             return Err(GangError::Engine {
                 engine: "mpi",
@@ -216,13 +216,14 @@ impl Gang for MpiRank {
         };
         let agreement =
             self.table().agree(signature, balance(self.rank(), &call)).map_err(|error| self.fail(error))?;
-        let _guard = self.watchdog.watch(self.options.gang.timeout, || signature.to_string());
+        let _guard = self.watchdog.watch(self.options.gang.timeout, Watch::Call(signature));
         if agreement.balance != 0
             && let Call::AllToAll { send_counts, recv_counts, .. } = &call
         {
             return Err(self.fail(self.unequal_trade(send_counts, recv_counts)));
         }
-        collective::run(&self.comm, call, self.options.max_message);
+        let mut wire = Wire { comm: &self.comm, limit: self.options.max_message, scratch: &mut scratch };
+        collective::run(&mut wire, call);
         Ok(())
     }
 
@@ -282,7 +283,7 @@ impl Gang for MpiRank {
         let table = Table { channel: Channel::Form, seats: ranks, place, members: &members, ..self.table() };
         let counts: Vec<usize> = ranks.to_vec();
         table.agree(forming(&counts), 0)?;
-        let _guard = self.watchdog.watch(self.options.gang.timeout, || "forming a sub-gang".to_owned());
+        let _guard = self.watchdog.watch(self.options.gang.timeout, Watch::Forming);
         let comm = self.comm.subset(ranks);
         Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.watchdog)))))
     }

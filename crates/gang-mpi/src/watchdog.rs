@@ -9,6 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use shardloom_gang::Signature;
+
 use crate::comm;
 
 #[derive(Default)]
@@ -20,7 +22,14 @@ pub(crate) struct Watchdog {
 #[derive(Default)]
 struct Watched {
     next: u64,
-    calls: Vec<(u64, Instant, String)>,
+    calls: Vec<(u64, Instant, Watch)>,
+}
+
+/// What is being watched; put into words only if it comes to that.
+#[derive(Clone, Copy)]
+pub(crate) enum Watch {
+    Call(Signature),
+    Forming,
 }
 
 /// Stops watching a call when dropped.
@@ -38,11 +47,11 @@ impl Watchdog {
     }
 
     /// Watches a call until the guard is dropped.
-    pub(crate) fn watch(&self, timeout: Duration, describe: impl FnOnce() -> String) -> Guard<'_> {
+    pub(crate) fn watch(&self, timeout: Duration, what: Watch) -> Guard<'_> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let number = watched.next;
         watched.next += 1;
-        watched.calls.push((number, Instant::now() + timeout, describe()));
+        watched.calls.push((number, Instant::now() + timeout, what));
         Guard { watchdog: self, number }
     }
 }
@@ -61,12 +70,16 @@ fn patrol(watchdog: &Weak<Watchdog>) {
         let (watched, _) =
             watchdog.changed.wait_timeout(watched, ROUND).unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if let Some((.., call)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
+        if let Some((.., what)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
             && comm::is_running()
         {
             // The process is about to be ended, so this is the last chance to
             // say why.
-            let _ = writeln!(std::io::stderr(), "error: {call} did not end in time; ending the job");
+            let what = match what {
+                Watch::Call(signature) => signature.to_string(),
+                Watch::Forming => "forming a sub-gang".to_owned(),
+            };
+            let _ = writeln!(std::io::stderr(), "error: {what} did not end in time; ending the job");
             comm::abort_job(3);
         }
     }

@@ -39,5 +39,5 @@ pub use mail::{Mail, Message};
 pub use options::GangOptions;
 pub use pending::{Pending, Queued};
 pub use redistribute::{RedistributeError, Redistributor};
-pub use reduce::{check_reducible, reduce_into};
+pub use reduce::{check_reducible, reduce_in_place, reduce_into};
 pub use solo::solo;

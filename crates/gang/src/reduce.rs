@@ -37,6 +37,17 @@ pub fn reduce_into(dtype: DType, op: ReduceOp, parts: &[&[u8]], out: &mut [u8]) 
     }
 }
 
+/// Combines `own` with the equally long `others`, where `own` is the
+/// `place`-th in rank order, into `own`.
+///
+/// Reductions that [`check_reducible`] refuses leave `own` as it is.
+pub fn reduce_in_place(dtype: DType, op: ReduceOp, others: &[&[u8]], own: &mut [u8], place: usize) {
+    if !own.is_empty() {
+        let (before, after) = others.split_at(place.min(others.len()));
+        with_arithmetic(dtype, op, InPlace { before, own, after });
+    }
+}
+
 /// Combines equally long `parts`, which are in rank order, into each of them.
 pub(crate) fn reduce_into_all(dtype: DType, op: ReduceOp, parts: &mut [&mut [u8]]) {
     with_arithmetic(dtype, op, IntoAll { parts });
@@ -73,6 +84,37 @@ impl Work for Into<'_, '_> {
                 accumulate::<A>(accumulators, &part[start..start + block.len()], rank);
             }
             store::<A>(accumulators, block, self.parts.len());
+            start += block.len();
+        }
+    }
+}
+
+struct InPlace<'a, 'b> {
+    before: &'a [&'b [u8]],
+    own: &'a mut [u8],
+    after: &'a [&'b [u8]],
+}
+
+impl Work for InPlace<'_, '_> {
+    fn run<A: Arithmetic>(self) {
+        let own: &mut [A::Stored] = bytemuck::cast_slice_mut(self.own);
+        let ranks = self.before.len() + 1 + self.after.len();
+        let mut accumulators = [A::Accumulator::default(); BLOCK];
+        let mut start = 0;
+        for block in own.chunks_mut(BLOCK) {
+            let accumulators = &mut accumulators[..block.len()];
+            let mut add = |part: &[u8], rank: usize| {
+                let part: &[A::Stored] = bytemuck::cast_slice(part);
+                accumulate::<A>(accumulators, &part[start..start + block.len()], rank);
+            };
+            self.before.iter().enumerate().for_each(|(rank, part)| add(part, rank));
+            accumulate::<A>(accumulators, block, self.before.len());
+            let mut add = |part: &[u8]| {
+                let part: &[A::Stored] = bytemuck::cast_slice(part);
+                accumulate::<A>(accumulators, &part[start..start + block.len()], ranks);
+            };
+            self.after.iter().for_each(|part| add(part));
+            store::<A>(accumulators, block, ranks);
             start += block.len();
         }
     }
@@ -253,6 +295,13 @@ mod tests {
         reduce_into_all(dtype, op, &mut views);
         for part in &all {
             assert_eq!(bytemuck::cast_slice::<T, u8>(part), bytemuck::cast_slice::<T, u8>(&out));
+        }
+        for (place, part) in parts.iter().enumerate() {
+            let mut own = part.to_vec();
+            let others: Vec<&[u8]> =
+                bytes.iter().enumerate().filter(|(rank, _)| *rank != place).map(|(_, part)| *part).collect();
+            reduce_in_place(dtype, op, &others, bytemuck::cast_slice_mut(&mut own), place);
+            assert_eq!(bytemuck::cast_slice::<T, u8>(&own), bytemuck::cast_slice::<T, u8>(&out));
         }
         out
     }
