@@ -1,0 +1,136 @@
+//! The command line: parsing, dispatch, and how things are said.
+
+mod doctor;
+mod failure;
+mod gang;
+mod layout;
+mod output;
+mod quickstart;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use serde::Serialize;
+use shardloom::gang::GangOptions;
+use shardloom::launch::ExitStatus;
+
+use failure::Failure;
+use output::Output;
+
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
+
+/// Find, load, train, keep and judge language models, on one process or
+/// thousands.
+#[derive(Parser)]
+#[command(name = "shardloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+struct Cli {
+    /// Print JSON to stdout instead of text, and errors as JSON to stderr.
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// See it work: shard a tensor over ranks, move it, reduce it, prove it.
+    #[command(after_help = "Examples:
+  shardloom quickstart                  on four thread ranks
+  shardloom quickstart --ranks 6
+  mpirun -n 4 shardloom quickstart      on MPI ranks (build with --features mpi)")]
+    Quickstart(RankArgs),
+
+    /// Show versions, CPU, GPU, MPI and folders: what is missing and how to get it.
+    #[command(after_help = "Examples:
+  shardloom doctor
+  shardloom doctor --json | jq '.checks[] | select(.status != \"ok\")'")]
+    Doctor,
+
+    /// Look at layouts: who holds what, and the cheapest way from one to another.
+    #[command(subcommand)]
+    Layout(layout::LayoutCommand),
+
+    /// Check that ranks act together as they must.
+    #[command(subcommand)]
+    Gang(gang::GangCommand),
+
+    /// Print completions for a shell.
+    #[command(after_help = "Examples:
+  shardloom completions bash > ~/.local/share/bash-completion/completions/shardloom
+  shardloom completions zsh > ~/.zfunc/_shardloom
+  shardloom completions fish > ~/.config/fish/completions/shardloom.fish")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// How a command's ranks are started.
+#[derive(Args)]
+struct RankArgs {
+    /// Thread ranks to start. Under mpirun, ranks are its processes.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+
+    /// Seconds that ranks wait for one another before they give up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+}
+
+impl RankArgs {
+    fn options(&self) -> GangOptions {
+        GangOptions { timeout: Duration::from_secs(self.timeout) }
+    }
+}
+
+pub(crate) fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let output = if cli.json { Output::Json } else { Output::Text };
+    let outcome = match cli.command {
+        Command::Quickstart(ranks) => quickstart::run(&ranks, output),
+        Command::Doctor => doctor::run(output),
+        Command::Layout(command) => layout::run(&command, output),
+        Command::Gang(command) => gang::run(&command, output),
+        Command::Completions { shell } => completions(shell, output),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            output.failure(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+/// Help and version are answers; anything else that clap reports is a user
+/// error.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+        let failure = Failure::usage(error);
+        Output::Json.failure(&failure);
+        return ExitCode::from(failure.code());
+    }
+    // Nothing can be done about a closed stdout.
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
+}
+
+#[derive(Serialize)]
+struct Completions {
+    shell: String,
+    script: String,
+}
+
+fn completions(shell: Shell, output: Output) -> Result<ExitCode, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "shardloom", &mut script);
+    let script = String::from_utf8_lossy(&script).into_owned();
+    let name = shell.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    output.show(&Completions { shell: name, script }, |completions| completions.script.trim_end().to_owned())
+}

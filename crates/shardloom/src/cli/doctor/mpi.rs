@@ -1,0 +1,37 @@
+//! MPI: whether this build has it and whether this machine can launch it.
+
+use std::process::Command;
+
+use super::Check;
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![build(), launcher()]
+}
+
+fn build() -> Check {
+    if cfg!(feature = "mpi") {
+        Check::ok("mpi build", "this build runs under mpirun")
+    } else {
+        Check::missing(
+            "mpi build",
+            "this build has thread ranks only",
+            "cargo build --release --features mpi",
+        )
+    }
+}
+
+fn launcher() -> Check {
+    let answer = Command::new("mpirun").arg("--version").output();
+    let first_line = answer.ok().filter(|answer| answer.status.success()).and_then(|answer| {
+        let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+        text.lines().next().map(str::to_owned)
+    });
+    match first_line {
+        Some(line) => Check::ok("mpirun", line),
+        None => Check::missing(
+            "mpirun",
+            "not on the path",
+            "apt-get install openmpi-bin (to build with MPI also libopenmpi-dev libclang-dev)",
+        ),
+    }
+}

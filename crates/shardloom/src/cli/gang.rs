@@ -1,0 +1,57 @@
+//! `shardloom gang`: checking ranks.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Subcommand;
+use serde::Serialize;
+use shardloom::gang::conformance;
+use shardloom::launch::Launch;
+
+use super::RankArgs;
+use super::failure::Failure;
+use super::output::Output;
+
+#[derive(Subcommand)]
+pub(super) enum GangCommand {
+    /// Run the conformance suite: every operation, every dtype, every sub-gang.
+    ///
+    /// Run this on a new cluster before anything else: it takes seconds and
+    /// compares every result with one computed on a single rank, bit for bit.
+    #[command(after_help = "Examples:
+  shardloom gang check                  on four thread ranks
+  shardloom gang check --ranks 8
+  mpirun -n 4 shardloom gang check      on MPI ranks (build with --features mpi)")]
+    Check(RankArgs),
+}
+
+#[derive(Serialize)]
+struct Checked {
+    engine: String,
+    ranks: usize,
+    /// Cases that rank 0 took part in.
+    cases: usize,
+    seconds: f64,
+}
+
+pub(super) fn run(command: &GangCommand, output: Output) -> Result<ExitCode, Failure> {
+    let GangCommand::Check(ranks) = command;
+    let begun = Instant::now();
+    let launch = Launch::detect(ranks.ranks, 4)?;
+    let checked = launch.run(
+        ranks.options(),
+        |gang| {
+            let summary = conformance::check(&*gang)?;
+            Ok::<_, Failure>((gang.engine().to_owned(), gang.size(), summary.cases))
+        },
+        |failure| output.failure(failure),
+    )?;
+    let Some((engine, ranks, cases)) = checked else { return Ok(ExitCode::SUCCESS) };
+    let checked = Checked { engine, ranks, cases, seconds: begun.elapsed().as_secs_f64() };
+    output.show(&checked, |checked| {
+        format!(
+            "{} ranks ({}) act together as they must: {} cases in {:.1} s",
+            checked.ranks, checked.engine, checked.cases, checked.seconds
+        )
+    })
+}

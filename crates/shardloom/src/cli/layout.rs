@@ -1,0 +1,248 @@
+//! `shardloom layout`: who holds what, and how to get from here to there.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use shardloom::layout::{DType, Hint, Layout, Prices, Shape, greedy_plan, plan};
+
+use super::failure::Failure;
+use super::output::{Output, bytes, table};
+
+/// Ranks listed before the rest is only counted.
+const LISTED: usize = 64;
+
+#[derive(Subcommand)]
+pub(super) enum LayoutCommand {
+    /// Show which region of a tensor each rank holds.
+    #[command(after_help = "A layout is a mesh and one placement per mesh axis:
+  R        every rank along the axis holds the same
+  S(dim)   the ranks split this dim
+  P(op)    values still to be combined: sum, avg, max, min, prod
+
+Examples:
+  shardloom layout show 'mesh(dp=2,tp=4) [R, S(0)]' --shape 4096x1024
+  shardloom layout show 'mesh(dp=2,tp=2) [S(0)@1, S(0)@0]' --shape 10x3   tp splits first, then dp
+  shardloom layout show 'mesh(tp=8) [S(1)]' --shape 4096x1024 --rank 3 --json")]
+    Show(ShowArgs),
+
+    /// Find the cheapest collectives from one layout to another.
+    #[command(after_help = "Examples:
+  shardloom layout move 'mesh(dp=2,tp=4) [S(0), S(1)]' 'mesh(dp=2,tp=4) [R, S(1)]' --shape 4096x4096
+  shardloom layout move 'mesh(x=8) [S(0)]' 'mesh(a=2,b=2) [S(1), R]' --shape 64x64 --dtype bf16")]
+    Move(MoveArgs),
+}
+
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// The layout, as in 'mesh(dp=2,tp=4) [R, S(0)]'.
+    layout: String,
+
+    /// The tensor's global shape, as in 4096x1024.
+    #[arg(long)]
+    shape: String,
+
+    /// The tensor's dtype.
+    #[arg(long, default_value = "f32")]
+    dtype: String,
+
+    /// Show this rank only.
+    #[arg(long)]
+    rank: Option<usize>,
+}
+
+#[derive(Args)]
+pub(super) struct MoveArgs {
+    /// The layout to start from.
+    from: String,
+
+    /// The layout to reach, on the same or another mesh.
+    to: String,
+
+    /// The tensor's global shape, as in 4096x1024.
+    #[arg(long)]
+    shape: String,
+
+    /// The tensor's dtype.
+    #[arg(long, default_value = "f32")]
+    dtype: String,
+
+    /// Bytes that starting a collective is worth.
+    #[arg(long, value_name = "BYTES", default_value_t = Prices::default().bytes_per_collective)]
+    collective_cost: u64,
+}
+
+pub(super) fn run(command: &LayoutCommand, output: Output) -> Result<ExitCode, Failure> {
+    match command {
+        LayoutCommand::Show(args) => show(args, output),
+        LayoutCommand::Move(args) => show_move(args, output),
+    }
+}
+
+fn read<T>(argument: &str, text: &str) -> Result<T, Failure>
+where
+    T: std::str::FromStr,
+    T::Err: std::error::Error + Hint,
+{
+    text.parse().map_err(|error| Failure::user(&error).in_argument(argument))
+}
+
+#[derive(Serialize)]
+struct Held {
+    rank: usize,
+    coordinate: Vec<usize>,
+    start: Vec<usize>,
+    size: Vec<usize>,
+    bytes: u64,
+    /// Ranks that hold the same region.
+    replicas: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    layout: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    ranks: Vec<Held>,
+}
+
+fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
+    let layout: Layout = read("LAYOUT", &args.layout)?;
+    let shape: Shape = read("--shape", &args.shape)?;
+    let dtype: DType = read("--dtype", &args.dtype)?;
+    let ranks: Vec<usize> = match args.rank {
+        Some(rank) => vec![rank],
+        None => layout.mesh().ranks().collect(),
+    };
+    let held = |&rank: &usize| -> Result<Held, Failure> {
+        let failure = |error| Failure::user(&error);
+        let region = layout.region_of(&shape, rank).map_err(failure)?;
+        let coordinate = layout.mesh().coordinate(rank).map_err(|error| failure(error.into()))?;
+        Ok(Held {
+            rank,
+            coordinate: coordinate.to_vec(),
+            start: region.start().to_vec(),
+            size: region.size().to_vec(),
+            bytes: (region.volume() * dtype.size()) as u64,
+            replicas: layout.replicas(rank).map_err(failure)?,
+        })
+    };
+    let ranks = ranks.iter().map(held).collect::<Result<_, _>>()?;
+    let shown = Shown { layout: layout.to_string(), shape: shape.to_vec(), dtype, ranks };
+    output.show(&shown, |shown| {
+        let axes: Vec<&str> = layout.mesh().axis_names().collect();
+        let mut table = table(&["rank", &axes.join(","), "region", "size", "bytes", "same on"], &[0, 4]);
+        for held in shown.ranks.iter().take(LISTED) {
+            let others: Vec<String> =
+                held.replicas.iter().filter(|&&rank| rank != held.rank).map(ToString::to_string).collect();
+            let ranges: Vec<String> = held
+                .start
+                .iter()
+                .zip(&held.size)
+                .map(|(start, size)| format!("{start}:{}", start + size))
+                .collect();
+            table.add_row([
+                held.rank.to_string(),
+                join(&held.coordinate, ","),
+                format!("[{}]", ranges.join(", ")),
+                if held.size.is_empty() { "scalar".to_owned() } else { join(&held.size, "x") },
+                bytes(held.bytes),
+                shortened(&others),
+            ]);
+        }
+        let hidden = shown.ranks.len().saturating_sub(LISTED);
+        let more = match hidden {
+            0 => String::new(),
+            _ => format!("\n… and {hidden} more ranks; `--rank N` shows one, `--json` all"),
+        };
+        format!("{} of a {shape} {dtype} tensor\n{table}{more}", shown.layout)
+    })
+}
+
+fn join(numbers: &[usize], separator: &str) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
+}
+
+fn shortened(items: &[String]) -> String {
+    match items.len() {
+        0..=8 => items.join(", "),
+        count => format!("{}, … ({count})", items[..6].join(", ")),
+    }
+}
+
+#[derive(Serialize)]
+struct MoveStage {
+    step: String,
+    layout: String,
+    /// Bytes received by the rank that receives most.
+    bytes_per_rank: u64,
+}
+
+#[derive(Serialize)]
+struct Moved {
+    from: String,
+    to: String,
+    shape: Vec<usize>,
+    dtype: DType,
+    stages: Vec<MoveStage>,
+    /// Bytes that all ranks together receive.
+    total_bytes: u64,
+    /// The same for a plan in fixed order that weighs no costs.
+    fixed_order_bytes: u64,
+}
+
+fn show_move(args: &MoveArgs, output: Output) -> Result<ExitCode, Failure> {
+    let source: Layout = read("FROM", &args.from)?;
+    let target: Layout = read("TO", &args.to)?;
+    let shape: Shape = read("--shape", &args.shape)?;
+    let dtype: DType = read("--dtype", &args.dtype)?;
+    let prices = Prices { bytes_per_collective: args.collective_cost, ..Prices::default() };
+    let cheapest = plan(source, target, &shape, dtype, prices).map_err(|error| Failure::user(&error))?;
+    let fixed = greedy_plan(source, target, &shape, dtype).map_err(|error| Failure::user(&error))?;
+    let mut stages = Vec::new();
+    let mut total_bytes = 0;
+    for stage in cheapest.stages() {
+        let mut most = 0;
+        for rank in stage.after.mesh().ranks() {
+            let received =
+                stage.received(&shape, rank).map_err(|error| Failure::user(&error))? * dtype.size();
+            total_bytes += received as u64;
+            most = most.max(received as u64);
+        }
+        stages.push(MoveStage {
+            step: stage.to_string(),
+            layout: stage.after.to_string(),
+            bytes_per_rank: most,
+        });
+    }
+    let mut fixed_order_bytes = 0;
+    for rank in
+        source.mesh().ranks().chain(target.mesh().ranks().filter(|&r| source.mesh().position(r).is_err()))
+    {
+        fixed_order_bytes += fixed.received(rank).map_err(|error| Failure::user(&error))?;
+    }
+    let moved = Moved {
+        from: source.to_string(),
+        to: target.to_string(),
+        shape: shape.to_vec(),
+        dtype,
+        stages,
+        total_bytes,
+        fixed_order_bytes,
+    };
+    output.show(&moved, |moved| {
+        let title = format!("{shape} {dtype}: {} -> {}", moved.from, moved.to);
+        if moved.stages.is_empty() {
+            return format!("{title}\nnothing to do");
+        }
+        let mut table = table(&["step", "layout after", "received per rank"], &[2]);
+        for stage in &moved.stages {
+            table.add_row([stage.step.clone(), stage.layout.clone(), bytes(stage.bytes_per_rank)]);
+        }
+        format!(
+            "{title}\n{table}\n{} received by all ranks; {} in fixed order",
+            bytes(moved.total_bytes),
+            bytes(moved.fixed_order_bytes)
+        )
+    })
+}
