@@ -109,6 +109,9 @@ impl Redistributor {
         if mesh.position(rank).is_err() {
             return Ok(local);
         }
+        if stage.step.is_collective() && !stage.communicates() {
+            return Ok(local);
+        }
         let before = stage.before.region_of(shape, rank)?;
         let after = stage.after.region_of(shape, rank)?;
         match stage.step {

@@ -388,6 +388,17 @@ impl Layout {
         coordinates.iter().map(|coordinate| Ok(self.mesh().rank_at(coordinate)?)).collect()
     }
 
+    /// The first rank, in mesh order, that holds the same region as `rank`.
+    pub fn first_replica(self, rank: usize) -> Result<usize, LayoutError> {
+        let mut coordinate = self.mesh().coordinate(rank)?;
+        for (axis, placement) in self.placements().iter().enumerate() {
+            if placement.shard_dim().is_none() {
+                coordinate[axis] = 0;
+            }
+        }
+        Ok(self.mesh().rank_at(&coordinate)?)
+    }
+
     /// The distinct regions that the mesh holds, one per group of replicas, in
     /// mesh order. They tile the tensor; empty ones are included.
     pub fn tiles(self, shape: &Shape) -> Result<Vec<Region>, LayoutError> {
@@ -395,11 +406,8 @@ impl Layout {
         let mesh = self.mesh();
         let mut tiles = Vec::new();
         for rank in mesh.ranks() {
-            let coordinate = mesh.coordinate(rank)?;
-            let first_replica = (0..mesh.ndim())
-                .all(|axis| coordinate[axis] == 0 || self.placements()[axis].shard_dim().is_some());
-            if first_replica {
-                tiles.push(self.region_at(shape, &coordinate));
+            if self.first_replica(rank)? == rank {
+                tiles.push(self.region_at(shape, &mesh.coordinate(rank)?));
             }
         }
         Ok(tiles)

@@ -87,7 +87,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether ranks must communicate.
+    /// Whether this is a collective rather than something each rank does alone.
     pub fn is_collective(self) -> bool {
         !matches!(self, Self::Slice { .. } | Self::Seed { .. })
     }
@@ -148,6 +148,13 @@ pub struct Stage {
 }
 
 impl Stage {
+    /// Whether ranks must communicate: along an axis of one rank, a collective
+    /// is only a change of name.
+    pub fn communicates(&self) -> bool {
+        self.step.is_collective()
+            && self.step.axis().is_none_or(|axis| self.before.mesh().axis_size(axis) > 1)
+    }
+
     /// Elements that `rank` receives from others.
     ///
     /// Reductions count as a direct exchange does: each rank receives every
@@ -276,7 +283,7 @@ impl Plan {
 
     /// How many stages communicate.
     pub fn collectives(&self) -> usize {
-        self.stages.iter().filter(|stage| stage.step.is_collective()).count()
+        self.stages.iter().filter(|stage| stage.communicates()).count()
     }
 
     /// Bytes that one rank receives from others over the whole plan. A rank

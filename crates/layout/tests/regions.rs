@@ -99,6 +99,7 @@ proptest! {
         for rank in layout.mesh().ranks() {
             let region = layout.region_of(&shape, rank).unwrap();
             let replicas = layout.replicas(rank).unwrap();
+            prop_assert_eq!(layout.first_replica(rank).unwrap(), replicas[0]);
             for other in layout.mesh().ranks() {
                 let same = layout.region_of(&shape, other).unwrap() == region;
                 let replica = replicas.contains(&other);

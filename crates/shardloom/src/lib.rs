@@ -11,3 +11,8 @@ pub use shardloom_gang_mpi as gang_mpi;
 pub use shardloom_layout as layout;
 
 pub mod launch;
+
+/// Compiles and runs the examples of the README.
+#[doc = include_str!("../../../README.md")]
+#[cfg(doctest)]
+struct Readme;

@@ -243,6 +243,9 @@ impl Problem {
         for (axis, &size) in self.sizes.iter().enumerate() {
             let (now, wanted) = (get(state, axis), get(self.goal, axis));
             steps += u64::from(now != wanted);
+            if size == 1 {
+                continue;
+            }
             if now == PENDING && wanted != PENDING {
                 collectives += 1;
                 pending *= size;
@@ -276,7 +279,9 @@ impl Problem {
             (0..self.sizes.len()).all(|axis| get(state, axis) != PENDING || get(self.goal, axis) == PENDING);
         let held = self.held(state) * self.world;
         for (axis, &size) in self.sizes.iter().enumerate() {
-            let collective = |units: u64| Cost::from(units) * self.units[axis] + self.collective + 1;
+            // Along an axis of one rank nothing is started and nothing moves.
+            let start = if size > 1 { self.collective } else { 0 };
+            let collective = |units: u64| Cost::from(units) * self.units[axis] + start + 1;
             let value = get(state, axis);
             // Elements that change hands when every rank sends all but its own
             // share of what it holds.

@@ -10,7 +10,11 @@ use super::failure::Failure;
 use super::output::{Output, bytes, table};
 
 /// Ranks listed before the rest is only counted.
-const LISTED: usize = 64;
+const LISTED: usize = 32;
+
+/// The most ranks that are looked at one by one; more than the largest
+/// machines have, less than memory.
+const MOST_RANKS: usize = 1 << 20;
 
 #[derive(Subcommand)]
 pub(super) enum LayoutCommand {
@@ -94,8 +98,8 @@ struct Held {
     start: Vec<usize>,
     size: Vec<usize>,
     bytes: u64,
-    /// Ranks that hold the same region.
-    replicas: Vec<usize>,
+    /// The first rank that holds the same region.
+    same_as: usize,
 }
 
 #[derive(Serialize)]
@@ -112,10 +116,10 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
     let dtype: DType = read("--dtype", &args.dtype)?;
     let ranks: Vec<usize> = match args.rank {
         Some(rank) => vec![rank],
-        None => layout.mesh().ranks().collect(),
+        None => check_countable(layout)?.mesh().ranks().collect(),
     };
+    let failure = |error| Failure::user(&error);
     let held = |&rank: &usize| -> Result<Held, Failure> {
-        let failure = |error| Failure::user(&error);
         let region = layout.region_of(&shape, rank).map_err(failure)?;
         let coordinate = layout.mesh().coordinate(rank).map_err(|error| failure(error.into()))?;
         Ok(Held {
@@ -124,7 +128,7 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
             start: region.start().to_vec(),
             size: region.size().to_vec(),
             bytes: (region.volume() * dtype.size()) as u64,
-            replicas: layout.replicas(rank).map_err(failure)?,
+            same_as: layout.first_replica(rank).map_err(failure)?,
         })
     };
     let ranks = ranks.iter().map(held).collect::<Result<_, _>>()?;
@@ -133,8 +137,11 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         let axes: Vec<&str> = layout.mesh().axis_names().collect();
         let mut table = table(&["rank", &axes.join(","), "region", "size", "bytes", "same on"], &[0, 4]);
         for held in shown.ranks.iter().take(LISTED) {
-            let others: Vec<String> =
-                held.replicas.iter().filter(|&&rank| rank != held.rank).map(ToString::to_string).collect();
+            let others =
+                match check_countable(layout).and_then(|_| layout.replicas(held.rank).map_err(failure)) {
+                    Ok(replicas) => shortened(&replicas, held.rank),
+                    Err(_) => "(too many to list)".to_owned(),
+                };
             let ranges: Vec<String> = held
                 .start
                 .iter()
@@ -147,7 +154,7 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
                 format!("[{}]", ranges.join(", ")),
                 if held.size.is_empty() { "scalar".to_owned() } else { join(&held.size, "x") },
                 bytes(held.bytes),
-                shortened(&others),
+                others,
             ]);
         }
         let hidden = shown.ranks.len().saturating_sub(LISTED);
@@ -159,14 +166,37 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
     })
 }
 
+/// Refuses meshes with more ranks than can be listed.
+fn check_countable(layout: Layout) -> Result<Layout, Failure> {
+    let ranks = layout.mesh().len();
+    if ranks <= MOST_RANKS {
+        return Ok(layout);
+    }
+    Err(Failure::user(&TooManyRanks { ranks }))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a mesh of {ranks} ranks is too large to list; at most {MOST_RANKS} are")]
+struct TooManyRanks {
+    ranks: usize,
+}
+
+impl Hint for TooManyRanks {
+    fn hint(&self) -> Option<String> {
+        Some("look at one rank with `layout show --rank N`".to_owned())
+    }
+}
+
 fn join(numbers: &[usize], separator: &str) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
 }
 
-fn shortened(items: &[String]) -> String {
-    match items.len() {
-        0..=8 => items.join(", "),
-        count => format!("{}, … ({count})", items[..6].join(", ")),
+/// The ranks other than `own`, or the first few and their number.
+fn shortened(ranks: &[usize], own: usize) -> String {
+    let others: Vec<usize> = ranks.iter().copied().filter(|&rank| rank != own).collect();
+    match others.len() {
+        0..=8 => join(&others, ", "),
+        count => format!("{}, … ({count})", join(&others[..6], ", ")),
     }
 }
 
@@ -192,8 +222,8 @@ struct Moved {
 }
 
 fn show_move(args: &MoveArgs, output: Output) -> Result<ExitCode, Failure> {
-    let source: Layout = read("FROM", &args.from)?;
-    let target: Layout = read("TO", &args.to)?;
+    let source = check_countable(read("FROM", &args.from)?)?;
+    let target = check_countable(read("TO", &args.to)?)?;
     let shape: Shape = read("--shape", &args.shape)?;
     let dtype: DType = read("--dtype", &args.dtype)?;
     let prices = Prices { bytes_per_collective: args.collective_cost, ..Prices::default() };

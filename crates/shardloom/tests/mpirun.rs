@@ -1,0 +1,45 @@
+//! The binary under `mpirun`.
+
+#![cfg(feature = "mpi")]
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::process::{Command, Output};
+
+fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
+    Command::new("mpirun")
+        .args(["--oversubscribe", "-n", &ranks.to_string()])
+        .arg(assert_cmd::cargo::cargo_bin("shardloom"))
+        .args(arguments)
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .output()
+        .expect("mpirun is needed: install openmpi-bin")
+}
+
+#[test]
+fn quickstart_runs_on_mpi_ranks_and_prints_once() {
+    for ranks in [1, 4] {
+        let output = mpirun(ranks, &["quickstart", "--json"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["engine"], "mpi");
+        assert_eq!(report["ranks"], ranks);
+    }
+}
+
+#[test]
+fn gang_check_runs_on_mpi_ranks() {
+    let output = mpirun(4, &["gang", "check"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("4 ranks (mpi) act together as they must"), "{text}");
+}
+
+#[test]
+fn a_number_of_ranks_that_contradicts_the_job_is_refused() {
+    let output = mpirun(2, &["gang", "check", "--ranks", "3"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("3 ranks were asked for, but the MPI job has 2"), "{text}");
+}
