@@ -26,7 +26,10 @@ struct Job {
 /// test.
 fn mpirun(ranks: usize, scenario: &str) -> Job {
     let begun = Instant::now();
+    // Jobs that start at the same moment quarrel over one session folder.
+    let session = tempfile::tempdir().unwrap();
     let mut job = Command::new("mpirun")
+        .env("TMPDIR", session.path())
         .args([
             "--oversubscribe",
             "-n",

@@ -6,7 +6,10 @@
 use std::process::{Command, Output};
 
 fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
+    // Jobs that start at the same moment quarrel over one session folder.
+    let session = tempfile::tempdir().unwrap();
     Command::new("mpirun")
+        .env("TMPDIR", session.path())
         .args(["--oversubscribe", "-n", &ranks.to_string()])
         .arg(assert_cmd::cargo::cargo_bin("shardloom"))
         .args(arguments)
