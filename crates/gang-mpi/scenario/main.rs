@@ -59,8 +59,7 @@ fn main() -> ExitCode {
         "kill" => {
             gang.barrier().unwrap();
             if rank == 2 {
-                let id = std::process::id().to_string();
-                Command::new("kill").args(["-9", &id]).status().unwrap();
+                signal_myself("-9", 0.0);
                 thread::sleep(Duration::from_secs(600));
             }
             gang.barrier()
@@ -94,13 +93,18 @@ fn main() -> ExitCode {
 /// Reduces without end until rank 2 gets a signal, at a time nobody chose.
 fn busy_until(gang: &dyn Gang, signal: &str) -> Result<(), GangError> {
     if gang.rank() == 2 {
-        let id = std::process::id();
-        let mut killer = Command::new("sh");
-        killer.args(["-c", &format!("sleep 0.5; kill {signal} {id}")]);
-        thread::spawn(move || killer.status().unwrap());
+        signal_myself(signal, 0.5);
     }
     let mut values = vec![1f32; 1 << 20];
     (0..1_000_000).try_for_each(|_| gang.all_reduce(&mut values, ReduceOp::Avg))
+}
+
+/// Has a shell send this process a signal after some seconds. Shells have
+/// `kill` built in where the system has no such program.
+fn signal_myself(signal: &str, after: f64) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("sleep {after}; kill {signal} {}", std::process::id())]);
+    thread::spawn(move || shell.status().unwrap());
 }
 
 /// Prints a digest of sums that depend on the order of addition; the test
