@@ -1,7 +1,7 @@
 //! One MPI process's end of a gang.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
 use shardloom_gang::{
@@ -12,9 +12,12 @@ use shardloom_layout::DType;
 
 use crate::agree::{Table, wait};
 use crate::collective::{self, Scratch, Wire};
-use crate::comm::{Channel, Comm, Outgoing};
+use crate::comm::{self, Channel, Comm, Outgoing};
 use crate::watchdog::{Watch, Watchdog};
 use crate::world::MpiOptions;
+
+/// How long a rank that leaves waits for MPI to be done with its messages.
+const FLUSH: Duration = Duration::from_secs(10);
 
 pub(crate) struct MpiRank {
     comm: Comm,
@@ -74,6 +77,9 @@ impl MpiRank {
     }
 
     fn check_alive(&self) -> Result<(), GangError> {
+        if !comm::is_running() {
+            return Err(GangError::Engine { engine: "mpi", reason: "the MPI job has ended".to_owned() });
+        }
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
@@ -96,7 +102,8 @@ impl MpiRank {
     pub(crate) fn leave(&self) -> Result<(), GangError> {
         self.check_alive()?;
         self.table().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
-        let deadline = Instant::now() + self.options.gang.timeout;
+        // All ranks are leaving, so what is not received by now never will be.
+        let deadline = Instant::now() + FLUSH.min(self.options.gang.timeout);
         let flushed = wait(deadline, || {
             locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
             locked(&self.outbox).is_empty().then_some(())

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
 
 use crate::call::Call;
 use crate::element::{Elements, ElementsMut};
@@ -70,6 +70,7 @@ fn lost_worker() -> GangError {
 pub struct Queued<G: Gang + 'static> {
     engine: Arc<G>,
     queue: Mutex<Option<Queue>>,
+    worker: OnceLock<ThreadId>,
     backlog: Arc<Backlog>,
 }
 
@@ -124,12 +125,23 @@ impl Drop for Finish {
 impl<G: Gang + 'static> Queued<G> {
     /// Wraps an engine.
     pub fn new(engine: G) -> Self {
-        Self { engine: Arc::new(engine), queue: Mutex::new(None), backlog: Arc::default() }
+        Self {
+            engine: Arc::new(engine),
+            queue: Mutex::new(None),
+            worker: OnceLock::new(),
+            backlog: Arc::default(),
+        }
     }
 
     /// The engine underneath.
     pub fn engine_ref(&self) -> &G {
         &self.engine
+    }
+
+    /// Whether this is the communication thread itself: a job that uses the
+    /// gang it was deferred on is already in its turn.
+    fn on_worker(&self) -> bool {
+        self.worker.get().is_some_and(|worker| *worker == thread::current().id())
     }
 
     fn enqueue(&self, job: Job) {
@@ -144,6 +156,7 @@ impl<G: Gang + 'static> Queued<G> {
             let (jobs, inbox) = mpsc::channel::<Job>();
             let engine = Arc::clone(&self.engine);
             let worker = thread::spawn(move || inbox.into_iter().for_each(|job| job(&*engine)));
+            let _ = self.worker.set(worker.thread().id());
             Queue { jobs, worker }
         });
         // If the worker is gone the job is dropped, and with it the sender that
@@ -157,8 +170,12 @@ impl<G: Gang + 'static> Drop for Queued<G> {
         let queue = self.queue.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Queue { jobs, worker }) = queue {
             drop(jobs);
-            // A panic in a job has already reached its `Pending` as an error.
-            let _ = worker.join();
+            // A rank that panics must be seen to leave at once: ranks that its
+            // last calls wait for may in turn wait for it.
+            if !thread::panicking() {
+                // A panic in a job has reached its `Pending` as an error.
+                let _ = worker.join();
+            }
         }
     }
 }
@@ -181,7 +198,9 @@ impl<G: Gang + 'static> Gang for Queued<G> {
     }
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
-        self.backlog.wait_until_empty();
+        if !self.on_worker() {
+            self.backlog.wait_until_empty();
+        }
         self.engine.run(call)
     }
 

@@ -181,6 +181,37 @@ fn waiting_ranks_hear_the_panic_message() {
 }
 
 #[test]
+fn a_rank_that_panics_with_calls_under_way_does_not_hold_up_the_others() {
+    let begun = Instant::now();
+    let (sender, errors) = std::sync::mpsc::channel();
+    let outcome = threads::run(2, NEVER, |gang| {
+        let pair = gang.sub_gang(&[0, 1]).unwrap();
+        if gang.rank() == 1 {
+            // Rank 0 never joins this one; it waits in the other gang.
+            let _started = gang.start_barrier();
+            panic!("gone");
+        }
+        sender.send(pair.barrier().unwrap_err()).unwrap();
+    });
+    assert_eq!(outcome.unwrap_err().panics, [(1, "gone".to_owned())]);
+    assert!(matches!(errors.recv().unwrap(), GangError::Departed { rank: 1, .. }));
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_started_job_may_use_the_gang_it_was_started_on() {
+    let sums = run(2, NEVER, |gang| {
+        let again = Arc::clone(&gang);
+        let job = move |_: &dyn Gang| {
+            let mut one = [1u32];
+            again.all_reduce(&mut one, ReduceOp::Sum).map(|()| one[0])
+        };
+        gang.start(job).wait().unwrap()
+    });
+    assert_eq!(sums, [2, 2]);
+}
+
+#[test]
 fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
     let errors = run(4, NEVER, |gang| {
         let pair = gang.sub_gang(&[gang.rank() / 2 * 2, gang.rank() / 2 * 2 + 1]).unwrap();
