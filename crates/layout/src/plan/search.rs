@@ -28,6 +28,9 @@ use crate::shape::Shape;
 /// Meshes of up to four axes never come near; eight axes in a bad order may.
 const MAX_EXPANDED: usize = 50_000;
 
+/// States that most searches reach.
+const EXPECTED: usize = 200;
+
 /// Dims that neither layout splits, kept as places to put an axis aside.
 const SPARE_DIMS: usize = 2;
 
@@ -71,8 +74,9 @@ struct Problem {
     source: Layout,
     target: Layout,
     sizes: SmallVec<[u64; MAX_AXES]>,
-    /// Tensor dims that the search may split.
+    /// Tensor dims that the search may split, spare ones last.
     dims: SmallVec<[usize; KNOWN_DIMS]>,
+    first_spare: usize,
     goal: State,
     /// Per dim, the product of the axes that split it in the target.
     goal_ways: [u64; KNOWN_DIMS],
@@ -99,48 +103,47 @@ pub(super) fn cheapest(
     let start = problem.encode(source);
     // Only what is better than the known steps needs to be looked at.
     let limit = problem.cost(start, &known);
-    let mut open = BinaryHeap::new();
-    let mut best: FxHashMap<State, (Cost, State, Step)> =
-        FxHashMap::with_capacity_and_hasher(100, FxBuildHasher);
+    let mut open = BinaryHeap::with_capacity(EXPECTED);
+    let mut reached: FxHashMap<State, Reached> = FxHashMap::with_capacity_and_hasher(EXPECTED, FxBuildHasher);
     let mut expanded = 0;
-    open.push(Reverse((problem.estimate(start), 0, start)));
-    while let Some(Reverse((_, cost, state))) = open.pop() {
+    reached.insert(start, Reached { cost: 0, from: start, settled: false });
+    open.push(Reverse((problem.estimate(start), start)));
+    while let Some(Reverse((_, state))) = open.pop() {
+        let Some(here) = reached.get_mut(&state) else { continue };
+        if here.settled {
+            continue;
+        }
+        here.settled = true;
+        let cost = here.cost;
         if state == problem.goal {
             // Reaching the goal at once means that nothing is to be done.
-            return if cost < limit { path(&best, start, state) } else { known };
-        }
-        if best.get(&state).is_some_and(|&(known, ..)| known < cost) {
-            continue;
+            return if cost < limit { problem.path(&reached, start) } else { known };
         }
         expanded += 1;
         if expanded > MAX_EXPANDED {
             break;
         }
-        problem.moves(state, |next, step, price| {
+        problem.moves(state, |next, price| {
             let cost = cost + price;
-            if cost >= limit || next == start || best.get(&next).is_some_and(|&(known, ..)| known <= cost) {
+            if cost >= limit || reached.get(&next).is_some_and(|known| known.cost <= cost) {
                 return;
             }
             let estimate = cost + problem.estimate(next);
             if estimate < limit {
-                best.insert(next, (cost, state, step));
-                open.push(Reverse((estimate, cost, next)));
+                reached.insert(next, Reached { cost, from: state, settled: false });
+                open.push(Reverse((estimate, next)));
             }
         });
     }
     known
 }
 
-fn path(best: &FxHashMap<State, (Cost, State, Step)>, start: State, goal: State) -> Vec<Step> {
-    let mut steps = Vec::new();
-    let mut state = goal;
-    while state != start {
-        let (_, previous, step) = best[&state];
-        steps.push(step);
-        state = previous;
-    }
-    steps.reverse();
-    steps
+/// The cheapest way known to a state.
+struct Reached {
+    cost: Cost,
+    from: State,
+    /// No cheaper way will be found.
+    settled: bool,
 }
 
 impl Problem {
@@ -157,6 +160,7 @@ impl Problem {
         let mut spare: SmallVec<[usize; 8]> = (0..shape.ndim()).filter(|dim| !dims.contains(dim)).collect();
         spare.sort_by_key(|&dim| Reverse(shape[dim]));
         spare.truncate(SPARE_DIMS);
+        let first_spare = dims.len();
         dims.extend(spare);
 
         let copy = ((shape.volume() * dtype.size()) as Cost) << 16;
@@ -179,6 +183,7 @@ impl Problem {
             least_unit,
             collective: start << 16 | 1 << 8,
             dims,
+            first_spare,
         };
         problem.goal = problem.encode(target);
         problem.goal_ways = problem.ways(problem.goal);
@@ -203,13 +208,47 @@ impl Problem {
         state
     }
 
+    /// The steps on the cheapest way to the goal.
+    fn path(&self, reached: &FxHashMap<State, Reached>, start: State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut state = self.goal;
+        while state != start {
+            let from = reached[&state].from;
+            steps.extend(self.step_between(from, state));
+            state = from;
+        }
+        steps.reverse();
+        steps
+    }
+
+    /// The step that leads from one state to the next: the one axis that
+    /// changes tells.
+    fn step_between(&self, from: State, to: State) -> Option<Step> {
+        let axis = (0..self.sizes.len()).find(|&axis| get(from, axis) != get(to, axis))?;
+        let (old, new) = (get(from, axis), get(to, axis));
+        let dim = |value: u8| shard_dim(value).map(|number| self.dims[number]);
+        let step = match (dim(old), dim(new)) {
+            (Some(from), Some(to)) => Step::AllToAll { axis, from, to },
+            (Some(dim), None) => Step::AllGather { axis, dim },
+            (None, Some(dim)) if old == REPLICATED => Step::Slice { axis, dim },
+            (None, Some(dim)) => {
+                Step::ReduceScatter { axis, op: self.source.placements()[axis].pending()?, dim }
+            }
+            (None, None) if old == REPLICATED => {
+                Step::Seed { axis, op: self.target.placements()[axis].pending()? }
+            }
+            (None, None) => Step::AllReduce { axis, op: self.source.placements()[axis].pending()? },
+        };
+        Some(step)
+    }
+
     /// What given steps cost.
     fn cost(&self, start: State, steps: &[Step]) -> Cost {
         let (mut state, mut total) = (start, 0);
         for &wanted in steps {
             let mut taken = None;
-            self.moves(state, |next, step, price| {
-                if step == wanted {
+            self.moves(state, |next, price| {
+                if self.step_between(state, next) == Some(wanted) {
                     taken = Some((next, price));
                 }
             });
@@ -265,59 +304,51 @@ impl Problem {
         Cost::from(missing) * self.least_unit + Cost::from(collectives) * self.collective + Cost::from(steps)
     }
 
-    /// Calls `visit` with each state one step away, the step, and its price.
-    fn moves(&self, state: State, mut visit: impl FnMut(State, Step, Cost)) {
+    /// Calls `visit` with each state one step away, and what the step costs.
+    fn moves(&self, state: State, mut visit: impl FnMut(State, Cost)) {
         let mut turns = [0; KNOWN_DIMS];
-        for axis in 0..self.sizes.len() {
-            if let Some(dim) = shard_dim(get(state, axis)) {
-                turns[dim] += 1;
-            }
-        }
+        let mut held = self.world;
         // A reduction that is still to be done need not commute with one that
         // the target leaves pending, so seeds come after all of those.
-        let settled =
-            (0..self.sizes.len()).all(|axis| get(state, axis) != PENDING || get(self.goal, axis) == PENDING);
-        let held = self.held(state) * self.world;
+        let mut settled = true;
         for (axis, &size) in self.sizes.iter().enumerate() {
+            let value = get(state, axis);
+            match shard_dim(value) {
+                Some(dim) => turns[dim] += 1,
+                None => held *= size,
+            }
+            settled &= value != PENDING || get(self.goal, axis) == PENDING;
+        }
+        // Spare dims are alike, so of the unused ones the first will do.
+        let used_up = |number: usize| turns[number] > 0 || number < self.first_spare;
+        let useful = (0..self.dims.len())
+            .find(|&number| !used_up(number))
+            .map_or(self.dims.len(), |number| number + 1);
+        let split = |axis: usize, number: usize| set(state, axis, shard(number, turns[number]));
+        for (axis, &size) in self.sizes.iter().enumerate() {
+            let value = get(state, axis);
             // Along an axis of one rank nothing is started and nothing moves.
             let start = if size > 1 { self.collective } else { 0 };
             let collective = |units: u64| Cost::from(units) * self.units[axis] + start + 1;
-            let value = get(state, axis);
             // Elements that change hands when every rank sends all but its own
             // share of what it holds.
             let scattered = held / size * (size - 1);
             if value == REPLICATED {
-                for (number, &dim) in self.dims.iter().enumerate() {
-                    let next = set(state, axis, shard(number, turns[number]));
-                    visit(next, Step::Slice { axis, dim }, 1);
-                }
-                if settled && let Placement::Partial(op) = self.target.placements()[axis] {
-                    visit(set(state, axis, get(self.goal, axis)), Step::Seed { axis, op }, 1);
+                (0..useful).for_each(|number| visit(split(axis, number), 1));
+                if settled && self.target.placements()[axis].pending().is_some() {
+                    visit(set(state, axis, get(self.goal, axis)), 1);
                 }
             } else if value == PENDING {
-                let Placement::Partial(op) = self.source.placements()[axis] else { continue };
-                visit(set(state, axis, REPLICATED), Step::AllReduce { axis, op }, collective(2 * scattered));
-                for (number, &dim) in self.dims.iter().enumerate() {
-                    let next = set(state, axis, shard(number, turns[number]));
-                    visit(next, Step::ReduceScatter { axis, op, dim }, collective(scattered));
-                }
-            } else if let Some(from_number) = shard_dim(value)
-                && usize::from(value % 8) + 1 == turns[from_number]
+                visit(set(state, axis, REPLICATED), collective(2 * scattered));
+                let price = collective(scattered);
+                (0..useful).for_each(|number| visit(split(axis, number), price));
+            } else if let Some(from) = shard_dim(value)
+                && usize::from(value % 8) + 1 == turns[from]
             {
                 // Only the last axis to split a dim holds neighbouring chunks.
-                let from = self.dims[from_number];
-                let gathered = held * (size - 1);
-                visit(
-                    set(state, axis, REPLICATED),
-                    Step::AllGather { axis, dim: from },
-                    collective(gathered),
-                );
-                for (number, &to) in self.dims.iter().enumerate() {
-                    if number != from_number {
-                        let next = set(state, axis, shard(number, turns[number]));
-                        visit(next, Step::AllToAll { axis, from, to }, collective(scattered));
-                    }
-                }
+                visit(set(state, axis, REPLICATED), collective(held * (size - 1)));
+                let price = collective(scattered);
+                (0..useful).filter(|&to| to != from).for_each(|to| visit(split(axis, to), price));
             }
         }
     }
