@@ -107,12 +107,12 @@ impl Call<'_> {
                 counted(counts)?;
                 typed(send.dtype(), recv.dtype())?;
                 sized("send", counts[rank], send.len())?;
-                sized("receive", counts.iter().sum(), recv.len())
+                sized("receive", total(counts), recv.len())
             }
             Self::ReduceScatter { send, recv, counts, op } => {
                 counted(counts)?;
                 typed(send.dtype(), recv.dtype())?;
-                sized("send", counts.iter().sum(), send.len())?;
+                sized("send", total(counts), send.len())?;
                 sized("receive", counts[rank], recv.len())?;
                 check_reducible(send.dtype(), *op)
             }
@@ -120,8 +120,8 @@ impl Call<'_> {
                 counted(send_counts)?;
                 counted(recv_counts)?;
                 typed(send.dtype(), recv.dtype())?;
-                sized("send", send_counts.iter().sum(), send.len())?;
-                sized("receive", recv_counts.iter().sum(), recv.len())
+                sized("send", total(send_counts), send.len())?;
+                sized("receive", total(recv_counts), recv.len())
             }
             Self::Broadcast { root, .. } if *root >= size => Err(GangError::NoSuchRank { rank: *root, size }),
             Self::Broadcast { .. } => Ok(()),
@@ -141,11 +141,9 @@ impl Call<'_> {
             Self::AllToAll { send, .. } => (Some(send.dtype()), None, 0, 0, &[]),
             Self::Broadcast { buffer, root } => (Some(buffer.dtype()), None, *root, buffer.len(), &[]),
         };
-        let mut digest = FxHasher::default();
-        counts.iter().for_each(|&count| digest.write_usize(count));
         Signature {
             elements: elements as u64,
-            counts: digest.finish(),
+            counts: digest(counts),
             root: root as u32,
             kind: self.kind() as u8,
             dtype: dtype.map_or(NONE, |dtype| dtype as u8),
@@ -153,6 +151,11 @@ impl Call<'_> {
             reserved: 0,
         }
     }
+}
+
+/// The sum of counts. One that overflows is longer than any buffer.
+pub(crate) fn total(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count))
 }
 
 const NONE: u8 = u8::MAX;
@@ -167,10 +170,11 @@ enum CallKind {
     AllToAll,
     Broadcast,
     Leave,
+    Form,
 }
 
 impl CallKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Barrier,
         Self::AllReduce,
         Self::AllGather,
@@ -178,6 +182,7 @@ impl CallKind {
         Self::AllToAll,
         Self::Broadcast,
         Self::Leave,
+        Self::Form,
     ];
 
     fn name(self) -> &'static str {
@@ -189,8 +194,15 @@ impl CallKind {
             Self::AllToAll => "all_to_all",
             Self::Broadcast => "broadcast",
             Self::Leave => "leave",
+            Self::Form => "sub_gang",
         }
     }
+}
+
+fn digest(counts: &[usize]) -> u64 {
+    let mut hasher = FxHasher::default();
+    counts.iter().for_each(|&count| hasher.write_usize(count));
+    hasher.finish()
 }
 
 /// The part of a call that must be the same on every rank, small enough to
@@ -212,6 +224,11 @@ impl Signature {
     /// The signature of a rank that will take part in nothing more.
     pub fn leave() -> Self {
         Self { kind: CallKind::Leave as u8, dtype: NONE, op: NONE, ..Self::zeroed() }
+    }
+
+    /// The signature of forming a sub-gang of these ranks.
+    pub fn form(ranks: &[usize]) -> Self {
+        Self { kind: CallKind::Form as u8, dtype: NONE, op: NONE, counts: digest(ranks), ..Self::zeroed() }
     }
 }
 

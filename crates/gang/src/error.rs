@@ -131,6 +131,14 @@ pub enum GangError {
         /// How many bytes there are.
         bytes: usize,
     },
+    /// There is no memory for what would be received.
+    #[error("there is no memory for {length} {dtype} elements")]
+    Memory {
+        /// The dtype.
+        dtype: DType,
+        /// How many elements there would be.
+        length: usize,
+    },
     /// A message arrived with another type or length than expected.
     #[error("rank {from} sent {sent} under tag {tag}, but rank {to} expected {expected}")]
     Message {

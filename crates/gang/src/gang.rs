@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shardloom_layout::ReduceOp;
 
-use crate::call::Call;
+use crate::call::{Call, total};
 use crate::element::{Element, Elements, ElementsMut};
 use crate::error::GangError;
 use crate::pending::Pending;
@@ -114,7 +114,7 @@ pub trait GangExt: Gang {
         let mut lengths = vec![0u64; self.size()];
         self.all_gather(&[send.len() as u64], &vec![1; self.size()], &mut lengths)?;
         let counts: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
-        let mut joined = vec![T::zeroed(); counts.iter().sum()];
+        let mut joined = zeroed(&counts)?;
         self.all_gather(send, &counts, &mut joined)?;
         let mut rest = joined.as_slice();
         Ok(counts
@@ -212,7 +212,7 @@ pub trait GangExt: Gang {
             true => lengths.iter().map(|&length| length as usize).collect(),
             false => vec![0; self.size()],
         };
-        let mut joined = vec![0u8; recv_counts.iter().sum()];
+        let mut joined: Vec<u8> = zeroed(&recv_counts)?;
         self.all_to_all(&bytes, &send_counts, &mut joined, &recv_counts)?;
         if self.rank() != root {
             return Ok(None);
@@ -249,7 +249,7 @@ pub trait GangExt: Gang {
     /// Starts [`all_gather`](Self::all_gather).
     fn start_all_gather<T: Element>(&self, send: Vec<T>, counts: Vec<usize>) -> Pending<Vec<T>> {
         self.start(move |gang| {
-            let mut recv = vec![T::zeroed(); counts.iter().sum()];
+            let mut recv = zeroed(&counts)?;
             gang.all_gather(&send, &counts, &mut recv).map(|()| recv)
         })
     }
@@ -262,7 +262,7 @@ pub trait GangExt: Gang {
         op: ReduceOp,
     ) -> Pending<Vec<T>> {
         self.start(move |gang| {
-            let mut recv = vec![T::zeroed(); counts.get(gang.rank()).copied().unwrap_or(0)];
+            let mut recv = zeroed(counts.get(gang.rank()).map_or(&[], std::slice::from_ref))?;
             gang.reduce_scatter(&send, &counts, &mut recv, op).map(|()| recv)
         })
     }
@@ -275,7 +275,7 @@ pub trait GangExt: Gang {
         recv_counts: Vec<usize>,
     ) -> Pending<Vec<T>> {
         self.start(move |gang| {
-            let mut recv = vec![T::zeroed(); recv_counts.iter().sum()];
+            let mut recv = zeroed(&recv_counts)?;
             gang.all_to_all(&send, &send_counts, &mut recv, &recv_counts).map(|()| recv)
         })
     }
@@ -299,8 +299,11 @@ pub trait GangExt: Gang {
             Ok(ticket) => self.defer(
                 Lane::Detached,
                 Box::new(move |gang| {
-                    let mut into = vec![T::zeroed(); length];
-                    deliver.send(gang.receive(ticket, ElementsMut::of(&mut into)).map(|()| into));
+                    let received = zeroed(&[length]).and_then(|mut into| {
+                        gang.receive(ticket, ElementsMut::of(&mut into))?;
+                        Ok(into)
+                    });
+                    deliver.send(received);
                 }),
             ),
         }
@@ -309,6 +312,15 @@ pub trait GangExt: Gang {
 }
 
 impl<G: Gang + ?Sized> GangExt for G {}
+
+/// Room for as many elements as the counts add up to.
+fn zeroed<T: Element>(counts: &[usize]) -> Result<Vec<T>, GangError> {
+    let length = total(counts);
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(length).map_err(|_| GangError::Memory { dtype: T::DTYPE, length })?;
+    elements.resize(length, T::zeroed());
+    Ok(elements)
+}
 
 fn to_bytes<T: Serialize>(object: &T) -> Result<Vec<u8>, GangError> {
     postcard::to_allocvec(object)

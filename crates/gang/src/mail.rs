@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use shardloom_layout::DType;
 
 use crate::element::{Elements, ElementsMut};
@@ -55,12 +55,14 @@ pub struct Mail {
 /// Sender, receiver, tag.
 type Address = (usize, usize, u32);
 
-/// The n-th message is for the n-th ticket.
+/// The n-th message is for the n-th ticket, those given up left out.
 #[derive(Debug, Default)]
 struct Letterbox {
     posted: u64,
     tickets: u64,
     waiting: FxHashMap<u64, Message>,
+    /// Tickets whose holders stopped waiting before a message came.
+    given_up: FxHashSet<u64>,
 }
 
 impl Mail {
@@ -68,6 +70,9 @@ impl Mail {
     pub fn post(&self, from: usize, to: usize, tag: u32, message: Message) {
         let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
         let letterbox = boxes.entry((from, to, tag)).or_default();
+        while letterbox.given_up.remove(&letterbox.posted) {
+            letterbox.posted += 1;
+        }
         letterbox.waiting.insert(letterbox.posted, message);
         letterbox.posted += 1;
         self.changed.notify_all();
@@ -103,10 +108,16 @@ impl Mail {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || hopeless() {
+                give_up(&mut boxes, to, ticket);
                 return None;
             }
             boxes = self.changed.wait_timeout(boxes, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Gives a ticket back unused: its message will go to the next one.
+    pub fn give_up(&self, to: usize, ticket: &Ticket) {
+        give_up(&mut self.boxes.lock().unwrap_or_else(PoisonError::into_inner), to, ticket);
     }
 
     /// Makes receivers look again whether their wait is hopeless.
@@ -117,5 +128,18 @@ impl Mail {
 }
 
 fn take(boxes: &mut FxHashMap<Address, Letterbox>, to: usize, ticket: &Ticket) -> Option<Message> {
-    boxes.get_mut(&(ticket.from, to, ticket.tag))?.waiting.remove(&ticket.number)
+    let address = (ticket.from, to, ticket.tag);
+    let letterbox = boxes.get_mut(&address)?;
+    let message = letterbox.waiting.remove(&ticket.number)?;
+    // Tags may count up without end, so boxes are not kept for later.
+    if letterbox.waiting.is_empty() && letterbox.posted == letterbox.tickets {
+        boxes.remove(&address);
+    }
+    Some(message)
+}
+
+fn give_up(boxes: &mut FxHashMap<Address, Letterbox>, to: usize, ticket: &Ticket) {
+    if let Some(letterbox) = boxes.get_mut(&(ticket.from, to, ticket.tag)) {
+        letterbox.given_up.insert(ticket.number);
+    }
 }

@@ -1,7 +1,7 @@
 //! Results of communication that is still under way, and the queue that
 //! carries it out.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
@@ -60,7 +60,7 @@ impl<T> Pending<T> {
 }
 
 fn lost_worker() -> GangError {
-    GangError::Engine { engine: "gang", reason: "the communication thread ended before the call".to_owned() }
+    GangError::Engine { engine: "gang", reason: "a job on the communication thread panicked".to_owned() }
 }
 
 /// A gang whose deferred jobs run on a thread of their own, in order.
@@ -87,6 +87,9 @@ struct Backlog {
     count: AtomicUsize,
     lock: Mutex<()>,
     emptied: Condvar,
+    /// A job panicked: what it should have done is missing, and going on would
+    /// pair this rank's next call with another one of the other ranks.
+    broken: AtomicBool,
 }
 
 impl Backlog {
@@ -118,6 +121,9 @@ struct Finish(Arc<Backlog>);
 
 impl Drop for Finish {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.broken.store(true, Ordering::Release);
+        }
         self.0.finish();
     }
 }
@@ -136,6 +142,11 @@ impl<G: Gang + 'static> Queued<G> {
     /// The engine underneath.
     pub fn engine_ref(&self) -> &G {
         &self.engine
+    }
+
+    /// Waits until everything started is done.
+    pub fn drain(&self) {
+        self.backlog.wait_until_empty();
     }
 
     /// Whether this is the communication thread itself: a job that uses the
@@ -171,8 +182,9 @@ impl<G: Gang + 'static> Drop for Queued<G> {
         if let Some(Queue { jobs, worker }) = queue {
             drop(jobs);
             // A rank that panics must be seen to leave at once: ranks that its
-            // last calls wait for may in turn wait for it.
-            if !thread::panicking() {
+            // last calls wait for may in turn wait for it. And the last job may
+            // itself hold the last handle.
+            if !thread::panicking() && worker.thread().id() != thread::current().id() {
                 // A panic in a job has reached its `Pending` as an error.
                 let _ = worker.join();
             }
@@ -199,7 +211,10 @@ impl<G: Gang + 'static> Gang for Queued<G> {
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
         if !self.on_worker() {
-            self.backlog.wait_until_empty();
+            self.drain();
+        }
+        if self.backlog.broken.load(Ordering::Acquire) {
+            return Err(lost_worker());
         }
         self.engine.run(call)
     }
@@ -222,6 +237,9 @@ impl<G: Gang + 'static> Gang for Queued<G> {
 
     fn defer(&self, lane: Lane, job: Job) {
         match lane {
+            // A job that starts another is in its turn; waiting would be for
+            // itself.
+            Lane::Ordered if self.on_worker() => job(&*self.engine),
             Lane::Ordered => self.enqueue(job),
             Lane::Detached => {
                 let engine = Arc::clone(&self.engine);

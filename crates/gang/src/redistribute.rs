@@ -21,7 +21,16 @@ const EXCHANGE_TAG: u32 = 0x5d10_0000;
 /// a plan first needs them and kept.
 pub struct Redistributor {
     root: Arc<dyn Gang>,
-    axes: FxHashMap<(Mesh, usize), Arc<dyn Gang>>,
+    axes: FxHashMap<(Mesh, usize), Axis>,
+}
+
+/// The gang along one axis of a mesh.
+#[derive(Clone)]
+struct Axis {
+    gang: Arc<dyn Gang>,
+    /// Its members as mesh ranks, which are ranks of the root given, not of the
+    /// whole world.
+    peers: Arc<[usize]>,
 }
 
 /// Why a plan could not be carried out.
@@ -126,20 +135,20 @@ impl Redistributor {
             }
             Step::AllReduce { axis, op } => {
                 let mut buffer = local;
-                self.along(mesh, axis)?.all_reduce(&mut buffer, op)?;
+                self.along(mesh, axis)?.gang.all_reduce(&mut buffer, op)?;
                 Ok(buffer)
             }
             Step::ReduceScatter { axis, op, .. } => {
-                let gang = self.along(mesh, axis)?;
-                let parts = regions(gang.members(), |peer| stage.after.region_of(shape, peer))?;
+                let Axis { gang, peers } = self.along(mesh, axis)?;
+                let parts = regions(&peers, |peer| stage.after.region_of(shape, peer))?;
                 let (send, counts) = pack(&local, &before, &parts)?;
                 let mut recv = vec![T::zeroed(); after.volume()];
                 gang.reduce_scatter(&send, &counts, &mut recv, op)?;
                 Ok(recv)
             }
             Step::AllGather { axis, dim } => {
-                let gang = self.along(mesh, axis)?;
-                let parts = regions(gang.members(), |peer| stage.before.region_of(shape, peer))?;
+                let Axis { gang, peers } = self.along(mesh, axis)?;
+                let parts = regions(&peers, |peer| stage.before.region_of(shape, peer))?;
                 let counts: Vec<usize> = parts.iter().map(Region::volume).collect();
                 let mut recv = vec![T::zeroed(); after.volume()];
                 gang.all_gather(&local, &counts, &mut recv)?;
@@ -148,13 +157,11 @@ impl Redistributor {
                 if in_place { Ok(recv) } else { unpack(&recv, &parts, &after) }
             }
             Step::AllToAll { axis, .. } => {
-                let gang = self.along(mesh, axis)?;
-                let given = regions(gang.members(), |peer| {
-                    Ok(common(&before, &stage.after.region_of(shape, peer)?))
-                })?;
-                let taken = regions(gang.members(), |peer| {
-                    Ok(common(&stage.before.region_of(shape, peer)?, &after))
-                })?;
+                let Axis { gang, peers } = self.along(mesh, axis)?;
+                let given =
+                    regions(&peers, |peer| Ok(common(&before, &stage.after.region_of(shape, peer)?)))?;
+                let taken =
+                    regions(&peers, |peer| Ok(common(&stage.before.region_of(shape, peer)?, &after)))?;
                 let (send, send_counts) = pack(&local, &before, &given)?;
                 let recv_counts: Vec<usize> = taken.iter().map(Region::volume).collect();
                 let mut recv = vec![T::zeroed(); after.volume()];
@@ -205,14 +212,14 @@ impl Redistributor {
     }
 
     /// The gang along one axis of a mesh that this rank stands in.
-    fn along(&mut self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>, RedistributeError> {
-        if let Some(gang) = self.axes.get(&(mesh, axis)) {
-            return Ok(Arc::clone(gang));
+    fn along(&mut self, mesh: Mesh, axis: usize) -> Result<Axis, RedistributeError> {
+        if let Some(axis) = self.axes.get(&(mesh, axis)) {
+            return Ok(axis.clone());
         }
         let peers = mesh.peers(self.root.rank(), axis).map_err(LayoutError::from)?;
-        let gang = self.root.sub_gang(&peers)?;
-        self.axes.insert((mesh, axis), Arc::clone(&gang));
-        Ok(gang)
+        let formed = Axis { gang: self.root.sub_gang(&peers)?, peers: peers.into() };
+        self.axes.insert((mesh, axis), formed.clone());
+        Ok(formed)
     }
 }
 

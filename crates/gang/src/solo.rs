@@ -1,7 +1,6 @@
 //! The gang of one rank.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::call::Call;
 use crate::element::{Elements, ElementsMut};
@@ -73,8 +72,8 @@ impl Gang for Solo {
     }
 
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
-        let deadline = Instant::now() + self.options.timeout;
-        match self.mail.take(0, &ticket, deadline, || false) {
+        check_rank(ticket.from)?;
+        match self.mail.take(0, &ticket, self.options.deadline(), || false) {
             Some(message) => message.unpack(into, 0, 0, ticket.tag),
             None => Err(GangError::Timeout {
                 ranks: vec![0],

@@ -9,9 +9,8 @@ mod meeting;
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
@@ -43,8 +42,9 @@ impl RankPanics {
 /// Runs `work` once on each of `ranks` threads and returns the results in rank
 /// order.
 ///
-/// A rank that returns or panics makes ranks that wait for it fail at once, so
-/// this returns even if some of the ranks do not do their part.
+/// A rank that panics makes ranks that wait for it fail at once; so does one
+/// that returns, after it has finished what it started. So this returns even if
+/// some of the ranks do not do their part.
 ///
 /// ```
 /// use shardloom_gang::{GangExt, GangOptions, threads};
@@ -68,7 +68,7 @@ where
             .map(|rank| {
                 let (world, work) = (Arc::clone(&world), &work);
                 scope.spawn(move || {
-                    let gang = world.gang((0..world.size).collect(), rank, 0);
+                    let gang = world.gang((0, (0..world.size).collect(), 0), rank);
                     let outcome = panic::catch_unwind(AssertUnwindSafe(|| work(gang)));
                     match outcome {
                         Ok(result) => {
@@ -115,14 +115,27 @@ struct World {
 
 #[derive(Default)]
 struct Shared {
-    /// Every gang formed so far, by its members and how many gangs of the same
-    /// members came before it.
-    rooms: FxHashMap<(Vec<usize>, usize), Arc<Room>>,
+    /// Gangs that some of their members have still to join.
+    forming: FxHashMap<RoomKey, Forming>,
+    /// Every gang that is in use.
+    rooms: Vec<Weak<Room>>,
+    rooms_opened: usize,
     departed: FxHashMap<usize, Departure>,
+}
+
+/// Which gang ranks mean when they form one: the gang they form it from, its
+/// members, and how many of the same came before.
+type RoomKey = (usize, Vec<usize>, usize);
+
+struct Forming {
+    room: Arc<Room>,
+    joined: usize,
 }
 
 /// Where the ranks of one gang meet.
 struct Room {
+    /// Tells rooms of the same members apart.
+    number: usize,
     members: Vec<usize>,
     meeting: Meeting,
     mail: Mail,
@@ -134,29 +147,49 @@ impl World {
         Self { size, options, shared: Mutex::default() }
     }
 
-    /// The gang of `members`, seen by the one at `place` in that list.
-    fn gang(self: &Arc<Self>, members: Vec<usize>, place: usize, nth: usize) -> Arc<dyn Gang> {
+    /// The gang that `key` stands for, seen by its member at `place`.
+    fn gang(self: &Arc<Self>, key: RoomKey, place: usize) -> Arc<dyn Gang> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let departed = shared.departed.clone();
-        let room = shared.rooms.entry((members.clone(), nth)).or_insert_with(|| {
-            let room = Room {
-                meeting: Meeting::new(&members, self.options),
-                members,
-                mail: Mail::default(),
-                departed: Mutex::default(),
-            };
-            // Those who left before the room was opened will not come.
-            departed.iter().for_each(|(&rank, departure)| room.depart(rank, departure));
-            Arc::new(room)
-        });
-        let (world, room) = (Arc::clone(self), Arc::clone(room));
-        Arc::new(Queued::new(ThreadRank { world, room, rank: place, formed: Mutex::default() }))
+        if !shared.forming.contains_key(&key) {
+            let room = Arc::new(shared.open_room(&key.1, self.options));
+            shared.rooms.retain(|room| room.strong_count() > 0);
+            shared.rooms.push(Arc::downgrade(&room));
+            shared.forming.insert(key.clone(), Forming { room, joined: 0 });
+        }
+        let forming = shared.forming.get_mut(&key).expect("inserted above if it was not there");
+        forming.joined += 1;
+        let room = Arc::clone(&forming.room);
+        if forming.joined == room.members.len() {
+            shared.forming.remove(&key);
+        }
+        Arc::new(Queued::new(ThreadRank {
+            world: Arc::clone(self),
+            room,
+            rank: place,
+            formed: Mutex::default(),
+        }))
     }
 
     fn depart(&self, rank: usize, departure: &Departure) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.departed.insert(rank, departure.clone());
-        shared.rooms.values().for_each(|room| room.depart(rank, departure));
+        shared.rooms.iter().filter_map(Weak::upgrade).for_each(|room| room.depart(rank, departure));
+    }
+}
+
+impl Shared {
+    fn open_room(&mut self, members: &[usize], options: GangOptions) -> Room {
+        self.rooms_opened += 1;
+        let room = Room {
+            number: self.rooms_opened,
+            meeting: Meeting::new(members, options),
+            members: members.to_vec(),
+            mail: Mail::default(),
+            departed: Mutex::default(),
+        };
+        // Those who left before the room was opened will not come.
+        self.departed.iter().for_each(|(&rank, departure)| room.depart(rank, departure));
+        room
     }
 }
 
@@ -224,9 +257,10 @@ impl Gang for ThreadRank {
     }
 
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
+        self.check_rank(ticket.from)?;
         let timeout = self.world.options.timeout;
         let gone = || self.room.departure_of(ticket.from).is_some();
-        let message = self.room.mail.take(self.rank, &ticket, Instant::now() + timeout, gone);
+        let message = self.room.mail.take(self.rank, &ticket, self.world.options.deadline(), gone);
         let (from, to) = (self.room.members[ticket.from], self.room.members[self.rank]);
         if let Some(message) = message {
             return message.unpack(into, from, to, ticket.tag);
@@ -247,7 +281,7 @@ impl Gang for ThreadRank {
             *count += 1;
             *count
         };
-        Ok(self.world.gang(members, place, nth))
+        Ok(self.world.gang((self.room.number, members, nth), place))
     }
 
     fn defer(&self, _lane: Lane, job: Job) {

@@ -110,6 +110,30 @@ proptest! {
 }
 
 #[test]
+fn mesh_ranks_are_ranks_of_the_gang_given() {
+    let source: Layout = "mesh(a=2) [S(1)]".parse().unwrap();
+    let target: Layout = "mesh(a=2) [S(0)]".parse().unwrap();
+    let whole = Layout::replicated(source.mesh());
+    let shape = Shape::new(&[3, 5]).unwrap();
+    let prices = Prices::BYTES;
+    threads::run(4, GangOptions::default(), |root| {
+        // Ranks 3 and 1, in this order, as ranks 0 and 1 of a mesh.
+        if root.rank() % 2 == 0 {
+            return;
+        }
+        let pair = root.sub_gang(&[3, 1]).unwrap();
+        let rank = pair.rank();
+        let mut redistributor = Redistributor::new(pair);
+        let mut local = local(source, &shape, rank);
+        for (from, to) in [(source, target), (target, whole)] {
+            local = redistributor.run(&plan(from, to, &shape, DType::F64, prices).unwrap(), local).unwrap();
+            assert_eq!(local, elements(&to.region_of(&shape, rank).unwrap()));
+        }
+    })
+    .unwrap();
+}
+
+#[test]
 fn local_data_that_does_not_fit_the_plan_is_refused() {
     let layout: Layout = "mesh(x=1) [R]".parse().unwrap();
     let shape = Shape::new(&[4]).unwrap();

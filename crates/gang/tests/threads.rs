@@ -212,6 +212,104 @@ fn a_started_job_may_use_the_gang_it_was_started_on() {
 }
 
 #[test]
+fn gangs_of_the_same_ranks_do_not_mix() {
+    run(2, NEVER, |root| {
+        let a = root.sub_gang(&[0, 1]).unwrap();
+        let b = a.sub_gang(&[0, 1]).unwrap();
+        let again = root.sub_gang(&[0, 1]).unwrap();
+        for gang in [&a, &b, &again, &root] {
+            gang.send_slice(&[gang.rank() as u8], 1 - gang.rank(), 0).unwrap();
+        }
+        // Each rank uses them in another order.
+        let sums: Vec<_> = match root.rank() {
+            0 => vec![
+                a.start_all_reduce(vec![1u32], ReduceOp::Sum),
+                b.start_all_reduce(vec![10], ReduceOp::Sum),
+            ],
+            _ => {
+                let second = b.start_all_reduce(vec![10], ReduceOp::Sum);
+                vec![a.start_all_reduce(vec![1], ReduceOp::Sum), second]
+            }
+        };
+        let sums: Vec<u32> = sums.into_iter().map(|sum| sum.wait().unwrap()[0]).collect();
+        assert_eq!(sums, [2, 20]);
+    });
+}
+
+#[test]
+fn waiting_forever_is_allowed() {
+    let forever = GangOptions { timeout: Duration::MAX };
+    let sums = run(2, forever, |gang| {
+        let mut one = [1.0f32];
+        gang.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+        gang.send_slice(&one, 1 - gang.rank(), 0).unwrap();
+        gang.recv(&mut one, 1 - gang.rank(), 0).unwrap();
+        one[0]
+    });
+    assert_eq!(sums, [2.0, 2.0]);
+}
+
+#[test]
+fn a_job_that_panics_does_not_shift_later_calls() {
+    let outcome = threads::run(2, SOON, |gang| {
+        let job = |gang: &dyn Gang| -> Result<(), GangError> {
+            assert!(gang.rank() != 0, "a job gone wrong");
+            Ok(())
+        };
+        let first = gang.start(job).wait();
+        let second = gang.start_all_reduce(vec![1u8], ReduceOp::Sum).wait();
+        let third = gang.all_reduce(&mut [5u8], ReduceOp::Sum);
+        (first.is_ok(), second.is_ok(), third.is_ok())
+    });
+    assert_eq!(outcome.unwrap(), [(false, false, false), (true, false, false)]);
+}
+
+#[test]
+fn a_started_job_may_start_another_and_hold_the_last_handle() {
+    run(2, NEVER, |gang| {
+        let again = Arc::clone(&gang);
+        let nested = gang.start(move |_| {
+            thread::sleep(Duration::from_millis(20));
+            again.start_all_reduce(vec![1u32], ReduceOp::Sum).wait()
+        });
+        drop(gang);
+        assert_eq!(nested.wait().unwrap(), [2]);
+    });
+}
+
+#[test]
+fn a_receive_that_gave_up_does_not_swallow_the_message() {
+    run(2, SOON, |gang| {
+        if gang.rank() == 0 {
+            assert!(gang.recv(&mut [0u8], 1, 4).is_err());
+            gang.send_slice(&[1u8], 1, 5).unwrap();
+            let mut value = [0u8];
+            gang.recv(&mut value, 1, 4).unwrap();
+            assert_eq!(value, [7]);
+        } else {
+            while gang.recv(&mut [0u8], 0, 5).is_err() {}
+            gang.send_slice(&[7u8], 0, 4).unwrap();
+        }
+    });
+}
+
+#[test]
+fn counts_beyond_memory_are_errors() {
+    let gang = solo(NEVER);
+    assert!(matches!(gang.start_all_gather(vec![0f64], vec![1 << 61]).wait(), Err(GangError::Memory { .. })));
+    let sizes = [usize::MAX, 2];
+    let gang = solo(NEVER);
+    assert!(gang.all_to_all::<f64>(&[], &sizes[..1], &mut [], &[0]).is_err());
+    run(2, NEVER, |gang| {
+        let half = [1usize << 63; 2];
+        let result = gang.all_to_all::<u8>(&[], &half, &mut [], &half);
+        assert!(matches!(result, Err(GangError::Length { .. })), "{result:?}");
+    });
+    let empty = shardloom_gang::Elements::from_bytes(shardloom_layout::DType::F64, &[]);
+    assert!(empty.is_ok(), "an empty shard has no alignment");
+}
+
+#[test]
 fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
     let errors = run(4, NEVER, |gang| {
         let pair = gang.sub_gang(&[gang.rank() / 2 * 2, gang.rank() / 2 * 2 + 1]).unwrap();

@@ -37,7 +37,8 @@ impl Values {
 /// What a rank contributes as its `index`-th element: small whole numbers,
 /// exact in every dtype and under every reduction.
 pub(super) fn contribution(dtype: DType, rank: usize, index: usize) -> f64 {
-    let mixed = rank * 7 + index * 3 + 1;
+    // Scrambled, so that no shift of the elements looks like the original.
+    let mixed = ((rank * 31 + index + 1) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     match dtype {
         DType::Bool => (mixed % 2) as f64,
         DType::F8E4M3 | DType::F8E5M2 => (mixed % 251) as f64,
@@ -73,5 +74,27 @@ fn encode(dtype: DType, value: f64, bytes: &mut [u8]) {
         // Eight-bit floats are only moved, never computed with: any byte will
         // do.
         DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => bytes[0] = value as u8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_and_reductions_differ() {
+        for dtype in DType::ALL {
+            let line: Vec<f64> = (0..30).map(|i| contribution(dtype, 0, i)).collect();
+            for shift in 1..5 {
+                assert!(
+                    line.windows(shift + 1).any(|pair| pair[0] != pair[shift]),
+                    "{dtype} shifted by {shift}"
+                );
+            }
+        }
+        for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
+            let line: Vec<f64> = (0..30).map(|i| combined(DType::F32, op, 2, i)).collect();
+            assert!(line.windows(2).any(|pair| pair[0] != pair[1]), "{op}");
+        }
     }
 }

@@ -90,6 +90,9 @@ impl<B: Copy> Meeting<B> {
         brought: B,
         inspect: impl FnOnce(&[B]) -> Result<(), GangError>,
     ) -> Result<SmallVec<[B; 8]>, GangError> {
+        let deadline = self.options.deadline();
+        // Declared before the lock is taken, so dropped after it is released.
+        let _withdraw = Withdraw { meeting: self, place };
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -116,7 +119,6 @@ impl<B: Copy> Meeting<B> {
             return Ok(everything);
         }
         let round = state.begun;
-        let deadline = Instant::now() + self.options.timeout;
         loop {
             if state.begun > round {
                 return Ok(everything(&state));
@@ -236,6 +238,29 @@ impl<B: Copy> Meeting<B> {
         };
         state.sleepers -= 1;
         state
+    }
+}
+
+/// Takes back what a rank brought if it panics on the way: its buffers are
+/// about to go, and the others must not begin.
+struct Withdraw<'a, B: Copy> {
+    meeting: &'a Meeting<B>,
+    place: usize,
+}
+
+impl<B: Copy> Drop for Withdraw<'_, B> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let mut state = self.meeting.lock();
+            if let Some((call, _)) = state.places[self.place].take() {
+                let error = GangError::Departed {
+                    rank: self.meeting.members[self.place],
+                    departure: Departure::Panicked("while arriving".to_owned()),
+                    call: call.to_string(),
+                };
+                self.meeting.fail(&mut state, error);
+            }
+        }
     }
 }
 
