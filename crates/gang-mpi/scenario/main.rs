@@ -16,7 +16,13 @@ use shardloom_layout::ReduceOp;
 
 fn main() -> ExitCode {
     let scenario = std::env::args().nth(1).unwrap_or_default();
-    let timeout = Duration::from_secs(if ["stuck", "freeze-busy"].contains(&&*scenario) { 2 } else { 300 });
+    let timeout = Duration::from_secs(
+        if ["stuck", "freeze-busy", "late-and-stuck", "sub-gang-absent"].contains(&&*scenario) {
+            2
+        } else {
+            300
+        },
+    );
     let max_message = if scenario == "conformance-in-pieces" { 1000 } else { 1 << 30 };
     let world = MpiWorld::join(MpiOptions { gang: GangOptions { timeout }, max_message }).unwrap();
     let gang = world.root();
@@ -72,6 +78,30 @@ fn main() -> ExitCode {
             }
             gang.barrier()
         }
+        // The rank below a late one is stuck: it must be named, not the late one.
+        "late-and-stuck" => {
+            match rank {
+                1 => thread::sleep(Duration::from_millis(1500)),
+                3 => thread::sleep(Duration::from_secs(600)),
+                _ => {}
+            }
+            gang.barrier()
+        }
+        "abandoned" => {
+            // Work that nobody waits for must not keep the job from ending.
+            drop(gang.start_recv::<u8>(1, (rank + 1) % gang.size(), 1));
+            drop(gang.start_all_reduce(vec![1f32; 100_000], ReduceOp::Sum));
+            let pair = gang.sub_gang(&[rank / 2 * 2, rank / 2 * 2 + 1]).unwrap();
+            std::mem::forget(pair);
+            Ok(())
+        }
+        "sub-gang-absent" => match rank {
+            0 | 1 => gang.sub_gang(&[0, 1, 2]).map(drop),
+            _ => {
+                thread::sleep(Duration::from_secs(600));
+                Ok(())
+            }
+        },
         "sub-gang-mismatch" => {
             let pair = gang.sub_gang(&[rank / 2 * 2, rank / 2 * 2 + 1]).unwrap();
             if rank == 2 { pair.barrier() } else { pair.broadcast(&mut [0u8; 3], 0) }

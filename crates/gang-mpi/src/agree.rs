@@ -4,19 +4,18 @@
 //! them with its own call, and reports to its parent; the root's verdict comes
 //! back the same way. Two short messages per rank, a few microseconds deep.
 //!
-//! A child that does not report in time is named to the parent instead, which
-//! therefore waits a little longer than its children do. A parent that does
-//! not answer is itself the missing one.
+//! A rank that must wait tells those who wait for it that it is here. So a
+//! rank that is not heard of in time is missing, while one that is here and
+//! waits for others is given the time to say who.
 
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
-use shardloom_gang::{GangError, Signature};
+use shardloom_gang::{GangError, GangOptions, Signature};
 
 use crate::comm::{Channel, Comm};
 
-/// How much longer a rank waits than those it waits for, for every level of
-/// the tree between them.
+/// How much longer a rank waits than those it waits for.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// How long a waiting rank polls before it begins to sleep between polls.
@@ -40,6 +39,8 @@ struct Report {
 const AGREED: u32 = 0;
 const MISMATCH: u32 = 1;
 const MISSING: u32 = 2;
+/// No verdict yet: the sender is here and waits for others.
+const PRESENT: u32 = 3;
 
 /// Who takes part, and over which wire.
 pub(crate) struct Table<'a> {
@@ -51,7 +52,7 @@ pub(crate) struct Table<'a> {
     pub(crate) place: usize,
     /// Root ranks, for errors; as long as `seats`.
     pub(crate) members: &'a [usize],
-    pub(crate) timeout: Duration,
+    pub(crate) options: GangOptions,
 }
 
 /// What all ranks agreed on.
@@ -73,12 +74,25 @@ impl Table<'_> {
             reserved: 0,
         };
         let size = self.seats.len();
-        let begun = Instant::now();
+        let parent = self.place.checked_sub(1).map(|place| place / 2);
         let children = [2 * self.place + 1, 2 * self.place + 2].into_iter().filter(|&child| child < size);
         let mut present = Vec::with_capacity(2);
+        let mut announced = false;
         for child in children.clone() {
-            let deadline = begun + self.timeout + GRACE * height(child, size);
-            match self.wait_for(child, deadline) {
+            let mut below = self.poll(child);
+            if below.is_none() {
+                if !announced {
+                    announced = true;
+                    let waiting = Report { outcome: PRESENT, ..report };
+                    children.clone().filter(|child| !present.contains(child)).chain(parent).for_each(
+                        |neighbour| {
+                            self.send(neighbour, &waiting);
+                        },
+                    );
+                }
+                below = self.wait_for(child);
+            }
+            match below {
                 Some(below) => {
                     present.push(child);
                     report.merge(&below);
@@ -90,25 +104,47 @@ impl Table<'_> {
                 None => {}
             }
         }
-        if self.place > 0 {
-            let parent = (self.place - 1) / 2;
-            self.comm.send_short(bytemuck::bytes_of(&report), self.seats[parent], self.channel);
-            let deadline = begun + self.timeout + GRACE * (2 * height(0, size) + 2);
-            report = self.wait_for(parent, deadline).unwrap_or(Report {
-                outcome: MISSING,
-                second: parent as u32,
-                ..report
-            });
+        if let Some(parent) = parent {
+            self.send(parent, &report);
+            report = match self.wait_for(parent) {
+                Some(verdict) => verdict,
+                // What was found below explains the parent's silence best.
+                None if report.outcome != AGREED => report,
+                None => Report { outcome: MISSING, second: parent as u32, ..report },
+            };
         }
         for child in present {
-            self.comm.send_short(bytemuck::bytes_of(&report), self.seats[child], self.channel);
+            self.send(child, &report);
         }
         self.verdict(&report, call)
     }
 
-    fn wait_for(&self, place: usize, deadline: Instant) -> Option<Report> {
-        let bytes = wait(deadline, || self.comm.poll(Some(self.seats[place]), self.channel))?.bytes();
+    fn send(&self, place: usize, report: &Report) {
+        self.comm.send_short(bytemuck::bytes_of(report), self.seats[place], self.channel);
+    }
+
+    /// What a neighbour has to say, if it has said it; that it is present is
+    /// passed over.
+    fn poll(&self, place: usize) -> Option<Report> {
+        let report = self.next(place)?;
+        if report.outcome == PRESENT { self.poll(place) } else { Some(report) }
+    }
+
+    fn next(&self, place: usize) -> Option<Report> {
+        let bytes = self.comm.poll(Some(self.seats[place]), self.channel)?.bytes();
         bytemuck::try_pod_read_unaligned(&bytes).ok()
+    }
+
+    /// Waits for what a neighbour has to say: as long as the timeout for a sign
+    /// of it, and then as long as those may take that it waits for in turn.
+    fn wait_for(&self, place: usize) -> Option<Report> {
+        let first = wait(self.options.deadline() + GRACE, || self.next(place))?;
+        if first.outcome != PRESENT {
+            return Some(first);
+        }
+        let levels = self.seats.len().ilog2() + 2;
+        let patience = GangOptions { timeout: self.options.timeout.saturating_mul(levels) };
+        wait(patience.deadline() + GRACE * levels, || self.poll(place))
     }
 
     fn verdict(&self, report: &Report, call: Signature) -> Result<Agreement, GangError> {
@@ -124,7 +160,7 @@ impl Table<'_> {
             _ => Err(GangError::Timeout {
                 ranks: vec![member(report.second)],
                 call: call.to_string(),
-                after: self.timeout,
+                after: self.options.timeout,
             }),
         }
     }
@@ -144,17 +180,6 @@ impl Report {
             self.second_call = below.first_call;
         }
     }
-}
-
-/// How many levels are below a place in a tree of `size`.
-fn height(place: usize, size: usize) -> u32 {
-    let mut deepest = place;
-    let mut levels = 0;
-    while 2 * deepest + 1 < size {
-        deepest = 2 * deepest + 1;
-        levels += 1;
-    }
-    levels
 }
 
 /// Polls until something comes or the deadline passes, eagerly at first.
@@ -178,17 +203,5 @@ pub(crate) fn wait<T>(deadline: Instant, mut poll: impl FnMut() -> Option<T>) ->
         } else {
             std::thread::sleep(NAP);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::height;
-
-    #[test]
-    fn heights_of_a_tree_of_six() {
-        let heights: Vec<u32> = (0..6).map(|place| height(place, 6)).collect();
-        assert_eq!(heights, [2, 1, 1, 0, 0, 0]);
-        assert_eq!(height(0, 1), 0);
     }
 }

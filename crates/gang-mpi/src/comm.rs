@@ -6,6 +6,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use mpi::ffi;
 
@@ -308,12 +309,39 @@ impl Outgoing {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        if !self.is_done() {
-            // MPI still reads the bytes. Losing a little memory is the safe
-            // way out; this happens only when a failed job is torn down.
+        let done = enter().is_some_and(|_entered| self.is_done());
+        if !done {
+            // MPI may still read the bytes. Losing a little memory is the safe
+            // way out; this happens only when a job is torn down.
             std::mem::forget(std::mem::take(&mut self.bytes));
         }
     }
+}
+
+/// Held for reading while MPI is used, and closed for good when it is
+/// finalised: MPI must not be called after that, and it is one per process.
+static GATE: RwLock<Gate> = RwLock::new(Gate::Open);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Open,
+    Closed,
+}
+
+/// The right to call MPI.
+pub(crate) struct Entered(
+    #[expect(dead_code, reason = "held for its effect")] RwLockReadGuard<'static, Gate>,
+);
+
+/// Asks for the right to call MPI. `None` once the job has ended.
+pub(crate) fn enter() -> Option<Entered> {
+    let gate = GATE.read().unwrap_or_else(PoisonError::into_inner);
+    (*gate == Gate::Open).then_some(Entered(gate))
+}
+
+/// Waits until nobody is inside MPI and lets nobody in any more.
+pub(crate) fn close() {
+    *GATE.write().unwrap_or_else(PoisonError::into_inner) = Gate::Closed;
 }
 
 /// Ends every process of the job from anywhere, such as a panic hook.

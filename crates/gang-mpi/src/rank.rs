@@ -1,30 +1,48 @@
 //! One MPI process's end of a gang.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 use shardloom_gang::{
-    Call, Elements, ElementsMut, Gang, GangError, Job, Lane, Mail, Message, Queued, Signature, Ticket,
-    check_sub_gang,
+    Call, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Mail, Message, Queued, Signature,
+    Ticket, check_sub_gang,
 };
 use shardloom_layout::DType;
 
 use crate::agree::{Table, wait};
 use crate::collective::{self, Scratch, Wire};
-use crate::comm::{self, Channel, Comm, Outgoing};
+use crate::comm::{self, Channel, Comm, Entered, Outgoing};
 use crate::watchdog::{Watch, Watchdog};
 use crate::world::MpiOptions;
 
 /// How long a rank that leaves waits for MPI to be done with its messages.
 const FLUSH: Duration = Duration::from_secs(10);
 
+/// What all gangs of this process share.
+pub(crate) struct JobState {
+    watchdog: Arc<Watchdog>,
+    /// Some gang has failed, so not all ranks will come to a common end.
+    failed: AtomicBool,
+}
+
+impl JobState {
+    pub(crate) fn new() -> Self {
+        Self { watchdog: Watchdog::start(), failed: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+}
+
 pub(crate) struct MpiRank {
     comm: Comm,
     members: Vec<usize>,
     seats: Vec<usize>,
     options: MpiOptions,
-    watchdog: Arc<Watchdog>,
+    job: Arc<JobState>,
     /// The first failure, which every later call repeats.
     failure: OnceLock<GangError>,
     /// Held during a collective, to refuse a second thread.
@@ -57,13 +75,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MpiRank {
-    pub(crate) fn new(comm: Comm, members: Vec<usize>, options: MpiOptions, watchdog: Arc<Watchdog>) -> Self {
+    pub(crate) fn new(comm: Comm, members: Vec<usize>, options: MpiOptions, job: Arc<JobState>) -> Self {
         Self {
             seats: (0..comm.size()).collect(),
             comm,
             members,
             options,
-            watchdog,
+            job,
             failure: OnceLock::new(),
             running: Mutex::default(),
             mail: Mail::default(),
@@ -73,14 +91,17 @@ impl MpiRank {
     }
 
     fn fail(&self, error: GangError) -> GangError {
+        self.job.failed.store(true, Ordering::Release);
         self.failure.get_or_init(|| error).clone()
     }
 
-    fn check_alive(&self) -> Result<(), GangError> {
-        if !comm::is_running() {
-            return Err(GangError::Engine { engine: "mpi", reason: "the MPI job has ended".to_owned() });
+    /// The right to call MPI, unless the gang has failed or the job has ended.
+    fn enter(&self) -> Result<Entered, GangError> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
         }
-        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+        comm::enter()
+            .ok_or_else(|| GangError::Engine { engine: "mpi", reason: "the MPI job has ended".to_owned() })
     }
 
     fn check_rank(&self, rank: usize) -> Result<(), GangError> {
@@ -94,30 +115,26 @@ impl MpiRank {
             seats: &self.seats,
             place: self.comm.rank(),
             members: &self.members,
-            timeout: self.options.gang.timeout,
+            options: self.options.gang,
         }
     }
 
     /// Says goodbye: ranks that still want something of this one hear of it.
     pub(crate) fn leave(&self) -> Result<(), GangError> {
-        self.check_alive()?;
+        let _entered = self.enter()?;
+        let _running = locked(&self.running);
         self.table().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
         // All ranks are leaving, so what is not received by now never will be.
-        let deadline = Instant::now() + FLUSH.min(self.options.gang.timeout);
-        let flushed = wait(deadline, || {
-            locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
-            locked(&self.outbox).is_empty().then_some(())
+        let patience = GangOptions { timeout: FLUSH.min(self.options.gang.timeout) };
+        let flushed = wait(patience.deadline(), || {
+            let mut outbox = locked(&self.outbox);
+            outbox.retain_mut(|outgoing| !outgoing.is_done());
+            outbox.is_empty().then_some(())
         });
         flushed.ok_or_else(|| {
-            self.fail(GangError::Engine {
-                engine: "mpi",
-                reason: "messages were sent that nobody received".to_owned(),
-            })
+            let reason = "messages were sent that nobody received".to_owned();
+            self.fail(GangError::Engine { engine: "mpi", reason })
         })
-    }
-
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failure.get().is_some()
     }
 
     /// Files every message that has come.
@@ -209,7 +226,7 @@ impl Gang for MpiRank {
     }
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
-        self.check_alive()?;
+        let _entered = self.enter()?;
         call.check(self.rank(), self.size())?;
         let signature = call.signature();
         let Ok(mut scratch) = self.running.try_lock() else {
@@ -223,7 +240,7 @@ impl Gang for MpiRank {
         };
         let agreement =
             self.table().agree(signature, balance(self.rank(), &call)).map_err(|error| self.fail(error))?;
-        let _guard = self.watchdog.watch(self.options.gang.timeout, Watch::Call(signature));
+        let _guard = self.job.watchdog.watch(self.options.gang, Watch::Call(signature));
         if agreement.balance != 0
             && let Call::AllToAll { send_counts, recv_counts, .. } = &call
         {
@@ -235,7 +252,7 @@ impl Gang for MpiRank {
     }
 
     fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
-        self.check_alive()?;
+        let _entered = self.enter()?;
         self.check_rank(to)?;
         if to == self.rank() {
             self.mail.post(to, to, tag, Message::new(data));
@@ -262,20 +279,28 @@ impl Gang for MpiRank {
     }
 
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
-        self.check_alive()?;
+        self.check_rank(ticket.from)?;
         let timeout = self.options.gang.timeout;
-        let message = wait(Instant::now() + timeout, || {
-            self.mail.try_take(self.rank(), &ticket).or_else(|| {
+        // The right to call MPI is asked for again at every look, so that a
+        // receive that nobody waits for does not keep the job from ending.
+        let message = wait(self.options.gang.deadline(), || {
+            let _entered = match self.enter() {
+                Ok(entered) => entered,
+                Err(error) => return Some(Err(error)),
+            };
+            let message = self.mail.try_take(self.rank(), &ticket).or_else(|| {
                 self.pump();
                 // Sends make progress only while their sender is inside MPI.
                 locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
                 self.mail.try_take(self.rank(), &ticket)
-            })
+            });
+            message.map(Ok)
         });
         let (from, to) = (self.members[ticket.from], self.members[self.rank()]);
-        match message {
+        match message.transpose()? {
             Some(message) => message.unpack(into, from, to, ticket.tag),
             None => {
+                self.mail.give_up(self.rank(), &ticket);
                 let call = format!("a message to rank {to} under tag {}", ticket.tag);
                 Err(GangError::Timeout { ranks: vec![from], call, after: timeout })
             }
@@ -283,27 +308,18 @@ impl Gang for MpiRank {
     }
 
     fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
-        self.check_alive()?;
+        let _entered = self.enter()?;
         let place = check_sub_gang(self.rank(), self.size(), ranks)?;
         let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
         // MPI would wait forever for a rank that does not come.
         let table = Table { channel: Channel::Form, seats: ranks, place, members: &members, ..self.table() };
-        let counts: Vec<usize> = ranks.to_vec();
-        table.agree(forming(&counts), 0)?;
-        let _guard = self.watchdog.watch(self.options.gang.timeout, Watch::Forming);
+        table.agree(Signature::form(ranks), 0).map_err(|error| self.fail(error))?;
+        let _guard = self.job.watchdog.watch(self.options.gang, Watch::Forming);
         let comm = self.comm.subset(ranks);
-        Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.watchdog)))))
+        Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.job)))))
     }
 
     fn defer(&self, _lane: Lane, job: Job) {
         job(self);
     }
-}
-
-/// A signature that stands for forming the gang of these ranks.
-fn forming(ranks: &[usize]) -> Signature {
-    let mut nothing = [0u8; 0];
-    let call =
-        Call::AllGather { send: Elements::of::<u8>(&[]), recv: ElementsMut::of(&mut nothing), counts: ranks };
-    call.signature()
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::Signature;
+use shardloom_gang::{GangOptions, Signature};
 
 use crate::comm;
 
@@ -47,11 +47,11 @@ impl Watchdog {
     }
 
     /// Watches a call until the guard is dropped.
-    pub(crate) fn watch(&self, timeout: Duration, what: Watch) -> Guard<'_> {
+    pub(crate) fn watch(&self, options: GangOptions, what: Watch) -> Guard<'_> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let number = watched.next;
         watched.next += 1;
-        watched.calls.push((number, Instant::now() + timeout, what));
+        watched.calls.push((number, options.deadline(), what));
         Guard { watchdog: self, number }
     }
 }

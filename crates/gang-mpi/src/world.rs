@@ -10,8 +10,7 @@ use shardloom_gang::{Gang, GangError, GangOptions, Queued};
 use shardloom_layout::Hint;
 
 use crate::comm::{self, Comm, MAX_COUNT};
-use crate::rank::MpiRank;
-use crate::watchdog::Watchdog;
+use crate::rank::{JobState, MpiRank};
 
 /// What MPI gangs can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +64,7 @@ impl Hint for MpiError {
 /// whole job, because the other ranks could wait forever.
 pub struct MpiWorld {
     root: Arc<Queued<MpiRank>>,
+    job: Arc<JobState>,
     // Finalises MPI, so it must be dropped after everything that uses MPI.
     _universe: Universe,
 }
@@ -86,8 +86,9 @@ impl MpiWorld {
         let comm = Comm::world();
         end_job_on_panic(comm.rank());
         let members = (0..comm.size()).collect();
-        let root = MpiRank::new(comm, members, options, Watchdog::start());
-        Ok(Self { root: Arc::new(Queued::new(root)), _universe: universe })
+        let job = Arc::new(JobState::new());
+        let root = MpiRank::new(comm, members, options, Arc::clone(&job));
+        Ok(Self { root: Arc::new(Queued::new(root)), job, _universe: universe })
     }
 
     /// The gang of all processes.
@@ -98,6 +99,7 @@ impl MpiWorld {
     /// Waits until all ranks have come to their end too; then the world may be
     /// dropped. If one still waits in a collective, both get an error.
     pub fn leave(&self) -> Result<(), GangError> {
+        self.root.drain();
         self.root.engine_ref().leave()
     }
 
@@ -110,9 +112,11 @@ impl MpiWorld {
 impl Drop for MpiWorld {
     fn drop(&mut self) {
         // MPI_Finalize waits for everybody; after a failure nobody may come.
-        if self.root.engine_ref().has_failed() {
+        if self.job.has_failed() {
             comm::abort_job(3);
         }
+        self.root.drain();
+        comm::close();
     }
 }
 

@@ -182,6 +182,25 @@ fn a_stuck_rank_is_named_after_the_timeout() {
 }
 
 #[test]
+fn a_stuck_rank_is_named_behind_a_late_one() {
+    let job = mpirun(4, "late-and-stuck");
+    job.all_said(&[0, 1, 2], "rank 3 did not join barrier within 2 s");
+    assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_sub_gang_is_named() {
+    let job = mpirun(3, "sub-gang-absent");
+    job.all_said(&[0, 1], "rank 2 did not join sub_gang within 2 s");
+}
+
+#[test]
+fn abandoned_calls_do_not_keep_the_job_from_ending() {
+    let job = mpirun(4, "abandoned");
+    assert_eq!(job.code, Some(0), "{}", job.output);
+}
+
+#[test]
 fn a_rank_frozen_while_data_moves_ends_the_job() {
     let job = mpirun(4, "freeze-busy");
     assert_eq!(job.code, Some(3), "{}", job.output);
