@@ -1,10 +1,11 @@
 //! The suite that every engine passes.
 //!
 //! Every rank of a gang calls [`check`]; it runs all operations on sub-gangs
-//! of sizes 1 to 5 (as far as there are ranks), in several rank orders, for
-//! every dtype, with even, uneven and empty payloads, and compares bits with
-//! results computed on one rank. Engines add only the tests of what happens
-//! when ranks fail.
+//! of sizes 1 to 5 (as far as there are ranks), in several rank orders, on
+//! neighbours all along a larger gang and on the whole of it, for every dtype,
+//! with even, uneven and empty payloads, and compares bits with results
+//! computed on one rank. Engines add only the tests of what happens when ranks
+//! fail.
 
 mod collectives;
 mod messages;
@@ -64,7 +65,8 @@ pub fn check(gang: &dyn Gang) -> Result<Summary, ConformanceError> {
     Ok(checker.summary)
 }
 
-/// The first ranks in order, and the last ones backwards.
+/// The first ranks in order, the last ones backwards, and where there are more
+/// than these cover, all ranks five by five and all together.
 fn rank_lists(size: usize) -> Vec<Vec<usize>> {
     let mut lists = Vec::new();
     for length in 1..=size.min(MAX_SIZE) {
@@ -74,7 +76,17 @@ fn rank_lists(size: usize) -> Vec<Vec<usize>> {
             lists.push(backwards);
         }
     }
+    if size > MAX_SIZE {
+        lists.extend((0..size).collect::<Vec<_>>().chunks(MAX_SIZE).skip(1).map(<[usize]>::to_vec));
+        lists.push((0..size).collect());
+    }
     lists
+}
+
+/// The ranks that data is sent from: all of a small gang, and of a large one
+/// the ends and the middle.
+fn roots(size: usize) -> Vec<usize> {
+    if size <= MAX_SIZE { (0..size).collect() } else { vec![0, size / 2, size - 1] }
 }
 
 struct Checker {

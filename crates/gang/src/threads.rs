@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use rustc_hash::FxHashMap;
+use shardloom_layout::Hint;
 
 use crate::call::Call;
 use crate::element::{Elements, ElementsMut};
@@ -23,19 +24,44 @@ use crate::options::GangOptions;
 use crate::pending::Queued;
 use meeting::Meeting;
 
-/// Ranks that panicked, with their messages.
+/// The most thread ranks. Some systems end the process when it asks for more
+/// threads than they have room for, rather than refuse.
+const MOST_RANKS: usize = 4096;
+
+/// What became of thread ranks that did not all return.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", self.message())]
-pub struct RankPanics {
-    /// Rank and message, in rank order.
-    pub panics: Vec<(usize, String)>,
+#[non_exhaustive]
+pub enum RunError {
+    /// Ranks panicked, with these messages, in rank order.
+    #[error("{}", each_panic(.panics))]
+    Panics {
+        /// Rank and message.
+        panics: Vec<(usize, String)>,
+    },
+    /// The system did not start as many threads.
+    #[error("cannot start {ranks} thread ranks: {reason}")]
+    Spawn {
+        /// Ranks asked for.
+        ranks: usize,
+        /// Threads that did start; they were let go again.
+        started: usize,
+        /// The system's reason.
+        reason: String,
+    },
 }
 
-impl RankPanics {
-    fn message(&self) -> String {
-        let each: Vec<String> =
-            self.panics.iter().map(|(rank, message)| format!("rank {rank} panicked: {message}")).collect();
-        each.join("; ")
+fn each_panic(panics: &[(usize, String)]) -> String {
+    let each: Vec<String> =
+        panics.iter().map(|(rank, message)| format!("rank {rank} panicked: {message}")).collect();
+    each.join("; ")
+}
+
+impl Hint for RunError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Panics { .. } => None,
+            Self::Spawn { .. } => Some("use fewer ranks, or MPI to spread them over machines".to_owned()),
+        }
     }
 }
 
@@ -55,40 +81,42 @@ impl RankPanics {
 ///     gang.all_reduce(&mut value, ReduceOp::Sum).map(|()| value[0])
 /// })?;
 /// assert_eq!(sums, vec![Ok(6.0); 4]);
-/// # Ok::<(), threads::RankPanics>(())
+/// # Ok::<(), threads::RunError>(())
 /// ```
-pub fn run<T, W>(ranks: usize, options: GangOptions, work: W) -> Result<Vec<T>, RankPanics>
+pub fn run<T, W>(ranks: usize, options: GangOptions, work: W) -> Result<Vec<T>, RunError>
 where
     T: Send,
     W: Fn(Arc<dyn Gang>) -> T + Sync,
 {
+    if ranks > MOST_RANKS {
+        let reason = format!("{MOST_RANKS} is the most");
+        return Err(RunError::Spawn { ranks, started: 0, reason });
+    }
     let world = Arc::new(World::new(ranks, options));
+    let mut refused = None;
     let outcomes: Vec<Result<T, String>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks)
-            .map(|rank| {
-                let (world, work) = (Arc::clone(&world), &work);
-                scope.spawn(move || {
-                    let gang = world.gang((0, (0..world.size).collect(), 0), rank);
-                    let outcome = panic::catch_unwind(AssertUnwindSafe(|| work(gang)));
-                    match outcome {
-                        Ok(result) => {
-                            world.depart(rank, &Departure::Returned);
-                            Ok(result)
-                        }
-                        Err(payload) => {
-                            let message = panic_message(&*payload);
-                            world.depart(rank, &Departure::Panicked(message.clone()));
-                            Err(message)
-                        }
-                    }
-                })
-            })
-            .collect();
+        let mut threads = Vec::new();
+        for rank in 0..ranks {
+            let (thread_world, work) = (Arc::clone(&world), &work);
+            let thread = thread::Builder::new().name(format!("rank {rank}"));
+            match thread.spawn_scoped(scope, move || run_rank(&thread_world, rank, work)) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    // Those that did start must not wait for the others.
+                    (rank..ranks).for_each(|rank| world.depart(rank, &Departure::Returned));
+                    refused = Some(error.to_string());
+                    break;
+                }
+            }
+        }
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|payload| Err(panic_message(&*payload))))
             .collect()
     });
+    if let Some(reason) = refused {
+        return Err(RunError::Spawn { ranks, started: outcomes.len(), reason });
+    }
     let mut results = Vec::with_capacity(ranks);
     let mut panics = Vec::new();
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -97,7 +125,23 @@ where
             Err(message) => panics.push((rank, message)),
         }
     }
-    if panics.is_empty() { Ok(results) } else { Err(RankPanics { panics }) }
+    if panics.is_empty() { Ok(results) } else { Err(RunError::Panics { panics }) }
+}
+
+/// The life of one rank. An error is a panic's message.
+fn run_rank<T>(world: &Arc<World>, rank: usize, work: impl Fn(Arc<dyn Gang>) -> T) -> Result<T, String> {
+    let gang = world.gang((0, (0..world.size).collect(), 0), rank);
+    match panic::catch_unwind(AssertUnwindSafe(|| work(gang))) {
+        Ok(result) => {
+            world.depart(rank, &Departure::Returned);
+            Ok(result)
+        }
+        Err(payload) => {
+            let message = panic_message(&*payload);
+            world.depart(rank, &Departure::Panicked(message.clone()));
+            Err(message)
+        }
+    }
 }
 
 fn panic_message(payload: &(dyn Any + Send)) -> String {

@@ -117,6 +117,9 @@ pub struct UnknownDType {
 impl Hint for UnknownDType {
     fn hint(&self) -> Option<String> {
         let lower = self.name.to_lowercase();
+        if matches!(&*lower, "f8" | "fp8" | "float8") {
+            return Some("choose `f8e4m3` or `f8e5m2`".to_owned());
+        }
         // Names other tools use, which an edit distance would send astray.
         let foreign = match lower.trim_start_matches("torch.") {
             "float64" | "double" => Some(DType::F64),

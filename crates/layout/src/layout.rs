@@ -388,6 +388,19 @@ impl Layout {
         coordinates.iter().map(|coordinate| Ok(self.mesh().rank_at(coordinate)?)).collect()
     }
 
+    /// The ranks that hold the same values as `rank`, itself included, in mesh
+    /// order: its replicas without those along pending axes.
+    pub fn copies(self, rank: usize) -> Result<Vec<usize>, LayoutError> {
+        let own = self.mesh().coordinate(rank)?;
+        let mut copies = self.replicas(rank)?;
+        let pending: SmallVec<[usize; 4]> = self.pending().map(|(axis, _)| axis).collect();
+        copies.retain(|&other| {
+            let coordinate = self.mesh().coordinate(other);
+            coordinate.is_ok_and(|coordinate| pending.iter().all(|&axis| coordinate[axis] == own[axis]))
+        });
+        Ok(copies)
+    }
+
     /// The first rank, in mesh order, that holds the same region as `rank`.
     pub fn first_replica(self, rank: usize) -> Result<usize, LayoutError> {
         let mut coordinate = self.mesh().coordinate(rank)?;

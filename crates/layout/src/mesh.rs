@@ -74,10 +74,10 @@ pub enum MeshError {
         name: String,
     },
     /// The product of the sizes overflows.
-    #[error("axes {axes:?} describe more ranks than can be counted")]
+    #[error("axes {axes} describe more ranks than can be counted")]
     TooLarge {
         /// Names and sizes as given.
-        axes: Vec<(String, usize)>,
+        axes: String,
     },
     /// Not one rank per place.
     #[error("a mesh of {places} places was given {ranks} ranks")]
@@ -124,11 +124,16 @@ impl Hint for MeshError {
         match self {
             Self::NoAxes => Some("give one axis of size 1 for a single rank".to_owned()),
             Self::EmptyAxis { name } => Some(format!("give `{name}` size 1 if it is not used")),
-            Self::AxisName { .. } => Some("use letters, digits and `_`, starting with a letter".to_owned()),
+            Self::AxisName { .. } => {
+                Some("use the letters a to z, digits and `_`, starting with a letter".to_owned())
+            }
             Self::UnknownAxis { name, mesh } => Some(match nearest(name, mesh.axis_names()) {
                 Some(axis) => format!("did you mean `{axis}`?"),
                 None => format!("its axes are {}", mesh.axis_names().collect::<Vec<_>>().join(", ")),
             }),
+            Self::UnknownRank { mesh, .. } if mesh.0.key.ranks.is_none() => {
+                Some(format!("its ranks are 0 to {}", mesh.len() - 1))
+            }
             _ => None,
         }
     }
@@ -180,6 +185,10 @@ impl Mesh {
     }
 
     /// The name of one axis.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such axis; so do the other methods that take its position.
     pub fn axis_name(self, axis: usize) -> &'static str {
         &self.0.key.axes[axis].0
     }
@@ -330,7 +339,8 @@ fn place_count(axes: &[(&str, usize)]) -> Result<usize, MeshError> {
         }
     }
     axes.iter().try_fold(1usize, |count, &(_, size)| count.checked_mul(size)).ok_or_else(|| {
-        MeshError::TooLarge { axes: axes.iter().map(|&(name, size)| (name.to_owned(), size)).collect() }
+        let axes: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+        MeshError::TooLarge { axes: axes.join(",") }
     })
 }
 

@@ -101,6 +101,12 @@ pub enum PlacementError {
         /// The text as given.
         text: String,
     },
+    /// `S(dim)` with something that is not a dim.
+    #[error("`{text}` is not a dim")]
+    Dim {
+        /// The text as given.
+        text: String,
+    },
     /// `P(op)` with an operation that does not exist.
     #[error("unknown reduction `{name}`")]
     UnknownReduce {
@@ -113,7 +119,18 @@ impl Hint for PlacementError {
     fn hint(&self) -> Option<String> {
         let ops = ReduceOp::ALL.map(ReduceOp::name);
         Some(match self {
-            Self::Syntax { .. } => "write `R`, `S(dim)` or `P(sum)`".to_owned(),
+            Self::Syntax { text } => match text.to_lowercase().trim_end_matches("()") {
+                "r" | "replicate" | "replicated" => "write `R`".to_owned(),
+                lower if lower.starts_with("shard(") || lower.starts_with("s(") => {
+                    let dim = text.split(['(', ')']).nth(1).unwrap_or_default();
+                    format!("write `S({dim})`")
+                }
+                lower if lower.starts_with("partial") || lower.starts_with("p(") => {
+                    "write `P(sum)`".to_owned()
+                }
+                _ => "write `R`, `S(dim)` or `P(sum)`".to_owned(),
+            },
+            Self::Dim { .. } => "count dims from 0, the slowest first".to_owned(),
             Self::UnknownReduce { name } => match (name.as_str(), nearest(name, ops)) {
                 ("mean", _) => "did you mean `avg`?".to_owned(),
                 (_, Some(op)) => format!("did you mean `{op}`?"),
@@ -144,7 +161,8 @@ impl FromStr for Placement {
         }
         let inner = |prefix| text.strip_prefix(prefix).and_then(|rest: &str| rest.strip_suffix(')'));
         if let Some(dim) = inner("S(") {
-            return dim.trim().parse().map(Self::Shard).map_err(|_| syntax());
+            let not_a_dim = |_| PlacementError::Dim { text: dim.trim().to_owned() };
+            return dim.trim().parse().map(Self::Shard).map_err(not_a_dim);
         }
         match inner("P(") {
             Some(op) => op.trim().parse().map(Self::Partial),
@@ -171,8 +189,14 @@ mod tests {
     fn bad_text_is_explained() {
         let error = "P(mean)".parse::<Placement>().unwrap_err();
         assert_eq!(error.hint().unwrap(), "did you mean `avg`?");
-        for text in ["", "S", "S()", "S(x)", "S(-1)", "R(0)", "shard"] {
+        for text in ["", "S", "R(0)", "shard", "Shard(0)", "s(0)"] {
             assert!(matches!(text.parse::<Placement>(), Err(PlacementError::Syntax { .. })), "{text}");
         }
+        for text in ["S()", "S(x)", "S(-1)", "S(99999999999999999999)"] {
+            assert!(matches!(text.parse::<Placement>(), Err(PlacementError::Dim { .. })), "{text}");
+        }
+        let hint = |text: &str| text.parse::<Placement>().unwrap_err().hint().unwrap();
+        assert_eq!(hint("Shard(0)"), "write `S(0)`");
+        assert_eq!(hint("Replicate()"), "write `R`");
     }
 }

@@ -237,6 +237,7 @@ pub struct Plan {
     shape: Shape,
     dtype: DType,
     stages: Vec<Stage>,
+    optimal: bool,
 }
 
 /// Why there is no plan.
@@ -281,6 +282,13 @@ impl Plan {
         &self.stages
     }
 
+    /// Whether no other sequence of steps is cheaper, with all-to-all priced for
+    /// even chunks. Moves between meshes are not searched, and on meshes of
+    /// seven and more axes a search may be cut short.
+    pub fn is_optimal(&self) -> bool {
+        self.optimal
+    }
+
     /// How many stages communicate.
     pub fn collectives(&self) -> usize {
         self.stages.iter().filter(|stage| stage.communicates()).count()
@@ -316,11 +324,14 @@ impl Plan {
             before = after;
         }
         debug_assert_eq!(before, target, "a plan ends where it was asked to");
-        Ok(Self { source, target, shape: shape.clone(), dtype, stages })
+        Ok(Self { source, target, shape: shape.clone(), dtype, stages, optimal: false })
     }
 }
 
 /// Finds the cheapest plan from one layout of a tensor to another.
+///
+/// Between meshes, what is pending is combined first and the rest moves in one
+/// exchange, in which each rank receives only what it lacks.
 pub fn plan(
     source: Layout,
     target: Layout,
@@ -330,12 +341,12 @@ pub fn plan(
 ) -> Result<Plan, PlanError> {
     source.check_shape(shape)?;
     target.check_shape(shape)?;
-    let steps = if source.mesh() == target.mesh() {
+    let found = if source.mesh() == target.mesh() {
         search::cheapest(source, target, shape, dtype, prices, greedy::steps(source, target))
     } else {
-        cross_mesh_steps(source, target, shape)
+        search::Found { steps: cross_mesh_steps(source, target, shape), optimal: false }
     };
-    Plan::new(source, target, shape, dtype, &steps)
+    Ok(Plan { optimal: found.optimal, ..Plan::new(source, target, shape, dtype, &found.steps)? })
 }
 
 /// Plans without weighing costs, in the fixed order that other systems use:

@@ -39,6 +39,12 @@ pub enum ShapeError {
         /// How many were given.
         count: usize,
     },
+    /// A size that is not a number, or not one that can be counted with.
+    #[error("`{text}` is not a size from 0 to {}", isize::MAX)]
+    Size {
+        /// The text as given.
+        text: String,
+    },
     /// Text that does not describe a shape.
     #[error("cannot read `{text}` as a shape")]
     Syntax {
@@ -53,7 +59,7 @@ impl Hint for ShapeError {
             Self::Syntax { .. } => {
                 Some("write sizes joined by `x`, as in `4096x1024`, or `scalar`".to_owned())
             }
-            Self::TooLarge { .. } | Self::TooManyDims { .. } => None,
+            Self::TooLarge { .. } | Self::TooManyDims { .. } | Self::Size { .. } => None,
         }
     }
 }
@@ -119,22 +125,32 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = ShapeError;
 
-    /// Reads `4096x1024`, `[4096, 1024]` or `scalar`.
+    /// Reads `4096x1024`, `[4096, 1024]`, `(4096, 1024)` or `scalar`.
     fn from_str(text: &str) -> Result<Self, ShapeError> {
         let syntax = || ShapeError::Syntax { text: text.to_owned() };
         let trimmed = text.trim();
-        let bracketed =
-            trimmed.strip_prefix('[').map(|rest| rest.strip_suffix(']').ok_or_else(syntax)).transpose()?;
-        if trimmed == "scalar" || bracketed.is_some_and(|inner| inner.trim().is_empty()) {
+        let enclosed = [('[', ']'), ('(', ')')]
+            .into_iter()
+            .find_map(|(open, close)| trimmed.strip_prefix(open).map(|rest| rest.strip_suffix(close)));
+        let sizes = enclosed.unwrap_or(Some(trimmed)).ok_or_else(syntax)?.trim();
+        if trimmed == "scalar" || (sizes.is_empty() && enclosed.is_some()) {
             return Ok(Self::default());
         }
-        let (sizes, separator) = match bracketed {
-            Some(inner) => (inner, ','),
-            None => (trimmed, 'x'),
-        };
+        let separator = if sizes.contains(',') { ',' } else { 'x' };
+        // Python writes a single size as `(5,)`.
+        let sizes = sizes.strip_suffix(',').unwrap_or(sizes);
         let dims: Vec<usize> = sizes
             .split(separator)
-            .map(|size| size.trim().parse().map_err(|_| syntax()))
+            .map(str::trim)
+            .map(|size| match size.parse() {
+                Ok(number) => Ok(number),
+                Err(_)
+                    if size.starts_with(|c: char| c.is_ascii_digit() || c == '-') && !size.contains(' ') =>
+                {
+                    Err(ShapeError::Size { text: size.to_owned() })
+                }
+                Err(_) => Err(syntax()),
+            })
             .collect::<Result<_, _>>()?;
         Self::new(&dims)
     }
@@ -151,8 +167,16 @@ mod tests {
             assert_eq!(shape.to_string().parse(), Ok(shape.clone()));
             assert_eq!(format!("{dims:?}").parse(), Ok(shape));
         }
-        for text in ["", "x", "2x", "-1", "[2, 3", "2,3", "2 x x 3"] {
+        let matrix = Shape::new(&[7, 2]).unwrap();
+        for text in ["7x2", "7,2", "(7, 2)", "[7, 2]", " 7 x 2 "] {
+            assert_eq!(text.parse(), Ok(matrix.clone()), "{text}");
+        }
+        assert_eq!("(5,)".parse(), Shape::new(&[5]));
+        for text in ["", "x", "2x", "[2, 3", "2 x x 3", "4 by 4", "[2, 3)"] {
             assert!(matches!(text.parse::<Shape>(), Err(ShapeError::Syntax { .. })), "{text}");
+        }
+        for text in ["-1", "2x-3", "99999999999999999999x2"] {
+            assert!(matches!(text.parse::<Shape>(), Err(ShapeError::Size { .. })), "{text}");
         }
     }
 

@@ -21,6 +21,15 @@ pub enum TextError {
         /// The offending part.
         text: String,
     },
+    /// Not a whole number, or not one that can be counted with.
+    #[error("`{text}` is not a whole number from 0 to {}", usize::MAX)]
+    Number {
+        /// The text as given.
+        text: String,
+    },
+    /// A list of ranks too long to be meant.
+    #[error("a mesh lists more than {MAX_LISTED_RANKS} ranks")]
+    TooManyRanks,
     /// Not of the form `mesh(…) [placement, …]`.
     #[error("cannot read `{text}` as a layout")]
     Layout {
@@ -51,6 +60,7 @@ impl Hint for TextError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Mesh { .. } => Some("write a mesh as `mesh(dp=2,tp=4)`".to_owned()),
+            Self::Number { .. } | Self::TooManyRanks => None,
             Self::Layout { .. } => Some("write a layout as `mesh(dp=2,tp=4) [R, S(0)]`".to_owned()),
             Self::Turns { .. } => {
                 Some("give every shard of that dim its turn, as in `[S(0)@1, S(0)@0]`".to_owned())
@@ -66,7 +76,10 @@ impl FromStr for Mesh {
     type Err = TextError;
 
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let malformed = || TextError::Mesh { text: text.to_owned() };
+        let malformed = || TextError::Mesh { text: text.trim().to_owned() };
+        let number = |text: &str| -> Result<usize, TextError> {
+            text.trim().parse().map_err(|_| TextError::Number { text: text.trim().to_owned() })
+        };
         let inner = text
             .trim()
             .strip_prefix("mesh(")
@@ -82,19 +95,18 @@ impl FromStr for Mesh {
         let mut sizes = Vec::new();
         for axis in axes.split(',') {
             let (name, size) = axis.split_once('=').ok_or_else(malformed)?;
-            sizes.push((name.trim(), size.trim().parse().map_err(|_| malformed())?));
+            sizes.push((name.trim(), number(size)?));
         }
         let Some(ranks) = ranks else { return Ok(Self::new(&sizes)?) };
         let ranks = ranks.trim().strip_prefix("ranks=").ok_or_else(malformed)?;
         let mut listed = Vec::new();
         for item in ranks.split(',') {
-            let number = |text: &str| text.trim().parse::<usize>().map_err(|_| malformed());
             let range = match item.split_once("..") {
                 Some((first, end)) => number(first)?..number(end)?,
                 None => number(item)?..number(item)?.checked_add(1).ok_or_else(malformed)?,
             };
             if range.len() > MAX_LISTED_RANKS - listed.len() {
-                return Err(malformed());
+                return Err(TextError::TooManyRanks);
             }
             listed.extend(range);
         }

@@ -98,6 +98,19 @@ fn large_tensors_take_detours_that_save_bytes() {
 }
 
 #[test]
+fn a_search_cut_short_still_beats_the_fixed_order() {
+    let mesh = "mesh(a=2,b=2,c=2,d=2,e=2,f=2,g=2)";
+    let parse = |placements| format!("{mesh} {placements}").parse().unwrap();
+    let source = parse("[S(0), S(1), S(2), S(3), R, P(sum), S(0)]");
+    let target = parse("[S(3), S(2), S(1), S(0), S(0), R, S(1)]");
+    let shape = shape(&[64, 64, 64, 64]);
+    let plan = plan(source, target, &shape, DType::F32, Prices::BYTES).unwrap();
+    let greedy = greedy_plan(source, target, &shape, DType::F32).unwrap();
+    let price = |plan: &Plan| total(plan.stages(), &shape, &Prices::BYTES);
+    assert!(price(&plan) < price(&greedy) / 2, "{} {}", price(&plan), price(&greedy));
+}
+
+#[test]
 fn a_layout_that_does_not_fit_is_an_error() {
     let deep: Layout = "mesh(x=2) [S(3)]".parse().unwrap();
     let flat: Layout = "mesh(x=2) [R]".parse().unwrap();
@@ -252,6 +265,7 @@ fn plans_are_as_cheap_as_the_brute_force_optimum() {
                 let plan = plan(source, target, &shape, DType::F32, *prices).unwrap();
                 let planned = total(plan.stages(), &shape, prices);
                 assert_eq!(planned, best[&target], "{source} -> {target} by {:?}", plan.stages());
+                assert!(plan.is_optimal());
                 let greedy = greedy_plan(source, target, &shape, DType::F32).unwrap();
                 let greedy = total(greedy.stages(), &shape, prices);
                 assert!(planned <= greedy, "{source} -> {target}");

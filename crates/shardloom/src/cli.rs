@@ -10,7 +10,7 @@ mod quickstart;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Serialize;
 use shardloom::gang::GangOptions;
@@ -21,8 +21,10 @@ use output::Output;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
 
-/// Find, load, train, keep and judge language models, on one process or
-/// thousands.
+/// Sharded tensors and the ranks that hold them.
+///
+/// The ground floor of a tool that will find, load, train, keep and judge
+/// language models, on one process or thousands.
 #[derive(Parser)]
 #[command(name = "shardloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {
@@ -71,12 +73,12 @@ enum Command {
 /// How a command's ranks are started.
 #[derive(Args)]
 struct RankArgs {
-    /// Thread ranks to start. Under mpirun, ranks are its processes.
-    #[arg(long, value_name = "N")]
+    /// Thread ranks to start [default: 4]. Under mpirun, ranks are its processes.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_hint = ValueHint::Other)]
     ranks: Option<usize>,
 
     /// Seconds that ranks wait for one another before they give up.
-    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, allow_negative_numbers = true, value_hint = ValueHint::Other)]
     timeout: u64,
 }
 

@@ -48,9 +48,9 @@ pub enum LaunchError {
     /// No ranks at all.
     #[error("a run needs at least 1 rank")]
     NoRanks,
-    /// Thread ranks panicked.
+    /// Thread ranks panicked, or could not be started.
     #[error(transparent)]
-    Panics(#[from] threads::RankPanics),
+    Threads(#[from] threads::RunError),
     /// MPI could not be started.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
@@ -69,8 +69,11 @@ impl Hint for LaunchError {
             Self::OtherSize { size, .. } => {
                 Some(format!("leave the number out, or start mpirun with it instead of {size}"))
             }
-            Self::NoRanks => None,
-            Self::Panics(_) => Some("this is a fault in shardloom; please report it".to_owned()),
+            Self::NoRanks => Some("leave the number out for the default".to_owned()),
+            Self::Threads(threads::RunError::Panics { .. }) => {
+                Some("this is a fault in shardloom; please report it".to_owned())
+            }
+            Self::Threads(error) => error.hint(),
             #[cfg(feature = "mpi")]
             Self::Mpi(error) => error.hint(),
             Self::Gang(error) => error.hint(),

@@ -96,6 +96,34 @@ snapshot!(error_bad_layout, "layout", "show", "mesh(dp=2) [S(zero)]", "--shape",
 snapshot!(error_bad_mesh, "layout", "show", "mesh(dp=0) [R]", "--shape", "4");
 snapshot!(error_missing_dim, "layout", "show", "mesh(dp=2) [S(1)]", "--shape", "4");
 snapshot!(error_bad_shape, "layout", "show", "mesh(dp=2) [R]", "--shape", "4 by 4");
+snapshot!(error_foreign_placement, "layout", "show", "mesh(dp=2) [Shard(0)]", "--shape", "4");
+snapshot!(error_huge_number, "layout", "show", "mesh(dp=99999999999999999999) [R]", "--shape", "4");
+snapshot!(error_huge_mesh, "layout", "show", "mesh(dp=4294967296,tp=4294967296) [R]", "--shape", "4");
+snapshot!(error_negative_rank, "layout", "show", "mesh(dp=2) [R]", "--shape", "4", "--rank", "-1");
+snapshot!(error_negative_shape, "layout", "show", "mesh(dp=2) [R]", "--shape", "-7x2");
+snapshot!(error_missing_arguments_json, "layout", "show", "--json");
+snapshot!(
+    error_not_reducible,
+    "layout",
+    "move",
+    "mesh(x=2) [P(avg)]",
+    "mesh(x=2) [R]",
+    "--shape",
+    "4",
+    "--dtype",
+    "i32"
+);
+snapshot!(layout_show_pending, "layout", "show", "mesh(dp=2,tp=2) [P(sum), R]", "--shape", "7");
+snapshot!(quickstart_on_many_ranks, "quickstart", "--ranks", "26");
+snapshot!(
+    gang_check_on_more_ranks_than_five,
+    "gang",
+    "check",
+    "--ranks",
+    "7",
+    "--timeout",
+    "18446744073709551614"
+);
 snapshot!(error_bad_dtype, "layout", "show", "mesh(dp=2) [R]", "--shape", "4", "--dtype", "bfloat16");
 snapshot!(
     error_bad_dtype_json,
@@ -120,6 +148,7 @@ snapshot!(
     "2"
 );
 snapshot!(error_unknown_rank, "layout", "show", "mesh(dp=2) [R]", "--shape", "4", "--rank", "2");
+snapshot!(error_too_many_thread_ranks, "quickstart", "--ranks", "100000");
 snapshot!(error_no_ranks, "gang", "check", "--ranks", "0");
 
 #[test]

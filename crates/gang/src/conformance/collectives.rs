@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use shardloom_layout::{DType, ReduceOp};
 
 use super::values::{Values, combined, contribution};
-use super::{Checker, ConformanceError};
+use super::{Checker, ConformanceError, roots};
 use crate::call::Call;
 use crate::element::{Element, Elements, ElementsMut};
 use crate::error::GangError;
@@ -12,14 +12,16 @@ use crate::gang::{Gang, GangExt};
 use crate::reduce::check_reducible;
 
 /// How much each rank contributes: the same, uneven, nothing but for one rank,
-/// nothing at all, and more than fits in one block or packet.
+/// nothing at all, and more than fits in one block or packet (together, so that
+/// large gangs are not held up by it).
 fn payloads(ranks: usize) -> Vec<Vec<usize>> {
+    let many = 12_500 / ranks;
     vec![
         vec![5; ranks],
         (0..ranks).map(|rank| (rank * 3 + 2) % 7).collect(),
         (0..ranks).map(|rank| if rank + 1 == ranks { 4 } else { 0 }).collect(),
         vec![0; ranks],
-        (0..ranks).map(|rank| 2_500 + rank * 601).collect(),
+        (0..ranks).map(|rank| many + rank % 5 * 601).collect(),
     ]
 }
 
@@ -53,7 +55,8 @@ impl Checker {
             (0..size).flat_map(|r| (0..counts[r]).map(move |i| contribution(dtype, r, i))).collect();
         self.equal(case, recv.bytes(), Values::of(dtype, all.into_iter()).bytes())?;
 
-        for (root, &count) in counts.iter().enumerate() {
+        for root in roots(size) {
+            let count = counts[root];
             let case = format!("broadcast of {count} {dtype} from {root} of {size}");
             let mut buffer = Values::of(dtype, (0..count).map(|i| contribution(dtype, rank, i)));
             let result = gang.run(Call::Broadcast { buffer: elements_mut(dtype, &mut buffer), root });
@@ -156,7 +159,7 @@ impl Checker {
         widen: impl Fn(T) -> W,
         narrow: impl Fn(W) -> T,
     ) -> Result<(), ConformanceError> {
-        for length in [3, 1_000, 40_000] {
+        for length in [3, 1_000, 200_000 / gang.size()] {
             let case = format!("order of addition of {length} {} in a gang of {}", T::DTYPE, gang.size());
             let mut buffer: Vec<T> = (0..length).map(|i| value(gang.rank(), i)).collect();
             self.run(case.clone(), gang.all_reduce(&mut buffer, ReduceOp::Sum))?;

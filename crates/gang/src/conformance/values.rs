@@ -15,12 +15,12 @@ impl Values {
         Self { words: vec![0; length.div_ceil(8)], length }
     }
 
-    pub(super) fn of(dtype: DType, values: impl ExactSizeIterator<Item = f64>) -> Self {
+    pub(super) fn of(dtype: DType, values: impl ExactSizeIterator<Item = impl Into<Number>>) -> Self {
         let mut all = Self::zeroed(dtype, values.len());
         let width = dtype.size();
         for (place, value) in values.enumerate() {
             let bytes = &mut all.bytes_mut()[place * width..(place + 1) * width];
-            encode(dtype, value, bytes);
+            encode(dtype, value.into(), bytes);
         }
         all
     }
@@ -34,8 +34,22 @@ impl Values {
     }
 }
 
+/// A value on its way to becoming an element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Number {
+    Float(f64),
+    /// Taken modulo the size of the element.
+    Whole(i64),
+}
+
+impl From<f64> for Number {
+    fn from(value: f64) -> Self {
+        Self::Float(value)
+    }
+}
+
 /// What a rank contributes as its `index`-th element: small whole numbers,
-/// exact in every dtype and under every reduction.
+/// exact in every dtype.
 pub(super) fn contribution(dtype: DType, rank: usize, index: usize) -> f64 {
     // Scrambled, so that no shift of the elements looks like the original.
     let mixed = ((rank * 31 + index + 1) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -46,34 +60,56 @@ pub(super) fn contribution(dtype: DType, rank: usize, index: usize) -> f64 {
     }
 }
 
-/// The reduction of what all ranks contribute as their `index`-th element.
-pub(super) fn combined(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -> f64 {
+/// The reduction of what all ranks contribute as their `index`-th element, in
+/// rank order and in the arithmetic of the dtype.
+pub(super) fn combined(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -> Number {
     let values = (0..ranks).map(|rank| contribution(dtype, rank, index));
-    match op {
-        ReduceOp::Sum => values.sum(),
-        ReduceOp::Avg => {
-            // The one inexact reduction: divide as the accumulator does.
-            let sum: f64 = values.sum();
-            if dtype == DType::F64 { sum / ranks as f64 } else { f64::from(sum as f32 / ranks as f32) }
+    match dtype {
+        DType::F64 => Number::Float(match op {
+            ReduceOp::Sum => values.sum(),
+            ReduceOp::Avg => values.sum::<f64>() / ranks as f64,
+            ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
+            ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+            ReduceOp::Prod => values.product(),
+        }),
+        _ if dtype.is_float() => {
+            let values = values.map(|value| value as f32);
+            Number::Float(f64::from(match op {
+                ReduceOp::Sum => values.sum(),
+                ReduceOp::Avg => values.sum::<f32>() / ranks as f32,
+                ReduceOp::Max => values.fold(f32::NEG_INFINITY, f32::max),
+                ReduceOp::Min => values.fold(f32::INFINITY, f32::min),
+                ReduceOp::Prod => values.product(),
+            }))
         }
-        ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
-        ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
-        ReduceOp::Prod => values.product(),
+        _ => {
+            let values = values.map(|value| value as i64);
+            Number::Whole(match op {
+                ReduceOp::Sum | ReduceOp::Avg => values.sum(),
+                ReduceOp::Max => values.max().unwrap_or(0),
+                ReduceOp::Min => values.min().unwrap_or(0),
+                ReduceOp::Prod => values.fold(1, i64::wrapping_mul),
+            })
+        }
     }
 }
 
-fn encode(dtype: DType, value: f64, bytes: &mut [u8]) {
+fn encode(dtype: DType, value: Number, bytes: &mut [u8]) {
+    let (float, whole) = match value {
+        Number::Float(float) => (float, float as i64),
+        Number::Whole(whole) => (whole as f64, whole),
+    };
     match dtype {
-        DType::F64 => bytes.copy_from_slice(&value.to_ne_bytes()),
-        DType::F32 => bytes.copy_from_slice(&(value as f32).to_ne_bytes()),
-        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(value as f32).to_ne_bytes()),
-        DType::F16 => bytes.copy_from_slice(&f16::from_f32(value as f32).to_ne_bytes()),
-        DType::I64 | DType::U64 => bytes.copy_from_slice(&(value as i64).to_ne_bytes()),
-        DType::I32 | DType::U32 => bytes.copy_from_slice(&(value as i32).to_ne_bytes()),
-        DType::I16 | DType::U16 => bytes.copy_from_slice(&(value as i16).to_ne_bytes()),
+        DType::F64 => bytes.copy_from_slice(&float.to_ne_bytes()),
+        DType::F32 => bytes.copy_from_slice(&(float as f32).to_ne_bytes()),
+        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(float as f32).to_ne_bytes()),
+        DType::F16 => bytes.copy_from_slice(&f16::from_f32(float as f32).to_ne_bytes()),
+        DType::I64 | DType::U64 => bytes.copy_from_slice(&whole.to_ne_bytes()),
+        DType::I32 | DType::U32 => bytes.copy_from_slice(&(whole as i32).to_ne_bytes()),
+        DType::I16 | DType::U16 => bytes.copy_from_slice(&(whole as i16).to_ne_bytes()),
         // Eight-bit floats are only moved, never computed with: any byte will
         // do.
-        DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => bytes[0] = value as u8,
+        DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => bytes[0] = whole as u8,
     }
 }
 
@@ -93,7 +129,7 @@ mod tests {
             }
         }
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
-            let line: Vec<f64> = (0..30).map(|i| combined(DType::F32, op, 2, i)).collect();
+            let line: Vec<Number> = (0..30).map(|i| combined(DType::F32, op, 2, i)).collect();
             assert!(line.windows(2).any(|pair| pair[0] != pair[1]), "{op}");
         }
     }

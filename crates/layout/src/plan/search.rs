@@ -24,9 +24,13 @@ use crate::placement::Placement;
 use crate::plan::{Prices, Step};
 use crate::shape::Shape;
 
-/// States looked at before giving up and leaving the plan to the fixed order.
-/// Meshes of up to four axes never come near; eight axes in a bad order may.
+/// States looked at before the search for the optimum is given up. Meshes of up
+/// to five axes never come near; seven axes in a bad order do.
 const MAX_EXPANDED: usize = 50_000;
+
+/// How much more than it says an estimate counts in hasty searches, tried in
+/// turn.
+const HASTE: [Cost; 2] = [4, 32];
 
 /// States that most searches reach.
 const EXPECTED: usize = 200;
@@ -90,6 +94,12 @@ struct Problem {
     collective: Cost,
 }
 
+/// Steps, and whether they are known to be the cheapest.
+pub(super) struct Found {
+    pub(super) steps: Vec<Step>,
+    pub(super) optimal: bool,
+}
+
 /// The cheapest steps from one layout to another, given some that lead there.
 pub(super) fn cheapest(
     source: Layout,
@@ -98,44 +108,32 @@ pub(super) fn cheapest(
     dtype: DType,
     prices: Prices,
     known: Vec<Step>,
-) -> Vec<Step> {
-    let Some(problem) = Problem::new(source, target, shape, dtype, prices) else { return known };
+) -> Found {
+    let Some(problem) = Problem::new(source, target, shape, dtype, prices) else {
+        return Found { steps: known, optimal: false };
+    };
     let start = problem.encode(source);
     // Only what is better than the known steps needs to be looked at.
     let limit = problem.cost(start, &known);
-    let mut open = BinaryHeap::with_capacity(EXPECTED);
-    let mut reached: FxHashMap<State, Reached> = FxHashMap::with_capacity_and_hasher(EXPECTED, FxBuildHasher);
-    let mut expanded = 0;
-    reached.insert(start, Reached { cost: 0, from: start, settled: false });
-    open.push(Reverse((problem.estimate(start), start)));
-    while let Some(Reverse((_, state))) = open.pop() {
-        let Some(here) = reached.get_mut(&state) else { continue };
-        if here.settled {
-            continue;
+    match problem.search(start, limit, 1) {
+        Search::Better(steps) => Found { steps, optimal: true },
+        Search::NothingBetter => Found { steps: known, optimal: true },
+        // Too many arrangements to look at all of them: trust the estimate
+        // more than it deserves, and take the first improvement.
+        Search::CutShort => {
+            let hasty = HASTE.iter().find_map(|&haste| match problem.search(start, limit, haste) {
+                Search::Better(steps) => Some(steps),
+                Search::NothingBetter | Search::CutShort => None,
+            });
+            Found { steps: hasty.unwrap_or(known), optimal: false }
         }
-        here.settled = true;
-        let cost = here.cost;
-        if state == problem.goal {
-            // Reaching the goal at once means that nothing is to be done.
-            return if cost < limit { problem.path(&reached, start) } else { known };
-        }
-        expanded += 1;
-        if expanded > MAX_EXPANDED {
-            break;
-        }
-        problem.moves(state, |next, price| {
-            let cost = cost + price;
-            if cost >= limit || reached.get(&next).is_some_and(|known| known.cost <= cost) {
-                return;
-            }
-            let estimate = cost + problem.estimate(next);
-            if estimate < limit {
-                reached.insert(next, Reached { cost, from: state, settled: false });
-                open.push(Reverse((estimate, next)));
-            }
-        });
     }
-    known
+}
+
+enum Search {
+    Better(Vec<Step>),
+    NothingBetter,
+    CutShort,
 }
 
 /// The cheapest way known to a state.
@@ -147,6 +145,49 @@ struct Reached {
 }
 
 impl Problem {
+    /// Looks for steps that cost less than `limit`, the cheapest if `haste` is
+    /// 1, which is what the estimate is multiplied by.
+    fn search(&self, start: State, limit: Cost, haste: Cost) -> Search {
+        let mut open = BinaryHeap::with_capacity(EXPECTED);
+        let mut reached: FxHashMap<State, Reached> =
+            FxHashMap::with_capacity_and_hasher(EXPECTED, FxBuildHasher);
+        let mut expanded = 0;
+        reached.insert(start, Reached { cost: 0, from: start, settled: false });
+        open.push(Reverse((self.estimate(start), start)));
+        while let Some(Reverse((_, state))) = open.pop() {
+            let Some(here) = reached.get_mut(&state) else { continue };
+            if here.settled {
+                continue;
+            }
+            here.settled = true;
+            let cost = here.cost;
+            if state == self.goal {
+                // Reaching the goal at once means that nothing is to be done.
+                return if cost < limit {
+                    Search::Better(self.path(&reached, start))
+                } else {
+                    Search::NothingBetter
+                };
+            }
+            expanded += 1;
+            if expanded > MAX_EXPANDED {
+                return Search::CutShort;
+            }
+            self.moves(state, |next, price| {
+                let cost = cost + price;
+                if cost >= limit || reached.get(&next).is_some_and(|known| known.cost <= cost) {
+                    return;
+                }
+                let rest = self.estimate(next);
+                if cost + rest < limit {
+                    reached.insert(next, Reached { cost, from: state, settled: false });
+                    open.push(Reverse((cost + haste * rest, next)));
+                }
+            });
+        }
+        Search::NothingBetter
+    }
+
     /// `None` where costs could exceed what their type holds: worlds of
     /// billions of ranks, or prices that no link has.
     fn new(source: Layout, target: Layout, shape: &Shape, dtype: DType, prices: Prices) -> Option<Self> {

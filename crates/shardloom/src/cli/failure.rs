@@ -47,14 +47,17 @@ impl Failure {
     /// The command line could not be read.
     pub(super) fn usage(error: &clap::Error) -> Self {
         let text = error.render().to_string();
-        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let facts =
+            text.lines().take_while(|line| !line.starts_with("Usage:") && !line.trim().starts_with("tip:"));
+        let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
+        let message = facts.join(" ").trim_start_matches("error: ").to_owned();
         let hint = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned);
         Self { kind: Kind::User, message, hint }
     }
 
-    /// Names the argument that the failure is about.
-    pub(super) fn in_argument(mut self, argument: &str) -> Self {
-        self.message = format!("{argument}: {}", self.message);
+    /// Names what the failure is about.
+    pub(super) fn about(mut self, subject: &str) -> Self {
+        self.message = format!("{subject}: {}", self.message);
         self
     }
 
@@ -107,7 +110,7 @@ impl From<ConformanceError> for Failure {
     fn from(error: ConformanceError) -> Self {
         match &error {
             ConformanceError::Failed { case, source } => {
-                Self { hint: source.hint(), ..Self::operational(source) }.in_argument(case)
+                Self { hint: source.hint(), ..Self::operational(source) }.about(case)
             }
             _ => Self::check(error.to_string()),
         }

@@ -14,10 +14,11 @@ use super::output::Output;
 
 #[derive(Subcommand)]
 pub(super) enum GangCommand {
-    /// Run the conformance suite: every operation, every dtype, every sub-gang.
+    /// Run the conformance suite: every operation and dtype, in gangs of many sizes.
     ///
-    /// Run this on a new cluster before anything else: it takes seconds and
-    /// compares every result with one computed on a single rank, bit for bit.
+    /// Run this on a new cluster before anything else. It runs on sub-gangs of
+    /// 1 to 5 ranks, on all neighbours, and on all ranks together, and compares
+    /// every result with one computed on a single rank, bit for bit.
     #[command(after_help = "Examples:
   shardloom gang check                  on four thread ranks
   shardloom gang check --ranks 8
@@ -50,7 +51,7 @@ pub(super) fn run(command: &GangCommand, output: Output) -> Result<ExitCode, Fai
     let checked = Checked { engine, ranks, cases, seconds: begun.elapsed().as_secs_f64() };
     output.show(&checked, |checked| {
         format!(
-            "{} ranks ({}) act together as they must: {} cases in {:.1} s",
+            "{} ranks ({}) act together as they must: {} cases on rank 0 in {:.1} s",
             checked.ranks, checked.engine, checked.cases, checked.seconds
         )
     })

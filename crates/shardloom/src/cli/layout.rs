@@ -2,9 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use serde::Serialize;
-use shardloom::layout::{DType, Hint, Layout, Prices, Shape, greedy_plan, plan};
+use shardloom::gang::check_reducible;
+use shardloom::layout::{
+    DType, Hint, Layout, LayoutError, Placement, Prices, ReduceOp, Shape, Step, greedy_plan, plan,
+};
 
 use super::failure::Failure;
 use super::output::{Output, bytes, table};
@@ -16,24 +19,41 @@ const LISTED: usize = 32;
 /// machines have, less than memory.
 const MOST_RANKS: usize = 1 << 20;
 
+/// What help says about writing a layout.
+macro_rules! layout_syntax {
+    () => {
+        "A layout is a mesh and one placement per mesh axis:
+  R        every rank along the axis holds the same
+  S(dim)   the ranks split this dim, counted from 0
+  P(op)    values still to be combined: sum, avg, max, min, prod
+Where several axes split one dim, the first named splits first; @ says otherwise:
+  [S(0)@1, S(0)@0]              the second axis splits first
+  mesh(tp=4; ranks=4..8)        a mesh of other ranks than 0, 1, 2, ...
+"
+    };
+}
+
 #[derive(Subcommand)]
 pub(super) enum LayoutCommand {
     /// Show which region of a tensor each rank holds.
-    #[command(after_help = "A layout is a mesh and one placement per mesh axis:
-  R        every rank along the axis holds the same
-  S(dim)   the ranks split this dim
-  P(op)    values still to be combined: sum, avg, max, min, prod
-
+    #[command(after_help = concat!(layout_syntax!(), "
 Examples:
   shardloom layout show 'mesh(dp=2,tp=4) [R, S(0)]' --shape 4096x1024
   shardloom layout show 'mesh(dp=2,tp=2) [S(0)@1, S(0)@0]' --shape 10x3   tp splits first, then dp
-  shardloom layout show 'mesh(tp=8) [S(1)]' --shape 4096x1024 --rank 3 --json")]
+  shardloom layout show 'mesh(tp=8) [S(1)]' --shape 4096x1024 --rank 3 --json"))]
     Show(ShowArgs),
 
     /// Find the cheapest collectives from one layout to another.
-    #[command(after_help = "Examples:
+    #[command(after_help = concat!(layout_syntax!(), "
+Steps: slice and seed are local, the others are collectives along one mesh axis.
+  slice            each rank keeps its chunk of a dim it held whole
+  seed             replicated values become pending ones that combine to the same
+  all-gather, all-to-all, reduce-scatter, all-reduce
+  exchange         each rank of another mesh receives what it lacks
+
+Examples:
   shardloom layout move 'mesh(dp=2,tp=4) [S(0), S(1)]' 'mesh(dp=2,tp=4) [R, S(1)]' --shape 4096x4096
-  shardloom layout move 'mesh(x=8) [S(0)]' 'mesh(a=2,b=2) [S(1), R]' --shape 64x64 --dtype bf16")]
+  shardloom layout move 'mesh(x=8) [S(0)]' 'mesh(a=2,b=2) [S(1), R]' --shape 64x64 --dtype bf16"))]
     Move(MoveArgs),
 }
 
@@ -42,16 +62,17 @@ pub(super) struct ShowArgs {
     /// The layout, as in 'mesh(dp=2,tp=4) [R, S(0)]'.
     layout: String,
 
-    /// The tensor's global shape, as in 4096x1024.
-    #[arg(long)]
+    /// The tensor's global shape, as in 4096x1024, or `scalar`.
+    #[arg(long, allow_hyphen_values = true, value_hint = ValueHint::Other)]
     shape: String,
 
-    /// The tensor's dtype.
-    #[arg(long, default_value = "f32")]
+    /// The tensor's dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
+    /// i8, u64, u32, u16, u8 or bool.
+    #[arg(long, default_value = "f32", value_hint = ValueHint::Other)]
     dtype: String,
 
     /// Show this rank only.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_hint = ValueHint::Other)]
     rank: Option<usize>,
 }
 
@@ -63,16 +84,17 @@ pub(super) struct MoveArgs {
     /// The layout to reach, on the same or another mesh.
     to: String,
 
-    /// The tensor's global shape, as in 4096x1024.
-    #[arg(long)]
+    /// The tensor's global shape, as in 4096x1024, or `scalar`.
+    #[arg(long, allow_hyphen_values = true, value_hint = ValueHint::Other)]
     shape: String,
 
-    /// The tensor's dtype.
-    #[arg(long, default_value = "f32")]
+    /// The tensor's dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
+    /// i8, u64, u32, u16, u8 or bool.
+    #[arg(long, default_value = "f32", value_hint = ValueHint::Other)]
     dtype: String,
 
-    /// Bytes that starting a collective is worth.
-    #[arg(long, value_name = "BYTES", default_value_t = Prices::default().bytes_per_collective)]
+    /// Bytes per rank that could move while a collective starts; 0 counts bytes only.
+    #[arg(long, allow_negative_numbers = true, value_hint = ValueHint::Other, value_name = "BYTES", default_value_t = Prices::default().bytes_per_collective)]
     collective_cost: u64,
 }
 
@@ -88,7 +110,7 @@ where
     T: std::str::FromStr,
     T::Err: std::error::Error + Hint,
 {
-    text.parse().map_err(|error| Failure::user(&error).in_argument(argument))
+    text.parse().map_err(|error| Failure::user(&error).about(argument))
 }
 
 #[derive(Serialize)]
@@ -98,7 +120,7 @@ struct Held {
     start: Vec<usize>,
     size: Vec<usize>,
     bytes: u64,
-    /// The first rank that holds the same region.
+    /// The first rank that holds the same values.
     same_as: usize,
 }
 
@@ -107,7 +129,15 @@ struct Shown {
     layout: String,
     shape: Vec<usize>,
     dtype: DType,
+    /// Reductions still to be done, by mesh axis.
+    pending: Vec<Pending>,
     ranks: Vec<Held>,
+}
+
+#[derive(Serialize)]
+struct Pending {
+    axis: &'static str,
+    op: ReduceOp,
 }
 
 fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
@@ -128,20 +158,22 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
             start: region.start().to_vec(),
             size: region.size().to_vec(),
             bytes: (region.volume() * dtype.size()) as u64,
-            same_as: layout.first_replica(rank).map_err(failure)?,
+            same_as: first_copy(layout, rank).map_err(failure)?,
         })
     };
     let ranks = ranks.iter().map(held).collect::<Result<_, _>>()?;
-    let shown = Shown { layout: layout.to_string(), shape: shape.to_vec(), dtype, ranks };
+    let pending =
+        layout.pending().map(|(axis, op)| Pending { axis: layout.mesh().axis_name(axis), op }).collect();
+    let shown = Shown { layout: layout.to_string(), shape: shape.to_vec(), dtype, pending, ranks };
     output.show(&shown, |shown| {
         let axes: Vec<&str> = layout.mesh().axis_names().collect();
         let mut table = table(&["rank", &axes.join(","), "region", "size", "bytes", "same on"], &[0, 4]);
         for held in shown.ranks.iter().take(LISTED) {
-            let others =
-                match check_countable(layout).and_then(|_| layout.replicas(held.rank).map_err(failure)) {
-                    Ok(replicas) => shortened(&replicas, held.rank),
-                    Err(_) => "(too many to list)".to_owned(),
-                };
+            let others = match check_countable(layout).and_then(|_| layout.copies(held.rank).map_err(failure))
+            {
+                Ok(replicas) => shortened(&replicas, held.rank),
+                Err(_) => "(too many to list)".to_owned(),
+            };
             let ranges: Vec<String> = held
                 .start
                 .iter()
@@ -162,8 +194,22 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
             0 => String::new(),
             _ => format!("\n… and {hidden} more ranks; `--rank N` shows one, `--json` all"),
         };
-        format!("{} of a {shape} {dtype} tensor\n{table}{more}", shown.layout)
+        let pending: Vec<String> =
+            shown.pending.iter().map(|p| format!("\npending: {} over {}", p.op, p.axis)).collect();
+        format!("{} of a {shape} {dtype} tensor\n{table}{more}{}", shown.layout, pending.concat())
     })
+}
+
+/// The first rank that holds the same values: at 0 along every axis that
+/// replicates.
+fn first_copy(layout: Layout, rank: usize) -> Result<usize, LayoutError> {
+    let mut coordinate = layout.mesh().coordinate(rank)?;
+    for (axis, &placement) in layout.placements().iter().enumerate() {
+        if placement == Placement::Replicate {
+            coordinate[axis] = 0;
+        }
+    }
+    Ok(layout.mesh().rank_at(&coordinate)?)
 }
 
 /// Refuses meshes with more ranks than can be listed.
@@ -219,6 +265,8 @@ struct Moved {
     total_bytes: u64,
     /// The same for a plan in fixed order that weighs no costs.
     fixed_order_bytes: u64,
+    /// Whether the plan is known to be the cheapest.
+    optimal: bool,
 }
 
 fn show_move(args: &MoveArgs, output: Output) -> Result<ExitCode, Failure> {
@@ -229,6 +277,11 @@ fn show_move(args: &MoveArgs, output: Output) -> Result<ExitCode, Failure> {
     let prices = Prices { bytes_per_collective: args.collective_cost, ..Prices::default() };
     let cheapest = plan(source, target, &shape, dtype, prices).map_err(|error| Failure::user(&error))?;
     let fixed = greedy_plan(source, target, &shape, dtype).map_err(|error| Failure::user(&error))?;
+    for stage in cheapest.stages() {
+        if let Step::AllReduce { op, .. } | Step::ReduceScatter { op, .. } = stage.step {
+            check_reducible(dtype, op).map_err(|error| Failure::user(&error).about("--dtype"))?;
+        }
+    }
     let mut stages = Vec::new();
     let mut total_bytes = 0;
     for stage in cheapest.stages() {
@@ -259,18 +312,23 @@ fn show_move(args: &MoveArgs, output: Output) -> Result<ExitCode, Failure> {
         stages,
         total_bytes,
         fixed_order_bytes,
+        optimal: cheapest.is_optimal(),
     };
     output.show(&moved, |moved| {
         let title = format!("{shape} {dtype}: {} -> {}", moved.from, moved.to);
         if moved.stages.is_empty() {
             return format!("{title}\nnothing to do");
         }
-        let mut table = table(&["step", "layout after", "received per rank"], &[2]);
+        let mut table = table(&["step", "layout after", "received, most on a rank"], &[2]);
         for stage in &moved.stages {
             table.add_row([stage.step.clone(), stage.layout.clone(), bytes(stage.bytes_per_rank)]);
         }
+        let note = match (moved.optimal, source.mesh() == target.mesh()) {
+            (true, _) | (_, false) => "",
+            _ => "\nnote: too many axes to look at every plan; there may be a cheaper one",
+        };
         format!(
-            "{title}\n{table}\n{} received by all ranks; {} in fixed order",
+            "{title}\n{table}\n{} received by all ranks together; {} if reduced first, then moved dim by dim{note}",
             bytes(moved.total_bytes),
             bytes(moved.fixed_order_bytes)
         )

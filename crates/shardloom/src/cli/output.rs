@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use super::failure::Failure;
@@ -30,7 +30,9 @@ impl Output {
         };
         match writeln!(io::stdout().lock(), "{written}") {
             // A reader such as `head` that has seen enough is no failure.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::operational(&error)),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(Failure::operational(&error).about("cannot write to stdout"))
+            }
             _ => Ok(ExitCode::SUCCESS),
         }
     }
@@ -50,6 +52,11 @@ impl Output {
 pub(super) fn table(heads: &[&str], numbers: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
+    // A terminal breaks lines that are too long for it; a file should not.
+    if let Some((width, _)) = terminal_size::terminal_size() {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(width.0.max(40));
+    }
     table.set_header(heads.to_vec());
     for &column in numbers {
         if let Some(column) = table.column_mut(column) {

@@ -16,9 +16,11 @@ use super::RankArgs;
 use super::failure::Failure;
 use super::output::{Output, bytes, table};
 
-/// Large enough to be worth moving, and divisible by nothing convenient.
-const ROWS: usize = 3001;
-const COLUMNS: usize = 1999;
+/// Sizes that are divisible by nothing convenient: large enough to be worth
+/// moving, and smaller where many ranks will each hold all of it.
+fn sizes(ranks: usize) -> [usize; 2] {
+    if ranks <= 8 { [3001, 1999] } else { [307, 211] }
+}
 
 #[derive(Serialize)]
 struct Quickstart {
@@ -26,6 +28,9 @@ struct Quickstart {
     ranks: usize,
     tensor: String,
     stations: Vec<Station>,
+    /// Every element on every rank was compared after every move. There is no
+    /// report if one differs.
+    all_equal: bool,
     seconds: f64,
 }
 
@@ -61,16 +66,23 @@ fn text(shown: &Quickstart) -> String {
         ]);
     }
     format!(
-        "{} ranks ({}), a {} tensor\n{table}\n\
+        "{} ({}), a {} tensor\n{table}\n\
          Every element on every rank was compared with the tensor it started from: all equal.\n\
          Next: shardloom layout move --help, shardloom gang check, shardloom doctor",
-        shown.ranks, shown.engine, shown.tensor
+        counted(shown.ranks),
+        shown.engine,
+        shown.tensor
     )
+}
+
+fn counted(ranks: usize) -> String {
+    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") }
 }
 
 /// What every rank does.
 fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
-    let shape = Shape::new(&[ROWS, COLUMNS]).map_err(|error| Failure::user(&error))?;
+    let begun = Instant::now();
+    let shape = Shape::new(&sizes(gang.size())).map_err(|error| Failure::user(&error))?;
     let mesh = mesh(gang.size())?;
     let at = |placements: &str| -> Result<Layout, Failure> {
         format!("{mesh} {placements}").parse().map_err(|error| Failure::user(&error))
@@ -80,16 +92,17 @@ fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
     check_tiling(&shape, &tiles).map_err(|error| Failure::check(error.to_string()))?;
 
     let rank = gang.rank();
+    let local = elements(&sharded.region_of(&shape, rank).map_err(user)?);
     let mut traveller = Traveller {
         redistributor: Redistributor::new(Arc::clone(&gang)),
-        local: elements(&sharded.region_of(&shape, rank).map_err(user)?),
+        local,
         layout: sharded,
         stations: vec![Station {
-            what: format!("shard over {} ranks, proven to tile", gang.size()),
+            what: format!("shard over {}, proven to tile", counted(gang.size())),
             layout: sharded.to_string(),
             steps: vec!["each rank makes its own region".to_owned()],
             bytes_per_rank: 0,
-            seconds: 0.0,
+            seconds: begun.elapsed().as_secs_f64(),
         }],
         shape,
         gang,
@@ -97,11 +110,24 @@ fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
     traveller.go("gather for data parallelism", at("[R, S(1)]")?)?;
     traveller.go("turn columns into rows", at("[R, S(0)]")?)?;
 
-    // Every rank now holds a share of a gradient: its values divided by the
-    // number of ranks along the first axis.
-    let ways = mesh.axis_size(0) as f64;
-    traveller.local.iter_mut().for_each(|value| *value /= ways);
-    traveller.layout = at("[P(sum), S(0)]")?;
+    // Every rank along dp takes a share of a gradient, which only the sum of
+    // all shares makes whole.
+    let begun = Instant::now();
+    let pending = at("[P(sum), S(0)]")?;
+    let index = mesh.coordinate(rank).map_err(|error| user(error.into()))?[0];
+    let others = (1..mesh.axis_size(0)).sum::<usize>() as f64;
+    traveller
+        .local
+        .iter_mut()
+        .for_each(|value| *value = if index == 0 { *value - others } else { index as f64 });
+    traveller.layout = pending;
+    traveller.stations.push(Station {
+        what: "a gradient, pending its sum".to_owned(),
+        layout: pending.to_string(),
+        steps: vec!["each rank takes a share".to_owned()],
+        bytes_per_rank: 0,
+        seconds: begun.elapsed().as_secs_f64(),
+    });
     traveller.go("sum gradients, keep a shard", at("[S(1), S(0)]")?)?;
     traveller.go("whole tensor everywhere", at("[R, R]")?)?;
 
@@ -111,25 +137,20 @@ fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
         ranks: gang.size(),
         tensor: format!("{shape} {}", DType::F64),
         stations,
+        all_equal: true,
         seconds: 0.0,
     })
 }
 
-/// Two axes, as square as the number of ranks allows.
+/// Two axes: the smallest number of data-parallel groups above one.
 fn mesh(ranks: usize) -> Result<Mesh, Failure> {
-    let dp = (1..=ranks)
-        .take_while(|dp| dp * dp <= ranks)
-        .filter(|dp| ranks.is_multiple_of(*dp))
-        .last()
-        .unwrap_or(1);
+    let dp = (2..=ranks).find(|dp| ranks.is_multiple_of(*dp)).unwrap_or(1);
     Mesh::new(&[("dp", dp), ("tp", ranks / dp)]).map_err(|error: MeshError| Failure::user(&error))
 }
 
-/// The true value of an element: a multiple of every small number of ranks, so
-/// that shares of it sum up exactly.
+/// The true value of an element: a whole number, so that shares add up exactly.
 fn truth(row: usize, column: usize) -> f64 {
-    const SHARES: f64 = 27_720.0;
-    ((row * 31 + column * 7) % 1000) as f64 * SHARES
+    ((row * 31 + column * 7) % 1000) as f64
 }
 
 fn elements(region: &Region) -> Vec<f64> {

@@ -92,11 +92,7 @@ fn gpu() -> Check {
                 "repair the NVIDIA driver, or run on the CPU",
             )
         }
-        Err(_) => Check::missing(
-            "gpu",
-            "no NVIDIA driver",
-            "install one to use a GPU; everything here runs on the CPU",
-        ),
+        Err(_) => Check::ok("gpu", "no NVIDIA driver; not needed, everything runs on the CPU so far"),
     }
 }
 

@@ -15,7 +15,7 @@ fn build() -> Check {
         Check::missing(
             "mpi build",
             "this build has thread ranks only",
-            "cargo build --release --features mpi",
+            "cargo build --release --features mpi (needs libopenmpi-dev openmpi-bin libclang-dev)",
         )
     }
 }
