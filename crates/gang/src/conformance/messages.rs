@@ -17,7 +17,7 @@ fn object(rank: usize) -> Object {
     Object {
         name: format!("rank {rank}"),
         numbers: (0..rank % 7 * 40).map(|i| i as f64 / 3.0).collect(),
-        inner: (rank % 4 > 0).then(|| Box::new(object(rank - 1))),
+        inner: (!rank.is_multiple_of(4)).then(|| Box::new(object(rank - 1))),
     }
 }
 
