@@ -26,6 +26,7 @@ fn sizes(ranks: usize) -> [usize; 2] {
 struct Quickstart {
     engine: String,
     ranks: usize,
+    mesh: String,
     tensor: String,
     stations: Vec<Station>,
     /// Every element on every rank was compared after every move. There is no
@@ -55,22 +56,24 @@ pub(super) fn run(ranks: &RankArgs, output: Output) -> Result<ExitCode, Failure>
 }
 
 fn text(shown: &Quickstart) -> String {
-    let mut table = table(&["what", "layout", "steps", "received per rank", "time"], &[3, 4]);
+    let mut table = table(&["what", "layout", "steps", "received", "time"], &[3, 4]);
     for station in &shown.stations {
         table.add_row([
             station.what.clone(),
-            station.layout.clone(),
+            // The mesh is the same for all and stands in the title.
+            station.layout.trim_start_matches(&shown.mesh).trim().to_owned(),
             station.steps.join("\n"),
             bytes(station.bytes_per_rank),
             format!("{:.1} ms", station.seconds * 1e3),
         ]);
     }
     format!(
-        "{} ({}), a {} tensor\n{table}\n\
-         Every element on every rank was compared with the tensor it started from: all equal.\n\
+        "{} ({}) as {}, a {} tensor\n{table}\n\
+         Every element on every rank was compared with the true tensor: all equal.\n\
          Next: shardloom layout move --help, shardloom gang check, shardloom doctor",
         counted(shown.ranks),
         shown.engine,
+        shown.mesh,
         shown.tensor
     )
 }
@@ -135,6 +138,7 @@ fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
     Ok(Quickstart {
         engine: gang.engine().to_owned(),
         ranks: gang.size(),
+        mesh: mesh.to_string(),
         tensor: format!("{shape} {}", DType::F64),
         stations,
         all_equal: true,
