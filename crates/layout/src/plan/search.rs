@@ -5,7 +5,8 @@
 //! shape only through its volume, so the search needs no regions.
 //!
 //! The estimate that guides it is what every rank must receive in any case:
-//! its target region less the most that it can hold of it now. A pending axis
+//! its target region less the most that it can hold of it now, or what taking
+//! axes away that are in the way moves, whichever is more. A pending axis
 //! makes that the whole target region; further ones multiply what is held
 //! until they are reduced, and each reduction costs at least what it removes.
 //! The estimate never exceeds the true rest and never falls faster than a step
@@ -87,6 +88,10 @@ struct Problem {
     /// Elements held by all ranks in the target, as a multiple of the volume.
     goal_held: u64,
     world: u64,
+    /// Units that taking an axis away from a dim moves at least: all ranks but
+    /// its own share of the least that they can hold. None along an axis of one
+    /// rank.
+    least_moved: [u64; MAX_AXES],
     /// What one unit costs along each axis; a unit is one copy of the tensor,
     /// divided by the world size so that all-to-all needs no fractions.
     units: [Cost; MAX_AXES],
@@ -212,7 +217,12 @@ impl Problem {
         let dearest = units.iter().copied().max().unwrap_or(0).checked_mul(Cost::from(all_pairs))?;
         // Far more steps than any plan has.
         dearest.checked_add(start.checked_mul(1 << 16)?)?.checked_mul(1 << 10)?;
+        let mut least_moved = [0; MAX_AXES];
+        for (share, &size) in least_moved.iter_mut().zip(&sizes) {
+            *share = world / size * (size - 1);
+        }
         let mut problem = Self {
+            least_moved,
             source,
             target,
             sizes,
@@ -317,32 +327,46 @@ impl Problem {
         whole.map(|(_, &size)| size).product()
     }
 
+    /// What the rest of the way costs at least.
     fn estimate(&self, state: State) -> Cost {
+        // Per dim, a bit for every turn that the right axis has. Axes behind
+        // the first wrong turn must all be moved away, one by one.
+        let mut right = [0u8; KNOWN_DIMS];
+        let mut ways = [1; KNOWN_DIMS];
         let (mut pending, mut widest) = (1, 1);
         let (mut collectives, mut steps) = (0u64, 0u64);
         for (axis, &size) in self.sizes.iter().enumerate() {
             let (now, wanted) = (get(state, axis), get(self.goal, axis));
             steps += u64::from(now != wanted);
-            if size == 1 {
-                continue;
-            }
-            if now == PENDING && wanted != PENDING {
+            if let Some(dim) = shard_dim(now) {
+                right[dim] |= u8::from(now == wanted) << (now % 8);
+                ways[dim] *= size;
+            } else if now == PENDING && wanted != PENDING && size > 1 {
                 collectives += 1;
                 pending *= size;
                 widest = widest.max(size);
-            } else {
-                collectives += u64::from(now >= 8 && now / 8 != wanted / 8);
+            }
+        }
+        let mut moved = 0;
+        for (axis, &share) in self.least_moved.iter().enumerate().take(self.sizes.len()) {
+            let now = get(state, axis);
+            let in_the_way =
+                shard_dim(now).is_some_and(|dim| u32::from(now % 8) >= right[dim].trailing_ones());
+            if in_the_way && share > 0 {
+                collectives += 1;
+                moved += share;
             }
         }
         let wanted = self.goal_held * self.world;
         let missing = if pending > 1 {
             wanted + (pending - widest) * self.world
         } else {
-            let ways = self.ways(state);
             let finest: u64 = (0..self.dims.len()).map(|dim| ways[dim].max(self.goal_ways[dim])).product();
             wanted - self.world * self.world / finest
         };
-        Cost::from(missing) * self.least_unit + Cost::from(collectives) * self.collective + Cost::from(steps)
+        Cost::from(missing.max(moved)) * self.least_unit
+            + Cost::from(collectives) * self.collective
+            + Cost::from(steps)
     }
 
     /// Calls `visit` with each state one step away, and what the step costs.
