@@ -1,0 +1,176 @@
+//! What can be wrong with an operation.
+
+use shardloom_layout::{DType, Hint, Shape, ShapeError};
+
+use crate::device::Device;
+
+/// Why an operation was refused. Every variant names the operation and its
+/// operands.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// Shapes that the operation cannot combine.
+    #[error("{op} cannot combine shapes {}", joined(shapes))]
+    Shapes {
+        /// The operation.
+        op: &'static str,
+        /// The operands' shapes.
+        shapes: Vec<Shape>,
+    },
+    /// Operands of different dtypes.
+    #[error("{op} cannot combine dtypes {}", joined(dtypes))]
+    DTypes {
+        /// The operation.
+        op: &'static str,
+        /// The operands' dtypes.
+        dtypes: Vec<DType>,
+    },
+    /// A dtype that the operation does not compute in.
+    #[error("{op} does not take {dtype}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The dtype.
+        dtype: DType,
+    },
+    /// Operands on different devices.
+    #[error("{op} cannot combine tensors on {}", joined(devices))]
+    Devices {
+        /// The operation.
+        op: &'static str,
+        /// The operands' devices.
+        devices: Vec<Device>,
+    },
+    /// A dim that the tensor does not have.
+    #[error("{op}: a tensor of shape {shape} has no dim {dim}")]
+    Dim {
+        /// The operation.
+        op: &'static str,
+        /// The dim as given.
+        dim: usize,
+        /// The tensor's shape.
+        shape: Shape,
+    },
+    /// A range outside a dim.
+    #[error("{op}: {start}..{end} is outside dim {dim} of a tensor of shape {shape}")]
+    Range {
+        /// The operation.
+        op: &'static str,
+        /// The dim.
+        dim: usize,
+        /// First index.
+        start: usize,
+        /// One past the last index.
+        end: usize,
+        /// The tensor's shape.
+        shape: Shape,
+    },
+    /// An index outside the rows that it chooses from.
+    #[error("{op}: index {index} at position {position} is outside 0..{rows}")]
+    Index {
+        /// The operation.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// Where it stands.
+        position: usize,
+        /// How many rows there are.
+        rows: usize,
+    },
+    /// The elements given are not as many as the shape has.
+    #[error("a tensor of shape {shape} has {} elements, not {found}", shape.volume())]
+    ElementCount {
+        /// The shape.
+        shape: Shape,
+        /// Elements given.
+        found: usize,
+    },
+    /// Elements of another type were asked for.
+    #[error("a {dtype} tensor cannot be read as {asked}")]
+    ReadAs {
+        /// The tensor's dtype.
+        dtype: DType,
+        /// The dtype asked for.
+        asked: DType,
+    },
+    /// Data was asked of a tensor that has none.
+    #[error("{op}: a meta tensor of shape {shape} has no data")]
+    NoData {
+        /// The operation.
+        op: &'static str,
+        /// The tensor's shape.
+        shape: Shape,
+    },
+    /// The allocator's budget is used up.
+    #[error("{asked} bytes do not fit in the memory budget of {budget}, of which {in_use} are in use")]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes in use.
+        in_use: usize,
+        /// The budget.
+        budget: usize,
+    },
+    /// A function on the way has no backward rule.
+    #[error("{function} has no backward rule, but its result is differentiated")]
+    NotDifferentiable {
+        /// The function.
+        function: &'static str,
+    },
+    /// Backward was run over the same function twice.
+    #[error("{function} was differentiated before, and what it had saved is gone")]
+    Consumed {
+        /// The function.
+        function: &'static str,
+    },
+    /// A backward rule did not do its part.
+    #[error("{function} returned {found} gradients for {inputs} inputs")]
+    GradientCount {
+        /// The function.
+        function: &'static str,
+        /// How many inputs it has.
+        inputs: usize,
+        /// How many gradients it returned.
+        found: usize,
+    },
+    /// A gradient that does not fit its tensor.
+    #[error("{function}: the gradient of a {expected} {dtype} tensor is {found} {found_dtype}")]
+    GradientShape {
+        /// The function.
+        function: &'static str,
+        /// The tensor's shape.
+        expected: Shape,
+        /// The tensor's dtype.
+        dtype: DType,
+        /// The gradient's shape.
+        found: Shape,
+        /// The gradient's dtype.
+        found_dtype: DType,
+    },
+    /// Nothing to differentiate.
+    #[error("backward from a {shape} tensor that depends on no parameter")]
+    NoGradient {
+        /// Its shape.
+        shape: Shape,
+    },
+    /// Sizes that no tensor can have.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+}
+
+impl Hint for TensorError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::DTypes { .. } => "cast the operands to one dtype".to_owned(),
+            Self::NotDifferentiable { .. } => "detach its inputs, or give it a backward rule".to_owned(),
+            Self::Consumed { .. } => "run the forward pass again before differentiating again".to_owned(),
+            Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
+            Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
+            _ => return None,
+        })
+    }
+}
+
+fn joined<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}

@@ -1,0 +1,33 @@
+//! Local tensors, their kernels, and a tape.
+//!
+//! A [`Tensor`] is a strided view of shared memory on one device. Operations
+//! are methods; each is a [`Function`] with its own backward rule, and users
+//! add theirs in one `impl`. [`backward`] runs the tape from any outputs with
+//! given gradients and returns [`Gradients`].
+//!
+//! - Views (narrow, permute, expand, reshape) copy nothing where they can.
+//! - Memory comes from a caching allocator with a budget; see [`memory`].
+//! - [`Device::Meta`] computes shapes without data.
+//! - Results do not depend on the number of threads.
+//!
+//! This crate knows no ranks. It is the only one that names a compute backend.
+
+pub mod memory;
+
+mod device;
+mod element;
+mod error;
+mod kernels;
+mod ops;
+mod parallel;
+mod storage;
+mod tape;
+mod tensor;
+mod view;
+
+pub use device::Device;
+pub use element::{Element, Float};
+pub use error::TensorError;
+pub use ops::CrossEntropy;
+pub use tape::{Context, Function, Gradients, apply, backward, no_grad};
+pub use tensor::Tensor;

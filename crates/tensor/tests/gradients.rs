@@ -1,0 +1,176 @@
+//! Every backward rule against finite differences in f64.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use shardloom_layout::Shape;
+use shardloom_tensor::{CrossEntropy, Tensor, TensorError, backward};
+
+type Case = Result<Tensor, TensorError>;
+
+/// Awkward but smooth values, none near a kink.
+fn values(dims: &[usize], seed: usize) -> Tensor {
+    let count: usize = dims.iter().product();
+    let values: Vec<f64> = (0..count)
+        .map(|i| {
+            let mixed = (i * 37 + seed * 101 + 11) % 97;
+            let value = mixed as f64 / 50.0 - 0.97;
+            if value.abs() < 0.05 { 0.3 } else { value }
+        })
+        .collect();
+    Tensor::from_slice(&values, dims).unwrap()
+}
+
+fn shape(dims: &[usize]) -> Shape {
+    Shape::new(dims).unwrap()
+}
+
+/// Compares the gradient of a weighted sum of the output with central
+/// differences, for every element of every input.
+fn check(name: &str, inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Case) {
+    const STEP: f64 = 1e-5;
+    let output = function(inputs).unwrap();
+    let weights = values(output.shape(), 7);
+    let loss = |inputs: &[Tensor]| -> f64 {
+        function(inputs).unwrap().mul(&weights).unwrap().sum_all().unwrap().item().unwrap()
+    };
+    let parameters: Vec<Tensor> = inputs.iter().map(Tensor::requires_grad).collect();
+    let gradients = backward(&[(function(&parameters).unwrap(), Some(weights.clone()))]).unwrap();
+    for (which, parameter) in parameters.iter().enumerate() {
+        let gradient = match gradients.of(parameter) {
+            Some(gradient) => gradient.to_vec::<f64>().unwrap(),
+            None => vec![0.0; parameter.shape().volume()],
+        };
+        let base = inputs[which].to_vec::<f64>().unwrap();
+        for element in 0..base.len() {
+            let moved = |by: f64| {
+                let mut elements = base.clone();
+                elements[element] += by;
+                let mut all = inputs.to_vec();
+                all[which] = Tensor::from_slice(&elements, inputs[which].shape()).unwrap();
+                loss(&all)
+            };
+            let difference = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+            let error = (difference - gradient[element]).abs();
+            // Central differences of smooth functions are good to STEP², and
+            // subtraction costs about 1e-16 / STEP.
+            assert!(
+                error < 1e-7 * (1.0 + difference.abs()),
+                "{name}: input {which} element {element}: {} by rule, {difference} by difference",
+                gradient[element]
+            );
+        }
+    }
+}
+
+#[test]
+fn unary_rules() {
+    let x = values(&[3, 5], 1);
+    let half = Tensor::scalar(0.5f64).unwrap();
+    let positive = x.mul(&x).unwrap().add(&half).unwrap();
+    for (name, function) in [
+        ("neg", Tensor::neg as fn(&Tensor) -> Case),
+        ("exp", Tensor::exp),
+        ("abs", Tensor::abs),
+        ("relu", Tensor::relu),
+        ("sigmoid", Tensor::sigmoid),
+        ("tanh", Tensor::tanh),
+        ("silu", Tensor::silu),
+        ("gelu", Tensor::gelu),
+        ("gelu_tanh", Tensor::gelu_tanh),
+    ] {
+        check(name, std::slice::from_ref(&x), |x| function(&x[0]));
+        // The same on a strided view.
+        check(name, std::slice::from_ref(&x), |x| function(&x[0].transpose(0, 1)?.narrow(0, 1, 3)?));
+    }
+    for (name, function) in
+        [("log", Tensor::log as fn(&Tensor) -> Case), ("sqrt", Tensor::sqrt), ("rsqrt", Tensor::rsqrt)]
+    {
+        check(name, std::slice::from_ref(&positive), |x| function(&x[0]));
+    }
+}
+
+#[test]
+fn binary_rules_with_broadcasting() {
+    let operands = [
+        (vec![3, 5], vec![3, 5]),
+        (vec![3, 5], vec![5]),
+        (vec![3, 1], vec![1, 5]),
+        (vec![], vec![2, 2]),
+        (vec![2, 1, 3], vec![4, 1]),
+        (vec![1], vec![1]),
+    ];
+    for (a, b) in operands {
+        let inputs = [values(&a, 2), values(&b, 3)];
+        check("add", &inputs, |x| x[0].add(&x[1]));
+        check("sub", &inputs, |x| x[0].sub(&x[1]));
+        check("mul", &inputs, |x| x[0].mul(&x[1]));
+        check("div", &inputs, |x| x[0].div(&x[1]));
+    }
+    // One tensor used twice.
+    check("square", &[values(&[4], 1)], |x| x[0].mul(&x[0]));
+}
+
+#[test]
+fn matmul_rules() {
+    for (a, b) in [
+        (vec![3, 4], vec![4, 2]),
+        (vec![1, 1], vec![1, 1]),
+        (vec![2, 3, 4], vec![4, 5]),
+        (vec![2, 1, 3, 2], vec![3, 2, 4]),
+        (vec![3, 0], vec![0, 2]),
+    ] {
+        let inputs = [values(&a, 4), values(&b, 5)];
+        check("matmul", &inputs, |x| x[0].matmul(&x[1]));
+    }
+    check("transposed", &[values(&[4, 3], 1), values(&[2, 4], 2)], |x| {
+        x[0].transpose(0, 1)?.matmul(&x[1].transpose(0, 1)?)
+    });
+}
+
+#[test]
+fn reduction_rules() {
+    let x = values(&[2, 3, 4], 6);
+    for dims in [vec![], vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1, 2]] {
+        check("sum", std::slice::from_ref(&x), |x| x[0].sum(&dims));
+        check("mean", std::slice::from_ref(&x), |x| x[0].mean(&dims));
+    }
+}
+
+#[test]
+fn row_rules() {
+    let x = values(&[3, 4], 8);
+    for dim in [0, 1] {
+        check("softmax", std::slice::from_ref(&x), |x| x[0].softmax(dim));
+        check("log_softmax", std::slice::from_ref(&x), |x| x[0].log_softmax(dim));
+    }
+    check("rms_norm", &[values(&[2, 3, 5], 1), values(&[5], 2)], |x| x[0].rms_norm(&x[1], 1e-5));
+    let indices = Tensor::from_slice(&[2i64, 0, 2, 3], &[2, 2]).unwrap();
+    check("embedding", &[values(&[4, 3], 1)], |x| x[0].embedding(&indices));
+    let targets = Tensor::from_slice(&[1i64, -100, 3], &[3]).unwrap();
+    let options = CrossEntropy { ignore_index: Some(-100) };
+    check("cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, options));
+}
+
+#[test]
+fn view_rules() {
+    let x = values(&[2, 3, 4], 9);
+    let of = std::slice::from_ref(&x);
+    check("reshape", of, |x| x[0].reshape(&shape(&[6, 4])));
+    check("reshape of a permutation", of, |x| x[0].permute(&[2, 0, 1])?.reshape(&shape(&[8, 3])));
+    check("permute", of, |x| x[0].permute(&[1, 2, 0]));
+    check("narrow", of, |x| x[0].narrow(1, 1, 2));
+    check("narrow to nothing", of, |x| x[0].narrow(2, 4, 0)?.add(&x[0].narrow(2, 0, 0)?));
+    check("expand", &[values(&[3, 1], 2)], |x| x[0].expand(&shape(&[2, 3, 4])));
+}
+
+#[test]
+fn a_small_network() {
+    let indices = Tensor::from_slice(&[1i64, 4, 2, 0], &[4]).unwrap();
+    let targets = Tensor::from_slice(&[4i64, 2, 0, 3], &[4]).unwrap();
+    let inputs = [values(&[5, 6], 1), values(&[6], 2), values(&[6, 8], 3), values(&[8, 5], 4)];
+    check("network", &inputs, |p| {
+        let x = p[0].embedding(&indices)?;
+        let hidden = x.rms_norm(&p[1], 1e-6)?.matmul(&p[2])?.silu()?;
+        hidden.matmul(&p[3])?.cross_entropy(&targets, CrossEntropy::default())
+    });
+}
