@@ -1,9 +1,12 @@
 //! What runs on the CPU. Kernels take slices and geometry, never the tape.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod matmul;
+pub(crate) mod norm;
 pub(crate) mod reduce;
+pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod strides;
 

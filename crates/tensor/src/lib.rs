@@ -28,6 +28,6 @@ mod view;
 pub use device::Device;
 pub use element::{Element, Float};
 pub use error::TensorError;
-pub use ops::CrossEntropy;
+pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use tape::{Context, Function, Gradients, apply, backward, no_grad};
 pub use tensor::Tensor;

@@ -1,11 +1,16 @@
 //! Operations on tensors, each with its backward rule.
 
 mod arithmetic;
+mod attention;
 mod matmul;
+mod norm;
 mod reduce;
+mod rope;
 mod rows;
 mod views;
 
+pub use attention::Attention;
+pub use rope::RopeStyle;
 pub use rows::CrossEntropy;
 
 use shardloom_layout::{DType, Shape};

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use shardloom_layout::Shape;
-use shardloom_tensor::{CrossEntropy, Tensor, TensorError, backward};
+use shardloom_tensor::{Attention, CrossEntropy, RopeStyle, Tensor, TensorError, backward};
 
 type Case = Result<Tensor, TensorError>;
 
@@ -149,6 +149,73 @@ fn row_rules() {
     let targets = Tensor::from_slice(&[1i64, -100, 3], &[3]).unwrap();
     let options = CrossEntropy { ignore_index: Some(-100) };
     check("cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, options));
+}
+
+#[test]
+fn gate_norm_and_rope_rules() {
+    check("swiglu", &[values(&[3, 4], 1), values(&[3, 4], 2)], |x| x[0].swiglu(&x[1]));
+    check("layer_norm", &[values(&[2, 3, 5], 1), values(&[5], 2), values(&[5], 3)], |x| {
+        x[0].layer_norm(&x[1], &x[2], 1e-5)
+    });
+    let angles = values(&[3, 2], 4).scale(2.0).unwrap();
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        check("rope", &[values(&[2, 2, 3, 4], 5)], |x| x[0].rope(&angles, style));
+    }
+}
+
+#[test]
+fn attention_rules() {
+    let causal = Attention { causal: true, ..Attention::default() };
+    let options = [
+        Attention::default(),
+        causal,
+        Attention { window: Some(2), ..causal },
+        Attention { scale: Some(0.3), ..Attention::default() },
+    ];
+    // Heads, key-value heads, queries, keys.
+    for (heads, kv_heads, queries, keys) in
+        [(2, 2, 3, 3), (4, 2, 3, 3), (2, 1, 2, 5), (1, 1, 1, 1), (1, 1, 3, 2)]
+    {
+        let inputs = [
+            values(&[2, heads, queries, 4], 1),
+            values(&[2, kv_heads, keys, 4], 2),
+            values(&[2, kv_heads, keys, 4], 3),
+        ];
+        for options in options {
+            check(&format!("attention {options:?}"), &inputs, |x| x[0].attention(&x[1], &x[2], options));
+        }
+    }
+}
+
+/// Blocks are invisible: long sequences give what whole rows of scores give.
+#[test]
+fn attention_over_several_blocks_is_attention() {
+    let (queries, keys, width) = (130, 150, 8);
+    let (q, k, v) = (
+        values(&[1, 2, queries, width], 1),
+        values(&[1, 1, keys, width], 2),
+        values(&[1, 1, keys, width], 3),
+    );
+    for (causal, window) in [(false, None), (true, None), (true, Some(70))] {
+        let found = q.attention(&k, &v, Attention { causal, window, ..Attention::default() }).unwrap();
+        let scores =
+            q.matmul(&k.transpose(2, 3).unwrap()).unwrap().scale(1.0 / (width as f64).sqrt()).unwrap();
+        let mask: Vec<f64> = (0..queries)
+            .flat_map(|i| {
+                let position = i + keys - queries;
+                (0..keys).map(move |j| {
+                    let hidden = causal && j > position || window.is_some_and(|w| j + w <= position);
+                    if hidden { f64::NEG_INFINITY } else { 0.0 }
+                })
+            })
+            .collect();
+        let mask = Tensor::from_slice(&mask, &[queries, keys]).unwrap();
+        let expected = scores.add(&mask).unwrap().softmax(3).unwrap().matmul(&v).unwrap();
+        let (found, expected) = (found.to_vec::<f64>().unwrap(), expected.to_vec::<f64>().unwrap());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-13, "{found} {expected}");
+        }
+    }
 }
 
 #[test]

@@ -238,6 +238,8 @@ pub(crate) enum Binary {
     Sub,
     Mul,
     Div,
+    /// `silu(a) · b`.
+    SwiGlu,
 }
 
 impl Binary {
@@ -247,6 +249,7 @@ impl Binary {
             Self::Sub => "sub",
             Self::Mul => "mul",
             Self::Div => "div",
+            Self::SwiGlu => "swiglu",
         }
     }
 }
@@ -257,6 +260,7 @@ pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Ten
         Binary::Sub => zip::<T>(op.name(), a, b, |a, b| a - b),
         Binary::Mul => zip::<T>(op.name(), a, b, |a, b| a * b),
         Binary::Div => zip::<T>(op.name(), a, b, |a, b| a / b),
+        Binary::SwiGlu => zip::<T>(op.name(), a, b, |a, b| a * sigmoid(a) * b),
     }
 }
 

@@ -18,7 +18,7 @@ const PARALLEL: usize = 1 << 16;
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
-struct Matrix<'a, W> {
+pub(crate) struct Matrix<'a, W> {
     elements: &'a [W],
     start: usize,
     rows: usize,
@@ -27,7 +27,32 @@ struct Matrix<'a, W> {
     column_stride: usize,
 }
 
-impl<W> Matrix<'_, W> {
+/// What becomes of what was in the result before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// It is overwritten.
+    Set,
+    /// It is added to.
+    Add,
+}
+
+impl<'a, W> Matrix<'a, W> {
+    /// A row-major matrix.
+    pub(crate) fn new(elements: &'a [W], rows: usize, columns: usize) -> Self {
+        Self { elements, start: 0, rows, columns, row_stride: columns, column_stride: 1 }
+    }
+
+    /// Rows and columns exchanged.
+    pub(crate) fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
     fn is_inside(&self) -> bool {
         if self.rows == 0 || self.columns == 0 {
             return true;
@@ -63,7 +88,9 @@ pub(crate) fn matmul<W: Wide>(
                 let Some(out) = products.next() else { return };
                 let lhs = matrix(xs, va, va.offset + oa + i * row_strides[0]);
                 let rhs = matrix(ys, vb, vb.offset + ob + i * row_strides[1]);
-                multiply(lhs, rhs, out);
+                let work = m * n * k;
+                let threads = if work > PARALLEL { Parallelism::Rayon(0) } else { Parallelism::None };
+                multiply(lhs, rhs, out, Store::Set, threads);
             }
         });
         Ok(())
@@ -82,10 +109,20 @@ fn matrix<'a, W>(elements: &'a [W], view: &View, start: usize) -> Matrix<'a, W> 
     }
 }
 
-fn multiply<W: Wide>(lhs: Matrix<'_, W>, rhs: Matrix<'_, W>, out: &mut [W]) {
+/// `lhs @ rhs` into a row-major matrix, on this thread.
+pub(crate) fn product<W: Wide>(lhs: Matrix<'_, W>, rhs: Matrix<'_, W>, out: &mut [W], store: Store) {
+    multiply(lhs, rhs, out, store, Parallelism::None);
+}
+
+fn multiply<W: Wide>(
+    lhs: Matrix<'_, W>,
+    rhs: Matrix<'_, W>,
+    out: &mut [W],
+    store: Store,
+    threads: Parallelism,
+) {
     let (m, k, n) = (lhs.rows, lhs.columns, rhs.columns);
     assert!(lhs.is_inside() && rhs.is_inside() && rhs.rows == k && out.len() == m * n);
-    let parallelism = if m * n * k > PARALLEL { Parallelism::Rayon(0) } else { Parallelism::None };
     let stride = |stride: usize| stride as isize;
     // SAFETY: both matrices lie inside their slices, which the assertion
     // checked, and `out` is a row-major m × n matrix that is borrowed for
@@ -98,19 +135,19 @@ fn multiply<W: Wide>(lhs: Matrix<'_, W>, rhs: Matrix<'_, W>, out: &mut [W]) {
             out.as_mut_ptr(),
             1,
             stride(n),
-            false,
+            store == Store::Add,
             lhs.elements.as_ptr().add(lhs.start),
             stride(lhs.column_stride),
             stride(lhs.row_stride),
             rhs.elements.as_ptr().add(rhs.start),
             stride(rhs.column_stride),
             stride(rhs.row_stride),
-            W::zero(),
+            if store == Store::Add { W::one() } else { W::zero() },
             W::one(),
             false,
             false,
             false,
-            parallelism,
+            threads,
         );
     }
 }

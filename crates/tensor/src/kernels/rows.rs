@@ -1,9 +1,9 @@
-//! Fused work on whole rows: softmax, norms, cross-entropy, embedding.
+//! Fused work on whole rows: softmax, cross-entropy, embedding.
 //!
 //! Each row is read while it is in the cache and computed by itself, so its
 //! result does not depend on the rows beside it.
 
-use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
+use num_traits::{Float as _, One as _, Zero as _};
 use rayon::prelude::*;
 use shardloom_layout::Shape;
 
@@ -93,75 +93,6 @@ pub(crate) fn log_softmax_gradient<T: Float>(
     })
 }
 
-fn count<W: Wide>(count: usize) -> W {
-    W::from_usize(count).unwrap_or_else(W::one)
-}
-
-/// `1 / sqrt(mean(x²) + eps)` of a row.
-fn inverse_norm<T: Float>(row: &[T], eps: f64) -> T::Wide {
-    let squares: T::Wide = row.iter().map(|x| x.widen() * x.widen()).sum();
-    let eps = T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero);
-    T::Wide::one() / (squares / count(row.len()) + eps).sqrt()
-}
-
-/// `x / sqrt(mean(x²) + eps) · weight`, row by row.
-pub(crate) fn rms_norm<T: Float>(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor, TensorError> {
-    let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
-    let row = weights.len();
-    make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-                let scale = inverse_norm(x, eps);
-                for ((out, x), w) in out.iter_mut().zip(x).zip(weights) {
-                    *out = T::narrow(x.widen() * scale * w.widen());
-                }
-            }
-        });
-        Ok(())
-    })
-}
-
-/// The gradients of [`rms_norm`] with respect to `x` and the weight.
-pub(crate) fn rms_norm_gradient<T: Float>(
-    x: &Tensor,
-    weight: &Tensor,
-    gradient: &Tensor,
-    eps: f64,
-) -> Result<(Tensor, Tensor), TensorError> {
-    let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
-    let gs = gradient.elements::<T>("rms_norm")?;
-    let row = weights.len();
-    let of_x = make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = values[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
-            for (out, (x, g)) in piece.chunks_exact_mut(row).zip(rows) {
-                let scale = inverse_norm(x, eps);
-                let terms = x.iter().zip(g).zip(weights);
-                let dot: T::Wide = terms.map(|((x, g), w)| x.widen() * g.widen() * w.widen()).sum();
-                let pull = dot * scale * scale * scale / count(row);
-                for (((out, x), g), w) in out.iter_mut().zip(x).zip(g).zip(weights) {
-                    *out = T::narrow(g.widen() * w.widen() * scale - x.widen() * pull);
-                }
-            }
-        });
-        Ok(())
-    })?;
-    let scales: Vec<T::Wide> = values.chunks_exact(row.max(1)).map(|x| inverse_norm(x, eps)).collect();
-    let of_weight = make::<T>(weight.shape(), |out| {
-        // Columns are summed over rows in order, whatever thread has them.
-        out.par_iter_mut().enumerate().with_min_len(64).for_each(|(column, out)| {
-            let sum: T::Wide = scales
-                .iter()
-                .enumerate()
-                .map(|(r, &scale)| gs[r * row + column].widen() * values[r * row + column].widen() * scale)
-                .sum();
-            *out = T::narrow(sum);
-        });
-        Ok(())
-    })?;
-    Ok((of_x, of_weight))
-}
-
 /// Rows of a table, chosen by index.
 pub(crate) fn embedding<T: Float>(
     table: &Tensor,
@@ -210,6 +141,10 @@ pub(crate) fn check_indices(op: &'static str, indices: &[i64], rows: usize) -> R
         None => Ok(()),
         Some(position) => Err(TensorError::Index { op, index: indices[position], position, rows }),
     }
+}
+
+pub(super) fn count<W: Wide>(count: usize) -> W {
+    W::from_usize(count).unwrap_or_else(W::one)
 }
 
 /// The mean of `-log softmax(logits)[target]` over the targets that count.

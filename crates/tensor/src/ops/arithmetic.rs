@@ -49,6 +49,9 @@ impl Function for BinaryFunction {
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (a, b) = (&inputs[0], &inputs[1]);
         let (device, dtype) = common(self.name(), &[a, b])?;
+        if self.0 == Binary::SwiGlu && a.shape() != b.shape() {
+            return Err(mismatch("swiglu", &[a, b]));
+        }
         context.save(&[a, b]);
         if device == Device::Meta {
             let shape = broadcast(a.shape(), b.shape()).ok_or_else(|| mismatch(self.name(), &[a, b]))?;
@@ -67,12 +70,17 @@ impl Function for BinaryFunction {
             Binary::Add | Binary::Sub => Ok(g.clone()),
             Binary::Mul => g.mul(b),
             Binary::Div => g.div(b),
+            Binary::SwiGlu => {
+                let (a, slope) = (a.packed("swiglu")?, g.mul(b)?);
+                with_float!("swiglu", a.dtype(), T => unary_gradient::<T>(Unary::Silu, &a, &slope))
+            }
         };
         let of_b = || match self.0 {
             Binary::Add => Ok(g.clone()),
             Binary::Sub => g.neg(),
             Binary::Mul => g.mul(a),
             Binary::Div => g.mul(a)?.div(&b.mul(b)?)?.neg(),
+            Binary::SwiGlu => g.mul(&a.silu()?),
         };
         let of_a = context.needs(0).then(|| summed_to(&of_a()?, a.shape())).transpose()?;
         let of_b = context.needs(1).then(|| summed_to(&of_b()?, b.shape())).transpose()?;
@@ -168,6 +176,8 @@ binary_methods! {
     mul => Mul;
     /// The quotient, element by element, with broadcasting.
     div => Div;
+    /// `silu(self) · other`, the gate of most language models, in one pass.
+    swiglu => SwiGlu;
 }
 
 impl Tensor {

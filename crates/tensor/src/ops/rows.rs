@@ -1,8 +1,8 @@
-//! Operations on whole rows: softmax, norm, embedding, cross-entropy.
+//! Operations on whole rows: softmax, embedding, cross-entropy.
 
 use shardloom_layout::{DType, Dims, Shape};
 
-use super::{common, mismatch};
+use super::mismatch;
 use crate::device::Device;
 use crate::element::with_float;
 use crate::error::TensorError;
@@ -52,44 +52,6 @@ impl Function for Softmax {
             Self::Log => rows::log_softmax_gradient::<T>(y, &gradient, row),
         })?;
         Ok(vec![Some(of_x)])
-    }
-}
-
-struct RmsNorm {
-    eps: f64,
-}
-
-impl Function for RmsNorm {
-    fn name(&self) -> &'static str {
-        "rms_norm"
-    }
-
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (x, weight) = (inputs[0].packed("rms_norm")?, inputs[1].packed("rms_norm")?);
-        let (device, dtype) = common("rms_norm", &[&x, &weight])?;
-        if weight.shape().ndim() != 1 || x.shape().last() != weight.shape().last() {
-            return Err(mismatch("rms_norm", &[&x, &weight]));
-        }
-        if device == Device::Meta {
-            return Ok(vec![Tensor::meta(x.shape().clone(), dtype)]);
-        }
-        context.save(&[&x, &weight]);
-        Ok(vec![with_float!("rms_norm", dtype, T => rows::rms_norm::<T>(&x, &weight, self.eps))?])
-    }
-
-    fn backward(
-        &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(gradient), [x, weight]) = (&gradients[0], context.saved()) else {
-            return Ok(vec![None, None]);
-        };
-        let gradient = gradient.packed("rms_norm")?;
-        let (of_x, of_weight) = with_float!("rms_norm", x.dtype(), T => {
-            rows::rms_norm_gradient::<T>(x, weight, &gradient, self.eps)
-        })?;
-        Ok(vec![Some(of_x), Some(of_weight)])
     }
 }
 
@@ -187,11 +149,6 @@ impl Tensor {
             return apply_one(function, std::slice::from_ref(self));
         }
         apply_one(function, &[self.transpose(dim, last)?])?.transpose(dim, last)
-    }
-
-    /// `x / sqrt(mean(x²) + eps) · weight` along the last dim.
-    pub fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self, TensorError> {
-        apply_one(RmsNorm { eps }, &[self.clone(), weight.clone()])
     }
 
     /// Rows of this table, chosen by a tensor of `i64` indices.
