@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod reduce;

@@ -10,6 +10,8 @@
 
 use rayon::prelude::*;
 
+use super::elementwise::exponentiate;
+use super::lanes;
 use super::matmul::{Matrix, Store, product};
 use crate::element::Wide;
 
@@ -146,12 +148,9 @@ fn forward_block<W: Wide>(
                 scores.fill(W::zero());
                 continue;
             }
-            let shrink = (most[row] - here).exp();
-            let mut sum = W::zero();
-            for score in scores.iter_mut() {
-                *score = (*score - here).exp();
-                sum += *score;
-            }
+            let shrink = (most[row] - here).exponential();
+            exponentiate(scores, here);
+            let sum = lanes::sum(scores, |weight| weight);
             sums[row] = sums[row] * shrink + sum;
             most[row] = here;
             if shrink != W::one() {
@@ -246,7 +245,7 @@ fn backward_head<W: Wide>(
             let (weights, slopes) = (&mut weights[..size], &mut slopes[..size]);
             scores(geometry, saved.q, saved.k, &queries, &keys, weights);
             for (row, log) in weights.chunks_exact_mut(keys.len()).zip(&saved.logs[queries.clone()]) {
-                row.iter_mut().for_each(|score| *score = (*score - *log).exp());
+                exponentiate(row, *log);
             }
             let key_range = rows(saved.k, &keys, width);
             let values = Matrix::new(&saved.v[key_range.clone()], keys.len(), width);

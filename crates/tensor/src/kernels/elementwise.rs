@@ -1,12 +1,14 @@
 //! One element at a time, with broadcasting.
 
+use std::marker::PhantomData;
+
 use num_traits::{Float as _, One as _, Zero as _};
 
 use super::make;
 use super::strides::Walk;
 use crate::element::{Float, Wide};
 use crate::error::TensorError;
-use crate::parallel::pieces;
+use crate::parallel::{fill, kernel};
 use crate::tensor::Tensor;
 use crate::view::broadcast;
 
@@ -46,8 +48,9 @@ impl Unary {
     }
 }
 
+#[inline(always)]
 fn sigmoid<W: Wide>(x: W) -> W {
-    W::one() / (W::one() + (-x).exp())
+    W::one() / (W::one() + (-x).exponential())
 }
 
 fn constant<W: Wide>(value: f64) -> W {
@@ -55,6 +58,7 @@ fn constant<W: Wide>(value: f64) -> W {
 }
 
 /// The inner function of the tanh approximation of gelu, and its derivative.
+#[inline(always)]
 fn gelu_inner<W: Wide>(x: W) -> (W, W) {
     let (a, b) = (constant::<W>(0.797_884_560_802_865_4), constant::<W>(0.044_715));
     (a * (x + b * x * x * x), a * (W::one() + constant::<W>(3.0) * b * x * x))
@@ -71,7 +75,7 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exp();
+                let $f = |x: $W| x.exponential();
                 $body
             }
             Unary::Log => {
@@ -109,7 +113,7 @@ macro_rules! with_unary {
             }
             Unary::Gelu => {
                 let root = constant::<$W>(std::f64::consts::FRAC_1_SQRT_2);
-                let $f = |x: $W| half * x * (one + (x * root).erf());
+                let $f = |x: $W| half * x * (one + (x * root).error_function());
                 $body
             }
             Unary::GeluTanh => {
@@ -131,7 +135,7 @@ macro_rules! with_derivative {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exp();
+                let $f = |x: $W| x.exponential();
                 $body
             }
             Unary::Log => {
@@ -186,7 +190,9 @@ macro_rules! with_derivative {
             Unary::Gelu => {
                 let root = constant::<$W>(std::f64::consts::FRAC_1_SQRT_2);
                 let density = constant::<$W>(0.398_942_280_401_432_7);
-                let $f = |x: $W| half * (one + (x * root).erf()) + x * density * (-half * x * x).exp();
+                let $f = |x: $W| {
+                    half * (one + (x * root).error_function()) + x * density * (-half * x * x).exponential()
+                };
                 $body
             }
             Unary::GeluTanh => {
@@ -201,14 +207,36 @@ macro_rules! with_derivative {
     }};
 }
 
+kernel! {
+    /// `f(x)` for every element.
+    UnaryKernel<T: Float> { op: Unary, source: &'k [T] }
+    |start, piece| {
+        let source = &source[start..];
+        with_unary!(op, T::Wide, f => {
+            for (out, &x) in piece.iter_mut().zip(source) {
+                *out = T::narrow(f(x.widen()));
+            }
+        });
+    }
+}
+
+kernel! {
+    /// `gradient · f'(x)` for every element.
+    DerivativeKernel<T: Float> { op: Unary, source: &'k [T], gradient: &'k [T] }
+    |start, piece| {
+        let (source, gradient) = (&source[start..], &gradient[start..]);
+        with_derivative!(op, T::Wide, f => {
+            for ((out, &x), &g) in piece.iter_mut().zip(source).zip(gradient) {
+                *out = T::narrow(g.widen() * f(x.widen()));
+            }
+        });
+    }
+}
+
 pub(crate) fn unary<T: Float>(op: Unary, x: &Tensor) -> Result<Tensor, TensorError> {
     let source = x.elements::<T>(op.name())?;
     make::<T>(x.shape(), |out| {
-        with_unary!(op, T::Wide, f => pieces(out, 1, |start, piece| {
-            for (out, &x) in piece.iter_mut().zip(&source[start..]) {
-                *out = T::narrow(f(x.widen()));
-            }
-        }));
+        fill(out, 1, &UnaryKernel { op, source, element: PhantomData });
         Ok(())
     })
 }
@@ -222,13 +250,24 @@ pub(crate) fn unary_gradient<T: Float>(
     let source = x.elements::<T>(op.name())?;
     let gradient = gradient.elements::<T>(op.name())?;
     make::<T>(x.shape(), |out| {
-        with_derivative!(op, T::Wide, f => pieces(out, 1, |start, piece| {
-            for ((out, &x), &g) in piece.iter_mut().zip(&source[start..]).zip(&gradient[start..]) {
-                *out = T::narrow(g.widen() * f(x.widen()));
-            }
-        }));
+        fill(out, 1, &DerivativeKernel { op, source, gradient, element: PhantomData });
         Ok(())
     })
+}
+
+kernel! {
+    /// `exp(x - shift)` in place.
+    ExponentialKernel<W: Wide> { shift: W }
+    |_start, piece| {
+        for x in piece.iter_mut() {
+            *x = (*x - shift).exponential();
+        }
+    }
+}
+
+/// `exp(x - shift)` of a short row, in place.
+pub(crate) fn exponentiate<W: Wide>(values: &mut [W], shift: W) {
+    fill(values, values.len(), &ExponentialKernel { shift, element: PhantomData });
 }
 
 /// An operation on two elements.
@@ -254,62 +293,71 @@ impl Binary {
     }
 }
 
-pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
-    match op {
-        Binary::Add => zip::<T>(op.name(), a, b, |a, b| a + b),
-        Binary::Sub => zip::<T>(op.name(), a, b, |a, b| a - b),
-        Binary::Mul => zip::<T>(op.name(), a, b, |a, b| a * b),
-        Binary::Div => zip::<T>(op.name(), a, b, |a, b| a / b),
-        Binary::SwiGlu => zip::<T>(op.name(), a, b, |a, b| a * sigmoid(a) * b),
+/// Two operands expanded to one shape.
+struct Operands<'a, T> {
+    walk: Walk<2>,
+    xs: &'a [T],
+    ys: &'a [T],
+}
+
+kernel! {
+    /// `f(x, y)` for every element, along rows of any strides.
+    BinaryKernel<T: Float> { op: Binary, operands: &'k Operands<'k, T> }
+    |start, piece| {
+        let walk = &operands.walk;
+        let (row, strides) = (walk.row(), walk.row_strides());
+        if walk.dims.len() == 1 {
+            let [sx, sy] = strides;
+            combine::<T>(op, piece, &operands.xs[start * sx..], &operands.ys[start * sy..], strides);
+        } else {
+            let first = start / row;
+            let mut rows = piece.chunks_exact_mut(row);
+            walk.rows(first..first + rows.len(), |[ox, oy]| {
+                if let Some(out) = rows.next() {
+                    combine::<T>(op, out, &operands.xs[ox..], &operands.ys[oy..], strides);
+                }
+            });
+        }
     }
 }
 
 /// Combines two tensors of shapes that broadcast; any strides.
-fn zip<T: Float>(
-    op: &'static str,
-    a: &Tensor,
-    b: &Tensor,
-    f: impl Fn(T::Wide, T::Wide) -> T::Wide + Sync,
-) -> Result<Tensor, TensorError> {
-    let mismatch = || TensorError::Shapes { op, shapes: vec![a.shape().clone(), b.shape().clone()] };
+pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
+    let name = op.name();
+    let mismatch = || TensorError::Shapes { op: name, shapes: vec![a.shape().clone(), b.shape().clone()] };
     let shape = broadcast(a.shape(), b.shape()).ok_or_else(mismatch)?;
     let (va, vb) =
         (a.view().expand(&shape).ok_or_else(mismatch)?, b.view().expand(&shape).ok_or_else(mismatch)?);
-    let (xs, ys): (&[T], &[T]) = (a.storage_elements(op)?, b.storage_elements(op)?);
+    let (xs, ys): (&[T], &[T]) = (a.storage_elements(name)?, b.storage_elements(name)?);
     let walk = Walk::new(&shape, [&va.strides, &vb.strides]);
+    // A single row has no need to stay whole.
+    let unit = if walk.dims.len() == 1 { 1 } else { walk.row() };
+    let operands = Operands { walk, xs: &xs[va.offset.min(xs.len())..], ys: &ys[vb.offset.min(ys.len())..] };
     make::<T>(&shape, |out| {
-        let (row, strides) = (walk.row(), walk.row_strides());
-        if walk.dims.len() == 1 {
-            let [sx, sy] = strides;
-            pieces(out, 1, |start, piece| {
-                combine::<T>(
-                    piece,
-                    &xs[va.offset + start * sx..],
-                    &ys[vb.offset + start * sy..],
-                    strides,
-                    &f,
-                );
-            });
-            return Ok(());
-        }
-        pieces(out, row, |start, piece| {
-            let first = start / row;
-            let mut rows = piece.chunks_exact_mut(row);
-            walk.rows(first..first + rows.len(), |[oa, ob]| {
-                let Some(out) = rows.next() else { return };
-                combine::<T>(out, &xs[va.offset + oa..], &ys[vb.offset + ob..], strides, &f);
-            });
-        });
+        fill(out, unit, &BinaryKernel { op, operands: &operands, element: PhantomData });
         Ok(())
     })
 }
 
-fn combine<T: Float>(
+/// One row of a result.
+#[inline(always)]
+fn combine<T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [usize; 2]) {
+    match op {
+        Binary::Add => combine_by(out, xs, ys, strides, |a, b| a + b),
+        Binary::Sub => combine_by(out, xs, ys, strides, |a, b| a - b),
+        Binary::Mul => combine_by(out, xs, ys, strides, |a, b| a * b),
+        Binary::Div => combine_by(out, xs, ys, strides, |a, b| a / b),
+        Binary::SwiGlu => combine_by(out, xs, ys, strides, |a, b| a * sigmoid(a) * b),
+    }
+}
+
+#[inline(always)]
+fn combine_by<T: Float>(
     out: &mut [T],
     xs: &[T],
     ys: &[T],
     strides: [usize; 2],
-    f: &impl Fn(T::Wide, T::Wide) -> T::Wide,
+    f: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) {
     match strides {
         [1, 1] => {
@@ -319,11 +367,15 @@ fn combine<T: Float>(
         }
         [1, 0] => {
             let y = ys[0].widen();
-            out.iter_mut().zip(xs).for_each(|(out, &x)| *out = T::narrow(f(x.widen(), y)));
+            for (out, &x) in out.iter_mut().zip(xs) {
+                *out = T::narrow(f(x.widen(), y));
+            }
         }
         [0, 1] => {
             let x = xs[0].widen();
-            out.iter_mut().zip(ys).for_each(|(out, &y)| *out = T::narrow(f(x, y.widen())));
+            for (out, &y) in out.iter_mut().zip(ys) {
+                *out = T::narrow(f(x, y.widen()));
+            }
         }
         [sx, sy] => {
             for (i, out) in out.iter_mut().enumerate() {

@@ -3,8 +3,8 @@
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use rayon::prelude::*;
 
-use super::make;
 use super::rows::count;
+use super::{lanes, make};
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::parallel::pieces;
@@ -27,7 +27,7 @@ fn column_sums<T: Float>(
 
 /// `1 / sqrt(mean(x²) + eps)` of a row.
 fn inverse_norm<T: Float>(row: &[T], eps: f64) -> T::Wide {
-    let squares: T::Wide = row.iter().map(|x| x.widen() * x.widen()).sum();
+    let squares = lanes::sum(row, |x| x * x);
     let eps = T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero);
     T::Wide::one() / (squares / count(row.len()) + eps).sqrt()
 }
@@ -83,8 +83,8 @@ pub(crate) fn rms_norm_gradient<T: Float>(
 
 /// The mean of a row and `1 / sqrt(variance + eps)`.
 fn moments<T: Float>(row: &[T], eps: f64) -> (T::Wide, T::Wide) {
-    let mean = row.iter().map(|x| x.widen()).sum::<T::Wide>() / count(row.len());
-    let squares: T::Wide = row.iter().map(|x| (x.widen() - mean) * (x.widen() - mean)).sum();
+    let mean = lanes::sum(row, |x| x) / count(row.len());
+    let squares = lanes::sum(row, |x| (x - mean) * (x - mean));
     let eps = T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero);
     (mean, T::Wide::one() / (squares / count(row.len()) + eps).sqrt())
 }

@@ -3,35 +3,94 @@
 //! Each row is read while it is in the cache and computed by itself, so its
 //! result does not depend on the rows beside it.
 
+use std::marker::PhantomData;
+
 use num_traits::{Float as _, One as _, Zero as _};
 use rayon::prelude::*;
 use shardloom_layout::Shape;
 
-use super::make;
+use super::{lanes, make};
 use crate::element::{Float, Wide};
 use crate::error::TensorError;
-use crate::parallel::pieces;
+use crate::parallel::{Kernel, fill, kernel, pieces};
 use crate::tensor::Tensor;
 
 /// The largest value of a row and the sum of `exp(x - largest)`.
+#[inline(always)]
 fn spread<T: Float>(row: &[T]) -> (T::Wide, T::Wide) {
-    let most =
-        row.iter().fold(T::Wide::neg_infinity(), |most, x| if x.widen() > most { x.widen() } else { most });
-    let sum = row.iter().map(|x| (x.widen() - most).exp()).sum();
-    (most, sum)
+    let most = lanes::largest(row);
+    (most, lanes::sum(row, |x| (x - most).exponential()))
+}
+
+kernel! {
+    SoftmaxKernel<T: Float> { values: &'k [T], row: usize }
+    |start, piece| {
+        for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
+            if T::COMPUTES_IN_ITSELF {
+                // Exponentials are dear: keep them and scale.
+                let most = lanes::largest(x);
+                for (out, x) in out.iter_mut().zip(x) {
+                    *out = T::narrow((x.widen() - most).exponential());
+                }
+                let scale = T::Wide::one() / lanes::sum(out, |x| x);
+                for out in out.iter_mut() {
+                    *out = T::narrow(out.widen() * scale);
+                }
+            } else {
+                let (most, sum) = spread(x);
+                let scale = T::Wide::one() / sum;
+                for (out, x) in out.iter_mut().zip(x) {
+                    *out = T::narrow((x.widen() - most).exponential() * scale);
+                }
+            }
+        }
+    }
+}
+
+kernel! {
+    LogSoftmaxKernel<T: Float> { values: &'k [T], row: usize }
+    |start, piece| {
+        for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
+            let (most, sum) = spread(x);
+            let shift = most + sum.ln();
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = T::narrow(x.widen() - shift);
+            }
+        }
+    }
+}
+
+kernel! {
+    SoftmaxGradientKernel<T: Float> { ys: &'k [T], gs: &'k [T], row: usize }
+    |start, piece| {
+        let rows = ys[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
+        for (out, (y, g)) in piece.chunks_exact_mut(row).zip(rows) {
+            let dot = lanes::sum2(y, g, |y, g| y * g);
+            for ((out, y), g) in out.iter_mut().zip(y).zip(g) {
+                *out = T::narrow(y.widen() * (g.widen() - dot));
+            }
+        }
+    }
+}
+
+kernel! {
+    LogSoftmaxGradientKernel<T: Float> { ys: &'k [T], gs: &'k [T], row: usize }
+    |start, piece| {
+        let rows = ys[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
+        for (out, (y, g)) in piece.chunks_exact_mut(row).zip(rows) {
+            let sum = lanes::sum(g, |g| g);
+            for ((out, y), g) in out.iter_mut().zip(y).zip(g) {
+                *out = T::narrow(g.widen() - y.widen().exponential() * sum);
+            }
+        }
+    }
 }
 
 /// Softmax of every row.
 pub(crate) fn softmax<T: Float>(x: &Tensor, row: usize) -> Result<Tensor, TensorError> {
     let values = x.elements::<T>("softmax")?;
     make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-                let (most, sum) = spread(x);
-                let scale = T::Wide::one() / sum;
-                out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.widen() - most).exp() * scale));
-            }
-        });
+        fill(out, row, &SoftmaxKernel { values, row, element: PhantomData });
         Ok(())
     })
 }
@@ -40,13 +99,7 @@ pub(crate) fn softmax<T: Float>(x: &Tensor, row: usize) -> Result<Tensor, Tensor
 pub(crate) fn log_softmax<T: Float>(x: &Tensor, row: usize) -> Result<Tensor, TensorError> {
     let values = x.elements::<T>("log_softmax")?;
     make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-                let (most, sum) = spread(x);
-                let shift = most + sum.ln();
-                out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow(x.widen() - shift));
-            }
-        });
+        fill(out, row, &LogSoftmaxKernel { values, row, element: PhantomData });
         Ok(())
     })
 }
@@ -59,15 +112,7 @@ pub(crate) fn softmax_gradient<T: Float>(
 ) -> Result<Tensor, TensorError> {
     let (ys, gs) = (y.elements::<T>("softmax")?, gradient.elements::<T>("softmax")?);
     make::<T>(y.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = ys[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
-            for (out, (y, g)) in piece.chunks_exact_mut(row).zip(rows) {
-                let dot: T::Wide = y.iter().zip(g).map(|(y, g)| y.widen() * g.widen()).sum();
-                for ((out, y), g) in out.iter_mut().zip(y).zip(g) {
-                    *out = T::narrow(y.widen() * (g.widen() - dot));
-                }
-            }
-        });
+        fill(out, row, &SoftmaxGradientKernel { ys, gs, row, element: PhantomData });
         Ok(())
     })
 }
@@ -80,15 +125,7 @@ pub(crate) fn log_softmax_gradient<T: Float>(
 ) -> Result<Tensor, TensorError> {
     let (ys, gs) = (y.elements::<T>("log_softmax")?, gradient.elements::<T>("log_softmax")?);
     make::<T>(y.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = ys[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
-            for (out, (y, g)) in piece.chunks_exact_mut(row).zip(rows) {
-                let sum: T::Wide = g.iter().map(|g| g.widen()).sum();
-                for ((out, y), g) in out.iter_mut().zip(y).zip(g) {
-                    *out = T::narrow(g.widen() - y.widen().exp() * sum);
-                }
-            }
-        });
+        fill(out, row, &LogSoftmaxGradientKernel { ys, gs, row, element: PhantomData });
         Ok(())
     })
 }
@@ -147,6 +184,29 @@ pub(super) fn count<W: Wide>(count: usize) -> W {
     W::from_usize(count).unwrap_or_else(W::one)
 }
 
+/// The loss of each row, in the wide type: one element for each row.
+struct RowLosses<'a, T> {
+    values: &'a [T],
+    targets: &'a [Option<usize>],
+    row: usize,
+}
+
+impl<T: Float> Kernel<T::Wide> for RowLosses<'_, T> {
+    #[inline(always)]
+    fn run<S: pulp::Simd>(&self, _width: S, start: usize, losses: &mut [T::Wide]) {
+        let rows = self.values[start * self.row..].chunks_exact(self.row);
+        for ((loss, x), target) in losses.iter_mut().zip(rows).zip(&self.targets[start..]) {
+            *loss = match *target {
+                None => T::Wide::zero(),
+                Some(target) => {
+                    let (most, sum) = spread(x);
+                    most + sum.ln() - x[target].widen()
+                }
+            };
+        }
+    }
+}
+
 /// The mean of `-log softmax(logits)[target]` over the targets that count.
 pub(crate) fn cross_entropy<T: Float>(
     logits: &Tensor,
@@ -154,23 +214,50 @@ pub(crate) fn cross_entropy<T: Float>(
 ) -> Result<Tensor, TensorError> {
     let values = logits.elements::<T>("cross_entropy")?;
     let row = logits.shape()[1];
-    let losses: Vec<T::Wide> = values
-        .par_chunks_exact(row.max(1))
-        .zip(targets)
-        .map(|(x, target)| match *target {
-            None => T::Wide::zero(),
-            Some(target) => {
-                let (most, sum) = spread(x);
-                most + sum.ln() - x[target].widen()
-            }
-        })
-        .collect();
+    let mut losses = vec![T::Wide::zero(); targets.len()];
+    if row > 0 {
+        let work = RowLosses { values, targets, row };
+        losses.par_iter_mut().enumerate().for_each(|(number, loss)| {
+            let one = std::slice::from_mut(loss);
+            fill(one, 1, &RowLosses { values: &values[number * row..], targets: &targets[number..], ..work });
+        });
+    }
     let counted = targets.iter().flatten().count();
     let total: T::Wide = losses.into_iter().sum();
     make::<T>(&Shape::default(), |out| {
         out[0] = T::narrow(total / count(counted));
         Ok(())
     })
+}
+
+kernel! {
+    CrossEntropyGradientKernel<T: Float> { values: &'k [T], targets: &'k [Option<usize>], share: T::Wide, row: usize }
+    |start, piece| {
+        let rows = values[start..].chunks_exact(row).zip(&targets[start / row..]);
+        for (out, (x, target)) in piece.chunks_exact_mut(row).zip(rows) {
+            let Some(target) = *target else {
+                out.fill(T::narrow(T::Wide::zero()));
+                continue;
+            };
+            let most = lanes::largest(x);
+            if T::COMPUTES_IN_ITSELF {
+                for (out, x) in out.iter_mut().zip(x) {
+                    *out = T::narrow((x.widen() - most).exponential());
+                }
+                let scale = share / lanes::sum(out, |x| x);
+                for out in out.iter_mut() {
+                    *out = T::narrow(out.widen() * scale);
+                }
+                out[target] = T::narrow(out[target].widen() - share);
+            } else {
+                let scale = share / lanes::sum(x, |x| (x - most).exponential());
+                for (out, x) in out.iter_mut().zip(x) {
+                    *out = T::narrow((x.widen() - most).exponential() * scale);
+                }
+                out[target] = T::narrow((x[target].widen() - most).exponential() * scale - share);
+            }
+        }
+    }
 }
 
 /// `(softmax(logits) - one_hot(target)) · g / n`, without a second copy of the
@@ -185,19 +272,7 @@ pub(crate) fn cross_entropy_gradient<T: Float>(
     let counted = targets.iter().flatten().count();
     let share = gradient.elements::<T>("cross_entropy")?[0].widen() / count(counted);
     make::<T>(logits.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = values[start..].chunks_exact(row).zip(&targets[start / row..]);
-            for (out, (x, target)) in piece.chunks_exact_mut(row).zip(rows) {
-                let Some(target) = *target else {
-                    out.fill(T::narrow(T::Wide::zero()));
-                    continue;
-                };
-                let (most, sum) = spread(x);
-                let scale = share / sum;
-                out.iter_mut().zip(x).for_each(|(out, x)| *out = T::narrow((x.widen() - most).exp() * scale));
-                out[target] = T::narrow((x[target].widen() - most).exp() * scale - share);
-            }
-        });
+        fill(out, row, &CrossEntropyGradientKernel { values, targets, share, row, element: PhantomData });
         Ok(())
     })
 }
