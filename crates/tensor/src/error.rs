@@ -101,6 +101,14 @@ pub enum TensorError {
         /// The tensor's shape.
         shape: Shape,
     },
+    /// A probability outside [0, 1].
+    #[error("{op}: {probability} is not a probability")]
+    Probability {
+        /// The operation.
+        op: &'static str,
+        /// The number as given.
+        probability: String,
+    },
     /// The allocator's budget is used up.
     #[error("{asked} bytes do not fit in the memory budget of {budget}, of which {in_use} are in use")]
     OutOfMemory {

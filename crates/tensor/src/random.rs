@@ -1,0 +1,233 @@
+//! Randomness that belongs to an element, not to the order of drawing.
+//!
+//! The Philox 4×32-10 generator maps a counter and a key to random bits. With
+//! the element's index as the counter and the seed as the key, every element
+//! has its own value: the same for any number of threads, any sharding, and any
+//! part of the tensor that is made.
+
+use shardloom_layout::{DType, Shape};
+
+use crate::device::Device;
+use crate::element::with_float;
+use crate::error::TensorError;
+use crate::kernels::make;
+use crate::parallel::pieces;
+use crate::tape::{Context, Function, apply_one};
+use crate::tensor::Tensor;
+
+/// A sequence of random numbers, one for every index.
+///
+/// Streams of one seed are independent: give each use (a layer's dropout, a
+/// parameter's initial values) its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// The seed of the whole run.
+    pub seed: u64,
+    /// Which use of randomness this is.
+    pub number: u64,
+}
+
+const ROUNDS: usize = 10;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// One block of Philox 4×32-10.
+fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let ([mut a, mut b, mut c, mut d], [mut k, mut l]) = (counter, key);
+    for _ in 0..ROUNDS {
+        let first = u64::from(MULTIPLIERS[0]) * u64::from(a);
+        let second = u64::from(MULTIPLIERS[1]) * u64::from(c);
+        (a, b, c, d) =
+            ((second >> 32) as u32 ^ b ^ k, second as u32, (first >> 32) as u32 ^ d ^ l, first as u32);
+        k = k.wrapping_add(KEY_STEPS[0]);
+        l = l.wrapping_add(KEY_STEPS[1]);
+    }
+    [a, b, c, d]
+}
+
+impl Stream {
+    /// Four random words for each block of four indices.
+    fn block(self, block: u64) -> [u32; 4] {
+        let halves = |x: u64| [x as u32, (x >> 32) as u32];
+        let ([low, high], [stream_low, stream_high]) = (halves(block), halves(self.number));
+        philox([low, high, stream_low, stream_high], halves(self.seed))
+    }
+
+    fn word(self, index: u64) -> u32 {
+        self.block(index / 4)[(index % 4) as usize]
+    }
+
+    /// The uniform number in [0, 1) of an index, a multiple of 2⁻²⁴.
+    pub fn uniform(self, index: u64) -> f32 {
+        (self.word(index) >> 8) as f32 / (1u32 << 24) as f32
+    }
+
+    /// The standard normal number of an index.
+    pub fn normal(self, index: u64) -> f32 {
+        // Neighbours of even and odd index share a pair of words, and take the
+        // two coordinates of one random point.
+        let words = self.block(index / 4);
+        let pair = (index % 4 / 2 * 2) as usize;
+        // (0, 1], so that the logarithm is finite.
+        let radius = (-2.0 * ((f64::from(words[pair]) + 1.0) / 4_294_967_296.0).ln()).sqrt();
+        let angle = std::f64::consts::TAU * f64::from(words[pair + 1]) / 4_294_967_296.0;
+        (radius * if index.is_multiple_of(2) { angle.cos() } else { angle.sin() }) as f32
+    }
+}
+
+impl Tensor {
+    /// Uniform numbers in [0, 1). `first` is the index of the first element, for
+    /// a part of a larger tensor.
+    pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
+        drawn("uniform", dtype, dims, move |index| f64::from(stream.uniform(first + index)))
+    }
+
+    /// Standard normal numbers. `first` is the index of the first element, for
+    /// a part of a larger tensor.
+    pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
+        drawn("normal", dtype, dims, move |index| f64::from(stream.normal(first + index)))
+    }
+
+    /// Sets elements to zero with this probability and scales the others up, so
+    /// that the mean stays. `first` is the index of the first element, for a
+    /// part of a larger tensor.
+    pub fn dropout(&self, probability: f64, stream: Stream, first: u64) -> Result<Self, TensorError> {
+        if !(0.0..=1.0).contains(&probability) {
+            return Err(TensorError::Probability { op: "dropout", probability: probability.to_string() });
+        }
+        apply_one(Dropout { probability, stream, first }, std::slice::from_ref(self))
+    }
+}
+
+fn drawn(
+    op: &'static str,
+    dtype: DType,
+    dims: &[usize],
+    draw: impl Fn(u64) -> f64 + Sync,
+) -> Result<Tensor, TensorError> {
+    use crate::element::Float;
+    use num_traits::FromPrimitive as _;
+    let shape = Shape::new(dims)?;
+    with_float!(op, dtype, T => make::<T>(&shape, |out| {
+        pieces(out, 1, |start, piece| {
+            for (place, out) in piece.iter_mut().enumerate() {
+                let value = draw((start + place) as u64);
+                *out = T::narrow(<T as Float>::Wide::from_f64(value).unwrap_or_default());
+            }
+        });
+        Ok(())
+    }))
+}
+
+struct Dropout {
+    probability: f64,
+    stream: Stream,
+    first: u64,
+}
+
+impl Dropout {
+    /// The mask is drawn again for the gradient instead of being kept.
+    fn masked(&self, x: &Tensor) -> Result<Tensor, TensorError> {
+        use crate::element::Float;
+        use num_traits::{FromPrimitive as _, Zero as _};
+        let x = x.packed("dropout")?;
+        if x.device() == Device::Meta {
+            return Ok(Tensor::meta(x.shape().clone(), x.dtype()));
+        }
+        let kept = 1.0 - self.probability;
+        let factor = if kept > 0.0 { 1.0 / kept } else { 0.0 };
+        with_float!("dropout", x.dtype(), T => {
+            let values = x.elements::<T>("dropout")?;
+            let zero = <T as Float>::Wide::zero();
+            let factor = <T as Float>::Wide::from_f64(factor).unwrap_or(zero);
+            make::<T>(x.shape(), |out| {
+                pieces(out, 1, |start, piece| {
+                    for (place, (out, x)) in piece.iter_mut().zip(&values[start..]).enumerate() {
+                        let draw = self.stream.uniform(self.first + (start + place) as u64);
+                        let keep = f64::from(draw) >= self.probability;
+                        *out = T::narrow(if keep { x.widen() * factor } else { zero });
+                    }
+                });
+                Ok(())
+            })
+        })
+    }
+}
+
+impl Function for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![self.masked(&inputs[0])?])
+    }
+
+    fn backward(
+        &self,
+        _: &Context,
+        gradients: &[Option<Tensor>],
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        Ok(vec![gradients[0].as_ref().map(|gradient| self.masked(gradient)).transpose()?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_gives_the_published_answers() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
+        let digits = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+        let key = [0xa409_3822, 0x299f_31d0];
+        assert_eq!(philox(digits, key), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn a_part_has_the_values_of_the_whole() {
+        let stream = Stream { seed: 7, number: 3 };
+        for draw in [Tensor::uniform, Tensor::normal] {
+            let whole = draw(DType::F32, &[40_000], stream, 0).unwrap().to_vec::<f32>().unwrap();
+            let part = draw(DType::F32, &[1_001], stream, 16_383).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(part, whole[16_383..17_384]);
+            let other = draw(DType::F32, &[1_001], Stream { number: 4, ..stream }, 0).unwrap();
+            assert_ne!(other.to_vec::<f32>().unwrap(), whole[..1_001]);
+        }
+    }
+
+    /// Moments of many draws are within five standard errors of the truth.
+    #[test]
+    fn draws_have_the_moments_they_should() {
+        let (stream, n) = (Stream { seed: 1, number: 0 }, 200_000u64);
+        let mean = |f: &dyn Fn(u64) -> f64| (0..n).map(f).sum::<f64>() / n as f64;
+        let error = 5.0 / (n as f64).sqrt();
+        let uniform = |i| f64::from(stream.uniform(i));
+        assert!((mean(&uniform) - 0.5).abs() < error * (1.0f64 / 12.0).sqrt());
+        let normal = |i| f64::from(stream.normal(i));
+        assert!(mean(&normal).abs() < error);
+        assert!((mean(&|i| normal(i).powi(2)) - 1.0).abs() < error * 2f64.sqrt());
+        assert!((mean(&|i| normal(i).powi(4)) - 3.0).abs() < error * 96f64.sqrt());
+        // Neighbours do not go together.
+        assert!(mean(&|i| normal(2 * i) * normal(2 * i + 1)).abs() < error);
+    }
+
+    #[test]
+    fn dropout_keeps_the_mean_and_masks_the_gradient_alike() {
+        let stream = Stream { seed: 5, number: 9 };
+        let x = Tensor::from_slice(&vec![1f32; 50_000], &[50_000]).unwrap().requires_grad();
+        let y = x.dropout(0.25, stream, 0).unwrap();
+        let values = y.to_vec::<f32>().unwrap();
+        let mean = values.iter().sum::<f32>() / 50_000.0;
+        assert!((mean - 1.0).abs() < 5.0 * (0.25f32 / 0.75 / 50_000.0).sqrt(), "{mean}");
+        let gradients = crate::backward(&[(y, None)]).unwrap();
+        assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), values);
+        assert_eq!(x.dropout(1.0, stream, 0).unwrap().to_vec::<f32>().unwrap(), vec![0.0; 50_000]);
+        assert!(x.dropout(1.5, stream, 0).is_err());
+        assert!(x.dropout(f64::NAN, stream, 0).is_err());
+    }
+}
