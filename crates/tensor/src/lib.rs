@@ -14,6 +14,7 @@
 
 pub mod memory;
 
+mod adamw;
 mod device;
 mod element;
 mod error;
@@ -26,6 +27,7 @@ mod tape;
 mod tensor;
 mod view;
 
+pub use adamw::{AdamW, Moments, global_norm};
 pub use device::Device;
 pub use element::{Element, Float};
 pub use error::TensorError;

@@ -6,11 +6,22 @@
 
 use serde::Deserialize;
 use shardloom_layout::DType;
-use shardloom_tensor::{Attention, CrossEntropy, RopeStyle, Tensor, TensorError, backward};
+use shardloom_tensor::{
+    AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward, global_norm,
+};
 
 #[derive(Deserialize)]
 struct Record {
     cases: Vec<Case>,
+    adamw: Steps,
+}
+
+#[derive(Deserialize)]
+struct Steps {
+    start: Vec<f64>,
+    gradients: Vec<Vec<f64>>,
+    end: Vec<f64>,
+    norm: f64,
 }
 
 #[derive(Deserialize)]
@@ -134,4 +145,22 @@ fn values_agree_with_torch() {
         }
     }
     assert!(record.cases.len() > 200, "{}", record.cases.len());
+}
+
+#[test]
+fn adamw_and_the_global_norm_agree_with_torch() {
+    let record: Record = serde_json::from_str(include_str!("torch/values.json")).unwrap();
+    let Steps { start, gradients, end, norm } = record.adamw;
+    let options = AdamW { learning_rate: 0.02, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
+    for dtype in [DType::F64, DType::F32] {
+        let mut parameter = tensor(&start, &[start.len()], dtype);
+        let mut moments = Moments::zero(&parameter).unwrap();
+        let steps: Vec<Tensor> = gradients.iter().map(|g| tensor(g, &[g.len()], dtype)).collect();
+        for (number, gradient) in steps.iter().enumerate() {
+            (parameter, moments) = options.step(number as u64 + 1, &parameter, gradient, &moments).unwrap();
+        }
+        compare("adamw", &parameter, &end, 1.0);
+        let found = global_norm(&steps.iter().collect::<Vec<_>>()).unwrap();
+        assert!((found - norm).abs() < tolerance(dtype) * norm, "{found} {norm}");
+    }
 }

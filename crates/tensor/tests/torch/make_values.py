@@ -121,4 +121,18 @@ for dtype in DTYPES:
     loss = lambda x: F.cross_entropy(x, torch.tensor(targets), ignore_index=-100)
     case("cross_entropy", dtype, [normal([5, 11]) * 3], loss, targets=targets)
 
-json.dump({"torch": torch.__version__.split("+")[0], "cases": cases}, sys.stdout, separators=(",", ":"))
+# Three steps of AdamW from given gradients.
+start, steps = normal([37]), [normal([37]) for _ in range(3)]
+parameter = torch.nn.Parameter(start.clone())
+optimizer = torch.optim.AdamW([parameter], lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+for gradient in steps:
+    parameter.grad = gradient.clone()
+    optimizer.step()
+adamw = {
+    "start": start.tolist(),
+    "gradients": [gradient.tolist() for gradient in steps],
+    "end": parameter.detach().tolist(),
+    "norm": torch.nn.utils.get_total_norm(steps).item(),
+}
+
+json.dump({"adamw": adamw, "torch": torch.__version__.split("+")[0], "cases": cases}, sys.stdout, separators=(",", ":"))
