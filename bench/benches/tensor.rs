@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shardloom_bench::{Report, median, short};
 use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, CrossEntropy, RopeStyle, Tensor, TensorError, backward};
+use shardloom_tensor::{AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward};
 
 type Outcome<T> = Result<T, TensorError>;
 
@@ -30,6 +30,7 @@ fn main() -> Outcome<()> {
     };
     kernels(&mut line)?;
     attention(&mut line)?;
+    adamw(&mut line)?;
     llama_block(&mut line)?;
     report.print();
     Ok(())
@@ -65,6 +66,18 @@ fn kernels(line: &mut Line<'_>) -> Outcome<()> {
     let targets = Tensor::from_slice(&targets, &[512])?;
     line("cross-entropy 512 × 8192, forward + backward", &mut || {
         backward(&[(logits.cross_entropy(&targets, CrossEntropy::default())?, None)]).map(drop)
+    });
+    Ok(())
+}
+
+fn adamw(line: &mut Line<'_>) -> Outcome<()> {
+    let (mut parameter, gradient) = (normal(&[1 << 22], 1), normal(&[1 << 22], 2));
+    let mut moments = Moments::zero(&parameter)?;
+    let mut number = 0;
+    line("AdamW step, 4 Mi f32", &mut || {
+        number += 1;
+        (parameter, moments) = AdamW::default().step(number, &parameter, &gradient, &moments)?;
+        Ok(())
     });
     Ok(())
 }

@@ -64,6 +64,11 @@ def attend():
 
 results["attention h8 t512 d64, forward + backward"] = median(attend)
 
+weights = torch.nn.Parameter(torch.randn(1 << 22))
+weights.grad = torch.randn(1 << 22)
+optimizer = torch.optim.AdamW([weights], fused=True)
+results["AdamW step, 4 Mi f32"] = median(optimizer.step)
+
 batch, time_, hidden, heads, kv_heads, inner = 4, 128, 576, 9, 3, 1536
 width = hidden // heads
 param = lambda *shape: (torch.randn(*shape) * 0.05).requires_grad_()
