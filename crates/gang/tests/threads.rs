@@ -287,8 +287,9 @@ fn a_receive_that_gave_up_does_not_swallow_the_message() {
         if gang.rank() == 0 {
             assert!(gang.recv(&mut [0u8], 1, 4).is_err());
             gang.send_slice(&[1u8], 1, 5).unwrap();
+            // On a busy machine it may take more than one timeout to come.
             let mut value = [0u8];
-            gang.recv(&mut value, 1, 4).unwrap();
+            assert!((0..50).any(|_| gang.recv(&mut value, 1, 4).is_ok()));
             assert_eq!(value, [7]);
         } else {
             while gang.recv(&mut [0u8], 0, 5).is_err() {}
