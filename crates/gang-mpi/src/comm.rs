@@ -117,12 +117,16 @@ impl Comm {
         Self::of(raw)
     }
 
-    /// Hands bytes to MPI, which sends them in its own time.
-    pub(crate) fn send(&self, bytes: Vec<u8>, to: usize, channel: Channel) -> Outgoing {
+    /// Begins a send.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay where they are, unchanged, until the request is complete.
+    unsafe fn begin_send(&self, bytes: &[u8], to: usize, channel: Channel) -> ffi::MPI_Request {
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the bytes live in the returned value, which does not give
-        // them up before the request is complete.
-        let request = unsafe {
+        // SAFETY: MPI_Isend writes the request; the bytes are the caller's
+        // promise.
+        unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
                 int(bytes.len()),
@@ -133,7 +137,14 @@ impl Comm {
                 request.as_mut_ptr(),
             );
             request.assume_init()
-        };
+        }
+    }
+
+    /// Hands bytes to MPI, which sends them in its own time.
+    pub(crate) fn send(&self, bytes: Vec<u8>, to: usize, channel: Channel) -> Outgoing {
+        // SAFETY: the bytes live in the returned value, which does not give
+        // them up before the request is complete.
+        let request = unsafe { self.begin_send(&bytes, to, channel) };
         Outgoing { request, bytes }
     }
 
@@ -188,7 +199,6 @@ impl Comm {
     /// Messages longer than `limit` go in pieces.
     pub(crate) fn trade(&self, sends: &[(usize, &[u8])], recvs: &mut [(usize, &mut [u8])], limit: usize) {
         let mut requests: Vec<ffi::MPI_Request> = Vec::with_capacity(sends.len() + recvs.len());
-        let tag = Channel::Collective as c_int;
         for (from, into) in recvs.iter_mut() {
             for piece in into.chunks_mut(limit) {
                 let mut request = MaybeUninit::uninit();
@@ -200,7 +210,7 @@ impl Comm {
                         int(piece.len()),
                         ffi::RSMPI_UINT8_T,
                         int(*from),
-                        tag,
+                        Channel::Collective as c_int,
                         self.raw,
                         request.as_mut_ptr(),
                     );
@@ -210,20 +220,8 @@ impl Comm {
         }
         for (to, bytes) in sends {
             for piece in bytes.chunks(limit) {
-                let mut request = MaybeUninit::uninit();
                 // SAFETY: as above.
-                requests.push(unsafe {
-                    ffi::MPI_Isend(
-                        piece.as_ptr().cast(),
-                        int(piece.len()),
-                        ffi::RSMPI_UINT8_T,
-                        int(*to),
-                        tag,
-                        self.raw,
-                        request.as_mut_ptr(),
-                    );
-                    request.assume_init()
-                });
+                requests.push(unsafe { self.begin_send(piece, *to, Channel::Collective) });
             }
         }
         // SAFETY: the requests are valid and their buffers alive.

@@ -5,7 +5,7 @@
 //! and MPI's launcher does not notice, this thread does.
 
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,6 @@ use crate::comm;
 #[derive(Default)]
 pub(crate) struct Watchdog {
     watched: Mutex<Watched>,
-    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -67,8 +66,6 @@ fn patrol(watchdog: &Weak<Watchdog>) {
     const ROUND: Duration = Duration::from_millis(200);
     while let Some(watchdog) = watchdog.upgrade() {
         let watched = watchdog.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let (watched, _) =
-            watchdog.changed.wait_timeout(watched, ROUND).unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if let Some((.., what)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
             && comm::is_running()
@@ -82,5 +79,8 @@ fn patrol(watchdog: &Weak<Watchdog>) {
             let _ = writeln!(std::io::stderr(), "error: {what} did not end in time; ending the job");
             comm::abort_job(3);
         }
+        drop(watched);
+        drop(watchdog);
+        thread::sleep(ROUND);
     }
 }

@@ -251,11 +251,6 @@ impl Layout {
         self.placements().iter().enumerate().filter_map(|(axis, p)| Some((axis, p.pending()?)))
     }
 
-    /// Whether every rank holds the whole, final tensor.
-    pub fn is_replicated(self) -> bool {
-        self.placements().iter().all(|&placement| placement == Placement::Replicate)
-    }
-
     /// Checks that a tensor of this shape has the dims that are sharded.
     pub fn check_shape(self, shape: &Shape) -> Result<(), LayoutError> {
         if shape.ndim() < self.0.dims_needed {
@@ -428,11 +423,6 @@ impl Layout {
 
     pub(crate) fn turns(self) -> &'static Turns {
         &self.0.key.turns
-    }
-
-    /// Whether some dim is split in another order than that of the mesh axes.
-    pub fn has_split_order(self) -> bool {
-        self.splits().iter().any(|split| !split.axes.is_sorted())
     }
 }
 

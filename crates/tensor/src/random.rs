@@ -79,13 +79,13 @@ impl Tensor {
     /// Uniform numbers in [0, 1). `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        drawn("uniform", dtype, dims, move |index| f64::from(stream.uniform(first + index)))
+        drawn("uniform", dtype, dims, move |index| f64::from(stream.uniform(first.wrapping_add(index))))
     }
 
     /// Standard normal numbers. `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        drawn("normal", dtype, dims, move |index| f64::from(stream.normal(first + index)))
+        drawn("normal", dtype, dims, move |index| f64::from(stream.normal(first.wrapping_add(index))))
     }
 
     /// Sets elements to zero with this probability and scales the others up, so
@@ -143,7 +143,7 @@ impl Dropout {
             make::<T>(x.shape(), |out| {
                 pieces(out, 1, |start, piece| {
                     for (place, (out, x)) in piece.iter_mut().zip(&values[start..]).enumerate() {
-                        let draw = self.stream.uniform(self.first + (start + place) as u64);
+                        let draw = self.stream.uniform(self.first.wrapping_add((start + place) as u64));
                         let keep = f64::from(draw) >= self.probability;
                         *out = T::narrow(if keep { x.widen() * factor } else { zero });
                     }

@@ -6,13 +6,14 @@
 use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _, Zero as _};
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::{lanes, make};
 use crate::element::{Float, Wide};
 use crate::error::TensorError;
-use crate::parallel::{Kernel, fill, kernel, pieces};
+use crate::parallel::{fill, kernel, pieces};
 use crate::tensor::Tensor;
 
 /// The largest value of a row and the sum of `exp(x - largest)`.
@@ -184,26 +185,19 @@ pub(super) fn count<W: Wide>(count: usize) -> W {
     W::from_usize(count).unwrap_or_else(W::one)
 }
 
-/// The loss of each row, in the wide type: one element for each row.
-struct RowLosses<'a, T> {
-    values: &'a [T],
-    targets: &'a [Option<usize>],
-    row: usize,
+/// `-log softmax(x)[target]` of one row.
+struct RowLoss<'a, T> {
+    x: &'a [T],
+    target: usize,
 }
 
-impl<T: Float> Kernel<T::Wide> for RowLosses<'_, T> {
+impl<T: Float> WithSimd for RowLoss<'_, T> {
+    type Output = T::Wide;
+
     #[inline(always)]
-    fn run<S: pulp::Simd>(&self, _width: S, start: usize, losses: &mut [T::Wide]) {
-        let rows = self.values[start * self.row..].chunks_exact(self.row);
-        for ((loss, x), target) in losses.iter_mut().zip(rows).zip(&self.targets[start..]) {
-            *loss = match *target {
-                None => T::Wide::zero(),
-                Some(target) => {
-                    let (most, sum) = spread(x);
-                    most + sum.ln() - x[target].widen()
-                }
-            };
-        }
+    fn with_simd<S: Simd>(self, _width: S) -> T::Wide {
+        let (most, sum) = spread(self.x);
+        most + sum.ln() - self.x[self.target].widen()
     }
 }
 
@@ -214,14 +208,14 @@ pub(crate) fn cross_entropy<T: Float>(
 ) -> Result<Tensor, TensorError> {
     let values = logits.elements::<T>("cross_entropy")?;
     let row = logits.shape()[1];
-    let mut losses = vec![T::Wide::zero(); targets.len()];
-    if row > 0 {
-        let work = RowLosses { values, targets, row };
-        losses.par_iter_mut().enumerate().for_each(|(number, loss)| {
-            let one = std::slice::from_mut(loss);
-            fill(one, 1, &RowLosses { values: &values[number * row..], targets: &targets[number..], ..work });
-        });
-    }
+    let losses: Vec<T::Wide> = values
+        .par_chunks_exact(row.max(1))
+        .zip(targets)
+        .map(|(x, target)| match *target {
+            None => T::Wide::zero(),
+            Some(target) => Arch::new().dispatch(RowLoss { x, target }),
+        })
+        .collect();
     let counted = targets.iter().flatten().count();
     let total: T::Wide = losses.into_iter().sum();
     make::<T>(&Shape::default(), |out| {
