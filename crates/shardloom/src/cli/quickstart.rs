@@ -64,7 +64,8 @@ fn text(shown: &Quickstart) -> String {
             station.layout.trim_start_matches(&shown.mesh).trim().to_owned(),
             station.steps.join("\n"),
             bytes(station.bytes_per_rank),
-            format!("{:.1} ms", station.seconds * 1e3),
+            // A fixed width: the table looks the same however long it took.
+            format!("{:>8.1} ms", station.seconds * 1e3),
         ]);
     }
     format!(
