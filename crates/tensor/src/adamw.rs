@@ -1,7 +1,7 @@
 //! The AdamW optimizer in one pass, and the norm that gradients are clipped by.
 
 use num_traits::Float as _;
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::element::{Float, Wide, with_float};
@@ -9,6 +9,7 @@ use crate::error::TensorError;
 use crate::kernels::{lanes, make};
 use crate::parallel::PIECE;
 use crate::tensor::Tensor;
+use crate::vectors::dispatch;
 
 /// Adam with decoupled weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,7 +93,7 @@ impl AdamW {
                         .for_each(|(number, ((parameter, mean), square))| {
                             let start = number * PIECE;
                             let inputs = inputs.map(|input| &input[start..start + parameter.len()]);
-                            Arch::new().dispatch(Piece { factors, inputs, parameter, mean, square });
+                            dispatch(Piece { factors, inputs, parameter, mean, square });
                         });
                     Ok(())
                 })?);

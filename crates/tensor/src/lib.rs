@@ -25,6 +25,7 @@ mod random;
 mod storage;
 mod tape;
 mod tensor;
+mod vectors;
 mod view;
 
 pub use adamw::{AdamW, Moments, global_norm};
@@ -35,3 +36,4 @@ pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use random::Stream;
 pub use tape::{Context, Function, Gradients, apply, backward, no_grad};
 pub use tensor::Tensor;
+pub use vectors::Level;

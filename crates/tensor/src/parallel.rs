@@ -1,7 +1,9 @@
 //! Cutting work into pieces that do not depend on the number of threads.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
+
+use crate::vectors::dispatch;
 
 /// Elements in a piece: enough to be worth handing to a thread, few enough for
 /// the cache.
@@ -35,7 +37,7 @@ pub(crate) trait Kernel<T>: Sync {
 
 /// Runs a kernel over all pieces of `out`.
 pub(crate) fn fill<T: Send>(out: &mut [T], unit: usize, kernel: &impl Kernel<T>) {
-    pieces(out, unit, |start, piece| Arch::new().dispatch(OnePiece { kernel, start, piece }));
+    pieces(out, unit, |start, piece| dispatch(OnePiece { kernel, start, piece }));
 }
 
 struct OnePiece<'a, T, K> {

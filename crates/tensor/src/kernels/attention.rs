@@ -12,8 +12,9 @@ use rayon::prelude::*;
 
 use super::elementwise::exponentiate;
 use super::lanes;
-use super::matmul::{Matrix, Store, product};
+use super::matmul::{Matrix, Multiply, Store, product};
 use crate::element::Wide;
+use crate::error::TensorError;
 
 /// Queries and keys in a block: their scores fit in the L1 cache.
 const BLOCK: usize = 64;
@@ -72,18 +73,18 @@ fn rows<W>(matrix: &[W], range: &std::ops::Range<usize>, width: usize) -> std::o
 }
 
 /// Scaled scores of a block, with `-∞` where a query does not see a key.
-fn scores<W: Wide>(
+fn scores<W: Wide + Multiply>(
     geometry: &Geometry,
     q: &[W],
     k: &[W],
     queries: &std::ops::Range<usize>,
     keys: &std::ops::Range<usize>,
     out: &mut [W],
-) {
+) -> Result<(), TensorError> {
     let width = geometry.width;
     let lhs = Matrix::new(&q[rows(q, queries, width)], queries.len(), width);
     let rhs = Matrix::new(&k[rows(k, keys, width)], keys.len(), width).transposed();
-    product(lhs, rhs, out, Store::Set);
+    product(lhs, rhs, out, Store::Set)?;
     let scale = W::from_f64(geometry.scale).unwrap_or_else(W::one);
     for (row, query) in out.chunks_exact_mut(keys.len()).zip(queries.clone()) {
         let seen = geometry.seen(query);
@@ -91,24 +92,25 @@ fn scores<W: Wide>(
             *score = if seen.contains(&key) { *score * scale } else { W::neg_infinity() };
         }
     }
+    Ok(())
 }
 
 /// Writes `softmax(q kᵀ · scale) v` to `out` and the logarithm of each row's
 /// sum to `logs`.
-pub(crate) fn forward<W: Wide>(
+pub(crate) fn forward<W: Wide + Multiply>(
     geometry: &Geometry,
     q: &[W],
     k: &[W],
     v: &[W],
     out: &mut [W],
     logs: &mut [W],
-) {
+) -> Result<(), TensorError> {
     let (queries, keys, width) = (geometry.queries, geometry.keys, geometry.width);
     out.par_chunks_mut((queries * width).max(1))
         .zip(logs.par_chunks_mut(queries.max(1)))
         .zip(q.par_chunks((queries * width).max(1)))
         .enumerate()
-        .for_each(|(head, ((out, logs), q))| {
+        .try_for_each(|(head, ((out, logs), q))| {
             let kv = geometry.kv_head(head) * keys * width..(geometry.kv_head(head) + 1) * keys * width;
             for block in geometry.query_blocks() {
                 let range = rows(out, &block, width);
@@ -120,12 +122,13 @@ pub(crate) fn forward<W: Wide>(
                     &block,
                     &mut out[range],
                     &mut logs[block.clone()],
-                );
+                )?;
             }
-        });
+            Ok(())
+        })
 }
 
-fn forward_block<W: Wide>(
+fn forward_block<W: Wide + Multiply>(
     geometry: &Geometry,
     q: &[W],
     k: &[W],
@@ -133,7 +136,7 @@ fn forward_block<W: Wide>(
     queries: &std::ops::Range<usize>,
     out: &mut [W],
     logs: &mut [W],
-) {
+) -> Result<(), TensorError> {
     let width = geometry.width;
     let mut most = [W::neg_infinity(); BLOCK];
     let mut sums = [W::zero(); BLOCK];
@@ -141,7 +144,7 @@ fn forward_block<W: Wide>(
     out.fill(W::zero());
     for keys in geometry.key_blocks(queries.clone()) {
         let weights = &mut weights[..queries.len() * keys.len()];
-        scores(geometry, q, k, queries, &keys, weights);
+        scores(geometry, q, k, queries, &keys, weights)?;
         for (row, scores) in weights.chunks_exact_mut(keys.len()).enumerate() {
             let here = scores.iter().fold(most[row], |most, &score| if score > most { score } else { most });
             if here == W::neg_infinity() {
@@ -158,7 +161,7 @@ fn forward_block<W: Wide>(
             }
         }
         let values = Matrix::new(&v[rows(v, &keys, width)], keys.len(), width);
-        product(Matrix::new(weights, queries.len(), keys.len()), values, out, Store::Add);
+        product(Matrix::new(weights, queries.len(), keys.len()), values, out, Store::Add)?;
     }
     for (row, out) in out.chunks_exact_mut(width.max(1)).enumerate().take(queries.len()) {
         // A query that sees nothing gets zeros.
@@ -170,6 +173,7 @@ fn forward_block<W: Wide>(
     for (row, log) in logs.iter_mut().enumerate() {
         *log = if sums[row] > W::zero() { most[row] + sums[row].ln() } else { W::infinity() };
     }
+    Ok(())
 }
 
 /// What the backward pass reads.
@@ -184,13 +188,13 @@ pub(crate) struct Saved<'a, W> {
 
 /// Writes the gradients of queries, keys and values. One key-value head with
 /// all the heads that use it is one piece of work, so sums have one order.
-pub(crate) fn backward<W: Wide>(
+pub(crate) fn backward<W: Wide + Multiply>(
     geometry: &Geometry,
     saved: &Saved<'_, W>,
     dq: &mut [W],
     dk: &mut [W],
     dv: &mut [W],
-) {
+) -> Result<(), TensorError> {
     let (queries, keys, width) = (geometry.queries, geometry.keys, geometry.width);
     let group = geometry.heads / geometry.kv_heads;
     let (per_head, per_kv) = (queries * width, keys * width);
@@ -198,7 +202,7 @@ pub(crate) fn backward<W: Wide>(
         .zip(dk.par_chunks_mut(per_kv.max(1)))
         .zip(dv.par_chunks_mut(per_kv.max(1)))
         .enumerate()
-        .for_each(|(kv_head, ((dq, dk), dv))| {
+        .try_for_each(|(kv_head, ((dq, dk), dv))| {
             dq.fill(W::zero());
             dk.fill(W::zero());
             dv.fill(W::zero());
@@ -214,18 +218,19 @@ pub(crate) fn backward<W: Wide>(
                     logs: &saved.logs[head * queries..(head + 1) * queries],
                     gradient: &saved.gradient[of_head],
                 };
-                backward_head(geometry, &saved, dq, dk, dv);
+                backward_head(geometry, &saved, dq, dk, dv)?;
             }
-        });
+            Ok(())
+        })
 }
 
-fn backward_head<W: Wide>(
+fn backward_head<W: Wide + Multiply>(
     geometry: &Geometry,
     saved: &Saved<'_, W>,
     dq: &mut [W],
     dk: &mut [W],
     dv: &mut [W],
-) {
+) -> Result<(), TensorError> {
     let width = geometry.width;
     let scale = W::from_f64(geometry.scale).unwrap_or_else(W::one);
     let mut weights = [W::zero(); BLOCK * BLOCK];
@@ -243,13 +248,13 @@ fn backward_head<W: Wide>(
         for keys in geometry.key_blocks(queries.clone()) {
             let size = queries.len() * keys.len();
             let (weights, slopes) = (&mut weights[..size], &mut slopes[..size]);
-            scores(geometry, saved.q, saved.k, &queries, &keys, weights);
+            scores(geometry, saved.q, saved.k, &queries, &keys, weights)?;
             for (row, log) in weights.chunks_exact_mut(keys.len()).zip(&saved.logs[queries.clone()]) {
                 exponentiate(row, *log);
             }
             let key_range = rows(saved.k, &keys, width);
             let values = Matrix::new(&saved.v[key_range.clone()], keys.len(), width);
-            product(of_gradient, values.transposed(), slopes, Store::Set);
+            product(of_gradient, values.transposed(), slopes, Store::Set)?;
             for ((slopes, weights), &dot) in
                 slopes.chunks_exact_mut(keys.len()).zip(weights.chunks_exact(keys.len())).zip(&dots)
             {
@@ -261,9 +266,10 @@ fn backward_head<W: Wide>(
             let of_weights = Matrix::new(weights, queries.len(), keys.len());
             let of_slopes = Matrix::new(slopes, queries.len(), keys.len());
             let of_keys = Matrix::new(&saved.k[key_range.clone()], keys.len(), width);
-            product(of_weights.transposed(), of_gradient, &mut dv[key_range.clone()], Store::Add);
-            product(of_slopes.transposed(), of_queries, &mut dk[key_range], Store::Add);
-            product(of_slopes, of_keys, &mut dq[range.clone()], Store::Add);
+            product(of_weights.transposed(), of_gradient, &mut dv[key_range.clone()], Store::Add)?;
+            product(of_slopes.transposed(), of_queries, &mut dk[key_range], Store::Add)?;
+            product(of_slopes, of_keys, &mut dq[range.clone()], Store::Add)?;
         }
     }
+    Ok(())
 }

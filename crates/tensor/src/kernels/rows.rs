@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _, Zero as _};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use shardloom_layout::Shape;
 
@@ -15,6 +15,7 @@ use crate::element::{Float, Wide};
 use crate::error::TensorError;
 use crate::parallel::{fill, kernel, pieces};
 use crate::tensor::Tensor;
+use crate::vectors::dispatch;
 
 /// The largest value of a row and the sum of `exp(x - largest)`.
 #[inline(always)]
@@ -213,7 +214,7 @@ pub(crate) fn cross_entropy<T: Float>(
         .zip(targets)
         .map(|(x, target)| match *target {
             None => T::Wide::zero(),
-            Some(target) => Arch::new().dispatch(RowLoss { x, target }),
+            Some(target) => dispatch(RowLoss { x, target }),
         })
         .collect();
     let counted = targets.iter().flatten().count();

@@ -8,6 +8,7 @@ use crate::element::Wide;
 use crate::error::TensorError;
 use crate::kernels::attention::{self, Geometry, Saved};
 use crate::kernels::make;
+use crate::kernels::matmul::Multiply;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -49,7 +50,7 @@ impl AttentionFunction {
     }
 }
 
-fn forward<W: Wide>(
+fn forward<W: Wide + Multiply>(
     geometry: &Geometry,
     q: &Tensor,
     k: &Tensor,
@@ -59,13 +60,12 @@ fn forward<W: Wide>(
     let logs_shape = Shape::new(&[geometry.batch, geometry.heads, geometry.queries])?;
     let mut logs = vec![W::zero(); logs_shape.volume()];
     let out = make::<W>(q.shape(), |out| {
-        attention::forward(geometry, q.elements(name)?, k.elements(name)?, v.elements(name)?, out, &mut logs);
-        Ok(())
+        attention::forward(geometry, q.elements(name)?, k.elements(name)?, v.elements(name)?, out, &mut logs)
     })?;
     Ok((out, Tensor::from_slice(&logs, &logs_shape)?))
 }
 
-fn backward<W: Wide>(
+fn backward<W: Wide + Multiply>(
     geometry: &Geometry,
     saved: &[Tensor],
     gradient: &Tensor,
@@ -85,8 +85,7 @@ fn backward<W: Wide>(
     let mut of_k = vec![W::zero(); k.shape().volume()];
     let mut of_v = vec![W::zero(); v.shape().volume()];
     let of_q = make::<W>(q.shape(), |of_q| {
-        attention::backward(geometry, &saved, of_q, &mut of_k, &mut of_v);
-        Ok(())
+        attention::backward(geometry, &saved, of_q, &mut of_k, &mut of_v)
     })?;
     Ok([of_q, Tensor::from_slice(&of_k, k.shape())?, Tensor::from_slice(&of_v, v.shape())?])
 }

@@ -5,7 +5,7 @@ use shardloom_layout::{DType, Dims, Shape};
 use super::{common, mismatch, summed_to};
 use crate::device::Device;
 use crate::error::TensorError;
-use crate::kernels::matmul::matmul;
+use crate::kernels::matmul::{Finish, matmul};
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 use crate::view::{View, broadcast};
@@ -45,10 +45,10 @@ impl Function for MatMul {
             return Ok(vec![Tensor::meta(shape, dtype)]);
         }
         let product = match dtype {
-            DType::F64 => matmul::<f64>(a, &view_a, b, &view_b, &shape)?,
-            DType::F32 => matmul::<f32>(a, &view_a, b, &view_b, &shape)?,
-            // Accumulated in f32 and rounded once.
-            DType::Bf16 | DType::F16 => a.cast(DType::F32)?.matmul(&b.cast(DType::F32)?)?.cast(dtype)?,
+            DType::F64 => matmul::<f64>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
+            DType::F32 => matmul::<f32>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
+            DType::Bf16 => matmul::<half::bf16>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
+            DType::F16 => matmul::<half::f16>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
             dtype => return Err(TensorError::DType { op: "matmul", dtype }),
         };
         Ok(vec![product])

@@ -1,0 +1,118 @@
+//! Parts of a matrix laid out in the order in which a product reads them.
+
+use super::Matrix;
+use super::scheme::Scheme;
+
+/// Lines of a matrix side by side: for each depth, one element of every line.
+/// The lines of a left operand are its rows, those of a right one its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Strip<'a, T> {
+    elements: &'a [T],
+    start: usize,
+    line_stride: usize,
+    depth_stride: usize,
+    lines: usize,
+    depth: usize,
+}
+
+impl<'a, T> Strip<'a, T> {
+    pub(super) fn of_rows(matrix: Matrix<'a, T>) -> Self {
+        Self {
+            elements: matrix.elements,
+            start: matrix.start,
+            line_stride: matrix.row_stride,
+            depth_stride: matrix.column_stride,
+            lines: matrix.rows,
+            depth: matrix.columns,
+        }
+    }
+
+    pub(super) fn of_columns(matrix: Matrix<'a, T>) -> Self {
+        Self::of_rows(matrix.transposed())
+    }
+
+    /// Some of the lines.
+    pub(super) fn lines(mut self, from: usize, count: usize) -> Self {
+        self.start += from * self.line_stride;
+        self.lines = count.min(self.lines - from);
+        self
+    }
+
+    /// Some of the depth.
+    pub(super) fn depth(mut self, from: usize, count: usize) -> Self {
+        self.start += from * self.depth_stride;
+        self.depth = count.min(self.depth - from);
+        self
+    }
+}
+
+/// Packs a strip of at most `width` lines; missing lines and a missing last
+/// part of the depth become zeros.
+#[inline(always)]
+pub(super) fn pack<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, out: &mut [S::Packed]) {
+    let Strip { elements, start, line_stride, depth_stride, lines, depth } = strip;
+    if lines == 0 || depth == 0 {
+        out.fill(S::ZERO);
+        return;
+    }
+    let whole = depth / S::DEPTH;
+    let elements = &elements[start..];
+    if lines < width {
+        out.fill(S::ZERO);
+    }
+    let rows = out.chunks_exact_mut(width);
+    if line_stride == 1 {
+        for (at, out) in rows.take(whole).enumerate() {
+            S::join_rows(&elements[at * S::DEPTH * depth_stride..], depth_stride, &mut out[..lines]);
+        }
+    } else if depth_stride == 1 {
+        turn::<S>(elements, line_stride, lines, whole, width, out);
+    } else {
+        for line in 0..lines {
+            for at in 0..whole {
+                let place = line * line_stride + at * S::DEPTH * depth_stride;
+                out[at * width + line] = S::join(elements, place, depth_stride);
+            }
+        }
+    }
+    if whole * S::DEPTH < depth {
+        for (line, out) in out[whole * width..].iter_mut().enumerate().take(lines) {
+            *out = S::join_last(elements[line * line_stride + (depth - 1) * depth_stride]);
+        }
+    }
+}
+
+/// Packs lines that lie along the depth: squares at a time, so that both sides
+/// are read and written in runs.
+#[inline(always)]
+fn turn<S: Scheme>(
+    elements: &[S::Source],
+    line_stride: usize,
+    lines: usize,
+    depth: usize,
+    width: usize,
+    out: &mut [S::Packed],
+) {
+    const SIDE: usize = 8;
+    let (square_lines, square_depth) = (lines / SIDE * SIDE, depth / SIDE * SIDE);
+    for from in (0..square_depth).step_by(SIDE) {
+        for line in (0..square_lines).step_by(SIDE) {
+            let mut square = [[S::ZERO; SIDE]; SIDE];
+            for (here, row) in square.iter_mut().enumerate() {
+                let place = (line + here) * line_stride + from * S::DEPTH;
+                S::join_line(&elements[place..place + SIDE * S::DEPTH], row);
+            }
+            for at in 0..SIDE {
+                let place = (from + at) * width + line;
+                let turned: [S::Packed; SIDE] = std::array::from_fn(|here| square[here][at]);
+                out[place..place + SIDE].copy_from_slice(&turned);
+            }
+        }
+    }
+    for line in 0..lines {
+        let from = if line < square_lines { square_depth } else { 0 };
+        for at in from..depth {
+            out[at * width + line] = S::join(elements, line * line_stride + at * S::DEPTH, 1);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! How elements are held while they are multiplied.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::tile::{Panels, tiles};
+use crate::element::{Float, Wide};
+use crate::vectors::dispatch;
+
+/// What a product reads, what it holds in between, and what it adds up in.
+pub(super) trait Scheme: Sync {
+    type Source: Float<Wide = Self::Sum>;
+    type Packed: Pod + Send + Sync;
+    type Sum: Vectors;
+
+    /// Elements along the depth in one packed value.
+    const DEPTH: usize;
+    const ZERO: Self::Packed;
+
+    /// Columns of a tile on this CPU.
+    fn columns() -> usize;
+
+    /// The packed value that begins at a place of the depth.
+    fn join(elements: &[Self::Source], place: usize, depth_stride: usize) -> Self::Packed;
+
+    /// The packed value of a last element that has no partner.
+    fn join_last(element: Self::Source) -> Self::Packed;
+
+    /// Packed values of neighbouring lines.
+    fn join_rows(elements: &[Self::Source], depth_stride: usize, out: &mut [Self::Packed]);
+
+    /// Packed values along the depth of one line.
+    fn join_line(elements: &[Self::Source], out: &mut [Self::Packed]);
+
+    /// Adds the products of rows with one panel of columns to sums.
+    fn add(panels: Panels<'_, Self::Packed, Self::Sum>);
+}
+
+/// Every element as the wide number it is computed in.
+pub(super) struct Widened<T>(PhantomData<T>);
+
+impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
+    type Source = T;
+    type Packed = T::Wide;
+    type Sum = T::Wide;
+
+    const DEPTH: usize = 1;
+    const ZERO: T::Wide = <T::Wide as Vectors>::ZERO;
+
+    fn columns() -> usize {
+        struct Columns<W>(PhantomData<W>);
+        impl<W: Vectors> pulp::WithSimd for Columns<W> {
+            type Output = usize;
+
+            #[inline(always)]
+            fn with_simd<S: pulp::Simd>(self, _: S) -> usize {
+                2 * W::lanes::<S>()
+            }
+        }
+        dispatch(Columns::<T::Wide>(PhantomData))
+    }
+
+    #[inline(always)]
+    fn join(elements: &[T], place: usize, _: usize) -> T::Wide {
+        elements[place].widen()
+    }
+
+    #[inline(always)]
+    fn join_last(element: T) -> T::Wide {
+        element.widen()
+    }
+
+    #[inline(always)]
+    fn join_rows(elements: &[T], _: usize, out: &mut [T::Wide]) {
+        for (out, x) in out.iter_mut().zip(elements) {
+            *out = x.widen();
+        }
+    }
+
+    #[inline(always)]
+    fn join_line(elements: &[T], out: &mut [T::Wide]) {
+        for (out, x) in out.iter_mut().zip(elements) {
+            *out = x.widen();
+        }
+    }
+
+    fn add(panels: Panels<'_, T::Wide, T::Wide>) {
+        dispatch(tiles(panels));
+    }
+}
+
+/// Neighbours of the depth together, for instructions that multiply pairs.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Scheme for Pairs {
+    type Source = bf16;
+    type Packed = [bf16; 2];
+    type Sum = f32;
+
+    const DEPTH: usize = 2;
+    const ZERO: [bf16; 2] = [bf16::ZERO; 2];
+
+    fn columns() -> usize {
+        super::pairs::COLUMNS
+    }
+
+    #[inline(always)]
+    fn join(elements: &[bf16], place: usize, depth_stride: usize) -> [bf16; 2] {
+        [elements[place], elements[place + depth_stride]]
+    }
+
+    #[inline(always)]
+    fn join_last(element: bf16) -> [bf16; 2] {
+        [element, bf16::ZERO]
+    }
+
+    #[inline(always)]
+    fn join_rows(elements: &[bf16], depth_stride: usize, out: &mut [[bf16; 2]]) {
+        let next = &elements[depth_stride..];
+        for ((out, &first), &second) in out.iter_mut().zip(elements).zip(next) {
+            *out = [first, second];
+        }
+    }
+
+    #[inline(always)]
+    fn join_line(elements: &[bf16], out: &mut [[bf16; 2]]) {
+        out.copy_from_slice(bytemuck::cast_slice(elements));
+    }
+
+    fn add(panels: Panels<'_, [bf16; 2], f32>) {
+        super::pairs::add(panels);
+    }
+}
+
+/// Wide numbers as vectors of any width.
+pub(crate) trait Vectors: Wide + Pod {
+    /// Several of them.
+    type Vector<S: pulp::Simd>: Pod + Send + Sync;
+
+    /// The number zero.
+    const ZERO: Self;
+
+    /// How many.
+    fn lanes<S: pulp::Simd>() -> usize {
+        size_of::<Self::Vector<S>>() / size_of::<Self>()
+    }
+
+    /// One number in every lane.
+    fn splat<S: pulp::Simd>(width: S, x: Self) -> Self::Vector<S>;
+
+    /// `a · b + c`, rounded once where the CPU can.
+    fn multiply_add<S: pulp::Simd>(
+        width: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+}
+
+macro_rules! vectors {
+    ($($wide:ty, $vector:ident, $splat:ident, $multiply_add:ident;)*) => {
+        $(impl Vectors for $wide {
+            type Vector<S: pulp::Simd> = S::$vector;
+
+            const ZERO: Self = 0.0;
+
+            #[inline(always)]
+            fn splat<S: pulp::Simd>(width: S, x: Self) -> S::$vector {
+                width.$splat(x)
+            }
+
+            #[inline(always)]
+            fn multiply_add<S: pulp::Simd>(
+                width: S,
+                a: S::$vector,
+                b: S::$vector,
+                c: S::$vector,
+            ) -> S::$vector {
+                width.$multiply_add(a, b, c)
+            }
+        })*
+    };
+}
+
+vectors! {
+    f32, f32s, splat_f32s, mul_add_e_f32s;
+    f64, f64s, splat_f64s, mul_add_e_f64s;
+}
