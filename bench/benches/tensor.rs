@@ -76,8 +76,7 @@ fn adamw(line: &mut Line<'_>) -> Outcome<()> {
     let mut number = 0;
     line("AdamW step, 4 Mi f32", &mut || {
         number += 1;
-        (parameter, moments) = AdamW::default().step(number, &parameter, &gradient, &moments)?;
-        Ok(())
+        AdamW::default().step(number, &mut parameter, &gradient, &mut moments)
     });
     Ok(())
 }
@@ -100,29 +99,32 @@ fn llama_block(line: &mut Line<'_>) -> Outcome<()> {
     let parameter =
         |dims: &[usize], seed| -> Outcome<Tensor> { Ok(normal(dims, seed).scale(0.05)?.requires_grad()) };
     let (norm1, norm2) = (parameter(&[hidden], 1)?, parameter(&[hidden], 2)?);
-    let wq = parameter(&[hidden, heads * width], 3)?;
-    let (wk, wv) = (parameter(&[hidden, kv_heads * width], 4)?, parameter(&[hidden, kv_heads * width], 5)?);
-    let wo = parameter(&[heads * width, hidden], 6)?;
-    let (gate, up) = (parameter(&[hidden, inner], 7)?, parameter(&[hidden, inner], 8)?);
-    let down = parameter(&[inner, hidden], 9)?;
+    let wq = parameter(&[heads * width, hidden], 3)?;
+    let (wk, wv) = (parameter(&[kv_heads * width, hidden], 4)?, parameter(&[kv_heads * width, hidden], 5)?);
+    let wo = parameter(&[hidden, heads * width], 6)?;
+    let (gate, up) = (parameter(&[inner, hidden], 7)?, parameter(&[inner, hidden], 8)?);
+    let down = parameter(&[hidden, inner], 9)?;
     let x = normal(&[batch * time, hidden], 10).requires_grad();
     let angles: Vec<f64> = (0..time)
         .flat_map(|t| (0..width / 2).map(move |i| t as f64 * 10000f64.powf(-2.0 * i as f64 / width as f64)))
         .collect();
     let angles = Tensor::from_slice(&angles, &[time, width / 2])?;
+    let (cos, sin) = (angles.cos()?.cast(DType::F32)?, angles.sin()?.cast(DType::F32)?);
     let split = |x: Tensor, count: usize| -> Outcome<Tensor> {
         x.reshape(&Shape::new(&[batch, time, count, width])?)?.transpose(1, 2)
     };
     let causal = Attention { causal: true, ..Attention::default() };
     line("Llama block 576, 4 × 128, forward + backward", &mut || {
+        let project = |x: &Tensor, weight: &Tensor| x.linear(weight, None, None);
         let n = x.rms_norm(&norm1, 1e-5)?;
-        let q = split(n.matmul(&wq)?, heads)?.rope(&angles, RopeStyle::Half)?;
-        let k = split(n.matmul(&wk)?, kv_heads)?.rope(&angles, RopeStyle::Half)?;
-        let a = q.attention(&k, &split(n.matmul(&wv)?, kv_heads)?, causal)?;
+        let q = split(project(&n, &wq)?, heads)?.rope(&cos, &sin, RopeStyle::Half)?;
+        let k = split(project(&n, &wk)?, kv_heads)?.rope(&cos, &sin, RopeStyle::Half)?;
+        let a = q.attention(&k, &split(project(&n, &wv)?, kv_heads)?, causal)?;
         let a = a.transpose(1, 2)?.reshape(&Shape::new(&[batch * time, heads * width])?)?;
-        let r = x.add(&a.matmul(&wo)?)?;
+        let r = a.linear(&wo, None, Some(&x))?;
         let n = r.rms_norm(&norm2, 1e-5)?;
-        let out = r.add(&n.matmul(&gate)?.swiglu(&n.matmul(&up)?)?.matmul(&down)?)?;
+        let inner = project(&n, &gate)?.swiglu(&project(&n, &up)?)?;
+        let out = inner.linear(&down, None, Some(&r))?;
         backward(&[(out, None)]).map(drop)
     });
     Ok(())

@@ -74,8 +74,8 @@ width = hidden // heads
 param = lambda *shape: (torch.randn(*shape) * 0.05).requires_grad_()
 p = {
     "norm1": param(hidden), "norm2": param(hidden),
-    "q": param(hidden, heads * width), "k": param(hidden, kv_heads * width), "v": param(hidden, kv_heads * width),
-    "o": param(heads * width, hidden), "gate": param(hidden, inner), "up": param(hidden, inner), "down": param(inner, hidden),
+    "q": param(heads * width, hidden), "k": param(kv_heads * width, hidden), "v": param(kv_heads * width, hidden),
+    "o": param(hidden, heads * width), "gate": param(inner, hidden), "up": param(inner, hidden), "down": param(hidden, inner),
 }
 inputs = torch.randn(batch, time_, hidden, requires_grad=True)
 angles = torch.outer(torch.arange(time_).float(), 10000 ** (-torch.arange(0, width, 2).float() / width))
@@ -93,12 +93,12 @@ def block():
     n = F.rms_norm(inputs, [hidden], p["norm1"], 1e-5)
     split = lambda t, count: t.view(batch, time_, count, width).transpose(1, 2)
     a = F.scaled_dot_product_attention(
-        turn(split(n @ p["q"], heads)), turn(split(n @ p["k"], kv_heads)), split(n @ p["v"], kv_heads),
+        turn(split(F.linear(n, p["q"]), heads)), turn(split(F.linear(n, p["k"]), kv_heads)), split(F.linear(n, p["v"]), kv_heads),
         is_causal=True, enable_gqa=True,
     )
-    r = inputs + a.transpose(1, 2).reshape(batch, time_, heads * width) @ p["o"]
+    r = inputs + F.linear(a.transpose(1, 2).reshape(batch, time_, heads * width), p["o"])
     n = F.rms_norm(r, [hidden], p["norm2"], 1e-5)
-    out = r + (F.silu(n @ p["gate"]) * (n @ p["up"])) @ p["down"]
+    out = r + F.linear(F.silu(F.linear(n, p["gate"])) * F.linear(n, p["up"]), p["down"])
     out.sum().backward()
 
 

@@ -1,15 +1,9 @@
 //! The AdamW optimizer in one pass, and the norm that gradients are clipped by.
 
-use num_traits::Float as _;
-use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
-
-use crate::element::{Float, Wide, with_float};
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::{lanes, make};
-use crate::parallel::PIECE;
+use crate::ops::common;
 use crate::tensor::Tensor;
-use crate::vectors::dispatch;
 
 /// Adam with decoupled weight decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,121 +44,52 @@ impl Moments {
     }
 }
 
+/// The numbers of one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    /// What is left of a parameter by weight decay.
+    pub(crate) kept: f64,
+    /// The step size, corrected for moments that began at zero.
+    pub(crate) size: f64,
+    /// What the root of the mean square is multiplied by, for the same reason.
+    pub(crate) root: f64,
+}
+
 impl AdamW {
-    /// One step, the `number`-th, counted from 1. Parameter, gradient and
-    /// moments have one dtype, which should be `f32` or `f64`: what a step adds
-    /// is soon too small for a half type.
+    /// One step in place, the `number`-th, counted from 1. Parameter, gradient
+    /// and moments have one dtype, which should be `f32` or `f64`: what a step
+    /// adds is soon too small for a half type. The parameter stays the same
+    /// parameter; whoever else holds its old elements keeps those.
     pub fn step(
         &self,
         number: u64,
-        parameter: &Tensor,
+        parameter: &mut Tensor,
         gradient: &Tensor,
-        moments: &Moments,
-    ) -> Result<(Tensor, Moments), TensorError> {
-        let operands = [parameter, gradient, &moments.mean, &moments.square];
+        moments: &mut Moments,
+    ) -> Result<(), TensorError> {
+        let operands = [&*parameter, gradient, &moments.mean, &moments.square];
         if operands.iter().any(|x| x.shape() != parameter.shape()) {
             let shapes = operands.iter().map(|x| x.shape().clone()).collect();
             return Err(TensorError::Shapes { op: "adamw", shapes });
         }
-        if operands.iter().any(|x| x.dtype() != parameter.dtype()) {
-            let dtypes = operands.iter().map(|x| x.dtype()).collect();
-            return Err(TensorError::DTypes { op: "adamw", dtypes });
+        let (device, dtype) = common("adamw", &operands)?;
+        if !dtype.is_float() || dtype.size() == 1 {
+            return Err(TensorError::DType { op: "adamw", dtype });
         }
-        let packed = operands.iter().map(|x| x.packed("adamw")).collect::<Result<Vec<_>, _>>()?;
-        let packed: [&Tensor; 4] = [&packed[0], &packed[1], &packed[2], &packed[3]];
-        with_float!("adamw", parameter.dtype(), T => self.run::<T>(number, packed))
-    }
-
-    fn run<T: Float>(&self, number: u64, operands: [&Tensor; 4]) -> Result<(Tensor, Moments), TensorError> {
-        let [p, g, m, v] = operands;
-        let inputs =
-            [p.elements::<T>("adamw")?, g.elements("adamw")?, m.elements("adamw")?, v.elements("adamw")?];
-        let factors = Factors::<T::Wide>::new(self, number);
-        let shape = p.shape();
-        let (mut mean, mut square) = (None, None);
-        let parameter = make::<T>(shape, |parameter| {
-            square = Some(make::<T>(shape, |square| {
-                mean = Some(make::<T>(shape, |mean| {
-                    parameter
-                        .par_chunks_mut(PIECE)
-                        .zip(mean.par_chunks_mut(PIECE))
-                        .zip(square.par_chunks_mut(PIECE))
-                        .enumerate()
-                        .for_each(|(number, ((parameter, mean), square))| {
-                            let start = number * PIECE;
-                            let inputs = inputs.map(|input| &input[start..start + parameter.len()]);
-                            dispatch(Piece { factors, inputs, parameter, mean, square });
-                        });
-                    Ok(())
-                })?);
-                Ok(())
-            })?);
-            Ok(())
-        })?;
-        match (mean, square) {
-            (Some(mean), Some(square)) => Ok((parameter, Moments { mean, square })),
-            _ => unreachable!("both were made above, or an error was returned"),
-        }
-    }
-}
-
-/// The numbers of a step, in what it is computed in.
-#[derive(Clone, Copy)]
-struct Factors<W> {
-    beta1: W,
-    beta2: W,
-    rest1: W,
-    rest2: W,
-    eps: W,
-    kept: W,
-    step: W,
-    root: W,
-}
-
-impl<W: Wide> Factors<W> {
-    fn new(options: &AdamW, number: u64) -> Self {
-        let wide = |value: f64| W::from_f64(value).unwrap_or_else(W::nan);
         let correction = |beta: f64| 1.0 - beta.powf(number as f64);
-        Self {
-            beta1: wide(options.beta1),
-            beta2: wide(options.beta2),
-            rest1: wide(1.0 - options.beta1),
-            rest2: wide(1.0 - options.beta2),
-            eps: wide(options.eps),
-            kept: wide(1.0 - options.learning_rate * options.weight_decay),
-            step: wide(options.learning_rate / correction(options.beta1)),
-            root: wide(1.0 / correction(options.beta2).sqrt()),
-        }
-    }
-}
-
-struct Piece<'a, T: Float> {
-    factors: Factors<T::Wide>,
-    /// Parameter, gradient, mean, square.
-    inputs: [&'a [T]; 4],
-    parameter: &'a mut [T],
-    mean: &'a mut [T],
-    square: &'a mut [T],
-}
-
-impl<T: Float> WithSimd for Piece<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _width: S) {
-        let Factors { beta1, beta2, rest1, rest2, eps, kept, step, root } = self.factors;
-        let [p, g, m, v] = self.inputs;
-        let inputs = p.iter().zip(g).zip(m).zip(v);
-        let outputs = self.parameter.iter_mut().zip(self.mean).zip(self.square);
-        for (((new_p, new_m), new_v), (((p, g), m), v)) in outputs.zip(inputs) {
-            let g = g.widen();
-            let mean = m.widen() * beta1 + g * rest1;
-            let square = v.widen() * beta2 + g * g * rest2;
-            let direction = mean / (square.sqrt() * root + eps);
-            *new_p = T::narrow(p.widen() * kept - direction * step);
-            *new_m = T::narrow(mean);
-            *new_v = T::narrow(square);
-        }
+        let step = Step {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            kept: 1.0 - self.learning_rate * self.weight_decay,
+            size: self.learning_rate / correction(self.beta1),
+            root: 1.0 / correction(self.beta2).sqrt(),
+        };
+        let gradient = gradient.packed("adamw")?;
+        on(device).adamw(&step, &gradient, [parameter, &mut moments.mean, &mut moments.square])
     }
 }
 
@@ -174,16 +99,7 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<f64, TensorError> {
     let mut total = 0.0;
     for tensor in tensors {
         let packed = tensor.packed("global_norm")?;
-        total += with_float!("global_norm", packed.dtype(), T => squares::<T>(&packed))?;
+        total += on(packed.device()).squares(&packed)?;
     }
     Ok(total.sqrt())
-}
-
-fn squares<T: Float>(x: &Tensor) -> Result<f64, TensorError> {
-    let pieces: Vec<f64> = x
-        .elements::<T>("global_norm")?
-        .par_chunks(PIECE)
-        .map(|piece| num_traits::ToPrimitive::to_f64(&lanes::sum(piece, |x| x * x)).unwrap_or(f64::NAN))
-        .collect();
-    Ok(pieces.into_iter().sum())
 }

@@ -50,6 +50,9 @@ pub trait Wide:
 
     /// The error function.
     fn error_function(self) -> Self;
+
+    /// The hyperbolic tangent, in code that vectorises.
+    fn hyperbolic_tangent(self) -> Self;
 }
 
 impl Wide for f32 {
@@ -101,6 +104,20 @@ impl Wide for f32 {
         let q = q * s - 1.426_473_9e-2;
         x * p / q
     }
+
+    /// From the exponential; near zero, where that cancels, a polynomial.
+    #[inline(always)]
+    fn hyperbolic_tangent(self) -> Self {
+        let far = 1.0 - 2.0 / ((2.0 * self).exponential() + 1.0);
+        let s = self * self;
+        let p = -5.704_988_5e-3f32;
+        let p = p * s + 2.063_908_9e-2;
+        let p = p * s - 5.373_971_5e-2;
+        let p = p * s + 1.333_144_2e-1;
+        let p = p * s - 3.333_328_3e-1;
+        let near = p * s * self + self;
+        if self.abs() < 0.625 { near } else { far }
+    }
 }
 
 impl Wide for f64 {
@@ -110,6 +127,10 @@ impl Wide for f64 {
 
     fn error_function(self) -> Self {
         libm::erf(self)
+    }
+
+    fn hyperbolic_tangent(self) -> Self {
+        self.tanh()
     }
 }
 
@@ -136,8 +157,51 @@ macro_rules! float {
 float! {
     f64, f64, true, |x| x, |x| x;
     f32, f32, true, |x| x, |x| x;
-    bf16, f32, false, bf16::to_f32, bf16::from_f32;
-    f16, f32, false, f16::to_f32, f16::from_f32;
+    bf16, f32, false, bf16_to_f32, bf16_from_f32;
+    f16, f32, false, f16_to_f32, f16_from_f32;
+}
+
+/// A bf16 is the upper half of an f32.
+#[inline(always)]
+fn bf16_to_f32(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// Rounds to the nearest, ties to even, without branches.
+#[inline(always)]
+fn bf16_from_f32(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let not_a_number = (bits >> 16) | 0x40;
+    bf16::from_bits(if x.is_nan() { not_a_number } else { rounded } as u16)
+}
+
+/// Exponent and mantissa moved into place and the exponent's bias corrected by
+/// a multiplication; subnormal numbers by a subtraction.
+#[inline(always)]
+fn f16_to_f32(x: f16) -> f32 {
+    let bits = u32::from(x.to_bits()) << 16;
+    let sign = bits & 0x8000_0000;
+    let magnitude = bits << 1;
+    let normal = f32::from_bits((magnitude >> 4) + (0xe0 << 23)) * f32::from_bits(0x0780_0000);
+    let subnormal = f32::from_bits((magnitude >> 17) | (126 << 23)) - 0.5;
+    let value = if magnitude < 1 << 27 { subnormal } else { normal };
+    f32::from_bits(sign | value.to_bits())
+}
+
+/// Adds a power of two that leaves just the bits a f16 has, rounded to the
+/// nearest, ties to even.
+#[inline(always)]
+fn f16_from_f32(x: f32) -> f16 {
+    let bits = x.to_bits();
+    // Too large becomes ∞ by the first factor, and the second undoes it.
+    let scaled = (x.abs() * f32::from_bits(0x7780_0000)) * f32::from_bits(0x0880_0000);
+    let doubled = bits << 1;
+    let exponent = (doubled & 0xff00_0000).max(0x7100_0000);
+    let rounded = (f32::from_bits((exponent >> 1) + 0x0780_0000) + scaled).to_bits();
+    let magnitude = ((rounded >> 13) & 0x7c00) + (rounded & 0x0fff);
+    let magnitude = if doubled > 0xff00_0000 { 0x7e00 } else { magnitude };
+    f16::from_bits(((bits >> 16) & 0x8000 | magnitude) as u16)
 }
 
 /// Runs an expression with `$T` as the Rust type of a floating dtype, or fails
@@ -168,9 +232,73 @@ macro_rules! with_float {
 
 pub(crate) use with_float;
 
+/// Runs an expression with `$T` as the Rust type of a dtype whose elements can
+/// be compared, or fails with the operation's name. Bools are bytes.
+macro_rules! with_element {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        with_element!(@ $op, $dtype, $T => $body, F64 f64, F32 f32, Bf16 half::bf16, F16 half::f16,
+            I64 i64, I32 i32, I16 i16, I8 i8, U64 u64, U32 u32, U16 u16, U8 u8, Bool u8)
+    };
+    (@ $op:expr, $dtype:expr, $T:ident => $body:expr, $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(shardloom_layout::DType::$name => {
+                type $T = $type;
+                $body
+            })*
+            dtype => Err($crate::error::TensorError::DType { op: $op, dtype }),
+        }
+    };
+}
+
+pub(crate) use with_element;
+
 #[cfg(test)]
 mod tests {
-    use super::Wide;
+    use half::{bf16, f16};
+
+    use super::{Float, Wide};
+
+    /// All half numbers, and f32 numbers around every rounding boundary.
+    #[test]
+    fn half_types_convert_as_the_standard_says() {
+        for bits in 0..=u16::MAX {
+            let (h, b) = (f16::from_bits(bits), bf16::from_bits(bits));
+            if h.is_nan() {
+                assert!(h.widen().is_nan());
+            } else {
+                assert_eq!(h.widen().to_bits(), h.to_f32().to_bits());
+            }
+            if b.is_nan() {
+                assert!(b.widen().is_nan());
+            } else {
+                assert_eq!(b.widen().to_bits(), b.to_f32().to_bits());
+            }
+            for (place, low) in [0u32, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff].iter().enumerate() {
+                for exponent_shift in [0, 3, 13] {
+                    let x = f32::from_bits((u32::from(bits) << 16 | low) ^ ((place as u32) << exponent_shift));
+                    if x.is_nan() {
+                        assert!(f16::narrow(x).is_nan() && bf16::narrow(x).is_nan());
+                    } else {
+                        assert_eq!(f16::narrow(x).to_bits(), f16::from_f32(x).to_bits(), "{x:e}");
+                        assert_eq!(bf16::narrow(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_hyperbolic_tangent_is_exact_to_three_units() {
+        let mut worst = 0;
+        for i in -100_000..=100_000 {
+            let x = i as f32 / 10_000.0;
+            worst = worst.max(ulps(x.hyperbolic_tangent(), f64::from(x).tanh() as f32));
+        }
+        assert!(worst <= 3, "{worst}");
+        assert_eq!(f32::INFINITY.hyperbolic_tangent(), 1.0);
+        assert_eq!(f32::NEG_INFINITY.hyperbolic_tangent(), -1.0);
+        assert!(f32::NAN.hyperbolic_tangent().is_nan());
+    }
 
     /// Distance in representable numbers.
     fn ulps(a: f32, b: f32) -> u32 {

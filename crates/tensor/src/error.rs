@@ -77,6 +77,14 @@ pub enum TensorError {
         /// How many rows there are.
         rows: usize,
     },
+    /// Nothing to choose from.
+    #[error("{op}: a tensor of shape {shape} has nothing to choose from")]
+    Empty {
+        /// The operation.
+        op: &'static str,
+        /// The tensor's shape.
+        shape: Shape,
+    },
     /// The elements given are not as many as the shape has.
     #[error("a tensor of shape {shape} has {} elements, not {found}", shape.volume())]
     ElementCount {
@@ -161,6 +169,18 @@ pub enum TensorError {
         /// Its shape.
         shape: Shape,
     },
+    /// A recomputed region used a tensor whose gradient would be lost.
+    #[error("{function} inside a recomputed region uses a tensor that is not among the region's inputs")]
+    Captured {
+        /// The function.
+        function: &'static str,
+    },
+    /// A hook for a tensor that has no gradient of its own.
+    #[error("a tensor of shape {shape} is not a parameter, so it has no gradient to hook")]
+    NotAParameter {
+        /// Its shape.
+        shape: Shape,
+    },
     /// Sizes that no tensor can have.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -173,6 +193,8 @@ impl Hint for TensorError {
             Self::NotDifferentiable { .. } => "detach its inputs, or give it a backward rule".to_owned(),
             Self::Consumed { .. } => "run the forward pass again before differentiating again".to_owned(),
             Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
+            Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),
+            Self::NotAParameter { .. } => "use `watched` for tensors that are computed".to_owned(),
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,
         })

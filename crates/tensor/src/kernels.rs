@@ -1,17 +1,24 @@
 //! What runs on the CPU. Kernels take slices and geometry, never the tape.
 
+pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod choice;
 pub(crate) mod copy;
+pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
+pub(crate) mod index;
 pub(crate) mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod order;
+pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod strides;
 
-use shardloom_layout::Shape;
+use bytemuck::Pod;
+use shardloom_layout::{DType, Shape};
 
 use crate::element::Element;
 use crate::error::TensorError;
@@ -25,7 +32,64 @@ pub(crate) fn make<T: Element>(
     shape: &Shape,
     fill: impl FnOnce(&mut [T]) -> Result<(), TensorError>,
 ) -> Result<Tensor, TensorError> {
-    let mut block = Block::new(shape.volume() * size_of::<T>())?;
-    fill(bytemuck::cast_slice_mut(block.bytes_mut()))?;
-    Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape.clone()), T::DTYPE))
+    make_as(T::DTYPE, shape, fill)
 }
+
+/// The same, of another dtype whose elements are held in `U`.
+pub(crate) fn make_as<U: Pod>(
+    dtype: DType,
+    shape: &Shape,
+    fill: impl FnOnce(&mut [U]) -> Result<(), TensorError>,
+) -> Result<Tensor, TensorError> {
+    debug_assert_eq!(size_of::<U>(), dtype.size());
+    let mut block = Block::new(shape.volume() * size_of::<U>())?;
+    fill(bytemuck::cast_slice_mut(block.bytes_mut()))?;
+    Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape.clone()), dtype))
+}
+
+/// A tensor with changed elements: in its own memory if nobody else uses that.
+/// The result is off the tape.
+pub(crate) fn rewrite<T: Element>(
+    x: Tensor,
+    op: &'static str,
+    change: impl FnOnce(&mut [T]) -> Result<(), TensorError>,
+) -> Result<Tensor, TensorError> {
+    rewrite_bits(x, op, change)
+}
+
+/// The same, of another dtype whose elements are held in `U`.
+pub(crate) fn rewrite_bits<U: Pod>(
+    mut x: Tensor,
+    op: &'static str,
+    change: impl FnOnce(&mut [U]) -> Result<(), TensorError>,
+) -> Result<Tensor, TensorError> {
+    change(x.bits_mut(op)?)?;
+    Ok(x.detach())
+}
+
+/// Runs an expression with `$U` as an integer type as wide as a dtype, for work
+/// that moves elements and does not look at them.
+macro_rules! with_bits {
+    ($dtype:expr, $U:ident => $body:expr) => {
+        match $dtype.size() {
+            1 => {
+                type $U = u8;
+                $body
+            }
+            2 => {
+                type $U = u16;
+                $body
+            }
+            4 => {
+                type $U = u32;
+                $body
+            }
+            _ => {
+                type $U = u64;
+                $body
+            }
+        }
+    };
+}
+
+pub(crate) use with_bits;

@@ -15,9 +15,12 @@
 pub mod memory;
 
 mod adamw;
+mod backend;
+mod costs;
 mod device;
 mod element;
 mod error;
+mod float8;
 mod kernels;
 mod ops;
 mod parallel;
@@ -29,11 +32,13 @@ mod vectors;
 mod view;
 
 pub use adamw::{AdamW, Moments, global_norm};
+pub use costs::{Cost, Costs, counted};
 pub use device::Device;
 pub use element::{Element, Float};
 pub use error::TensorError;
+pub use kernels::order::Order;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use random::Stream;
-pub use tape::{Context, Function, Gradients, apply, backward, no_grad};
+pub use tape::{Context, Function, Gradients, apply, backward, no_grad, recompute};
 pub use tensor::Tensor;
 pub use vectors::Level;

@@ -2,30 +2,42 @@
 
 mod arithmetic;
 mod attention;
+mod choice;
+mod cross_entropy;
+mod index;
+mod join;
 mod matmul;
 mod norm;
+mod order;
 mod reduce;
 mod rope;
-mod rows;
+mod softmax;
 mod views;
 
 pub use attention::Attention;
+pub use cross_entropy::CrossEntropy;
 pub use rope::RopeStyle;
-pub use rows::CrossEntropy;
 
 use shardloom_layout::{DType, Shape};
 
 use crate::device::Device;
 use crate::error::TensorError;
 use crate::tensor::Tensor;
+use crate::view::broadcast;
 
-/// Checks that operands are on one device and of one dtype, and returns both.
-fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DType), TensorError> {
-    let (device, dtype) = (inputs[0].device(), inputs[0].dtype());
+/// Checks that operands are on one device.
+fn one_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device, TensorError> {
+    let device = inputs[0].device();
     if inputs.iter().any(|input| input.device() != device) {
         let devices = inputs.iter().map(|input| input.device()).collect();
         return Err(TensorError::Devices { op, devices });
     }
+    Ok(device)
+}
+
+/// Checks that operands are on one device and of one dtype, and returns both.
+pub(crate) fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DType), TensorError> {
+    let (device, dtype) = (one_device(op, inputs)?, inputs[0].dtype());
     if inputs.iter().any(|input| input.dtype() != dtype) {
         let dtypes = inputs.iter().map(|input| input.dtype()).collect();
         return Err(TensorError::DTypes { op, dtypes });
@@ -33,15 +45,42 @@ fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DType), Tenso
     Ok((device, dtype))
 }
 
+/// Checks that a dtype is one that is computed in.
+fn computed(op: &'static str, dtype: DType) -> Result<(), TensorError> {
+    match dtype {
+        DType::F64 | DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
+        dtype => Err(TensorError::DType { op, dtype }),
+    }
+}
+
+/// Checks that a tensor holds indices.
+fn indices(op: &'static str, x: &Tensor) -> Result<(), TensorError> {
+    if x.dtype() == DType::I64 { Ok(()) } else { Err(TensorError::DType { op, dtype: x.dtype() }) }
+}
+
 fn mismatch(op: &'static str, inputs: &[&Tensor]) -> TensorError {
     TensorError::Shapes { op, shapes: inputs.iter().map(|input| input.shape().clone()).collect() }
 }
 
+/// Operands repeated to the one shape that all can have. Nothing is copied.
+fn broadcasted<const N: usize>(op: &'static str, inputs: [&Tensor; N]) -> Result<[Tensor; N], TensorError> {
+    let refused = || mismatch(op, &inputs);
+    let shape = inputs
+        .iter()
+        .try_fold(Shape::default(), |shape, input| broadcast(&shape, input.shape()))
+        .ok_or_else(refused)?;
+    let mut expanded = inputs.map(Tensor::detach);
+    for input in &mut expanded {
+        *input = input.seen_as(input.view().expand(&shape).ok_or_else(refused)?);
+    }
+    Ok(expanded)
+}
+
 /// A gradient summed over the dims along which a tensor of `shape` was
 /// repeated.
-fn summed_to(gradient: &Tensor, shape: &Shape) -> Result<Tensor, TensorError> {
+fn summed_to(gradient: Tensor, shape: &Shape) -> Result<Tensor, TensorError> {
     if gradient.shape() == shape {
-        return Ok(gradient.clone());
+        return Ok(gradient);
     }
     let lead = gradient.shape().ndim() - shape.ndim();
     let repeated: Vec<usize> = (0..gradient.shape().ndim())

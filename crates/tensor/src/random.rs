@@ -7,11 +7,9 @@
 
 use shardloom_layout::{DType, Shape};
 
+use crate::backend::on;
 use crate::device::Device;
-use crate::element::with_float;
 use crate::error::TensorError;
-use crate::kernels::make;
-use crate::parallel::pieces;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -79,13 +77,13 @@ impl Tensor {
     /// Uniform numbers in [0, 1). `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        drawn("uniform", dtype, dims, move |index| f64::from(stream.uniform(first.wrapping_add(index))))
+        on(Device::Cpu).draw(Draw::Uniform(stream), first, dtype, &Shape::new(dims)?)
     }
 
     /// Standard normal numbers. `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        drawn("normal", dtype, dims, move |index| f64::from(stream.normal(first.wrapping_add(index))))
+        on(Device::Cpu).draw(Draw::Normal(stream), first, dtype, &Shape::new(dims)?)
     }
 
     /// Sets elements to zero with this probability and scales the others up, so
@@ -99,24 +97,22 @@ impl Tensor {
     }
 }
 
-fn drawn(
-    op: &'static str,
-    dtype: DType,
-    dims: &[usize],
-    draw: impl Fn(u64) -> f64 + Sync,
-) -> Result<Tensor, TensorError> {
-    use crate::element::Float;
-    use num_traits::FromPrimitive as _;
-    let shape = Shape::new(dims)?;
-    with_float!(op, dtype, T => make::<T>(&shape, |out| {
-        pieces(out, 1, |start, piece| {
-            for (place, out) in piece.iter_mut().enumerate() {
-                let value = draw((start + place) as u64);
-                *out = T::narrow(<T as Float>::Wide::from_f64(value).unwrap_or_default());
-            }
-        });
-        Ok(())
-    }))
+/// What is drawn for each index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Draw {
+    /// Uniform in [0, 1).
+    Uniform(Stream),
+    /// Standard normal.
+    Normal(Stream),
+}
+
+impl Draw {
+    pub(crate) fn number(self, index: u64) -> f32 {
+        match self {
+            Self::Uniform(stream) => stream.uniform(index),
+            Self::Normal(stream) => stream.normal(index),
+        }
+    }
 }
 
 struct Dropout {
@@ -128,29 +124,8 @@ struct Dropout {
 impl Dropout {
     /// The mask is drawn again for the gradient instead of being kept.
     fn masked(&self, x: &Tensor) -> Result<Tensor, TensorError> {
-        use crate::element::Float;
-        use num_traits::{FromPrimitive as _, Zero as _};
         let x = x.packed("dropout")?;
-        if x.device() == Device::Meta {
-            return Ok(Tensor::meta(x.shape().clone(), x.dtype()));
-        }
-        let kept = 1.0 - self.probability;
-        let factor = if kept > 0.0 { 1.0 / kept } else { 0.0 };
-        with_float!("dropout", x.dtype(), T => {
-            let values = x.elements::<T>("dropout")?;
-            let zero = <T as Float>::Wide::zero();
-            let factor = <T as Float>::Wide::from_f64(factor).unwrap_or(zero);
-            make::<T>(x.shape(), |out| {
-                pieces(out, 1, |start, piece| {
-                    for (place, (out, x)) in piece.iter_mut().zip(&values[start..]).enumerate() {
-                        let draw = self.stream.uniform(self.first.wrapping_add((start + place) as u64));
-                        let keep = f64::from(draw) >= self.probability;
-                        *out = T::narrow(if keep { x.widen() * factor } else { zero });
-                    }
-                });
-                Ok(())
-            })
-        })
+        on(x.device()).dropout(&x, self.probability, Draw::Uniform(self.stream), self.first)
     }
 }
 
@@ -165,8 +140,8 @@ impl Function for Dropout {
 
     fn backward(
         &self,
-        _: &Context,
-        gradients: &[Option<Tensor>],
+        _: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         Ok(vec![gradients[0].as_ref().map(|gradient| self.masked(gradient)).transpose()?])
     }

@@ -38,4 +38,13 @@ impl Storage {
             Buffer::Meta => None,
         }
     }
+
+    /// The bytes, to be changed, if they are in this process and nobody else
+    /// uses them.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match Arc::get_mut(&mut self.0)? {
+            Buffer::Cpu(block) => Some(block.bytes_mut()),
+            Buffer::Meta => None,
+        }
+    }
 }

@@ -6,14 +6,21 @@
 //! after all that used its results. What a function saved is freed as soon as
 //! its backward rule has run. A tape nobody holds the end of frees itself.
 
-use std::cell::Cell;
-use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+mod hook;
+mod recompute;
+mod sweep;
 
-use rustc_hash::FxHashMap;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
 use shardloom_layout::{DType, Shape};
 use smallvec::SmallVec;
+
+pub use recompute::recompute;
+pub use sweep::{Gradients, backward};
+
+use hook::Hooks;
 
 use crate::error::TensorError;
 use crate::tensor::Tensor;
@@ -38,7 +45,7 @@ use crate::tensor::Tensor;
 ///         Ok(vec![inputs[0].mul(&Tensor::scalar(self.factor)?)?])
 ///     }
 ///
-///     fn backward(&self, _: &Context, gradients: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, TensorError> {
+///     fn backward(&self, _: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, TensorError> {
 ///         let gradient = gradients[0].as_ref().map(|g| g.mul(&Tensor::scalar(self.factor)?));
 ///         Ok(vec![gradient.transpose()?])
 ///     }
@@ -59,11 +66,13 @@ pub trait Function: Send + Sync + 'static {
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError>;
 
     /// Computes the gradients of the inputs from those of the outputs; `None`
-    /// stands for zero. The default says that there is no derivative.
+    /// stands for zero. What was saved and the gradients belong to the rule,
+    /// which may use their memory for its results. The default says that there
+    /// is no derivative.
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let _ = (context, gradients);
         Err(TensorError::NotDifferentiable { function: self.name() })
@@ -91,6 +100,11 @@ impl Context {
         &self.saved
     }
 
+    /// What was kept, to be used up.
+    pub fn into_saved(self) -> Vec<Tensor> {
+        self.saved
+    }
+
     /// Whether the gradient of an input is wanted.
     pub fn needs(&self, input: usize) -> bool {
         self.needed.get(input).copied().unwrap_or(false)
@@ -101,8 +115,14 @@ impl Context {
 #[derive(Clone)]
 pub(crate) enum Origin {
     Constant,
-    Parameter(u64),
+    Parameter(Arc<Parameter>),
     Output { note: Arc<Note>, index: usize },
+}
+
+/// A tensor whose gradient is wanted.
+pub(crate) struct Parameter {
+    number: u64,
+    hooks: Hooks,
 }
 
 /// One application of a function.
@@ -124,7 +144,7 @@ fn next_number() -> u64 {
 
 impl Origin {
     pub(crate) fn parameter() -> Self {
-        Self::Parameter(next_number())
+        Self::Parameter(Arc::new(Parameter { number: next_number(), hooks: Hooks::default() }))
     }
 }
 
@@ -148,15 +168,57 @@ impl Drop for Off {
     }
 }
 
+/// Whether functions are noted on this thread.
+pub(crate) fn is_recording() -> bool {
+    OFF.get() == 0
+}
+
+/// Runs `work` with a tape, even where it is off.
+fn with_tape<T>(work: impl FnOnce() -> T) -> T {
+    struct Back(usize);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            OFF.set(self.0);
+        }
+    }
+    let _back = Back(OFF.replace(0));
+    work()
+}
+
 /// Runs `work` without a tape: nothing inside is noted.
 pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
     let _off = Off::new();
     work()
 }
 
+thread_local! {
+    static CLOSED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes the use of any tensor that tracks gradients an error on this thread
+/// while it lives.
+struct Closed {
+    before: bool,
+}
+
+impl Closed {
+    fn new() -> Self {
+        Self { before: CLOSED.replace(true) }
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        CLOSED.set(self.before);
+    }
+}
+
 /// Applies a function and, if an input tracks gradients, notes it on the tape.
 pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-    let recording = OFF.with(|off| off.get() == 0);
+    let recording = is_recording();
+    if CLOSED.get() && inputs.iter().any(Tensor::tracks_gradient) {
+        return Err(TensorError::Captured { function: function.name() });
+    }
     let needed: SmallVec<[bool; 4]> =
         inputs.iter().map(|input| recording && input.tracks_gradient()).collect();
     let tracked = needed.contains(&true);
@@ -192,147 +254,5 @@ pub(crate) fn apply_one(function: impl Function, inputs: &[Tensor]) -> Result<Te
         function: name,
         inputs: 1,
         found,
-    })
-}
-
-/// The gradients of parameters.
-#[derive(Clone, Debug, Default)]
-pub struct Gradients {
-    by_parameter: FxHashMap<u64, Tensor>,
-}
-
-impl Gradients {
-    /// The gradient of a parameter, or `None` if the outputs do not depend on
-    /// it.
-    pub fn of(&self, parameter: &Tensor) -> Option<&Tensor> {
-        match parameter.origin() {
-            Origin::Parameter(number) => self.by_parameter.get(number),
-            Origin::Constant | Origin::Output { .. } => None,
-        }
-    }
-
-    fn add(&mut self, parameter: u64, gradient: Tensor) -> Result<(), TensorError> {
-        let sum = match self.by_parameter.remove(&parameter) {
-            // Many small additions lose what half types cannot hold.
-            Some(sum) if matches!(gradient.dtype(), DType::Bf16 | DType::F16) => {
-                sum.cast(DType::F32)?.add(&gradient.cast(DType::F32)?)?
-            }
-            Some(sum) => sum.add(&gradient.cast(sum.dtype())?)?,
-            None => gradient,
-        };
-        self.by_parameter.insert(parameter, sum);
-        Ok(())
-    }
-}
-
-/// A note that is due, highest number first.
-struct Due(Arc<Note>);
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.number == other.0.number
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.number.cmp(&other.0.number)
-    }
-}
-
-/// Differentiates outputs with respect to every parameter they depend on. An
-/// output without a given gradient counts with ones.
-///
-/// The tape is used up: differentiating the same functions again is an error.
-pub fn backward(outputs: &[(Tensor, Option<Tensor>)]) -> Result<Gradients, TensorError> {
-    let _off = Off::new();
-    let mut sweep = Sweep::default();
-    for (output, gradient) in outputs {
-        if !output.tracks_gradient() {
-            return Err(TensorError::NoGradient { shape: output.shape().clone() });
-        }
-        let gradient = match gradient {
-            Some(gradient) => gradient.detach(),
-            None => output.ones_like()?,
-        };
-        check_gradient("backward", &gradient, output.shape(), output.dtype())?;
-        sweep.give(output.origin(), gradient)?;
-    }
-    while let Some(Due(note)) = sweep.due.pop() {
-        sweep.run(&note)?;
-    }
-    Ok(sweep.gradients)
-}
-
-#[derive(Default)]
-struct Sweep {
-    due: BinaryHeap<Due>,
-    /// Gradients of the outputs of notes that are due.
-    arrived: FxHashMap<u64, Vec<Option<Tensor>>>,
-    gradients: Gradients,
-}
-
-impl Sweep {
-    fn give(&mut self, origin: &Origin, gradient: Tensor) -> Result<(), TensorError> {
-        match origin {
-            Origin::Constant => Ok(()),
-            Origin::Parameter(number) => self.gradients.add(*number, gradient),
-            Origin::Output { note, index } => {
-                let arrived = self.arrived.entry(note.number).or_insert_with(|| {
-                    self.due.push(Due(Arc::clone(note)));
-                    vec![None; note.outputs]
-                });
-                arrived[*index] = Some(match arrived[*index].take() {
-                    Some(sum) => sum.add(&gradient)?,
-                    None => gradient,
-                });
-                Ok(())
-            }
-        }
-    }
-
-    fn run(&mut self, note: &Note) -> Result<(), TensorError> {
-        let function = note.function.name();
-        let context = note.context.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let context = context.ok_or(TensorError::Consumed { function })?;
-        let arrived = self.arrived.remove(&note.number).unwrap_or_default();
-        let gradients = note.function.backward(&context, &arrived)?;
-        if gradients.len() != note.inputs.len() {
-            let (inputs, found) = (note.inputs.len(), gradients.len());
-            return Err(TensorError::GradientCount { function, inputs, found });
-        }
-        for ((origin, gradient), (shape, dtype)) in note.inputs.iter().zip(gradients).zip(&note.input_kinds) {
-            if let Some(gradient) = gradient {
-                check_gradient(function, &gradient, shape, *dtype)?;
-                self.give(origin, gradient)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn check_gradient(
-    function: &'static str,
-    gradient: &Tensor,
-    shape: &Shape,
-    dtype: DType,
-) -> Result<(), TensorError> {
-    if gradient.shape() == shape && gradient.dtype() == dtype {
-        return Ok(());
-    }
-    Err(TensorError::GradientShape {
-        function,
-        expected: shape.clone(),
-        dtype,
-        found: gradient.shape().clone(),
-        found_dtype: gradient.dtype(),
     })
 }

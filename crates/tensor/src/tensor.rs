@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use shardloom_layout::{DType, Shape};
 
+use crate::backend::on;
 use crate::device::Device;
 use crate::element::Element;
 use crate::error::TensorError;
-use crate::kernels;
 use crate::memory::Block;
 use crate::storage::Storage;
 use crate::tape::Origin;
@@ -44,18 +45,22 @@ impl Tensor {
         Self::from_slice(&[element], &[])
     }
 
+    /// A tensor of bools, row-major.
+    pub fn from_bools(elements: &[bool], dims: &[usize]) -> Result<Self, TensorError> {
+        let bytes: Vec<u8> = elements.iter().map(|&element| u8::from(element)).collect();
+        let held = Self::from_slice(&bytes, dims)?;
+        Ok(Self::new(held.0.storage.clone(), held.0.view.clone(), DType::Bool))
+    }
+
     /// A tensor of zeros.
     pub fn zeros(dtype: DType, dims: &[usize], device: Device) -> Result<Self, TensorError> {
-        let shape = Shape::new(dims)?;
-        let storage = match device {
-            Device::Meta => Storage::meta(),
-            Device::Cpu => {
-                let mut block = Block::new(shape.volume() * dtype.size())?;
-                block.bytes_mut().fill(0);
-                Storage::cpu(block)
-            }
-        };
-        Ok(Self::new(storage, View::contiguous(shape), dtype))
+        Self::full(0.0, dtype, dims, device)
+    }
+
+    /// A tensor of one value. Integers take it without its fraction, bools
+    /// whether it is not zero.
+    pub fn full(value: f64, dtype: DType, dims: &[usize], device: Device) -> Result<Self, TensorError> {
+        on(device).fill(value, dtype, &Shape::new(dims)?)
     }
 
     pub(crate) fn new(storage: Storage, view: View, dtype: DType) -> Self {
@@ -136,6 +141,14 @@ impl Tensor {
         Ok(packed.elements::<T>("to_vec")?.to_vec())
     }
 
+    /// The elements of a tensor of bools, row-major.
+    pub fn to_bools(&self) -> Result<Vec<bool>, TensorError> {
+        if self.dtype() != DType::Bool {
+            return Err(TensorError::ReadAs { dtype: self.dtype(), asked: DType::Bool });
+        }
+        Ok(self.packed("to_bools")?.bytes("to_bools")?.iter().map(|&byte| byte != 0).collect())
+    }
+
     /// The one element of a tensor that has one.
     pub fn item<T: Element>(&self) -> Result<T, TensorError> {
         match self.to_vec()?.as_slice() {
@@ -146,33 +159,73 @@ impl Tensor {
 
     /// The elements of a contiguous tensor.
     pub(crate) fn elements<T: Element>(&self, op: &'static str) -> Result<&[T], TensorError> {
-        debug_assert!(self.is_contiguous() && T::DTYPE == self.dtype());
-        let all = self.storage_elements(op)?;
-        Ok(&all[self.0.view.offset..self.0.view.offset + self.shape().volume()])
+        debug_assert!(T::DTYPE == self.dtype());
+        self.bits(op)
+    }
+
+    /// The elements of a contiguous tensor, in a type of their size.
+    pub(crate) fn bits<U: Pod>(&self, op: &'static str) -> Result<&[U], TensorError> {
+        debug_assert!(self.is_contiguous());
+        let all = self.storage_bits(op)?;
+        let start = self.0.view.offset.min(all.len());
+        Ok(&all[start..start + self.shape().volume()])
     }
 
     /// The bytes of a contiguous tensor.
     pub(crate) fn bytes(&self, op: &'static str) -> Result<&[u8], TensorError> {
-        let width = self.dtype().size();
-        let no_data = || TensorError::NoData { op, shape: self.shape().clone() };
-        let bytes = self.0.storage.bytes().ok_or_else(no_data)?;
-        let start = self.0.view.offset * width;
-        Ok(&bytes[start..start + self.shape().volume() * width])
+        debug_assert!(self.is_contiguous());
+        let (all, width) = (self.storage_bits(op)?, self.dtype().size());
+        let start = (self.0.view.offset * width).min(all.len());
+        Ok(&all[start..start + self.shape().volume() * width])
     }
 
     /// All elements of the storage, for kernels that follow strides.
     pub(crate) fn storage_elements<T: Element>(&self, op: &'static str) -> Result<&[T], TensorError> {
+        self.storage_bits(op)
+    }
+
+    /// All elements of the storage, in a type of their size.
+    pub(crate) fn storage_bits<U: Pod>(&self, op: &'static str) -> Result<&[U], TensorError> {
         let no_data = || TensorError::NoData { op, shape: self.shape().clone() };
         let bytes = self.0.storage.bytes().ok_or_else(no_data)?;
         Ok(bytemuck::cast_slice(bytes))
     }
 
+    /// The elements, to be changed. If they are used elsewhere or have gaps,
+    /// this tensor gets memory of its own first.
+    pub(crate) fn elements_mut<T: Element>(&mut self, op: &'static str) -> Result<&mut [T], TensorError> {
+        debug_assert!(T::DTYPE == self.dtype());
+        self.bits_mut(op)
+    }
+
+    /// The same, in a type of their size.
+    pub(crate) fn bits_mut<U: Pod>(&mut self, op: &'static str) -> Result<&mut [U], TensorError> {
+        let alone = self.is_contiguous()
+            && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.bytes_mut().is_some());
+        if !alone {
+            *self = on(self.device()).pack(op, self)?.with_origin(self.origin().clone());
+        }
+        let no_data = TensorError::NoData { op, shape: self.shape().clone() };
+        let count = self.shape().volume();
+        let inner = Arc::get_mut(&mut self.0);
+        let found = inner.and_then(|Inner { storage, view, .. }| Some((storage.bytes_mut()?, view.offset)));
+        let (bytes, start) = found.ok_or(no_data)?;
+        Ok(&mut bytemuck::cast_slice_mut(bytes)[start..start + count])
+    }
+
     /// These elements without gaps, copied only if there are any; off the tape.
     pub(crate) fn packed(&self, op: &'static str) -> Result<Self, TensorError> {
-        if self.is_contiguous() || self.device() == Device::Meta {
-            return Ok(self.detach());
-        }
-        kernels::copy::packed(self, op)
+        if self.is_contiguous() { Ok(self.detach()) } else { on(self.device()).pack(op, self) }
+    }
+
+    /// The same, of a tensor that is no longer needed.
+    pub(crate) fn into_packed(self, op: &'static str) -> Result<Self, TensorError> {
+        if self.is_contiguous() { Ok(self) } else { on(self.device()).pack(op, &self) }
+    }
+
+    /// The shape and dtype without the memory.
+    pub(crate) fn shape_only(&self) -> Self {
+        Self::meta(self.shape().clone(), self.dtype())
     }
 
     pub(crate) fn check_dim(&self, op: &'static str, dim: usize) -> Result<(), TensorError> {

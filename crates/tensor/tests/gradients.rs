@@ -147,7 +147,7 @@ fn row_rules() {
     let indices = Tensor::from_slice(&[2i64, 0, 2, 3], &[2, 2]).unwrap();
     check("embedding", &[values(&[4, 3], 1)], |x| x[0].embedding(&indices));
     let targets = Tensor::from_slice(&[1i64, -100, 3], &[3]).unwrap();
-    let options = CrossEntropy { ignore_index: Some(-100) };
+    let options = CrossEntropy { ignore_index: Some(-100), ..CrossEntropy::default() };
     check("cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, options));
 }
 
@@ -159,7 +159,10 @@ fn gate_norm_and_rope_rules() {
     });
     let angles = values(&[3, 2], 4).scale(2.0).unwrap();
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        check("rope", &[values(&[2, 2, 3, 4], 5)], |x| x[0].rope(&angles, style));
+        let (cos, sin) = (angles.cos().unwrap(), angles.sin().unwrap());
+        check("rope", &[values(&[2, 2, 3, 4], 5)], |x| x[0].rope(&cos, &sin, style));
+        // Heads inside positions, as projections leave them.
+        check("rope", &[values(&[2, 3, 2, 4], 5)], |x| x[0].transpose(1, 2)?.rope(&cos, &sin, style));
     }
 }
 

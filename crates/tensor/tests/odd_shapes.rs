@@ -38,12 +38,12 @@ const OPERATIONS: [Operation; 22] = [
     ("log_softmax", |a, _, _, n| a.log_softmax(n)),
     ("rms_norm", |a, b, _, _| a.rms_norm(b, 1e-5)),
     ("layer_norm", |a, b, c, _| a.layer_norm(b, c, 1e-5)),
-    ("rope", |a, b, _, _| a.rope(&b.cast(DType::F64)?, RopeStyle::Half)),
+    ("rope", |a, b, _, _| a.rope(&b.detach(), &b.detach(), RopeStyle::Half)),
     ("embedding", |a, b, _, _| a.embedding(&b.abs()?.cast(DType::I64)?)),
     ("cross_entropy", |a, b, _, _| {
-        a.cross_entropy(&b.cast(DType::I64)?, CrossEntropy { ignore_index: Some(0) })
+        a.cross_entropy(&b.cast(DType::I64)?, CrossEntropy { ignore_index: Some(0), label_smoothing: 0.1 })
     }),
-    ("attention", |a, b, c, n| a.attention(b, c, Attention { causal: n > 1, window: Some(n), scale: None })),
+    ("attention", |a, b, c, n| a.attention(b, c, Attention { causal: n > 1, window: Some(n), scale: None, soft_cap: Some(2.0) })),
     ("attention to itself", |a, _, _, _| {
         a.attention(a, a, Attention { causal: true, ..Attention::default() })
     }),

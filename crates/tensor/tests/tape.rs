@@ -26,7 +26,7 @@ impl Function for SumAndDifference {
         Ok(vec![x[0].add(&x[1])?, x[0].sub(&x[1])?])
     }
 
-    fn backward(&self, _: &Context, g: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, _: Context, g: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, TensorError> {
         self.seen.lock().unwrap().push(g.iter().map(Option::is_some).collect());
         let zero = ones(&[2]).scale(0.0)?;
         let (sum, difference) = (g[0].as_ref().unwrap_or(&zero), g[1].as_ref().unwrap_or(&zero));
@@ -89,7 +89,7 @@ fn a_rule_that_does_not_do_its_part_is_an_error() {
         fn forward(&self, _: &mut Context, x: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
             Ok(vec![x[0].clone()])
         }
-        fn backward(&self, _: &Context, g: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, TensorError> {
+        fn backward(&self, _: Context, g: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, TensorError> {
             Ok(vec![g[0].clone(), None])
         }
     }

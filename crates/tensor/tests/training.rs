@@ -47,7 +47,9 @@ impl Model {
         let x = p[0].embedding(tokens)?;
         let qkv = x.rms_norm(&p[1], 1e-6)?.matmul(&p[2])?;
         let part = |n: usize| heads(qkv.narrow(1, n * HIDDEN, HIDDEN)?);
-        let (q, k) = (part(0)?.rope(&angles, RopeStyle::Half)?, part(1)?.rope(&angles, RopeStyle::Half)?);
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let turned = |part: Tensor| part.rope(&cos, &sin, RopeStyle::Half);
+        let (q, k) = (turned(part(0)?)?, turned(part(1)?)?);
         let attended = q.attention(&k, &part(2)?, Attention { causal: true, ..Attention::default() })?;
         let attended = attended.transpose(1, 2)?.reshape(&Shape::new(&[BATCH * TIME, HIDDEN])?)?;
         let x = x.add(&attended.matmul(&p[3])?)?;
@@ -88,7 +90,7 @@ fn train(steps: u64) -> Result<Vec<f32>, TensorError> {
         let all: Vec<&Tensor> = parameters.iter().map(|p| gradients.of(p).unwrap()).collect();
         let clip = (1.0 / global_norm(&all)?).min(1.0);
         for ((parameter, gradient), moments) in model.parameters.iter_mut().zip(all).zip(&mut moments) {
-            (*parameter, *moments) = options.step(number, parameter, &gradient.scale(clip)?, moments)?;
+            options.step(number, parameter, &gradient.scale(clip)?, moments)?;
         }
     }
     Ok(losses)

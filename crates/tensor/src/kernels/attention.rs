@@ -8,16 +8,27 @@
 //! Every head of every batch is computed by itself and its blocks in order, so
 //! results do not depend on threads or on the rest of the batch.
 
-use rayon::prelude::*;
+mod backward;
+mod forward;
+mod weights;
 
-use super::elementwise::exponentiate;
-use super::lanes;
-use super::matmul::{Matrix, Multiply, Store, product};
-use crate::element::Wide;
+use shardloom_layout::{DType, Shape};
+
+pub(crate) use backward::attention_gradient;
+pub(crate) use forward::attention;
+
+use super::matmul::{Matrix, Vectors};
+use crate::element::{Element, Float};
 use crate::error::TensorError;
+use crate::memory::Block;
+use crate::storage::Storage;
+use crate::tensor::Tensor;
+use crate::view::View;
 
 /// Queries and keys in a block: their scores fit in the L1 cache.
 const BLOCK: usize = 64;
+
+type Range = std::ops::Range<usize>;
 
 /// Sizes and options of one attention.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +42,24 @@ pub(crate) struct Geometry {
     pub(crate) scale: f64,
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
+    pub(crate) soft_cap: Option<f64>,
 }
 
 impl Geometry {
+    /// What attention to tensors of this dtype is computed in.
+    pub(crate) fn computed_in(dtype: DType) -> DType {
+        if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// How many scores there are in all.
+    pub(crate) fn scores(&self) -> u64 {
+        let seen: usize = (0..self.queries).map(|query| self.seen(query).len()).sum();
+        (seen * self.batch * self.heads) as u64
+    }
+
     /// Keys that a query sees. The last query stands at the last key, so that
     /// a cache of earlier keys needs no further argument.
-    fn seen(&self, query: usize) -> std::ops::Range<usize> {
+    fn seen(&self, query: usize) -> Range {
         let position = (query + self.keys).saturating_sub(self.queries);
         let end = if self.causal { (position + 1).min(self.keys) } else { self.keys };
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -46,230 +69,193 @@ impl Geometry {
     }
 
     /// Key blocks that any of some queries sees.
-    fn key_blocks(
-        &self,
-        queries: std::ops::Range<usize>,
-    ) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    fn key_blocks(&self, queries: &Range) -> impl Iterator<Item = Range> + use<> {
         let start = queries.clone().map(|query| self.seen(query).start).min().unwrap_or(0);
-        let end = queries.map(|query| self.seen(query).end).max().unwrap_or(0);
+        let end = queries.clone().map(|query| self.seen(query).end).max().unwrap_or(0);
         let keys = self.keys;
         (start / BLOCK..end.div_ceil(BLOCK)).map(move |block| block * BLOCK..((block + 1) * BLOCK).min(keys))
     }
 
-    fn query_blocks(&self) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
-        let queries = self.queries;
-        (0..queries.div_ceil(BLOCK)).map(move |block| block * BLOCK..((block + 1) * BLOCK).min(queries))
-    }
-
-    /// The key-value head that a head uses, among all of all batches.
-    fn kv_head(&self, head: usize) -> usize {
-        head / self.heads * self.kv_heads + head % self.heads / (self.heads / self.kv_heads)
+    /// Heads that share keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 }
 
-fn rows<W>(matrix: &[W], range: &std::ops::Range<usize>, width: usize) -> std::ops::Range<usize> {
-    debug_assert!(range.end * width <= matrix.len());
-    range.start * width..range.end * width
+fn blocks(range: Range) -> impl Iterator<Item = Range> {
+    range.clone().step_by(BLOCK).map(move |start| start..(start + BLOCK).min(range.end))
 }
 
-/// Scaled scores of a block, with `-∞` where a query does not see a key.
-fn scores<W: Wide + Multiply>(
-    geometry: &Geometry,
-    q: &[W],
-    k: &[W],
-    queries: &std::ops::Range<usize>,
-    keys: &std::ops::Range<usize>,
-    out: &mut [W],
-) -> Result<(), TensorError> {
-    let width = geometry.width;
-    let lhs = Matrix::new(&q[rows(q, queries, width)], queries.len(), width);
-    let rhs = Matrix::new(&k[rows(k, keys, width)], keys.len(), width).transposed();
-    product(lhs, rhs, out, Store::Set)?;
-    let scale = W::from_f64(geometry.scale).unwrap_or_else(W::one);
-    for (row, query) in out.chunks_exact_mut(keys.len()).zip(queries.clone()) {
-        let seen = geometry.seen(query);
-        for (score, key) in row.iter_mut().zip(keys.clone()) {
-            *score = if seen.contains(&key) { *score * scale } else { W::neg_infinity() };
-        }
-    }
-    Ok(())
+/// `[batch, heads, rows, width]` with the elements of a row side by side.
+#[derive(Clone, Copy)]
+struct Heads<'a, T> {
+    elements: &'a [T],
+    offset: usize,
+    strides: [usize; 3],
+    width: usize,
 }
 
-/// Writes `softmax(q kᵀ · scale) v` to `out` and the logarithm of each row's
-/// sum to `logs`.
-pub(crate) fn forward<W: Wide + Multiply>(
-    geometry: &Geometry,
-    q: &[W],
-    k: &[W],
-    v: &[W],
-    out: &mut [W],
-    logs: &mut [W],
-) -> Result<(), TensorError> {
-    let (queries, keys, width) = (geometry.queries, geometry.keys, geometry.width);
-    out.par_chunks_mut((queries * width).max(1))
-        .zip(logs.par_chunks_mut(queries.max(1)))
-        .zip(q.par_chunks((queries * width).max(1)))
-        .enumerate()
-        .try_for_each(|(head, ((out, logs), q))| {
-            let kv = geometry.kv_head(head) * keys * width..(geometry.kv_head(head) + 1) * keys * width;
-            for block in geometry.query_blocks() {
-                let range = rows(out, &block, width);
-                forward_block(
-                    geometry,
-                    q,
-                    &k[kv.clone()],
-                    &v[kv.clone()],
-                    &block,
-                    &mut out[range],
-                    &mut logs[block.clone()],
-                )?;
-            }
-            Ok(())
+impl<'a, T: Element> Heads<'a, T> {
+    fn new(x: &'a Tensor) -> Result<Self, TensorError> {
+        let strides = x.strides();
+        debug_assert!(strides[3] == 1 || x.shape()[3] <= 1);
+        Ok(Self {
+            elements: x.storage_elements("attention")?,
+            offset: x.view().offset,
+            strides: [strides[0], strides[1], strides[2]],
+            width: x.shape()[3],
         })
+    }
+
+    /// One row.
+    fn row(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+        let [b, h, r] = self.strides;
+        &self.elements[self.offset + batch * b + head * h + row * r..][..self.width]
+    }
 }
 
-fn forward_block<W: Wide + Multiply>(
-    geometry: &Geometry,
-    q: &[W],
-    k: &[W],
-    v: &[W],
-    queries: &std::ops::Range<usize>,
-    out: &mut [W],
-    logs: &mut [W],
-) -> Result<(), TensorError> {
-    let width = geometry.width;
-    let mut most = [W::neg_infinity(); BLOCK];
-    let mut sums = [W::zero(); BLOCK];
-    let mut weights = [W::zero(); BLOCK * BLOCK];
-    out.fill(W::zero());
-    for keys in geometry.key_blocks(queries.clone()) {
-        let weights = &mut weights[..queries.len() * keys.len()];
-        scores(geometry, q, k, queries, &keys, weights)?;
-        for (row, scores) in weights.chunks_exact_mut(keys.len()).enumerate() {
-            let here = scores.iter().fold(most[row], |most, &score| if score > most { score } else { most });
-            if here == W::neg_infinity() {
-                scores.fill(W::zero());
-                continue;
-            }
-            let shrink = (most[row] - here).exponential();
-            exponentiate(scores, here);
-            let sum = lanes::sum(scores, |weight| weight);
-            sums[row] = sums[row] * shrink + sum;
-            most[row] = here;
-            if shrink != W::one() {
-                out[row * width..(row + 1) * width].iter_mut().for_each(|x| *x = *x * shrink);
+impl<'a, T: Float> Heads<'a, T> {
+    /// Some rows of a head as a matrix of wide numbers: in place if they are
+    /// that already, else in `space`.
+    fn rows<'b>(&self, batch: usize, head: usize, rows: &Range, space: &'b mut [T::Wide]) -> Matrix<'b, T::Wide>
+    where
+        'a: 'b,
+    {
+        if rows.is_empty() {
+            return Matrix::new(&[], 0, self.width);
+        }
+        if T::COMPUTES_IN_ITSELF {
+            let [b, h, r] = self.strides;
+            let start = self.offset + batch * b + head * h + rows.start * r;
+            return Matrix::strided(&bytemuck::cast_slice(self.elements)[start..], rows.len(), self.width, r);
+        }
+        for (out, row) in space.chunks_exact_mut(self.width).zip(rows.clone()) {
+            widen(self.row(batch, head, row), out);
+        }
+        Matrix::new(&space[..rows.len() * self.width], rows.len(), self.width)
+    }
+
+    /// Rows of a head as columns, times a factor. Rows of the result have a
+    /// whole number of blocks, zeros at their ends.
+    fn turned(&self, batch: usize, head: usize, rows: &Range, factor: T::Wide, out: &mut [T::Wide]) {
+        let stride = rows.len().next_multiple_of(BLOCK);
+        debug_assert_eq!(out.len(), stride * self.width);
+        const SIDE: usize = 8;
+        for from in (0..stride).step_by(SIDE) {
+            let lines: [&[T]; SIDE] = std::array::from_fn(|line| {
+                let row = rows.start + from + line;
+                if row < rows.end { self.row(batch, head, row) } else { &[] }
+            });
+            let whole = lines.iter().all(|line| line.len() == self.width);
+            for (column, out) in out.chunks_exact_mut(stride).enumerate() {
+                let out = &mut out[from..from + SIDE];
+                if whole {
+                    let turned: [T::Wide; SIDE] = std::array::from_fn(|line| lines[line][column].widen() * factor);
+                    out.copy_from_slice(&turned);
+                } else {
+                    for (out, line) in out.iter_mut().zip(lines) {
+                        *out = line.get(column).map_or_else(num_traits::Zero::zero, |x| x.widen() * factor);
+                    }
+                }
             }
         }
-        let values = Matrix::new(&v[rows(v, &keys, width)], keys.len(), width);
-        product(Matrix::new(weights, queries.len(), keys.len()), values, out, Store::Add)?;
     }
-    for (row, out) in out.chunks_exact_mut(width.max(1)).enumerate().take(queries.len()) {
-        // A query that sees nothing gets zeros.
-        if sums[row] > W::zero() {
-            let scale = W::one() / sums[row];
-            out.iter_mut().for_each(|x| *x = *x * scale);
+}
+
+fn widen<T: Float>(row: &[T], out: &mut [T::Wide]) {
+    for (out, x) in out.iter_mut().zip(row) {
+        *out = x.widen();
+    }
+}
+
+fn narrow<T: Float>(row: &[T::Wide], out: &mut [T]) {
+    for (out, &x) in out.iter_mut().zip(row) {
+        *out = T::narrow(x);
+    }
+}
+
+/// Which keys of a batch take part at all.
+#[derive(Clone, Copy)]
+struct Mask<'a> {
+    /// `[batch, keys]`, or nothing if all do.
+    seen: Option<&'a [u8]>,
+    keys: usize,
+}
+
+impl<'a> Mask<'a> {
+    fn new(mask: Option<&'a Tensor>, geometry: &Geometry) -> Result<Self, TensorError> {
+        let seen = mask.map(|mask| mask.bytes("attention")).transpose()?;
+        Ok(Self { seen, keys: geometry.keys })
+    }
+
+    fn of(&self, batch: usize, keys: &Range) -> Option<&'a [u8]> {
+        self.seen.map(|seen| &seen[batch * self.keys + keys.start..batch * self.keys + keys.end])
+    }
+}
+
+/// Memory for wide numbers while a head is computed.
+struct Space<W> {
+    block: Block,
+    element: std::marker::PhantomData<W>,
+}
+
+impl<W: Vectors> Space<W> {
+    fn new(count: usize) -> Result<Self, TensorError> {
+        Ok(Self { block: Block::new(count * size_of::<W>())?, element: std::marker::PhantomData })
+    }
+
+    fn zeros(count: usize) -> Result<Self, TensorError> {
+        let mut space = Self::new(count)?;
+        space.elements_mut().fill(W::ZERO);
+        Ok(space)
+    }
+
+    fn elements(&self) -> &[W] {
+        bytemuck::cast_slice(self.block.bytes())
+    }
+
+    fn elements_mut(&mut self) -> &mut [W] {
+        bytemuck::cast_slice_mut(self.block.bytes_mut())
+    }
+}
+
+/// A new `[batch, heads, rows, width]` tensor whose rows are handed to those
+/// who compute them. In memory heads lie inside rows, as projections make and
+/// want them.
+struct Rows<'a, T> {
+    /// By batch and head.
+    rows: Vec<Vec<&'a mut [T]>>,
+}
+
+impl<'a, T> Rows<'a, T> {
+    fn new(out: &'a mut [T], [batch, heads, rows, width]: [usize; 4]) -> Self {
+        let mut by_head: Vec<Vec<&'a mut [T]>> = (0..batch * heads).map(|_| Vec::with_capacity(rows)).collect();
+        if out.is_empty() {
+            return Self { rows: by_head };
         }
-    }
-    for (row, log) in logs.iter_mut().enumerate() {
-        *log = if sums[row] > W::zero() { most[row] + sums[row].ln() } else { W::infinity() };
-    }
-    Ok(())
-}
-
-/// What the backward pass reads.
-pub(crate) struct Saved<'a, W> {
-    pub(crate) q: &'a [W],
-    pub(crate) k: &'a [W],
-    pub(crate) v: &'a [W],
-    pub(crate) out: &'a [W],
-    pub(crate) logs: &'a [W],
-    pub(crate) gradient: &'a [W],
-}
-
-/// Writes the gradients of queries, keys and values. One key-value head with
-/// all the heads that use it is one piece of work, so sums have one order.
-pub(crate) fn backward<W: Wide + Multiply>(
-    geometry: &Geometry,
-    saved: &Saved<'_, W>,
-    dq: &mut [W],
-    dk: &mut [W],
-    dv: &mut [W],
-) -> Result<(), TensorError> {
-    let (queries, keys, width) = (geometry.queries, geometry.keys, geometry.width);
-    let group = geometry.heads / geometry.kv_heads;
-    let (per_head, per_kv) = (queries * width, keys * width);
-    dq.par_chunks_mut((group * per_head).max(1))
-        .zip(dk.par_chunks_mut(per_kv.max(1)))
-        .zip(dv.par_chunks_mut(per_kv.max(1)))
-        .enumerate()
-        .try_for_each(|(kv_head, ((dq, dk), dv))| {
-            dq.fill(W::zero());
-            dk.fill(W::zero());
-            dv.fill(W::zero());
-            let kv = kv_head * per_kv..(kv_head + 1) * per_kv;
-            for (member, dq) in dq.chunks_exact_mut(per_head.max(1)).enumerate() {
-                let head = kv_head * group + member;
-                let of_head = head * per_head..(head + 1) * per_head;
-                let saved = Saved {
-                    q: &saved.q[of_head.clone()],
-                    k: &saved.k[kv.clone()],
-                    v: &saved.v[kv.clone()],
-                    out: &saved.out[of_head.clone()],
-                    logs: &saved.logs[head * queries..(head + 1) * queries],
-                    gradient: &saved.gradient[of_head],
-                };
-                backward_head(geometry, &saved, dq, dk, dv)?;
-            }
-            Ok(())
-        })
-}
-
-fn backward_head<W: Wide + Multiply>(
-    geometry: &Geometry,
-    saved: &Saved<'_, W>,
-    dq: &mut [W],
-    dk: &mut [W],
-    dv: &mut [W],
-) -> Result<(), TensorError> {
-    let width = geometry.width;
-    let scale = W::from_f64(geometry.scale).unwrap_or_else(W::one);
-    let mut weights = [W::zero(); BLOCK * BLOCK];
-    let mut slopes = [W::zero(); BLOCK * BLOCK];
-    for queries in geometry.query_blocks() {
-        let range = rows(dq, &queries, width);
-        let (out, gradient) = (&saved.out[range.clone()], &saved.gradient[range.clone()]);
-        let dots: Vec<W> = out
-            .chunks_exact(width)
-            .zip(gradient.chunks_exact(width))
-            .map(|(out, gradient)| out.iter().zip(gradient).map(|(&o, &g)| o * g).sum())
-            .collect();
-        let of_queries = Matrix::new(&saved.q[range.clone()], queries.len(), width);
-        let of_gradient = Matrix::new(gradient, queries.len(), width);
-        for keys in geometry.key_blocks(queries.clone()) {
-            let size = queries.len() * keys.len();
-            let (weights, slopes) = (&mut weights[..size], &mut slopes[..size]);
-            scores(geometry, saved.q, saved.k, &queries, &keys, weights)?;
-            for (row, log) in weights.chunks_exact_mut(keys.len()).zip(&saved.logs[queries.clone()]) {
-                exponentiate(row, *log);
-            }
-            let key_range = rows(saved.k, &keys, width);
-            let values = Matrix::new(&saved.v[key_range.clone()], keys.len(), width);
-            product(of_gradient, values.transposed(), slopes, Store::Set)?;
-            for ((slopes, weights), &dot) in
-                slopes.chunks_exact_mut(keys.len()).zip(weights.chunks_exact(keys.len())).zip(&dots)
-            {
-                slopes
-                    .iter_mut()
-                    .zip(weights)
-                    .for_each(|(slope, &weight)| *slope = weight * (*slope - dot) * scale);
-            }
-            let of_weights = Matrix::new(weights, queries.len(), keys.len());
-            let of_slopes = Matrix::new(slopes, queries.len(), keys.len());
-            let of_keys = Matrix::new(&saved.k[key_range.clone()], keys.len(), width);
-            product(of_weights.transposed(), of_gradient, &mut dv[key_range.clone()], Store::Add)?;
-            product(of_slopes.transposed(), of_queries, &mut dk[key_range], Store::Add)?;
-            product(of_slopes, of_keys, &mut dq[range.clone()], Store::Add)?;
+        for (number, row) in out.chunks_exact_mut(width).enumerate() {
+            by_head[number / heads / rows * heads + number % heads].push(row);
         }
+        Self { rows: by_head }
     }
-    Ok(())
+
+    /// The rows of each `count` neighbouring heads.
+    fn groups(self, count: usize) -> Vec<Vec<Vec<&'a mut [T]>>> {
+        let mut groups = Vec::new();
+        for (number, rows) in self.rows.into_iter().enumerate() {
+            if number % count == 0 {
+                groups.push(Vec::with_capacity(count));
+            }
+            if let Some(group) = groups.last_mut() {
+                group.push(rows);
+            }
+        }
+        groups
+    }
+}
+
+/// The memory of a tensor as [`Rows`] fills it.
+fn by_rows<T: Element>(block: Block, [batch, heads, rows, width]: [usize; 4]) -> Result<Tensor, TensorError> {
+    let shape = Shape::new(&[batch, rows, heads, width])?;
+    Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape).permute(&[0, 2, 1, 3]), T::DTYPE))
 }

@@ -1,42 +1,28 @@
 //! Moving elements without changing them, and changing their dtype.
 
+use bytemuck::Pod;
 use half::{bf16, f16};
 use num_traits::AsPrimitive;
 use shardloom_layout::{DType, Shape};
 
-use super::make;
 use super::strides::Walk;
-use crate::element::Element;
+use super::{make_as, with_bits};
+use crate::element::Float as _;
 use crate::error::TensorError;
+use crate::float8::{F8E4M3, F8E5M2};
 use crate::parallel::pieces;
-use crate::storage::Storage;
 use crate::tensor::Tensor;
-use crate::view::View;
 
 /// The elements of a strided tensor without gaps.
 pub(crate) fn packed(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
-    match x.dtype() {
-        DType::F64 => pack::<f64>(x, op),
-        DType::F32 => pack::<f32>(x, op),
-        DType::Bf16 => pack::<bf16>(x, op),
-        DType::F16 => pack::<f16>(x, op),
-        DType::I64 => pack::<i64>(x, op),
-        DType::I32 => pack::<i32>(x, op),
-        DType::I16 => pack::<i16>(x, op),
-        DType::I8 => pack::<i8>(x, op),
-        DType::U64 => pack::<u64>(x, op),
-        DType::U32 => pack::<u32>(x, op),
-        DType::U16 => pack::<u16>(x, op),
-        DType::U8 => pack::<u8>(x, op),
-        dtype @ (DType::Bool | DType::F8E4M3 | DType::F8E5M2) => Err(TensorError::DType { op, dtype }),
-    }
+    with_bits!(x.dtype(), U => pack::<U>(x, op))
 }
 
-fn pack<T: Element>(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
+fn pack<U: Pod + Send + Sync>(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
     let view = x.view();
-    let source: &[T] = x.storage_elements(op)?;
+    let source: &[U] = x.storage_bits(op)?;
     let walk = Walk::new(&view.shape, [&view.strides]);
-    make::<T>(&view.shape, |out| {
+    make_as::<U>(x.dtype(), &view.shape, |out| {
         let (row, [stride]) = (walk.row(), walk.row_strides());
         pieces(out, row, |start, piece| {
             let first = start / row;
@@ -55,23 +41,30 @@ fn pack<T: Element>(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError>
     })
 }
 
-/// Zeros with `x` placed at `start` along a dim of the larger shape.
-pub(crate) fn placed(x: &Tensor, shape: &Shape, dim: usize, start: usize) -> Result<Tensor, TensorError> {
-    let x = x.packed("narrow")?;
-    let width = x.dtype().size();
-    let inner: usize = shape[dim + 1..].iter().product::<usize>() * width;
-    let outer: usize = shape[..dim].iter().product();
-    let (length, size) = (x.shape()[dim] * inner, shape[dim] * inner);
-    let mut block = crate::memory::Block::new(shape.volume() * width)?;
-    block.bytes_mut().fill(0);
-    let source = x.bytes("narrow")?;
-    if length > 0 {
-        for row in 0..outer {
-            let to = row * size + start * inner;
-            block.bytes_mut()[to..to + length].copy_from_slice(&source[row * length..(row + 1) * length]);
-        }
-    }
-    Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape.clone()), x.dtype()))
+/// Parts one after another along a dim.
+pub(crate) fn cat(parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor, TensorError> {
+    let parts = parts.iter().map(|part| part.packed("cat")).collect::<Result<Vec<_>, _>>()?;
+    with_bits!(parts[0].dtype(), U => {
+        let inner: usize = shape[dim + 1..].iter().product();
+        let sources = parts
+            .iter()
+            .map(|part| Ok((part.bits::<U>("cat")?, part.shape()[dim] * inner)))
+            .collect::<Result<Vec<_>, TensorError>>()?;
+        let row = shape[dim] * inner;
+        make_as::<U>(parts[0].dtype(), shape, |out| {
+            pieces(out, row, |start, piece| {
+                for (number, out) in piece.chunks_exact_mut(row.max(1)).enumerate() {
+                    let mut rest = out;
+                    for (source, length) in &sources {
+                        let (here, after) = rest.split_at_mut(*length);
+                        here.copy_from_slice(&source[(start / row.max(1) + number) * length..][..*length]);
+                        rest = after;
+                    }
+                }
+            });
+            Ok(())
+        })
+    })
 }
 
 /// The same values in another dtype.
@@ -80,15 +73,16 @@ pub(crate) fn cast(x: &Tensor, to: DType) -> Result<Tensor, TensorError> {
         ($($dtype:ident => $S:ty, $read:expr;)*) => {
             match x.dtype() {
                 $(DType::$dtype => cast_from::<$S, _>(x, to, $read),)*
-                dtype => Err(TensorError::DType { op: "cast", dtype }),
             }
         };
     }
     from! {
         F64 => f64, |x: f64| x;
         F32 => f32, |x: f32| x;
-        Bf16 => bf16, bf16::to_f32;
-        F16 => f16, f16::to_f32;
+        Bf16 => bf16, bf16::widen;
+        F16 => f16, f16::widen;
+        F8E4M3 => F8E4M3, F8E4M3::to_f32;
+        F8E5M2 => F8E5M2, F8E5M2::to_f32;
         I64 => i64, |x: i64| x;
         I32 => i32, |x: i32| x;
         I16 => i16, |x: i16| x;
@@ -97,12 +91,13 @@ pub(crate) fn cast(x: &Tensor, to: DType) -> Result<Tensor, TensorError> {
         U32 => u32, |x: u32| x;
         U16 => u16, |x: u16| x;
         U8 => u8, |x: u8| x;
+        Bool => u8, |x: u8| x;
     }
 }
 
 fn cast_from<S, P>(x: &Tensor, to: DType, read: impl Fn(S) -> P + Sync) -> Result<Tensor, TensorError>
 where
-    S: Element,
+    S: Pod + Send + Sync,
     P: AsPrimitive<f64>
         + AsPrimitive<f32>
         + AsPrimitive<i64>
@@ -114,11 +109,11 @@ where
         + AsPrimitive<u16>
         + AsPrimitive<u8>,
 {
-    let source = x.elements::<S>("cast")?;
+    let source = x.bits::<S>("cast")?;
     macro_rules! to {
         ($($dtype:ident => $D:ty, $via:ty, $write:expr;)*) => {
             match to {
-                $(DType::$dtype => make::<$D>(x.shape(), |out| {
+                $(DType::$dtype => make_as::<$D>(to, x.shape(), |out| {
                     pieces(out, 1, |start, piece| {
                         for (out, &value) in piece.iter_mut().zip(&source[start..]) {
                             let primitive: $via = read(value).as_();
@@ -127,15 +122,16 @@ where
                     });
                     Ok(())
                 }),)*
-                dtype => Err(TensorError::DType { op: "cast", dtype }),
             }
         };
     }
     to! {
         F64 => f64, f64, |x| x;
         F32 => f32, f32, |x| x;
-        Bf16 => bf16, f32, bf16::from_f32;
-        F16 => f16, f32, f16::from_f32;
+        Bf16 => bf16, f32, bf16::narrow;
+        F16 => f16, f32, f16::narrow;
+        F8E4M3 => F8E4M3, f32, F8E4M3::from_f32;
+        F8E5M2 => F8E5M2, f32, F8E5M2::from_f32;
         I64 => i64, i64, |x| x;
         I32 => i32, i32, |x| x;
         I16 => i16, i16, |x| x;
@@ -144,5 +140,18 @@ where
         U32 => u32, u32, |x| x;
         U16 => u16, u16, |x| x;
         U8 => u8, u8, |x| x;
+        Bool => u8, f64, |x| u8::from(x != 0.0);
     }
+}
+
+/// One value everywhere.
+pub(crate) fn filled(value: f64, dtype: DType, shape: &Shape) -> Result<Tensor, TensorError> {
+    let one = cast(&Tensor::scalar(value)?, dtype)?;
+    with_bits!(dtype, U => {
+        let value = one.bits::<U>("fill")?[0];
+        make_as::<U>(dtype, shape, |out| {
+            pieces(out, 1, |_, piece| piece.fill(value));
+            Ok(())
+        })
+    })
 }

@@ -3,17 +3,19 @@
 use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _, Zero as _};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
 
-use super::make;
 use super::strides::Walk;
-use crate::element::{Float, Wide};
+use super::{make, rewrite};
+use crate::element::{Element, Float, Wide};
 use crate::error::TensorError;
-use crate::parallel::{fill, kernel};
+use crate::parallel::{PIECE, fill, kernel};
 use crate::tensor::Tensor;
-use crate::view::broadcast;
+use crate::vectors::dispatch;
 
 /// An operation on one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unary {
     Neg,
     Exp,
@@ -27,6 +29,12 @@ pub(crate) enum Unary {
     Silu,
     Gelu,
     GeluTanh,
+    Cos,
+    Sin,
+    /// To this power.
+    Power(f64),
+    /// Not below and not above these.
+    Clamp(f64, f64),
 }
 
 impl Unary {
@@ -44,6 +52,10 @@ impl Unary {
             Self::Silu => "silu",
             Self::Gelu => "gelu",
             Self::GeluTanh => "gelu_tanh",
+            Self::Cos => "cos",
+            Self::Sin => "sin",
+            Self::Power(_) => "powf",
+            Self::Clamp(..) => "clamp",
         }
     }
 }
@@ -104,7 +116,7 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Tanh => {
-                let $f = |x: $W| x.tanh();
+                let $f = |x: $W| x.hyperbolic_tangent();
                 $body
             }
             Unary::Silu => {
@@ -117,7 +129,29 @@ macro_rules! with_unary {
                 $body
             }
             Unary::GeluTanh => {
-                let $f = |x: $W| half * x * (one + gelu_inner(x).0.tanh());
+                let $f = |x: $W| half * x * (one + gelu_inner(x).0.hyperbolic_tangent());
+                $body
+            }
+            Unary::Cos => {
+                let $f = |x: $W| x.cos();
+                $body
+            }
+            Unary::Sin => {
+                let $f = |x: $W| x.sin();
+                $body
+            }
+            Unary::Power(power) => {
+                let power = constant::<$W>(power);
+                let $f = |x: $W| x.powf(power);
+                $body
+            }
+            // A NaN stays a NaN.
+            Unary::Clamp(low, high) => {
+                let (low, high) = (constant::<$W>(low), constant::<$W>(high));
+                let $f = |x: $W| {
+                    let x = if x < low { low } else { x };
+                    if x > high { high } else { x }
+                };
                 $body
             }
         }
@@ -175,7 +209,7 @@ macro_rules! with_derivative {
             }
             Unary::Tanh => {
                 let $f = |x: $W| {
-                    let t = x.tanh();
+                    let t = x.hyperbolic_tangent();
                     one - t * t
                 };
                 $body
@@ -198,9 +232,28 @@ macro_rules! with_derivative {
             Unary::GeluTanh => {
                 let $f = |x: $W| {
                     let (inner, slope) = gelu_inner(x);
-                    let t = inner.tanh();
+                    let t = inner.hyperbolic_tangent();
                     half * (one + t) + half * x * (one - t * t) * slope
                 };
+                $body
+            }
+            Unary::Cos => {
+                let $f = |x: $W| -x.sin();
+                $body
+            }
+            Unary::Sin => {
+                let $f = |x: $W| x.cos();
+                $body
+            }
+            // At power 0 the derivative is 0, even where x^-1 is infinite.
+            Unary::Power(power) => {
+                let (factor, less) = (constant::<$W>(power), constant::<$W>(power - 1.0));
+                let $f = |x: $W| if factor == zero { zero } else { factor * x.powf(less) };
+                $body
+            }
+            Unary::Clamp(low, high) => {
+                let (low, high) = (constant::<$W>(low), constant::<$W>(high));
+                let $f = |x: $W| if x < low || x > high { zero } else { one };
                 $body
             }
         }
@@ -221,13 +274,13 @@ kernel! {
 }
 
 kernel! {
-    /// `gradient · f'(x)` for every element.
-    DerivativeKernel<T: Float> { op: Unary, source: &'k [T], gradient: &'k [T] }
+    /// Gradients times `f'(x)`, in place.
+    DerivativeKernel<T: Float> { op: Unary, source: &'k [T] }
     |start, piece| {
-        let (source, gradient) = (&source[start..], &gradient[start..]);
+        let source = &source[start..];
         with_derivative!(op, T::Wide, f => {
-            for ((out, &x), &g) in piece.iter_mut().zip(source).zip(gradient) {
-                *out = T::narrow(g.widen() * f(x.widen()));
+            for (gradient, &x) in piece.iter_mut().zip(source) {
+                *gradient = T::narrow(gradient.widen() * f(x.widen()));
             }
         });
     }
@@ -245,29 +298,13 @@ pub(crate) fn unary<T: Float>(op: Unary, x: &Tensor) -> Result<Tensor, TensorErr
 pub(crate) fn unary_gradient<T: Float>(
     op: Unary,
     x: &Tensor,
-    gradient: &Tensor,
+    gradient: Tensor,
 ) -> Result<Tensor, TensorError> {
     let source = x.elements::<T>(op.name())?;
-    let gradient = gradient.elements::<T>(op.name())?;
-    make::<T>(x.shape(), |out| {
-        fill(out, 1, &DerivativeKernel { op, source, gradient, element: PhantomData });
+    rewrite::<T>(gradient, op.name(), |gradient| {
+        fill(gradient, 1, &DerivativeKernel { op, source, element: PhantomData });
         Ok(())
     })
-}
-
-kernel! {
-    /// `exp(x - shift)` in place.
-    ExponentialKernel<W: Wide> { shift: W }
-    |_start, piece| {
-        for x in piece.iter_mut() {
-            *x = (*x - shift).exponential();
-        }
-    }
-}
-
-/// `exp(x - shift)` of a short row, in place.
-pub(crate) fn exponentiate<W: Wide>(values: &mut [W], shift: W) {
-    fill(values, values.len(), &ExponentialKernel { shift, element: PhantomData });
 }
 
 /// An operation on two elements.
@@ -277,8 +314,29 @@ pub(crate) enum Binary {
     Sub,
     Mul,
     Div,
+    Pow,
+    Gate(Gate),
+}
+
+/// A function of one operand, times the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
     /// `silu(a) · b`.
     SwiGlu,
+    /// `gelu(a) · b`.
+    GeGlu,
+    /// The same with the tanh approximation.
+    GeGluTanh,
+}
+
+impl Gate {
+    fn function(self) -> Unary {
+        match self {
+            Self::SwiGlu => Unary::Silu,
+            Self::GeGlu => Unary::Gelu,
+            Self::GeGluTanh => Unary::GeluTanh,
+        }
+    }
 }
 
 impl Binary {
@@ -288,7 +346,10 @@ impl Binary {
             Self::Sub => "sub",
             Self::Mul => "mul",
             Self::Div => "div",
-            Self::SwiGlu => "swiglu",
+            Self::Pow => "pow",
+            Self::Gate(Gate::SwiGlu) => "swiglu",
+            Self::Gate(Gate::GeGlu) => "geglu",
+            Self::Gate(Gate::GeGluTanh) => "geglu_tanh",
         }
     }
 }
@@ -304,39 +365,121 @@ kernel! {
     /// `f(x, y)` for every element, along rows of any strides.
     BinaryKernel<T: Float> { op: Binary, operands: &'k Operands<'k, T> }
     |start, piece| {
-        let walk = &operands.walk;
-        let (row, strides) = (walk.row(), walk.row_strides());
-        if walk.dims.len() == 1 {
-            let [sx, sy] = strides;
-            combine::<T>(op, piece, &operands.xs[start * sx..], &operands.ys[start * sy..], strides);
-        } else {
-            let first = start / row;
-            let mut rows = piece.chunks_exact_mut(row);
-            walk.rows(first..first + rows.len(), |[ox, oy]| {
-                if let Some(out) = rows.next() {
-                    combine::<T>(op, out, &operands.xs[ox..], &operands.ys[oy..], strides);
-                }
-            });
+        let strides = operands.walk.row_strides();
+        operands.rows(start, piece, |out, xs, ys| combine::<T>(op, out, xs, ys, strides));
+    }
+}
+
+/// Combines two tensors of one shape; any strides.
+pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
+    let operands = Operands::new(op.name(), a, b)?;
+    let unit = operands.unit();
+    make::<T>(a.shape(), |out| {
+        fill(out, unit, &BinaryKernel { op, operands: &operands, element: PhantomData });
+        Ok(())
+    })
+}
+
+impl<'a, T: Element> Operands<'a, T> {
+    fn new(op: &'static str, a: &'a Tensor, b: &'a Tensor) -> Result<Self, TensorError> {
+        let (va, vb) = (a.view(), b.view());
+        let (xs, ys): (&[T], &[T]) = (a.storage_elements(op)?, b.storage_elements(op)?);
+        let walk = Walk::new(a.shape(), [&va.strides, &vb.strides]);
+        Ok(Self { walk, xs: &xs[va.offset.min(xs.len())..], ys: &ys[vb.offset.min(ys.len())..] })
+    }
+
+    /// What pieces of the result are multiples of. A single row has no need to
+    /// stay whole.
+    fn unit(&self) -> usize {
+        if self.walk.dims.len() == 1 { 1 } else { self.walk.row() }
+    }
+
+    /// Calls `visit` with each row of a piece of the result and the operands
+    /// from where it begins.
+    #[inline(always)]
+    fn rows<U>(&self, start: usize, piece: &mut [U], mut visit: impl FnMut(&mut [U], &[T], &[T])) {
+        let (row, [sx, sy]) = (self.walk.row(), self.walk.row_strides());
+        if self.walk.dims.len() == 1 {
+            visit(piece, &self.xs[start * sx..], &self.ys[start * sy..]);
+            return;
+        }
+        let first = start / row;
+        let mut rows = piece.chunks_exact_mut(row);
+        self.walk.rows(first..first + rows.len(), |[ox, oy]| {
+            if let Some(out) = rows.next() {
+                visit(out, &self.xs[ox..], &self.ys[oy..]);
+            }
+        });
+    }
+}
+
+kernel! {
+    /// Adds to what is there.
+    AddKernel<T: Float> { x: &'k [T] }
+    |start, piece| {
+        for (sum, x) in piece.iter_mut().zip(&x[start..]) {
+            *sum = T::narrow(sum.widen() + x.widen());
         }
     }
 }
 
-/// Combines two tensors of shapes that broadcast; any strides.
-pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
-    let name = op.name();
-    let mismatch = || TensorError::Shapes { op: name, shapes: vec![a.shape().clone(), b.shape().clone()] };
-    let shape = broadcast(a.shape(), b.shape()).ok_or_else(mismatch)?;
-    let (va, vb) =
-        (a.view().expand(&shape).ok_or_else(mismatch)?, b.view().expand(&shape).ok_or_else(mismatch)?);
-    let (xs, ys): (&[T], &[T]) = (a.storage_elements(name)?, b.storage_elements(name)?);
-    let walk = Walk::new(&shape, [&va.strides, &vb.strides]);
-    // A single row has no need to stay whole.
-    let unit = if walk.dims.len() == 1 { 1 } else { walk.row() };
-    let operands = Operands { walk, xs: &xs[va.offset.min(xs.len())..], ys: &ys[vb.offset.min(ys.len())..] };
-    make::<T>(&shape, |out| {
-        fill(out, unit, &BinaryKernel { op, operands: &operands, element: PhantomData });
+/// Adds a tensor of the same shape in place.
+pub(crate) fn add_into<T: Float>(into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
+    let x = x.elements::<T>("add")?;
+    fill(into.elements_mut::<T>("add")?, 1, &AddKernel { x, element: PhantomData });
+    Ok(())
+}
+
+struct GatePiece<'a, T> {
+    gate: Gate,
+    a: &'a [T],
+    b: &'a [T],
+    /// The gradient, which becomes that of `a`.
+    of_a: &'a mut [T],
+    of_b: &'a mut [T],
+}
+
+impl<T: Float> WithSimd for GatePiece<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let op = self.gate.function();
+        with_unary!(op, T::Wide, f => with_derivative!(op, T::Wide, slope => {
+            let inputs = self.a.iter().zip(self.b);
+            for ((of_a, of_b), (a, b)) in self.of_a.iter_mut().zip(self.of_b).zip(inputs) {
+                let (g, a) = (of_a.widen(), a.widen());
+                *of_a = T::narrow(g * b.widen() * slope(a));
+                *of_b = T::narrow(g * f(a));
+            }
+        }));
+    }
+}
+
+/// The gradients of both operands of a gate, in one pass.
+pub(crate) fn gate_gradient<T: Float>(
+    gate: Gate,
+    a: &Tensor,
+    b: &Tensor,
+    gradient: Tensor,
+) -> Result<[Tensor; 2], TensorError> {
+    let op = Binary::Gate(gate).name();
+    let (xs, ys) = (a.elements::<T>(op)?, b.elements::<T>(op)?);
+    let mut of_a = None;
+    let of_b = make::<T>(b.shape(), |of_b| {
+        of_a = Some(rewrite::<T>(gradient, op, |of_a| {
+            let pieces = of_a.par_chunks_mut(PIECE).zip(of_b.par_chunks_mut(PIECE));
+            pieces.zip(xs.par_chunks(PIECE).zip(ys.par_chunks(PIECE))).for_each(|((of_a, of_b), (a, b))| {
+                dispatch(GatePiece { gate, a, b, of_a, of_b });
+            });
+            Ok(())
+        })?);
         Ok(())
-    })
+    })?;
+    match of_a {
+        Some(of_a) => Ok([of_a, of_b]),
+        None => unreachable!("made above, or an error was returned"),
+    }
 }
 
 /// One row of a result.
@@ -347,7 +490,10 @@ fn combine<T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [us
         Binary::Sub => combine_by(out, xs, ys, strides, |a, b| a - b),
         Binary::Mul => combine_by(out, xs, ys, strides, |a, b| a * b),
         Binary::Div => combine_by(out, xs, ys, strides, |a, b| a / b),
-        Binary::SwiGlu => combine_by(out, xs, ys, strides, |a, b| a * sigmoid(a) * b),
+        Binary::Pow => combine_by(out, xs, ys, strides, |a, b| a.powf(b)),
+        Binary::Gate(gate) => with_unary!(gate.function(), T::Wide, f => {
+            combine_by(out, xs, ys, strides, |a, b| f(a) * b);
+        }),
     }
 }
 
@@ -383,13 +529,4 @@ fn combine_by<T: Float>(
             }
         }
     }
-}
-
-/// A tensor of one value.
-pub(crate) fn full<T: Float>(shape: &shardloom_layout::Shape, value: f64) -> Result<Tensor, TensorError> {
-    let value = T::narrow(constant::<T::Wide>(value));
-    make::<T>(shape, |out| {
-        out.fill(value);
-        Ok(())
-    })
 }

@@ -43,6 +43,28 @@ pub(crate) fn sum2<T: Float>(a: &[T], b: &[T], f: impl Fn(T::Wide, T::Wide) -> T
     total(lanes)
 }
 
+/// The sum of `f` over three rows of equal length.
+#[inline(always)]
+pub(crate) fn sum3<T: Float>(
+    a: &[T],
+    b: &[T],
+    c: &[T],
+    f: impl Fn(T::Wide, T::Wide, T::Wide) -> T::Wide,
+) -> T::Wide {
+    let mut lanes = [T::Wide::zero(); LANES];
+    let (mut first, mut second, mut third) = (a.chunks_exact(LANES), b.chunks_exact(LANES), c.chunks_exact(LANES));
+    for ((a, b), c) in (&mut first).zip(&mut second).zip(&mut third) {
+        for (((lane, a), b), c) in lanes.iter_mut().zip(a).zip(b).zip(c) {
+            *lane += f(a.widen(), b.widen(), c.widen());
+        }
+    }
+    let rest = first.remainder().iter().zip(second.remainder()).zip(third.remainder());
+    for (lane, ((a, b), c)) in lanes.iter_mut().zip(rest) {
+        *lane += f(a.widen(), b.widen(), c.widen());
+    }
+    total(lanes)
+}
+
 /// The largest value of a row; `-∞` for an empty one.
 #[inline(always)]
 pub(crate) fn largest<T: Float>(row: &[T]) -> T::Wide {

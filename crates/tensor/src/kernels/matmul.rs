@@ -10,6 +10,7 @@ mod pack;
 mod pairs;
 mod product;
 mod scheme;
+mod small;
 mod tile;
 
 use half::{bf16, f16};
@@ -23,6 +24,8 @@ use crate::error::TensorError;
 use crate::tensor::Tensor;
 use crate::view::View;
 use product::multiply;
+pub(crate) use scheme::Vectors;
+pub(crate) use small::product;
 use scheme::Widened;
 
 /// Multiply-adds above which a product is spread over threads.
@@ -51,7 +54,6 @@ pub(crate) enum Store {
 /// What is done with a sum before it is rounded and stored.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish<'a, T> {
-    pub(crate) store: Store,
     /// Added to every row.
     pub(crate) bias: Option<&'a [T]>,
     /// Added element by element.
@@ -59,8 +61,7 @@ pub(crate) struct Finish<'a, T> {
 }
 
 impl<T> Finish<'_, T> {
-    pub(crate) const SET: Self = Self { store: Store::Set, bias: None, residual: None };
-    pub(crate) const ADD: Self = Self { store: Store::Add, bias: None, residual: None };
+    const NOTHING: Self = Self { bias: None, residual: None };
 }
 
 /// Which threads work on a product.
@@ -91,6 +92,18 @@ impl<'a, T> Matrix<'a, T> {
             column_stride: self.row_stride,
             ..self
         }
+    }
+
+    /// Rows of `stride` elements, of which the first `columns` are taken.
+    pub(crate) fn strided(elements: &'a [T], rows: usize, columns: usize, stride: usize) -> Self {
+        Self { elements, start: 0, rows, columns, row_stride: stride, column_stride: 1 }
+    }
+
+    /// Some of the rows.
+    pub(crate) fn rows(mut self, from: usize, count: usize) -> Self {
+        self.start += from * self.row_stride;
+        self.rows = count;
+        self
     }
 
     /// The matrix that a view shows in its last two dims, from a start.
@@ -161,28 +174,18 @@ impl Multiply for bf16 {
     }
 }
 
-/// `lhs @ rhs` into a row-major matrix, on this thread.
-pub(crate) fn product<T: Multiply>(
-    lhs: Matrix<'_, T>,
-    rhs: Matrix<'_, T>,
-    out: &mut [T],
-    store: Store,
-) -> Result<(), TensorError> {
-    let finish = if store == Store::Set { Finish::SET } else { Finish::ADD };
-    T::multiply(lhs, rhs, out, &finish, Spread::Alone)
-}
-
-/// `a @ b` for the last two dims, over batch dims that have been expanded to be
-/// equal. Any strides.
+/// `a @ b` for the last two dims, over equal batch dims. Any strides.
 pub(crate) fn matmul<T: Multiply>(
     a: &Tensor,
-    va: &View,
     b: &Tensor,
-    vb: &View,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
     shape: &Shape,
-    finish: &Finish<'_, T>,
 ) -> Result<Tensor, TensorError> {
     let (xs, ys): (&[T], &[T]) = (a.storage_elements("matmul")?, b.storage_elements("matmul")?);
+    let (va, vb) = (a.view(), b.view());
+    let bias = bias.map(|bias| bias.elements::<T>("linear")).transpose()?;
+    let residual = residual.map(|residual| residual.elements::<T>("linear")).transpose()?;
     let batch = shape.ndim() - 2;
     let (m, n, k) = (shape[batch], shape[batch + 1], va.shape[batch + 1]);
     let walk = Walk::new(&shape[..batch], [&va.strides[..batch], &vb.strides[..batch]]);
@@ -195,9 +198,7 @@ pub(crate) fn matmul<T: Multiply>(
         let mut starts = Vec::with_capacity(rows * walk.row());
         walk.rows(0..rows, |[oa, ob]| {
             let places = 0..walk.row();
-            starts.extend(places.map(|i| {
-                (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])
-            }));
+            starts.extend(places.map(|i| (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])));
         });
         // Many small products go side by side, large ones are each cut up.
         let spread = if starts.len() > 1 && m * n * k <= PARALLEL * 16 {
@@ -205,14 +206,59 @@ pub(crate) fn matmul<T: Multiply>(
         } else {
             Spread::for_work(m * n * k)
         };
-        let one = |(&(start_a, start_b), out): (&(usize, usize), &mut [T])| {
+        let one = |(number, (&(start_a, start_b), out)): (usize, (&(usize, usize), &mut [T]))| {
             let (lhs, rhs) = (Matrix::in_view(xs, va, start_a), Matrix::in_view(ys, vb, start_b));
-            T::multiply(lhs, rhs, out, finish, spread)
+            let residual = residual.map(|residual| &residual[number * m * n..(number + 1) * m * n]);
+            T::multiply(lhs, rhs, out, &Finish { bias, residual }, spread)
         };
         if spread == Spread::Alone && m * n * k * starts.len() > PARALLEL {
-            starts.par_iter().zip(out.par_chunks_exact_mut(m * n)).try_for_each(one)
+            starts.par_iter().zip(out.par_chunks_exact_mut(m * n)).enumerate().try_for_each(one)
         } else {
-            starts.iter().zip(out.chunks_exact_mut(m * n)).try_for_each(one)
+            starts.iter().zip(out.chunks_exact_mut(m * n)).enumerate().try_for_each(one)
         }
+    })
+}
+
+/// Rows in consecutive groups, each times its own matrix.
+pub(crate) fn grouped_matmul<T: Multiply>(
+    x: &Tensor,
+    weights: &Tensor,
+    groups: &[usize],
+) -> Result<Tensor, TensorError> {
+    let (values, matrices) = (x.elements::<T>("grouped_matmul")?, weights.storage_elements::<T>("grouped_matmul")?);
+    let (k, n) = (x.shape()[1], weights.shape()[2]);
+    let view = weights.view();
+    make::<T>(&Shape::new(&[x.shape()[0], n])?, |out| {
+        let mut first = 0;
+        for (number, &rows) in groups.iter().enumerate() {
+            let lhs = Matrix::new(&values[first * k..(first + rows) * k], rows, k);
+            let rhs = Matrix::in_view(matrices, view, view.offset + number * view.strides[0]);
+            let spread = Spread::for_work(rows * k * n);
+            T::multiply(lhs, rhs, &mut out[first * n..(first + rows) * n], &Finish::NOTHING, spread)?;
+            first += rows;
+        }
+        Ok(())
+    })
+}
+
+/// The gradient of a grouped product's matrices: for each group its rows,
+/// transposed, times the gradients of its results.
+pub(crate) fn grouped_matmul_gradient<T: Multiply>(
+    x: &Tensor,
+    gradient: &Tensor,
+    groups: &[usize],
+) -> Result<Tensor, TensorError> {
+    let (values, gs) = (x.elements::<T>("grouped_matmul")?, gradient.elements::<T>("grouped_matmul")?);
+    let (k, n) = (x.shape()[1], gradient.shape()[1]);
+    make::<T>(&Shape::new(&[groups.len(), k, n])?, |out| {
+        let mut first = 0;
+        for (number, &rows) in groups.iter().enumerate() {
+            let lhs = Matrix::new(&values[first * k..(first + rows) * k], rows, k).transposed();
+            let rhs = Matrix::new(&gs[first * n..(first + rows) * n], rows, n);
+            let spread = Spread::for_work(rows * k * n);
+            T::multiply(lhs, rhs, &mut out[number * k * n..(number + 1) * k * n], &Finish::NOTHING, spread)?;
+            first += rows;
+        }
+        Ok(())
     })
 }

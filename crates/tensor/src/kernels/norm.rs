@@ -1,92 +1,78 @@
 //! Norms of rows, in one pass over each.
+//!
+//! The backward pass goes through some rows at a time: it turns gradients of
+//! results into gradients of rows in place, and adds up what the rows give to
+//! the gradients of weights. How many rows is fixed, so sums have one order.
+
+use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::rows::count;
-use super::{lanes, make};
+use super::{lanes, make, rewrite};
 use crate::element::Float;
 use crate::error::TensorError;
-use crate::parallel::pieces;
+use crate::parallel::{fill, kernel};
 use crate::tensor::Tensor;
+use crate::vectors::dispatch;
 
-/// A tensor like `like` whose columns are sums over rows, in row order whatever
-/// thread has the column.
-fn column_sums<T: Float>(
-    like: &Tensor,
-    rows: usize,
-    term: impl Fn(usize, usize) -> T::Wide + Sync,
-) -> Result<Tensor, TensorError> {
-    make::<T>(like.shape(), |out| {
-        out.par_iter_mut().enumerate().with_min_len(64).for_each(|(column, out)| {
-            *out = T::narrow((0..rows).map(|row| term(row, column)).sum());
-        });
-        Ok(())
-    })
-}
+/// Rows whose shares of a weight's gradient are added up together.
+const ROWS: usize = 32;
 
 /// `1 / sqrt(mean(x²) + eps)` of a row.
-fn inverse_norm<T: Float>(row: &[T], eps: f64) -> T::Wide {
+#[inline(always)]
+fn inverse_norm<T: Float>(row: &[T], eps: T::Wide) -> T::Wide {
     let squares = lanes::sum(row, |x| x * x);
-    let eps = T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero);
     T::Wide::one() / (squares / count(row.len()) + eps).sqrt()
+}
+
+/// The mean of a row and `1 / sqrt(variance + eps)`.
+#[inline(always)]
+fn moments<T: Float>(row: &[T], eps: T::Wide) -> (T::Wide, T::Wide) {
+    let mean = lanes::sum(row, |x| x) / count(row.len());
+    let squares = lanes::sum(row, |x| (x - mean) * (x - mean));
+    (mean, T::Wide::one() / (squares / count(row.len()) + eps).sqrt())
+}
+
+fn wide<T: Float>(eps: f64) -> T::Wide {
+    T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero)
+}
+
+kernel! {
+    RmsNormKernel<T: Float> { values: &'k [T], weights: &'k [T], eps: T::Wide }
+    |start, piece| {
+        let row = weights.len();
+        for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
+            let scale = inverse_norm(x, eps);
+            for ((out, x), w) in out.iter_mut().zip(x).zip(weights) {
+                *out = T::narrow(x.widen() * scale * w.widen());
+            }
+        }
+    }
 }
 
 /// `x / sqrt(mean(x²) + eps) · weight`, row by row.
 pub(crate) fn rms_norm<T: Float>(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor, TensorError> {
     let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
-    let row = weights.len();
     make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-                let scale = inverse_norm(x, eps);
-                for ((out, x), w) in out.iter_mut().zip(x).zip(weights) {
-                    *out = T::narrow(x.widen() * scale * w.widen());
-                }
-            }
-        });
+        fill(out, weights.len(), &RmsNormKernel { values, weights, eps: wide::<T>(eps), element: PhantomData });
         Ok(())
     })
 }
 
-/// The gradients of [`rms_norm`] with respect to `x` and the weight.
-pub(crate) fn rms_norm_gradient<T: Float>(
-    x: &Tensor,
-    weight: &Tensor,
-    gradient: &Tensor,
-    eps: f64,
-) -> Result<(Tensor, Tensor), TensorError> {
-    let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
-    let gs = gradient.elements::<T>("rms_norm")?;
-    let row = weights.len();
-    let of_x = make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = values[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
-            for (out, (x, g)) in piece.chunks_exact_mut(row).zip(rows) {
-                let scale = inverse_norm(x, eps);
-                let terms = x.iter().zip(g).zip(weights);
-                let dot: T::Wide = terms.map(|((x, g), w)| x.widen() * g.widen() * w.widen()).sum();
-                let pull = dot * scale * scale * scale / count(row);
-                for (((out, x), g), w) in out.iter_mut().zip(x).zip(g).zip(weights) {
-                    *out = T::narrow(g.widen() * w.widen() * scale - x.widen() * pull);
-                }
+kernel! {
+    LayerNormKernel<T: Float> { values: &'k [T], weights: &'k [T], biases: &'k [T], eps: T::Wide }
+    |start, piece| {
+        let row = weights.len();
+        for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
+            let (mean, scale) = moments(x, eps);
+            for (((out, x), w), b) in out.iter_mut().zip(x).zip(weights).zip(biases) {
+                *out = T::narrow((x.widen() - mean) * scale * w.widen() + b.widen());
             }
-        });
-        Ok(())
-    })?;
-    let scales: Vec<T::Wide> = values.chunks_exact(row.max(1)).map(|x| inverse_norm(x, eps)).collect();
-    let of_weight = column_sums::<T>(weight, scales.len(), |r, column| {
-        gs[r * row + column].widen() * values[r * row + column].widen() * scales[r]
-    })?;
-    Ok((of_x, of_weight))
-}
-
-/// The mean of a row and `1 / sqrt(variance + eps)`.
-fn moments<T: Float>(row: &[T], eps: f64) -> (T::Wide, T::Wide) {
-    let mean = lanes::sum(row, |x| x) / count(row.len());
-    let squares = lanes::sum(row, |x| (x - mean) * (x - mean));
-    let eps = T::Wide::from_f64(eps).unwrap_or_else(T::Wide::zero);
-    (mean, T::Wide::one() / (squares / count(row.len()) + eps).sqrt())
+        }
+    }
 }
 
 /// `(x - mean) / sqrt(variance + eps) · weight + bias`, row by row.
@@ -97,56 +83,128 @@ pub(crate) fn layer_norm<T: Float>(
     eps: f64,
 ) -> Result<Tensor, TensorError> {
     let (values, weights) = (x.elements::<T>("layer_norm")?, weight.elements::<T>("layer_norm")?);
-    let biases = bias.elements::<T>("layer_norm")?;
-    let row = weights.len();
+    let (biases, eps) = (bias.elements::<T>("layer_norm")?, wide::<T>(eps));
     make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-                let (mean, scale) = moments(x, eps);
-                for (((out, x), w), b) in out.iter_mut().zip(x).zip(weights).zip(biases) {
-                    *out = T::narrow((x.widen() - mean) * scale * w.widen() + b.widen());
-                }
-            }
-        });
+        fill(out, weights.len(), &LayerNormKernel { values, weights, biases, eps, element: PhantomData });
         Ok(())
     })
+}
+
+/// Some rows of a backward pass.
+struct Chunk<'a, T: Float> {
+    x: &'a [T],
+    weights: &'a [T],
+    eps: T::Wide,
+    /// The gradient of the result, which becomes that of `x`.
+    gradient: &'a mut [T],
+    /// Shares of the gradients of weights, then of biases if there are any.
+    shares: &'a mut [T::Wide],
+}
+
+struct RmsNormChunk<'a, T: Float>(Chunk<'a, T>);
+
+impl<T: Float> WithSimd for RmsNormChunk<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Chunk { x, weights, eps, gradient, shares } = self.0;
+        let row = weights.len();
+        for (g, x) in gradient.chunks_exact_mut(row).zip(x.chunks_exact(row)) {
+            let scale = inverse_norm(x, eps);
+            let dot = lanes::sum3(x, g, weights, |x, g, w| x * g * w);
+            let pull = dot * scale * scale * scale / count(row);
+            for (((g, x), w), share) in g.iter_mut().zip(x).zip(weights).zip(shares.iter_mut()) {
+                let (wide_g, wide_x) = (g.widen(), x.widen());
+                *share += wide_g * wide_x * scale;
+                *g = T::narrow(wide_g * w.widen() * scale - wide_x * pull);
+            }
+        }
+    }
+}
+
+struct LayerNormChunk<'a, T: Float>(Chunk<'a, T>);
+
+impl<T: Float> WithSimd for LayerNormChunk<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Chunk { x, weights, eps, gradient, shares } = self.0;
+        let row = weights.len();
+        let (of_weights, of_biases) = shares.split_at_mut(row);
+        for (g, x) in gradient.chunks_exact_mut(row).zip(x.chunks_exact(row)) {
+            let (mean, scale) = moments(x, eps);
+            let sum = lanes::sum2(g, weights, |g, w| g * w) / count(row);
+            let dot = lanes::sum3(x, g, weights, |x, g, w| g * w * (x - mean) * scale) / count(row);
+            let shares = of_weights.iter_mut().zip(of_biases.iter_mut());
+            for (((g, x), w), (of_weight, of_bias)) in g.iter_mut().zip(x).zip(weights).zip(shares) {
+                let (wide, normed) = (g.widen(), (x.widen() - mean) * scale);
+                *of_weight += wide * normed;
+                *of_bias += wide;
+                *g = T::narrow((wide * w.widen() - sum - normed * dot) * scale);
+            }
+        }
+    }
+}
+
+/// Runs `work` over all chunks; returns the gradient of `x` and the sums of
+/// shares, of which there are `per_weight` for each weight.
+fn backward<T: Float>(
+    op: &'static str,
+    [x, weight]: [&Tensor; 2],
+    gradient: Tensor,
+    eps: f64,
+    per_weight: usize,
+    work: impl Fn(Chunk<'_, T>) + Sync,
+) -> Result<(Tensor, Vec<T::Wide>), TensorError> {
+    let (values, weights) = (x.elements::<T>(op)?, weight.elements::<T>(op)?);
+    let row = weights.len();
+    let (size, width) = ((ROWS * row).max(1), (per_weight * row).max(1));
+    let mut shares = vec![T::Wide::zero(); values.len().div_ceil(size) * width];
+    let of_x = rewrite::<T>(gradient, op, |gradient| {
+        gradient
+            .par_chunks_mut(size)
+            .zip(values.par_chunks(size))
+            .zip(shares.par_chunks_mut(width))
+            .for_each(|((gradient, x), shares)| work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares }));
+        Ok(())
+    })?;
+    let mut sums = vec![T::Wide::zero(); per_weight * row];
+    for shares in shares.chunks_exact(width) {
+        sums.iter_mut().zip(shares).for_each(|(sum, &share)| *sum += share);
+    }
+    Ok((of_x, sums))
+}
+
+fn narrowed<T: Float>(like: &Tensor, sums: &[T::Wide]) -> Result<Tensor, TensorError> {
+    make::<T>(like.shape(), |out| {
+        out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum));
+        Ok(())
+    })
+}
+
+/// The gradients of [`rms_norm`] with respect to `x` and the weight.
+pub(crate) fn rms_norm_gradient<T: Float>(
+    x: &Tensor,
+    weight: &Tensor,
+    gradient: Tensor,
+    eps: f64,
+) -> Result<[Tensor; 2], TensorError> {
+    let run = |chunk: Chunk<'_, T>| dispatch(RmsNormChunk(chunk));
+    let (of_x, sums) = backward::<T>("rms_norm", [x, weight], gradient, eps, 1, run)?;
+    Ok([of_x, narrowed::<T>(weight, &sums)?])
 }
 
 /// The gradients of [`layer_norm`] with respect to `x`, weight and bias.
 pub(crate) fn layer_norm_gradient<T: Float>(
     x: &Tensor,
     weight: &Tensor,
-    gradient: &Tensor,
+    gradient: Tensor,
     eps: f64,
 ) -> Result<[Tensor; 3], TensorError> {
-    let (values, weights) = (x.elements::<T>("layer_norm")?, weight.elements::<T>("layer_norm")?);
-    let gs = gradient.elements::<T>("layer_norm")?;
-    let row = weights.len();
-    let of_x = make::<T>(x.shape(), |out| {
-        pieces(out, row, |start, piece| {
-            let rows = values[start..].chunks_exact(row).zip(gs[start..].chunks_exact(row));
-            for (out, (x, g)) in piece.chunks_exact_mut(row).zip(rows) {
-                let (mean, scale) = moments(x, eps);
-                let (mut sum, mut dot) = (T::Wide::zero(), T::Wide::zero());
-                for ((x, g), w) in x.iter().zip(g).zip(weights) {
-                    let term = g.widen() * w.widen();
-                    sum += term;
-                    dot += term * (x.widen() - mean) * scale;
-                }
-                let (sum, dot) = (sum / count(row), dot / count(row));
-                for (((out, x), g), w) in out.iter_mut().zip(x).zip(g).zip(weights) {
-                    let normed = (x.widen() - mean) * scale;
-                    *out = T::narrow((g.widen() * w.widen() - sum - normed * dot) * scale);
-                }
-            }
-        });
-        Ok(())
-    })?;
-    let moments: Vec<_> = values.chunks_exact(row.max(1)).map(|x| moments(x, eps)).collect();
-    let of_weight = column_sums::<T>(weight, moments.len(), |r, column| {
-        let (mean, scale) = moments[r];
-        gs[r * row + column].widen() * (values[r * row + column].widen() - mean) * scale
-    })?;
-    let of_bias = column_sums::<T>(weight, moments.len(), |r, column| gs[r * row + column].widen())?;
-    Ok([of_x, of_weight, of_bias])
+    let run = |chunk: Chunk<'_, T>| dispatch(LayerNormChunk(chunk));
+    let (of_x, sums) = backward::<T>("layer_norm", [x, weight], gradient, eps, 2, run)?;
+    let (of_weight, of_bias) = sums.split_at(sums.len() / 2);
+    Ok([of_x, narrowed::<T>(weight, of_weight)?, narrowed::<T>(weight, of_bias)?])
 }

@@ -1,37 +1,134 @@
-//! Sums along rows, in an order that does not depend on threads.
+//! One value for each row, in an order that does not depend on threads.
 
-use num_traits::Zero as _;
+use num_traits::{Float as _, One as _, Zero as _};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use shardloom_layout::Shape;
 
+use super::rows::spread;
 use super::{lanes, make};
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::parallel::PIECE;
 use crate::tensor::Tensor;
+use crate::vectors::dispatch;
 
-/// The sum of a row of any length: pieces first, then the pieces in order.
-fn row_sum<T: Float>(values: &[T]) -> T::Wide {
-    values.chunks(PIECE).map(|piece| lanes::sum(piece, |x| x)).fold(T::Wide::zero(), |sum, piece| sum + piece)
+/// What a row becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    Sum,
+    Max,
+    Min,
+    Product,
+    /// The Euclidean norm.
+    Norm,
+    /// The logarithm of the sum of exponentials.
+    LogSumExp,
 }
 
-/// The sums of the rows of a contiguous tensor whose rows have this length.
-pub(crate) fn row_sums<T: Float>(x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor, TensorError> {
-    let values = x.elements::<T>("sum")?;
+impl Reduction {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Product => "prod",
+            Self::Norm => "norm",
+            Self::LogSumExp => "logsumexp",
+        }
+    }
+}
+
+/// Adds up pieces of a row of any length, then the pieces in order.
+struct RowSum<'a, T> {
+    row: &'a [T],
+}
+
+impl<T: Float> WithSimd for RowSum<'_, T> {
+    type Output = T::Wide;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> T::Wide {
+        self.row
+            .chunks(PIECE)
+            .map(|piece| lanes::sum(piece, |x| x))
+            .fold(T::Wide::zero(), |sum, piece| sum + piece)
+    }
+}
+
+struct Row<'a, T> {
+    op: Reduction,
+    row: &'a [T],
+}
+
+impl<T: Float> WithSimd for Row<'_, T> {
+    type Output = T::Wide;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, width: S) -> T::Wide {
+        let row = self.row;
+        let is_nan = |x: &T| x.widen().is_nan();
+        match self.op {
+            Reduction::Sum => RowSum { row }.with_simd(width),
+            // A NaN is the largest and the smallest, so that it shows.
+            Reduction::Max if row.iter().any(is_nan) => T::Wide::nan(),
+            Reduction::Min if row.iter().any(is_nan) => T::Wide::nan(),
+            Reduction::Max => lanes::largest(row),
+            Reduction::Min => row.iter().fold(T::Wide::infinity(), |least, x| least.min(x.widen())),
+            Reduction::Product => row.iter().fold(T::Wide::one(), |product, x| product * x.widen()),
+            Reduction::Norm => {
+                let squares = row.chunks(PIECE).map(|piece| lanes::sum(piece, |x| x * x));
+                squares.fold(T::Wide::zero(), |sum, piece| sum + piece).sqrt()
+            }
+            Reduction::LogSumExp => {
+                let (most, sum) = spread(row);
+                // Rows that are all -∞, or have a +∞, have themselves as their result.
+                if most.is_infinite() { most } else { most + sum.ln() }
+            }
+        }
+    }
+}
+
+/// The rows of a contiguous tensor, each made one value.
+pub(crate) fn reduce<T: Float>(op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor, TensorError> {
+    let values = x.elements::<T>(op.name())?;
     make::<T>(shape, |out| {
         if row == 0 {
-            out.fill(T::narrow(T::Wide::zero()));
-        } else if out.len() == 1 {
+            let nothing: &[T] = &[];
+            out.fill(T::narrow(dispatch(Row { op, row: nothing })));
+        } else if out.len() == 1 && op == Reduction::Sum {
             // One row for all threads: pieces side by side, then in order.
             let pieces: Vec<T::Wide> =
-                values.par_chunks(PIECE).map(|piece| lanes::sum(piece, |x| x)).collect();
+                values.par_chunks(PIECE).map(|row| dispatch(RowSum { row })).collect();
             out[0] = T::narrow(pieces.into_iter().fold(T::Wide::zero(), |sum, piece| sum + piece));
         } else {
             out.par_iter_mut()
                 .zip(values.par_chunks_exact(row))
                 .with_min_len((PIECE / row).max(1))
-                .for_each(|(out, row)| *out = T::narrow(row_sum(row)));
+                .for_each(|(out, row)| *out = T::narrow(dispatch(Row { op, row })));
         }
+        Ok(())
+    })
+}
+
+/// The gradient of a product along rows: for each element the product of the
+/// others, which is right for zeros too.
+pub(crate) fn product_gradient<T: Float>(x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor, TensorError> {
+    let (values, gs) = (x.elements::<T>("prod")?, gradient.elements::<T>("prod")?);
+    make::<T>(x.shape(), |out| {
+        let row = row.max(1);
+        let rows = values.par_chunks_exact(row).zip(gs);
+        out.par_chunks_exact_mut(row).zip(rows).for_each(|(out, (x, g))| {
+            let mut after = vec![T::Wide::one(); x.len() + 1];
+            for place in (0..x.len()).rev() {
+                after[place] = after[place + 1] * x[place].widen();
+            }
+            let mut before = g.widen();
+            for (place, (out, x)) in out.iter_mut().zip(x).enumerate() {
+                *out = T::narrow(before * after[place + 1]);
+                before = before * x.widen();
+            }
+        });
         Ok(())
     })
 }

@@ -1,56 +1,96 @@
 //! Rotary position embedding.
 
-use num_traits::{Float as _, FromPrimitive as _};
+use std::marker::PhantomData;
 
 use super::make;
-use crate::element::Float;
+use crate::element::{Element as _, Float};
 use crate::error::TensorError;
 use crate::ops::RopeStyle;
-use crate::parallel::pieces;
+use crate::parallel::{fill, kernel};
 use crate::tensor::Tensor;
 
-/// Which way to turn; the gradient turns back.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Which way pairs are turned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Forward,
     Back,
 }
 
+kernel! {
+    RopeKernel<T: Float> {
+        values: &'k [T],
+        cos: &'k [T::Wide],
+        sin: &'k [T::Wide],
+        style: RopeStyle,
+        turn: Turn,
+        // Rows that stand at one position, one after another.
+        together: usize,
+        positions: usize,
+        width: usize,
+    }
+    |start, piece| {
+        let half = width / 2;
+        let rows = piece.chunks_exact_mut(width).zip(values[start..].chunks_exact(width));
+        for (row, (out, x)) in rows.enumerate() {
+            let position = (start / width + row) / together % positions;
+            let turns = position * half..(position + 1) * half;
+            let turns = cos[turns.clone()].iter().zip(&sin[turns]);
+            let turns = turns.map(|(&cos, &sin)| (cos, if turn == Turn::Forward { sin } else { -sin }));
+            match style {
+                RopeStyle::Half => {
+                    let (out_a, out_b) = out.split_at_mut(half);
+                    let pairs = x[..half].iter().zip(&x[half..]);
+                    let outs = out_a.iter_mut().zip(out_b);
+                    for (((a, b), (out_a, out_b)), (cos, sin)) in pairs.zip(outs).zip(turns) {
+                        let (a, b) = (a.widen(), b.widen());
+                        *out_a = T::narrow(a * cos - b * sin);
+                        *out_b = T::narrow(a * sin + b * cos);
+                    }
+                }
+                RopeStyle::Interleaved => {
+                    let pairs = x.chunks_exact(2).zip(out.chunks_exact_mut(2));
+                    for ((x, out), (cos, sin)) in pairs.zip(turns) {
+                        let (a, b) = (x[0].widen(), x[1].widen());
+                        out[0] = T::narrow(a * cos - b * sin);
+                        out[1] = T::narrow(a * sin + b * cos);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Turns each pair of a row by the angle of its position. `x` is
-/// `[…, positions, width]`, the angles `[positions, width / 2]`.
+/// `[…, positions, width]`, cosines and sines `[positions, width / 2]`. Where
+/// heads lie inside positions in memory, they do so in the result.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
-    angles: &[f64],
+    [cos, sin]: [&Tensor; 2],
     style: RopeStyle,
     turn: Turn,
 ) -> Result<Tensor, TensorError> {
-    let values = x.elements::<T>("rope")?;
     let ndim = x.shape().ndim();
     let (positions, width) = (x.shape()[ndim - 2], x.shape()[ndim - 1]);
-    let half = width / 2;
-    let wide = |value: f64| T::Wide::from_f64(value).unwrap_or_else(T::Wide::nan);
-    let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
-    // Each angle serves every head and batch.
-    let turns: Vec<(T::Wide, T::Wide)> =
-        angles.iter().map(|angle| (wide(angle.cos()), wide(sign * angle.sin()))).collect();
-    make::<T>(x.shape(), |out| {
-        pieces(out, width, |start, piece| {
-            for (row, (out, x)) in
-                piece.chunks_exact_mut(width).zip(values[start..].chunks_exact(width)).enumerate()
-            {
-                let position = (start / width + row) % positions;
-                let turns = &turns[position * half..(position + 1) * half];
-                for (pair, &(cos, sin)) in turns.iter().enumerate() {
-                    let (a, b) = match style {
-                        RopeStyle::Half => (pair, pair + half),
-                        RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
-                    };
-                    let (xa, xb) = (x[a].widen(), x[b].widen());
-                    out[a] = T::narrow(xa * cos - xb * sin);
-                    out[b] = T::narrow(xa * sin + xb * cos);
-                }
-            }
-        });
+    debug_assert!(cos.dtype() == T::Wide::DTYPE);
+    let inside = (ndim >= 3).then(|| {
+        let mut order: Vec<usize> = (0..ndim).collect();
+        order.swap(ndim - 3, ndim - 2);
+        (x.seen_as(x.view().permute(&order)), order)
+    });
+    let (source, order) = match inside {
+        Some((seen, order)) if !x.is_contiguous() && seen.is_contiguous() => (seen, Some(order)),
+        _ => (x.packed("rope")?, None),
+    };
+    let together = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
+    let (values, cos, sin) = (source.elements::<T>("rope")?, cos.elements("rope")?, sin.elements("rope")?);
+    let turned = make::<T>(source.shape(), |out| {
+        let kernel =
+            RopeKernel { values, cos, sin, style, turn, together, positions, width, element: PhantomData };
+        fill(out, width, &kernel);
         Ok(())
+    })?;
+    Ok(match order {
+        Some(order) => turned.seen_as(turned.view().permute(&order)),
+        None => turned,
     })
 }

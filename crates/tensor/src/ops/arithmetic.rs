@@ -2,15 +2,12 @@
 
 use shardloom_layout::DType;
 
-use super::{common, mismatch, summed_to};
-use crate::device::Device;
-use crate::element::with_float;
+use super::{broadcasted, common, computed, mismatch, summed_to};
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::copy;
-use crate::kernels::elementwise::{Binary, Unary, binary, full, unary, unary_gradient};
-use crate::tape::{Context, Function, apply_one};
+use crate::kernels::elementwise::{Binary, Gate, Unary};
+use crate::tape::{Context, Function, apply_one, is_recording};
 use crate::tensor::Tensor;
-use crate::view::broadcast;
 
 struct UnaryFunction(Unary);
 
@@ -21,21 +18,19 @@ impl Function for UnaryFunction {
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let x = inputs[0].packed(self.name())?;
+        computed(self.name(), x.dtype())?;
         context.save(&[&x]);
-        if x.device() == Device::Meta {
-            return Ok(vec![Tensor::meta(x.shape().clone(), x.dtype())]);
-        }
-        Ok(vec![with_float!(self.name(), x.dtype(), T => unary::<T>(self.0, &x))?])
+        Ok(vec![on(x.device()).unary(self.0, &x)?])
     }
 
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(gradient), [x]) = (&gradients[0], context.saved()) else { return Ok(vec![None]) };
-        let gradient = gradient.packed(self.name())?;
-        Ok(vec![Some(with_float!(self.name(), x.dtype(), T => unary_gradient::<T>(self.0, x, &gradient))?)])
+        let (Some(gradient), [x]) = (gradients[0].take(), context.saved()) else { return Ok(vec![None]) };
+        let gradient = gradient.into_packed(self.name())?;
+        Ok(vec![Some(on(x.device()).unary_gradient(self.0, x, gradient)?)])
     }
 }
 
@@ -49,41 +44,58 @@ impl Function for BinaryFunction {
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (a, b) = (&inputs[0], &inputs[1]);
         let (device, dtype) = common(self.name(), &[a, b])?;
-        if self.0 == Binary::SwiGlu && a.shape() != b.shape() {
-            return Err(mismatch("swiglu", &[a, b]));
+        computed(self.name(), dtype)?;
+        if matches!(self.0, Binary::Gate(_)) && a.shape() != b.shape() {
+            return Err(mismatch(self.name(), &[a, b]));
         }
-        context.save(&[a, b]);
-        if device == Device::Meta {
-            let shape = broadcast(a.shape(), b.shape()).ok_or_else(|| mismatch(self.name(), &[a, b]))?;
-            return Ok(vec![Tensor::meta(shape, dtype)]);
+        let [wide_a, wide_b] = broadcasted(self.name(), [a, b])?;
+        // Only values that the rule needs, so that the others can be freed.
+        match self.0 {
+            Binary::Add | Binary::Sub => {
+                context.save(&[&a.shape_only(), &b.shape_only()]);
+            }
+            Binary::Mul | Binary::Div | Binary::Pow | Binary::Gate(_) => context.save(&[a, b]),
         }
-        Ok(vec![with_float!(self.name(), dtype, T => binary::<T>(self.0, a, b))?])
+        Ok(vec![on(device).binary(self.0, &wide_a, &wide_b)?])
     }
 
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(g), [a, b]) = (&gradients[0], context.saved()) else { return Ok(vec![None, None]) };
+        let (Some(g), [a, b]) = (gradients[0].take(), context.saved()) else { return Ok(vec![None, None]) };
+        if let Binary::Gate(gate) = self.0 {
+            let (a, b) = (a.packed(self.name())?, b.packed(self.name())?);
+            let of_both = on(a.device()).gate_gradient(gate, &a, &b, g.into_packed(self.name())?)?;
+            return Ok(of_both.map(Some).into());
+        }
         let of_a = || match self.0 {
-            Binary::Add | Binary::Sub => Ok(g.clone()),
             Binary::Mul => g.mul(b),
             Binary::Div => g.div(b),
-            Binary::SwiGlu => {
-                let (a, slope) = (a.packed("swiglu")?, g.mul(b)?);
-                with_float!("swiglu", a.dtype(), T => unary_gradient::<T>(Unary::Silu, &a, &slope))
+            // At power 0 the derivative is 0, even where a^-1 is infinite.
+            Binary::Pow => {
+                let one = Tensor::full(1.0, b.dtype(), &[], b.device())?;
+                let zero = Tensor::full(0.0, b.dtype(), &[], b.device())?;
+                let slope = g.mul(b)?.mul(&a.pow(&b.sub(&one)?)?)?;
+                b.eq(&zero)?.select(&zero, &slope)
             }
+            Binary::Add | Binary::Sub | Binary::Gate(_) => Ok(g.clone()),
         };
         let of_b = || match self.0 {
-            Binary::Add => Ok(g.clone()),
             Binary::Sub => g.neg(),
             Binary::Mul => g.mul(a),
             Binary::Div => g.mul(a)?.div(&b.mul(b)?)?.neg(),
-            Binary::SwiGlu => g.mul(&a.silu()?),
+            // Where a is 0, so is the derivative for every power above 0.
+            Binary::Pow => {
+                let zero = Tensor::full(0.0, a.dtype(), &[], a.device())?;
+                let slope = g.mul(&a.pow(b)?)?.mul(&a.log()?)?;
+                a.eq(&zero)?.select(&zero, &slope)
+            }
+            Binary::Add | Binary::Gate(_) => Ok(g.clone()),
         };
-        let of_a = context.needs(0).then(|| summed_to(&of_a()?, a.shape())).transpose()?;
-        let of_b = context.needs(1).then(|| summed_to(&of_b()?, b.shape())).transpose()?;
+        let of_a = context.needs(0).then(|| summed_to(of_a()?, a.shape())).transpose()?;
+        let of_b = context.needs(1).then(|| summed_to(of_b()?, b.shape())).transpose()?;
         Ok(vec![of_a, of_b])
     }
 }
@@ -100,16 +112,13 @@ impl Function for Cast {
 
     fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let x = inputs[0].packed("cast")?;
-        if x.device() == Device::Meta {
-            return Ok(vec![Tensor::meta(x.shape().clone(), self.to)]);
-        }
-        Ok(vec![copy::cast(&x, self.to)?])
+        Ok(vec![on(x.device()).cast(&x, self.to)?])
     }
 
     fn backward(
         &self,
-        _: &Context,
-        gradients: &[Option<Tensor>],
+        _: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         if !self.to.is_float() || !self.from.is_float() {
             return Err(TensorError::NotDifferentiable { function: "cast" });
@@ -142,6 +151,10 @@ unary_methods! {
     rsqrt => Rsqrt;
     /// The absolute value; its derivative at 0 is 0.
     abs => Abs;
+    /// The cosine.
+    cos => Cos;
+    /// The sine.
+    sin => Sin;
     /// `max(x, 0)`; its derivative at 0 is 0.
     relu => Relu;
     /// `1 / (1 + e^-x)`.
@@ -157,11 +170,11 @@ unary_methods! {
 }
 
 macro_rules! binary_methods {
-    ($($(#[$doc:meta])* $method:ident => $op:ident;)*) => {
+    ($($(#[$doc:meta])* $method:ident => $op:expr;)*) => {
         impl Tensor {
             $($(#[$doc])*
             pub fn $method(&self, other: &Self) -> Result<Self, TensorError> {
-                apply_one(BinaryFunction(Binary::$op), &[self.clone(), other.clone()])
+                apply_one(BinaryFunction($op), &[self.clone(), other.clone()])
             })*
         }
     };
@@ -169,20 +182,37 @@ macro_rules! binary_methods {
 
 binary_methods! {
     /// The sum, with broadcasting.
-    add => Add;
+    add => Binary::Add;
     /// The difference, with broadcasting.
-    sub => Sub;
+    sub => Binary::Sub;
     /// The product, element by element, with broadcasting.
-    mul => Mul;
+    mul => Binary::Mul;
     /// The quotient, element by element, with broadcasting.
-    div => Div;
+    div => Binary::Div;
+    /// The power, element by element, with broadcasting.
+    pow => Binary::Pow;
     /// `silu(self) · other`, the gate of most language models, in one pass.
-    swiglu => SwiGlu;
+    swiglu => Binary::Gate(Gate::SwiGlu);
+    /// `gelu(self) · other` in one pass.
+    geglu => Binary::Gate(Gate::GeGlu);
+    /// [`geglu`](Self::geglu) with the tanh approximation of gelu.
+    geglu_tanh => Binary::Gate(Gate::GeGluTanh);
 }
 
 impl Tensor {
+    /// To a power that is the same for all elements.
+    pub fn powf(&self, power: f64) -> Result<Self, TensorError> {
+        apply_one(UnaryFunction(Unary::Power(power)), std::slice::from_ref(self))
+    }
+
+    /// Not below `low` and not above `high`. The derivative is 1 from one to
+    /// the other, both included, and 0 outside.
+    pub fn clamp(&self, low: f64, high: f64) -> Result<Self, TensorError> {
+        apply_one(UnaryFunction(Unary::Clamp(low, high)), std::slice::from_ref(self))
+    }
+
     /// The same values in another dtype. Floats become integers by cutting off
-    /// the fraction.
+    /// the fraction, and bools by being different from zero.
     pub fn cast(&self, to: DType) -> Result<Self, TensorError> {
         if to == self.dtype() {
             return Ok(self.clone());
@@ -190,20 +220,25 @@ impl Tensor {
         apply_one(Cast { from: self.dtype(), to }, std::slice::from_ref(self))
     }
 
-    /// Ones of the same shape and dtype.
-    pub(crate) fn ones_like(&self) -> Result<Self, TensorError> {
-        if self.device() == Device::Meta {
-            return Ok(Self::meta(self.shape().clone(), self.dtype()));
-        }
-        with_float!("backward", self.dtype(), T => full::<T>(self.shape(), 1.0))
-    }
-
     /// This tensor times a number.
     pub fn scale(&self, factor: f64) -> Result<Self, TensorError> {
-        let one = shardloom_layout::Shape::default();
-        if self.device() == Device::Meta {
-            return self.mul(&Self::meta(one, self.dtype()));
+        computed("scale", self.dtype())?;
+        self.mul(&Self::full(factor, self.dtype(), &[], self.device())?)
+    }
+
+    /// Adds a tensor of the same shape. Where nobody else uses this tensor's
+    /// memory and no gradient is wanted, that memory is used; the result is the
+    /// same in any case, and others who hold the old elements keep those.
+    pub fn add_assign(&mut self, other: &Self) -> Result<(), TensorError> {
+        let (device, dtype) = common("add", &[self, other])?;
+        computed("add", dtype)?;
+        if self.shape() != other.shape() {
+            return Err(mismatch("add", &[self, other]));
         }
-        self.mul(&with_float!("scale", self.dtype(), T => full::<T>(&one, factor))?)
+        if is_recording() && (self.tracks_gradient() || other.tracks_gradient()) {
+            *self = self.add(other)?;
+            return Ok(());
+        }
+        on(device).add_into(self, other)
     }
 }

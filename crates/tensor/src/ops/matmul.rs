@@ -1,20 +1,23 @@
 //! Matrix products.
 
-use shardloom_layout::{DType, Dims, Shape};
+use shardloom_layout::{Dims, Shape};
 
-use super::{common, mismatch, summed_to};
-use crate::device::Device;
+use super::{common, computed, mismatch, summed_to};
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::matmul::{Finish, matmul};
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
-use crate::view::{View, broadcast};
+use crate::view::broadcast;
 
-struct MatMul;
+/// `a @ b`, and what is added to it.
+struct Product {
+    bias: Option<usize>,
+    residual: Option<usize>,
+}
 
-/// The views of both operands over a common batch, and the result's shape.
-fn fit(a: &Tensor, b: &Tensor) -> Result<(View, View, Shape), TensorError> {
-    let refused = || mismatch("matmul", &[a, b]);
+/// Both operands repeated over a common batch, and the result's shape.
+fn fit(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Shape), TensorError> {
+    let refused = || mismatch(op, &[a, b]);
     let (na, nb) = (a.shape().ndim(), b.shape().ndim());
     if na < 2 || nb < 2 || a.shape()[na - 1] != b.shape()[nb - 2] {
         return Err(refused());
@@ -28,49 +31,155 @@ fn fit(a: &Tensor, b: &Tensor) -> Result<(View, View, Shape), TensorError> {
     let (m, k, n) = (a.shape()[na - 2], a.shape()[na - 1], b.shape()[nb - 1]);
     let view_a = a.view().expand(&with_batch(m, k)?).ok_or_else(refused)?;
     let view_b = b.view().expand(&with_batch(k, n)?).ok_or_else(refused)?;
-    Ok((view_a, view_b, with_batch(m, n)?))
+    Ok((a.seen_as(view_a), b.seen_as(view_b), with_batch(m, n)?))
 }
 
-impl Function for MatMul {
+/// The last two dims exchanged.
+fn turned(x: &Tensor) -> Result<Tensor, TensorError> {
+    x.transpose(x.shape().ndim() - 2, x.shape().ndim() - 1)
+}
+
+impl Function for Product {
     fn name(&self) -> &'static str {
-        "matmul"
+        if self.bias.is_none() && self.residual.is_none() { "matmul" } else { "linear" }
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let name = self.name();
+        let operands: Vec<&Tensor> = inputs.iter().collect();
+        let (device, dtype) = common(name, &operands)?;
+        computed(name, dtype)?;
         let (a, b) = (&inputs[0], &inputs[1]);
-        let (device, dtype) = common("matmul", &[a, b])?;
         context.save(&[a, b]);
-        let (view_a, view_b, shape) = fit(a, b)?;
-        if device == Device::Meta {
-            return Ok(vec![Tensor::meta(shape, dtype)]);
+        let (a, b, shape) = fit(name, a, b)?;
+        let bias = self.bias.map(|place| inputs[place].packed(name)).transpose()?;
+        let residual = self.residual.map(|place| inputs[place].packed(name)).transpose()?;
+        let fits = bias.as_ref().is_none_or(|bias| bias.shape()[..] == shape[shape.ndim() - 1..])
+            && residual.as_ref().is_none_or(|residual| *residual.shape() == shape);
+        if !fits {
+            return Err(mismatch(name, &operands));
         }
-        let product = match dtype {
-            DType::F64 => matmul::<f64>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
-            DType::F32 => matmul::<f32>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
-            DType::Bf16 => matmul::<half::bf16>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
-            DType::F16 => matmul::<half::f16>(a, &view_a, b, &view_b, &shape, &Finish::SET)?,
-            dtype => return Err(TensorError::DType { op: "matmul", dtype }),
-        };
-        Ok(vec![product])
+        Ok(vec![on(device).matmul(&a, &b, bias.as_ref(), residual.as_ref(), &shape)?])
     }
 
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(g), [a, b]) = (&gradients[0], context.saved()) else { return Ok(vec![None, None]) };
-        let transposed = |x: &Tensor| x.transpose(x.shape().ndim() - 2, x.shape().ndim() - 1);
-        let of_a = context.needs(0).then(|| summed_to(&g.matmul(&transposed(b)?)?, a.shape())).transpose()?;
-        let of_b = context.needs(1).then(|| summed_to(&transposed(a)?.matmul(g)?, b.shape())).transpose()?;
-        Ok(vec![of_a, of_b])
+        let inputs = 2 + usize::from(self.bias.is_some()) + usize::from(self.residual.is_some());
+        let mut of_inputs = vec![None; inputs];
+        let (Some(g), [a, b]) = (gradients[0].take(), context.saved()) else { return Ok(of_inputs) };
+        if context.needs(0) {
+            of_inputs[0] = Some(summed_to(g.matmul(&turned(b)?)?, a.shape())?);
+        }
+        if context.needs(1) {
+            // A matrix used by a whole batch: one product instead of a sum of many.
+            let flat = b.shape().ndim() == 2 && a.shape().ndim() > 2;
+            of_inputs[1] = Some(if flat {
+                turned(&a.flattened()?)?.matmul(&g.flattened()?)?
+            } else {
+                summed_to(turned(a)?.matmul(&g)?, b.shape())?
+            });
+        }
+        if let Some(place) = self.bias.filter(|&place| context.needs(place)) {
+            let leading: Vec<usize> = (0..g.shape().ndim() - 1).collect();
+            of_inputs[place] = Some(g.sum(&leading)?);
+        }
+        if let Some(place) = self.residual.filter(|&place| context.needs(place)) {
+            of_inputs[place] = Some(g);
+        }
+        Ok(of_inputs)
+    }
+}
+
+struct GroupedProduct {
+    groups: Vec<usize>,
+}
+
+impl Function for GroupedProduct {
+    fn name(&self) -> &'static str {
+        "grouped_matmul"
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let (x, weights) = (inputs[0].packed("grouped_matmul")?, &inputs[1]);
+        let (device, dtype) = common("grouped_matmul", &[&x, weights])?;
+        computed("grouped_matmul", dtype)?;
+        let fits = match (&x.shape()[..], &weights.shape()[..]) {
+            (&[rows, k], &[groups, depth, _]) => {
+                let total = self.groups.iter().try_fold(0usize, |sum, &rows| sum.checked_add(rows));
+                k == depth && groups == self.groups.len() && total == Some(rows)
+            }
+            _ => false,
+        };
+        if !fits {
+            let groups = Tensor::meta(Shape::new(&[self.groups.len()])?, dtype);
+            return Err(mismatch("grouped_matmul", &[&x, weights, &groups]));
+        }
+        context.save(&[&x, weights]);
+        Ok(vec![on(device).grouped_matmul(&x, weights, &self.groups)?])
+    }
+
+    fn backward(
+        &self,
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        let (Some(g), [x, weights]) = (&gradients[0], context.saved()) else { return Ok(vec![None, None]) };
+        let g = g.packed("grouped_matmul")?;
+        let backend = on(x.device());
+        let of_x = || backend.grouped_matmul(&g, &turned(weights)?, &self.groups);
+        let of_weights = || backend.grouped_matmul_gradient(x, &g, &self.groups);
+        let of_x = context.needs(0).then(of_x).transpose()?;
+        let of_weights = context.needs(1).then(of_weights).transpose()?;
+        Ok(vec![of_x, of_weights])
     }
 }
 
 impl Tensor {
     /// The matrix product of the last two dims; dims before them broadcast.
     /// Transposed operands are used as they are.
+    ///
+    /// An element of the result depends on its row and its column alone, bit
+    /// for bit, whatever else is multiplied with them.
     pub fn matmul(&self, other: &Self) -> Result<Self, TensorError> {
-        apply_one(MatMul, &[self.clone(), other.clone()])
+        apply_one(Product { bias: None, residual: None }, &[self.clone(), other.clone()])
+    }
+
+    /// `self @ weightᵀ + bias + residual` in one pass: the weight is
+    /// `[outputs, inputs]`, the bias `[outputs]`, the residual like the result.
+    pub fn linear(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        residual: Option<&Self>,
+    ) -> Result<Self, TensorError> {
+        if weight.shape().ndim() != 2 {
+            return Err(mismatch("linear", &[self, weight]));
+        }
+        let mut inputs = vec![self.clone(), turned(weight)?];
+        let mut place = |operand: Option<&Self>| {
+            operand.map(|operand| {
+                inputs.push(operand.clone());
+                inputs.len() - 1
+            })
+        };
+        let function = Product { bias: place(bias), residual: place(residual) };
+        apply_one(function, &inputs)
+    }
+
+    /// Rows in consecutive groups, the first `groups[0]` rows times the first
+    /// matrix of `weights`, `[groups, inputs, outputs]`, the next `groups[1]`
+    /// times the second, and so on: tokens sorted by expert, times experts.
+    pub fn grouped_matmul(&self, weights: &Self, groups: &[usize]) -> Result<Self, TensorError> {
+        apply_one(GroupedProduct { groups: groups.to_vec() }, &[self.clone(), weights.clone()])
+    }
+
+    /// All dims but the last made one.
+    fn flattened(&self) -> Result<Self, TensorError> {
+        let last = self.shape()[self.shape().ndim() - 1];
+        let rows: usize = self.shape()[..self.shape().ndim() - 1].iter().product();
+        self.reshape(&Shape::new(&[rows, last])?)
     }
 }

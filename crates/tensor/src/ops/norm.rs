@@ -1,10 +1,8 @@
 //! Norms.
 
-use super::{common, mismatch};
-use crate::device::Device;
-use crate::element::with_float;
+use super::{common, computed, mismatch};
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::norm;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -20,29 +18,24 @@ impl Function for RmsNorm {
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (x, weight) = (inputs[0].packed("rms_norm")?, inputs[1].packed("rms_norm")?);
         let (device, dtype) = common("rms_norm", &[&x, &weight])?;
+        computed("rms_norm", dtype)?;
         if weight.shape().ndim() != 1 || x.shape().last() != weight.shape().last() {
             return Err(mismatch("rms_norm", &[&x, &weight]));
         }
-        if device == Device::Meta {
-            return Ok(vec![Tensor::meta(x.shape().clone(), dtype)]);
-        }
         context.save(&[&x, &weight]);
-        Ok(vec![with_float!("rms_norm", dtype, T => norm::rms_norm::<T>(&x, &weight, self.eps))?])
+        Ok(vec![on(device).rms_norm(&x, &weight, self.eps)?])
     }
 
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(gradient), [x, weight]) = (&gradients[0], context.saved()) else {
+        let (Some(gradient), [x, weight]) = (gradients[0].take(), context.saved()) else {
             return Ok(vec![None, None]);
         };
-        let gradient = gradient.packed("rms_norm")?;
-        let (of_x, of_weight) = with_float!("rms_norm", x.dtype(), T => {
-            norm::rms_norm_gradient::<T>(x, weight, &gradient, self.eps)
-        })?;
-        Ok(vec![Some(of_x), Some(of_weight)])
+        let gradient = gradient.into_packed("rms_norm")?;
+        Ok(on(x.device()).rms_norm_gradient(x, weight, gradient, self.eps)?.map(Some).into())
     }
 }
 
@@ -59,6 +52,7 @@ impl Function for LayerNorm {
         let packed = inputs.iter().map(|input| input.packed("layer_norm")).collect::<Result<Vec<_>, _>>()?;
         let operands: Vec<&Tensor> = packed.iter().collect();
         let (device, dtype) = common("layer_norm", &operands)?;
+        computed("layer_norm", dtype)?;
         let (x, weight, bias) = (operands[0], operands[1], operands[2]);
         let fits = weight.shape().ndim() == 1
             && x.shape().last() == weight.shape().last()
@@ -66,26 +60,20 @@ impl Function for LayerNorm {
         if !fits {
             return Err(mismatch("layer_norm", &operands));
         }
-        if device == Device::Meta {
-            return Ok(vec![Tensor::meta(x.shape().clone(), dtype)]);
-        }
         context.save(&[x, weight]);
-        Ok(vec![with_float!("layer_norm", dtype, T => norm::layer_norm::<T>(x, weight, bias, self.eps))?])
+        Ok(vec![on(device).layer_norm(x, weight, bias, self.eps)?])
     }
 
     fn backward(
         &self,
-        context: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(gradient), [x, weight]) = (&gradients[0], context.saved()) else {
+        let (Some(gradient), [x, weight]) = (gradients[0].take(), context.saved()) else {
             return Ok(vec![None, None, None]);
         };
-        let gradient = gradient.packed("layer_norm")?;
-        let of_inputs = with_float!("layer_norm", x.dtype(), T => {
-            norm::layer_norm_gradient::<T>(x, weight, &gradient, self.eps)
-        })?;
-        Ok(of_inputs.map(Some).into())
+        let gradient = gradient.into_packed("layer_norm")?;
+        Ok(on(x.device()).layer_norm_gradient(x, weight, gradient, self.eps)?.map(Some).into())
     }
 }
 

@@ -1,65 +1,123 @@
-//! Sums and means.
+//! Some dims made one value.
 
 use shardloom_layout::{Dims, Shape};
 
-use crate::device::Device;
-use crate::element::with_float;
+use super::computed;
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::reduce::row_sums;
+use crate::kernels::reduce::Reduction;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
-struct Sum {
+struct Reduce {
+    op: Reduction,
     /// Ascending, each once.
     dims: Dims,
     shape: Shape,
 }
 
-impl Sum {
+impl Reduce {
     fn kept(&self) -> impl Iterator<Item = usize> {
         (0..self.shape.ndim()).filter(|dim| !self.dims.contains(dim))
     }
-}
 
-impl Function for Sum {
-    fn name(&self) -> &'static str {
-        "sum"
+    /// The dims to be reduced behind the others.
+    fn order(&self) -> Dims {
+        self.kept().chain(self.dims.iter().copied()).collect()
     }
 
-    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let x = &inputs[0];
-        let kept: Dims = self.kept().map(|dim| self.shape[dim]).collect();
-        let shape = Shape::new(&kept)?;
-        if x.device() == Device::Meta {
-            return Ok(vec![Tensor::meta(shape, x.dtype())]);
+    fn row(&self) -> usize {
+        self.dims.iter().map(|&dim| self.shape[dim]).product()
+    }
+
+    /// A result, or its gradient, repeated along the dims that were reduced.
+    fn repeated(&self, x: &Tensor) -> Result<Tensor, TensorError> {
+        let mut dims = Dims::from_slice(&self.shape);
+        self.dims.iter().for_each(|&dim| dims[dim] = 1);
+        x.reshape(&Shape::new(&dims)?)?.expand(&self.shape)
+    }
+
+    fn gradient(&self, g: &Tensor, saved: &[Tensor]) -> Result<Tensor, TensorError> {
+        let wide_g = self.repeated(g)?;
+        let [x, y] = saved else { return Ok(wide_g) };
+        let wide_y = || self.repeated(y);
+        match self.op {
+            Reduction::Sum => Ok(wide_g),
+            // Elements that share the first place share the gradient.
+            Reduction::Max | Reduction::Min => {
+                let first = x.eq(&wide_y()?)?.cast(g.dtype())?;
+                let count = self.repeated(&first.sum(&self.dims)?)?;
+                first.mul(&wide_g)?.div(&count)
+            }
+            // At zero the derivative is zero.
+            Reduction::Norm => {
+                let zero = Tensor::full(0.0, g.dtype(), &[], g.device())?;
+                let slope = x.mul(&wide_g)?.div(&wide_y()?)?;
+                wide_y()?.eq(&zero)?.select(&zero, &slope)
+            }
+            Reduction::LogSumExp => {
+                let weights = x.sub(&wide_y()?)?.exp()?;
+                // A row of -∞ alone has no slope.
+                let lost = Tensor::full(f64::NEG_INFINITY, g.dtype(), &[], g.device())?;
+                let zero = Tensor::full(0.0, g.dtype(), &[], g.device())?;
+                wide_y()?.eq(&lost)?.select(&zero, &weights.mul(&wide_g)?)
+            }
+            Reduction::Product => {
+                let order = self.order();
+                let rows = x.permute(&order)?.packed("prod")?;
+                let of_rows = on(x.device()).product_gradient(&rows, &g.packed("prod")?, self.row())?;
+                let mut back = Dims::from_elem(0, order.len());
+                order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+                of_rows.permute(&back)
+            }
         }
-        // The dims to be summed become rows.
-        let order: Dims = self.kept().chain(self.dims.iter().copied()).collect();
-        let rows = x.seen_as(x.view().permute(&order)).packed("sum")?;
-        let row = self.dims.iter().map(|&dim| self.shape[dim]).product();
-        Ok(vec![with_float!("sum", x.dtype(), T => row_sums::<T>(&rows, row, &shape))?])
+    }
+}
+
+impl Function for Reduce {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let x = &inputs[0];
+        computed(self.name(), x.dtype())?;
+        let kept: Dims = self.kept().map(|dim| self.shape[dim]).collect();
+        // The dims to be reduced become rows.
+        let rows = x.seen_as(x.view().permute(&self.order())).packed(self.name())?;
+        let y = on(x.device()).reduce(self.op, &rows, self.row(), &Shape::new(&kept)?)?;
+        if self.op != Reduction::Sum {
+            context.save(&[x, &y]);
+        }
+        Ok(vec![y])
     }
 
     fn backward(
         &self,
-        _: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
-        let mut dims = Dims::from_slice(&self.shape);
-        self.dims.iter().for_each(|&dim| dims[dim] = 1);
-        Ok(vec![Some(gradient.reshape(&Shape::new(&dims)?)?.expand(&self.shape)?)])
+        Ok(vec![gradients[0].as_ref().map(|g| self.gradient(g, context.saved())).transpose()?])
     }
 }
 
 impl Tensor {
-    /// The sum over some dims, which are then gone. Half types add up in `f32`.
-    pub fn sum(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    fn reduced(&self, op: Reduction, dims: &[usize]) -> Result<Self, TensorError> {
         let mut sorted = Dims::from_slice(dims);
         sorted.sort_unstable();
         sorted.dedup();
-        sorted.iter().try_for_each(|&dim| self.check_dim("sum", dim))?;
-        apply_one(Sum { dims: sorted, shape: self.shape().clone() }, std::slice::from_ref(self))
+        sorted.iter().try_for_each(|&dim| self.check_dim(op.name(), dim))?;
+        let lacking = matches!(op, Reduction::Max | Reduction::Min)
+            && sorted.iter().any(|&dim| self.shape()[dim] == 0);
+        if lacking {
+            return Err(TensorError::Empty { op: op.name(), shape: self.shape().clone() });
+        }
+        apply_one(Reduce { op, dims: sorted, shape: self.shape().clone() }, std::slice::from_ref(self))
+    }
+
+    /// The sum over some dims, which are then gone. Half types add up in `f32`.
+    pub fn sum(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::Sum, dims)
     }
 
     /// The sum of all elements.
@@ -72,5 +130,34 @@ impl Tensor {
         let sum = self.sum(dims)?;
         let count = self.shape().volume() as f64 / sum.shape().volume().max(1) as f64;
         sum.scale(1.0 / count)
+    }
+
+    /// The largest element along some dims, which are then gone. Equal ones
+    /// share the gradient; a NaN is the largest.
+    pub fn max(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::Max, dims)
+    }
+
+    /// The smallest element along some dims, which are then gone. Equal ones
+    /// share the gradient; a NaN is the smallest.
+    pub fn min(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::Min, dims)
+    }
+
+    /// The product over some dims, which are then gone.
+    pub fn prod(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::Product, dims)
+    }
+
+    /// The Euclidean norm over some dims, which are then gone. Its derivative
+    /// at zero is zero.
+    pub fn norm(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::Norm, dims)
+    }
+
+    /// The logarithm of the sum of exponentials over some dims, which are then
+    /// gone.
+    pub fn logsumexp(&self, dims: &[usize]) -> Result<Self, TensorError> {
+        self.reduced(Reduction::LogSumExp, dims)
     }
 }

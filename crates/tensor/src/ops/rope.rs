@@ -1,10 +1,12 @@
 //! Rotary position embedding.
 
-use super::mismatch;
-use crate::device::Device;
-use crate::element::with_float;
+use shardloom_layout::DType;
+
+use super::{computed, mismatch, one_device};
+use crate::backend::on;
 use crate::error::TensorError;
-use crate::kernels::rope::{Turn, rope};
+use crate::kernels::attention::Geometry;
+use crate::kernels::rope::Turn;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -19,18 +21,7 @@ pub enum RopeStyle {
 }
 
 struct Rope {
-    angles: Vec<f64>,
     style: RopeStyle,
-}
-
-impl Rope {
-    fn turned(&self, x: &Tensor, turn: Turn) -> Result<Tensor, TensorError> {
-        let x = x.packed("rope")?;
-        if x.device() == Device::Meta {
-            return Ok(Tensor::meta(x.shape().clone(), x.dtype()));
-        }
-        with_float!("rope", x.dtype(), T => rope::<T>(&x, &self.angles, self.style, turn))
-    }
 }
 
 impl Function for Rope {
@@ -38,31 +29,42 @@ impl Function for Rope {
         "rope"
     }
 
-    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![self.turned(&inputs[0], Turn::Forward)?])
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let [x, cos, sin] = inputs else { return Err(mismatch("rope", &inputs.iter().collect::<Vec<_>>())) };
+        let device = one_device("rope", &[x, cos, sin])?;
+        computed("rope", x.dtype())?;
+        let ndim = x.shape().ndim();
+        let fits = ndim >= 2
+            && x.shape()[ndim - 1].is_multiple_of(2)
+            && cos.shape()[..] == [x.shape()[ndim - 2], x.shape()[ndim - 1] / 2]
+            && cos.shape() == sin.shape();
+        if !fits {
+            return Err(mismatch("rope", &[x, cos, sin]));
+        }
+        let wide: DType = Geometry::computed_in(x.dtype());
+        let (cos, sin) = (cos.packed("rope")?.cast(wide)?, sin.packed("rope")?.cast(wide)?);
+        context.save(&[&cos, &sin]);
+        Ok(vec![on(device).rope(x, &cos, &sin, self.style, Turn::Forward)?])
     }
 
     fn backward(
         &self,
-        _: &Context,
-        gradients: &[Option<Tensor>],
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        Ok(vec![gradients[0].as_ref().map(|gradient| self.turned(gradient, Turn::Back)).transpose()?])
+        let (Some(g), [cos, sin]) = (&gradients[0], context.saved()) else { return Ok(vec![None; 3]) };
+        if context.needs(1) || context.needs(2) {
+            return Err(TensorError::NotDifferentiable { function: "rope's angle" });
+        }
+        Ok(vec![Some(on(g.device()).rope(g, cos, sin, self.style, Turn::Back)?), None, None])
     }
 }
 
 impl Tensor {
-    /// Turns pairs of elements by their position's angles. This is
-    /// `[…, positions, width]`; the `f64` angles are `[positions, width / 2]`.
-    pub fn rope(&self, angles: &Self, style: RopeStyle) -> Result<Self, TensorError> {
-        let ndim = self.shape().ndim();
-        let fits = ndim >= 2
-            && self.shape()[ndim - 1].is_multiple_of(2)
-            && angles.shape()[..] == [self.shape()[ndim - 2], self.shape()[ndim - 1] / 2];
-        if !fits {
-            return Err(mismatch("rope", &[self, angles]));
-        }
-        let angles = if self.device() == Device::Meta { Vec::new() } else { angles.to_vec()? };
-        apply_one(Rope { angles, style }, std::slice::from_ref(self))
+    /// Turns pairs of elements by the angles of their position, given as
+    /// cosines and sines. This is `[…, positions, width]`, those are
+    /// `[positions, width / 2]`, best in `f32`, or `f64` for `f64`.
+    pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self, TensorError> {
+        apply_one(Rope { style }, &[self.clone(), cos.clone(), sin.clone()])
     }
 }

@@ -3,9 +3,7 @@
 use shardloom_layout::{Dims, Shape};
 
 use super::{mismatch, summed_to};
-use crate::device::Device;
 use crate::error::TensorError;
-use crate::kernels::copy;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -29,7 +27,6 @@ impl Function for ViewFunction {
     fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let x = &inputs[0];
         let seen = match self {
-            Self::Reshape { to, .. } if x.device() == Device::Meta => Tensor::meta(to.clone(), x.dtype()),
             Self::Reshape { to, .. } => match x.view().reshape(to) {
                 Some(view) => x.seen_as(view),
                 None => {
@@ -50,8 +47,8 @@ impl Function for ViewFunction {
 
     fn backward(
         &self,
-        _: &Context,
-        gradients: &[Option<Tensor>],
+        _: Context,
+        gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
         let of_x = match self {
@@ -61,11 +58,10 @@ impl Function for ViewFunction {
                 order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
                 gradient.permute(&back)?
             }
-            Self::Narrow { from, dim, start, .. } if gradient.device() == Device::Cpu => {
-                copy::placed(gradient, from, *dim, *start)?
+            Self::Narrow { from, dim, start, length } => {
+                gradient.pad(*dim, *start, from[*dim] - start - length, 0.0)?
             }
-            Self::Narrow { from, .. } => Tensor::meta(from.clone(), gradient.dtype()),
-            Self::Expand { from, .. } => summed_to(gradient, from)?,
+            Self::Expand { from, .. } => summed_to(gradient.clone(), from)?,
         };
         Ok(vec![Some(of_x)])
     }

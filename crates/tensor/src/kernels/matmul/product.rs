@@ -12,15 +12,15 @@ use rayon::prelude::*;
 use super::pack::{Strip, pack};
 use super::scheme::Scheme;
 use super::tile::{Panels, ROWS};
-use super::{Finish, Matrix, Spread, Store};
+use super::{Finish, Matrix, Spread};
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::memory::Block;
 use crate::vectors::dispatch;
 
-/// Packed values of the depth that are multiplied at once: with them a panel of
-/// columns takes three quarters of a 32 KiB cache.
-const DEPTH: usize = 192;
+/// The most packed values of the depth that are multiplied at once: with them a panel of
+/// columns just fills a 32 KiB cache.
+const DEPTH: usize = 256;
 
 /// Rows of a task.
 const TASK_ROWS: usize = 64;
@@ -88,10 +88,9 @@ fn packed<S: Scheme>(
         pack::<S>(strip.lines(number * width, here), here, out);
     };
     if depth > 0 {
-        let panels = panels.chunks_mut(width * depth).enumerate();
         match spread {
-            Spread::Alone => panels.for_each(panel),
-            Spread::Pool => panels.par_bridge().for_each(panel),
+            Spread::Alone => panels.chunks_mut(width * depth).enumerate().for_each(panel),
+            Spread::Pool => panels.par_chunks_mut(width * depth).enumerate().for_each(panel),
         }
     }
     Ok(block)
@@ -215,8 +214,10 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
             Right::Loose(_) => Some(Block::new(DEPTH * stride * size_of::<P>())?),
         };
         let left = &self.left[task.row * self.depth..(task.row + rows) * self.depth];
-        for from in (0..self.depth).step_by(DEPTH) {
-            let depth = from..(from + DEPTH).min(self.depth);
+        // Blocks of about one size, so that none is too short to be worth it.
+        let block = self.depth.div_ceil(self.depth.div_ceil(DEPTH).max(1)).max(1);
+        for from in (0..self.depth).step_by(block) {
+            let depth = from..(from + block).min(self.depth);
             let loose: &[P] = match (self.right, &mut loose) {
                 (Right::Loose(strip), Some(block)) => {
                     let strip = strip.depth(depth.start * S::DEPTH, depth.len() * S::DEPTH);
@@ -274,17 +275,16 @@ impl<T: Float> WithSimd for Line<'_, T> {
         let Self { out, sums, finish, place, column } = self;
         let count = out.len();
         let each = out.iter_mut().zip(sums);
-        match (finish.store, finish.bias, finish.residual) {
-            (Store::Set, None, None) => each.for_each(|(out, &sum)| *out = T::narrow(sum)),
-            (Store::Add, ..) => each.for_each(|(out, &sum)| *out = T::narrow(out.widen() + sum)),
-            (Store::Set, Some(bias), None) => {
+        match (finish.bias, finish.residual) {
+            (None, None) => each.for_each(|(out, &sum)| *out = T::narrow(sum)),
+            (Some(bias), None) => {
                 each.zip(&bias[column..]).for_each(|((out, &sum), b)| *out = T::narrow(sum + b.widen()));
             }
-            (Store::Set, None, Some(residual)) => {
+            (None, Some(residual)) => {
                 let residual = &residual[place..place + count];
                 each.zip(residual).for_each(|((out, &sum), r)| *out = T::narrow(sum + r.widen()));
             }
-            (Store::Set, Some(bias), Some(residual)) => {
+            (Some(bias), Some(residual)) => {
                 let more = bias[column..].iter().zip(&residual[place..place + count]);
                 each.zip(more)
                     .for_each(|((out, &sum), (b, r))| *out = T::narrow(sum + b.widen() + r.widen()));

@@ -1,0 +1,191 @@
+//! The table of kernels that every device must have.
+//!
+//! Operations check shapes and dtypes, arrange views, and know their backward
+//! rules; they reach data only through this trait. A further device is a
+//! further `impl`, and no operation changes.
+//!
+//! Unless said otherwise, tensors come contiguous, on one device and with
+//! fitting shapes, and a result is contiguous. Operands taken by value may be
+//! overwritten if nobody else uses their memory.
+
+mod cpu;
+mod meta;
+
+use shardloom_layout::{DType, Shape};
+
+use crate::adamw::Step;
+use crate::device::Device;
+use crate::error::TensorError;
+use crate::kernels::attention::Geometry;
+use crate::kernels::choice::Comparison;
+use crate::kernels::elementwise::{Binary, Gate, Unary};
+use crate::kernels::order::{Direction, Order};
+use crate::kernels::reduce::Reduction;
+use crate::kernels::rope::Turn;
+use crate::kernels::rows::Softmax;
+use crate::ops::{CrossEntropy, RopeStyle};
+use crate::random::Draw;
+use crate::tensor::Tensor;
+
+pub(crate) type Made = Result<Tensor, TensorError>;
+pub(crate) type MadeTwo = Result<[Tensor; 2], TensorError>;
+pub(crate) type MadeThree = Result<[Tensor; 3], TensorError>;
+
+/// The kernels of a device.
+pub(crate) fn on(device: Device) -> &'static dyn Backend {
+    match device {
+        Device::Cpu => &cpu::Cpu,
+        Device::Meta => &meta::Meta,
+    }
+}
+
+pub(crate) trait Backend: Sync {
+    /// One value everywhere.
+    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Made;
+
+    /// Random numbers by index, from the `first`.
+    fn draw(&self, draw: Draw, first: u64, dtype: DType, shape: &Shape) -> Made;
+
+    /// The elements of any view without gaps, in new memory.
+    fn pack(&self, op: &'static str, x: &Tensor) -> Made;
+
+    /// The same values in another dtype.
+    fn cast(&self, x: &Tensor, to: DType) -> Made;
+
+    /// Parts, of any strides, one after another along a dim.
+    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Made;
+
+    /// `f(x)`.
+    fn unary(&self, op: Unary, x: &Tensor) -> Made;
+
+    /// `gradient · f'(x)`.
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Made;
+
+    /// `f(a, b)` of operands of one shape and any strides.
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Made;
+
+    /// `into + x`, of one shape; `x` of any strides.
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError>;
+
+    /// The gradients of a gate's two operands.
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo;
+
+    /// Whether elements compare so, as bools; one shape, any strides.
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made;
+
+    /// `a` where the condition holds, else `b`; one shape, any strides.
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Made;
+
+    /// Elements zeroed by chance, the others scaled up.
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, first: u64) -> Made;
+
+    /// `a @ b + bias + residual` over equal batch dims; `a` and `b` of any
+    /// strides.
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Made;
+
+    /// Rows in consecutive groups, each times its own matrix; `weights` of any
+    /// strides.
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Made;
+
+    /// The gradient of a grouped product's matrices.
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Made;
+
+    /// One value for each row of this length.
+    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Made;
+
+    /// The gradient of a product along rows.
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Made;
+
+    /// Softmax or its logarithm of rows of this length.
+    fn softmax(&self, op: Softmax, x: &Tensor, row: usize) -> Made;
+
+    /// Its gradient, from its result.
+    fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, row: usize) -> Made;
+
+    /// `x / rms(x) · weight` along the last dim.
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Made;
+
+    /// The gradients of `x` and weight.
+    fn rms_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeTwo;
+
+    /// `(x - mean) / deviation · weight + bias` along the last dim.
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Made;
+
+    /// The gradients of `x`, weight and bias.
+    fn layer_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeThree;
+
+    /// Pairs turned by angles given as cosines and sines; `x` of any strides.
+    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, turn: Turn) -> Made;
+
+    /// Attention, and the logarithm of each query's sum of weights.
+    fn attention(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+    ) -> MadeTwo;
+
+    /// The gradients of queries, keys and values.
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        out_and_logs: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> MadeThree;
+
+    /// Slices along a dim, chosen by index.
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Made;
+
+    /// Slices added up where an index says, in order; the rest is zero.
+    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Made;
+
+    /// Elements along a dim, each chosen by its own index.
+    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Made;
+
+    /// Elements put along a dim, each where its own index says; of several for
+    /// one place the last stays.
+    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made;
+
+    /// Elements added along a dim, each where its own index says, in order.
+    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made;
+
+    /// The mean cross-entropy of rows of logits.
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Made;
+
+    /// Its gradient.
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        gradient: &Tensor,
+        options: CrossEntropy,
+    ) -> Made;
+
+    /// Running sums of rows of this length.
+    fn cumsum(&self, x: &Tensor, row: usize, direction: Direction) -> Made;
+
+    /// Rows of this length sorted, and where each element came from.
+    fn sort(&self, x: &Tensor, row: usize, order: Order) -> MadeTwo;
+
+    /// One AdamW step in place.
+    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError>;
+
+    /// The sum of squares. Waits for the result.
+    fn squares(&self, x: &Tensor) -> Result<f64, TensorError>;
+}

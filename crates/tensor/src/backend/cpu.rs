@@ -1,0 +1,209 @@
+//! The kernels of this process's CPU.
+
+use shardloom_layout::{DType, Shape};
+
+use super::{Backend, Made, MadeThree, MadeTwo};
+use crate::adamw::Step;
+use crate::element::with_float;
+use crate::error::TensorError;
+use crate::kernels::attention::{self, Geometry};
+use crate::kernels::choice::{self, Comparison};
+use crate::kernels::elementwise::{self, Binary, Gate, Unary};
+use crate::kernels::order::{self, Direction, Order};
+use crate::kernels::reduce::{self, Reduction};
+use crate::kernels::rope::{self, Turn};
+use crate::kernels::rows::{self, Softmax};
+use crate::kernels::{adamw, copy, cross_entropy, index, matmul, norm, random};
+use crate::ops::{CrossEntropy, RopeStyle};
+use crate::random::Draw;
+use crate::tensor::Tensor;
+
+pub(crate) struct Cpu;
+
+impl Backend for Cpu {
+    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Made {
+        copy::filled(value, dtype, shape)
+    }
+
+    fn draw(&self, draw: Draw, first: u64, dtype: DType, shape: &Shape) -> Made {
+        with_float!("draw", dtype, T => random::draw::<T>(draw, first, shape))
+    }
+
+    fn pack(&self, op: &'static str, x: &Tensor) -> Made {
+        copy::packed(x, op)
+    }
+
+    fn cast(&self, x: &Tensor, to: DType) -> Made {
+        copy::cast(x, to)
+    }
+
+    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Made {
+        copy::cat(parts, dim, shape)
+    }
+
+    fn unary(&self, op: Unary, x: &Tensor) -> Made {
+        with_float!(op.name(), x.dtype(), T => elementwise::unary::<T>(op, x))
+    }
+
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Made {
+        with_float!(op.name(), x.dtype(), T => elementwise::unary_gradient::<T>(op, x, gradient))
+    }
+
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Made {
+        with_float!(op.name(), a.dtype(), T => elementwise::binary::<T>(op, a, b))
+    }
+
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
+        let x = x.packed("add")?;
+        with_float!("add", into.dtype(), T => elementwise::add_into::<T>(into, &x))
+    }
+
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo {
+        let op = Binary::Gate(gate).name();
+        with_float!(op, a.dtype(), T => elementwise::gate_gradient::<T>(gate, a, b, gradient))
+    }
+
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made {
+        choice::compare(op, a, b)
+    }
+
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Made {
+        choice::select(condition, a, b)
+    }
+
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, first: u64) -> Made {
+        with_float!("dropout", x.dtype(), T => random::dropout::<T>(x, probability, draw, first))
+    }
+
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Made {
+        with_float!("matmul", a.dtype(), T => matmul::matmul::<T>(a, b, bias, residual, shape))
+    }
+
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Made {
+        with_float!("grouped_matmul", x.dtype(), T => matmul::grouped_matmul::<T>(x, weights, groups))
+    }
+
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Made {
+        with_float!("grouped_matmul", x.dtype(), T => matmul::grouped_matmul_gradient::<T>(x, gradient, groups))
+    }
+
+    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Made {
+        with_float!(op.name(), x.dtype(), T => reduce::reduce::<T>(op, x, row, shape))
+    }
+
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Made {
+        with_float!("prod", x.dtype(), T => reduce::product_gradient::<T>(x, gradient, row))
+    }
+
+    fn softmax(&self, op: Softmax, x: &Tensor, row: usize) -> Made {
+        with_float!(op.name(), x.dtype(), T => rows::softmax::<T>(op, x, row))
+    }
+
+    fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, row: usize) -> Made {
+        with_float!(op.name(), y.dtype(), T => rows::softmax_gradient::<T>(op, y, gradient, row))
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Made {
+        with_float!("rms_norm", x.dtype(), T => norm::rms_norm::<T>(x, weight, eps))
+    }
+
+    fn rms_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeTwo {
+        with_float!("rms_norm", x.dtype(), T => norm::rms_norm_gradient::<T>(x, weight, gradient, eps))
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Made {
+        with_float!("layer_norm", x.dtype(), T => norm::layer_norm::<T>(x, weight, bias, eps))
+    }
+
+    fn layer_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeThree {
+        with_float!("layer_norm", x.dtype(), T => norm::layer_norm_gradient::<T>(x, weight, gradient, eps))
+    }
+
+    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, turn: Turn) -> Made {
+        with_float!("rope", x.dtype(), T => rope::rope::<T>(x, [cos, sin], style, turn))
+    }
+
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>) -> MadeTwo {
+        with_float!("attention", qkv[0].dtype(), T => attention::attention::<T>(geometry, qkv, mask))
+    }
+
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        out_and_logs: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> MadeThree {
+        with_float!("attention", qkv[0].dtype(), T => {
+            attention::attention_gradient::<T>(geometry, qkv, mask, out_and_logs, gradient)
+        })
+    }
+
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Made {
+        index::index_select(op, x, dim, indices, shape)
+    }
+
+    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Made {
+        with_float!("index_add", x.dtype(), T => index::index_add::<T>(x, dim, indices, shape))
+    }
+
+    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Made {
+        index::gather(x, dim, indices)
+    }
+
+    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made {
+        index::scatter(base, dim, indices, source)
+    }
+
+    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made {
+        with_float!("scatter_add", base.dtype(), T => index::scatter_add::<T>(base, dim, indices, source))
+    }
+
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Made {
+        let op = "cross_entropy";
+        with_float!(op, logits.dtype(), T => cross_entropy::cross_entropy::<T>(logits, targets, options))
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        gradient: &Tensor,
+        options: CrossEntropy,
+    ) -> Made {
+        with_float!("cross_entropy", logits.dtype(), T => {
+            cross_entropy::cross_entropy_gradient::<T>(logits, targets, gradient, options)
+        })
+    }
+
+    fn cumsum(&self, x: &Tensor, row: usize, direction: Direction) -> Made {
+        with_float!("cumsum", x.dtype(), T => order::cumsum::<T>(x, row, direction))
+    }
+
+    fn sort(&self, x: &Tensor, row: usize, order: Order) -> MadeTwo {
+        order::sort(x, row, order)
+    }
+
+    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError> {
+        with_float!("adamw", gradient.dtype(), T => adamw::adamw::<T>(step, gradient, state))
+    }
+
+    fn squares(&self, x: &Tensor) -> Result<f64, TensorError> {
+        with_float!("global_norm", x.dtype(), T => adamw::squares::<T>(x))
+    }
+}

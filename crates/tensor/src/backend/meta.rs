@@ -1,0 +1,254 @@
+//! Shapes, dtypes and costs; no data.
+
+use shardloom_layout::{DType, Shape};
+
+use super::{Backend, Made, MadeThree, MadeTwo};
+use crate::adamw::Step;
+use crate::costs::{self, Cost};
+use crate::error::TensorError;
+use crate::kernels::attention::Geometry;
+use crate::kernels::choice::Comparison;
+use crate::kernels::elementwise::{Binary, Gate, Unary};
+use crate::kernels::order::{Direction, Order};
+use crate::kernels::reduce::Reduction;
+use crate::kernels::rope::Turn;
+use crate::kernels::rows::Softmax;
+use crate::ops::{CrossEntropy, RopeStyle};
+use crate::random::Draw;
+use crate::tensor::Tensor;
+
+pub(crate) struct Meta;
+
+fn bytes(x: &Tensor) -> u64 {
+    (x.shape().volume() * x.dtype().size()) as u64
+}
+
+fn count(shape: &Shape) -> u64 {
+    shape.volume() as u64
+}
+
+/// Notes the cost of a kernel that reads and writes these.
+fn note(kernel: &'static str, flops: u64, reads: &[&Tensor], writes: &[&Tensor]) {
+    let bytes = reads.iter().chain(writes).map(|x| bytes(x)).sum();
+    costs::add(kernel, Cost { launches: 1, flops, bytes });
+}
+
+fn made(kernel: &'static str, flops: u64, reads: &[&Tensor], shape: &Shape, dtype: DType) -> Made {
+    let out = Tensor::meta(shape.clone(), dtype);
+    note(kernel, flops, reads, &[&out]);
+    Ok(out)
+}
+
+/// A result like the first operand, at so many operations for each element.
+fn like(kernel: &'static str, each: u64, reads: &[&Tensor]) -> Made {
+    let first = reads[0];
+    made(kernel, each * count(first.shape()), reads, first.shape(), first.dtype())
+}
+
+impl Backend for Meta {
+    fn fill(&self, _: f64, dtype: DType, shape: &Shape) -> Made {
+        made("fill", 0, &[], shape, dtype)
+    }
+
+    fn draw(&self, _: Draw, _: u64, dtype: DType, shape: &Shape) -> Made {
+        made("draw", 40 * count(shape), &[], shape, dtype)
+    }
+
+    fn pack(&self, _: &'static str, x: &Tensor) -> Made {
+        like("pack", 0, &[x])
+    }
+
+    fn cast(&self, x: &Tensor, to: DType) -> Made {
+        made("cast", count(x.shape()), &[x], x.shape(), to)
+    }
+
+    fn cat(&self, parts: &[Tensor], _: usize, shape: &Shape) -> Made {
+        made("cat", 0, &parts.iter().collect::<Vec<_>>(), shape, parts[0].dtype())
+    }
+
+    fn unary(&self, op: Unary, x: &Tensor) -> Made {
+        like(op.name(), 1, &[x])
+    }
+
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Made {
+        like(op.name(), 2, &[x, &gradient])
+    }
+
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Made {
+        like(op.name(), 1, &[a, b])
+    }
+
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
+        note("add", count(into.shape()), &[into, x], &[into]);
+        Ok(())
+    }
+
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo {
+        let of_a = like(Binary::Gate(gate).name(), 8, &[a, b, &gradient])?;
+        Ok([of_a, made(Binary::Gate(gate).name(), 0, &[], b.shape(), b.dtype())?])
+    }
+
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made {
+        made(op.name(), count(a.shape()), &[a, b], a.shape(), DType::Bool)
+    }
+
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Made {
+        made("select", count(a.shape()), &[condition, a, b], a.shape(), a.dtype())
+    }
+
+    fn dropout(&self, x: &Tensor, _: f64, _: Draw, _: u64) -> Made {
+        like("dropout", 40, &[x])
+    }
+
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Made {
+        let depth = a.shape()[a.shape().ndim() - 1] as u64;
+        let reads: Vec<&Tensor> = [Some(a), Some(b), bias, residual].into_iter().flatten().collect();
+        let extra = reads.len() as u64 - 2;
+        made("matmul", count(shape) * (2 * depth + extra), &reads, shape, a.dtype())
+    }
+
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, _: &[usize]) -> Made {
+        let (rows, depth, columns) = (x.shape()[0], x.shape()[1], weights.shape()[2]);
+        let flops = 2 * (rows * depth * columns) as u64;
+        made("grouped_matmul", flops, &[x, weights], &Shape::new(&[rows, columns])?, x.dtype())
+    }
+
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Made {
+        let (rows, depth, columns) = (x.shape()[0], x.shape()[1], gradient.shape()[1]);
+        let flops = 2 * (rows * depth * columns) as u64;
+        let shape = Shape::new(&[groups.len(), depth, columns])?;
+        made("grouped_matmul", flops, &[x, gradient], &shape, x.dtype())
+    }
+
+    fn reduce(&self, op: Reduction, x: &Tensor, _: usize, shape: &Shape) -> Made {
+        made(op.name(), count(x.shape()), &[x], shape, x.dtype())
+    }
+
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, _: usize) -> Made {
+        like("prod", 3, &[x, gradient])
+    }
+
+    fn softmax(&self, op: Softmax, x: &Tensor, _: usize) -> Made {
+        like(op.name(), 4, &[x])
+    }
+
+    fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, _: usize) -> Made {
+        like(op.name(), 4, &[y, &gradient])
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, _: f64) -> Made {
+        like("rms_norm", 4, &[x, weight])
+    }
+
+    fn rms_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, _: f64) -> MadeTwo {
+        let of_x = like("rms_norm", 11, &[x, weight, &gradient])?;
+        Ok([of_x, made("rms_norm", 0, &[], weight.shape(), weight.dtype())?])
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, _: f64) -> Made {
+        like("layer_norm", 7, &[x, weight, bias])
+    }
+
+    fn layer_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, _: f64) -> MadeThree {
+        let of_x = like("layer_norm", 16, &[x, weight, &gradient])?;
+        let of_weight = || made("layer_norm", 0, &[], weight.shape(), weight.dtype());
+        Ok([of_x, of_weight()?, of_weight()?])
+    }
+
+    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, _: RopeStyle, _: Turn) -> Made {
+        like("rope", 3, &[x, cos, sin])
+    }
+
+    fn attention(&self, geometry: &Geometry, [q, k, v]: [&Tensor; 3], _: Option<&Tensor>) -> MadeTwo {
+        let logs = Shape::new(&[geometry.batch, geometry.heads, geometry.queries])?;
+        let flops = geometry.scores() * (4 * geometry.width as u64 + 4);
+        let out = made("attention", flops, &[q, k, v], q.shape(), q.dtype())?;
+        Ok([out, made("attention", 0, &[], &logs, Geometry::computed_in(q.dtype()))?])
+    }
+
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        [q, k, v]: [&Tensor; 3],
+        _: Option<&Tensor>,
+        [out, logs]: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> MadeThree {
+        let flops = geometry.scores() * (10 * geometry.width as u64 + 6);
+        let of_q = made("attention", flops, &[q, k, v, out, logs, gradient], q.shape(), q.dtype())?;
+        let like = |x: &Tensor| made("attention", 0, &[], x.shape(), x.dtype());
+        Ok([of_q, like(k)?, like(v)?])
+    }
+
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        _: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Made {
+        // Only what is chosen is read.
+        let out = Tensor::meta(shape.clone(), x.dtype());
+        note(op, 0, &[indices, &out], &[&out]);
+        Ok(out)
+    }
+
+    fn index_add(&self, x: &Tensor, _: usize, indices: &Tensor, shape: &Shape) -> Made {
+        made("index_add", count(x.shape()), &[x, indices], shape, x.dtype())
+    }
+
+    fn gather(&self, x: &Tensor, _: usize, indices: &Tensor) -> Made {
+        let out = Tensor::meta(indices.shape().clone(), x.dtype());
+        note("gather", 0, &[indices, &out], &[&out]);
+        Ok(out)
+    }
+
+    fn scatter(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Made {
+        like("scatter", 0, &[&base, indices, source])
+    }
+
+    fn scatter_add(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Made {
+        made("scatter_add", count(source.shape()), &[&base, indices, source], base.shape(), base.dtype())
+    }
+
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, _: CrossEntropy) -> Made {
+        let flops = 3 * count(logits.shape());
+        made("cross_entropy", flops, &[logits, targets], &Shape::default(), logits.dtype())
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        _: &Tensor,
+        _: CrossEntropy,
+    ) -> Made {
+        like("cross_entropy", 4, &[&logits, targets])
+    }
+
+    fn cumsum(&self, x: &Tensor, _: usize, _: Direction) -> Made {
+        like("cumsum", 1, &[x])
+    }
+
+    fn sort(&self, x: &Tensor, row: usize, _: Order) -> MadeTwo {
+        let steps = u64::from(row.max(2).ilog2());
+        Ok([like("sort", steps, &[x])?, made("sort", 0, &[], x.shape(), DType::I64)?])
+    }
+
+    fn adamw(&self, _: &Step, gradient: &Tensor, [p, m, v]: [&mut Tensor; 3]) -> Result<(), TensorError> {
+        note("adamw", 14 * count(gradient.shape()), &[gradient, p, m, v], &[p, m, v]);
+        Ok(())
+    }
+
+    fn squares(&self, x: &Tensor) -> Result<f64, TensorError> {
+        Err(TensorError::NoData { op: "global_norm", shape: x.shape().clone() })
+    }
+}

@@ -1,0 +1,86 @@
+//! One AdamW step, in one pass over everything it touches.
+
+use num_traits::{Float as _, FromPrimitive as _, ToPrimitive as _};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::lanes;
+use crate::adamw::Step;
+use crate::element::Float;
+use crate::error::TensorError;
+use crate::parallel::PIECE;
+use crate::tensor::Tensor;
+use crate::vectors::dispatch;
+
+/// Changes parameter, mean and mean square in place.
+pub(crate) fn adamw<T: Float>(
+    step: &Step,
+    gradient: &Tensor,
+    [parameter, mean, square]: [&mut Tensor; 3],
+) -> Result<(), TensorError> {
+    let gradient = gradient.elements::<T>("adamw")?;
+    parameter
+        .elements_mut::<T>("adamw")?
+        .par_chunks_mut(PIECE)
+        .zip(mean.elements_mut::<T>("adamw")?.par_chunks_mut(PIECE))
+        .zip(square.elements_mut::<T>("adamw")?.par_chunks_mut(PIECE))
+        .zip(gradient.par_chunks(PIECE))
+        .for_each(|(((parameter, mean), square), gradient)| {
+            dispatch(Piece { step, gradient, parameter, mean, square });
+        });
+    Ok(())
+}
+
+struct Piece<'a, T> {
+    step: &'a Step,
+    gradient: &'a [T],
+    parameter: &'a mut [T],
+    mean: &'a mut [T],
+    square: &'a mut [T],
+}
+
+impl<T: Float> WithSimd for Piece<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let wide = |value: f64| T::Wide::from_f64(value).unwrap_or_else(T::Wide::nan);
+        let Step { beta1, beta2, eps, kept, size, root } = *self.step;
+        let (rest1, rest2) = (wide(1.0 - beta1), wide(1.0 - beta2));
+        let (beta1, beta2, eps) = (wide(beta1), wide(beta2), wide(eps));
+        let (kept, size, root) = (wide(kept), wide(size), wide(root));
+        let state = self.parameter.iter_mut().zip(self.mean).zip(self.square);
+        for (((p, m), v), g) in state.zip(self.gradient) {
+            let g = g.widen();
+            let mean = m.widen() * beta1 + g * rest1;
+            let square = v.widen() * beta2 + g * g * rest2;
+            let direction = mean / (square.sqrt() * root + eps);
+            *p = T::narrow(p.widen() * kept - direction * size);
+            *m = T::narrow(mean);
+            *v = T::narrow(square);
+        }
+    }
+}
+
+struct Squares<'a, T> {
+    piece: &'a [T],
+}
+
+impl<T: Float> WithSimd for Squares<'_, T> {
+    type Output = T::Wide;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> T::Wide {
+        lanes::sum(self.piece, |x| x * x)
+    }
+}
+
+/// The sum of squares: pieces side by side, then in order.
+pub(crate) fn squares<T: Float>(x: &Tensor) -> Result<f64, TensorError> {
+    let pieces: Vec<f64> = x
+        .elements::<T>("global_norm")?
+        .par_chunks(PIECE)
+        .map(|piece| dispatch(Squares { piece }).to_f64().unwrap_or(f64::NAN))
+        .collect();
+    Ok(pieces.into_iter().sum())
+}

@@ -1,0 +1,143 @@
+//! The gradients of queries, keys and values.
+
+use num_traits::{Float as _, FromPrimitive as _, One as _};
+use rayon::prelude::*;
+
+use super::weights::{Place, slope};
+use super::{BLOCK, Geometry, Heads, Mask, Rows, Space, blocks, by_rows, narrow};
+use crate::element::Float;
+use crate::error::TensorError;
+use crate::kernels::lanes;
+use crate::kernels::matmul::{Matrix, Store, Vectors, product};
+use crate::memory::Block;
+use crate::tensor::Tensor;
+
+/// What the backward pass reads.
+struct Saved<'a, T: Float> {
+    q: Heads<'a, T>,
+    k: Heads<'a, T>,
+    v: Heads<'a, T>,
+    out: Heads<'a, T>,
+    gradient: Heads<'a, T>,
+    logs: &'a [T::Wide],
+    mask: Mask<'a>,
+}
+
+/// One head of keys and values with all the heads that use it, so that sums
+/// have one order.
+struct Task<'a, T> {
+    batch: usize,
+    kv_head: usize,
+    /// By head, then by query.
+    of_q: Vec<Vec<&'a mut [T]>>,
+    of_k: Vec<&'a mut [T]>,
+    of_v: Vec<&'a mut [T]>,
+}
+
+pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
+    geometry: &Geometry,
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    [out, logs]: [&Tensor; 2],
+    gradient: &Tensor,
+) -> Result<[Tensor; 3], TensorError> {
+    let saved = Saved::<T> {
+        q: Heads::new(q)?,
+        k: Heads::new(k)?,
+        v: Heads::new(v)?,
+        out: Heads::new(out)?,
+        gradient: Heads::new(gradient)?,
+        logs: logs.elements("attention")?,
+        mask: Mask::new(mask, geometry)?,
+    };
+    let Geometry { batch, heads, kv_heads, queries, keys, width, .. } = *geometry;
+    let (q_dims, kv_dims) = ([batch, heads, queries, width], [batch, kv_heads, keys, width]);
+    let new = |dims: [usize; 4]| Block::new(dims.iter().product::<usize>() * T::DTYPE.size());
+    let (mut of_q, mut of_k, mut of_v) = (new(q_dims)?, new(kv_dims)?, new(kv_dims)?);
+    {
+        let by_query = Rows::<T>::new(bytemuck::cast_slice_mut(of_q.bytes_mut()), q_dims).groups(geometry.group());
+        let by_key = Rows::<T>::new(bytemuck::cast_slice_mut(of_k.bytes_mut()), kv_dims).rows;
+        let by_value = Rows::<T>::new(bytemuck::cast_slice_mut(of_v.bytes_mut()), kv_dims).rows;
+        let tasks: Vec<Task<'_, T>> = by_query
+            .into_iter()
+            .zip(by_key)
+            .zip(by_value)
+            .enumerate()
+            .map(|(number, ((of_q, of_k), of_v))| Task {
+                batch: number / kv_heads,
+                kv_head: number % kv_heads,
+                of_q,
+                of_k,
+                of_v,
+            })
+            .collect();
+        tasks.into_par_iter().try_for_each(|task| run(geometry, &saved, task))?;
+    }
+    Ok([by_rows::<T>(of_q, q_dims)?, by_rows::<T>(of_k, kv_dims)?, by_rows::<T>(of_v, kv_dims)?])
+}
+
+fn run<T: Float<Wide: Vectors>>(
+    geometry: &Geometry,
+    saved: &Saved<'_, T>,
+    task: Task<'_, T>,
+) -> Result<(), TensorError> {
+    let Geometry { queries, keys, width, .. } = *geometry;
+    let Task { batch, kv_head, of_q, of_k, of_v } = task;
+    let stride = keys.next_multiple_of(BLOCK);
+    let scale = T::Wide::from_f64(geometry.scale).unwrap_or_else(T::Wide::nan);
+    let (mut turned_keys, mut turned_values) = (Space::new(width * stride)?, Space::new(width * stride)?);
+    saved.k.turned(batch, kv_head, &(0..keys), scale, turned_keys.elements_mut());
+    saved.v.turned(batch, kv_head, &(0..keys), T::Wide::one(), turned_values.elements_mut());
+    let (turned_keys, turned_values) = (turned_keys.elements(), turned_values.elements());
+    let copied = if T::COMPUTES_IN_ITSELF { 0 } else { keys * width };
+    let mut key_space = Space::<T::Wide>::new(copied)?;
+    let keys_as_rows = saved.k.rows(batch, kv_head, &(0..keys), key_space.elements_mut());
+    let (mut dk, mut dv) = (Space::<T::Wide>::zeros(keys * width)?, Space::<T::Wide>::zeros(keys * width)?);
+    let (mut query_space, mut gradient_space) = (Space::new(BLOCK * width)?, Space::new(BLOCK * width)?);
+    let (mut scores, mut slopes) = (Space::new(BLOCK * BLOCK)?, Space::new(BLOCK * BLOCK)?);
+    let mut dq = Space::<T::Wide>::new(BLOCK * width)?;
+    for (member, mut of_q) in of_q.into_iter().enumerate() {
+        let head = kv_head * geometry.group() + member;
+        let first_log = (batch * geometry.heads + head) * queries;
+        for here in blocks(0..queries) {
+            let dots: Vec<T::Wide> = here
+                .clone()
+                .map(|row| {
+                    let (out, gradient) =
+                        (saved.out.row(batch, head, row), saved.gradient.row(batch, head, row));
+                    lanes::sum2(out, gradient, |out, gradient| out * gradient)
+                })
+                .collect();
+            let logs = &saved.logs[first_log + here.start..first_log + here.end];
+            let rows = saved.q.rows(batch, head, &here, query_space.elements_mut());
+            let gradient = saved.gradient.rows(batch, head, &here, gradient_space.elements_mut());
+            let dq = &mut dq.elements_mut()[..here.len() * width];
+            dq.fill(<T::Wide as Vectors>::ZERO);
+            for block in geometry.key_blocks(&here) {
+                let size = here.len() * BLOCK;
+                let scores: &mut [T::Wide] = &mut scores.elements_mut()[..size];
+                let slopes: &mut [T::Wide] = &mut slopes.elements_mut()[..size];
+                let column = |turned| Matrix::strided(turned, width, BLOCK, stride);
+                product(rows, column(&turned_keys[block.start..]), scores, Store::Set)?;
+                product(gradient, column(&turned_values[block.start..]), slopes, Store::Set)?;
+                let mask = saved.mask.of(batch, &block);
+                slope(Place { geometry, queries: &here, keys: &block, mask }, scores, slopes, logs, &dots);
+                let of_weights = Matrix::strided(scores, here.len(), block.len(), BLOCK);
+                let of_slopes = Matrix::strided(slopes, here.len(), block.len(), BLOCK);
+                let part = block.start * width..block.end * width;
+                product(of_weights.transposed(), gradient, &mut dv.elements_mut()[part.clone()], Store::Add)?;
+                product(of_slopes.transposed(), rows, &mut dk.elements_mut()[part], Store::Add)?;
+                product(of_slopes, keys_as_rows.rows(block.start, block.len()), dq, Store::Add)?;
+            }
+            for (out, row) in of_q[here].iter_mut().zip(dq.chunks_exact(width)) {
+                narrow(row, out);
+            }
+        }
+    }
+    for (sums, out) in [(dk, of_k), (dv, of_v)] {
+        for (out, row) in out.into_iter().zip(sums.elements().chunks_exact(width)) {
+            narrow(row, out);
+        }
+    }
+    Ok(())
+}

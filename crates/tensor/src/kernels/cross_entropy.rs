@@ -1,0 +1,152 @@
+//! Cross-entropy of rows of logits.
+//!
+//! A row's loss is `Σ target · (log Σ exp x - x)`, where the target is one
+//! class, or with smoothing mostly that class and a little of every class.
+
+use std::marker::PhantomData;
+
+use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+use shardloom_layout::Shape;
+
+use super::rows::{count, spread};
+use super::{lanes, make, rewrite};
+use crate::element::{Float, Wide as _};
+use crate::error::TensorError;
+use crate::ops::CrossEntropy;
+use crate::parallel::{fill, kernel};
+use crate::tensor::Tensor;
+use crate::vectors::dispatch;
+
+/// Which rows count, and how many.
+struct Targets<'a> {
+    classes: &'a [i64],
+    ignored: Option<i64>,
+    counted: usize,
+}
+
+impl<'a> Targets<'a> {
+    fn new(targets: &'a Tensor, classes: usize, options: CrossEntropy) -> Result<Self, TensorError> {
+        let targets = targets.elements::<i64>("cross_entropy")?;
+        let mut counted = 0;
+        for (position, &index) in targets.iter().enumerate() {
+            if Some(index) == options.ignore_index {
+                continue;
+            }
+            if usize::try_from(index).map_or(true, |index| index >= classes) {
+                return Err(TensorError::Index { op: "cross_entropy", index, position, rows: classes });
+            }
+            counted += 1;
+        }
+        Ok(Self { classes: targets, ignored: options.ignore_index, counted })
+    }
+
+    #[inline(always)]
+    fn class(&self, row: usize) -> Option<usize> {
+        let class = self.classes[row];
+        (Some(class) != self.ignored).then_some(class as usize)
+    }
+}
+
+/// The loss of one row.
+struct RowLoss<'a, T: Float> {
+    x: &'a [T],
+    class: usize,
+    smoothing: T::Wide,
+}
+
+impl<T: Float> WithSimd for RowLoss<'_, T> {
+    type Output = T::Wide;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> T::Wide {
+        let (most, sum) = spread(self.x);
+        let log = most + sum.ln();
+        let of_class = log - self.x[self.class].widen();
+        if self.smoothing == T::Wide::zero() {
+            return of_class;
+        }
+        let mean = lanes::sum(self.x, |x| log - x) / count(self.x.len());
+        of_class * (T::Wide::one() - self.smoothing) + mean * self.smoothing
+    }
+}
+
+/// The mean loss of the rows that count.
+pub(crate) fn cross_entropy<T: Float>(
+    logits: &Tensor,
+    targets: &Tensor,
+    options: CrossEntropy,
+) -> Result<Tensor, TensorError> {
+    let values = logits.elements::<T>("cross_entropy")?;
+    let row = logits.shape()[1];
+    let targets = Targets::new(targets, row, options)?;
+    let smoothing = T::Wide::from_f64(options.label_smoothing).unwrap_or_else(T::Wide::nan);
+    let losses: Vec<T::Wide> = values
+        .par_chunks_exact(row.max(1))
+        .enumerate()
+        .map(|(number, x)| match targets.class(number) {
+            None => T::Wide::zero(),
+            Some(class) => dispatch(RowLoss { x, class, smoothing }),
+        })
+        .collect();
+    let total: T::Wide = losses.into_iter().sum();
+    make::<T>(&Shape::default(), |out| {
+        out[0] = T::narrow(total / count(targets.counted));
+        Ok(())
+    })
+}
+
+kernel! {
+    /// `(softmax(x) - target) · share` in place of logits.
+    GradientKernel<T: Float> { targets: &'k Targets<'k>, share: T::Wide, smoothing: T::Wide, row: usize }
+    |start, piece| {
+        let spread_out = share * smoothing / count(row);
+        let of_class = share * (T::Wide::one() - smoothing);
+        for (number, x) in piece.chunks_exact_mut(row).enumerate() {
+            let Some(class) = targets.class(start / row + number) else {
+                x.fill(T::narrow(T::Wide::zero()));
+                continue;
+            };
+            let most = lanes::largest(x);
+            let at_class = x[class].widen();
+            let scale = if T::COMPUTES_IN_ITSELF {
+                // Exponentials are dear: keep them and scale.
+                for x in x.iter_mut() {
+                    *x = T::narrow((x.widen() - most).exponential());
+                }
+                let scale = share / lanes::sum(x, |x| x);
+                for x in x.iter_mut() {
+                    *x = T::narrow(x.widen() * scale - spread_out);
+                }
+                scale
+            } else {
+                let scale = share / lanes::sum(x, |x| (x - most).exponential());
+                for x in x.iter_mut() {
+                    *x = T::narrow((x.widen() - most).exponential() * scale - spread_out);
+                }
+                scale
+            };
+            let whole = (at_class - most).exponential() * scale - spread_out - of_class;
+            x[class] = T::narrow(whole);
+        }
+    }
+}
+
+/// The gradient of the mean loss, in the memory of the logits if nobody else
+/// uses that.
+pub(crate) fn cross_entropy_gradient<T: Float>(
+    logits: Tensor,
+    targets: &Tensor,
+    gradient: &Tensor,
+    options: CrossEntropy,
+) -> Result<Tensor, TensorError> {
+    let row = logits.shape()[1];
+    let targets = Targets::new(targets, row, options)?;
+    let share = gradient.elements::<T>("cross_entropy")?[0].widen() / count(targets.counted);
+    let smoothing = T::Wide::from_f64(options.label_smoothing).unwrap_or_else(T::Wide::nan);
+    rewrite::<T>(logits, "cross_entropy", |x| {
+        fill(x, row, &GradientKernel { targets: &targets, share, smoothing, row, element: PhantomData });
+        Ok(())
+    })
+}

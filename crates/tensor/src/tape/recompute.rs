@@ -1,0 +1,75 @@
+//! Trading time for memory: a region that is computed again instead of kept.
+
+use super::{Closed, Context, Function, apply, backward};
+use crate::error::TensorError;
+use crate::tensor::Tensor;
+
+struct Region<F> {
+    region: F,
+}
+
+/// Computes a region of which only the inputs are kept; whatever else it needs
+/// for its gradient is computed again when that is asked for. The result is the
+/// same, bit for bit: randomness belongs to elements, not to the order of
+/// drawing.
+///
+/// Everything that is differentiated goes through `inputs`, parameters
+/// included. A region that uses another tensor that tracks gradients is an
+/// error, because that gradient would be lost.
+///
+/// ```
+/// use shardloom_tensor::{Tensor, TensorError, backward, recompute};
+///
+/// let x = Tensor::from_slice(&[0.5, -1.0], &[2])?.requires_grad();
+/// let y = recompute(&[x.clone()], |x| Ok(vec![x[0].exp()?.tanh()?]))?;
+/// let gradients = backward(&[(y[0].clone(), None)])?;
+/// assert!(gradients.of(&x).is_some());
+/// # Ok::<(), TensorError>(())
+/// ```
+pub fn recompute(
+    inputs: &[Tensor],
+    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>, TensorError> {
+    apply(Region { region }, inputs)
+}
+
+impl<F> Function for Region<F>
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
+{
+    fn name(&self) -> &'static str {
+        "recompute"
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        context.save(&inputs.iter().collect::<Vec<_>>());
+        let detached: Vec<Tensor> = inputs.iter().map(Tensor::detach).collect();
+        let _closed = Closed::new();
+        (self.region)(&detached)
+    }
+
+    fn backward(
+        &self,
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        let inputs: Vec<Tensor> = (context.saved().iter().enumerate())
+            .map(|(place, input)| if context.needs(place) { input.requires_grad() } else { input.clone() })
+            .collect();
+        let outputs = super::with_tape(|| (self.region)(&inputs))?;
+        let asked: Vec<(Tensor, Option<Tensor>)> = outputs
+            .into_iter()
+            .zip(gradients)
+            .filter_map(|(output, gradient)| Some((output, Some(gradient?))))
+            .filter(|(output, _)| output.tracks_gradient())
+            .collect();
+        if asked.is_empty() {
+            return Ok(vec![None; inputs.len()]);
+        }
+        let found = backward(&asked)?;
+        inputs
+            .iter()
+            .map(|input| found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose())
+            .collect()
+    }
+}
