@@ -18,11 +18,13 @@ pub(crate) mod rows;
 pub(crate) mod strides;
 
 use bytemuck::Pod;
+use pulp::Simd;
 use shardloom_layout::{DType, Shape};
 
 use crate::element::Element;
 use crate::error::TensorError;
 use crate::memory::Block;
+use crate::parallel::{Kernel, fill};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::view::View;
@@ -55,6 +57,39 @@ pub(crate) fn rewrite<T: Element>(
     change: impl FnOnce(&mut [T]) -> Result<(), TensorError>,
 ) -> Result<Tensor, TensorError> {
     rewrite_bits(x, op, change)
+}
+
+/// A tensor changed piece by piece: in its own memory if nobody else uses that,
+/// else piece by piece into new memory.
+pub(crate) fn rewrite_pieces<T: Element>(
+    mut x: Tensor,
+    op: &'static str,
+    unit: usize,
+    kernel: &impl Kernel<T>,
+) -> Result<Tensor, TensorError> {
+    if x.is_held_alone() {
+        fill(x.elements_mut::<T>(op)?, unit, kernel);
+        return Ok(x.detach());
+    }
+    let source = x.elements::<T>(op)?;
+    make::<T>(x.shape(), |out| {
+        fill(out, unit, &Copied { source, kernel });
+        Ok(())
+    })
+}
+
+/// A kernel that changes what is there, given a copy of it.
+struct Copied<'a, T, K> {
+    source: &'a [T],
+    kernel: &'a K,
+}
+
+impl<T: Element, K: Kernel<T>> Kernel<T> for Copied<'_, T, K> {
+    #[inline(always)]
+    fn run<S: Simd>(&self, width: S, start: usize, piece: &mut [T]) {
+        piece.copy_from_slice(&self.source[start..start + piece.len()]);
+        self.kernel.run(width, start, piece);
+    }
 }
 
 /// The same, of another dtype whose elements are held in `U`.

@@ -191,6 +191,12 @@ impl Tensor {
         Ok(bytemuck::cast_slice(bytes))
     }
 
+    /// Whether the elements have no gaps and nobody else uses their memory.
+    pub(crate) fn is_held_alone(&mut self) -> bool {
+        self.is_contiguous()
+            && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.bytes_mut().is_some())
+    }
+
     /// The elements, to be changed. If they are used elsewhere or have gaps,
     /// this tensor gets memory of its own first.
     pub(crate) fn elements_mut<T: Element>(&mut self, op: &'static str) -> Result<&mut [T], TensorError> {
@@ -200,9 +206,7 @@ impl Tensor {
 
     /// The same, in a type of their size.
     pub(crate) fn bits_mut<U: Pod>(&mut self, op: &'static str) -> Result<&mut [U], TensorError> {
-        let alone = self.is_contiguous()
-            && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.bytes_mut().is_some());
-        if !alone {
+        if !self.is_held_alone() {
             *self = on(self.device()).pack(op, self)?.with_origin(self.origin().clone());
         }
         let no_data = TensorError::NoData { op, shape: self.shape().clone() };

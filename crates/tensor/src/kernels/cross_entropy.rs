@@ -11,11 +11,11 @@ use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::rows::{count, spread};
-use super::{lanes, make, rewrite};
+use super::{lanes, make, rewrite_pieces};
 use crate::element::{Float, Wide as _};
 use crate::error::TensorError;
 use crate::ops::CrossEntropy;
-use crate::parallel::{fill, kernel};
+use crate::parallel::kernel;
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -145,8 +145,6 @@ pub(crate) fn cross_entropy_gradient<T: Float>(
     let targets = Targets::new(targets, row, options)?;
     let share = gradient.elements::<T>("cross_entropy")?[0].widen() / count(targets.counted);
     let smoothing = T::Wide::from_f64(options.label_smoothing).unwrap_or_else(T::Wide::nan);
-    rewrite::<T>(logits, "cross_entropy", |x| {
-        fill(x, row, &GradientKernel { targets: &targets, share, smoothing, row, element: PhantomData });
-        Ok(())
-    })
+    let kernel = GradientKernel { targets: &targets, share, smoothing, row, element: PhantomData };
+    rewrite_pieces::<T>(logits, "cross_entropy", row, &kernel)
 }

@@ -7,7 +7,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::strides::Walk;
-use super::{make, rewrite};
+use super::{make, rewrite, rewrite_pieces};
 use crate::element::{Element, Float, Wide};
 use crate::error::TensorError;
 use crate::parallel::{PIECE, fill, kernel};
@@ -76,11 +76,35 @@ fn gelu_inner<W: Wide>(x: W) -> (W, W) {
     (a * (x + b * x * x * x), a * (W::one() + constant::<W>(3.0) * b * x * x))
 }
 
+#[inline(always)]
+fn gelu<W: Wide>(x: W) -> W {
+    let root = constant::<W>(std::f64::consts::FRAC_1_SQRT_2);
+    constant::<W>(0.5) * x * (W::one() + (x * root).error_function())
+}
+
+#[inline(always)]
+fn gelu_slope<W: Wide>(x: W) -> W {
+    let (half, root) = (constant::<W>(0.5), constant::<W>(std::f64::consts::FRAC_1_SQRT_2));
+    let density = constant::<W>(0.398_942_280_401_432_7);
+    half * (W::one() + (x * root).error_function()) + x * density * (-half * x * x).exponential()
+}
+
+#[inline(always)]
+fn gelu_tanh_slope<W: Wide>(x: W) -> W {
+    let (half, (inner, slope)) = (constant::<W>(0.5), gelu_inner(x));
+    let t = inner.hyperbolic_tangent();
+    half * (W::one() + t) + half * x * (W::one() - t * t) * slope
+}
+
+#[inline(always)]
+fn gelu_tanh<W: Wide>(x: W) -> W {
+    constant::<W>(0.5) * x * (W::one() + gelu_inner(x).0.hyperbolic_tangent())
+}
+
 /// Calls `$body` with `$f` as the function of an operation, compiled for each.
 macro_rules! with_unary {
     ($op:expr, $W:ty, $f:ident => $body:expr) => {{
         let one = <$W>::one();
-        let half = constant::<$W>(0.5);
         match $op {
             Unary::Neg => {
                 let $f = |x: $W| -x;
@@ -124,12 +148,11 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Gelu => {
-                let root = constant::<$W>(std::f64::consts::FRAC_1_SQRT_2);
-                let $f = |x: $W| half * x * (one + (x * root).error_function());
+                let $f = |x: $W| gelu(x);
                 $body
             }
             Unary::GeluTanh => {
-                let $f = |x: $W| half * x * (one + gelu_inner(x).0.hyperbolic_tangent());
+                let $f = |x: $W| gelu_tanh(x);
                 $body
             }
             Unary::Cos => {
@@ -222,19 +245,11 @@ macro_rules! with_derivative {
                 $body
             }
             Unary::Gelu => {
-                let root = constant::<$W>(std::f64::consts::FRAC_1_SQRT_2);
-                let density = constant::<$W>(0.398_942_280_401_432_7);
-                let $f = |x: $W| {
-                    half * (one + (x * root).error_function()) + x * density * (-half * x * x).exponential()
-                };
+                let $f = |x: $W| gelu_slope(x);
                 $body
             }
             Unary::GeluTanh => {
-                let $f = |x: $W| {
-                    let (inner, slope) = gelu_inner(x);
-                    let t = inner.hyperbolic_tangent();
-                    half * (one + t) + half * x * (one - t * t) * slope
-                };
+                let $f = |x: $W| gelu_tanh_slope(x);
                 $body
             }
             Unary::Cos => {
@@ -301,10 +316,7 @@ pub(crate) fn unary_gradient<T: Float>(
     gradient: Tensor,
 ) -> Result<Tensor, TensorError> {
     let source = x.elements::<T>(op.name())?;
-    rewrite::<T>(gradient, op.name(), |gradient| {
-        fill(gradient, 1, &DerivativeKernel { op, source, element: PhantomData });
-        Ok(())
-    })
+    rewrite_pieces::<T>(gradient, op.name(), 1, &DerivativeKernel { op, source, element: PhantomData })
 }
 
 /// An operation on two elements.
@@ -327,16 +339,6 @@ pub(crate) enum Gate {
     GeGlu,
     /// The same with the tanh approximation.
     GeGluTanh,
-}
-
-impl Gate {
-    fn function(self) -> Unary {
-        match self {
-            Self::SwiGlu => Unary::Silu,
-            Self::GeGlu => Unary::Gelu,
-            Self::GeGluTanh => Unary::GeluTanh,
-        }
-    }
 }
 
 impl Binary {
@@ -398,16 +400,16 @@ impl<'a, T: Element> Operands<'a, T> {
     /// from where it begins.
     #[inline(always)]
     fn rows<U>(&self, start: usize, piece: &mut [U], mut visit: impl FnMut(&mut [U], &[T], &[T])) {
-        let (row, [sx, sy]) = (self.walk.row(), self.walk.row_strides());
-        if self.walk.dims.len() == 1 {
-            visit(piece, &self.xs[start * sx..], &self.ys[start * sy..]);
-            return;
-        }
-        let first = start / row;
+        // One place where rows are visited, so that it is compiled into the caller.
+        let [sx, sy] = self.walk.row_strides();
+        let (row, first, skipped) = match self.walk.dims.len() {
+            1 => (piece.len().max(1), 0, start),
+            _ => (self.walk.row(), start / self.walk.row(), 0),
+        };
         let mut rows = piece.chunks_exact_mut(row);
         self.walk.rows(first..first + rows.len(), |[ox, oy]| {
             if let Some(out) = rows.next() {
-                visit(out, &self.xs[ox..], &self.ys[oy..]);
+                visit(out, &self.xs[ox + skipped * sx..], &self.ys[oy + skipped * sy..]);
             }
         });
     }
@@ -444,15 +446,27 @@ impl<T: Float> WithSimd for GatePiece<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let op = self.gate.function();
-        with_unary!(op, T::Wide, f => with_derivative!(op, T::Wide, slope => {
-            let inputs = self.a.iter().zip(self.b);
-            for ((of_a, of_b), (a, b)) in self.of_a.iter_mut().zip(self.of_b).zip(inputs) {
-                let (g, a) = (of_a.widen(), a.widen());
-                *of_a = T::narrow(g * b.widen() * slope(a));
-                *of_b = T::narrow(g * f(a));
-            }
-        }));
+        match self.gate {
+            Gate::SwiGlu => self.by(|x| {
+                let s = sigmoid(x);
+                (x * s, s * (T::Wide::one() + x * (T::Wide::one() - s)))
+            }),
+            Gate::GeGlu => self.by(|x| (gelu(x), gelu_slope(x))),
+            Gate::GeGluTanh => self.by(|x| (gelu_tanh(x), gelu_tanh_slope(x))),
+        }
+    }
+}
+
+impl<T: Float> GatePiece<'_, T> {
+    /// With a function that gives its value and its derivative.
+    #[inline(always)]
+    fn by(self, f: impl Fn(T::Wide) -> (T::Wide, T::Wide)) {
+        let inputs = self.a.iter().zip(self.b);
+        for ((of_a, of_b), (a, b)) in self.of_a.iter_mut().zip(self.of_b).zip(inputs) {
+            let (g, (value, slope)) = (of_a.widen(), f(a.widen()));
+            *of_a = T::narrow(g * b.widen() * slope);
+            *of_b = T::narrow(g * value);
+        }
     }
 }
 
@@ -491,9 +505,9 @@ fn combine<T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [us
         Binary::Mul => combine_by(out, xs, ys, strides, |a, b| a * b),
         Binary::Div => combine_by(out, xs, ys, strides, |a, b| a / b),
         Binary::Pow => combine_by(out, xs, ys, strides, |a, b| a.powf(b)),
-        Binary::Gate(gate) => with_unary!(gate.function(), T::Wide, f => {
-            combine_by(out, xs, ys, strides, |a, b| f(a) * b);
-        }),
+        Binary::Gate(Gate::SwiGlu) => combine_by(out, xs, ys, strides, |a, b| a * sigmoid(a) * b),
+        Binary::Gate(Gate::GeGlu) => combine_by(out, xs, ys, strides, |a, b| gelu(a) * b),
+        Binary::Gate(Gate::GeGluTanh) => combine_by(out, xs, ys, strides, |a, b| gelu_tanh(a) * b),
     }
 }
 

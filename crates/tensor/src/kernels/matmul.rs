@@ -12,6 +12,8 @@ mod product;
 mod scheme;
 mod small;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod turn;
 
 use half::{bf16, f16};
 use rayon::prelude::*;

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _};
 
-use super::{lanes, make, rewrite};
+use super::{lanes, make, rewrite_pieces};
 use crate::element::{Float, Wide};
 use crate::error::TensorError;
 use crate::parallel::{fill, kernel};
@@ -124,11 +124,14 @@ pub(crate) fn softmax_gradient<T: Float>(
     row: usize,
 ) -> Result<Tensor, TensorError> {
     let ys = y.elements::<T>(op.name())?;
-    rewrite::<T>(gradient, op.name(), |out| {
-        match op {
-            Softmax::Plain => fill(out, row, &SoftmaxGradientKernel { ys, row, element: PhantomData }),
-            Softmax::Log => fill(out, row, &LogSoftmaxGradientKernel { ys, row, element: PhantomData }),
+    match op {
+        Softmax::Plain => {
+            let kernel = SoftmaxGradientKernel { ys, row, element: PhantomData };
+            rewrite_pieces::<T>(gradient, op.name(), row, &kernel)
         }
-        Ok(())
-    })
+        Softmax::Log => {
+            let kernel = LogSoftmaxGradientKernel { ys, row, element: PhantomData };
+            rewrite_pieces::<T>(gradient, op.name(), row, &kernel)
+        }
+    }
 }

@@ -53,6 +53,7 @@ impl<const N: usize> Walk<N> {
 
     /// Calls `visit` with the offsets of each operand at the beginning of each
     /// of some rows.
+    #[inline(always)]
     pub(crate) fn rows(&self, rows: std::ops::Range<usize>, mut visit: impl FnMut([usize; N])) {
         let outer = self.dims.len() - 1;
         let mut index = Dims::from_elem(0, outer);

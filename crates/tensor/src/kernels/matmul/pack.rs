@@ -1,5 +1,7 @@
 //! Parts of a matrix laid out in the order in which a product reads them.
 
+use bytemuck::Pod;
+
 use super::Matrix;
 use super::scheme::Scheme;
 
@@ -29,6 +31,11 @@ impl<'a, T> Strip<'a, T> {
 
     pub(super) fn of_columns(matrix: Matrix<'a, T>) -> Self {
         Self::of_rows(matrix.transposed())
+    }
+
+    /// Whether neighbours in memory are neighbours in depth.
+    pub(super) fn lies_along_depth(&self) -> bool {
+        self.depth_stride == 1
     }
 
     /// Some of the lines.
@@ -82,6 +89,19 @@ pub(super) fn pack<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, out: &m
     }
 }
 
+/// The side of a square that is turned at a time.
+const SIDE: usize = 4;
+
+/// Rows and columns of a square exchanged.
+#[inline(always)]
+fn turned<P: Pod>(square: [[P; SIDE]; SIDE]) -> [[P; SIDE]; SIDE] {
+    #[cfg(target_arch = "x86_64")]
+    if size_of::<P>() == 4 {
+        return bytemuck::cast(super::turn::turned_words(bytemuck::cast(square)));
+    }
+    std::array::from_fn(|row| std::array::from_fn(|column| square[column][row]))
+}
+
 /// Packs lines that lie along the depth: squares at a time, so that both sides
 /// are read and written in runs.
 #[inline(always)]
@@ -93,7 +113,6 @@ fn turn<S: Scheme>(
     width: usize,
     out: &mut [S::Packed],
 ) {
-    const SIDE: usize = 8;
     let (square_lines, square_depth) = (lines / SIDE * SIDE, depth / SIDE * SIDE);
     for from in (0..square_depth).step_by(SIDE) {
         for line in (0..square_lines).step_by(SIDE) {
@@ -102,10 +121,9 @@ fn turn<S: Scheme>(
                 let place = (line + here) * line_stride + from * S::DEPTH;
                 S::join_line(&elements[place..place + SIDE * S::DEPTH], row);
             }
-            for at in 0..SIDE {
+            for (at, row) in turned(square).into_iter().enumerate() {
                 let place = (from + at) * width + line;
-                let turned: [S::Packed; SIDE] = std::array::from_fn(|here| square[here][at]);
-                out[place..place + SIDE].copy_from_slice(&turned);
+                out[place..place + SIDE].copy_from_slice(&row);
             }
         }
     }

@@ -83,17 +83,31 @@ fn packed<S: Scheme>(
     let total = if fringe == Fringe::Filled { lines.next_multiple_of(width) } else { lines };
     let mut block = Block::new(total * depth * size_of::<S::Packed>())?;
     let panels: &mut [S::Packed] = bytemuck::cast_slice_mut(block.bytes_mut());
-    let panel = |(number, out): (usize, &mut [S::Packed])| {
-        let here = out.len() / depth;
-        pack::<S>(strip.lines(number * width, here), here, out);
+    let together = width * TASK_PANELS;
+    let some = |(number, out): (usize, &mut [S::Packed])| {
+        pack_panels::<S>(strip.lines(number * together, together), width, depth, out);
     };
     if depth > 0 {
         match spread {
-            Spread::Alone => panels.chunks_mut(width * depth).enumerate().for_each(panel),
-            Spread::Pool => panels.par_chunks_mut(width * depth).enumerate().for_each(panel),
+            Spread::Alone => panels.chunks_mut(together * depth).enumerate().for_each(some),
+            Spread::Pool => panels.par_chunks_mut(together * depth).enumerate().for_each(some),
         }
     }
     Ok(block)
+}
+
+/// Packs neighbouring panels in the order that reads memory in long runs: where
+/// lines lie side by side, some of the depth for all panels and then the next.
+fn pack_panels<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, depth: usize, out: &mut [S::Packed]) {
+    let together = if strip.lies_along_depth() { depth.max(1) } else { 16 };
+    for from in (0..depth).step_by(together) {
+        let run = together.min(depth - from);
+        for (panel, out) in out.chunks_mut(width * depth).enumerate() {
+            let here = out.len() / depth;
+            let strip = strip.lines(panel * width, here).depth(from * S::DEPTH, run * S::DEPTH);
+            pack::<S>(strip, here, &mut out[from * here..(from + run) * here]);
+        }
+    }
 }
 
 fn cast<S: Scheme>(block: &Block) -> &[S::Packed] {
@@ -185,24 +199,6 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         tasks
     }
 
-    /// Packs the columns of one task: some of the depth for all panels, then
-    /// the next, so that rows of the matrix are read in long runs.
-    fn pack_loose<S: Scheme<Source = T, Packed = P>>(
-        &self,
-        strip: Strip<'_, T>,
-        depth: usize,
-        out: &mut [P],
-    ) {
-        const RUN: usize = 16;
-        for from in (0..depth).step_by(RUN) {
-            let here = RUN.min(depth - from);
-            for (panel, out) in out.chunks_exact_mut(self.width * depth).enumerate() {
-                let strip = strip.lines(panel * self.width, self.width).depth(from * S::DEPTH, here * S::DEPTH);
-                pack::<S>(strip, self.width, &mut out[from * self.width..(from + here) * self.width]);
-            }
-        }
-    }
-
     fn run<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(&self, task: Task<'_, T>) -> Result<(), TensorError> {
         let (rows, columns) = (task.out.len(), task.out[0].len());
         let stride = columns.next_multiple_of(self.width);
@@ -222,7 +218,7 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
                 (Right::Loose(strip), Some(block)) => {
                     let strip = strip.depth(depth.start * S::DEPTH, depth.len() * S::DEPTH);
                     let out = &mut bytemuck::cast_slice_mut(block.bytes_mut())[..depth.len() * stride];
-                    self.pack_loose::<S>(strip.lines(task.column, columns), depth.len(), out);
+                    pack_panels::<S>(strip.lines(task.column, columns), self.width, depth.len(), out);
                     out
                 }
                 _ => &[],
