@@ -1,42 +1,130 @@
-//! Tensor kernels, beside torch.
+//! Tensor kernels, beside torch and candle.
 //!
-//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch to see ratios.
+//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch, and
+//! `SHARDLOOM_PEER_CANDLE` to anything to build and run candle, to see ratios.
+//! Words after `--` choose the cases whose names contain one of them.
 
-use std::collections::HashMap;
 use std::process::Command;
 use std::time::Duration;
 
-use shardloom_bench::{Report, median, short};
+use shardloom_bench::{Goal, Peer, Report, median, middle, short};
 use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward};
+use shardloom_tensor::{
+    AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward, memory,
+};
 
 type Outcome<T> = Result<T, TensorError>;
 
+/// How often we and the peers take turns.
+const ROUNDS: usize = 7;
+
+/// How long we measure in each round; peers do as long.
+const ROUND: Duration = Duration::from_millis(250);
+
+/// Between turns: threads of the last one stop waiting for work.
+const PAUSE: Duration = Duration::from_millis(50);
+
 fn main() -> Outcome<()> {
-    let peer = torch();
-    let mut report = Report::new();
-    let mut line = |name: &str, work: &mut dyn FnMut() -> Outcome<()>| {
-        let time = median(Duration::from_secs(1), || work().expect("the case runs"));
-        match peer.get(name) {
-            Some(&torch) => {
-                report.note(
-                    name,
-                    [&short(time), &format!("torch {}", short(torch))],
-                    torch.as_secs_f64() / time.as_secs_f64(),
-                );
-            }
-            None => report.note(name, [&short(time), "no peer"], f64::NAN),
-        }
-    };
-    kernels(&mut line)?;
-    attention(&mut line)?;
-    adamw(&mut line)?;
-    llama_block(&mut line)?;
-    report.print();
+    let mut bench = Bench { peers: peers(), report: Report::new(), chosen: chosen() };
+    kernels(&mut bench)?;
+    attention(&mut bench)?;
+    adamw(&mut bench)?;
+    llama_block(&mut bench)?;
+    bench.report.print();
     Ok(())
 }
 
-type Line<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Outcome<()>) + 'a;
+/// Words of the command line that are not options.
+fn chosen() -> Vec<String> {
+    std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
+}
+
+/// The first peer is the one that goals are about.
+fn peers() -> Vec<Peer> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
+    let mut peers = Vec::new();
+    if let Ok(python) = std::env::var("SHARDLOOM_PEER_PYTHON") {
+        let script = format!("{folder}/torch_tensor.py");
+        peers.push(Peer::start("torch", Command::new(python).args([&script, &threads])));
+    }
+    if std::env::var_os("SHARDLOOM_PEER_CANDLE").is_some() {
+        let manifest = format!("{folder}/candle/Cargo.toml");
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let built = Command::new(&cargo).args(["build", "--release", "--manifest-path", &manifest]).status();
+        assert!(built.is_ok_and(|status| status.success()), "candle builds");
+        let mut command = Command::new(cargo);
+        command.args(["run", "-q", "--release", "--manifest-path", &manifest]);
+        peers.push(Peer::start("candle", command.env("RAYON_NUM_THREADS", &threads)));
+    }
+    peers
+}
+
+struct Bench {
+    peers: Vec<Peer>,
+    report: Report,
+    chosen: Vec<String>,
+}
+
+impl Bench {
+    /// Measures a case in turns with the peers. Ratios are medians over turns.
+    fn line(&mut self, name: &str, least: f64, work: &mut dyn FnMut() -> Outcome<()>) {
+        if !self.is_chosen(name) {
+            return;
+        }
+        let mut ours = Vec::new();
+        let mut theirs: Vec<Vec<Duration>> = self.peers.iter().map(|_| Vec::new()).collect();
+        for _ in 0..ROUNDS {
+            for (peer, times) in self.peers.iter_mut().zip(&mut theirs) {
+                times.extend(peer.time(name));
+                std::thread::sleep(PAUSE);
+            }
+            ours.push(median(ROUND, || work().expect("the case runs")));
+            std::thread::sleep(PAUSE);
+        }
+        let measured = middle(&mut ours.clone());
+        if self.peers.is_empty() {
+            self.report.note(name, [&short(measured), "no peer"], f64::NAN);
+        }
+        for (place, (peer, times)) in self.peers.iter().zip(&theirs).enumerate() {
+            if times.is_empty() {
+                continue;
+            }
+            let mut ratios: Vec<f64> =
+                times.iter().zip(&ours).map(|(theirs, ours)| theirs.as_secs_f64() / ours.as_secs_f64()).collect();
+            ratios.sort_unstable_by(f64::total_cmp);
+            let ratio = ratios[ratios.len() / 2];
+            let beside = format!("{} {}", peer.name(), short(middle(&mut times.clone())));
+            if place == 0 {
+                self.report.ratio(name, [&short(measured), &beside], ratio, Goal::AtLeast(least));
+            } else {
+                self.report.note("", ["", &beside], ratio);
+            }
+        }
+    }
+
+    /// The most memory that a case holds at once, beyond what it starts with.
+    fn memory(&mut self, name: &str, most: f64, work: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
+        if !self.is_chosen(name) {
+            return Ok(());
+        }
+        work()?;
+        let before = memory::statistics().in_use;
+        memory::reset_high_water();
+        work()?;
+        let ours = (memory::statistics().high_water - before) as f64;
+        let case = format!("peak memory of {name}");
+        let Some(theirs) = self.peers.first_mut().and_then(|peer| peer.ask(&case)) else { return Ok(()) };
+        let short = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+        let beside = format!("torch {}", short(theirs));
+        self.report.ratio(&case, [&short(ours), &beside], ours / theirs, Goal::AtMost(most));
+        Ok(())
+    }
+
+    fn is_chosen(&self, name: &str) -> bool {
+        self.chosen.is_empty() || self.chosen.iter().any(|word| name.contains(word))
+    }
+}
 
 fn normal(dims: &[usize], seed: u64) -> Tensor {
     let count: usize = dims.iter().product();
@@ -50,50 +138,61 @@ fn normal(dims: &[usize], seed: u64) -> Tensor {
     Tensor::from_slice(&values, dims).expect("a tensor")
 }
 
-fn kernels(line: &mut Line<'_>) -> Outcome<()> {
+fn kernels(bench: &mut Bench) -> Outcome<()> {
     let x = normal(&[1024, 1024], 1);
-    line("matmul 1024 f32", &mut || x.matmul(&x).map(drop));
+    bench.line("matmul 1024 f32", 1.0, &mut || x.matmul(&x).map(drop));
     let half = x.cast(DType::Bf16)?;
-    line("matmul 1024 bf16", &mut || half.matmul(&half).map(drop));
+    bench.line("matmul 1024 bf16", 0.85, &mut || half.matmul(&half).map(drop));
     let (big, up, weight) = (normal(&[2048, 2048], 2), normal(&[2048, 2048], 3), normal(&[2048], 4));
-    line("softmax 2048²", &mut || big.softmax(1).map(drop));
-    line("rms norm 2048²", &mut || big.rms_norm(&weight, 1e-5).map(drop));
-    line("swiglu 2048²", &mut || big.swiglu(&up).map(drop));
-    line("gelu 2048²", &mut || big.gelu().map(drop));
-    line("add 2048²", &mut || big.add(&up).map(drop));
+    bench.line("softmax 2048²", 1.0, &mut || big.softmax(1).map(drop));
+    bench.line("RMS norm 2048²", 1.0, &mut || big.rms_norm(&weight, 1e-5).map(drop));
+    bench.line("swiglu 2048²", 1.0, &mut || big.swiglu(&up).map(drop));
+    bench.line("gelu 2048²", 1.0, &mut || big.gelu().map(drop));
+    bench.line("add 2048²", 1.0, &mut || big.add(&up).map(drop));
+    let (cos, sin) = turns(512, 64)?;
+    let heads = normal(&[4, 9, 512, 64], 6);
+    bench.line("rope 4 × 9 × 512 × 64", 1.0, &mut || heads.rope(&cos, &sin, RopeStyle::Half).map(drop));
     let logits = normal(&[512, 8192], 5).requires_grad();
     let targets: Vec<i64> = (0..512).map(|i| i * 16).collect();
     let targets = Tensor::from_slice(&targets, &[512])?;
-    line("cross-entropy 512 × 8192, forward + backward", &mut || {
+    bench.line("cross-entropy 512 × 8192, forward + backward", 1.0, &mut || {
         backward(&[(logits.cross_entropy(&targets, CrossEntropy::default())?, None)]).map(drop)
     });
     Ok(())
 }
 
-fn adamw(line: &mut Line<'_>) -> Outcome<()> {
+/// Cosines and sines of every position's angles.
+fn turns(positions: usize, width: usize) -> Outcome<(Tensor, Tensor)> {
+    let angle = |t: usize, i: usize| t as f64 * 10000f64.powf(-2.0 * i as f64 / width as f64);
+    let angles: Vec<f64> = (0..positions).flat_map(|t| (0..width / 2).map(move |i| angle(t, i))).collect();
+    let angles = Tensor::from_slice(&angles, &[positions, width / 2])?;
+    Ok((angles.cos()?.cast(DType::F32)?, angles.sin()?.cast(DType::F32)?))
+}
+
+fn adamw(bench: &mut Bench) -> Outcome<()> {
     let (mut parameter, gradient) = (normal(&[1 << 22], 1), normal(&[1 << 22], 2));
     let mut moments = Moments::zero(&parameter)?;
     let mut number = 0;
-    line("AdamW step, 4 Mi f32", &mut || {
+    bench.line("AdamW step, 4 Mi f32", 1.0, &mut || {
         number += 1;
         AdamW::default().step(number, &mut parameter, &gradient, &mut moments)
     });
     Ok(())
 }
 
-fn attention(line: &mut Line<'_>) -> Outcome<()> {
+fn attention(bench: &mut Bench) -> Outcome<()> {
     let dims = [1, 8, 512, 64];
     let [q, k, v] = [1, 2, 3].map(|seed| normal(&dims, seed));
     let causal = Attention { causal: true, ..Attention::default() };
-    line("attention h8 t512 d64, forward", &mut || q.attention(&k, &v, causal).map(drop));
+    bench.line("attention h8 t512 d64, forward", 1.0, &mut || q.attention(&k, &v, causal).map(drop));
     let [q, k, v] = [q, k, v].map(|x| x.requires_grad());
-    line("attention h8 t512 d64, forward + backward", &mut || {
+    bench.line("attention h8 t512 d64, forward + backward", 1.0, &mut || {
         backward(&[(q.attention(&k, &v, causal)?, None)]).map(drop)
     });
     Ok(())
 }
 
-fn llama_block(line: &mut Line<'_>) -> Outcome<()> {
+fn llama_block(bench: &mut Bench) -> Outcome<()> {
     let (batch, time, hidden, heads, kv_heads, inner) = (4, 128, 576, 9, 3, 1536);
     let width = hidden / heads;
     let parameter =
@@ -105,16 +204,12 @@ fn llama_block(line: &mut Line<'_>) -> Outcome<()> {
     let (gate, up) = (parameter(&[inner, hidden], 7)?, parameter(&[inner, hidden], 8)?);
     let down = parameter(&[hidden, inner], 9)?;
     let x = normal(&[batch * time, hidden], 10).requires_grad();
-    let angles: Vec<f64> = (0..time)
-        .flat_map(|t| (0..width / 2).map(move |i| t as f64 * 10000f64.powf(-2.0 * i as f64 / width as f64)))
-        .collect();
-    let angles = Tensor::from_slice(&angles, &[time, width / 2])?;
-    let (cos, sin) = (angles.cos()?.cast(DType::F32)?, angles.sin()?.cast(DType::F32)?);
+    let (cos, sin) = turns(time, width)?;
     let split = |x: Tensor, count: usize| -> Outcome<Tensor> {
         x.reshape(&Shape::new(&[batch, time, count, width])?)?.transpose(1, 2)
     };
     let causal = Attention { causal: true, ..Attention::default() };
-    line("Llama block 576, 4 × 128, forward + backward", &mut || {
+    let mut block = || {
         let project = |x: &Tensor, weight: &Tensor| x.linear(weight, None, None);
         let n = x.rms_norm(&norm1, 1e-5)?;
         let q = split(project(&n, &wq)?, heads)?.rope(&cos, &sin, RopeStyle::Half)?;
@@ -126,23 +221,8 @@ fn llama_block(line: &mut Line<'_>) -> Outcome<()> {
         let inner = project(&n, &gate)?.swiglu(&project(&n, &up)?)?;
         let out = inner.linear(&down, None, Some(&r))?;
         backward(&[(out, None)]).map(drop)
-    });
-    Ok(())
-}
-
-/// Seconds by case, from torch in the same run.
-fn torch() -> HashMap<String, Duration> {
-    let Ok(python) = std::env::var("SHARDLOOM_PEER_PYTHON") else { return HashMap::new() };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_tensor.py");
-    let output = Command::new(python)
-        .args([script, &threads])
-        // Both sides keep the memory they free.
-        .env("MALLOC_MMAP_THRESHOLD_", "4294967296")
-        .env("MALLOC_TRIM_THRESHOLD_", "4294967296")
-        .output()
-        .expect("the peer's Python runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let seconds: HashMap<String, f64> = serde_json::from_slice(&output.stdout).expect("JSON from the peer");
-    seconds.into_iter().map(|(name, seconds)| (name, Duration::from_secs_f64(seconds))).collect()
+    };
+    let name = "Llama block 576, 4 × 128, forward + backward";
+    bench.line(name, 1.2, &mut block);
+    bench.memory(name, 0.7, &mut block)
 }

@@ -1,10 +1,6 @@
-"""Times torch on the cases of benches/tensor.rs; prints one JSON object, seconds by case.
+"""Torch beside benches/tensor.rs: a case's name on each line of the input, the
+seconds of one run as the answer, `-` for a case that is not here."""
 
-Allocator thresholds should be raised, as the benchmark does, so that torch too
-reuses memory instead of faulting in fresh pages.
-"""
-
-import json
 import statistics
 import sys
 import time
@@ -15,92 +11,155 @@ import torch.nn.functional as F
 torch.set_num_threads(int(sys.argv[1]))
 torch.manual_seed(1)
 
-
-def median(work):
-    work()
-    times = []
-    begun = time.perf_counter()
-    while len(times) < 5 or (time.perf_counter() - begun < 1.0 and len(times) < 200):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+cases = {}
 
 
-results = {}
-x = torch.randn(1024, 1024)
-results["matmul 1024 f32"] = median(lambda: x @ x)
-h = x.bfloat16()
-results["matmul 1024 bf16"] = median(lambda: h @ h)
-big = torch.randn(2048, 2048)
-up = torch.randn(2048, 2048)
-w = torch.randn(2048)
-results["softmax 2048²"] = median(lambda: big.softmax(1))
-results["rms norm 2048²"] = median(lambda: F.rms_norm(big, [2048], w, 1e-5))
-results["swiglu 2048²"] = median(lambda: F.silu(big) * up)
-results["gelu 2048²"] = median(lambda: F.gelu(big))
-results["add 2048²"] = median(lambda: big + up)
-logits = torch.randn(512, 8192, requires_grad=True)
-targets = torch.randint(0, 8192, (512,))
+def case(name):
+    """Registers a function that sets up the case and returns what is timed."""
+
+    def register(make):
+        cases[name] = make
+        return make
+
+    return register
 
 
-def entropy():
-    logits.grad = None
-    F.cross_entropy(logits, targets).backward()
+def of(make_inputs, work):
+    def make():
+        inputs = make_inputs()
+        return lambda: work(*inputs)
+
+    return make
 
 
-results["cross-entropy 512 × 8192, forward + backward"] = median(entropy)
-q, k, v = (torch.randn(1, 8, 512, 64, requires_grad=True) for _ in range(3))
-results["attention h8 t512 d64, forward"] = median(
-    lambda: F.scaled_dot_product_attention(q.detach(), k.detach(), v.detach(), is_causal=True)
-)
+square = lambda: (torch.randn(1024, 1024),) * 2
+rows = lambda: (torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(2048))
+cases["matmul 1024 f32"] = of(square, lambda a, b: a @ b)
+cases["matmul 1024 bf16"] = of(lambda: [x.bfloat16() for x in square()], lambda a, b: a @ b)
+cases["softmax 2048²"] = of(rows, lambda x, u, w: x.softmax(1))
+cases["RMS norm 2048²"] = of(rows, lambda x, u, w: F.rms_norm(x, [2048], w, 1e-5))
+cases["swiglu 2048²"] = of(rows, lambda x, u, w: F.silu(x) * u)
+cases["gelu 2048²"] = of(rows, lambda x, u, w: F.gelu(x))
+cases["add 2048²"] = of(rows, lambda x, u, w: x + u)
 
 
-def attend():
-    for t in (q, k, v):
-        t.grad = None
-    F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+def angles(positions, width):
+    turns = torch.outer(torch.arange(positions).float(), 10000 ** (-torch.arange(0, width, 2).float() / width))
+    return turns.cos(), turns.sin()
 
 
-results["attention h8 t512 d64, forward + backward"] = median(attend)
-
-weights = torch.nn.Parameter(torch.randn(1 << 22))
-weights.grad = torch.randn(1 << 22)
-optimizer = torch.optim.AdamW([weights], fused=True)
-results["AdamW step, 4 Mi f32"] = median(optimizer.step)
-
-batch, time_, hidden, heads, kv_heads, inner = 4, 128, 576, 9, 3, 1536
-width = hidden // heads
-param = lambda *shape: (torch.randn(*shape) * 0.05).requires_grad_()
-p = {
-    "norm1": param(hidden), "norm2": param(hidden),
-    "q": param(heads * width, hidden), "k": param(kv_heads * width, hidden), "v": param(kv_heads * width, hidden),
-    "o": param(hidden, heads * width), "gate": param(inner, hidden), "up": param(inner, hidden), "down": param(hidden, inner),
-}
-inputs = torch.randn(batch, time_, hidden, requires_grad=True)
-angles = torch.outer(torch.arange(time_).float(), 10000 ** (-torch.arange(0, width, 2).float() / width))
-cos, sin = angles.cos(), angles.sin()
-
-
-def turn(t):
-    a, b = t.chunk(2, -1)
+def turn(x, cos, sin):
+    a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
+cases["rope 4 × 9 × 512 × 64"] = of(lambda: (torch.randn(4, 9, 512, 64), *angles(512, 64)), turn)
+
+
+@case("cross-entropy 512 × 8192, forward + backward")
+def entropy():
+    leaf = torch.randn(512, 8192, requires_grad=True)
+    targets = torch.arange(512) * 16
+
+    def work():
+        leaf.grad = None
+        F.cross_entropy(leaf, targets).backward()
+
+    return work
+
+
+qkv = lambda: [torch.randn(1, 8, 512, 64, requires_grad=True) for _ in range(3)]
+cases["attention h8 t512 d64, forward"] = of(
+    lambda: [x.detach() for x in qkv()], lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+)
+
+
+@case("attention h8 t512 d64, forward + backward")
+def attention():
+    leaves = qkv()
+
+    def work():
+        for leaf in leaves:
+            leaf.grad = None
+        F.scaled_dot_product_attention(*leaves, is_causal=True).sum().backward()
+
+    return work
+
+
+@case("AdamW step, 4 Mi f32")
+def adamw():
+    weights = torch.nn.Parameter(torch.randn(1 << 22))
+    weights.grad = torch.randn(1 << 22)
+    return torch.optim.AdamW([weights], fused=True).step
+
+
+BLOCK = "Llama block 576, 4 × 128, forward + backward"
+
+
+@case(BLOCK)
 def block():
-    for t in (*p.values(), inputs):
-        t.grad = None
-    n = F.rms_norm(inputs, [hidden], p["norm1"], 1e-5)
-    split = lambda t, count: t.view(batch, time_, count, width).transpose(1, 2)
-    a = F.scaled_dot_product_attention(
-        turn(split(F.linear(n, p["q"]), heads)), turn(split(F.linear(n, p["k"]), kv_heads)), split(F.linear(n, p["v"]), kv_heads),
-        is_causal=True, enable_gqa=True,
-    )
-    r = inputs + F.linear(a.transpose(1, 2).reshape(batch, time_, heads * width), p["o"])
-    n = F.rms_norm(r, [hidden], p["norm2"], 1e-5)
-    out = r + F.linear(F.silu(F.linear(n, p["gate"])) * F.linear(n, p["up"]), p["down"])
-    out.sum().backward()
+    batch, steps, hidden, heads, kv_heads, inner = 4, 128, 576, 9, 3, 1536
+    width = hidden // heads
+    param = lambda *shape: (torch.randn(*shape) * 0.05).requires_grad_()
+    p = {
+        "norm1": param(hidden), "norm2": param(hidden),
+        "q": param(heads * width, hidden), "k": param(kv_heads * width, hidden), "v": param(kv_heads * width, hidden),
+        "o": param(hidden, heads * width), "gate": param(inner, hidden), "up": param(inner, hidden), "down": param(hidden, inner),
+    }
+    inputs = torch.randn(batch, steps, hidden, requires_grad=True)
+    cos, sin = angles(steps, width)
+    split = lambda t, count: t.view(batch, steps, count, width).transpose(1, 2)
+
+    def work():
+        for t in (*p.values(), inputs):
+            t.grad = None
+        n = F.rms_norm(inputs, [hidden], p["norm1"], 1e-5)
+        a = F.scaled_dot_product_attention(
+            turn(split(F.linear(n, p["q"]), heads), cos, sin),
+            turn(split(F.linear(n, p["k"]), kv_heads), cos, sin),
+            split(F.linear(n, p["v"]), kv_heads),
+            is_causal=True, enable_gqa=True,
+        )
+        r = inputs + F.linear(a.transpose(1, 2).reshape(batch, steps, heads * width), p["o"])
+        n = F.rms_norm(r, [hidden], p["norm2"], 1e-5)
+        out = r + F.linear(F.silu(F.linear(n, p["gate"])) * F.linear(n, p["up"]), p["down"])
+        out.sum().backward()
+
+    return work
 
 
-results["Llama block 576, 4 × 128, forward + backward"] = median(block)
-print(json.dumps(results))
+def peak_memory(work):
+    """Most bytes held at once beyond what was held before, by the allocator's own events."""
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    held = most = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+made = {}
+for line in sys.stdin:
+    name = line.strip()
+    memory = name.startswith("peak memory of ")
+    name = name.removeprefix("peak memory of ")
+    if name not in cases:
+        print("-", flush=True)
+        continue
+    if name not in made:
+        made = {name: cases[name]()}
+        made[name]()
+    work = made[name]
+    if memory:
+        print(peak_memory(work), flush=True)
+        continue
+    times = []
+    begun = time.perf_counter()
+    while len(times) < 5 or (time.perf_counter() - begun < 0.25 and len(times) < 2000):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    print(statistics.median(times), flush=True)

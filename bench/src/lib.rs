@@ -3,10 +3,14 @@
 //! Machines are shared and noisy: every figure is a median over repetitions,
 //! and what counts is the ratio to a floor or a peer measured in the same run.
 
+mod peer;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
+
+pub use peer::Peer;
 
 /// The median time of `work`, repeated for about `budget`.
 pub fn median(budget: Duration, mut work: impl FnMut()) -> Duration {
