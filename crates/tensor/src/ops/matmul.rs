@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use shardloom_layout::{Dims, Shape};
+use shardloom_layout::{DType, Dims, Shape};
 
 use super::{common, computed, mismatch, summed_to};
 use crate::backend::on;
@@ -22,7 +22,6 @@ fn fit(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Shap
     if na < 2 || nb < 2 || a.shape()[na - 1] != b.shape()[nb - 2] {
         return Err(refused());
     }
-    let batch = |tensor: &Tensor| Shape::new(&tensor.shape()[..tensor.shape().ndim() - 2]);
     let batch = broadcast(&batch(a)?, &batch(b)?).ok_or_else(refused)?;
     let with_batch = |rows: usize, columns: usize| -> Result<Shape, TensorError> {
         let dims: Dims = batch.iter().copied().chain([rows, columns]).collect();
@@ -37,6 +36,24 @@ fn fit(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Shap
 /// The last two dims exchanged.
 fn turned(x: &Tensor) -> Result<Tensor, TensorError> {
     x.transpose(x.shape().ndim() - 2, x.shape().ndim() - 1)
+}
+
+/// A product summed over the dims along which a tensor of `shape` was repeated.
+/// Sums of half types are rounded once, at their end.
+fn product_to(a: &Tensor, b: &Tensor, shape: &Shape) -> Result<Tensor, TensorError> {
+    let dtype = a.dtype();
+    let summed = a.shape().ndim().max(b.shape().ndim()) > shape.ndim()
+        || broadcast(&batch(a)?, &batch(b)?).as_ref() != Some(&Shape::new(&shape[..shape.ndim() - 2])?);
+    if !summed || dtype.size() > 2 {
+        return summed_to(a.matmul(b)?, shape);
+    }
+    let wide = a.cast(DType::F32)?.matmul(&b.cast(DType::F32)?)?;
+    summed_to(wide, shape)?.cast(dtype)
+}
+
+/// The dims before the last two.
+fn batch(x: &Tensor) -> Result<Shape, TensorError> {
+    Ok(Shape::new(&x.shape()[..x.shape().ndim() - 2])?)
 }
 
 impl Function for Product {
@@ -71,7 +88,7 @@ impl Function for Product {
         let mut of_inputs = vec![None; inputs];
         let (Some(g), [a, b]) = (gradients[0].take(), context.saved()) else { return Ok(of_inputs) };
         if context.needs(0) {
-            of_inputs[0] = Some(summed_to(g.matmul(&turned(b)?)?, a.shape())?);
+            of_inputs[0] = Some(product_to(&g, &turned(b)?, a.shape())?);
         }
         if context.needs(1) {
             // A matrix used by a whole batch: one product instead of a sum of many.
@@ -79,7 +96,7 @@ impl Function for Product {
             of_inputs[1] = Some(if flat {
                 turned(&a.flattened()?)?.matmul(&g.flattened()?)?
             } else {
-                summed_to(turned(a)?.matmul(&g)?, b.shape())?
+                product_to(&turned(a)?, &g, b.shape())?
             });
         }
         if let Some(place) = self.bias.filter(|&place| context.needs(place)) {
