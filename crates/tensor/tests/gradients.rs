@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::Shape;
-use shardloom_tensor::{Attention, CrossEntropy, RopeStyle, Tensor, TensorError, backward};
+use shardloom_layout::{DType, Shape};
+use shardloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward};
 
 type Case = Result<Tensor, TensorError>;
 
@@ -149,6 +149,107 @@ fn row_rules() {
     let targets = Tensor::from_slice(&[1i64, -100, 3], &[3]).unwrap();
     let options = CrossEntropy { ignore_index: Some(-100), ..CrossEntropy::default() };
     check("cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, options));
+    let smooth = CrossEntropy { label_smoothing: 0.3, ..options };
+    check("smooth cross_entropy", std::slice::from_ref(&x), |x| x[0].cross_entropy(&targets, smooth));
+    let inputs = [values(&[3, 5], 1), values(&[4, 5], 2)];
+    check("projected_cross_entropy", &inputs, |x| x[0].projected_cross_entropy(&x[1], &targets, smooth));
+}
+
+#[test]
+fn power_clamp_and_gate_rules() {
+    let x = values(&[3, 5], 1);
+    let positive = x.mul(&x).unwrap().add(&Tensor::scalar(0.5f64).unwrap()).unwrap();
+    check("powf", std::slice::from_ref(&positive), |x| x[0].powf(-1.3));
+    check("powf to 0", std::slice::from_ref(&positive), |x| x[0].powf(0.0));
+    check("clamp", std::slice::from_ref(&x), |x| x[0].clamp(-0.513, 0.627));
+    check("cos", std::slice::from_ref(&x), |x| x[0].cos());
+    check("sin", std::slice::from_ref(&x), |x| x[0].sin());
+    check("pow", &[positive, values(&[5], 3)], |x| x[0].pow(&x[1]));
+    for (name, gate) in
+        [("geglu", Tensor::geglu as fn(&Tensor, &Tensor) -> Case), ("geglu_tanh", Tensor::geglu_tanh)]
+    {
+        check(name, &[values(&[3, 4], 1), values(&[3, 4], 2)], |x| gate(&x[0], &x[1]));
+    }
+    check("cast", std::slice::from_ref(&x), |x| x[0].cast(DType::F64));
+    let stream = Stream { seed: 3, number: 1 };
+    check("dropout", std::slice::from_ref(&x), |x| x[0].dropout(0.4, stream, 11));
+}
+
+#[test]
+fn linear_and_grouped_rules() {
+    let inputs = [values(&[2, 3, 4], 1), values(&[5, 4], 2), values(&[5], 3), values(&[2, 3, 5], 4)];
+    check("linear", &inputs[..2], |x| x[0].linear(&x[1], None, None));
+    check("linear with bias", &inputs[..3], |x| x[0].linear(&x[1], Some(&x[2]), None));
+    check("linear with all", &inputs, |x| x[0].linear(&x[1], Some(&x[2]), Some(&x[3])));
+    // Experts without tokens, and experts seen transposed.
+    let inputs = [values(&[6, 4], 1), values(&[4, 4, 3], 2)];
+    check("grouped_matmul", &inputs, |x| x[0].grouped_matmul(&x[1], &[0, 4, 0, 2]));
+    check("grouped_matmul", &[values(&[6, 4], 1), values(&[2, 3, 4], 2)], |x| {
+        x[0].grouped_matmul(&x[1].transpose(1, 2)?, &[1, 5])
+    });
+}
+
+#[test]
+fn more_reduction_rules() {
+    // All different, so that the largest stays the largest.
+    let distinct: Vec<f64> = (0..24).map(|i| ((i * 7) % 24) as f64 / 12.0 - 0.97).collect();
+    let x = Tensor::from_slice(&distinct, &[2, 3, 4]).unwrap();
+    for dims in [vec![], vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1, 2]] {
+        let of = std::slice::from_ref(&x);
+        check("max", of, |x| x[0].max(&dims));
+        check("min", of, |x| x[0].min(&dims));
+        check("prod", of, |x| x[0].prod(&dims));
+        check("norm", of, |x| x[0].norm(&dims));
+        check("logsumexp", of, |x| x[0].logsumexp(&dims));
+    }
+    let zeros = Tensor::from_slice(&[0.0, 2.0, 0.0, 3.0, 0.0, 5.0], &[2, 3]).unwrap();
+    check("prod with zeros", &[zeros], |x| x[0].prod(&[1]));
+}
+
+#[test]
+fn joining_and_indexing_rules() {
+    let pair = [values(&[2, 3], 1), values(&[2, 3], 2)];
+    let x = values(&[4, 3], 5);
+    let of = std::slice::from_ref(&x);
+    for dim in [0, 1] {
+        check("cat", &pair, |x| Tensor::cat(&[&x[0], &x[1], &x[0]], dim));
+        check("cumsum", of, |x| x[0].cumsum(dim));
+        check("sort", of, |x| Ok(x[0].sort(dim, Order::Descending)?.0));
+        check("topk", of, |x| Ok(x[0].topk(2, dim)?.0));
+        check("pad", of, |x| x[0].pad(dim, 2, 1, 0.7));
+        let chosen = Tensor::from_slice(&[2i64, 0, 2], &[3]).unwrap();
+        check("index_select", of, |x| x[0].index_select(dim, &chosen));
+        // Several for one place.
+        let picks = Tensor::from_slice(&[0i64, 1, 1, 2, 0, 1], &[2, 3]).unwrap();
+        check("gather", of, |x| x[0].gather(dim, &picks));
+        check("scatter_add", &[x.clone(), pair[0].clone()], |x| x[0].scatter_add(dim, &picks, &x[1]));
+        check("scatter", &[x.clone(), pair[0].clone()], |x| x[0].scatter(dim, &picks, &x[1]));
+    }
+    for dim in [0, 1, 2] {
+        check("stack", &pair, |x| Tensor::stack(&[&x[0], &x[1]], dim));
+    }
+    check("split", of, |x| {
+        let parts = x[0].split(&[1, 3], 0)?;
+        parts[0].add(&parts[1].narrow(0, 1, 1)?)
+    });
+    check("repeat", of, |x| x[0].repeat(&[2, 1, 3]));
+    check("tril", of, |x| x[0].tril(-1));
+    check("triu", of, |x| x[0].triu(1));
+    let mask = Tensor::from_bools(&[true, false, true], &[3]).unwrap();
+    check("select", &[x.clone(), values(&[3], 2)], |x| mask.select(&x[0], &x[1]));
+    check("masked_fill", of, |x| x[0].masked_fill(&mask, 4.0));
+}
+
+#[test]
+fn attention_with_padding_and_a_soft_cap() {
+    let inputs = [values(&[2, 2, 3, 4], 1), values(&[2, 1, 5, 4], 2), values(&[2, 1, 5, 4], 3)];
+    // A second batch of which the first query sees nothing.
+    let mask: Vec<bool> = [1, 0, 1, 1, 1, 0, 0, 0, 1, 1].map(|seen| seen == 1).into();
+    let mask = Tensor::from_bools(&mask, &[2, 5]).unwrap();
+    for (causal, soft_cap) in [(false, None), (true, None), (true, Some(0.7))] {
+        let options = Attention { causal, soft_cap, ..Attention::default() };
+        check("masked attention", &inputs, |x| x[0].masked_attention(&x[1], &x[2], &mask, options));
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@
 
 use proptest::prelude::*;
 use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, CrossEntropy, RopeStyle, Tensor, TensorError, backward};
+use shardloom_tensor::{
+    Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward, recompute,
+};
 
 fn any_tensor() -> impl Strategy<Value = Tensor> {
     let dims = prop::collection::vec(0usize..4, 0..5);
@@ -22,7 +24,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
 
 type Operation = (&'static str, fn(&Tensor, &Tensor, &Tensor, usize) -> Result<Tensor, TensorError>);
 
-const OPERATIONS: [Operation; 22] = [
+const OPERATIONS: &[Operation] = &[
     ("exp", |a, _, _, _| a.exp()),
     ("gelu", |a, _, _, _| a.gelu()),
     ("add", |a, b, _, _| a.add(b)),
@@ -49,6 +51,49 @@ const OPERATIONS: [Operation; 22] = [
     }),
     ("narrow", |a, _, _, n| a.narrow(n, n, n)),
     ("expand", |a, b, _, _| a.expand(b.shape())),
+    ("powf", |a, _, _, n| a.powf(n as f64)),
+    ("clamp", |a, _, _, _| a.clamp(0.0, 0.5)),
+    ("pow", |a, b, _, _| a.pow(b)),
+    ("geglu", |a, b, _, _| a.geglu(b)),
+    ("linear", |a, b, c, _| a.linear(b, Some(&c.sum(&[0])?), None)),
+    ("linear with residual", |a, b, c, _| a.linear(b, None, Some(c))),
+    ("grouped_matmul", |a, b, _, n| a.grouped_matmul(b, &[n, 1])),
+    ("max", |a, _, _, n| a.max(&[n])),
+    ("min", |a, _, _, n| a.min(&[n, 0])),
+    ("prod", |a, _, _, n| a.prod(&[n])),
+    ("norm", |a, _, _, n| a.norm(&[n])),
+    ("logsumexp", |a, _, _, n| a.logsumexp(&[n])),
+    ("cat", |a, b, c, n| Tensor::cat(&[a, b, c], n)),
+    ("stack", |a, b, _, n| Tensor::stack(&[a, b], n)),
+    ("split", |a, _, _, n| Ok(a.split(&[n, 1], 0)?.remove(0))),
+    ("pad", |a, _, _, n| a.pad(n, 1, n, 0.5)),
+    ("repeat", |a, _, _, n| a.repeat(&[n, 2, 1])),
+    ("index_select", |a, b, _, n| a.index_select(n, &b.detach().cast(DType::I64)?)),
+    ("gather", |a, b, _, n| a.gather(n, &b.detach().cast(DType::I64)?)),
+    ("scatter", |a, b, c, n| a.scatter(n, &b.detach().cast(DType::I64)?, c)),
+    ("scatter_add", |a, b, c, n| a.scatter_add(n, &b.detach().cast(DType::I64)?, c)),
+    ("cumsum", |a, _, _, n| a.cumsum(n)),
+    ("sort", |a, _, _, n| Ok(a.sort(n, Order::Ascending)?.0)),
+    ("topk", |a, _, _, n| Ok(a.topk(n, n)?.0)),
+    ("argmax", |a, _, _, n| a.argmax(n)),
+    ("one_hot", |a, _, _, n| a.detach().cast(DType::I64)?.one_hot(n)),
+    ("tril", |a, _, _, n| a.tril(n as i64 - 1)),
+    ("triu", |a, _, _, _| a.triu(i64::MAX)),
+    ("compare", |a, b, _, _| a.lt(b)),
+    ("select", |a, b, c, _| a.detach().gt(&b.detach())?.select(b, c)),
+    ("masked_fill", |a, b, _, _| a.masked_fill(&b.detach().cast(DType::Bool)?, 2.0)),
+    ("masked_attention", |a, b, c, _| {
+        a.masked_attention(b, c, &b.detach().sum(&[1, 3])?.cast(DType::Bool)?, Attention::default())
+    }),
+    ("projected_cross_entropy", |a, b, _, n| {
+        let targets = a.detach().sum(&[1])?.cast(DType::I64)?;
+        a.projected_cross_entropy(b, &targets, CrossEntropy { ignore_index: Some(n as i64), label_smoothing: 0.1 })
+    }),
+    ("dropout", |a, _, _, n| a.dropout(0.5, Stream { seed: 1, number: 2 }, n as u64)),
+    ("recompute", |a, b, _, _| {
+        Ok(recompute(&[a.clone(), b.clone()], |x| Ok(vec![x[0].add(&x[1])?.exp()?]))?.remove(0))
+    }),
+    ("watched", |a, _, _, _| a.watched(Ok)),
 ];
 
 /// Runs an operation and, if it works, differentiates it. Returns whether it
@@ -91,7 +136,7 @@ fn no_shape_makes_an_operation_panic() {
             Tensor::from_slice(&values, dims).unwrap().requires_grad()
         })
         .collect();
-    let mut worked = [0; OPERATIONS.len()];
+    let mut worked = vec![0; OPERATIONS.len()];
     for a in &tensors {
         for b in &tensors {
             for (which, &operation) in OPERATIONS.iter().enumerate() {
@@ -115,7 +160,7 @@ proptest! {
 
     #[test]
     fn no_dtype_makes_an_operation_panic(
-        a in any_tensor(), b in any_tensor(), c in any_tensor(), n in 0usize..6, which in 0usize..22,
+        a in any_tensor(), b in any_tensor(), c in any_tensor(), n in 0usize..6, which in 0..OPERATIONS.len(),
     ) {
         exercise(OPERATIONS[which].0, OPERATIONS[which], [&a, &b, &c], n);
         exercise(OPERATIONS[which].0, OPERATIONS[which], [&a, &a, &a], n);

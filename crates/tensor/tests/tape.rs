@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use half::bf16;
 use shardloom_layout::{DType, Hint, Shape};
-use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply, backward, no_grad};
+use shardloom_tensor::{
+    AdamW, Context, Device, Function, Moments, Order, Tensor, TensorError, apply, backward, counted, no_grad,
+    recompute,
+};
 
 fn ones(dims: &[usize]) -> Tensor {
     Tensor::from_slice(&vec![1.0f64; dims.iter().product()], dims).unwrap()
@@ -161,4 +164,202 @@ fn bad_operands_are_named() {
     assert_eq!(a.to_vec::<f32>().unwrap_err().to_string(), "a f64 tensor cannot be read as f32");
     assert!(Tensor::from_slice(&[1.0], &[2]).is_err());
     assert!(a.item::<f64>().is_err());
+}
+
+#[test]
+fn hooks_see_gradients_and_change_them() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let note = |name: &'static str, factor: f64| {
+        let seen = Arc::clone(&seen);
+        move |gradient: Tensor| {
+            seen.lock().unwrap().push((name, gradient.to_vec::<f64>()?));
+            gradient.scale(factor)
+        }
+    };
+    let (a, b) = (ones(&[2]).requires_grad(), ones(&[2]).requires_grad());
+    a.on_gradient(note("a", 10.0)).unwrap();
+    b.on_gradient(note("b", 1.0)).unwrap();
+    // Used twice: the hook runs once, with the sum.
+    let inner = a.mul(&b).unwrap().watched(note("inner", 2.0)).unwrap();
+    let outer = inner.add(&a.scale(3.0).unwrap()).unwrap();
+    let gradients = backward(&[(outer, None)]).unwrap();
+    assert_eq!(gradients.of(&a).unwrap().to_vec::<f64>().unwrap(), [50.0, 50.0]);
+    assert_eq!(gradients.of(&b).unwrap().to_vec::<f64>().unwrap(), [2.0, 2.0]);
+    let of = |name: &str| -> Vec<f64> {
+        seen.lock().unwrap().iter().filter(|(seen, _)| *seen == name).map(|(_, g)| g[0]).collect()
+    };
+    assert_eq!((of("inner"), of("a"), of("b")), (vec![1.0], vec![5.0], vec![2.0]));
+    let error = a.exp().unwrap().on_gradient(Ok).unwrap_err();
+    assert_eq!(error.to_string(), "a tensor of shape 2 is not a parameter, so it has no gradient to hook");
+    // A hook that changes the shape is found out, and its error is passed on.
+    a.on_gradient(|gradient| gradient.sum(&[0])).unwrap();
+    assert!(matches!(backward(&[(a.exp().unwrap(), None)]), Err(TensorError::GradientShape { .. })));
+}
+
+#[test]
+fn a_parameters_hook_runs_while_the_pass_goes_on() {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let note = |name: &'static str| {
+        let order = Arc::clone(&order);
+        move |gradient: Tensor| {
+            order.lock().unwrap().push(name);
+            Ok(gradient)
+        }
+    };
+    let (first, last) = (ones(&[2]).requires_grad(), ones(&[2]).requires_grad());
+    first.on_gradient(note("first layer")).unwrap();
+    last.on_gradient(note("last layer")).unwrap();
+    let hidden = ones(&[2]).mul(&first).unwrap().watched(note("between")).unwrap();
+    backward(&[(hidden.mul(&last).unwrap(), None)]).unwrap();
+    assert_eq!(*order.lock().unwrap(), ["last layer", "between", "first layer"]);
+}
+
+#[test]
+fn a_recomputed_region_gives_the_same_bits() {
+    let stream = shardloom_tensor::Stream { seed: 9, number: 4 };
+    let region = move |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
+        let hidden = x[0].matmul(&x[1])?.gelu()?.dropout(0.3, stream, 0)?;
+        Ok(vec![hidden.matmul(&x[2])?, hidden.sum(&[1])?])
+    };
+    let wave = |dims: &[usize], shift: f64| {
+        let count: usize = dims.iter().product();
+        let values: Vec<f64> = (0..count).map(|i| (i as f64 * 0.7 + shift).sin()).collect();
+        Tensor::from_slice(&values, dims).unwrap().requires_grad()
+    };
+    let inputs = [wave(&[5, 6], 0.0), wave(&[6, 7], 1.0), wave(&[7, 3], 2.0)];
+    let bits = |x: &Tensor| x.to_vec::<f64>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let run = |outputs: Vec<Tensor>| {
+        let forward: Vec<_> = outputs.iter().map(bits).collect();
+        let asked: Vec<_> = outputs.into_iter().map(|output| (output, None)).collect();
+        let gradients = backward(&asked).unwrap();
+        (forward, inputs.iter().map(|input| bits(gradients.of(input).unwrap())).collect::<Vec<_>>())
+    };
+    assert_eq!(run(region(&inputs).unwrap()), run(recompute(&inputs, region).unwrap()));
+    // Inside one another.
+    let nested = recompute(&inputs, move |x| recompute(x, region)).unwrap();
+    assert_eq!(run(region(&inputs).unwrap()), run(nested));
+}
+
+#[test]
+fn a_recomputed_region_cannot_lose_a_gradient() {
+    let (x, hidden) = (ones(&[2]).requires_grad(), ones(&[2]).requires_grad());
+    let captured = hidden.clone();
+    let error = recompute(&[x], move |x| Ok(vec![x[0].mul(&captured)?])).unwrap_err();
+    assert!(matches!(error, TensorError::Captured { function: "mul" }));
+    assert_eq!(error.hint().unwrap(), "pass it to the region as an input, or detach it");
+    // The tape goes on as before.
+    assert!(hidden.exp().unwrap().tracks_gradient());
+}
+
+#[test]
+fn a_recomputed_region_keeps_only_its_inputs() {
+    let x = ones(&[1000, 100]).requires_grad();
+    let layers = |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
+        (0..10).try_fold(x[0].clone(), |x, _| x.exp()?.tanh()).map(|x| vec![x])
+    };
+    // Other tests allocate meanwhile, so this looks at what the tape holds by
+    // what becomes free when it goes.
+    let held = |outputs: Vec<Tensor>| {
+        let freed = Arc::new(Mutex::new(0));
+        let before = shardloom_tensor::memory::statistics().in_use;
+        drop(outputs);
+        *freed.lock().unwrap() = before.saturating_sub(shardloom_tensor::memory::statistics().in_use);
+        let freed = *freed.lock().unwrap();
+        freed
+    };
+    let (kept, again) = (held(layers(std::slice::from_ref(&x)).unwrap()), held(recompute(&[x], layers).unwrap()));
+    assert!(kept > 5 * again, "{kept} {again}");
+}
+
+#[test]
+fn adding_in_place_changes_nobody_else() {
+    let mut sum = ones(&[3]);
+    let kept = sum.clone();
+    sum.add_assign(&ones(&[3])).unwrap();
+    sum.add_assign(&ones(&[3])).unwrap();
+    assert_eq!(sum.to_vec::<f64>().unwrap(), [3.0; 3]);
+    assert_eq!(kept.to_vec::<f64>().unwrap(), [1.0; 3]);
+    // On the tape it is an addition like any other.
+    let x = ones(&[3]).requires_grad();
+    let mut y = x.exp().unwrap();
+    y.add_assign(&x).unwrap();
+    let gradients = backward(&[(y, None)]).unwrap();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [1.0 + 1f64.exp(); 3]);
+    assert!(sum.add_assign(&ones(&[2])).is_err());
+}
+
+/// A saved tensor whose memory a rule overwrites is not somebody else's.
+#[test]
+fn rules_overwrite_only_what_is_theirs() {
+    let x = Tensor::from_slice(&[0.1, 0.7, -0.3, 0.4, 0.2, 0.9], &[2, 3]).unwrap().requires_grad();
+    let targets = Tensor::from_slice(&[2i64, 0], &[2]).unwrap();
+    let logits = x.scale(2.0).unwrap();
+    let before = logits.to_vec::<f64>().unwrap();
+    let loss = logits.cross_entropy(&targets, Default::default()).unwrap();
+    let given = Tensor::scalar(1.0).unwrap();
+    backward(&[(loss, Some(given.clone()))]).unwrap();
+    assert_eq!(logits.to_vec::<f64>().unwrap(), before);
+    assert_eq!(given.item::<f64>().unwrap(), 1.0);
+    let gradient = ones(&[2, 3]);
+    backward(&[(x.exp().unwrap().tanh().unwrap().softmax(1).unwrap(), Some(gradient.clone()))]).unwrap();
+    assert_eq!(gradient.to_vec::<f64>().unwrap(), [1.0; 6]);
+}
+
+#[test]
+fn optimizing_keeps_a_parameter_the_same_parameter() {
+    let mut x = ones(&[2]).requires_grad();
+    let kept = x.detach();
+    let mut moments = Moments::zero(&x).unwrap();
+    for number in 1..=2 {
+        let gradients = backward(&[(x.mul(&x).unwrap(), None)]).unwrap();
+        let gradient = gradients.of(&x).unwrap();
+        AdamW::default().step(number, &mut x, gradient, &mut moments).unwrap();
+    }
+    assert!(x.to_vec::<f64>().unwrap()[0] < 0.999);
+    assert_eq!(kept.to_vec::<f64>().unwrap(), [1.0; 2]);
+}
+
+#[test]
+fn meta_tensors_have_costs_and_gradients() {
+    let meta = |dims: &[usize]| Tensor::zeros(DType::Bf16, dims, Device::Meta).unwrap().requires_grad();
+    let (x, w, norm) = (meta(&[512, 4096]), meta(&[1024, 4096]), meta(&[4096]));
+    let (gradients, costs) = counted(|| {
+        let y = x.rms_norm(&norm, 1e-5).unwrap().linear(&w, None, None).unwrap();
+        backward(&[(y, None)]).unwrap()
+    });
+    for parameter in [&x, &w, &norm] {
+        assert_eq!(gradients.of(parameter).unwrap().shape(), parameter.shape());
+    }
+    let product = costs.by_kernel().find(|(kernel, _)| *kernel == "matmul").unwrap().1;
+    assert_eq!((product.launches, product.flops), (3, 3 * 2 * 512 * 4096 * 1024));
+    let operands = [512 * 4096, 1024 * 4096, 512 * 1024].iter().sum::<u64>() * 2;
+    assert_eq!(product.bytes, 3 * operands);
+    assert!(costs.total().flops > product.flops && costs.total().bytes > product.bytes);
+    assert_eq!(counted(|| ()).1.total(), Default::default());
+}
+
+#[test]
+fn integers_bools_and_eight_bits_are_stored_and_moved() {
+    let flags = Tensor::from_bools(&[true, false, false, true], &[2, 2]).unwrap();
+    let turned = flags.transpose(0, 1).unwrap();
+    assert_eq!(turned.to_bools().unwrap(), [true, false, false, true]);
+    assert_eq!(flags.cast(DType::I32).unwrap().to_vec::<i32>().unwrap(), [1, 0, 0, 1]);
+    let numbers = Tensor::from_slice(&[3i64, -1, 2, 5, 2, 0], &[2, 3]).unwrap();
+    let (sorted, places) = numbers.sort(1, Order::Descending).unwrap();
+    assert_eq!(sorted.to_vec::<i64>().unwrap(), [3, 2, -1, 5, 2, 0]);
+    assert_eq!(places.to_vec::<i64>().unwrap(), [0, 2, 1, 0, 1, 2]);
+    assert_eq!(numbers.argmax(0).unwrap().to_vec::<i64>().unwrap(), [1, 1, 0]);
+    assert_eq!(
+        Tensor::from_slice(&[2i64, 0], &[2]).unwrap().one_hot(3).unwrap().to_vec::<i64>().unwrap(),
+        [0, 0, 1, 1, 0, 0]
+    );
+    assert_eq!(numbers.tril(0).unwrap().to_vec::<i64>().unwrap(), [3, 0, 0, 5, 2, 0]);
+    let small = numbers.cast(DType::F32).unwrap().cast(DType::F8E4M3).unwrap();
+    let moved = Tensor::cat(&[&small, &small.transpose(0, 1).unwrap().transpose(0, 1).unwrap()], 0).unwrap();
+    assert_eq!(moved.cast(DType::F32).unwrap().to_vec::<f32>().unwrap()[6..], [3.0, -1.0, 2.0, 5.0, 2.0, 0.0]);
+    assert_eq!(small.exp().unwrap_err().to_string(), "exp does not take f8e4m3");
+    let not_numbers = Tensor::from_slice(&[1.0, f64::NAN, 3.0], &[3]).unwrap();
+    assert!(not_numbers.max(&[0]).unwrap().item::<f64>().unwrap().is_nan());
+    assert_eq!(not_numbers.argmax(0).unwrap().item::<i64>().unwrap(), 1);
+    assert!(Tensor::zeros(DType::F32, &[2, 0], Device::Cpu).unwrap().max(&[1]).is_err());
 }

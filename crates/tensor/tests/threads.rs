@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use shardloom_layout::DType;
-use shardloom_tensor::{CrossEntropy, Tensor, backward, memory};
+use shardloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory};
 
 fn values(dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();
@@ -52,24 +52,81 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// Bits, so that even zeros of different sign differ.
+fn bits(x: &Tensor) -> Vec<u64> {
+    x.cast(DType::F64).unwrap().to_vec::<f64>().unwrap().iter().map(|x| x.to_bits()).collect()
+}
+
+/// Every row of a result, when its row of the input is alone, with some others,
+/// and with all: the same bits.
+fn rows_stand_alone(name: &str, x: &Tensor, work: impl Fn(&Tensor) -> Tensor) {
+    let whole = work(x);
+    let rows = x.shape()[0];
+    for row in 0..rows {
+        for count in [1, 2, 5, 9, 40] {
+            let start = row.min(rows.saturating_sub(count));
+            let count = count.min(rows);
+            let part = work(&x.narrow(0, start, count).unwrap());
+            let (found, expected) =
+                (part.narrow(0, row - start, 1).unwrap(), whole.narrow(0, row, 1).unwrap());
+            assert!(bits(&found) == bits(&expected), "{name}: row {row} among {count}");
+        }
+    }
+}
+
 #[test]
 fn a_row_does_not_depend_on_the_others() {
-    let x = values(&[64, 96], 1);
-    let (weight, norm) = (values(&[96, 40], 2), values(&[96], 3));
-    let row = |x: &Tensor, r: usize| -> Vec<f32> { x.narrow(0, r, 1).unwrap().to_vec().unwrap() };
-    let normed = x.rms_norm(&norm, 1e-6).unwrap();
-    let soft = x.softmax(1).unwrap();
-    for r in [0, 13, 63] {
-        let alone = x.narrow(0, r, 1).unwrap();
-        assert_eq!(alone.rms_norm(&norm, 1e-6).unwrap().to_vec::<f32>().unwrap(), row(&normed, r));
-        assert_eq!(alone.softmax(1).unwrap().to_vec::<f32>().unwrap(), row(&soft, r));
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
+        let made = |dims: &[usize], seed| values(dims, seed).cast(dtype).unwrap();
+        // More rows than a task and more depth than a block, sizes that divide
+        // by nothing, and columns that fill whole vectors.
+        for columns in [40, 64, 531] {
+            let (x, weight) = (made(&[71, 301], 1), made(&[301, columns], 2));
+            let turned = made(&[columns, 301], 3).transpose(0, 1).unwrap();
+            rows_stand_alone("matmul", &x, |x| x.matmul(&weight).unwrap());
+            rows_stand_alone("matmul with a transposed matrix", &x, |x| x.matmul(&turned).unwrap());
+        }
+        let (x, norm) = (made(&[20, 97], 1), made(&[97], 3));
+        rows_stand_alone("rms_norm", &x, |x| x.rms_norm(&norm, 1e-6).unwrap());
+        rows_stand_alone("layer_norm", &x, |x| x.layer_norm(&norm, &norm, 1e-6).unwrap());
+        rows_stand_alone("softmax", &x, |x| x.softmax(1).unwrap());
+        // The loss of a row, by itself and as one of those it is a part of: the
+        // others are left out of the mean, so what is left is the row's.
+        let loss = |x: &Tensor, row: usize| {
+            let mut targets = vec![-1i64; x.shape()[0]];
+            targets[row] = 13;
+            let targets = Tensor::from_slice(&targets, &[targets.len()]).unwrap();
+            let options = CrossEntropy { ignore_index: Some(-1), label_smoothing: 0.1 };
+            bits(&x.cross_entropy(&targets, options).unwrap())
+        };
+        for row in 0..20 {
+            assert_eq!(loss(&x, row), loss(&x.narrow(0, row, 1).unwrap(), 0), "cross_entropy: row {row}");
+        }
     }
-    // Matrix products come from `gemm`, which makes no such promise yet; here
-    // they agree to rounding.
-    let product = x.matmul(&weight).unwrap();
-    let alone = x.narrow(0, 13, 1).unwrap().matmul(&weight).unwrap().to_vec::<f32>().unwrap();
-    for (a, b) in alone.iter().zip(row(&product, 13)) {
-        assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "{a} {b}");
+}
+
+/// A sequence in a batch, and a query among others, get what they get alone.
+#[test]
+fn attention_does_not_depend_on_the_batch() {
+    for dtype in [DType::F32, DType::Bf16] {
+        for width in [32, 20] {
+            let made = |heads, time, seed| values(&[3, heads, time, width], seed).cast(dtype).unwrap();
+            let (q, k, v) = (made(4, 150, 1), made(2, 150, 2), made(2, 150, 3));
+            let causal = Attention { causal: true, ..Attention::default() };
+            let whole = q.attention(&k, &v, causal).unwrap();
+            for batch in 0..3 {
+                let [q, k, v, expected] = [&q, &k, &v, &whole].map(|x| x.narrow(0, batch, 1).unwrap());
+                assert!(bits(&q.attention(&k, &v, causal).unwrap()) == bits(&expected), "batch {batch}");
+                // The last queries alone, as with a cache; earlier ones with the keys they see.
+                for time in [1, 64, 70, 150] {
+                    let [q, k, v, expected] =
+                        [&q, &k, &v, &expected].map(|x| x.narrow(2, 0, time).unwrap());
+                    let [last, expected] = [&q, &expected].map(|x| x.narrow(2, time - 1, 1).unwrap());
+                    let found = last.attention(&k, &v, causal).unwrap();
+                    assert!(bits(&found) == bits(&expected), "query {time} of batch {batch}");
+                }
+            }
+        }
     }
 }
 

@@ -62,7 +62,8 @@ fn by_value<T: PartialOrd>(a: &T, b: &T) -> Ordering {
 }
 
 fn sort_as<T: Element + PartialOrd>(x: &Tensor, row: usize, order: Order) -> Result<[Tensor; 2], TensorError> {
-    let values = x.elements::<T>("sort")?;
+    // Bools are held as bytes.
+    let values = x.bits::<T>("sort")?;
     let row = row.max(1);
     let indices = make_as::<i64>(DType::I64, x.shape(), |out| {
         out.par_chunks_exact_mut(row).zip(values.par_chunks_exact(row)).for_each(|(out, x)| {
@@ -75,7 +76,7 @@ fn sort_as<T: Element + PartialOrd>(x: &Tensor, row: usize, order: Order) -> Res
         Ok(())
     })?;
     let places = indices.elements::<i64>("sort")?;
-    let sorted = make::<T>(x.shape(), |out| {
+    let sorted = make_as::<T>(x.dtype(), x.shape(), |out| {
         let rows = values.par_chunks_exact(row).zip(places.par_chunks_exact(row));
         out.par_chunks_exact_mut(row).zip(rows).for_each(|(out, (x, places))| {
             out.iter_mut().zip(places).for_each(|(out, &place)| *out = x[place as usize]);
