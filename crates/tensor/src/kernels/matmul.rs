@@ -64,6 +64,10 @@ pub(crate) struct Finish<'a, T> {
 
 impl<T> Finish<'_, T> {
     const NOTHING: Self = Self { bias: None, residual: None };
+
+    fn is_nothing(&self) -> bool {
+        self.bias.is_none() && self.residual.is_none()
+    }
 }
 
 /// Which threads work on a product.

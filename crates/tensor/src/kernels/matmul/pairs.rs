@@ -4,11 +4,11 @@
 //! has may only be called where they were found. Everything it reads and writes
 //! goes through slices.
 
-use std::arch::x86_64::{__m512, __m512bh, _mm512_dpbf16_ps, _mm512_set1_epi32};
+use std::arch::x86_64::{__m512, __m512bh, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
 
 use half::bf16;
 
-use super::tile::{Panels, with_rows};
+use super::tile::{Begin, Panels, with_rows};
 use crate::vectors::Level;
 
 /// Lanes of f32 in a vector.
@@ -18,7 +18,7 @@ const LANES: usize = 16;
 pub(super) const COLUMNS: usize = 2 * LANES;
 
 /// Adds the products of rows with one panel of columns to sums.
-pub(super) fn add(panels: Panels<'_, [bf16; 2], f32>) {
+pub(super) fn add(panels: Panels<'_, '_, [bf16; 2], f32>) {
     assert!(Level::current() >= Level::Avx512Bf16, "chosen only where the CPU has it");
     // SAFETY: the assertion above: the level is never higher than what was
     // found on this CPU, which includes both features.
@@ -26,20 +26,23 @@ pub(super) fn add(panels: Panels<'_, [bf16; 2], f32>) {
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn add_with_bf16(panels: Panels<'_, [bf16; 2], f32>) {
-    let stride = panels.stride / LANES;
-    let columns: &[__m512] = bytemuck::cast_slice(panels.columns);
-    panels.each(|rows, count, sums| {
-        let whole = sums.len() / LANES * LANES;
-        let sums: &mut [__m512] = bytemuck::cast_slice_mut(&mut sums[..whole]);
-        with_rows!(count, R => tile::<R>(rows, columns, sums, stride));
-    });
+fn add_with_bf16(panels: Panels<'_, '_, [bf16; 2], f32>) {
+    let (first, begin, columns) = (panels.first, panels.begin, bytemuck::cast_slice(panels.columns));
+    panels.each(|rows, sums| with_rows!(sums.len(), R => tile::<R>(rows, columns, sums, first, begin)));
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn tile<const R: usize>(rows: &[[bf16; 2]], columns: &[__m512], sums: &mut [__m512], stride: usize) {
-    let mut held: [[__m512; 2]; R] =
-        std::array::from_fn(|row| [sums[row * stride], sums[row * stride + 1]]);
+fn tile<const R: usize>(
+    rows: &[[bf16; 2]],
+    columns: &[__m512],
+    sums: &mut [&mut [f32]],
+    first: usize,
+    begin: Begin,
+) {
+    let mut held: [[__m512; 2]; R] = std::array::from_fn(|row| match begin {
+        Begin::Zero => [_mm512_setzero_ps(); 2],
+        Begin::Found => *pair(sums[row], first),
+    });
     let (rows, _) = rows.as_chunks::<R>();
     let (columns, _) = columns.as_chunks::<2>();
     for (row, &[left, right]) in rows.iter().zip(columns) {
@@ -51,8 +54,14 @@ fn tile<const R: usize>(rows: &[[bf16; 2]], columns: &[__m512], sums: &mut [__m5
         }
     }
     for (row, held) in held.into_iter().enumerate() {
-        [sums[row * stride], sums[row * stride + 1]] = held;
+        *pair(sums[row], first) = held;
     }
+}
+
+/// Two vectors of a row.
+#[inline(always)]
+fn pair(row: &mut [f32], first: usize) -> &mut [__m512; 2] {
+    bytemuck::from_bytes_mut(bytemuck::cast_slice_mut(&mut row[first..first + COLUMNS]))
 }
 
 /// The same bits as pairs of bf16.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::pack::{Strip, pack};
 use super::scheme::Scheme;
-use super::tile::{Panels, ROWS};
+use super::tile::{Begin, Panels, ROWS};
 use super::{Finish, Matrix, Spread};
 use crate::element::Float;
 use crate::error::TensorError;
@@ -22,14 +22,22 @@ use crate::vectors::dispatch;
 /// columns just fills a 32 KiB cache.
 const DEPTH: usize = 256;
 
+/// The most packed values of the depth between two times that all threads wait
+/// for each other.
+const STAGE: usize = 1 << 20;
+
 /// Rows of a task.
 const TASK_ROWS: usize = 64;
 
 /// The most panels of columns in a task.
 const TASK_PANELS: usize = 8;
 
-/// The most packed values of one operand held at once.
+/// The most packed values of one operand held at once, as far as rows and
+/// columns of a task allow.
 const PACKED: usize = 4 << 20;
+
+/// Bytes that the widest vector is aligned to.
+const LINE: usize = 64;
 
 /// `lhs @ rhs` into a row-major result.
 pub(super) fn multiply<S: Scheme>(
@@ -44,22 +52,86 @@ pub(super) fn multiply<S: Scheme>(
     if out.is_empty() {
         return Ok(());
     }
-    let width = S::columns();
-    let depth = lhs.columns.div_ceil(S::DEPTH);
-    let at_once = |unit: usize| (PACKED / depth.max(1) / unit).max(1) * unit;
-    let (rows_at_once, columns_at_once) = (at_once(TASK_ROWS), at_once(width * TASK_PANELS));
+    let whole_depth = lhs.columns.div_ceil(S::DEPTH);
+    let sums = Sums::of::<S>(out, n);
+    // Sums that stay in the result can be added to later, so only some of the
+    // depth needs to be packed at a time. With few rows little is packed anyway.
+    let stage = if sums == Sums::InResult && m > TASK_ROWS { STAGE } else { usize::MAX };
+    let depth = evenly(whole_depth, stage, 1);
+    let rows_at_once = evenly(m, PACKED / depth, TASK_ROWS);
+    let columns_at_once = evenly(n, PACKED / depth, S::columns() * TASK_PANELS);
     for column in (0..n).step_by(columns_at_once) {
         let columns = columns_at_once.min(n - column);
-        let right = Right::new::<S>(rhs, column, columns, m, spread)?;
-        for row in (0..m).step_by(rows_at_once) {
-            let rows = rows_at_once.min(m - row);
-            let strip = Strip::of_rows(lhs).lines(row, rows);
-            let left = packed::<S>(strip, rows, ROWS, depth, Fringe::Cut, spread)?;
-            let part = Part { left: cast::<S>(&left), right: &right, depth, width, n, row, column, finish };
-            part.multiply::<S>(&mut out[row * n..(row + rows) * n], columns, spread)?;
+        for from in (0..whole_depth.max(1)).step_by(depth) {
+            let depth = depth.min(whole_depth - from);
+            let stage = Stage { first: from == 0, last: from + depth >= whole_depth };
+            let columns_here = Strip::of_columns(rhs).lines(column, columns);
+            let columns_here = columns_here.depth(from * S::DEPTH, depth * S::DEPTH);
+            let mut right = None;
+            for row in (0..m).step_by(rows_at_once) {
+                let rows = rows_at_once.min(m - row);
+                let rows_here = Strip::of_rows(lhs).lines(row, rows).depth(from * S::DEPTH, depth * S::DEPTH);
+                let pack_left = || packed::<S>(rows_here, rows, ROWS, depth, Fringe::Cut, spread);
+                let left = match right {
+                    Some(_) => pack_left()?,
+                    None => {
+                        let pack_right = || Right::new::<S>(columns_here, columns, depth, m, spread);
+                        let (packed_right, left) = both(spread, pack_right, pack_left);
+                        right = Some(packed_right?);
+                        left?
+                    }
+                };
+                let Some(right) = &right else { unreachable!("made for the first rows") };
+                let left = cast::<S>(&left);
+                let part = Part { left, right, depth, n, row, column, finish, sums, stage };
+                part.multiply::<S>(&mut out[row * n..(row + rows) * n], columns, spread)?;
+            }
         }
     }
     Ok(())
+}
+
+/// The size of equal parts of a whole, multiples of `unit` and about `most`.
+fn evenly(whole: usize, most: usize, unit: usize) -> usize {
+    let most = (most / unit).max(1) * unit;
+    whole.div_ceil(whole.div_ceil(most).max(1)).next_multiple_of(unit).max(1)
+}
+
+/// Does two things, at the same time if threads may be used.
+fn both<A: Send, B: Send>(
+    spread: Spread,
+    one: impl FnOnce() -> A + Send,
+    other: impl FnOnce() -> B + Send,
+) -> (A, B) {
+    match spread {
+        Spread::Alone => (one(), other()),
+        Spread::Pool => rayon::join(one, other),
+    }
+}
+
+/// Where sums are while they grow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sums {
+    /// In the result itself, which is of the type they are added up in and
+    /// whose rows are whole vectors.
+    InResult,
+    /// In memory of the task, which sees all of the depth.
+    Apart,
+}
+
+impl Sums {
+    fn of<S: Scheme>(out: &[S::Source], n: usize) -> Self {
+        let aligned = out.as_ptr().addr().is_multiple_of(LINE) && (n * size_of::<S::Sum>()).is_multiple_of(LINE);
+        let whole = n.is_multiple_of(S::columns());
+        if S::Source::COMPUTES_IN_ITSELF && aligned && whole { Self::InResult } else { Self::Apart }
+    }
+}
+
+/// Which part of the depth is multiplied.
+#[derive(Clone, Copy)]
+struct Stage {
+    first: bool,
+    last: bool,
 }
 
 /// What becomes of a last panel that is not full.
@@ -124,14 +196,12 @@ enum Right<'a, T> {
 
 impl<'a, T> Right<'a, T> {
     fn new<S: Scheme<Source = T>>(
-        matrix: Matrix<'a, T>,
-        column: usize,
+        strip: Strip<'a, T>,
         columns: usize,
+        depth: usize,
         rows: usize,
         spread: Spread,
     ) -> Result<Self, TensorError> {
-        let depth = matrix.rows.div_ceil(S::DEPTH);
-        let strip = Strip::of_columns(matrix).lines(column, columns);
         if rows <= TASK_ROWS {
             return Ok(Self::Loose(strip));
         }
@@ -144,12 +214,13 @@ struct Part<'a, P, T> {
     left: &'a [P],
     right: &'a Right<'a, T>,
     depth: usize,
-    width: usize,
     /// Columns of the whole result.
     n: usize,
     row: usize,
     column: usize,
     finish: &'a Finish<'a, T>,
+    sums: Sums,
+    stage: Stage,
 }
 
 /// The part of a result that one task writes.
@@ -169,10 +240,11 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         let blocks = (out.len() / self.n).div_ceil(TASK_ROWS);
         let threads = if spread == Spread::Alone { 1 } else { rayon::current_num_threads() };
         // Several tasks for each thread, so that none waits long for the last.
-        let panels = columns.div_ceil(self.width);
+        let width = S::columns();
+        let panels = columns.div_ceil(width);
         let wanted = (4 * threads).div_ceil(blocks);
         let panels = panels.div_ceil(wanted).clamp(1, TASK_PANELS);
-        let tasks = self.tasks(out, columns, panels * self.width);
+        let tasks = self.tasks(out, columns, panels * width);
         let run = |task: Task<'_, T>| self.run::<S>(task);
         match spread {
             Spread::Alone => tasks.into_iter().try_for_each(run),
@@ -199,68 +271,102 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         tasks
     }
 
-    fn run<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(&self, task: Task<'_, T>) -> Result<(), TensorError> {
+    fn run<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(&self, mut task: Task<'_, T>) -> Result<(), TensorError> {
         let (rows, columns) = (task.out.len(), task.out[0].len());
-        let stride = columns.next_multiple_of(self.width);
-        let mut sums = Block::new(rows * stride * size_of::<S::Sum>())?;
-        let sums: &mut [S::Sum] = bytemuck::cast_slice_mut(sums.bytes_mut());
-        sums.fill(num_traits::Zero::zero());
-        let mut loose = match self.right {
-            Right::Packed(_) => None,
-            Right::Loose(_) => Some(Block::new(DEPTH * stride * size_of::<P>())?),
-        };
-        let left = &self.left[task.row * self.depth..(task.row + rows) * self.depth];
+        let place = Place { row: self.row + task.row, column: self.column + task.column, n: self.n };
+        if self.sums == Sums::InResult {
+            {
+                let mut sums: Vec<&mut [T::Wide]> =
+                    task.out.iter_mut().map(|row| bytemuck::cast_slice_mut(row)).collect();
+                self.add::<S>(task.row, task.column, columns, &mut sums)?;
+            }
+            if self.stage.last && !self.finish.is_nothing() {
+                for (line, out) in task.out.into_iter().enumerate() {
+                    dispatch(Line { out, sums: None, finish: self.finish, place: place.down(line) });
+                }
+            }
+            return Ok(());
+        }
+        let stride = columns.next_multiple_of(S::columns());
+        let mut block = Block::new(rows * stride * size_of::<S::Sum>())?;
+        let sums: &mut [T::Wide] = bytemuck::cast_slice_mut(block.bytes_mut());
+        let mut sums: Vec<&mut [T::Wide]> = sums.chunks_exact_mut(stride).collect();
+        self.add::<S>(task.row, task.column, columns, &mut sums)?;
+        for (line, (out, sums)) in task.out.into_iter().zip(sums).enumerate() {
+            dispatch(Line { out, sums: Some(sums), finish: self.finish, place: place.down(line) });
+        }
+        Ok(())
+    }
+
+    /// Adds the products of some rows and columns to sums.
+    fn add<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(
+        &self,
+        row: usize,
+        column: usize,
+        columns: usize,
+        sums: &mut [&mut [T::Wide]],
+    ) -> Result<(), TensorError> {
+        let width = S::columns();
+        let stride = columns.next_multiple_of(width);
         // Blocks of about one size, so that none is too short to be worth it.
-        let block = self.depth.div_ceil(self.depth.div_ceil(DEPTH).max(1)).max(1);
+        let block = evenly(self.depth, DEPTH, 1);
+        let mut space = match self.right {
+            Right::Packed(_) => None,
+            Right::Loose(_) => Some(Block::new(block * stride * size_of::<P>())?),
+        };
+        let left = &self.left[row * self.depth..(row + sums.len()) * self.depth];
         for from in (0..self.depth).step_by(block) {
             let depth = from..(from + block).min(self.depth);
-            let loose: &[P] = match (self.right, &mut loose) {
-                (Right::Loose(strip), Some(block)) => {
+            let loose: &[P] = match (self.right, &mut space) {
+                (Right::Loose(strip), Some(space)) => {
                     let strip = strip.depth(depth.start * S::DEPTH, depth.len() * S::DEPTH);
-                    let out = &mut bytemuck::cast_slice_mut(block.bytes_mut())[..depth.len() * stride];
-                    pack_panels::<S>(strip.lines(task.column, columns), self.width, depth.len(), out);
+                    let out = &mut bytemuck::cast_slice_mut(space.bytes_mut())[..depth.len() * stride];
+                    pack_panels::<S>(strip.lines(column, columns), width, depth.len(), out);
                     out
                 }
                 _ => &[],
             };
-            for first in (0..stride).step_by(self.width) {
+            for first in (0..stride).step_by(width) {
                 let columns = match self.right {
                     Right::Packed(block) => {
-                        let panel = (task.column + first) * self.depth;
-                        let here = panel + depth.start * self.width..panel + depth.end * self.width;
+                        let panel = (column + first) * self.depth;
+                        let here = panel + depth.start * width..panel + depth.end * width;
                         &cast::<S>(block)[here]
                     }
-                    Right::Loose(_) => &loose[first * depth.len()..(first + self.width) * depth.len()],
+                    Right::Loose(_) => &loose[first * depth.len()..(first + width) * depth.len()],
                 };
-                S::add(Panels {
-                    rows: left,
-                    panel_size: ROWS * self.depth,
-                    depth: depth.clone(),
-                    count: rows,
-                    columns,
-                    sums,
-                    first,
-                    stride,
-                });
+                let panel_size = ROWS * self.depth;
+                let begin = if self.stage.first && from == 0 { Begin::Zero } else { Begin::Found };
+                S::add(Panels { rows: left, panel_size, depth: depth.clone(), columns, sums, first, begin });
             }
         }
-        for (line, (out, sums)) in task.out.into_iter().zip(sums.chunks_exact(stride)).enumerate() {
-            let place = (self.row + task.row + line) * self.n + self.column + task.column;
-            let column = self.column + task.column;
-            dispatch(Line { out, sums, finish: self.finish, place, column });
+        if self.depth == 0 {
+            sums.iter_mut().for_each(|sums| sums.fill(num_traits::Zero::zero()));
         }
         Ok(())
     }
 }
 
-/// One row of a task, from its sums.
+/// Where a row of a task begins in the whole result.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    column: usize,
+    n: usize,
+}
+
+impl Place {
+    fn down(self, rows: usize) -> Self {
+        Self { row: self.row + rows, ..self }
+    }
+}
+
+/// One row of a task, from its sums; they may be in the row already.
 struct Line<'a, T: Float> {
     out: &'a mut [T],
-    sums: &'a [T::Wide],
+    sums: Option<&'a [T::Wide]>,
     finish: &'a Finish<'a, T>,
-    /// Where this row of the task begins in the whole result.
-    place: usize,
-    column: usize,
+    place: Place,
 }
 
 impl<T: Float> WithSimd for Line<'_, T> {
@@ -268,23 +374,29 @@ impl<T: Float> WithSimd for Line<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self { out, sums, finish, place, column } = self;
-        let count = out.len();
-        let each = out.iter_mut().zip(sums);
-        match (finish.bias, finish.residual) {
-            (None, None) => each.for_each(|(out, &sum)| *out = T::narrow(sum)),
-            (Some(bias), None) => {
-                each.zip(&bias[column..]).for_each(|((out, &sum), b)| *out = T::narrow(sum + b.widen()));
+        let Self { out, sums, finish, place } = self;
+        if let Some(sums) = sums
+            && finish.is_nothing()
+        {
+            out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum));
+            return;
+        }
+        let start = place.row * place.n + place.column;
+        let bias = finish.bias.map(|bias| &bias[place.column..place.column + out.len()]);
+        let residual = finish.residual.map(|residual| &residual[start..start + out.len()]);
+        // Sums are rounded once: in wide numbers, a short piece at a time.
+        const PIECE: usize = 256;
+        let mut held = [<T::Wide as num_traits::Zero>::zero(); PIECE];
+        for (number, out) in out.chunks_mut(PIECE).enumerate() {
+            let (from, held) = (number * PIECE, &mut held[..out.len()]);
+            match sums {
+                Some(sums) => held.copy_from_slice(&sums[from..from + held.len()]),
+                None => held.iter_mut().zip(&*out).for_each(|(held, out)| *held = out.widen()),
             }
-            (None, Some(residual)) => {
-                let residual = &residual[place..place + count];
-                each.zip(residual).for_each(|((out, &sum), r)| *out = T::narrow(sum + r.widen()));
+            for more in [bias, residual].into_iter().flatten() {
+                held.iter_mut().zip(&more[from..]).for_each(|(held, more)| *held += more.widen());
             }
-            (Some(bias), Some(residual)) => {
-                let more = bias[column..].iter().zip(&residual[place..place + count]);
-                each.zip(more)
-                    .for_each(|((out, &sum), (b, r))| *out = T::narrow(sum + b.widen() + r.widen()));
-            }
+            out.iter_mut().zip(held).for_each(|(out, held)| *out = T::narrow(*held));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use half::bf16;
 
-use super::tile::{Panels, tiles};
+use super::tile::{Panels, Tiles};
 use crate::element::{Float, Wide};
 use crate::vectors::dispatch;
 
@@ -35,7 +35,7 @@ pub(super) trait Scheme: Sync {
     fn join_line(elements: &[Self::Source], out: &mut [Self::Packed]);
 
     /// Adds the products of rows with one panel of columns to sums.
-    fn add(panels: Panels<'_, Self::Packed, Self::Sum>);
+    fn add(panels: Panels<'_, '_, Self::Packed, Self::Sum>);
 }
 
 /// Every element as the wide number it is computed in.
@@ -74,7 +74,14 @@ impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
 
     #[inline(always)]
     fn join_rows(elements: &[T], _: usize, out: &mut [T::Wide]) {
-        for (out, x) in out.iter_mut().zip(elements) {
+        // In pieces of a fixed size, which become a few moves and not a call.
+        let count = out.len();
+        let (pieces, rest) = out.as_chunks_mut::<16>();
+        let (sources, _) = elements[..count].as_chunks::<16>();
+        for (out, source) in pieces.iter_mut().zip(sources) {
+            *out = source.map(T::widen);
+        }
+        for (out, x) in rest.iter_mut().zip(&elements[count / 16 * 16..]) {
             *out = x.widen();
         }
     }
@@ -86,8 +93,8 @@ impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
         }
     }
 
-    fn add(panels: Panels<'_, T::Wide, T::Wide>) {
-        dispatch(tiles(panels));
+    fn add(panels: Panels<'_, '_, T::Wide, T::Wide>) {
+        dispatch(Tiles(panels));
     }
 }
 
@@ -131,7 +138,7 @@ impl Scheme for Pairs {
         out.copy_from_slice(bytemuck::cast_slice(elements));
     }
 
-    fn add(panels: Panels<'_, [bf16; 2], f32>) {
+    fn add(panels: Panels<'_, '_, [bf16; 2], f32>) {
         super::pairs::add(panels);
     }
 }

@@ -5,8 +5,6 @@
 //! depends on its row and its column alone: the same bits in any batch, for any
 //! number of threads, and on every CPU that fuses multiply and add.
 
-use std::marker::PhantomData;
-
 use pulp::{Simd, WithSimd};
 
 use super::scheme::Vectors;
@@ -15,29 +13,31 @@ use super::scheme::Vectors;
 pub(super) const ROWS: usize = 8;
 
 /// Rows and columns to be multiplied, and the sums to be added to.
-pub(super) struct Panels<'a, P, W> {
+pub(super) struct Panels<'a, 'r, P, W> {
     /// Panels of [`ROWS`] rows, the last with what remains; each by depth. A
     /// panel begins every `panel_size` values, of which some depth is used.
     pub(super) rows: &'a [P],
     pub(super) panel_size: usize,
     pub(super) depth: std::ops::Range<usize>,
-    pub(super) count: usize,
     /// One panel of columns, by depth, of this depth alone.
     pub(super) columns: &'a [P],
-    /// Row-major sums; this panel begins at `first` in each row.
-    pub(super) sums: &'a mut [W],
+    /// Sums, row by row; this panel begins at `first` in each.
+    pub(super) sums: &'a mut [&'r mut [W]],
     pub(super) first: usize,
-    pub(super) stride: usize,
+    pub(super) begin: Begin,
 }
 
-pub(super) fn tiles<W: Vectors>(panels: Panels<'_, W, W>) -> Tiles<'_, W> {
-    Tiles { panels, element: PhantomData }
+/// What sums begin with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// Zero, whatever is there.
+    Zero,
+    /// What is there.
+    Found,
 }
 
-pub(super) struct Tiles<'a, W> {
-    panels: Panels<'a, W, W>,
-    element: PhantomData<W>,
-}
+/// Panels of wide numbers, multiplied with vectors of any width.
+pub(super) struct Tiles<'a, 'r, W>(pub(super) Panels<'a, 'r, W, W>);
 
 /// Calls `$body` with `$R` as the constant number of rows.
 macro_rules! with_rows {
@@ -61,31 +61,26 @@ macro_rules! with_rows {
 
 pub(super) use with_rows;
 
-impl<P, W> Panels<'_, P, W> {
-    /// Calls `visit` with the packed rows, the number of rows and the sums of
-    /// each tile.
+impl<'r, P, W> Panels<'_, 'r, P, W> {
+    /// Calls `visit` with the packed rows and the sums of each tile.
     #[inline(always)]
-    pub(super) fn each(self, mut visit: impl FnMut(&[P], usize, &mut [W])) {
-        let Self { rows, panel_size, depth, count, sums, first, stride, .. } = self;
-        for (panel, rows) in rows.chunks(panel_size).enumerate() {
-            let here = ROWS.min(count - panel * ROWS);
-            let rows = &rows[depth.start * here..depth.end * here];
-            visit(rows, here, &mut sums[panel * ROWS * stride + first..]);
+    pub(super) fn each(self, mut visit: impl FnMut(&[P], &mut [&'r mut [W]])) {
+        let Self { rows, panel_size, depth, sums, .. } = self;
+        for (rows, sums) in rows.chunks(panel_size).zip(sums.chunks_mut(ROWS)) {
+            let here = sums.len();
+            visit(&rows[depth.start * here..depth.end * here], sums);
         }
     }
 }
 
-impl<W: Vectors> WithSimd for Tiles<'_, W> {
+impl<W: Vectors> WithSimd for Tiles<'_, '_, W> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, width: S) {
-        let stride = self.panels.stride / W::lanes::<S>();
-        let columns: &[W::Vector<S>] = bytemuck::cast_slice(self.panels.columns);
-        self.panels.each(|rows, count, sums| {
-            let whole = sums.len() / W::lanes::<S>() * W::lanes::<S>();
-            let sums: &mut [W::Vector<S>] = bytemuck::cast_slice_mut(&mut sums[..whole]);
-            with_rows!(count, R => tile::<S, W, R>(width, rows, columns, sums, stride));
+        let (first, begin, columns) = (self.0.first, self.0.begin, bytemuck::cast_slice(self.0.columns));
+        self.0.each(|rows, sums| {
+            with_rows!(sums.len(), R => tile::<S, W, R>(width, rows, columns, sums, first, begin));
         });
     }
 }
@@ -96,11 +91,14 @@ fn tile<S: Simd, W: Vectors, const R: usize>(
     width: S,
     rows: &[W],
     columns: &[W::Vector<S>],
-    sums: &mut [W::Vector<S>],
-    stride: usize,
+    sums: &mut [&mut [W]],
+    first: usize,
+    begin: Begin,
 ) {
-    let mut held: [[W::Vector<S>; 2]; R] =
-        std::array::from_fn(|row| [sums[row * stride], sums[row * stride + 1]]);
+    let mut held: [[W::Vector<S>; 2]; R] = std::array::from_fn(|row| match begin {
+        Begin::Zero => [W::splat(width, W::ZERO); 2],
+        Begin::Found => *pair::<S, W>(sums[row], first),
+    });
     let (rows, _) = rows.as_chunks::<R>();
     let (columns, _) = columns.as_chunks::<2>();
     for (row, column) in rows.iter().zip(columns) {
@@ -111,6 +109,12 @@ fn tile<S: Simd, W: Vectors, const R: usize>(
         }
     }
     for (row, held) in held.into_iter().enumerate() {
-        [sums[row * stride], sums[row * stride + 1]] = held;
+        *pair::<S, W>(sums[row], first) = held;
     }
+}
+
+/// Two vectors of a row.
+#[inline(always)]
+fn pair<S: Simd, W: Vectors>(row: &mut [W], first: usize) -> &mut [W::Vector<S>; 2] {
+    bytemuck::from_bytes_mut(bytemuck::cast_slice_mut(&mut row[first..first + 2 * W::lanes::<S>()]))
 }
