@@ -110,9 +110,7 @@ def block():
     cos, sin = angles(steps, width)
     split = lambda t, count: t.view(batch, steps, count, width).transpose(1, 2)
 
-    def work():
-        for t in (*p.values(), inputs):
-            t.grad = None
+    def forward():
         n = F.rms_norm(inputs, [hidden], p["norm1"], 1e-5)
         a = F.scaled_dot_product_attention(
             turn(split(F.linear(n, p["q"]), heads), cos, sin),
@@ -122,8 +120,12 @@ def block():
         )
         r = inputs + F.linear(a.transpose(1, 2).reshape(batch, steps, heads * width), p["o"])
         n = F.rms_norm(r, [hidden], p["norm2"], 1e-5)
-        out = r + F.linear(F.silu(F.linear(n, p["gate"])) * F.linear(n, p["up"]), p["down"])
-        out.sum().backward()
+        return r + F.linear(F.silu(F.linear(n, p["gate"])) * F.linear(n, p["up"]), p["down"])
+
+    def work():
+        for t in (*p.values(), inputs):
+            t.grad = None
+        forward().sum().backward()
 
     return work
 

@@ -12,7 +12,7 @@ mod sweep;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use shardloom_layout::{DType, Shape};
 use smallvec::SmallVec;
@@ -65,6 +65,14 @@ pub trait Function: Send + Sync + 'static {
     /// differentiated on their own.
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError>;
 
+    /// Whether computing the result again costs less than keeping it would:
+    /// one pass over its inputs. Such a function saves exactly its inputs, in
+    /// order, and has one output; whoever saves that output for a backward rule
+    /// then saves no memory of its own.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+
     /// Computes the gradients of the inputs from those of the outputs; `None`
     /// stands for zero. What was saved and the gradients belong to the rule,
     /// which may use their memory for its results. The default says that there
@@ -82,17 +90,56 @@ pub trait Function: Send + Sync + 'static {
 /// What a function keeps from forward to backward.
 #[derive(Default)]
 pub struct Context {
+    kept: Vec<Kept>,
+    /// What was kept, once backward begins.
     saved: Vec<Tensor>,
     needed: SmallVec<[bool; 4]>,
 }
 
+/// One tensor, or how to get it again.
+enum Kept {
+    Tensor(Tensor),
+    /// The result of a cheap function that is itself on the tape.
+    Again(Arc<Note>),
+}
+
+impl Kept {
+    fn new(tensor: &Tensor) -> Self {
+        match tensor.origin() {
+            Origin::Output { note, index: 0 } if note.function.is_cheap() => Self::Again(Arc::clone(note)),
+            _ => Self::Tensor(tensor.detach()),
+        }
+    }
+
+    fn tensor(&self) -> Result<Tensor, TensorError> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Again(note) => {
+                let inputs = note.with_context(|context| {
+                    context.kept.iter().map(Self::tensor).collect::<Result<Vec<_>, _>>()
+                })??;
+                let mut outputs = note.function.forward(&mut Context::default(), &inputs)?;
+                Ok(outputs.swap_remove(0))
+            }
+        }
+    }
+}
+
 impl Context {
     /// Keeps tensors for the backward rule. Where no gradient will be asked
-    /// for, nothing is kept.
+    /// for, nothing is kept. Results of [cheap](Function::is_cheap) functions
+    /// are not kept either but computed again.
     pub fn save(&mut self, tensors: &[&Tensor]) {
         if self.needed.contains(&true) {
-            self.saved.extend(tensors.iter().map(|tensor| tensor.detach()));
+            self.kept.extend(tensors.iter().map(|tensor| Kept::new(tensor)));
         }
+    }
+
+    /// Gets back what was kept.
+    fn restore(&mut self) -> Result<(), TensorError> {
+        self.saved = self.kept.iter().map(Kept::tensor).collect::<Result<_, _>>()?;
+        self.kept.clear();
+        Ok(())
     }
 
     /// What was kept, in order.
@@ -134,6 +181,15 @@ pub(crate) struct Note {
     inputs: Vec<Origin>,
     input_kinds: Vec<(Shape, DType)>,
     outputs: usize,
+}
+
+impl Note {
+    /// Looks at what the function saved, while it is there.
+    fn with_context<T>(&self, look: impl FnOnce(&Context) -> T) -> Result<T, TensorError> {
+        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let consumed = TensorError::Consumed { function: self.function.name() };
+        context.as_ref().map(look).ok_or(consumed)
+    }
 }
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -222,7 +278,7 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
     let needed: SmallVec<[bool; 4]> =
         inputs.iter().map(|input| recording && input.tracks_gradient()).collect();
     let tracked = needed.contains(&true);
-    let mut context = Context { saved: Vec::new(), needed };
+    let mut context = Context { needed, ..Context::default() };
     let outputs = {
         let _off = Off::new();
         function.forward(&mut context, inputs)?

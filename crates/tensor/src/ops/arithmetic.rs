@@ -16,6 +16,10 @@ impl Function for UnaryFunction {
         self.0.name()
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let x = inputs[0].packed(self.name())?;
         computed(self.name(), x.dtype())?;
@@ -39,6 +43,10 @@ struct BinaryFunction(Binary);
 impl Function for BinaryFunction {
     fn name(&self) -> &'static str {
         self.0.name()
+    }
+
+    fn is_cheap(&self) -> bool {
+        matches!(self.0, Binary::Gate(_))
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {

@@ -86,24 +86,31 @@ impl Function for Product {
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let inputs = 2 + usize::from(self.bias.is_some()) + usize::from(self.residual.is_some());
         let mut of_inputs = vec![None; inputs];
-        let (Some(g), [a, b]) = (gradients[0].take(), context.saved()) else { return Ok(of_inputs) };
-        if context.needs(0) {
-            of_inputs[0] = Some(product_to(&g, &turned(b)?, a.shape())?);
-        }
-        if context.needs(1) {
+        let needs: Vec<bool> = (0..inputs).map(|input| context.needs(input)).collect();
+        let mut saved = context.into_saved();
+        let (Some(g), Some(b), Some(a)) = (gradients[0].take(), saved.pop(), saved.pop()) else {
+            return Ok(of_inputs);
+        };
+        let shape = a.shape().clone();
+        if needs[1] {
             // A matrix used by a whole batch: one product instead of a sum of many.
             let flat = b.shape().ndim() == 2 && a.shape().ndim() > 2;
             of_inputs[1] = Some(if flat {
                 turned(&a.flattened()?)?.matmul(&g.flattened()?)?
             } else {
-                product_to(&turned(a)?, &g, b.shape())?
+                product_to(&turned(&a)?, &g, b.shape())?
             });
         }
-        if let Some(place) = self.bias.filter(|&place| context.needs(place)) {
+        // Its memory may be needed for what comes.
+        drop(a);
+        if needs[0] {
+            of_inputs[0] = Some(product_to(&g, &turned(&b)?, &shape)?);
+        }
+        if let Some(place) = self.bias.filter(|&place| needs[place]) {
             let leading: Vec<usize> = (0..g.shape().ndim() - 1).collect();
             of_inputs[place] = Some(g.sum(&leading)?);
         }
-        if let Some(place) = self.residual.filter(|&place| context.needs(place)) {
+        if let Some(place) = self.residual.filter(|&place| needs[place]) {
             of_inputs[place] = Some(g);
         }
         Ok(of_inputs)

@@ -15,6 +15,10 @@ impl Function for RmsNorm {
         "rms_norm"
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let (x, weight) = (inputs[0].packed("rms_norm")?, inputs[1].packed("rms_norm")?);
         let (device, dtype) = common("rms_norm", &[&x, &weight])?;

@@ -76,7 +76,8 @@ pub fn backward(outputs: &[(Tensor, Option<Tensor>)]) -> Result<Gradients, Tenso
         }
         let gradient = match gradient {
             Some(gradient) => gradient.detach(),
-            None => Tensor::full(1.0, output.dtype(), output.shape(), output.device())?,
+            // One number for all elements.
+            None => Tensor::full(1.0, output.dtype(), &[], output.device())?.expand(output.shape())?,
         };
         check_gradient("backward", &gradient, output.shape(), output.dtype())?;
         sweep.give(output.origin(), gradient)?;
@@ -160,7 +161,8 @@ impl Sweep {
     fn run(&mut self, note: &Note) -> Result<(), TensorError> {
         let function = note.function.name();
         let context = note.context.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let context = context.ok_or(TensorError::Consumed { function })?;
+        let mut context = context.ok_or(TensorError::Consumed { function })?;
+        context.restore()?;
         let arrived = self.arrived.remove(&note.number).unwrap_or_default();
         let gradients = note.function.backward(context, arrived)?;
         if gradients.len() != note.inputs.len() {

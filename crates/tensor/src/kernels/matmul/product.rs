@@ -24,7 +24,7 @@ const DEPTH: usize = 256;
 
 /// The most packed values of the depth between two times that all threads wait
 /// for each other.
-const STAGE: usize = 1 << 20;
+const STAGE: usize = 512;
 
 /// Rows of a task.
 const TASK_ROWS: usize = 64;
@@ -34,7 +34,7 @@ const TASK_PANELS: usize = 8;
 
 /// The most packed values of one operand held at once, as far as rows and
 /// columns of a task allow.
-const PACKED: usize = 4 << 20;
+const PACKED: usize = 1 << 19;
 
 /// Bytes that the widest vector is aligned to.
 const LINE: usize = 64;
