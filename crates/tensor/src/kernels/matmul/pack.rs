@@ -114,16 +114,22 @@ fn turn<S: Scheme>(
     out: &mut [S::Packed],
 ) {
     let (square_lines, square_depth) = (lines / SIDE * SIDE, depth / SIDE * SIDE);
-    for from in (0..square_depth).step_by(SIDE) {
-        for line in (0..square_lines).step_by(SIDE) {
-            let mut square = [[S::ZERO; SIDE]; SIDE];
-            for (here, row) in square.iter_mut().enumerate() {
-                let place = (line + here) * line_stride + from * S::DEPTH;
-                S::join_line(&elements[place..place + SIDE * S::DEPTH], row);
-            }
-            for (at, row) in turned(square).into_iter().enumerate() {
-                let place = (from + at) * width + line;
-                out[place..place + SIDE].copy_from_slice(&row);
+    for line in (0..square_lines).step_by(SIDE) {
+        let sources: [&[S::Source]; SIDE] = std::array::from_fn(|here| {
+            let start = (line + here) * line_stride;
+            &elements[start..start + square_depth * S::DEPTH]
+        });
+        for (number, out) in out.chunks_exact_mut(SIDE * width).take(square_depth / SIDE).enumerate() {
+            let from = number * SIDE * S::DEPTH;
+            let square = sources.map(|source| {
+                let mut row = [S::ZERO; SIDE];
+                S::join_line(&source[from..from + SIDE * S::DEPTH], &mut row);
+                row
+            });
+            for (row, out) in turned(square).into_iter().zip(out.chunks_exact_mut(width)) {
+                if let Some(out) = out[line..].first_chunk_mut::<SIDE>() {
+                    *out = row;
+                }
             }
         }
     }

@@ -76,12 +76,12 @@ impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
     fn join_rows(elements: &[T], _: usize, out: &mut [T::Wide]) {
         // In pieces of a fixed size, which become a few moves and not a call.
         let count = out.len();
-        let (pieces, rest) = out.as_chunks_mut::<16>();
-        let (sources, _) = elements[..count].as_chunks::<16>();
+        let (pieces, rest) = out.as_chunks_mut::<8>();
+        let (sources, _) = elements[..count].as_chunks::<8>();
         for (out, source) in pieces.iter_mut().zip(sources) {
             *out = source.map(T::widen);
         }
-        for (out, x) in rest.iter_mut().zip(&elements[count / 16 * 16..]) {
+        for (out, x) in rest.iter_mut().zip(&elements[count / 8 * 8..]) {
             *out = x.widen();
         }
     }
