@@ -90,8 +90,11 @@ impl Bench {
             if times.is_empty() {
                 continue;
             }
-            let mut ratios: Vec<f64> =
-                times.iter().zip(&ours).map(|(theirs, ours)| theirs.as_secs_f64() / ours.as_secs_f64()).collect();
+            let mut ratios: Vec<f64> = times
+                .iter()
+                .zip(&ours)
+                .map(|(theirs, ours)| theirs.as_secs_f64() / ours.as_secs_f64())
+                .collect();
             ratios.sort_unstable_by(f64::total_cmp);
             let ratio = ratios[ratios.len() / 2];
             let beside = format!("{} {}", peer.name(), short(middle(&mut times.clone())));

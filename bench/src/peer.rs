@@ -45,9 +45,11 @@ impl Peer {
         self.output.read_line(&mut answer).expect("the peer answers");
         match answer.trim() {
             "-" => None,
-            answer => Some(answer.parse().unwrap_or_else(|_| {
-                panic!("{} answered `{answer}`; run it by hand to see why", self.name)
-            })),
+            answer => {
+                Some(answer.parse().unwrap_or_else(|_| {
+                    panic!("{} answered `{answer}`; run it by hand to see why", self.name)
+                }))
+            }
         }
     }
 

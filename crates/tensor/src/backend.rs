@@ -125,12 +125,7 @@ pub(crate) trait Backend: Sync {
     fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, turn: Turn) -> Made;
 
     /// Attention, and the logarithm of each query's sum of weights.
-    fn attention(
-        &self,
-        geometry: &Geometry,
-        qkv: [&Tensor; 3],
-        mask: Option<&Tensor>,
-    ) -> MadeTwo;
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>) -> MadeTwo;
 
     /// The gradients of queries, keys and values.
     fn attention_gradient(
@@ -143,14 +138,8 @@ pub(crate) trait Backend: Sync {
     ) -> MadeThree;
 
     /// Slices along a dim, chosen by index.
-    fn index_select(
-        &self,
-        op: &'static str,
-        x: &Tensor,
-        dim: usize,
-        indices: &Tensor,
-        shape: &Shape,
-    ) -> Made;
+    fn index_select(&self, op: &'static str, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape)
+    -> Made;
 
     /// Slices added up where an index says, in order; the rest is zero.
     fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Made;

@@ -273,9 +273,12 @@ mod tests {
             } else {
                 assert_eq!(b.widen().to_bits(), b.to_f32().to_bits());
             }
-            for (place, low) in [0u32, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff].iter().enumerate() {
+            for (place, low) in
+                [0u32, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff].iter().enumerate()
+            {
                 for exponent_shift in [0, 3, 13] {
-                    let x = f32::from_bits((u32::from(bits) << 16 | low) ^ ((place as u32) << exponent_shift));
+                    let x =
+                        f32::from_bits((u32::from(bits) << 16 | low) ^ ((place as u32) << exponent_shift));
                     if x.is_nan() {
                         assert!(f16::narrow(x).is_nan() && bf16::narrow(x).is_nan());
                     } else {

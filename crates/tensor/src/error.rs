@@ -181,6 +181,14 @@ pub enum TensorError {
         /// Its shape.
         shape: Shape,
     },
+    /// The pool of threads was made before its size was set.
+    #[error("the pool runs with {running} threads already, so it cannot be made with {asked}")]
+    ThreadsStarted {
+        /// Threads asked for.
+        asked: usize,
+        /// Threads that run.
+        running: usize,
+    },
     /// Sizes that no tensor can have.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -195,6 +203,9 @@ impl Hint for TensorError {
             Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
             Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),
             Self::NotAParameter { .. } => "use `watched` for tensors that are computed".to_owned(),
+            Self::ThreadsStarted { asked, .. } => {
+                format!("set it before the first tensor is computed, or start with RAYON_NUM_THREADS={asked}")
+            }
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,
         })

@@ -7,12 +7,14 @@
 //!
 //! - Views (narrow, permute, expand, reshape) copy nothing where they can.
 //! - Memory comes from a caching allocator with a budget; see [`memory`].
-//! - [`Device::Meta`] computes shapes without data.
-//! - Results do not depend on the number of threads.
+//! - [`Device::Meta`] computes shapes and [`counted`] costs without data.
+//! - Results do not depend on the number of threads, nor a row's on its batch.
+//! - [`recompute`] trades time for memory.
 //!
 //! This crate knows no ranks. It is the only one that names a compute backend.
 
 pub mod memory;
+pub mod threads;
 
 mod adamw;
 mod backend;

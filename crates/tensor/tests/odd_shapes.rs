@@ -45,7 +45,9 @@ const OPERATIONS: &[Operation] = &[
     ("cross_entropy", |a, b, _, _| {
         a.cross_entropy(&b.cast(DType::I64)?, CrossEntropy { ignore_index: Some(0), label_smoothing: 0.1 })
     }),
-    ("attention", |a, b, c, n| a.attention(b, c, Attention { causal: n > 1, window: Some(n), scale: None, soft_cap: Some(2.0) })),
+    ("attention", |a, b, c, n| {
+        a.attention(b, c, Attention { causal: n > 1, window: Some(n), scale: None, soft_cap: Some(2.0) })
+    }),
     ("attention to itself", |a, _, _, _| {
         a.attention(a, a, Attention { causal: true, ..Attention::default() })
     }),
@@ -87,7 +89,11 @@ const OPERATIONS: &[Operation] = &[
     }),
     ("projected_cross_entropy", |a, b, _, n| {
         let targets = a.detach().sum(&[1])?.cast(DType::I64)?;
-        a.projected_cross_entropy(b, &targets, CrossEntropy { ignore_index: Some(n as i64), label_smoothing: 0.1 })
+        a.projected_cross_entropy(
+            b,
+            &targets,
+            CrossEntropy { ignore_index: Some(n as i64), label_smoothing: 0.1 },
+        )
     }),
     ("dropout", |a, _, _, n| a.dropout(0.5, Stream { seed: 1, number: 2 }, n as u64)),
     ("recompute", |a, b, _, _| {

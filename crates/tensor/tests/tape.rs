@@ -336,7 +336,10 @@ fn integers_bools_and_eight_bits_are_stored_and_moved() {
     assert_eq!(numbers.tril(0).unwrap().to_vec::<i64>().unwrap(), [3, 0, 0, 5, 2, 0]);
     let small = numbers.cast(DType::F32).unwrap().cast(DType::F8E4M3).unwrap();
     let moved = Tensor::cat(&[&small, &small.transpose(0, 1).unwrap().transpose(0, 1).unwrap()], 0).unwrap();
-    assert_eq!(moved.cast(DType::F32).unwrap().to_vec::<f32>().unwrap()[6..], [3.0, -1.0, 2.0, 5.0, 2.0, 0.0]);
+    assert_eq!(
+        moved.cast(DType::F32).unwrap().to_vec::<f32>().unwrap()[6..],
+        [3.0, -1.0, 2.0, 5.0, 2.0, 0.0]
+    );
     assert_eq!(small.exp().unwrap_err().to_string(), "exp does not take f8e4m3");
     let not_numbers = Tensor::from_slice(&[1.0, f64::NAN, 3.0], &[3]).unwrap();
     assert!(not_numbers.max(&[0]).unwrap().item::<f64>().unwrap().is_nan());

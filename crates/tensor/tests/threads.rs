@@ -119,8 +119,7 @@ fn attention_does_not_depend_on_the_batch() {
                 assert!(bits(&q.attention(&k, &v, causal).unwrap()) == bits(&expected), "batch {batch}");
                 // The last queries alone, as with a cache; earlier ones with the keys they see.
                 for time in [1, 64, 70, 150] {
-                    let [q, k, v, expected] =
-                        [&q, &k, &v, &expected].map(|x| x.narrow(2, 0, time).unwrap());
+                    let [q, k, v, expected] = [&q, &k, &v, &expected].map(|x| x.narrow(2, 0, time).unwrap());
                     let [last, expected] = [&q, &expected].map(|x| x.narrow(2, time - 1, 1).unwrap());
                     let found = last.attention(&k, &v, causal).unwrap();
                     assert!(bits(&found) == bits(&expected), "query {time} of batch {batch}");

@@ -256,7 +256,9 @@ fn eight_bit_floats_agree_with_torch() {
     assert_eq!(record.float8.len(), 2);
     let same = |found: f64, expected: Option<f64>| match expected {
         None => found.is_nan(),
-        Some(expected) if expected.abs() == 1e30 => found.is_infinite() && found.signum() == expected.signum(),
+        Some(expected) if expected.abs() == 1e30 => {
+            found.is_infinite() && found.signum() == expected.signum()
+        }
         Some(expected) => found == expected,
     };
     for (dtype, eight) in record.float8 {

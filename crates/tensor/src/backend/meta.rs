@@ -187,14 +187,7 @@ impl Backend for Meta {
         Ok([of_q, like(k)?, like(v)?])
     }
 
-    fn index_select(
-        &self,
-        op: &'static str,
-        x: &Tensor,
-        _: usize,
-        indices: &Tensor,
-        shape: &Shape,
-    ) -> Made {
+    fn index_select(&self, op: &'static str, x: &Tensor, _: usize, indices: &Tensor, shape: &Shape) -> Made {
         // Only what is chosen is read.
         let out = Tensor::meta(shape.clone(), x.dtype());
         note(op, 0, &[indices, &out], &[&out]);
@@ -224,13 +217,7 @@ impl Backend for Meta {
         made("cross_entropy", flops, &[logits, targets], &Shape::default(), logits.dtype())
     }
 
-    fn cross_entropy_gradient(
-        &self,
-        logits: Tensor,
-        targets: &Tensor,
-        _: &Tensor,
-        _: CrossEntropy,
-    ) -> Made {
+    fn cross_entropy_gradient(&self, logits: Tensor, targets: &Tensor, _: &Tensor, _: CrossEntropy) -> Made {
         like("cross_entropy", 4, &[&logits, targets])
     }
 

@@ -117,7 +117,13 @@ impl<'a, T: Element> Heads<'a, T> {
 impl<'a, T: Float> Heads<'a, T> {
     /// Some rows of a head as a matrix of wide numbers: in place if they are
     /// that already, else in `space`.
-    fn rows<'b>(&self, batch: usize, head: usize, rows: &Range, space: &'b mut [T::Wide]) -> Matrix<'b, T::Wide>
+    fn rows<'b>(
+        &self,
+        batch: usize,
+        head: usize,
+        rows: &Range,
+        space: &'b mut [T::Wide],
+    ) -> Matrix<'b, T::Wide>
     where
         'a: 'b,
     {
@@ -150,7 +156,8 @@ impl<'a, T: Float> Heads<'a, T> {
             for (column, out) in out.chunks_exact_mut(stride).enumerate() {
                 let out = &mut out[from..from + SIDE];
                 if whole {
-                    let turned: [T::Wide; SIDE] = std::array::from_fn(|line| lines[line][column].widen() * factor);
+                    let turned: [T::Wide; SIDE] =
+                        std::array::from_fn(|line| lines[line][column].widen() * factor);
                     out.copy_from_slice(&turned);
                 } else {
                     for (out, line) in out.iter_mut().zip(lines) {
@@ -229,7 +236,8 @@ struct Rows<'a, T> {
 
 impl<'a, T> Rows<'a, T> {
     fn new(out: &'a mut [T], [batch, heads, rows, width]: [usize; 4]) -> Self {
-        let mut by_head: Vec<Vec<&'a mut [T]>> = (0..batch * heads).map(|_| Vec::with_capacity(rows)).collect();
+        let mut by_head: Vec<Vec<&'a mut [T]>> =
+            (0..batch * heads).map(|_| Vec::with_capacity(rows)).collect();
         if out.is_empty() {
             return Self { rows: by_head };
         }

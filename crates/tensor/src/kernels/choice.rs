@@ -50,7 +50,11 @@ pub(crate) fn compare(op: Comparison, a: &Tensor, b: &Tensor) -> Result<Tensor, 
     with_element!(op.name(), a.dtype(), T => compare_as::<T>(op, a, b))
 }
 
-fn compare_as<T: Element + PartialOrd>(op: Comparison, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
+fn compare_as<T: Element + PartialOrd>(
+    op: Comparison,
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<Tensor, TensorError> {
     let (xs, ys): (&[T], &[T]) = (a.storage_elements(op.name())?, b.storage_elements(op.name())?);
     let (va, vb) = (a.view(), b.view());
     let walk = Walk::new(a.shape(), [&va.strides, &vb.strides]);

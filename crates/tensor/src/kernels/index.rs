@@ -52,7 +52,12 @@ pub(crate) fn index_select(
 }
 
 /// Slices added up where an index says, in order; the rest is zero.
-pub(crate) fn index_add<T: Float>(x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor, TensorError> {
+pub(crate) fn index_add<T: Float>(
+    x: &Tensor,
+    dim: usize,
+    indices: &Tensor,
+    shape: &Shape,
+) -> Result<Tensor, TensorError> {
     let values = x.elements::<T>("index_add")?;
     let [outer, rows, inner] = around(shape, dim);
     let places = checked("index_add", indices, rows)?;
@@ -105,7 +110,12 @@ pub(crate) fn gather(x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor,
 }
 
 /// Elements put along a dim, each where its own index says.
-pub(crate) fn scatter(base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor, TensorError> {
+pub(crate) fn scatter(
+    base: Tensor,
+    dim: usize,
+    indices: &Tensor,
+    source: &Tensor,
+) -> Result<Tensor, TensorError> {
     let shape = base.shape().clone();
     let places = places("scatter", indices, &shape, dim)?;
     with_bits!(base.dtype(), U => {

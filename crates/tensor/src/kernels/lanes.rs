@@ -27,6 +27,27 @@ pub(crate) fn sum<T: Float>(row: &[T], f: impl Fn(T::Wide) -> T::Wide) -> T::Wid
     total(lanes)
 }
 
+/// Writes `f` of a row to another of equal length, and returns the sum of what
+/// was written.
+#[inline(always)]
+pub(crate) fn map_sum<T: Float>(row: &[T], out: &mut [T], f: impl Fn(T::Wide) -> T::Wide) -> T::Wide {
+    let mut lanes = [T::Wide::zero(); LANES];
+    let (mut blocks, mut outs) = (row.chunks_exact(LANES), out.chunks_exact_mut(LANES));
+    for (block, out) in (&mut blocks).zip(&mut outs) {
+        for ((lane, x), out) in lanes.iter_mut().zip(block).zip(out) {
+            let y = f(x.widen());
+            *out = T::narrow(y);
+            *lane += y;
+        }
+    }
+    for ((lane, x), out) in lanes.iter_mut().zip(blocks.remainder()).zip(outs.into_remainder()) {
+        let y = f(x.widen());
+        *out = T::narrow(y);
+        *lane += y;
+    }
+    total(lanes)
+}
+
 /// The sum of `f` over two rows of equal length.
 #[inline(always)]
 pub(crate) fn sum2<T: Float>(a: &[T], b: &[T], f: impl Fn(T::Wide, T::Wide) -> T::Wide) -> T::Wide {
@@ -52,7 +73,8 @@ pub(crate) fn sum3<T: Float>(
     f: impl Fn(T::Wide, T::Wide, T::Wide) -> T::Wide,
 ) -> T::Wide {
     let mut lanes = [T::Wide::zero(); LANES];
-    let (mut first, mut second, mut third) = (a.chunks_exact(LANES), b.chunks_exact(LANES), c.chunks_exact(LANES));
+    let (mut first, mut second, mut third) =
+        (a.chunks_exact(LANES), b.chunks_exact(LANES), c.chunks_exact(LANES));
     for ((a, b), c) in (&mut first).zip(&mut second).zip(&mut third) {
         for (((lane, a), b), c) in lanes.iter_mut().zip(a).zip(b).zip(c) {
             *lane += f(a.widen(), b.widen(), c.widen());

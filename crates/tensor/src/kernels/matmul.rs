@@ -27,8 +27,8 @@ use crate::tensor::Tensor;
 use crate::view::View;
 use product::multiply;
 pub(crate) use scheme::Vectors;
-pub(crate) use small::product;
 use scheme::Widened;
+pub(crate) use small::product;
 
 /// Multiply-adds above which a product is spread over threads.
 const PARALLEL: usize = 1 << 16;
@@ -204,7 +204,9 @@ pub(crate) fn matmul<T: Multiply>(
         let mut starts = Vec::with_capacity(rows * walk.row());
         walk.rows(0..rows, |[oa, ob]| {
             let places = 0..walk.row();
-            starts.extend(places.map(|i| (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])));
+            starts.extend(
+                places.map(|i| (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])),
+            );
         });
         // Many small products go side by side, large ones are each cut up.
         let spread = if starts.len() > 1 && m * n * k <= PARALLEL * 16 {
@@ -231,7 +233,8 @@ pub(crate) fn grouped_matmul<T: Multiply>(
     weights: &Tensor,
     groups: &[usize],
 ) -> Result<Tensor, TensorError> {
-    let (values, matrices) = (x.elements::<T>("grouped_matmul")?, weights.storage_elements::<T>("grouped_matmul")?);
+    let (values, matrices) =
+        (x.elements::<T>("grouped_matmul")?, weights.storage_elements::<T>("grouped_matmul")?);
     let (k, n) = (x.shape()[1], weights.shape()[2]);
     let view = weights.view();
     make::<T>(&Shape::new(&[x.shape()[0], n])?, |out| {

@@ -57,7 +57,11 @@ kernel! {
 pub(crate) fn rms_norm<T: Float>(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor, TensorError> {
     let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
     make::<T>(x.shape(), |out| {
-        fill(out, weights.len(), &RmsNormKernel { values, weights, eps: wide::<T>(eps), element: PhantomData });
+        fill(
+            out,
+            weights.len(),
+            &RmsNormKernel { values, weights, eps: wide::<T>(eps), element: PhantomData },
+        );
         Ok(())
     })
 }
@@ -167,7 +171,9 @@ fn backward<T: Float>(
             .par_chunks_mut(size)
             .zip(values.par_chunks(size))
             .zip(shares.par_chunks_mut(width))
-            .for_each(|((gradient, x), shares)| work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares }));
+            .for_each(|((gradient, x), shares)| {
+                work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares })
+            });
         Ok(())
     })?;
     let mut sums = vec![T::Wide::zero(); per_weight * row];

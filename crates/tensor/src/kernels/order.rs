@@ -61,7 +61,11 @@ fn by_value<T: PartialOrd>(a: &T, b: &T) -> Ordering {
     })
 }
 
-fn sort_as<T: Element + PartialOrd>(x: &Tensor, row: usize, order: Order) -> Result<[Tensor; 2], TensorError> {
+fn sort_as<T: Element + PartialOrd>(
+    x: &Tensor,
+    row: usize,
+    order: Order,
+) -> Result<[Tensor; 2], TensorError> {
     // Bools are held as bytes.
     let values = x.bits::<T>("sort")?;
     let row = row.max(1);

@@ -90,7 +90,12 @@ impl<T: Float> WithSimd for Row<'_, T> {
 }
 
 /// The rows of a contiguous tensor, each made one value.
-pub(crate) fn reduce<T: Float>(op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor, TensorError> {
+pub(crate) fn reduce<T: Float>(
+    op: Reduction,
+    x: &Tensor,
+    row: usize,
+    shape: &Shape,
+) -> Result<Tensor, TensorError> {
     let values = x.elements::<T>(op.name())?;
     make::<T>(shape, |out| {
         if row == 0 {
@@ -98,8 +103,7 @@ pub(crate) fn reduce<T: Float>(op: Reduction, x: &Tensor, row: usize, shape: &Sh
             out.fill(T::narrow(dispatch(Row { op, row: nothing })));
         } else if out.len() == 1 && op == Reduction::Sum {
             // One row for all threads: pieces side by side, then in order.
-            let pieces: Vec<T::Wide> =
-                values.par_chunks(PIECE).map(|row| dispatch(RowSum { row })).collect();
+            let pieces: Vec<T::Wide> = values.par_chunks(PIECE).map(|row| dispatch(RowSum { row })).collect();
             out[0] = T::narrow(pieces.into_iter().fold(T::Wide::zero(), |sum, piece| sum + piece));
         } else {
             out.par_iter_mut()
@@ -113,7 +117,11 @@ pub(crate) fn reduce<T: Float>(op: Reduction, x: &Tensor, row: usize, shape: &Sh
 
 /// The gradient of a product along rows: for each element the product of the
 /// others, which is right for zeros too.
-pub(crate) fn product_gradient<T: Float>(x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor, TensorError> {
+pub(crate) fn product_gradient<T: Float>(
+    x: &Tensor,
+    gradient: &Tensor,
+    row: usize,
+) -> Result<Tensor, TensorError> {
     let (values, gs) = (x.elements::<T>("prod")?, gradient.elements::<T>("prod")?);
     make::<T>(x.shape(), |out| {
         let row = row.max(1);

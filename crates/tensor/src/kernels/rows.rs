@@ -47,10 +47,7 @@ kernel! {
             if T::COMPUTES_IN_ITSELF {
                 // Exponentials are dear: keep them and scale.
                 let most = lanes::largest(x);
-                for (out, x) in out.iter_mut().zip(x) {
-                    *out = T::narrow((x.widen() - most).exponential());
-                }
-                let scale = T::Wide::one() / lanes::sum(out, |x| x);
+                let scale = T::Wide::one() / lanes::map_sum(x, out, |x| (x - most).exponential());
                 for out in out.iter_mut() {
                     *out = T::narrow(out.widen() * scale);
                 }

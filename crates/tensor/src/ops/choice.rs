@@ -18,7 +18,9 @@ impl Function for Select {
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let [condition, a, b] = inputs else { return Err(mismatch("select", &inputs.iter().collect::<Vec<_>>())) };
+        let [condition, a, b] = inputs else {
+            return Err(mismatch("select", &inputs.iter().collect::<Vec<_>>()));
+        };
         if condition.dtype() != DType::Bool {
             return Err(TensorError::DType { op: "select", dtype: condition.dtype() });
         }

@@ -23,10 +23,7 @@ impl CrossEntropy {
         indices("cross_entropy", targets)?;
         let smoothing = self.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {
-            return Err(TensorError::Probability {
-                op: "cross_entropy",
-                probability: smoothing.to_string(),
-            });
+            return Err(TensorError::Probability { op: "cross_entropy", probability: smoothing.to_string() });
         }
         let (rows, targets_shape) = (logits.shape(), targets.shape());
         if rows.ndim() == 2 && targets_shape.ndim() == 1 && targets_shape[0] == rows[0] {

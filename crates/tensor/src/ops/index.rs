@@ -98,7 +98,9 @@ impl Function for Pick {
                 computed(name, base.dtype())?;
                 on(device).scatter_add(packed, dim, &chosen, &source)?
             }
-            Self::Gather { dim } | Self::Scatter { dim } => on(device).scatter(packed, dim, &chosen, &source)?,
+            Self::Gather { dim } | Self::Scatter { dim } => {
+                on(device).scatter(packed, dim, &chosen, &source)?
+            }
         }])
     }
 
@@ -124,7 +126,8 @@ impl Function for Pick {
                 let zeros = Tensor::full(0.0, g.dtype(), chosen.shape(), g.device())?;
                 let of_base = backend.scatter(g.clone(), dim, chosen, &zeros)?;
                 // Of several elements for one place only the last has an effect.
-                let numbers = Tensor::count_up(chosen.shape().volume(), g.device())?.reshape(chosen.shape())?;
+                let numbers =
+                    Tensor::count_up(chosen.shape().volume(), g.device())?.reshape(chosen.shape())?;
                 let nobody = Tensor::full(-1.0, numbers.dtype(), base.shape(), g.device())?;
                 let last = backend.scatter(nobody, dim, chosen, &numbers.packed("scatter")?)?;
                 let stays = backend.gather(&last, dim, chosen)?.eq(&numbers)?;

@@ -107,8 +107,8 @@ impl Tensor {
         sorted.sort_unstable();
         sorted.dedup();
         sorted.iter().try_for_each(|&dim| self.check_dim(op.name(), dim))?;
-        let lacking = matches!(op, Reduction::Max | Reduction::Min)
-            && sorted.iter().any(|&dim| self.shape()[dim] == 0);
+        let lacking =
+            matches!(op, Reduction::Max | Reduction::Min) && sorted.iter().any(|&dim| self.shape()[dim] == 0);
         if lacking {
             return Err(TensorError::Empty { op: op.name(), shape: self.shape().clone() });
         }

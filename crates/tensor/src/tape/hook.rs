@@ -46,7 +46,10 @@ impl Function for Watched {
         _: Context,
         gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        gradients.into_iter().map(|gradient| gradient.map(|gradient| (self.hook)(gradient)).transpose()).collect()
+        gradients
+            .into_iter()
+            .map(|gradient| gradient.map(|gradient| (self.hook)(gradient)).transpose())
+            .collect()
     }
 }
 

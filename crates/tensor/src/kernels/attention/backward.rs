@@ -55,7 +55,8 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
     let new = |dims: [usize; 4]| Block::new(dims.iter().product::<usize>() * T::DTYPE.size());
     let (mut of_q, mut of_k, mut of_v) = (new(q_dims)?, new(kv_dims)?, new(kv_dims)?);
     {
-        let by_query = Rows::<T>::new(bytemuck::cast_slice_mut(of_q.bytes_mut()), q_dims).groups(geometry.group());
+        let by_query =
+            Rows::<T>::new(bytemuck::cast_slice_mut(of_q.bytes_mut()), q_dims).groups(geometry.group());
         let by_key = Rows::<T>::new(bytemuck::cast_slice_mut(of_k.bytes_mut()), kv_dims).rows;
         let by_value = Rows::<T>::new(bytemuck::cast_slice_mut(of_v.bytes_mut()), kv_dims).rows;
         let tasks: Vec<Task<'_, T>> = by_query

@@ -8,8 +8,8 @@ use super::weights::{Place, Running, soften};
 use super::{BLOCK, Geometry, Heads, Mask, Range, Rows, Space, blocks, by_rows, narrow};
 use crate::element::Float;
 use crate::error::TensorError;
-use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::kernels::make;
+use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::memory::Block;
 use crate::tensor::Tensor;
 
@@ -38,18 +38,12 @@ pub(crate) fn attention<T: Float<Wide: Vectors>>(
     let mut block = Block::new(dims.iter().product::<usize>() * T::DTYPE.size())?;
     let logs = make::<T::Wide>(&Shape::new(&dims[..3])?, |logs| {
         let out = Rows::new(bytemuck::cast_slice_mut(block.bytes_mut()), dims);
-        tasks(geometry, out, logs)
-            .into_par_iter()
-            .try_for_each(|task| run(geometry, &q, &k, &v, &mask, task))
+        tasks(geometry, out, logs).into_par_iter().try_for_each(|task| run(geometry, &q, &k, &v, &mask, task))
     })?;
     Ok([by_rows::<T>(block, dims)?, logs])
 }
 
-fn tasks<'a, T: Float>(
-    geometry: &Geometry,
-    out: Rows<'a, T>,
-    logs: &'a mut [T::Wide],
-) -> Vec<Task<'a, T>> {
+fn tasks<'a, T: Float>(geometry: &Geometry, out: Rows<'a, T>, logs: &'a mut [T::Wide]) -> Vec<Task<'a, T>> {
     let Geometry { queries, kv_heads, .. } = *geometry;
     if queries == 0 {
         return Vec::new();

@@ -121,7 +121,8 @@ enum Sums {
 
 impl Sums {
     fn of<S: Scheme>(out: &[S::Source], n: usize) -> Self {
-        let aligned = out.as_ptr().addr().is_multiple_of(LINE) && (n * size_of::<S::Sum>()).is_multiple_of(LINE);
+        let aligned =
+            out.as_ptr().addr().is_multiple_of(LINE) && (n * size_of::<S::Sum>()).is_multiple_of(LINE);
         let whole = n.is_multiple_of(S::columns());
         if S::Source::COMPUTES_IN_ITSELF && aligned && whole { Self::InResult } else { Self::Apart }
     }
@@ -271,7 +272,10 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         tasks
     }
 
-    fn run<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(&self, mut task: Task<'_, T>) -> Result<(), TensorError> {
+    fn run<S: Scheme<Source = T, Packed = P, Sum = T::Wide>>(
+        &self,
+        mut task: Task<'_, T>,
+    ) -> Result<(), TensorError> {
         let (rows, columns) = (task.out.len(), task.out[0].len());
         let place = Place { row: self.row + task.row, column: self.column + task.column, n: self.n };
         if self.sums == Sums::InResult {

@@ -1,0 +1,25 @@
+//! The pool's size. One test, because a process has one pool.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use shardloom_layout::Hint as _;
+use shardloom_tensor::{Tensor, threads};
+
+#[test]
+fn the_pool_is_made_once_and_shared() {
+    threads::set_count(3).unwrap();
+    assert_eq!(threads::count(), 3);
+    threads::set_count(3).unwrap();
+    let error = threads::set_count(5).unwrap_err();
+    assert_eq!(error.to_string(), "the pool runs with 3 threads already, so it cannot be made with 5");
+    assert!(error.hint().unwrap().contains("RAYON_NUM_THREADS=5"));
+    // Several threads, as ranks are, use it at once and get what one alone gets.
+    let x =
+        Tensor::from_slice(&(0..90_000).map(|i| (i % 97) as f32).collect::<Vec<_>>(), &[300, 300]).unwrap();
+    let alone = x.matmul(&x).unwrap().to_vec::<f32>().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert!(x.matmul(&x).unwrap().to_vec::<f32>().unwrap() == alone));
+        }
+    });
+}
