@@ -50,11 +50,13 @@ fn peers() -> Vec<Peer> {
     }
     if std::env::var_os("SHARDLOOM_PEER_CANDLE").is_some() {
         let manifest = format!("{folder}/candle/Cargo.toml");
+        let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers");
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let built = Command::new(&cargo).args(["build", "--release", "--manifest-path", &manifest]).status();
+        let built = Command::new(cargo)
+            .args(["build", "--release", "--manifest-path", &manifest, "--target-dir", built_in])
+            .status();
         assert!(built.is_ok_and(|status| status.success()), "candle builds");
-        let mut command = Command::new(cargo);
-        command.args(["run", "-q", "--release", "--manifest-path", &manifest]);
+        let mut command = Command::new(format!("{built_in}/release/candle-peer"));
         peers.push(Peer::start("candle", command.env("RAYON_NUM_THREADS", &threads)));
     }
     peers

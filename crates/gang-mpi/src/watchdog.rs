@@ -76,7 +76,9 @@ fn patrol(watchdog: &Weak<Watchdog>) {
                 Watch::Call(signature) => signature.to_string(),
                 Watch::Forming => "forming a sub-gang".to_owned(),
             };
-            let _ = writeln!(std::io::stderr(), "error: {what} did not end in time; ending the job");
+            // In one piece, so that nothing of other ranks comes between.
+            let text = format!("error: {what} did not end in time; ending the job\n");
+            let _ = std::io::stderr().write_all(text.as_bytes());
             comm::abort_job(3);
         }
         drop(watched);

@@ -125,7 +125,9 @@ fn end_job_on_panic(rank: usize) {
     panic::set_hook(Box::new(move |info| {
         report(info);
         if comm::is_running() {
-            let _ = writeln!(std::io::stderr(), "error: rank {rank} panicked; ending the job");
+            // In one piece, so that nothing of other ranks comes between.
+            let text = format!("error: rank {rank} panicked; ending the job\n");
+            let _ = std::io::stderr().write_all(text.as_bytes());
             comm::abort_job(3);
         }
     }));

@@ -31,7 +31,10 @@ fn sources() -> Vec<(String, String)> {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                // What a build left behind is not ours.
+                if path.file_name().is_some_and(|name| name != "target") {
+                    folders.push(path);
+                }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let name = path.strip_prefix(root()).unwrap().to_str().unwrap().replace('\\', "/");
                 files.push((name, fs::read_to_string(path).unwrap()));

@@ -111,7 +111,7 @@ impl Wide for f32 {
         let far = 1.0 - 2.0 / ((2.0 * self).exponential() + 1.0);
         let s = self * self;
         let p = -5.704_988_5e-3f32;
-        let p = p * s + 2.063_908_9e-2;
+        let p = p * s + 2.063_909e-2;
         let p = p * s - 5.373_971_5e-2;
         let p = p * s + 1.333_144_2e-1;
         let p = p * s - 3.333_328_3e-1;

@@ -504,7 +504,7 @@ fn combine<T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [us
         Binary::Sub => combine_by(out, xs, ys, strides, |a, b| a - b),
         Binary::Mul => combine_by(out, xs, ys, strides, |a, b| a * b),
         Binary::Div => combine_by(out, xs, ys, strides, |a, b| a / b),
-        Binary::Pow => combine_by(out, xs, ys, strides, |a, b| a.powf(b)),
+        Binary::Pow => combine_by(out, xs, ys, strides, num_traits::Float::powf),
         Binary::Gate(Gate::SwiGlu) => combine_by(out, xs, ys, strides, |a, b| a * sigmoid(a) * b),
         Binary::Gate(Gate::GeGlu) => combine_by(out, xs, ys, strides, |a, b| gelu(a) * b),
         Binary::Gate(Gate::GeGluTanh) => combine_by(out, xs, ys, strides, |a, b| gelu_tanh(a) * b),

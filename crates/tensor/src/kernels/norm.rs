@@ -172,7 +172,7 @@ fn backward<T: Float>(
             .zip(values.par_chunks(size))
             .zip(shares.par_chunks_mut(width))
             .for_each(|((gradient, x), shares)| {
-                work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares })
+                work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares });
             });
         Ok(())
     })?;
