@@ -161,7 +161,7 @@ fn kernels(bench: &mut Bench) -> Outcome<()> {
     let targets: Vec<i64> = (0..512).map(|i| i * 16).collect();
     let targets = Tensor::from_slice(&targets, &[512])?;
     bench.line("cross-entropy 512 × 8192, forward + backward", 1.0, &mut || {
-        backward(&[(logits.cross_entropy(&targets, CrossEntropy::default())?, None)]).map(drop)
+        backward([(logits.cross_entropy(&targets, CrossEntropy::default())?, None)]).map(drop)
     });
     Ok(())
 }
@@ -192,7 +192,7 @@ fn attention(bench: &mut Bench) -> Outcome<()> {
     bench.line("attention h8 t512 d64, forward", 1.0, &mut || q.attention(&k, &v, causal).map(drop));
     let [q, k, v] = [q, k, v].map(|x| x.requires_grad());
     bench.line("attention h8 t512 d64, forward + backward", 1.0, &mut || {
-        backward(&[(q.attention(&k, &v, causal)?, None)]).map(drop)
+        backward([(q.attention(&k, &v, causal)?, None)]).map(drop)
     });
     Ok(())
 }
@@ -227,7 +227,7 @@ fn llama_block(bench: &mut Bench) -> Outcome<()> {
         let inner = project(&n, &gate)?.swiglu(&project(&n, &up)?)?;
         inner.linear(&down, None, Some(&r))
     };
-    let mut block = || backward(&[(forward()?, None)]).map(drop);
+    let mut block = || backward([(forward()?, None)]).map(drop);
     let name = "Llama block 576, 4 × 128, forward + backward";
     bench.line(name, 1.2, &mut block);
     bench.memory(name, 0.7, &mut block)

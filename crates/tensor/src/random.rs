@@ -199,7 +199,7 @@ mod tests {
         let values = y.to_vec::<f32>().unwrap();
         let mean = values.iter().sum::<f32>() / 50_000.0;
         assert!((mean - 1.0).abs() < 5.0 * (0.25f32 / 0.75 / 50_000.0).sqrt(), "{mean}");
-        let gradients = crate::backward(&[(y, None)]).unwrap();
+        let gradients = crate::backward([(y, None)]).unwrap();
         assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), values);
         assert_eq!(x.dropout(1.0, stream, 0).unwrap().to_vec::<f32>().unwrap(), vec![0.0; 50_000]);
         assert!(x.dropout(1.5, stream, 0).is_err());

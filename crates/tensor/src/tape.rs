@@ -53,7 +53,7 @@ use crate::tensor::Tensor;
 ///
 /// let x = Tensor::from_slice(&[1.0, 2.0], &[2])?.requires_grad();
 /// let y = apply(Scale { factor: 3.0 }, &[x.clone()])?.remove(0).sum(&[0])?;
-/// let gradients = backward(&[(y, None)])?;
+/// let gradients = backward([(y, None)])?;
 /// assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>()?, [3.0, 3.0]);
 /// # Ok::<(), TensorError>(())
 /// ```

@@ -34,7 +34,7 @@ fn check(name: &str, inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Case) {
         function(inputs).unwrap().mul(&weights).unwrap().sum_all().unwrap().item().unwrap()
     };
     let parameters: Vec<Tensor> = inputs.iter().map(Tensor::requires_grad).collect();
-    let gradients = backward(&[(function(&parameters).unwrap(), Some(weights.clone()))]).unwrap();
+    let gradients = backward([(function(&parameters).unwrap(), Some(weights.clone()))]).unwrap();
     for (which, parameter) in parameters.iter().enumerate() {
         let gradient = match gradients.of(parameter) {
             Some(gradient) => gradient.to_vec::<f64>().unwrap(),

@@ -43,7 +43,7 @@ fn a_tape_keeps_no_more_than_it_needs() {
     memory::reset_high_water();
     let before = memory::statistics().in_use;
     let y = (0..10).try_fold(x.clone(), |sum, _| sum.add(&x)).unwrap();
-    let gradients = backward(&[(y, None)]).unwrap();
+    let gradients = backward([(y, None)]).unwrap();
     let most = (memory::statistics().high_water - before) as f64 / (SIZE * 8) as f64;
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap()[..2], [11.0, 11.0]);
     assert!(most < 4.5, "{most}");

@@ -107,7 +107,7 @@ const OPERATIONS: &[Operation] = &[
 fn exercise(name: &str, operation: Operation, [a, b, c]: [&Tensor; 3], n: usize) -> bool {
     let Ok(output) = operation.1(a, b, c, n) else { return false };
     if output.dtype().is_float() && output.tracks_gradient() {
-        match backward(&[(output, None)]) {
+        match backward([(output, None)]) {
             Ok(gradients) => {
                 for input in [a, b, c] {
                     if let Some(gradient) = gradients.of(input) {

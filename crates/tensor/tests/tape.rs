@@ -44,7 +44,7 @@ fn functions_have_any_number_of_outputs() {
     let outputs = apply(SumAndDifference { seen: Arc::clone(&seen) }, &[a.clone(), b.clone()]).unwrap();
     // Only the second output is used, with a given gradient.
     let given = Tensor::from_slice(&[3.0, 5.0], &[2]).unwrap();
-    let gradients = backward(&[(outputs[1].clone(), Some(given))]).unwrap();
+    let gradients = backward([(outputs[1].clone(), Some(given))]).unwrap();
     assert_eq!(gradients.of(&a).unwrap().to_vec::<f64>().unwrap(), [3.0, 5.0]);
     assert_eq!(gradients.of(&b).unwrap().to_vec::<f64>().unwrap(), [-3.0, -5.0]);
     assert_eq!(*seen.lock().unwrap(), [[false, true]]);
@@ -54,7 +54,7 @@ fn functions_have_any_number_of_outputs() {
 fn backward_starts_from_several_outputs() {
     let x = ones(&[2]).requires_grad();
     let (a, b) = (x.scale(2.0).unwrap(), x.mul(&x).unwrap());
-    let gradients = backward(&[(a, None), (b, None)]).unwrap();
+    let gradients = backward([(a, None), (b, None)]).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [4.0, 4.0]);
 }
 
@@ -71,15 +71,12 @@ fn a_missing_rule_is_an_error() {
     }
     let x = ones(&[2]).requires_grad();
     let y = apply(Round, std::slice::from_ref(&x)).unwrap().remove(0);
-    let error = backward(&[(y, None)]).unwrap_err();
+    let error = backward([(y, None)]).unwrap_err();
     assert_eq!(error.to_string(), "round has no backward rule, but its result is differentiated");
     assert_eq!(error.hint().unwrap(), "detach its inputs, or give it a backward rule");
     assert!(apply(Round, &[x.detach()]).is_ok());
     let integers = x.cast(DType::I64).unwrap().cast(DType::F64).unwrap();
-    assert!(matches!(
-        backward(&[(integers, None)]),
-        Err(TensorError::NotDifferentiable { function: "cast" })
-    ));
+    assert!(matches!(backward([(integers, None)]), Err(TensorError::NotDifferentiable { function: "cast" })));
 }
 
 #[test]
@@ -98,7 +95,7 @@ fn a_rule_that_does_not_do_its_part_is_an_error() {
     }
     let x = ones(&[2]).requires_grad();
     let y = apply(Short, &[x]).unwrap().remove(0);
-    let error = backward(&[(y, None)]).unwrap_err();
+    let error = backward([(y, None)]).unwrap_err();
     assert_eq!(error.to_string(), "short returned 2 gradients for 1 inputs");
 }
 
@@ -106,8 +103,8 @@ fn a_rule_that_does_not_do_its_part_is_an_error() {
 fn a_tape_is_used_once() {
     let x = ones(&[2]).requires_grad();
     let y = x.exp().unwrap();
-    backward(&[(y.clone(), None)]).unwrap();
-    assert!(matches!(backward(&[(y, None)]), Err(TensorError::Consumed { function: "exp" })));
+    backward([(y.clone(), None)]).unwrap();
+    assert!(matches!(backward([(y, None)]), Err(TensorError::Consumed { function: "exp" })));
 }
 
 #[test]
@@ -116,10 +113,10 @@ fn nothing_is_noted_where_no_gradient_is_wanted() {
     let y = no_grad(|| x.exp().unwrap());
     assert!(!y.tracks_gradient());
     assert!(!x.detach().exp().unwrap().tracks_gradient());
-    assert!(matches!(backward(&[(y, None)]), Err(TensorError::NoGradient { .. })));
+    assert!(matches!(backward([(y, None)]), Err(TensorError::NoGradient { .. })));
     let z = x.exp().unwrap();
     let wrong = ones(&[3]);
-    assert!(matches!(backward(&[(z, Some(wrong))]), Err(TensorError::GradientShape { .. })));
+    assert!(matches!(backward([(z, Some(wrong))]), Err(TensorError::GradientShape { .. })));
 }
 
 #[test]
@@ -127,7 +124,7 @@ fn gradients_of_half_parameters_add_up_in_f32() {
     let x = Tensor::from_slice(&[bf16::from_f32(1.0)], &[1]).unwrap().requires_grad();
     // 256 + 1 is not a bf16.
     let outputs: Vec<_> = [256.0, 1.0].map(|factor| (x.scale(factor).unwrap(), None)).into();
-    let gradients = backward(&outputs).unwrap();
+    let gradients = backward(outputs).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), [257.0]);
 }
 
@@ -182,7 +179,7 @@ fn hooks_see_gradients_and_change_them() {
     // Used twice: the hook runs once, with the sum.
     let inner = a.mul(&b).unwrap().watched(note("inner", 2.0)).unwrap();
     let outer = inner.add(&a.scale(3.0).unwrap()).unwrap();
-    let gradients = backward(&[(outer, None)]).unwrap();
+    let gradients = backward([(outer, None)]).unwrap();
     assert_eq!(gradients.of(&a).unwrap().to_vec::<f64>().unwrap(), [50.0, 50.0]);
     assert_eq!(gradients.of(&b).unwrap().to_vec::<f64>().unwrap(), [2.0, 2.0]);
     let of = |name: &str| -> Vec<f64> {
@@ -193,7 +190,7 @@ fn hooks_see_gradients_and_change_them() {
     assert_eq!(error.to_string(), "a tensor of shape 2 is not a parameter, so it has no gradient to hook");
     // A hook that changes the shape is found out, and its error is passed on.
     a.on_gradient(|gradient| gradient.sum(&[0])).unwrap();
-    assert!(matches!(backward(&[(a.exp().unwrap(), None)]), Err(TensorError::GradientShape { .. })));
+    assert!(matches!(backward([(a.exp().unwrap(), None)]), Err(TensorError::GradientShape { .. })));
 }
 
 #[test]
@@ -210,7 +207,7 @@ fn a_parameters_hook_runs_while_the_pass_goes_on() {
     first.on_gradient(note("first layer")).unwrap();
     last.on_gradient(note("last layer")).unwrap();
     let hidden = ones(&[2]).mul(&first).unwrap().watched(note("between")).unwrap();
-    backward(&[(hidden.mul(&last).unwrap(), None)]).unwrap();
+    backward([(hidden.mul(&last).unwrap(), None)]).unwrap();
     assert_eq!(*order.lock().unwrap(), ["last layer", "between", "first layer"]);
 }
 
@@ -231,7 +228,7 @@ fn a_recomputed_region_gives_the_same_bits() {
     let run = |outputs: Vec<Tensor>| {
         let forward: Vec<_> = outputs.iter().map(bits).collect();
         let asked: Vec<_> = outputs.into_iter().map(|output| (output, None)).collect();
-        let gradients = backward(&asked).unwrap();
+        let gradients = backward(asked).unwrap();
         (forward, inputs.iter().map(|input| bits(gradients.of(input).unwrap())).collect::<Vec<_>>())
     };
     assert_eq!(run(region(&inputs).unwrap()), run(recompute(&inputs, region).unwrap()));
@@ -263,7 +260,7 @@ fn adding_in_place_changes_nobody_else() {
     let x = ones(&[3]).requires_grad();
     let mut y = x.exp().unwrap();
     y.add_assign(&x).unwrap();
-    let gradients = backward(&[(y, None)]).unwrap();
+    let gradients = backward([(y, None)]).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [1.0 + 1f64.exp(); 3]);
     assert!(sum.add_assign(&ones(&[2])).is_err());
 }
@@ -277,11 +274,11 @@ fn rules_overwrite_only_what_is_theirs() {
     let before = logits.to_vec::<f64>().unwrap();
     let loss = logits.cross_entropy(&targets, Default::default()).unwrap();
     let given = Tensor::scalar(1.0).unwrap();
-    backward(&[(loss, Some(given.clone()))]).unwrap();
+    backward([(loss, Some(given.clone()))]).unwrap();
     assert_eq!(logits.to_vec::<f64>().unwrap(), before);
     assert_eq!(given.item::<f64>().unwrap(), 1.0);
     let gradient = ones(&[2, 3]);
-    backward(&[(x.exp().unwrap().tanh().unwrap().softmax(1).unwrap(), Some(gradient.clone()))]).unwrap();
+    backward([(x.exp().unwrap().tanh().unwrap().softmax(1).unwrap(), Some(gradient.clone()))]).unwrap();
     assert_eq!(gradient.to_vec::<f64>().unwrap(), [1.0; 6]);
 }
 
@@ -291,7 +288,7 @@ fn optimizing_keeps_a_parameter_the_same_parameter() {
     let kept = x.detach();
     let mut moments = Moments::zero(&x).unwrap();
     for number in 1..=2 {
-        let gradients = backward(&[(x.mul(&x).unwrap(), None)]).unwrap();
+        let gradients = backward([(x.mul(&x).unwrap(), None)]).unwrap();
         let gradient = gradients.of(&x).unwrap();
         AdamW::default().step(number, &mut x, gradient, &mut moments).unwrap();
     }
@@ -305,7 +302,7 @@ fn meta_tensors_have_costs_and_gradients() {
     let (x, w, norm) = (meta(&[512, 4096]), meta(&[1024, 4096]), meta(&[4096]));
     let (gradients, costs) = counted(|| {
         let y = x.rms_norm(&norm, 1e-5).unwrap().linear(&w, None, None).unwrap();
-        backward(&[(y, None)]).unwrap()
+        backward([(y, None)]).unwrap()
     });
     for parameter in [&x, &w, &norm] {
         assert_eq!(gradients.of(parameter).unwrap().shape(), parameter.shape());
@@ -358,11 +355,11 @@ fn results_of_cheap_functions_are_computed_again() {
     let down = Tensor::from_slice(&vec![0.01; 3000], &[3, 1000]).unwrap().requires_grad();
     let out = gate.swiglu(&up).unwrap().linear(&down, None, None).unwrap();
     // The same gradients as with a result that is kept.
-    let gradients = backward(&[(out, None)]).unwrap();
+    let gradients = backward([(out, None)]).unwrap();
     let inner = gate.swiglu(&up).unwrap();
     let kept = inner.detach().requires_grad();
-    let by_hand = backward(&[(kept.linear(&down, None, None).unwrap(), None)]).unwrap();
-    let rest = backward(&[(inner, Some(by_hand.of(&kept).unwrap().clone()))]).unwrap();
+    let by_hand = backward([(kept.linear(&down, None, None).unwrap(), None)]).unwrap();
+    let rest = backward([(inner, Some(by_hand.of(&kept).unwrap().clone()))]).unwrap();
     let values = |x: Option<&Tensor>| x.unwrap().to_vec::<f64>().unwrap();
     assert_eq!(values(gradients.of(&down)), values(by_hand.of(&down)));
     assert_eq!(values(gradients.of(&gate)), values(rest.of(&gate)));

@@ -32,7 +32,7 @@ fn everything() -> Vec<Vec<u32>> {
         bits(&x.transpose(0, 1).unwrap().add(&values(&[300], 4)).unwrap()),
         bits(&x.cast(DType::Bf16).unwrap().exp().unwrap()),
     ];
-    let gradients = backward(&[(loss, None)]).unwrap();
+    let gradients = backward([(loss, None)]).unwrap();
     all.extend([&x, &w, &norm].map(|parameter| bits(gradients.of(parameter).unwrap())));
     all
 }

@@ -223,7 +223,7 @@ fn values_agree_with_torch() {
         compare(&what, &output, &case.output.values, 1.0);
         let given = tensor(&case.gradient, &case.output.shape, case.dtype);
         let given = if form == "strided" { strided(&given) } else { given };
-        let gradients = backward(&[(output, Some(given))]).unwrap();
+        let gradients = backward([(output, Some(given))]).unwrap();
         for (which, (input, expected)) in inputs.iter().zip(&case.gradients).enumerate() {
             let found = gradients.of(input).unwrap_or_else(|| panic!("{what}: no gradient of input {which}"));
             compare(&format!("{what}, gradient of input {which}"), found, expected, 2.0);

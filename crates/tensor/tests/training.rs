@@ -86,7 +86,7 @@ fn train(steps: u64) -> Result<Vec<f32>, TensorError> {
         let parameters: Vec<Tensor> = model.parameters.iter().map(Tensor::requires_grad).collect();
         let loss = Model::loss(&parameters, &tokens, &targets)?;
         losses.push(loss.item::<f32>()?);
-        let gradients = backward(&[(loss, None)])?;
+        let gradients = backward([(loss, None)])?;
         let all: Vec<&Tensor> = parameters.iter().map(|p| gradients.of(p).unwrap()).collect();
         let clip = (1.0 / global_norm(&all)?).min(1.0);
         for ((parameter, gradient), moments) in model.parameters.iter_mut().zip(all).zip(&mut moments) {

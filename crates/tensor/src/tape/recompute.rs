@@ -22,7 +22,7 @@ struct Region<F> {
 ///
 /// let x = Tensor::from_slice(&[0.5, -1.0], &[2])?.requires_grad();
 /// let y = recompute(&[x.clone()], |x| Ok(vec![x[0].exp()?.tanh()?]))?;
-/// let gradients = backward(&[(y[0].clone(), None)])?;
+/// let gradients = backward([(y[0].clone(), None)])?;
 /// assert!(gradients.of(&x).is_some());
 /// # Ok::<(), TensorError>(())
 /// ```
@@ -66,7 +66,7 @@ where
         if asked.is_empty() {
             return Ok(vec![None; inputs.len()]);
         }
-        let found = backward(&asked)?;
+        let found = backward(asked)?;
         inputs
             .iter()
             .map(|input| found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose())

@@ -67,9 +67,13 @@ impl Ord for Due {
 /// output without a given gradient counts with ones.
 ///
 /// The tape is used up: differentiating the same functions again is an error.
-pub fn backward(outputs: &[(Tensor, Option<Tensor>)]) -> Result<Gradients, TensorError> {
+/// Outputs that nobody else holds are freed before it begins.
+pub fn backward(
+    outputs: impl IntoIterator<Item = (Tensor, Option<Tensor>)>,
+) -> Result<Gradients, TensorError> {
     let _off = Off::new();
     let mut sweep = Sweep::default();
+    let mut origins = Vec::new();
     for (output, gradient) in outputs {
         if !output.tracks_gradient() {
             return Err(TensorError::NoGradient { shape: output.shape().clone() });
@@ -81,11 +85,13 @@ pub fn backward(outputs: &[(Tensor, Option<Tensor>)]) -> Result<Gradients, Tenso
         };
         check_gradient("backward", &gradient, output.shape(), output.dtype())?;
         sweep.give(output.origin(), gradient)?;
+        origins.push(output.origin().clone());
     }
-    sweep.expected = Expected::of(outputs.iter().map(|(output, _)| output.origin()));
-    for (output, _) in outputs {
-        sweep.settle(output.origin())?;
+    sweep.expected = Expected::of(origins.iter());
+    for origin in &origins {
+        sweep.settle(origin)?;
     }
+    drop(origins);
     while let Some(Due(note)) = sweep.due.pop() {
         sweep.run(&note)?;
     }
