@@ -2,6 +2,7 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use pulp::Simd;
 use shardloom_layout::DType;
 
 /// A Rust type that is one tensor element.
@@ -45,91 +46,132 @@ pub trait Float: Element {
 pub trait Wide:
     Float<Wide = Self> + num_traits::Float + num_traits::FromPrimitive + std::iter::Sum + std::ops::AddAssign
 {
-    /// `e^x`, to about one unit in the last place, in code that vectorises.
-    fn exponential(self) -> Self;
+    /// `e^x`, to about one unit in the last place. Like all of these, in code
+    /// that vectorises, and with multiplications fused to additions if `S` has
+    /// such instructions.
+    fn exponential<S: Simd>(self) -> Self;
+
+    /// `e^x` for `x` up to 88, with less work: where it is below the smallest
+    /// normal number, zero.
+    fn decay<S: Simd>(self) -> Self;
 
     /// The error function.
-    fn error_function(self) -> Self;
+    fn error_function<S: Simd>(self) -> Self;
 
-    /// The hyperbolic tangent, in code that vectorises.
-    fn hyperbolic_tangent(self) -> Self;
+    /// The hyperbolic tangent.
+    fn hyperbolic_tangent<S: Simd>(self) -> Self;
 }
 
+/// `a · b + c`, rounded once where that is one instruction. Elsewhere it would
+/// be a call.
+#[inline(always)]
+fn multiply_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
+    if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
+}
+
+/// A polynomial, from its highest coefficient.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(coefficients: [f32; N], x: f32) -> f32 {
+    let rest = coefficients[1..].iter();
+    rest.fold(coefficients[0], |sum, &coefficient| multiply_add::<S>(sum, x, coefficient))
+}
+
+/// `x = n ln 2 + r` with `|r| ≤ ln 2 / 2`, and a polynomial for `e^r`. Returns
+/// that and a number whose low bits are `n`. No branches, so that loops over it
+/// become vector code.
+#[inline(always)]
+fn split_exponential<S: Simd>(x: f32) -> (f32, u32) {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let shifted = multiply_add::<S>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = multiply_add::<S>(n, -LN2_HIGH, x);
+    let r = multiply_add::<S>(n, -LN2_LOW, r);
+    let tail = polynomial::<S, _>(
+        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
+        r,
+    );
+    (multiply_add::<S>(tail, r * r, r) + 1.0, shifted.to_bits())
+}
+
+/// Adding this rounds to a whole number, which then is in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
 impl Wide for f32 {
-    /// `x = n ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial for `e^r`, and `2^n`
-    /// from its bits. No branches, so that loops over it become vector code.
     #[inline(always)]
-    fn exponential(self) -> Self {
-        const LN2_HIGH: f32 = 0.693_359_4;
-        const LN2_LOW: f32 = -2.121_944_4e-4;
-        // Adding this rounds to a whole number, which then is in the low bits.
-        const ROUND: f32 = 12_582_912.0;
+    fn exponential<S: Simd>(self) -> Self {
         // Beyond these the result is 0 or ∞ in any case. A NaN stays one.
         let x = if self > 89.0 { 89.0 } else { self };
         let x = if x < -104.0 { -104.0 } else { x };
-        let shifted = x * std::f32::consts::LOG2_E + ROUND;
-        let n = shifted - ROUND;
-        let r = (x - n * LN2_HIGH) - n * LN2_LOW;
-        let tail = 1.987_569_1e-4f32;
-        let tail = tail * r + 1.398_199_9e-3;
-        let tail = tail * r + 8.333_452e-3;
-        let tail = tail * r + 4.166_579_6e-2;
-        let tail = tail * r + 1.666_666_5e-1;
-        let tail = tail * r + 0.5;
-        let e = tail * r * r + r + 1.0;
+        let (e, bits) = split_exponential::<S>(x);
         // 2^n in two factors, each of which is a normal number.
-        let whole = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+        let whole = (bits as i32).wrapping_sub(ROUND.to_bits() as i32);
         let first = whole >> 1;
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         e * power(first) * power(whole.wrapping_sub(first))
     }
 
+    #[inline(always)]
+    fn decay<S: Simd>(self) -> Self {
+        let (e, bits) = split_exponential::<S>(self);
+        // n is added to the exponent. A NaN has no low bits and stays one.
+        let scaled = f32::from_bits(e.to_bits().wrapping_add(bits << 23));
+        if self < -87.336_54 { 0.0 } else { scaled }
+    }
+
     /// A quotient of polynomials on [-4, 4], outside of which it is ±1.
     #[inline(always)]
-    fn error_function(self) -> Self {
+    fn error_function<S: Simd>(self) -> Self {
         let x = if self > 4.0 { 4.0 } else { self };
         let x = if x < -4.0 { -4.0 } else { x };
         let s = x * x;
-        let p = -2.726_142_3e-10f32;
-        let p = p * s + 2.770_681_4e-8;
-        let p = p * s - 2.101_024e-6;
-        let p = p * s - 5.692_506_4e-5;
-        let p = p * s - 7.349_906e-4;
-        let p = p * s - 2.954_6e-3;
-        let p = p * s - 1.609_603_3e-2;
-        let q = -1.456_607_2e-5f32;
-        let q = q * s - 2.133_740_6e-4;
-        let q = q * s - 1.682_827e-3;
-        let q = q * s - 7.373_329e-3;
-        let q = q * s - 1.426_473_9e-2;
+        let p = polynomial::<S, _>(
+            [
+                -2.726_142_3e-10,
+                2.770_681_4e-8,
+                -2.101_024e-6,
+                -5.692_506_4e-5,
+                -7.349_906e-4,
+                -2.954_6e-3,
+                -1.609_603_3e-2,
+            ],
+            s,
+        );
+        let q = polynomial::<S, _>(
+            [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2],
+            s,
+        );
         x * p / q
     }
 
     /// From the exponential; near zero, where that cancels, a polynomial.
     #[inline(always)]
-    fn hyperbolic_tangent(self) -> Self {
-        let far = 1.0 - 2.0 / ((2.0 * self).exponential() + 1.0);
+    fn hyperbolic_tangent<S: Simd>(self) -> Self {
+        let far = 1.0 - 2.0 / ((2.0 * self).exponential::<S>() + 1.0);
         let s = self * self;
-        let p = -5.704_988_5e-3f32;
-        let p = p * s + 2.063_909e-2;
-        let p = p * s - 5.373_971_5e-2;
-        let p = p * s + 1.333_144_2e-1;
-        let p = p * s - 3.333_328_3e-1;
-        let near = p * s * self + self;
+        let p = polynomial::<S, _>(
+            [-5.704_988_5e-3, 2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328_3e-1],
+            s,
+        );
+        let near = multiply_add::<S>(p * s, self, self);
         if self.abs() < 0.625 { near } else { far }
     }
 }
 
 impl Wide for f64 {
-    fn exponential(self) -> Self {
+    fn exponential<S: Simd>(self) -> Self {
         self.exp()
     }
 
-    fn error_function(self) -> Self {
+    fn decay<S: Simd>(self) -> Self {
+        self.exp()
+    }
+
+    fn error_function<S: Simd>(self) -> Self {
         libm::erf(self)
     }
 
-    fn hyperbolic_tangent(self) -> Self {
+    fn hyperbolic_tangent<S: Simd>(self) -> Self {
         self.tanh()
     }
 }
@@ -256,7 +298,7 @@ pub(crate) use with_element;
 mod tests {
     use half::{bf16, f16};
 
-    use super::{Float, Wide};
+    use super::{Float, Simd, Wide};
 
     /// All half numbers, and f32 numbers around every rounding boundary.
     #[test]
@@ -290,19 +332,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_hyperbolic_tangent_is_exact_to_three_units() {
-        let mut worst = 0;
-        for i in -100_000..=100_000 {
-            let x = i as f32 / 10_000.0;
-            worst = worst.max(ulps(x.hyperbolic_tangent(), f64::from(x).tanh() as f32));
-        }
-        assert!(worst <= 3, "{worst}");
-        assert_eq!(f32::INFINITY.hyperbolic_tangent(), 1.0);
-        assert_eq!(f32::NEG_INFINITY.hyperbolic_tangent(), -1.0);
-        assert!(f32::NAN.hyperbolic_tangent().is_nan());
-    }
-
     /// Distance in representable numbers.
     fn ulps(a: f32, b: f32) -> u32 {
         let key = |x: f32| {
@@ -312,35 +341,70 @@ mod tests {
         key(a).abs_diff(key(b))
     }
 
+    /// Calls a test with and without fused multiplications.
+    macro_rules! fused_or_not {
+        ($test:ident) => {
+            $test::<pulp::Scalar>();
+            #[cfg(target_arch = "x86_64")]
+            $test::<pulp::x86::V3>();
+        };
+    }
+
     #[test]
     fn the_exponential_is_exact_to_two_units() {
-        let mut worst = 0;
-        for i in -1_040_000..=887_000 {
-            let x = i as f32 / 10_000.0;
-            let exact = f64::from(x).exp() as f32;
-            // Subnormal results lose bits by nature.
-            if exact >= f32::MIN_POSITIVE {
-                worst = worst.max(ulps(x.exponential(), exact));
+        fn check<S: Simd>() {
+            for i in -1_040_000..=887_000 {
+                let x = i as f32 / 10_000.0;
+                let exact = f64::from(x).exp() as f32;
+                // Subnormal results lose bits by nature.
+                if exact >= f32::MIN_POSITIVE {
+                    assert!(ulps(x.exponential::<S>(), exact) <= 2, "{x}");
+                }
+                let decay = x.decay::<S>();
+                if exact < f32::MIN_POSITIVE {
+                    assert!(decay <= f32::MIN_POSITIVE, "{x}");
+                } else if x < 88.0 {
+                    assert!(ulps(decay, exact) <= 2, "{x}");
+                }
             }
+            for f in [f32::exponential::<S>, f32::decay::<S>] {
+                assert_eq!(f(0.0), 1.0);
+                assert_eq!(f(f32::NEG_INFINITY), 0.0);
+                assert_eq!(f(-1e9), 0.0);
+                assert!(f(f32::NAN).is_nan());
+            }
+            assert_eq!(f32::INFINITY.exponential::<S>(), f32::INFINITY);
+            assert_eq!(100f32.exponential::<S>(), f32::INFINITY);
         }
-        assert!(worst <= 2, "{worst}");
-        assert_eq!(0f32.exponential(), 1.0);
-        assert_eq!(f32::NEG_INFINITY.exponential(), 0.0);
-        assert_eq!((-1e9f32).exponential(), 0.0);
-        assert_eq!(f32::INFINITY.exponential(), f32::INFINITY);
-        assert_eq!(100f32.exponential(), f32::INFINITY);
-        assert!(f32::NAN.exponential().is_nan());
+        fused_or_not!(check);
+    }
+
+    #[test]
+    fn the_hyperbolic_tangent_is_exact_to_three_units() {
+        fn check<S: Simd>() {
+            for i in -100_000..=100_000 {
+                let x = i as f32 / 10_000.0;
+                assert!(ulps(x.hyperbolic_tangent::<S>(), f64::from(x).tanh() as f32) <= 3, "{x}");
+            }
+            assert_eq!(f32::INFINITY.hyperbolic_tangent::<S>(), 1.0);
+            assert_eq!(f32::NEG_INFINITY.hyperbolic_tangent::<S>(), -1.0);
+            assert!(f32::NAN.hyperbolic_tangent::<S>().is_nan());
+        }
+        fused_or_not!(check);
     }
 
     #[test]
     fn the_error_function_is_exact_to_five_units_of_one() {
         // Twelve roundings in two polynomials, a product and a quotient near 1.
-        let bound = 5.0 * f32::EPSILON;
-        for i in -60_000..=60_000 {
-            let x = i as f32 / 10_000.0;
-            let error = (x.error_function() - libm::erff(x)).abs();
-            assert!(error <= bound, "erf({x}) is off by {error}");
+        fn check<S: Simd>() {
+            let bound = 5.0 * f32::EPSILON;
+            for i in -60_000..=60_000 {
+                let x = i as f32 / 10_000.0;
+                let error = (x.error_function::<S>() - libm::erff(x)).abs();
+                assert!(error <= bound, "erf({x}) is off by {error}");
+            }
+            assert!(f32::NAN.error_function::<S>().is_nan());
         }
-        assert!(f32::NAN.error_function().is_nan());
+        fused_or_not!(check);
     }
 }

@@ -127,6 +127,12 @@ pub enum TensorError {
         /// The budget.
         budget: usize,
     },
+    /// The system has no more memory.
+    #[error("the system does not give {asked} bytes of memory")]
+    NoMemory {
+        /// Bytes asked for.
+        asked: usize,
+    },
     /// A function on the way has no backward rule.
     #[error("{function} has no backward rule, but its result is differentiated")]
     NotDifferentiable {
@@ -201,6 +207,7 @@ impl Hint for TensorError {
             Self::NotDifferentiable { .. } => "detach its inputs, or give it a backward rule".to_owned(),
             Self::Consumed { .. } => "run the forward pass again before differentiating again".to_owned(),
             Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
+            Self::NoMemory { .. } => "use smaller tensors, or a machine with more memory".to_owned(),
             Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),
             Self::NotAParameter { .. } => "use `watched` for tensors that are computed".to_owned(),
             Self::ThreadsStarted { asked, .. } => {

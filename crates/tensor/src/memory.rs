@@ -5,11 +5,14 @@
 //! and handed out again by size class, and nothing is returned to the system
 //! until the budget demands it or [`release`] is called.
 //!
-//! Blocks are aligned to a cache line. Classes are at most a quarter apart.
+//! Blocks are aligned to a cache line. Classes are at most a quarter apart. Large
+//! ones are asked to be on huge pages, where the system has them: one entry of
+//! the table of addresses covers 512 times as much.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
+use memmap2::MmapMut;
 use rustc_hash::FxHashMap;
 
 use crate::error::TensorError;
@@ -21,8 +24,45 @@ struct Line([u8; 64]);
 
 /// Memory for one tensor, given back to the cache when dropped.
 pub(crate) struct Block {
-    lines: Vec<Line>,
+    memory: Memory,
     bytes: usize,
+}
+
+/// The size from which blocks are on pages of their own: one huge page.
+const HUGE: usize = 2 << 20;
+
+/// Zeroed memory from the system.
+enum Memory {
+    Lines(Vec<Line>),
+    Pages(MmapMut),
+}
+
+impl Memory {
+    fn new(size: usize) -> Result<Self, TensorError> {
+        if size < HUGE {
+            let lines = bytemuck::try_zeroed_vec(size / size_of::<Line>());
+            return lines.map(Self::Lines).map_err(|()| TensorError::NoMemory { asked: size });
+        }
+        let pages = MmapMut::map_anon(size).map_err(|_| TensorError::NoMemory { asked: size })?;
+        // A wish: where it is not granted, pages are small and all is well.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Ok(Self::Pages(pages))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lines(lines) => bytemuck::cast_slice(lines),
+            Self::Pages(pages) => pages,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Lines(lines) => bytemuck::cast_slice_mut(lines),
+            Self::Pages(pages) => pages,
+        }
+    }
 }
 
 /// What the allocator has given out and kept.
@@ -42,7 +82,7 @@ pub struct Statistics {
 }
 
 struct Cache {
-    free: Option<FxHashMap<usize, Vec<Vec<Line>>>>,
+    free: Option<FxHashMap<usize, Vec<Memory>>>,
     statistics: Statistics,
     budget: usize,
 }
@@ -81,15 +121,12 @@ pub fn release() {
     cache().shrink_to(0);
 }
 
-/// Lines in a block for at least this many bytes: four classes per power of
+/// The size of a block for at least this many bytes: four classes per power of
 /// two.
 fn class(bytes: usize) -> usize {
     let lines = bytes.div_ceil(size_of::<Line>()).max(1);
-    if lines <= 4 {
-        return lines;
-    }
-    let step = (lines.next_power_of_two() / 2) / 4;
-    lines.next_multiple_of(step.max(1))
+    let step = (lines.next_power_of_two() / 8).max(1);
+    lines.next_multiple_of(step).saturating_mul(size_of::<Line>())
 }
 
 impl Cache {
@@ -104,7 +141,7 @@ impl Cache {
                 if free.get_mut(&class).and_then(Vec::pop).is_none() {
                     break;
                 }
-                self.statistics.cached -= class * size_of::<Line>();
+                self.statistics.cached -= class;
             }
         }
     }
@@ -114,51 +151,56 @@ impl Block {
     /// A block of at least this many bytes. Its contents are whatever was there
     /// before; fresh memory is zero.
     pub(crate) fn new(bytes: usize) -> Result<Self, TensorError> {
-        let class = class(bytes);
-        let size = class * size_of::<Line>();
+        let size = class(bytes);
+        if size > isize::MAX as usize / 2 {
+            return Err(TensorError::NoMemory { asked: bytes });
+        }
         let mut cache = cache();
-        if cache.statistics.in_use.saturating_add(size) > cache.budget {
+        let in_use = cache.statistics.in_use.saturating_add(size);
+        if in_use > cache.budget {
             let (in_use, budget) = (cache.statistics.in_use, cache.budget);
             return Err(TensorError::OutOfMemory { asked: bytes, in_use, budget });
         }
-        let kept = cache.free.get_or_insert_with(FxHashMap::default).get_mut(&class).and_then(Vec::pop);
-        cache.statistics.in_use += size;
-        cache.statistics.high_water = cache.statistics.high_water.max(cache.statistics.in_use);
-        let lines = match kept {
-            Some(lines) => {
-                cache.statistics.cached -= size;
-                cache.statistics.reused += 1;
-                lines
-            }
-            None => {
-                cache.statistics.fresh += 1;
-                let budget = cache.budget;
-                cache.shrink_to(budget);
-                drop(cache);
-                bytemuck::zeroed_vec(class)
-            }
-        };
-        Ok(Self { lines, bytes })
+        let kept = cache.free.get_or_insert_with(FxHashMap::default).get_mut(&size).and_then(Vec::pop);
+        cache.statistics.in_use = in_use;
+        if let Some(memory) = kept {
+            cache.statistics.cached -= size;
+            cache.statistics.reused += 1;
+            cache.statistics.high_water = cache.statistics.high_water.max(in_use);
+            return Ok(Self { memory, bytes });
+        }
+        let budget = cache.budget;
+        cache.shrink_to(budget);
+        drop(cache);
+        let memory = Memory::new(size);
+        let mut cache = self::cache();
+        if memory.is_err() {
+            cache.statistics.in_use -= size;
+        } else {
+            cache.statistics.fresh += 1;
+            cache.statistics.high_water = cache.statistics.high_water.max(cache.statistics.in_use);
+        }
+        Ok(Self { memory: memory?, bytes })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+        &self.memory.bytes()[..self.bytes]
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+        &mut self.memory.bytes_mut()[..self.bytes]
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let lines = std::mem::take(&mut self.lines);
-        let (class, size) = (lines.len(), lines.len() * size_of::<Line>());
+        let memory = std::mem::replace(&mut self.memory, Memory::Lines(Vec::new()));
+        let size = memory.bytes().len();
         let mut cache = cache();
         cache.statistics.in_use -= size;
         if cache.statistics.in_use + cache.statistics.cached + size <= cache.budget {
             cache.statistics.cached += size;
-            cache.free.get_or_insert_with(FxHashMap::default).entry(class).or_default().push(lines);
+            cache.free.get_or_insert_with(FxHashMap::default).entry(size).or_default().push(memory);
         }
     }
 }
@@ -170,17 +212,24 @@ mod tests {
     #[test]
     fn classes_waste_at_most_a_quarter() {
         for bytes in (1..200_000).step_by(37) {
-            let size = class(bytes) * 64;
+            let size = class(bytes);
             assert!(size >= bytes && size <= bytes.next_multiple_of(64) * 5 / 4 + 64, "{bytes} {size}");
         }
     }
 
     #[test]
     fn blocks_are_aligned_and_of_the_size_asked_for() {
-        for bytes in [0, 1, 63, 64, 65, 1000] {
+        for bytes in [0, 1, 63, 64, 65, 1000, HUGE - 1, HUGE, HUGE + 1] {
             let block = Block::new(bytes).unwrap();
             assert_eq!(block.bytes().len(), bytes);
             assert!(block.bytes().as_ptr().addr().is_multiple_of(64));
         }
+    }
+
+    #[test]
+    fn memory_that_the_system_does_not_have_is_an_error() {
+        assert!(matches!(Block::new(1 << 60), Err(TensorError::NoMemory { asked, .. }) if asked == 1 << 60));
+        assert!(matches!(Block::new(usize::MAX), Err(TensorError::NoMemory { .. })));
+        assert!(statistics().high_water < 1 << 60);
     }
 }

@@ -1,8 +1,11 @@
 //! Cutting work into pieces that do not depend on the number of threads.
 
-use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use num_traits::Zero;
+use pulp::{Simd, WithSimd};
+
+use crate::error::TensorError;
 use crate::vectors::dispatch;
 
 /// Elements in a piece: enough to be worth handing to a thread, few enough for
@@ -12,20 +15,84 @@ pub(crate) const PIECE: usize = 16 << 10;
 /// Calls `work` with each piece of `out` and the index of its first element.
 /// Pieces are `unit` elements or a multiple, so that rows stay whole.
 pub(crate) fn pieces<T: Send>(out: &mut [T], unit: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-    let unit = unit.max(1);
-    let size = (PIECE / unit).max(1) * unit;
+    let size = whole_rows(unit);
     if out.len() <= size {
         if !out.is_empty() {
             work(0, out);
         }
         return;
     }
-    out.par_chunks_mut(size).enumerate().for_each(|(number, piece)| work(number * size, piece));
+    share(out.chunks_mut(size).enumerate(), |(number, piece)| work(number * size, piece));
+}
+
+/// Calls `work` with each row of `out` and its number, several rows at a time.
+pub(crate) fn rows<T: Send>(out: &mut [T], row: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    let row = row.max(1);
+    pieces(out, row, |start, piece| {
+        for (number, out) in piece.chunks_exact_mut(row).enumerate() {
+            work(start / row + number, out);
+        }
+    });
+}
+
+/// Calls `work` with each item, on this thread and on those of the pool.
+///
+/// This thread begins at once and takes items until there are none, so short
+/// work does not wait for another thread to wake up.
+pub(crate) fn share<I: Iterator<Item: Send> + Send>(items: I, work: impl Fn(I::Item) + Sync) {
+    let helpers = rayon::current_num_threads().min(items.size_hint().1.unwrap_or(usize::MAX)).max(1) - 1;
+    let items = Mutex::new(items);
+    let take = || locked(&items).next();
+    let help = || std::iter::from_fn(take).for_each(&work);
+    rayon::in_place_scope(|scope| {
+        for _ in 0..helpers {
+            scope.spawn(|_| help());
+        }
+        help();
+    });
+}
+
+/// The same for work that may fail. After a failure no further item is begun;
+/// of several failures one is returned.
+pub(crate) fn try_share<I: Iterator<Item: Send> + Send>(
+    items: I,
+    work: impl Fn(I::Item) -> Result<(), TensorError> + Sync,
+) -> Result<(), TensorError> {
+    let failure = Mutex::new(None);
+    let unless_failed = items.take_while(|_| locked(&failure).is_none());
+    share(unless_failed, |item| {
+        if let Err(error) = work(item) {
+            *locked(&failure) = Some(error);
+        }
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// The number that `work` makes of each item, in their order.
+pub(crate) fn map<I: ExactSizeIterator<Item: Send> + Send, O: Clone + Zero + Send>(
+    items: I,
+    work: impl Fn(I::Item) -> O + Sync,
+) -> Vec<O> {
+    let mut results = vec![O::zero(); items.len()];
+    share(items.zip(&mut results), |(item, result)| *result = work(item));
+    results
+}
+
+/// How many elements to hand out at a time, in whole rows.
+pub(crate) fn whole_rows(row: usize) -> usize {
+    let row = row.max(1);
+    (PIECE / row).max(1) * row
+}
+
+/// What a lock holds. A panic elsewhere is reported by the scope it was in.
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Arithmetic on one piece of a result, compiled for every vector width and
 /// run with the widest that this CPU has. The operations and their order are
-/// the same for all; only their number per instruction differs.
+/// the same for all; their number per instruction differs, and whether a
+/// multiplication and an addition are rounded once.
 ///
 /// `run` is always inlined and takes the width as a type, so that closures in
 /// it are compiled once for each width too: code that is merely called from

@@ -2,13 +2,12 @@
 
 use num_traits::{Float as _, FromPrimitive as _, ToPrimitive as _};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::lanes;
 use crate::adamw::Step;
 use crate::element::Float;
 use crate::error::TensorError;
-use crate::parallel::PIECE;
+use crate::parallel::{PIECE, map, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -19,15 +18,15 @@ pub(crate) fn adamw<T: Float>(
     [parameter, mean, square]: [&mut Tensor; 3],
 ) -> Result<(), TensorError> {
     let gradient = gradient.elements::<T>("adamw")?;
-    parameter
+    let pieces = parameter
         .elements_mut::<T>("adamw")?
-        .par_chunks_mut(PIECE)
-        .zip(mean.elements_mut::<T>("adamw")?.par_chunks_mut(PIECE))
-        .zip(square.elements_mut::<T>("adamw")?.par_chunks_mut(PIECE))
-        .zip(gradient.par_chunks(PIECE))
-        .for_each(|(((parameter, mean), square), gradient)| {
-            dispatch(Piece { step, gradient, parameter, mean, square });
-        });
+        .chunks_mut(PIECE)
+        .zip(mean.elements_mut::<T>("adamw")?.chunks_mut(PIECE))
+        .zip(square.elements_mut::<T>("adamw")?.chunks_mut(PIECE))
+        .zip(gradient.chunks(PIECE));
+    share(pieces, |(((parameter, mean), square), gradient)| {
+        dispatch(Piece { step, gradient, parameter, mean, square });
+    });
     Ok(())
 }
 
@@ -77,10 +76,8 @@ impl<T: Float> WithSimd for Squares<'_, T> {
 
 /// The sum of squares: pieces side by side, then in order.
 pub(crate) fn squares<T: Float>(x: &Tensor) -> Result<f64, TensorError> {
-    let pieces: Vec<f64> = x
-        .elements::<T>("global_norm")?
-        .par_chunks(PIECE)
-        .map(|piece| dispatch(Squares { piece }).to_f64().unwrap_or(f64::NAN))
-        .collect();
+    let pieces = map(x.elements::<T>("global_norm")?.chunks(PIECE), |piece| {
+        dispatch(Squares { piece }).to_f64().unwrap_or(f64::NAN)
+    });
     Ok(pieces.into_iter().sum())
 }

@@ -7,7 +7,6 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::rows::{count, spread};
@@ -15,7 +14,7 @@ use super::{lanes, make, rewrite_pieces};
 use crate::element::{Float, Wide as _};
 use crate::error::TensorError;
 use crate::ops::CrossEntropy;
-use crate::parallel::kernel;
+use crate::parallel::{kernel, map};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -61,7 +60,7 @@ impl<T: Float> WithSimd for RowLoss<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> T::Wide {
-        let (most, sum) = spread(self.x);
+        let (most, sum) = spread::<S, T>(self.x);
         let log = most + sum.ln();
         let of_class = log - self.x[self.class].widen();
         if self.smoothing == T::Wide::zero() {
@@ -82,14 +81,11 @@ pub(crate) fn cross_entropy<T: Float>(
     let row = logits.shape()[1];
     let targets = Targets::new(targets, row, options)?;
     let smoothing = T::Wide::from_f64(options.label_smoothing).unwrap_or_else(T::Wide::nan);
-    let losses: Vec<T::Wide> = values
-        .par_chunks_exact(row.max(1))
-        .enumerate()
-        .map(|(number, x)| match targets.class(number) {
-            None => T::Wide::zero(),
-            Some(class) => dispatch(RowLoss { x, class, smoothing }),
-        })
-        .collect();
+    let rows = values.chunks_exact(row.max(1)).enumerate();
+    let losses = map(rows, |(number, x)| match targets.class(number) {
+        None => T::Wide::zero(),
+        Some(class) => dispatch(RowLoss { x, class, smoothing }),
+    });
     let total: T::Wide = losses.into_iter().sum();
     make::<T>(&Shape::default(), |out| {
         out[0] = T::narrow(total / count(targets.counted));
@@ -113,7 +109,7 @@ kernel! {
             let scale = if T::COMPUTES_IN_ITSELF {
                 // Exponentials are dear: keep them and scale.
                 for x in x.iter_mut() {
-                    *x = T::narrow((x.widen() - most).exponential());
+                    *x = T::narrow((x.widen() - most).decay::<S>());
                 }
                 let scale = share / lanes::sum(x, |x| x);
                 for x in x.iter_mut() {
@@ -121,13 +117,13 @@ kernel! {
                 }
                 scale
             } else {
-                let scale = share / lanes::sum(x, |x| (x - most).exponential());
+                let scale = share / lanes::sum(x, |x| (x - most).decay::<S>());
                 for x in x.iter_mut() {
-                    *x = T::narrow((x.widen() - most).exponential() * scale - spread_out);
+                    *x = T::narrow((x.widen() - most).decay::<S>() * scale - spread_out);
                 }
                 scale
             };
-            let whole = (at_class - most).exponential() * scale - spread_out - of_class;
+            let whole = (at_class - most).decay::<S>() * scale - spread_out - of_class;
             x[class] = T::narrow(whole);
         }
     }

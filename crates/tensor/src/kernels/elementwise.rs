@@ -4,13 +4,12 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::strides::Walk;
 use super::{make, rewrite, rewrite_pieces};
 use crate::element::{Element, Float, Wide};
 use crate::error::TensorError;
-use crate::parallel::{PIECE, fill, kernel};
+use crate::parallel::{PIECE, fill, kernel, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -61,8 +60,8 @@ impl Unary {
 }
 
 #[inline(always)]
-fn sigmoid<W: Wide>(x: W) -> W {
-    W::one() / (W::one() + (-x).exponential())
+fn sigmoid<S: Simd, W: Wide>(x: W) -> W {
+    W::one() / (W::one() + (-x).exponential::<S>())
 }
 
 fn constant<W: Wide>(value: f64) -> W {
@@ -77,28 +76,28 @@ fn gelu_inner<W: Wide>(x: W) -> (W, W) {
 }
 
 #[inline(always)]
-fn gelu<W: Wide>(x: W) -> W {
+fn gelu<S: Simd, W: Wide>(x: W) -> W {
     let root = constant::<W>(std::f64::consts::FRAC_1_SQRT_2);
-    constant::<W>(0.5) * x * (W::one() + (x * root).error_function())
+    constant::<W>(0.5) * x * (W::one() + (x * root).error_function::<S>())
 }
 
 #[inline(always)]
-fn gelu_slope<W: Wide>(x: W) -> W {
+fn gelu_slope<S: Simd, W: Wide>(x: W) -> W {
     let (half, root) = (constant::<W>(0.5), constant::<W>(std::f64::consts::FRAC_1_SQRT_2));
     let density = constant::<W>(0.398_942_280_401_432_7);
-    half * (W::one() + (x * root).error_function()) + x * density * (-half * x * x).exponential()
+    half * (W::one() + (x * root).error_function::<S>()) + x * density * (-half * x * x).exponential::<S>()
 }
 
 #[inline(always)]
-fn gelu_tanh_slope<W: Wide>(x: W) -> W {
+fn gelu_tanh_slope<S: Simd, W: Wide>(x: W) -> W {
     let (half, (inner, slope)) = (constant::<W>(0.5), gelu_inner(x));
-    let t = inner.hyperbolic_tangent();
+    let t = inner.hyperbolic_tangent::<S>();
     half * (W::one() + t) + half * x * (W::one() - t * t) * slope
 }
 
 #[inline(always)]
-fn gelu_tanh<W: Wide>(x: W) -> W {
-    constant::<W>(0.5) * x * (W::one() + gelu_inner(x).0.hyperbolic_tangent())
+fn gelu_tanh<S: Simd, W: Wide>(x: W) -> W {
+    constant::<W>(0.5) * x * (W::one() + gelu_inner(x).0.hyperbolic_tangent::<S>())
 }
 
 /// Calls `$body` with `$f` as the function of an operation, compiled for each.
@@ -111,7 +110,7 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exponential();
+                let $f = |x: $W| x.exponential::<S>();
                 $body
             }
             Unary::Log => {
@@ -136,23 +135,23 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Sigmoid => {
-                let $f = |x: $W| sigmoid(x);
+                let $f = |x: $W| sigmoid::<S, _>(x);
                 $body
             }
             Unary::Tanh => {
-                let $f = |x: $W| x.hyperbolic_tangent();
+                let $f = |x: $W| x.hyperbolic_tangent::<S>();
                 $body
             }
             Unary::Silu => {
-                let $f = |x: $W| x * sigmoid(x);
+                let $f = |x: $W| x * sigmoid::<S, _>(x);
                 $body
             }
             Unary::Gelu => {
-                let $f = |x: $W| gelu(x);
+                let $f = |x: $W| gelu::<S, _>(x);
                 $body
             }
             Unary::GeluTanh => {
-                let $f = |x: $W| gelu_tanh(x);
+                let $f = |x: $W| gelu_tanh::<S, _>(x);
                 $body
             }
             Unary::Cos => {
@@ -192,7 +191,7 @@ macro_rules! with_derivative {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exponential();
+                let $f = |x: $W| x.exponential::<S>();
                 $body
             }
             Unary::Log => {
@@ -225,31 +224,31 @@ macro_rules! with_derivative {
             }
             Unary::Sigmoid => {
                 let $f = |x: $W| {
-                    let s = sigmoid(x);
+                    let s = sigmoid::<S, _>(x);
                     s * (one - s)
                 };
                 $body
             }
             Unary::Tanh => {
                 let $f = |x: $W| {
-                    let t = x.hyperbolic_tangent();
+                    let t = x.hyperbolic_tangent::<S>();
                     one - t * t
                 };
                 $body
             }
             Unary::Silu => {
                 let $f = |x: $W| {
-                    let s = sigmoid(x);
+                    let s = sigmoid::<S, _>(x);
                     s * (one + x * (one - s))
                 };
                 $body
             }
             Unary::Gelu => {
-                let $f = |x: $W| gelu_slope(x);
+                let $f = |x: $W| gelu_slope::<S, _>(x);
                 $body
             }
             Unary::GeluTanh => {
-                let $f = |x: $W| gelu_tanh_slope(x);
+                let $f = |x: $W| gelu_tanh_slope::<S, _>(x);
                 $body
             }
             Unary::Cos => {
@@ -368,7 +367,7 @@ kernel! {
     BinaryKernel<T: Float> { op: Binary, operands: &'k Operands<'k, T> }
     |start, piece| {
         let strides = operands.walk.row_strides();
-        operands.rows(start, piece, |out, xs, ys| combine::<T>(op, out, xs, ys, strides));
+        operands.rows(start, piece, |out, xs, ys| combine::<S, T>(op, out, xs, ys, strides));
     }
 }
 
@@ -448,11 +447,11 @@ impl<T: Float> WithSimd for GatePiece<'_, T> {
     fn with_simd<S: Simd>(self, _: S) {
         match self.gate {
             Gate::SwiGlu => self.by(|x| {
-                let s = sigmoid(x);
+                let s = sigmoid::<S, _>(x);
                 (x * s, s * (T::Wide::one() + x * (T::Wide::one() - s)))
             }),
-            Gate::GeGlu => self.by(|x| (gelu(x), gelu_slope(x))),
-            Gate::GeGluTanh => self.by(|x| (gelu_tanh(x), gelu_tanh_slope(x))),
+            Gate::GeGlu => self.by(|x| (gelu::<S, _>(x), gelu_slope::<S, _>(x))),
+            Gate::GeGluTanh => self.by(|x| (gelu_tanh::<S, _>(x), gelu_tanh_slope::<S, _>(x))),
         }
     }
 }
@@ -482,8 +481,8 @@ pub(crate) fn gate_gradient<T: Float>(
     let mut of_a = None;
     let of_b = make::<T>(b.shape(), |of_b| {
         of_a = Some(rewrite::<T>(gradient, op, |of_a| {
-            let pieces = of_a.par_chunks_mut(PIECE).zip(of_b.par_chunks_mut(PIECE));
-            pieces.zip(xs.par_chunks(PIECE).zip(ys.par_chunks(PIECE))).for_each(|((of_a, of_b), (a, b))| {
+            let pieces = of_a.chunks_mut(PIECE).zip(of_b.chunks_mut(PIECE));
+            share(pieces.zip(xs.chunks(PIECE).zip(ys.chunks(PIECE))), |((of_a, of_b), (a, b))| {
                 dispatch(GatePiece { gate, a, b, of_a, of_b });
             });
             Ok(())
@@ -498,16 +497,16 @@ pub(crate) fn gate_gradient<T: Float>(
 
 /// One row of a result.
 #[inline(always)]
-fn combine<T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [usize; 2]) {
+fn combine<S: Simd, T: Float>(op: Binary, out: &mut [T], xs: &[T], ys: &[T], strides: [usize; 2]) {
     match op {
         Binary::Add => combine_by(out, xs, ys, strides, |a, b| a + b),
         Binary::Sub => combine_by(out, xs, ys, strides, |a, b| a - b),
         Binary::Mul => combine_by(out, xs, ys, strides, |a, b| a * b),
         Binary::Div => combine_by(out, xs, ys, strides, |a, b| a / b),
         Binary::Pow => combine_by(out, xs, ys, strides, num_traits::Float::powf),
-        Binary::Gate(Gate::SwiGlu) => combine_by(out, xs, ys, strides, |a, b| a * sigmoid(a) * b),
-        Binary::Gate(Gate::GeGlu) => combine_by(out, xs, ys, strides, |a, b| gelu(a) * b),
-        Binary::Gate(Gate::GeGluTanh) => combine_by(out, xs, ys, strides, |a, b| gelu_tanh(a) * b),
+        Binary::Gate(Gate::SwiGlu) => combine_by(out, xs, ys, strides, |a, b| a * sigmoid::<S, _>(a) * b),
+        Binary::Gate(Gate::GeGlu) => combine_by(out, xs, ys, strides, |a, b| gelu::<S, _>(a) * b),
+        Binary::Gate(Gate::GeGluTanh) => combine_by(out, xs, ys, strides, |a, b| gelu_tanh::<S, _>(a) * b),
     }
 }
 

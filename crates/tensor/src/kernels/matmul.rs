@@ -16,13 +16,13 @@ mod tile;
 mod turn;
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::make;
 use super::strides::Walk;
 use crate::element::Float;
 use crate::error::TensorError;
+use crate::parallel::try_share;
 use crate::tensor::Tensor;
 use crate::view::View;
 use product::multiply;
@@ -220,7 +220,7 @@ pub(crate) fn matmul<T: Multiply>(
             T::multiply(lhs, rhs, out, &Finish { bias, residual }, spread)
         };
         if spread == Spread::Alone && m * n * k * starts.len() > PARALLEL {
-            starts.par_iter().zip(out.par_chunks_exact_mut(m * n)).enumerate().try_for_each(one)
+            try_share(starts.iter().zip(out.chunks_exact_mut(m * n)).enumerate(), one)
         } else {
             starts.iter().zip(out.chunks_exact_mut(m * n)).enumerate().try_for_each(one)
         }

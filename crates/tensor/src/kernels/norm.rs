@@ -8,13 +8,12 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::rows::count;
 use super::{lanes, make, rewrite};
 use crate::element::Float;
 use crate::error::TensorError;
-use crate::parallel::{fill, kernel};
+use crate::parallel::{fill, kernel, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -167,13 +166,10 @@ fn backward<T: Float>(
     let (size, width) = ((ROWS * row).max(1), (per_weight * row).max(1));
     let mut shares = vec![T::Wide::zero(); values.len().div_ceil(size) * width];
     let of_x = rewrite::<T>(gradient, op, |gradient| {
-        gradient
-            .par_chunks_mut(size)
-            .zip(values.par_chunks(size))
-            .zip(shares.par_chunks_mut(width))
-            .for_each(|((gradient, x), shares)| {
-                work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares });
-            });
+        let chunks = gradient.chunks_mut(size).zip(values.chunks(size)).zip(shares.chunks_mut(width));
+        share(chunks, |((gradient, x), shares)| {
+            work(Chunk { x, weights, eps: wide::<T>(eps), gradient, shares });
+        });
         Ok(())
     })?;
     let mut sums = vec![T::Wide::zero(); per_weight * row];

@@ -3,12 +3,12 @@
 use std::cmp::Ordering;
 
 use num_traits::Zero as _;
-use rayon::prelude::*;
 use shardloom_layout::DType;
 
 use super::{make, make_as};
 use crate::element::{Element, Float, with_element};
 use crate::error::TensorError;
+use crate::parallel::rows;
 use crate::tensor::Tensor;
 
 /// From which end a running sum runs.
@@ -23,7 +23,8 @@ pub(crate) fn cumsum<T: Float>(x: &Tensor, row: usize, direction: Direction) -> 
     let values = x.elements::<T>("cumsum")?;
     make::<T>(x.shape(), |out| {
         let row = row.max(1);
-        out.par_chunks_exact_mut(row).zip(values.par_chunks_exact(row)).for_each(|(out, x)| {
+        rows(out, row, |number, out| {
+            let x = &values[number * row..][..row];
             let mut sum = T::Wide::zero();
             let mut step = |(out, x): (&mut T, &T)| {
                 sum += x.widen();
@@ -70,7 +71,8 @@ fn sort_as<T: Element + PartialOrd>(
     let values = x.bits::<T>("sort")?;
     let row = row.max(1);
     let indices = make_as::<i64>(DType::I64, x.shape(), |out| {
-        out.par_chunks_exact_mut(row).zip(values.par_chunks_exact(row)).for_each(|(out, x)| {
+        rows(out, row, |number, out| {
+            let x = &values[number * row..][..row];
             out.iter_mut().enumerate().for_each(|(place, out)| *out = place as i64);
             out.sort_by(|&a, &b| {
                 let compared = by_value(&x[a as usize], &x[b as usize]);
@@ -81,9 +83,9 @@ fn sort_as<T: Element + PartialOrd>(
     })?;
     let places = indices.elements::<i64>("sort")?;
     let sorted = make_as::<T>(x.dtype(), x.shape(), |out| {
-        let rows = values.par_chunks_exact(row).zip(places.par_chunks_exact(row));
-        out.par_chunks_exact_mut(row).zip(rows).for_each(|(out, (x, places))| {
-            out.iter_mut().zip(places).for_each(|(out, &place)| *out = x[place as usize]);
+        rows(out, row, |number, out| {
+            let x = &values[number * row..][..row];
+            out.iter_mut().zip(&places[number * row..]).for_each(|(out, &place)| *out = x[place as usize]);
         });
         Ok(())
     })?;

@@ -2,14 +2,13 @@
 
 use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::rows::spread;
 use super::{lanes, make};
 use crate::element::Float;
 use crate::error::TensorError;
-use crate::parallel::PIECE;
+use crate::parallel::{PIECE, map, rows, share, whole_rows};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
@@ -81,7 +80,7 @@ impl<T: Float> WithSimd for Row<'_, T> {
                 squares.fold(T::Wide::zero(), |sum, piece| sum + piece).sqrt()
             }
             Reduction::LogSumExp => {
-                let (most, sum) = spread(row);
+                let (most, sum) = spread::<S, T>(row);
                 // Rows that are all -∞, or have a +∞, have themselves as their result.
                 if most.is_infinite() { most } else { most + sum.ln() }
             }
@@ -103,13 +102,15 @@ pub(crate) fn reduce<T: Float>(
             out.fill(T::narrow(dispatch(Row { op, row: nothing })));
         } else if out.len() == 1 && op == Reduction::Sum {
             // One row for all threads: pieces side by side, then in order.
-            let pieces: Vec<T::Wide> = values.par_chunks(PIECE).map(|row| dispatch(RowSum { row })).collect();
+            let pieces: Vec<T::Wide> = map(values.chunks(PIECE), |row| dispatch(RowSum { row }));
             out[0] = T::narrow(pieces.into_iter().fold(T::Wide::zero(), |sum, piece| sum + piece));
         } else {
-            out.par_iter_mut()
-                .zip(values.par_chunks_exact(row))
-                .with_min_len((PIECE / row).max(1))
-                .for_each(|(out, row)| *out = T::narrow(dispatch(Row { op, row })));
+            let size = whole_rows(row);
+            share(out.chunks_mut(size / row).zip(values.chunks(size)), |(out, values)| {
+                for (out, row) in out.iter_mut().zip(values.chunks_exact(row)) {
+                    *out = T::narrow(dispatch(Row { op, row }));
+                }
+            });
         }
         Ok(())
     })
@@ -125,8 +126,8 @@ pub(crate) fn product_gradient<T: Float>(
     let (values, gs) = (x.elements::<T>("prod")?, gradient.elements::<T>("prod")?);
     make::<T>(x.shape(), |out| {
         let row = row.max(1);
-        let rows = values.par_chunks_exact(row).zip(gs);
-        out.par_chunks_exact_mut(row).zip(rows).for_each(|(out, (x, g))| {
+        rows(out, row, |number, out| {
+            let (x, g) = (&values[number * row..][..row], gs[number]);
             let mut after = vec![T::Wide::one(); x.len() + 1];
             for place in (0..x.len()).rev() {
                 after[place] = after[place + 1] * x[place].widen();

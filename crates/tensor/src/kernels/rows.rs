@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 
 use num_traits::{Float as _, One as _};
+use pulp::Simd;
 
 use super::{lanes, make, rewrite_pieces};
 use crate::element::{Float, Wide};
@@ -35,9 +36,9 @@ pub(super) fn count<W: Wide>(count: usize) -> W {
 
 /// The largest value of a row and the sum of `exp(x - largest)`.
 #[inline(always)]
-pub(super) fn spread<T: Float>(row: &[T]) -> (T::Wide, T::Wide) {
+pub(super) fn spread<S: Simd, T: Float>(row: &[T]) -> (T::Wide, T::Wide) {
     let most = lanes::largest(row);
-    (most, lanes::sum(row, |x| (x - most).exponential()))
+    (most, lanes::sum(row, |x| (x - most).decay::<S>()))
 }
 
 kernel! {
@@ -47,15 +48,15 @@ kernel! {
             if T::COMPUTES_IN_ITSELF {
                 // Exponentials are dear: keep them and scale.
                 let most = lanes::largest(x);
-                let scale = T::Wide::one() / lanes::map_sum(x, out, |x| (x - most).exponential());
+                let scale = T::Wide::one() / lanes::map_sum(x, out, |x| (x - most).decay::<S>());
                 for out in out.iter_mut() {
                     *out = T::narrow(out.widen() * scale);
                 }
             } else {
-                let (most, sum) = spread(x);
+                let (most, sum) = spread::<S, T>(x);
                 let scale = T::Wide::one() / sum;
                 for (out, x) in out.iter_mut().zip(x) {
-                    *out = T::narrow((x.widen() - most).exponential() * scale);
+                    *out = T::narrow((x.widen() - most).decay::<S>() * scale);
                 }
             }
         }
@@ -66,7 +67,7 @@ kernel! {
     LogSoftmaxKernel<T: Float> { values: &'k [T], row: usize }
     |start, piece| {
         for (out, x) in piece.chunks_exact_mut(row).zip(values[start..].chunks_exact(row)) {
-            let (most, sum) = spread(x);
+            let (most, sum) = spread::<S, T>(x);
             let shift = most + sum.ln();
             for (out, x) in out.iter_mut().zip(x) {
                 *out = T::narrow(x.widen() - shift);
@@ -95,7 +96,7 @@ kernel! {
         for (g, y) in piece.chunks_exact_mut(row).zip(ys[start..].chunks_exact(row)) {
             let sum = lanes::sum(g, |g| g);
             for (g, y) in g.iter_mut().zip(y) {
-                *g = T::narrow(g.widen() - y.widen().exponential() * sum);
+                *g = T::narrow(g.widen() - y.widen().decay::<S>() * sum);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The gradients of queries, keys and values.
 
 use num_traits::{Float as _, FromPrimitive as _, One as _};
-use rayon::prelude::*;
 
 use super::weights::{Place, slope};
 use super::{BLOCK, Geometry, Heads, Mask, Rows, Space, blocks, by_rows, narrow};
@@ -10,6 +9,7 @@ use crate::error::TensorError;
 use crate::kernels::lanes;
 use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::memory::Block;
+use crate::parallel::try_share;
 use crate::tensor::Tensor;
 
 /// What the backward pass reads.
@@ -72,7 +72,7 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
                 of_v,
             })
             .collect();
-        tasks.into_par_iter().try_for_each(|task| run(geometry, &saved, task))?;
+        try_share(tasks.into_iter(), |task| run(geometry, &saved, task))?;
     }
     Ok([by_rows::<T>(of_q, q_dims)?, by_rows::<T>(of_k, kv_dims)?, by_rows::<T>(of_v, kv_dims)?])
 }

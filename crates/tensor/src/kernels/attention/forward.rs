@@ -1,7 +1,6 @@
 //! Attention, and the logarithm of each query's sum of weights.
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
-use rayon::prelude::*;
 use shardloom_layout::Shape;
 
 use super::weights::{Place, Running, soften};
@@ -11,6 +10,7 @@ use crate::error::TensorError;
 use crate::kernels::make;
 use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::memory::Block;
+use crate::parallel::try_share;
 use crate::tensor::Tensor;
 
 /// Queries of one task: enough to share the work of turning the keys.
@@ -38,7 +38,7 @@ pub(crate) fn attention<T: Float<Wide: Vectors>>(
     let mut block = Block::new(dims.iter().product::<usize>() * T::DTYPE.size())?;
     let logs = make::<T::Wide>(&Shape::new(&dims[..3])?, |logs| {
         let out = Rows::new(bytemuck::cast_slice_mut(block.bytes_mut()), dims);
-        tasks(geometry, out, logs).into_par_iter().try_for_each(|task| run(geometry, &q, &k, &v, &mask, task))
+        try_share(tasks(geometry, out, logs).into_iter(), |task| run(geometry, &q, &k, &v, &mask, task))
     })?;
     Ok([by_rows::<T>(block, dims)?, logs])
 }

@@ -20,14 +20,14 @@ impl Place<'_> {
     /// Caps the scores of one query, and hides those of keys that it does not
     /// see behind `-∞`. Returns whether any is left.
     #[inline(always)]
-    fn hide<W: Wide>(&self, query: usize, scores: &mut [W]) -> bool {
+    fn hide<S: Simd, W: Wide>(&self, query: usize, scores: &mut [W]) -> bool {
         let seen = self.geometry.seen(query);
         let start = seen.start.clamp(self.keys.start, self.keys.end) - self.keys.start;
         let end = seen.end.clamp(self.keys.start, self.keys.end) - self.keys.start;
         if let Some(cap) = self.geometry.soft_cap {
             let cap = W::from_f64(cap).unwrap_or_else(W::infinity);
             for score in scores[start..end.max(start)].iter_mut() {
-                *score = cap * (*score / cap).hyperbolic_tangent();
+                *score = cap * (*score / cap).hyperbolic_tangent::<S>();
             }
         }
         scores[..start].fill(W::neg_infinity());
@@ -74,7 +74,7 @@ impl<W: Wide> WithSimd for Soften<'_, W> {
         let Running { most, sums, shrink } = self.running;
         let rows = self.scores.chunks_exact_mut(BLOCK).zip(self.place.queries.clone());
         for (row, (scores, query)) in rows.enumerate() {
-            self.place.hide(query, scores);
+            self.place.hide::<S, W>(query, scores);
             let largest = lanes::largest(scores);
             let here = if largest > most[row] { largest } else { most[row] };
             if here == W::neg_infinity() {
@@ -83,9 +83,9 @@ impl<W: Wide> WithSimd for Soften<'_, W> {
                 continue;
             }
             for score in scores.iter_mut() {
-                *score = (*score - here).exponential();
+                *score = (*score - here).decay::<S>();
             }
-            shrink[row] = (most[row] - here).exponential();
+            shrink[row] = (most[row] - here).decay::<S>();
             sums[row] = sums[row] * shrink[row] + lanes::sum(scores, |weight| weight);
             most[row] = here;
         }
@@ -116,11 +116,11 @@ impl<W: Wide> WithSimd for Slope<'_, W> {
         let rows = self.scores.chunks_exact_mut(BLOCK).zip(self.slopes.chunks_exact_mut(BLOCK));
         let known = self.logs.iter().zip(self.dots).zip(self.place.queries.clone());
         for ((scores, slopes), ((&log, &dot), query)) in rows.zip(known) {
-            self.place.hide(query, scores);
+            self.place.hide::<S, W>(query, scores);
             match geometry.soft_cap {
                 None => {
                     for (score, slope) in scores.iter_mut().zip(slopes) {
-                        let weight = (*score - log).exponential();
+                        let weight = (*score - log).decay::<S>();
                         *slope = weight * (*slope - dot) * scale;
                         *score = weight;
                     }
@@ -128,7 +128,7 @@ impl<W: Wide> WithSimd for Slope<'_, W> {
                 Some(cap) => {
                     let cap = W::from_f64(cap).unwrap_or_else(W::infinity);
                     for (score, slope) in scores.iter_mut().zip(slopes) {
-                        let weight = (*score - log).exponential();
+                        let weight = (*score - log).decay::<S>();
                         let share = *score / cap;
                         let steep = if weight > W::zero() { W::one() - share * share } else { W::zero() };
                         *slope = weight * (*slope - dot) * scale * steep;

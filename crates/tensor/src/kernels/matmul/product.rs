@@ -7,7 +7,6 @@
 
 use bytemuck::Pod;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::pack::{Strip, pack};
 use super::scheme::Scheme;
@@ -16,6 +15,7 @@ use super::{Finish, Matrix, Spread};
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::memory::Block;
+use crate::parallel::{share, try_share};
 use crate::vectors::dispatch;
 
 /// The most packed values of the depth that are multiplied at once: with them a panel of
@@ -28,6 +28,9 @@ const STAGE: usize = 512;
 
 /// Rows of a task.
 const TASK_ROWS: usize = 64;
+
+/// Tasks for each thread, where there is enough to do.
+const TASKS: usize = 8;
 
 /// The most panels of columns in a task.
 const TASK_PANELS: usize = 8;
@@ -67,22 +70,26 @@ pub(super) fn multiply<S: Scheme>(
             let stage = Stage { first: from == 0, last: from + depth >= whole_depth };
             let columns_here = Strip::of_columns(rhs).lines(column, columns);
             let columns_here = columns_here.depth(from * S::DEPTH, depth * S::DEPTH);
-            let mut right = None;
+            // With few rows no two tasks share columns, and each packs its own.
+            let mut shared = match m > TASK_ROWS {
+                true => {
+                    Some(Block::new(columns.next_multiple_of(S::columns()) * depth * size_of::<S::Packed>())?)
+                }
+                false => None,
+            };
             for row in (0..m).step_by(rows_at_once) {
                 let rows = rows_at_once.min(m - row);
                 let rows_here = Strip::of_rows(lhs).lines(row, rows).depth(from * S::DEPTH, depth * S::DEPTH);
-                let pack_left = || packed::<S>(rows_here, rows, ROWS, depth, Fringe::Cut, spread);
-                let left = match right {
-                    Some(_) => pack_left()?,
-                    None => {
-                        let pack_right = || Right::new::<S>(columns_here, columns, depth, m, spread);
-                        let (packed_right, left) = both(spread, pack_right, pack_left);
-                        right = Some(packed_right?);
-                        left?
-                    }
+                let mut left = Block::new(rows * depth * size_of::<S::Packed>())?;
+                let right = shared.as_mut().filter(|_| row == 0);
+                let right = right.map(|block| panels::<S>(block, columns_here, S::columns(), depth));
+                let left_panels = panels::<S>(&mut left, rows_here, ROWS, depth);
+                pack_all::<S>(left_panels.chain(right.into_iter().flatten()), spread);
+                let right = match &shared {
+                    Some(block) => Right::Packed(cast::<S>(block)),
+                    None => Right::Loose(columns_here),
                 };
-                let Some(right) = &right else { unreachable!("made for the first rows") };
-                let left = cast::<S>(&left);
+                let (left, right) = (cast::<S>(&left), &right);
                 let part = Part { left, right, depth, n, row, column, finish, sums, stage };
                 part.multiply::<S>(&mut out[row * n..(row + rows) * n], columns, spread)?;
             }
@@ -95,18 +102,6 @@ pub(super) fn multiply<S: Scheme>(
 fn evenly(whole: usize, most: usize, unit: usize) -> usize {
     let most = (most / unit).max(1) * unit;
     whole.div_ceil(whole.div_ceil(most).max(1)).next_multiple_of(unit).max(1)
-}
-
-/// Does two things, at the same time if threads may be used.
-fn both<A: Send, B: Send>(
-    spread: Spread,
-    one: impl FnOnce() -> A + Send,
-    other: impl FnOnce() -> B + Send,
-) -> (A, B) {
-    match spread {
-        Spread::Alone => (one(), other()),
-        Spread::Pool => rayon::join(one, other),
-    }
 }
 
 /// Where sums are while they grow.
@@ -135,38 +130,38 @@ struct Stage {
     last: bool,
 }
 
-/// What becomes of a last panel that is not full.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fringe {
-    /// It is narrower.
-    Cut,
-    /// It is filled up with zeros.
-    Filled,
-}
-
-/// All panels of a strip.
-fn packed<S: Scheme>(
-    strip: Strip<'_, S::Source>,
-    lines: usize,
+/// Neighbouring panels to be packed.
+struct Unpacked<'a, 'out, S: Scheme> {
+    strip: Strip<'a, S::Source>,
     width: usize,
     depth: usize,
-    fringe: Fringe,
-    spread: Spread,
-) -> Result<Block, TensorError> {
-    let total = if fringe == Fringe::Filled { lines.next_multiple_of(width) } else { lines };
-    let mut block = Block::new(total * depth * size_of::<S::Packed>())?;
-    let panels: &mut [S::Packed] = bytemuck::cast_slice_mut(block.bytes_mut());
+    out: &'out mut [S::Packed],
+}
+
+/// All panels of a strip, some at a time.
+fn panels<'a, 'out, S: Scheme>(
+    block: &'out mut Block,
+    strip: Strip<'a, S::Source>,
+    width: usize,
+    depth: usize,
+) -> impl Iterator<Item = Unpacked<'a, 'out, S>> + Send {
+    let out: &mut [S::Packed] = bytemuck::cast_slice_mut(block.bytes_mut());
     let together = width * TASK_PANELS;
-    let some = |(number, out): (usize, &mut [S::Packed])| {
-        pack_panels::<S>(strip.lines(number * together, together), width, depth, out);
-    };
-    if depth > 0 {
-        match spread {
-            Spread::Alone => panels.chunks_mut(together * depth).enumerate().for_each(some),
-            Spread::Pool => panels.par_chunks_mut(together * depth).enumerate().for_each(some),
-        }
+    out.chunks_mut((together * depth).max(1)).enumerate().map(move |(number, out)| {
+        let strip = strip.lines(number * together, together);
+        Unpacked { strip, width, depth, out }
+    })
+}
+
+fn pack_all<'a, 'out, S: Scheme + 'a + 'out>(
+    all: impl Iterator<Item = Unpacked<'a, 'out, S>> + Send,
+    spread: Spread,
+) {
+    let pack = |Unpacked { strip, width, depth, out }| pack_panels::<S>(strip, width, depth, out);
+    match spread {
+        Spread::Alone => all.for_each(pack),
+        Spread::Pool => share(all, pack),
     }
-    Ok(block)
 }
 
 /// Packs neighbouring panels in the order that reads memory in long runs: where
@@ -188,32 +183,17 @@ fn cast<S: Scheme>(block: &Block) -> &[S::Packed] {
 }
 
 /// The columns of a right operand.
-enum Right<'a, T> {
+enum Right<'a, P, T> {
     /// Packed beforehand, because many rows use them.
-    Packed(Block),
+    Packed(&'a [P]),
     /// Packed by each task on its way, because no two tasks share any.
     Loose(Strip<'a, T>),
-}
-
-impl<'a, T> Right<'a, T> {
-    fn new<S: Scheme<Source = T>>(
-        strip: Strip<'a, T>,
-        columns: usize,
-        depth: usize,
-        rows: usize,
-        spread: Spread,
-    ) -> Result<Self, TensorError> {
-        if rows <= TASK_ROWS {
-            return Ok(Self::Loose(strip));
-        }
-        Ok(Self::Packed(packed::<S>(strip, columns, S::columns(), depth, Fringe::Filled, spread)?))
-    }
 }
 
 /// Rows and columns that are packed at one time.
 struct Part<'a, P, T> {
     left: &'a [P],
-    right: &'a Right<'a, T>,
+    right: &'a Right<'a, P, T>,
     depth: usize,
     /// Columns of the whole result.
     n: usize,
@@ -240,16 +220,16 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
     ) -> Result<(), TensorError> {
         let blocks = (out.len() / self.n).div_ceil(TASK_ROWS);
         let threads = if spread == Spread::Alone { 1 } else { rayon::current_num_threads() };
-        // Several tasks for each thread, so that none waits long for the last.
+        // Many tasks for each thread and of one size, so that none waits long for the last.
         let width = S::columns();
         let panels = columns.div_ceil(width);
-        let wanted = (4 * threads).div_ceil(blocks);
-        let panels = panels.div_ceil(wanted).clamp(1, TASK_PANELS);
+        let wanted = (TASKS * threads).div_ceil(blocks);
+        let panels = evenly(panels, panels.div_ceil(wanted).clamp(1, TASK_PANELS), 1);
         let tasks = self.tasks(out, columns, panels * width);
         let run = |task: Task<'_, T>| self.run::<S>(task);
         match spread {
             Spread::Alone => tasks.into_iter().try_for_each(run),
-            Spread::Pool => tasks.into_par_iter().try_for_each(run),
+            Spread::Pool => try_share(tasks.into_iter(), run),
         }
     }
 
@@ -332,10 +312,10 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
             };
             for first in (0..stride).step_by(width) {
                 let columns = match self.right {
-                    Right::Packed(block) => {
+                    Right::Packed(panels) => {
                         let panel = (column + first) * self.depth;
                         let here = panel + depth.start * width..panel + depth.end * width;
-                        &cast::<S>(block)[here]
+                        &panels[here]
                     }
                     Right::Loose(_) => &loose[first * depth.len()..(first + width) * depth.len()],
                 };
