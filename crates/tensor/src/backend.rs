@@ -68,7 +68,7 @@ pub(crate) trait Backend: Sync {
     fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError>;
 
     /// The gradients of a gate's two operands.
-    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo;
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo;
 
     /// Whether elements compare so, as bools; one shape, any strides.
     fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made;

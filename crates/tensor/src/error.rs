@@ -3,6 +3,7 @@
 use shardloom_layout::{DType, Hint, Shape, ShapeError};
 
 use crate::device::Device;
+use crate::threads;
 
 /// Why an operation was refused. Every variant names the operation and its
 /// operands.
@@ -211,7 +212,10 @@ impl Hint for TensorError {
             Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),
             Self::NotAParameter { .. } => "use `watched` for tensors that are computed".to_owned(),
             Self::ThreadsStarted { asked, .. } => {
-                format!("set it before the first tensor is computed, or start with RAYON_NUM_THREADS={asked}")
+                format!(
+                    "set it before the first tensor is computed, or start with {}={asked}",
+                    threads::VARIABLE
+                )
             }
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,

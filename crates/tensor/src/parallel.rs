@@ -6,6 +6,7 @@ use num_traits::Zero;
 use pulp::{Simd, WithSimd};
 
 use crate::error::TensorError;
+use crate::threads::with_helpers;
 use crate::vectors::dispatch;
 
 /// Elements in a piece: enough to be worth handing to a thread, few enough for
@@ -40,16 +41,10 @@ pub(crate) fn rows<T: Send>(out: &mut [T], row: usize, work: impl Fn(usize, &mut
 /// This thread begins at once and takes items until there are none, so short
 /// work does not wait for another thread to wake up.
 pub(crate) fn share<I: Iterator<Item: Send> + Send>(items: I, work: impl Fn(I::Item) + Sync) {
-    let helpers = rayon::current_num_threads().min(items.size_hint().1.unwrap_or(usize::MAX)).max(1) - 1;
+    let most = items.size_hint().1.unwrap_or(usize::MAX);
     let items = Mutex::new(items);
     let take = || locked(&items).next();
-    let help = || std::iter::from_fn(take).for_each(&work);
-    rayon::in_place_scope(|scope| {
-        for _ in 0..helpers {
-            scope.spawn(|_| help());
-        }
-        help();
-    });
+    with_helpers(most.saturating_sub(1), || std::iter::from_fn(take).for_each(&work));
 }
 
 /// The same for work that may fail. After a failure no further item is begun;

@@ -1,27 +1,88 @@
 //! The threads that kernels run on.
 //!
-//! There is one pool for the whole process, made when it is first needed. Ranks
-//! that are threads share it: each waits for its own work, and whichever of the
-//! pool's threads is free does it, so ranks together use no more cores than one
-//! would. Results do not depend on how many threads there are.
+//! Whoever computes does so on its own thread, with helpers from one pool for
+//! the whole process, which is made when it is first needed. Ranks that are
+//! threads share the helpers: whichever is free takes a piece of work. Results
+//! do not depend on how many threads there are.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
 
 use crate::error::TensorError;
 
 /// What the environment variable is called.
-pub const VARIABLE: &str = "RAYON_NUM_THREADS";
+pub(crate) const VARIABLE: &str = "SHARDLOOM_THREADS";
 
-/// How many threads the pool has: what [`set_count`] said, else the environment
-/// variable `RAYON_NUM_THREADS`, else one for each core.
-pub fn count() -> usize {
-    rayon::current_num_threads()
+struct Pool {
+    count: usize,
+    /// One less than the count: the thread that asks works too.
+    helpers: Option<rayon::ThreadPool>,
 }
 
-/// Makes the pool with this many threads. It can be made once, before anything
+static POOL: OnceLock<Pool> = OnceLock::new();
+
+thread_local! {
+    static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+impl Pool {
+    fn new(count: usize) -> Self {
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(count.max(1) - 1);
+        let named = builder.thread_name(|number| format!("tensor-{}", number + 1));
+        // Where the system gives no more threads, one does all the work.
+        let helpers = if count > 1 { named.build().ok() } else { None };
+        Self { count: if helpers.is_some() { count } else { 1 }, helpers }
+    }
+
+    fn current() -> &'static Self {
+        POOL.get_or_init(|| {
+            let asked = std::env::var(VARIABLE).ok().and_then(|count| count.parse().ok());
+            let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+            Self::new(asked.filter(|&count| count > 0).unwrap_or_else(cores))
+        })
+    }
+}
+
+/// How many threads work on one thing: what [`set_count`] said, else the
+/// environment variable `SHARDLOOM_THREADS`, else one for each core; inside
+/// [`at_most`] no more than that.
+pub fn count() -> usize {
+    Pool::current().count.min(LIMIT.get())
+}
+
+/// Calls `work`, whose kernels use at most this many threads, this one
+/// included: for one of several ranks that share a machine.
+pub fn at_most<T>(threads: usize, work: impl FnOnce() -> T) -> T {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LIMIT.set(self.0);
+        }
+    }
+    let _restore = Restore(LIMIT.replace(threads.max(1).min(LIMIT.get())));
+    work()
+}
+
+/// Sets how many threads work on one thing. It can be set once, before anything
 /// is computed; later this is an error unless the count is the same.
 pub fn set_count(threads: usize) -> Result<(), TensorError> {
-    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-    if built.is_ok() || count() == threads {
+    let pool = POOL.get_or_init(|| Pool::new(threads));
+    if pool.count == threads {
         return Ok(());
     }
-    Err(TensorError::ThreadsStarted { asked: threads, running: count() })
+    Err(TensorError::ThreadsStarted { asked: threads, running: pool.count })
+}
+
+/// Does work on this thread and, at the same time, on up to this many helpers.
+pub(crate) fn with_helpers(most: usize, work: impl Fn() + Sync) {
+    let most = most.min(count() - 1);
+    match &Pool::current().helpers {
+        Some(helpers) if most > 0 => helpers.in_place_scope(|scope| {
+            for _ in 0..most {
+                scope.spawn(|_| work());
+            }
+            work();
+        }),
+        _ => work(),
+    }
 }

@@ -12,11 +12,20 @@ fn the_pool_is_made_once_and_shared() {
     threads::set_count(3).unwrap();
     let error = threads::set_count(5).unwrap_err();
     assert_eq!(error.to_string(), "the pool runs with 3 threads already, so it cannot be made with 5");
-    assert!(error.hint().unwrap().contains("RAYON_NUM_THREADS=5"));
+    assert!(error.hint().unwrap().contains("SHARDLOOM_THREADS=5"));
     // Several threads, as ranks are, use it at once and get what one alone gets.
     let x =
         Tensor::from_slice(&(0..90_000).map(|i| (i % 97) as f32).collect::<Vec<_>>(), &[300, 300]).unwrap();
     let alone = x.matmul(&x).unwrap().to_vec::<f32>().unwrap();
+    // A limit holds for its thread alone, and can only be lowered.
+    threads::at_most(2, || {
+        assert_eq!(threads::count(), 2);
+        threads::at_most(9, || assert_eq!(threads::count(), 2));
+        threads::at_most(0, || assert_eq!(threads::count(), 1));
+        std::thread::scope(|scope| drop(scope.spawn(|| assert_eq!(threads::count(), 3))));
+        assert!(x.matmul(&x).unwrap().to_vec::<f32>().unwrap() == alone);
+    });
+    assert_eq!(threads::count(), 3);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert!(x.matmul(&x).unwrap().to_vec::<f32>().unwrap() == alone));

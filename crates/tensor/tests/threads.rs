@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use shardloom_layout::DType;
-use shardloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory};
+use shardloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory, threads};
 
 fn values(dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();
@@ -39,13 +39,10 @@ fn everything() -> Vec<Vec<u32>> {
 
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
-    let with = |threads: usize| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(everything)
-    };
-    let one = with(1);
+    threads::set_count(5).unwrap();
+    let one = threads::at_most(1, everything);
     for threads in [2, 3, 5] {
-        let many = with(threads);
+        let many = threads::at_most(threads, everything);
         for (which, (one, many)) in one.iter().zip(&many).enumerate() {
             assert!(one == many, "result {which} differs between 1 and {threads} threads");
         }
@@ -76,6 +73,7 @@ fn rows_stand_alone(name: &str, x: &Tensor, work: impl Fn(&Tensor) -> Tensor) {
 
 #[test]
 fn a_row_does_not_depend_on_the_others() {
+    threads::set_count(5).unwrap();
     for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
         let made = |dims: &[usize], seed| values(dims, seed).cast(dtype).unwrap();
         // More rows than a task and more depth than a block, sizes that divide
@@ -108,6 +106,7 @@ fn a_row_does_not_depend_on_the_others() {
 /// A sequence in a batch, and a query among others, get what they get alone.
 #[test]
 fn attention_does_not_depend_on_the_batch() {
+    threads::set_count(5).unwrap();
     for dtype in [DType::F32, DType::Bf16] {
         for width in [32, 20] {
             let made = |heads, time, seed| values(&[3, heads, time, width], seed).cast(dtype).unwrap();
@@ -131,6 +130,7 @@ fn attention_does_not_depend_on_the_batch() {
 
 #[test]
 fn freed_memory_is_used_again() {
+    threads::set_count(5).unwrap();
     // Sizes no other test in this process uses.
     let dims = [701, 1009];
     drop(values(&dims, 1));

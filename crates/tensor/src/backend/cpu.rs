@@ -58,7 +58,7 @@ impl Backend for Cpu {
         with_float!("add", into.dtype(), T => elementwise::add_into::<T>(into, &x))
     }
 
-    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo {
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo {
         let op = Binary::Gate(gate).name();
         with_float!(op, a.dtype(), T => elementwise::gate_gradient::<T>(gate, a, b, gradient))
     }

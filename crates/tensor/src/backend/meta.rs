@@ -83,8 +83,8 @@ impl Backend for Meta {
         Ok(())
     }
 
-    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: &Tensor, gradient: Tensor) -> MadeTwo {
-        let of_a = like(Binary::Gate(gate).name(), 8, &[a, b, &gradient])?;
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo {
+        let of_a = like(Binary::Gate(gate).name(), 8, &[a, &b, &gradient])?;
         Ok([of_a, made(Binary::Gate(gate).name(), 0, &[], b.shape(), b.dtype())?])
     }
 

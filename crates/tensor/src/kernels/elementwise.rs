@@ -6,7 +6,7 @@ use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
 
 use super::strides::Walk;
-use super::{make, rewrite, rewrite_pieces};
+use super::{make, rewrite_pieces};
 use crate::element::{Element, Float, Wide};
 use crate::error::TensorError;
 use crate::parallel::{PIECE, fill, kernel, share};
@@ -434,9 +434,9 @@ pub(crate) fn add_into<T: Float>(into: &mut Tensor, x: &Tensor) -> Result<(), Te
 struct GatePiece<'a, T> {
     gate: Gate,
     a: &'a [T],
-    b: &'a [T],
     /// The gradient, which becomes that of `a`.
     of_a: &'a mut [T],
+    /// The operand `b`, which becomes its gradient.
     of_b: &'a mut [T],
 }
 
@@ -460,39 +460,28 @@ impl<T: Float> GatePiece<'_, T> {
     /// With a function that gives its value and its derivative.
     #[inline(always)]
     fn by(self, f: impl Fn(T::Wide) -> (T::Wide, T::Wide)) {
-        let inputs = self.a.iter().zip(self.b);
-        for ((of_a, of_b), (a, b)) in self.of_a.iter_mut().zip(self.of_b).zip(inputs) {
-            let (g, (value, slope)) = (of_a.widen(), f(a.widen()));
-            *of_a = T::narrow(g * b.widen() * slope);
+        for ((of_a, of_b), a) in self.of_a.iter_mut().zip(self.of_b).zip(self.a) {
+            let (g, b, (value, slope)) = (of_a.widen(), of_b.widen(), f(a.widen()));
+            *of_a = T::narrow(g * b * slope);
             *of_b = T::narrow(g * value);
         }
     }
 }
 
-/// The gradients of both operands of a gate, in one pass.
+/// The gradients of both operands of a gate, in one pass and in the memory of
+/// `b` and of the gradient if nobody else uses that.
 pub(crate) fn gate_gradient<T: Float>(
     gate: Gate,
     a: &Tensor,
-    b: &Tensor,
-    gradient: Tensor,
+    mut b: Tensor,
+    mut gradient: Tensor,
 ) -> Result<[Tensor; 2], TensorError> {
     let op = Binary::Gate(gate).name();
-    let (xs, ys) = (a.elements::<T>(op)?, b.elements::<T>(op)?);
-    let mut of_a = None;
-    let of_b = make::<T>(b.shape(), |of_b| {
-        of_a = Some(rewrite::<T>(gradient, op, |of_a| {
-            let pieces = of_a.chunks_mut(PIECE).zip(of_b.chunks_mut(PIECE));
-            share(pieces.zip(xs.chunks(PIECE).zip(ys.chunks(PIECE))), |((of_a, of_b), (a, b))| {
-                dispatch(GatePiece { gate, a, b, of_a, of_b });
-            });
-            Ok(())
-        })?);
-        Ok(())
-    })?;
-    match of_a {
-        Some(of_a) => Ok([of_a, of_b]),
-        None => unreachable!("made above, or an error was returned"),
-    }
+    let a = a.elements::<T>(op)?.chunks(PIECE);
+    let of_a = gradient.elements_mut::<T>(op)?.chunks_mut(PIECE);
+    let of_b = b.elements_mut::<T>(op)?.chunks_mut(PIECE);
+    share(of_a.zip(of_b).zip(a), |((of_a, of_b), a)| dispatch(GatePiece { gate, a, of_a, of_b }));
+    Ok([gradient.detach(), b.detach()])
 }
 
 /// One row of a result.

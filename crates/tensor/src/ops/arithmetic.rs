@@ -72,12 +72,16 @@ impl Function for BinaryFunction {
         context: Context,
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(g), [a, b]) = (gradients[0].take(), context.saved()) else { return Ok(vec![None, None]) };
+        let Some(g) = gradients[0].take() else { return Ok(vec![None, None]) };
         if let Binary::Gate(gate) = self.0 {
-            let (a, b) = (a.packed(self.name())?, b.packed(self.name())?);
-            let of_both = on(a.device()).gate_gradient(gate, &a, &b, g.into_packed(self.name())?)?;
+            let Ok([a, b]) = <[Tensor; 2]>::try_from(context.into_saved()) else {
+                return Ok(vec![None, None]);
+            };
+            let (a, b) = (a.packed(self.name())?, b.into_packed(self.name())?);
+            let of_both = on(a.device()).gate_gradient(gate, &a, b, g.into_packed(self.name())?)?;
             return Ok(of_both.map(Some).into());
         }
+        let [a, b] = context.saved() else { return Ok(vec![None, None]) };
         let of_a = || match self.0 {
             Binary::Mul => g.mul(b),
             Binary::Div => g.div(b),

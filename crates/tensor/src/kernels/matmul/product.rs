@@ -16,6 +16,7 @@ use crate::element::Float;
 use crate::error::TensorError;
 use crate::memory::Block;
 use crate::parallel::{share, try_share};
+use crate::threads;
 use crate::vectors::dispatch;
 
 /// The most packed values of the depth that are multiplied at once: with them a panel of
@@ -219,7 +220,7 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         spread: Spread,
     ) -> Result<(), TensorError> {
         let blocks = (out.len() / self.n).div_ceil(TASK_ROWS);
-        let threads = if spread == Spread::Alone { 1 } else { rayon::current_num_threads() };
+        let threads = if spread == Spread::Alone { 1 } else { threads::count() };
         // Many tasks for each thread and of one size, so that none waits long for the last.
         let width = S::columns();
         let panels = columns.div_ceil(width);
