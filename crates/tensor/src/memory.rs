@@ -5,7 +5,7 @@
 //! and handed out again by size class, and nothing is returned to the system
 //! until the budget demands it or [`release`] is called.
 //!
-//! Blocks are aligned to a cache line. Classes are at most a quarter apart. Large
+//! Blocks are aligned to a cache line. Classes are at most a sixteenth apart. Large
 //! ones are asked to be on huge pages, where the system has them: one entry of
 //! the table of addresses covers 512 times as much.
 
@@ -121,11 +121,11 @@ pub fn release() {
     cache().shrink_to(0);
 }
 
-/// The size of a block for at least this many bytes: four classes per power of
-/// two.
+/// The size of a block for at least this many bytes: sixteen classes per power
+/// of two.
 fn class(bytes: usize) -> usize {
     let lines = bytes.div_ceil(size_of::<Line>()).max(1);
-    let step = (lines.next_power_of_two() / 8).max(1);
+    let step = (lines.next_power_of_two() / 32).max(1);
     lines.next_multiple_of(step).saturating_mul(size_of::<Line>())
 }
 
@@ -210,10 +210,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_waste_at_most_a_quarter() {
+    fn classes_waste_at_most_a_sixteenth() {
         for bytes in (1..200_000).step_by(37) {
             let size = class(bytes);
-            assert!(size >= bytes && size <= bytes.next_multiple_of(64) * 5 / 4 + 64, "{bytes} {size}");
+            assert!(size >= bytes && size <= bytes.next_multiple_of(64) * 17 / 16 + 64, "{bytes} {size}");
         }
     }
 

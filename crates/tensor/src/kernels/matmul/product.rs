@@ -25,7 +25,7 @@ const DEPTH: usize = 256;
 
 /// The most packed values of the depth between two times that all threads wait
 /// for each other.
-const STAGE: usize = 512;
+const STAGE: usize = 384;
 
 /// Rows of a task.
 const TASK_ROWS: usize = 64;
