@@ -148,6 +148,10 @@ fn kernels(bench: &mut Bench) -> Outcome<()> {
     bench.line("matmul 1024 f32", 1.0, &mut || x.matmul(&x).map(drop));
     let half = x.cast(DType::Bf16)?;
     bench.line("matmul 1024 bf16", 0.85, &mut || half.matmul(&half).map(drop));
+    let (token, matrix) = (normal(&[1, 4096], 7), normal(&[4096, 4096], 8));
+    bench.line("one row through 4096² f32", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
+    let (token, matrix) = (token.cast(DType::Bf16)?, matrix.cast(DType::Bf16)?);
+    bench.line("one row through 4096² bf16", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
     let (big, up, weight) = (normal(&[2048, 2048], 2), normal(&[2048, 2048], 3), normal(&[2048], 4));
     bench.line("softmax 2048²", 1.0, &mut || big.softmax(1).map(drop));
     bench.line("RMS norm 2048²", 1.0, &mut || big.rms_norm(&weight, 1e-5).map(drop));

@@ -23,6 +23,10 @@ use crate::vectors::dispatch;
 /// columns just fills a 32 KiB cache.
 const DEPTH: usize = 256;
 
+/// The same where columns are used by one task alone: long runs of memory
+/// matter more than the nearest cache.
+const LOOSE_DEPTH: usize = 1024;
+
 /// The most packed values of the depth between two times that all threads wait
 /// for each other.
 const STAGE: usize = 384;
@@ -294,7 +298,11 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         let width = S::columns();
         let stride = columns.next_multiple_of(width);
         // Blocks of about one size, so that none is too short to be worth it.
-        let block = evenly(self.depth, DEPTH, 1);
+        let most = match self.right {
+            Right::Packed(_) => DEPTH,
+            Right::Loose(_) => LOOSE_DEPTH,
+        };
+        let block = evenly(self.depth, most, 1);
         let mut space = match self.right {
             Right::Packed(_) => None,
             Right::Loose(_) => Some(Block::new(block * stride * size_of::<P>())?),
