@@ -162,23 +162,28 @@ fn pack_all<'a, 'out, S: Scheme + 'a + 'out>(
     all: impl Iterator<Item = Unpacked<'a, 'out, S>> + Send,
     spread: Spread,
 ) {
-    let pack = |Unpacked { strip, width, depth, out }| pack_panels::<S>(strip, width, depth, out);
     match spread {
-        Spread::Alone => all.for_each(pack),
-        Spread::Pool => share(all, pack),
+        Spread::Alone => all.for_each(dispatch),
+        Spread::Pool => share(all, dispatch),
     }
 }
 
-/// Packs neighbouring panels in the order that reads memory in long runs: where
-/// lines lie side by side, some of the depth for all panels and then the next.
-fn pack_panels<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, depth: usize, out: &mut [S::Packed]) {
-    let together = if strip.lies_along_depth() { depth.max(1) } else { 16 };
-    for from in (0..depth).step_by(together) {
-        let run = together.min(depth - from);
-        for (panel, out) in out.chunks_mut(width * depth).enumerate() {
-            let here = out.len() / depth;
-            let strip = strip.lines(panel * width, here).depth(from * S::DEPTH, run * S::DEPTH);
-            pack::<S>(strip, here, &mut out[from * here..(from + run) * here]);
+impl<S: Scheme> WithSimd for Unpacked<'_, '_, S> {
+    type Output = ();
+
+    /// Packs in the order that reads memory in long runs: where lines lie side
+    /// by side, some of the depth for all panels and then the next.
+    #[inline(always)]
+    fn with_simd<W: Simd>(self, _: W) {
+        let Self { strip, width, depth, out } = self;
+        let together = if strip.lies_along_depth() { depth.max(1) } else { 16 };
+        for from in (0..depth).step_by(together) {
+            let run = together.min(depth - from);
+            for (panel, out) in out.chunks_mut(width * depth).enumerate() {
+                let here = out.len() / depth;
+                let strip = strip.lines(panel * width, here).depth(from * S::DEPTH, run * S::DEPTH);
+                pack::<S>(strip, here, &mut out[from * here..(from + run) * here]);
+            }
         }
     }
 }
@@ -314,7 +319,8 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
                 (Right::Loose(strip), Some(space)) => {
                     let strip = strip.depth(depth.start * S::DEPTH, depth.len() * S::DEPTH);
                     let out = &mut bytemuck::cast_slice_mut(space.bytes_mut())[..depth.len() * stride];
-                    pack_panels::<S>(strip.lines(column, columns), width, depth.len(), out);
+                    let strip = strip.lines(column, columns);
+                    dispatch(Unpacked::<S> { strip, width, depth: depth.len(), out: &mut *out });
                     out
                 }
                 _ => &[],
