@@ -24,7 +24,7 @@ use crate::kernels::reduce::Reduction;
 use crate::kernels::rope::Turn;
 use crate::kernels::rows::Softmax;
 use crate::ops::{CrossEntropy, RopeStyle};
-use crate::random::Draw;
+use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
 
 pub(crate) type Made = Result<Tensor, TensorError>;
@@ -44,7 +44,7 @@ pub(crate) trait Backend: Sync {
     fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Made;
 
     /// Random numbers by index, from the `first`.
-    fn draw(&self, draw: Draw, first: u64, dtype: DType, shape: &Shape) -> Made;
+    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Made;
 
     /// The elements of any view without gaps, in new memory.
     fn pack(&self, op: &'static str, x: &Tensor) -> Made;
@@ -77,7 +77,7 @@ pub(crate) trait Backend: Sync {
     fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Made;
 
     /// Elements zeroed by chance, the others scaled up.
-    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, first: u64) -> Made;
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Made;
 
     /// `a @ b + bias + residual` over equal batch dims; `a` and `b` of any
     /// strides.

@@ -1,6 +1,6 @@
 //! What can be wrong with an operation.
 
-use shardloom_layout::{DType, Hint, Shape, ShapeError};
+use shardloom_layout::{DType, Hint, RegionError, Shape, ShapeError};
 
 use crate::device::Device;
 use crate::threads;
@@ -134,6 +134,15 @@ pub enum TensorError {
         /// Bytes asked for.
         asked: usize,
     },
+    /// A function could not do something that is not arithmetic, such as
+    /// reaching other ranks.
+    #[error("{function}: {reason}")]
+    Outside {
+        /// The function.
+        function: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// A function on the way has no backward rule.
     #[error("{function} has no backward rule, but its result is differentiated")]
     NotDifferentiable {
@@ -199,6 +208,9 @@ pub enum TensorError {
     /// Sizes that no tensor can have.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A region that is none.
+    #[error(transparent)]
+    Region(#[from] RegionError),
 }
 
 impl Hint for TensorError {

@@ -5,7 +5,7 @@
 //! has its own value: the same for any number of threads, any sharding, and any
 //! part of the tensor that is made.
 
-use shardloom_layout::{DType, Shape};
+use shardloom_layout::{DType, Dims, Region, Shape};
 
 use crate::backend::on;
 use crate::device::Device;
@@ -73,27 +73,111 @@ impl Stream {
     }
 }
 
+/// Which indices the elements of a tensor have.
+#[derive(Clone, Debug)]
+pub(crate) enum Indices {
+    /// One after the other, from this.
+    From(u64),
+    /// Those of a region of a larger tensor.
+    In { strides: Dims, start: u64, size: Dims },
+}
+
+impl Indices {
+    fn of(whole: &Shape, region: &Region) -> Result<Self, TensorError> {
+        region.check_inside(whole)?;
+        let strides = whole.strides();
+        let start = region.start().iter().zip(&strides).map(|(start, stride)| (start * stride) as u64).sum();
+        Ok(Self::In { strides, start, size: Dims::from_slice(region.size()) })
+    }
+
+    /// How many elements in a row follow each other.
+    pub(crate) fn run(&self) -> usize {
+        match self {
+            Self::From(_) => usize::MAX,
+            Self::In { size, .. } => size.last().copied().unwrap_or(1).max(1),
+        }
+    }
+
+    /// The index of an element of the tensor.
+    pub(crate) fn of_element(&self, element: usize) -> u64 {
+        match self {
+            Self::From(first) => first.wrapping_add(element as u64),
+            Self::In { strides, start, size } => {
+                let (mut rest, mut index) = (element, *start);
+                for (stride, size) in strides.iter().zip(size).rev() {
+                    index += (rest % size * stride) as u64;
+                    rest /= size;
+                }
+                index
+            }
+        }
+    }
+}
+
 impl Tensor {
     /// Uniform numbers in [0, 1). `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        on(Device::Cpu).draw(Draw::Uniform(stream), first, dtype, &Shape::new(dims)?)
+        on(Device::Cpu).draw(Draw::Uniform(stream), &Indices::From(first), dtype, &Shape::new(dims)?)
+    }
+
+    /// The uniform numbers of a region of a larger tensor, the same that making
+    /// all of it would give there.
+    pub fn uniform_in(
+        dtype: DType,
+        stream: Stream,
+        whole: &Shape,
+        region: &Region,
+    ) -> Result<Self, TensorError> {
+        let indices = Indices::of(whole, region)?;
+        on(Device::Cpu).draw(Draw::Uniform(stream), &indices, dtype, &region.shape())
+    }
+
+    /// The standard normal numbers of a region of a larger tensor, the same
+    /// that making all of it would give there.
+    pub fn normal_in(
+        dtype: DType,
+        stream: Stream,
+        whole: &Shape,
+        region: &Region,
+    ) -> Result<Self, TensorError> {
+        let indices = Indices::of(whole, region)?;
+        on(Device::Cpu).draw(Draw::Normal(stream), &indices, dtype, &region.shape())
     }
 
     /// Standard normal numbers. `first` is the index of the first element, for
     /// a part of a larger tensor.
     pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
-        on(Device::Cpu).draw(Draw::Normal(stream), first, dtype, &Shape::new(dims)?)
+        on(Device::Cpu).draw(Draw::Normal(stream), &Indices::From(first), dtype, &Shape::new(dims)?)
     }
 
     /// Sets elements to zero with this probability and scales the others up, so
     /// that the mean stays. `first` is the index of the first element, for a
     /// part of a larger tensor.
     pub fn dropout(&self, probability: f64, stream: Stream, first: u64) -> Result<Self, TensorError> {
+        self.dropped(probability, stream, Indices::From(first))
+    }
+
+    /// [`dropout`](Self::dropout) of a tensor that is a region of a larger one.
+    pub fn dropout_in(
+        &self,
+        probability: f64,
+        stream: Stream,
+        whole: &Shape,
+        region: &Region,
+    ) -> Result<Self, TensorError> {
+        if region.shape() != *self.shape() {
+            let shapes = vec![self.shape().clone(), region.shape()];
+            return Err(TensorError::Shapes { op: "dropout", shapes });
+        }
+        self.dropped(probability, stream, Indices::of(whole, region)?)
+    }
+
+    fn dropped(&self, probability: f64, stream: Stream, indices: Indices) -> Result<Self, TensorError> {
         if !(0.0..=1.0).contains(&probability) {
             return Err(TensorError::Probability { op: "dropout", probability: probability.to_string() });
         }
-        apply_one(Dropout { probability, stream, first }, std::slice::from_ref(self))
+        apply_one(Dropout { probability, stream, indices }, std::slice::from_ref(self))
     }
 }
 
@@ -118,14 +202,14 @@ impl Draw {
 struct Dropout {
     probability: f64,
     stream: Stream,
-    first: u64,
+    indices: Indices,
 }
 
 impl Dropout {
     /// The mask is drawn again for the gradient instead of being kept.
     fn masked(&self, x: &Tensor) -> Result<Tensor, TensorError> {
         let x = x.packed("dropout")?;
-        on(x.device()).dropout(&x, self.probability, Draw::Uniform(self.stream), self.first)
+        on(x.device()).dropout(&x, self.probability, Draw::Uniform(self.stream), &self.indices)
     }
 }
 
@@ -173,6 +257,27 @@ mod tests {
             let other = draw(DType::F32, &[1_001], Stream { number: 4, ..stream }, 0).unwrap();
             assert_ne!(other.to_vec::<f32>().unwrap(), whole[..1_001]);
         }
+    }
+
+    #[test]
+    fn a_region_has_the_values_of_the_whole() {
+        let (stream, whole) = (Stream { seed: 7, number: 3 }, Shape::new(&[5, 6, 7]).unwrap());
+        let all = Tensor::normal(DType::F32, &whole, stream, 0).unwrap();
+        let dropped = all.dropout(0.5, stream, 0).unwrap();
+        for (start, size) in
+            [([0, 0, 0], [5, 6, 7]), ([1, 2, 3], [3, 4, 2]), ([4, 0, 6], [1, 6, 1]), ([2, 6, 0], [3, 0, 7])]
+        {
+            let region = Region::new(&start, &size).unwrap();
+            let cut =
+                |x: &Tensor| (0..3).fold(x.clone(), |x, dim| x.narrow(dim, start[dim], size[dim]).unwrap());
+            let drawn = Tensor::normal_in(DType::F32, stream, &whole, &region).unwrap();
+            assert_eq!(drawn.to_vec::<f32>().unwrap(), cut(&all).to_vec::<f32>().unwrap());
+            let part = cut(&all).dropout_in(0.5, stream, &whole, &region).unwrap();
+            assert_eq!(part.to_vec::<f32>().unwrap(), cut(&dropped).to_vec::<f32>().unwrap());
+        }
+        let outside = Region::new(&[3, 0, 0], &[3, 6, 7]).unwrap();
+        assert!(Tensor::uniform_in(DType::F32, stream, &whole, &outside).is_err());
+        assert!(all.dropout_in(0.5, stream, &whole, &outside).is_err());
     }
 
     /// Moments of many draws are within five standard errors of the truth.

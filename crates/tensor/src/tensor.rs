@@ -157,6 +157,44 @@ impl Tensor {
         }
     }
 
+    /// A tensor in host memory that `fill` writes, byte by byte as its elements
+    /// lie in row-major order. The bytes are whatever was there before.
+    pub fn from_host(
+        dtype: DType,
+        shape: &Shape,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), TensorError>,
+    ) -> Result<Self, TensorError> {
+        let mut block = Block::new(shape.volume() * dtype.size())?;
+        fill(block.bytes_mut())?;
+        Ok(Self::new(Storage::cpu(block), View::contiguous(shape.clone()), dtype))
+    }
+
+    /// The bytes of its elements in row-major order; packed first if they are
+    /// elsewhere or not in order.
+    pub fn read_host<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T, TensorError> {
+        Ok(read(self.packed("read_host")?.bytes("read_host")?))
+    }
+
+    /// The same tensor after `change` of its bytes in row-major order: in place
+    /// if nobody else uses its memory, else in a copy.
+    pub fn change_host(
+        mut self,
+        change: impl FnOnce(&mut [u8]) -> Result<(), TensorError>,
+    ) -> Result<Self, TensorError> {
+        let width = self.dtype().size();
+        let (start, end) = match self.is_held_alone() {
+            true => (self.0.view.offset * width, (self.0.view.offset + self.shape().volume()) * width),
+            false => {
+                self = on(self.device()).pack("change_host", &self)?;
+                (0, self.shape().volume() * width)
+            }
+        };
+        let no_data = TensorError::NoData { op: "change_host", shape: self.shape().clone() };
+        let bytes = Arc::get_mut(&mut self.0).and_then(|inner| inner.storage.bytes_mut());
+        change(&mut bytes.ok_or(no_data)?[start..end])?;
+        Ok(self.detach())
+    }
+
     /// The elements of a contiguous tensor.
     pub(crate) fn elements<T: Element>(&self, op: &'static str) -> Result<&[T], TensorError> {
         debug_assert!(T::DTYPE == self.dtype());

@@ -43,7 +43,10 @@ const OPERATIONS: &[Operation] = &[
     ("rope", |a, b, _, _| a.rope(&b.detach(), &b.detach(), RopeStyle::Half)),
     ("embedding", |a, b, _, _| a.embedding(&b.abs()?.cast(DType::I64)?)),
     ("cross_entropy", |a, b, _, _| {
-        a.cross_entropy(&b.cast(DType::I64)?, CrossEntropy { ignore_index: Some(0), label_smoothing: 0.1 })
+        a.cross_entropy(
+            &b.cast(DType::I64)?,
+            CrossEntropy { ignore_index: Some(0), label_smoothing: 0.1, ..CrossEntropy::default() },
+        )
     }),
     ("attention", |a, b, c, n| {
         a.attention(b, c, Attention { causal: n > 1, window: Some(n), scale: None, soft_cap: Some(2.0) })
@@ -92,7 +95,7 @@ const OPERATIONS: &[Operation] = &[
         a.projected_cross_entropy(
             b,
             &targets,
-            CrossEntropy { ignore_index: Some(n as i64), label_smoothing: 0.1 },
+            CrossEntropy { ignore_index: Some(n as i64), label_smoothing: 0.1, ..CrossEntropy::default() },
         )
     }),
     ("dropout", |a, _, _, n| a.dropout(0.5, Stream { seed: 1, number: 2 }, n as u64)),

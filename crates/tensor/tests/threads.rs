@@ -94,7 +94,8 @@ fn a_row_does_not_depend_on_the_others() {
             let mut targets = vec![-1i64; x.shape()[0]];
             targets[row] = 13;
             let targets = Tensor::from_slice(&targets, &[targets.len()]).unwrap();
-            let options = CrossEntropy { ignore_index: Some(-1), label_smoothing: 0.1 };
+            let options =
+                CrossEntropy { ignore_index: Some(-1), label_smoothing: 0.1, ..CrossEntropy::default() };
             bits(&x.cross_entropy(&targets, options).unwrap())
         };
         for row in 0..20 {

@@ -15,7 +15,7 @@ use crate::kernels::rope::{self, Turn};
 use crate::kernels::rows::{self, Softmax};
 use crate::kernels::{adamw, copy, cross_entropy, index, matmul, norm, random};
 use crate::ops::{CrossEntropy, RopeStyle};
-use crate::random::Draw;
+use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
 
 pub(crate) struct Cpu;
@@ -25,8 +25,8 @@ impl Backend for Cpu {
         copy::filled(value, dtype, shape)
     }
 
-    fn draw(&self, draw: Draw, first: u64, dtype: DType, shape: &Shape) -> Made {
-        with_float!("draw", dtype, T => random::draw::<T>(draw, first, shape))
+    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Made {
+        with_float!("draw", dtype, T => random::draw::<T>(draw, indices, shape))
     }
 
     fn pack(&self, op: &'static str, x: &Tensor) -> Made {
@@ -71,8 +71,8 @@ impl Backend for Cpu {
         choice::select(condition, a, b)
     }
 
-    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, first: u64) -> Made {
-        with_float!("dropout", x.dtype(), T => random::dropout::<T>(x, probability, draw, first))
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Made {
+        with_float!("dropout", x.dtype(), T => random::dropout::<T>(x, probability, draw, indices))
     }
 
     fn matmul(

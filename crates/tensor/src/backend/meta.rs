@@ -14,7 +14,7 @@ use crate::kernels::reduce::Reduction;
 use crate::kernels::rope::Turn;
 use crate::kernels::rows::Softmax;
 use crate::ops::{CrossEntropy, RopeStyle};
-use crate::random::Draw;
+use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
 
 pub(crate) struct Meta;
@@ -50,7 +50,7 @@ impl Backend for Meta {
         made("fill", 0, &[], shape, dtype)
     }
 
-    fn draw(&self, _: Draw, _: u64, dtype: DType, shape: &Shape) -> Made {
+    fn draw(&self, _: Draw, _: &Indices, dtype: DType, shape: &Shape) -> Made {
         made("draw", 40 * count(shape), &[], shape, dtype)
     }
 
@@ -96,7 +96,7 @@ impl Backend for Meta {
         made("select", count(a.shape()), &[condition, a, b], a.shape(), a.dtype())
     }
 
-    fn dropout(&self, x: &Tensor, _: f64, _: Draw, _: u64) -> Made {
+    fn dropout(&self, x: &Tensor, _: f64, _: Draw, _: &Indices) -> Made {
         like("dropout", 40, &[x])
     }
 

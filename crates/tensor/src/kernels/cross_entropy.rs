@@ -11,7 +11,7 @@ use shardloom_layout::Shape;
 
 use super::rows::{count, spread};
 use super::{lanes, make, rewrite_pieces};
-use crate::element::{Float, Wide as _};
+use crate::element::{Float, Wide};
 use crate::error::TensorError;
 use crate::ops::CrossEntropy;
 use crate::parallel::{kernel, map};
@@ -39,6 +39,12 @@ impl<'a> Targets<'a> {
             counted += 1;
         }
         Ok(Self { classes: targets, ignored: options.ignore_index, counted })
+    }
+
+    /// What the sum of losses is divided by.
+    fn divisor<W: Wide>(&self, options: CrossEntropy) -> W {
+        let given = options.divisor.map(|divisor| W::from_f64(divisor).unwrap_or_else(W::nan));
+        given.unwrap_or_else(|| count(self.counted))
     }
 
     #[inline(always)]
@@ -88,7 +94,7 @@ pub(crate) fn cross_entropy<T: Float>(
     });
     let total: T::Wide = losses.into_iter().sum();
     make::<T>(&Shape::default(), |out| {
-        out[0] = T::narrow(total / count(targets.counted));
+        out[0] = T::narrow(total / targets.divisor(options));
         Ok(())
     })
 }
@@ -139,7 +145,7 @@ pub(crate) fn cross_entropy_gradient<T: Float>(
 ) -> Result<Tensor, TensorError> {
     let row = logits.shape()[1];
     let targets = Targets::new(targets, row, options)?;
-    let share = gradient.elements::<T>("cross_entropy")?[0].widen() / count(targets.counted);
+    let share = gradient.elements::<T>("cross_entropy")?[0].widen() / targets.divisor(options);
     let smoothing = T::Wide::from_f64(options.label_smoothing).unwrap_or_else(T::Wide::nan);
     let kernel = GradientKernel { targets: &targets, share, smoothing, row, element: PhantomData };
     rewrite_pieces::<T>(logits, "cross_entropy", row, &kernel)

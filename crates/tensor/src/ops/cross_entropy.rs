@@ -16,6 +16,10 @@ pub struct CrossEntropy {
     pub ignore_index: Option<i64>,
     /// The share of the target that is spread evenly over all classes.
     pub label_smoothing: f64,
+    /// What the sum of losses is divided by, instead of the number of rows that
+    /// count. Losses of the parts of a batch, each divided by the count of the
+    /// whole, add up to that of the whole.
+    pub divisor: Option<f64>,
 }
 
 impl CrossEntropy {
@@ -106,7 +110,10 @@ impl Function for ProjectedCrossEntropy {
         self.options.check(&Tensor::meta(Shape::new(&[rows, classes])?, dtype), targets)?;
         let total = self.counted(targets)?;
         let at_once = (CHUNK / classes.max(1)).clamp(1, rows.max(1));
-        let mut loss = Tensor::full(if total == 0 { f64::NAN } else { 0.0 }, dtype, &[], device)?;
+        let divisor = self.options.divisor.unwrap_or(total as f64);
+        let empty = if self.options.divisor.is_none() && total == 0 { f64::NAN } else { 0.0 };
+        let mut loss = Tensor::full(empty, dtype, &[], device)?;
+        let options = CrossEntropy { divisor: None, ..self.options };
         let mut of_hidden = Vec::new();
         let mut of_weight: Option<Tensor> = None;
         for start in (0..rows).step_by(at_once) {
@@ -114,19 +121,19 @@ impl Function for ProjectedCrossEntropy {
             let part = hidden.narrow(0, start, count)?;
             let targets = targets.narrow(0, start, count)?.packed(self.name())?;
             let counted = self.counted(&targets)?;
-            let share = counted as f64 / total.max(1) as f64;
+            let share = counted as f64 / divisor;
             if counted == 0 {
                 of_hidden.push(Tensor::full(0.0, dtype, &[count, width], device)?);
                 continue;
             }
             let logits = part.linear(weight, None, None)?;
-            let part_loss = on(device).cross_entropy(&logits, &targets, self.options)?;
+            let part_loss = on(device).cross_entropy(&logits, &targets, options)?;
             loss.add_assign(&part_loss.scale(share)?)?;
             if !context.needs(0) && !context.needs(1) {
                 continue;
             }
             let share = Tensor::full(share, dtype, &[], device)?;
-            let of_logits = on(device).cross_entropy_gradient(logits, &targets, &share, self.options)?;
+            let of_logits = on(device).cross_entropy_gradient(logits, &targets, &share, options)?;
             if context.needs(0) {
                 of_hidden.push(of_logits.matmul(weight)?);
             }
