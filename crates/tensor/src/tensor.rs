@@ -107,6 +107,12 @@ impl Tensor {
         !matches!(self.0.origin, Origin::Constant)
     }
 
+    /// Whether this is a tensor whose gradient is wanted, rather than the result
+    /// of a function.
+    pub fn is_parameter(&self) -> bool {
+        matches!(self.0.origin, Origin::Parameter(_))
+    }
+
     /// The sizes.
     pub fn shape(&self) -> &Shape {
         &self.0.view.shape
@@ -182,16 +188,16 @@ impl Tensor {
         change: impl FnOnce(&mut [u8]) -> Result<(), TensorError>,
     ) -> Result<Self, TensorError> {
         let width = self.dtype().size();
-        let (start, end) = match self.is_held_alone() {
-            true => (self.0.view.offset * width, (self.0.view.offset + self.shape().volume()) * width),
-            false => {
-                self = on(self.device()).pack("change_host", &self)?;
-                (0, self.shape().volume() * width)
-            }
-        };
+        if !self.is_held_alone() {
+            self = on(self.device()).pack("change_host", &self)?;
+        }
+        let (start, count) = (self.0.view.offset * width, self.shape().volume() * width);
         let no_data = TensorError::NoData { op: "change_host", shape: self.shape().clone() };
         let bytes = Arc::get_mut(&mut self.0).and_then(|inner| inner.storage.bytes_mut());
-        change(&mut bytes.ok_or(no_data)?[start..end])?;
+        let bytes = bytes.ok_or(no_data)?;
+        // An empty view may begin behind the end.
+        let start = start.min(bytes.len());
+        change(&mut bytes[start..start + count])?;
         Ok(self.detach())
     }
 
@@ -252,7 +258,10 @@ impl Tensor {
         let inner = Arc::get_mut(&mut self.0);
         let found = inner.and_then(|Inner { storage, view, .. }| Some((storage.bytes_mut()?, view.offset)));
         let (bytes, start) = found.ok_or(no_data)?;
-        Ok(&mut bytemuck::cast_slice_mut(bytes)[start..start + count])
+        let all = bytemuck::cast_slice_mut(bytes);
+        // An empty view may begin behind the end.
+        let start = start.min(all.len());
+        Ok(&mut all[start..start + count])
     }
 
     /// These elements without gaps, copied only if there are any; off the tape.

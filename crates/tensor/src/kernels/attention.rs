@@ -78,7 +78,8 @@ impl Geometry {
 
     /// Heads that share keys and values.
     fn group(&self) -> usize {
-        self.heads / self.kv_heads
+        // Without heads there is nothing to group.
+        (self.heads / self.kv_heads.max(1)).max(1)
     }
 }
 

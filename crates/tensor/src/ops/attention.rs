@@ -37,7 +37,8 @@ impl AttentionFunction {
         };
         let fits = k.shape() == v.shape()
             && (batch, width) == (kv_batch, kv_width)
-            && kv_heads > 0
+            // No heads at all are the part of a rank that got none.
+            && (heads == 0) == (kv_heads == 0)
             && heads.is_multiple_of(kv_heads)
             && width > 0;
         if !fits {

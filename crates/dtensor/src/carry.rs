@@ -1,0 +1,235 @@
+//! Carrying out a redistribution plan on local tensors.
+
+use shardloom_gang::{Call, Elements, ElementsMut, GangError};
+use shardloom_layout::{DType, Layout, LayoutError, Placement, Plan, ReduceOp, Region, Shape, Stage, Step};
+use shardloom_tensor::{Device, Tensor, TensorError};
+
+use crate::bill::{Cause, Item};
+use crate::error::DTensorError;
+use crate::ranks::{Axis, Ranks};
+
+/// Moves this rank's part of a tensor as a plan says. Every rank of the mesh
+/// calls this with the same plan.
+pub(crate) fn carry(ranks: &Ranks, plan: &Plan, local: Tensor, cause: Cause) -> Result<Tensor, DTensorError> {
+    let mut local = local;
+    for stage in plan.stages() {
+        local = carry_stage(ranks, stage, plan.shape(), local, cause)?;
+    }
+    Ok(local)
+}
+
+fn carry_stage(
+    ranks: &Ranks,
+    stage: &Stage,
+    shape: &Shape,
+    local: Tensor,
+    cause: Cause,
+) -> Result<Tensor, DTensorError> {
+    let mesh = stage.before.mesh();
+    let Some(axis) = stage.step.axis() else {
+        return Err(DTensorError::Dry { what: "a move between meshes" });
+    };
+    if stage.step.is_collective() && !stage.communicates() {
+        return Ok(local);
+    }
+    let before = stage.before.region_of(shape, ranks.rank())?;
+    let after = stage.after.region_of(shape, ranks.rank())?;
+    if stage.communicates() {
+        let bytes = (stage.received(shape, ranks.rank())? * local.dtype().size()) as u64;
+        let axis = mesh.axis_name(axis);
+        ranks.charge(Item { cause, collective: stage.step.name(), axis, bytes });
+    }
+    let alone = matches!(stage.step, Step::Slice { .. } | Step::Seed { .. });
+    if local.device() == Device::Meta && !alone {
+        return Ok(Tensor::zeros(local.dtype(), &after.shape(), Device::Meta)?);
+    }
+    match stage.step {
+        Step::Slice { .. } => cut(&local, &before, &after),
+        Step::Seed { op, .. } => {
+            let first = mesh.coordinate(ranks.rank())?[axis] == 0;
+            let neutral = match op {
+                ReduceOp::Sum if !first => 0.0,
+                ReduceOp::Prod if !first => 1.0,
+                _ => return Ok(local),
+            };
+            Ok(Tensor::full(neutral, local.dtype(), local.shape(), local.device())?)
+        }
+        Step::AllReduce { op, .. } => all_reduce(&ranks.along(mesh, axis)?, local, op),
+        Step::ReduceScatter { op, .. } => {
+            let along = ranks.along(mesh, axis)?;
+            let parts = regions(&along, stage.after, shape)?;
+            let counts = volumes(&parts);
+            let send = joined(&local, &before, &parts)?;
+            exchanged(&send, &after.shape(), |send, recv| {
+                along.gang.run(Call::ReduceScatter { send, recv, counts: &counts, op })
+            })
+        }
+        Step::AllGather { dim, .. } => {
+            let along = ranks.along(mesh, axis)?;
+            let parts = regions(&along, stage.before, shape)?;
+            let counts = volumes(&parts);
+            let flat = Shape::new(&[after.volume()]).map_err(TensorError::from)?;
+            let all = exchanged(&local, &flat, |send, recv| {
+                along.gang.run(Call::AllGather { send, recv, counts: &counts })
+            })?;
+            placed(&all, &parts, &after, dim)
+        }
+        Step::AllToAll { from, .. } => {
+            let along = ranks.along(mesh, axis)?;
+            let given: Vec<Region> =
+                regions(&along, stage.after, shape)?.iter().map(|region| common(&before, region)).collect();
+            let taken: Vec<Region> =
+                regions(&along, stage.before, shape)?.iter().map(|region| common(region, &after)).collect();
+            let (send_counts, recv_counts) = (volumes(&given), volumes(&taken));
+            let send = joined(&local, &before, &given)?;
+            let flat = Shape::new(&[after.volume()]).map_err(TensorError::from)?;
+            let all = exchanged(&send, &flat, |send, recv| {
+                let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
+                along.gang.run(Call::AllToAll { send, send_counts, recv, recv_counts })
+            })?;
+            placed(&all, &taken, &after, from)
+        }
+        _ => Ok(local),
+    }
+}
+
+/// What both regions have; an empty region of the same dims where that is
+/// nothing.
+fn common(a: &Region, b: &Region) -> Region {
+    a.intersect(b).unwrap_or_else(|| {
+        let start = a.start().first().copied().unwrap_or(0);
+        if a.ndim() == 0 { a.clone() } else { a.with_range(0, start..start) }
+    })
+}
+
+fn regions(along: &Axis, layout: Layout, shape: &Shape) -> Result<Vec<Region>, LayoutError> {
+    along.peers.iter().map(|&peer| layout.region_of(shape, peer)).collect()
+}
+
+fn volumes(regions: &[Region]) -> Vec<usize> {
+    regions.iter().map(Region::volume).collect()
+}
+
+/// The part of a tensor that is in a region.
+fn cut(local: &Tensor, held: &Region, wanted: &Region) -> Result<Tensor, DTensorError> {
+    let mut part = local.clone();
+    for dim in 0..wanted.ndim() {
+        let (from, to) = (held.range(dim), wanted.range(dim));
+        if from != to {
+            // An empty part may begin anywhere.
+            let start = if to.is_empty() { 0 } else { to.start - from.start };
+            part = part.narrow(dim, start, to.len())?;
+        }
+    }
+    Ok(part)
+}
+
+/// Parts of a tensor back to back.
+fn joined(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor, DTensorError> {
+    let flat = |x: &Tensor| x.reshape(&Shape::new(&[x.shape().volume()])?);
+    // Parts of the first dim that is not single are in order already.
+    let in_order = parts.iter().all(|part| {
+        let cut_dim = (0..part.ndim()).find(|&dim| held.size()[dim] != 1);
+        (0..part.ndim()).all(|dim| Some(dim) == cut_dim || part.range(dim) == held.range(dim))
+    });
+    if in_order && volumes(parts).iter().sum::<usize>() == held.volume() {
+        return Ok(flat(local)?);
+    }
+    let parts: Vec<Tensor> =
+        parts.iter().map(|part| Ok(flat(&cut(local, held, part)?)?)).collect::<Result<_, DTensorError>>()?;
+    Ok(Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)?)
+}
+
+/// Parts that lie back to back, where they belong along one dim.
+fn placed(all: &Tensor, parts: &[Region], whole: &Region, dim: usize) -> Result<Tensor, DTensorError> {
+    if whole.size()[..dim].iter().all(|&size| size == 1) {
+        return Ok(all.reshape(&whole.shape())?);
+    }
+    let mut start = 0;
+    let mut tensors = Vec::with_capacity(parts.len());
+    for part in parts {
+        tensors.push(all.narrow(0, start, part.volume())?.reshape(&part.shape())?);
+        start += part.volume();
+    }
+    // Parts that have nothing may have any size in the other dims.
+    tensors.retain(|part| part.shape().volume() > 0);
+    if tensors.is_empty() {
+        return Ok(all.reshape(&whole.shape())?);
+    }
+    Ok(Tensor::cat(&tensors.iter().collect::<Vec<_>>(), dim)?)
+}
+
+/// Bools travel as bytes.
+fn carried(dtype: DType) -> DType {
+    if dtype == DType::Bool { DType::U8 } else { dtype }
+}
+
+fn inside(error: GangError) -> TensorError {
+    TensorError::Outside { function: "redistribute", reason: error.to_string() }
+}
+
+/// Sends a tensor and receives one of another shape.
+fn exchanged(
+    send: &Tensor,
+    shape: &Shape,
+    call: impl FnOnce(Elements<'_>, ElementsMut<'_>) -> Result<(), GangError>,
+) -> Result<Tensor, DTensorError> {
+    let dtype = carried(send.dtype());
+    let mut failure = None;
+    let received = send.read_host(|bytes| {
+        Tensor::from_host(send.dtype(), shape, |into| {
+            let done = Elements::from_bytes(dtype, bytes)
+                .and_then(|send| call(send, ElementsMut::from_bytes(dtype, into)?));
+            done.map_err(|error| {
+                failure = Some(error.clone());
+                inside(error)
+            })
+        })
+    })?;
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(received?),
+    }
+}
+
+/// Combines the values of all ranks along an axis.
+pub(crate) fn all_reduce(along: &Axis, local: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
+    let dtype = carried(local.dtype());
+    let mut failure = None;
+    let reduced = local.change_host(|bytes| {
+        let done = ElementsMut::from_bytes(dtype, bytes)
+            .and_then(|buffer| along.gang.run(Call::AllReduce { buffer, op }));
+        done.map_err(|error| {
+            failure = Some(error.clone());
+            inside(error)
+        })
+    });
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(reduced?),
+    }
+}
+
+/// The values of all ranks along an axis, in their order.
+pub(crate) fn gathered(along: &Axis, local: &Tensor) -> Result<Vec<Tensor>, DTensorError> {
+    let count = local.shape().volume();
+    let counts = vec![count; along.peers.len()];
+    let flat = Shape::new(&[count * counts.len()]).map_err(TensorError::from)?;
+    let all = exchanged(local, &flat, |send, recv| {
+        along.gang.run(Call::AllGather { send, recv, counts: &counts })
+    })?;
+    (0..counts.len()).map(|peer| Ok(all.narrow(0, peer * count, count)?.reshape(local.shape())?)).collect()
+}
+
+/// A layout with other placements and the same order of splits, where nothing
+/// else shards what it did.
+pub(crate) fn with_placements(layout: Layout, placements: &[Placement]) -> Result<Layout, LayoutError> {
+    let mesh = layout.mesh();
+    let names: Vec<(usize, Vec<&str>)> = layout
+        .splits()
+        .iter()
+        .map(|split| (split.dim, split.axes.iter().map(|&axis| mesh.axis_name(axis)).collect()))
+        .collect();
+    let orders: Vec<(usize, &[&str])> = names.iter().map(|(dim, names)| (*dim, names.as_slice())).collect();
+    Layout::with_split_order(mesh, placements, &orders)
+}

@@ -1,0 +1,99 @@
+//! Functions that users add.
+
+use shardloom_tensor::{Function, Tensor, apply as apply_local};
+
+use crate::dispatch::{Op, dispatch};
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+
+/// A differentiable function on local tensors that may be applied to
+/// distributed ones.
+///
+/// `forward` and `backward` of [`Function`] see local tensors alone. For
+/// distributed operands the rule registered under [`op_name`](Self::op_name)
+/// says which layouts they may have and what layout comes out.
+pub trait DFunction: Function + Clone {
+    /// The operation whose rule applies.
+    fn op_name(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// What its rule depends on besides shapes and layouts.
+    fn arguments(&self) -> Vec<u64> {
+        Vec::new()
+    }
+}
+
+/// An operand or a result, local or distributed.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// A tensor of this process alone.
+    Local(Tensor),
+    /// A tensor of all ranks.
+    Distributed(DTensor),
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Self {
+        Self::Local(tensor)
+    }
+}
+
+impl From<DTensor> for Value {
+    fn from(tensor: DTensor) -> Self {
+        Self::Distributed(tensor)
+    }
+}
+
+impl Value {
+    /// The tensor, if it is local.
+    pub fn local(self) -> Option<Tensor> {
+        match self {
+            Self::Local(tensor) => Some(tensor),
+            Self::Distributed(_) => None,
+        }
+    }
+
+    /// The tensor, if it is distributed.
+    pub fn distributed(self) -> Option<DTensor> {
+        match self {
+            Self::Local(_) => None,
+            Self::Distributed(tensor) => Some(tensor),
+        }
+    }
+}
+
+/// Applies a function.
+///
+/// Local tensors go straight to the tape. With a distributed one among them,
+/// the rule of the function's operation decides, and the function sees the
+/// local parts. Local tensors beside distributed ones count as replicated:
+/// every rank must have the same.
+pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>, DTensorError> {
+    let first = operands.iter().find_map(|operand| match operand {
+        Value::Distributed(tensor) => Some(tensor),
+        Value::Local(_) => None,
+    });
+    let Some(first) = first else {
+        let locals: Vec<Tensor> = operands.iter().cloned().filter_map(Value::local).collect();
+        return Ok(apply_local(function.clone(), &locals)?.into_iter().map(Value::from).collect());
+    };
+    let Some(name) = function.op_name() else {
+        return Err(DTensorError::Unnamed { function: function.name() });
+    };
+    let replicated = shardloom_layout::Layout::replicated(first.layout().mesh());
+    let inputs: Vec<DTensor> = operands
+        .iter()
+        .map(|operand| match operand {
+            Value::Distributed(tensor) => Ok(tensor.clone()),
+            Value::Local(tensor) => {
+                DTensor::from_local(first.ranks(), tensor.clone(), replicated, tensor.shape())
+            }
+        })
+        .collect::<Result<_, _>>()?;
+    let op = Op { name, arguments: &function.arguments() };
+    let results = dispatch(&op, &inputs.iter().collect::<Vec<_>>(), &|locals, _| {
+        apply_local(function.clone(), locals)
+    })?;
+    Ok(results.into_iter().map(Value::from).collect())
+}

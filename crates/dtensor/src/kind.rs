@@ -1,0 +1,67 @@
+//! What is known of a distributed tensor without its data.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use shardloom_layout::{DType, Layout, LayoutError, Region, Shape};
+
+/// Layout, global shape and dtype, and what they mean for this rank. Kinds are
+/// interned, so that equal ones have one address.
+#[derive(Debug)]
+pub struct Kind {
+    layout: Layout,
+    shape: Shape,
+    dtype: DType,
+    region: Region,
+    local: Shape,
+}
+
+impl Kind {
+    /// Who holds what.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The shape of the whole tensor.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The part of the tensor that this rank holds.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The shape of that part.
+    pub fn local_shape(&self) -> &Shape {
+        &self.local
+    }
+}
+
+/// All kinds that a rank has met.
+#[derive(Default)]
+pub(crate) struct Kinds(FxHashMap<(Layout, Shape, DType), Arc<Kind>>);
+
+impl Kinds {
+    pub(crate) fn of(
+        &mut self,
+        layout: Layout,
+        shape: &Shape,
+        dtype: DType,
+        rank: usize,
+    ) -> Result<Arc<Kind>, LayoutError> {
+        let key = (layout, shape.clone(), dtype);
+        if let Some(kind) = self.0.get(&key) {
+            return Ok(Arc::clone(kind));
+        }
+        let region = layout.region_of(shape, rank)?;
+        let kind = Arc::new(Kind { layout, shape: shape.clone(), dtype, local: region.shape(), region });
+        self.0.insert(key, Arc::clone(&kind));
+        Ok(kind)
+    }
+}

@@ -1,0 +1,37 @@
+//! Distributed tensors: layouts carried through operations and their gradients.
+//!
+//! A [`DTensor`] is one tensor of which every rank holds a part. Operations are
+//! methods, as those of a local tensor; a [`Rule`] for each says which dims may
+//! be sharded and how pending sums pass through. What no rule allows is moved
+//! first, the cheapest way, or is an error: see [`Mode`]. Gradients flow back
+//! through moves and operations alike, and arrive distributed as the tensors
+//! are.
+//!
+//! Users add an operation with a [`DFunction`] on local tensors and a
+//! [`DistributedOp`] that holds its rule.
+
+mod bill;
+mod carry;
+mod choose;
+mod dispatch;
+mod dtensor;
+mod error;
+mod function;
+mod gradients;
+mod kind;
+mod moves;
+mod ops;
+mod ranks;
+mod registry;
+mod rule;
+
+pub use bill::{Cause, Item, Pass};
+pub use dtensor::DTensor;
+pub use error::DTensorError;
+pub use function::{DFunction, Value, apply};
+pub use gradients::{DGradients, backward};
+pub use kind::Kind;
+pub use ops::{DMoments, global_norm};
+pub use ranks::{Mode, Ranks};
+pub use registry::{Call, DistributedOp, Registry, RegistryBuilder};
+pub use rule::{Dim, DimList, Rule};

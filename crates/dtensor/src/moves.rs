@@ -1,0 +1,232 @@
+//! Moves between layouts, with their gradients.
+//!
+//! The gradient of a tensor has a layout that follows from the tensor's own:
+//! where that is sharded it is sharded alike; where it is replicated it is
+//! replicated; where it is a pending sum it is replicated too, because each
+//! rank's share adds to the whole alike. A tensor that is used by each rank for
+//! a part of the work alone is *lifted* there: its value is the same, and what
+//! arrives as gradient is each rank's share of a sum.
+
+use std::sync::Arc;
+
+use shardloom_layout::{Layout, LayoutError, Placement, Placements, Plan, ReduceOp};
+use shardloom_tensor::{Context, Function, Tensor, TensorError, apply};
+
+use crate::bill::{Cause, Pass};
+use crate::carry::{all_reduce, carry, gathered, with_placements};
+use crate::error::DTensorError;
+use crate::ranks::Ranks;
+
+/// A set of mesh axes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Axes(u8);
+
+impl Axes {
+    pub(crate) fn insert(&mut self, axis: usize) {
+        self.0 |= 1 << axis;
+    }
+
+    pub(crate) fn contains(self, axis: usize) -> bool {
+        self.0 >> axis & 1 == 1
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// The layout of the gradient of a tensor that is lifted along some axes.
+pub(crate) fn gradient_layout(layout: Layout, lifted: Axes) -> Result<Layout, LayoutError> {
+    let placements: Placements = layout
+        .placements()
+        .iter()
+        .enumerate()
+        .map(|(axis, placement)| match placement {
+            Placement::Partial(_) => Placement::Replicate,
+            Placement::Replicate if lifted.contains(axis) => Placement::Partial(ReduceOp::Sum),
+            other => *other,
+        })
+        .collect();
+    with_placements(layout, &placements)
+}
+
+/// The product of the sizes of axes with a pending average.
+fn averaged(layout: Layout) -> f64 {
+    let axes = layout.pending().filter(|(_, op)| *op == ReduceOp::Avg);
+    axes.map(|(axis, _)| layout.mesh().axis_size(axis) as f64).product()
+}
+
+/// A move along a plan. Its gradient moves along another.
+struct Move {
+    ranks: Arc<Ranks>,
+    op: &'static str,
+    plan: Arc<Plan>,
+    back: Arc<Plan>,
+    factor: f64,
+    /// The result, where it is known already.
+    known: Option<Tensor>,
+}
+
+impl Function for Move {
+    fn name(&self) -> &'static str {
+        "redistribute"
+    }
+
+    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        if let Some(known) = &self.known {
+            return Ok(vec![known.detach()]);
+        }
+        let cause = Cause { op: self.op, pass: Pass::Forward };
+        let moved = carry(&self.ranks, &self.plan, inputs[0].detach(), cause);
+        Ok(vec![moved.map_err(|error| error.inside("redistribute"))?])
+    }
+
+    fn backward(
+        &self,
+        _: Context,
+        mut gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
+        let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
+        let cause = Cause { op: self.op, pass: Pass::Backward };
+        let moved = carry(&self.ranks, &self.back, gradient, cause);
+        Ok(vec![Some(moved.map_err(|error| error.inside("redistribute"))?)])
+    }
+}
+
+/// Where a move comes from, goes to, and what asked for it.
+pub(crate) struct Request<'a> {
+    pub(crate) ranks: &'a Arc<Ranks>,
+    pub(crate) op: &'static str,
+    pub(crate) shape: &'a shardloom_layout::Shape,
+    pub(crate) from: Layout,
+    pub(crate) to: Layout,
+    /// Axes along which the result is lifted.
+    pub(crate) lifted: Axes,
+}
+
+impl Request<'_> {
+    /// Moves a local part. With `known`, nothing moves before the backward pass.
+    pub(crate) fn run(&self, local: &Tensor, known: Option<Tensor>) -> Result<Tensor, DTensorError> {
+        let Self { ranks, op, shape, from, to, lifted } = *self;
+        let tracked = local.tracks_gradient();
+        let plan = ranks.plan(from, to, shape, local.dtype())?;
+        if !tracked {
+            let cause = Cause { op, pass: Pass::Forward };
+            return match known {
+                Some(known) => Ok(known),
+                None => carry(ranks, &plan, local.clone(), cause),
+            };
+        }
+        let linear = |op: ReduceOp| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
+        let (_, made) = (
+            0,
+            to.pending()
+                .filter(|(axis, op)| !linear(*op) && from.placements()[*axis] != Placement::Partial(*op))
+                .count(),
+        );
+        if made > 0 {
+            return Err(DTensorError::NotDifferentiable { layout: to });
+        }
+        // What is not linear is combined first, with a rule of its own.
+        let mut from = from;
+        let mut local = local.clone();
+        let pending: Vec<(usize, ReduceOp)> = from
+            .pending()
+            .filter(|(axis, op)| !linear(*op) && to.placements()[*axis] != Placement::Partial(*op))
+            .collect();
+        for (axis, reduce) in pending {
+            let mut placements = Placements::from_slice(from.placements());
+            placements[axis] = Placement::Replicate;
+            let combined = Combine { ranks: Arc::clone(ranks), cause: op, layout: from, axis, reduce };
+            local = one(apply(combined, &[local])?)?;
+            from = with_placements(from, &placements)?;
+        }
+        let plan = ranks.plan(from, to, shape, local.dtype())?;
+        if plan.stages().is_empty() && lifted.is_empty() {
+            return Ok(local);
+        }
+        let back = ranks.plan(
+            gradient_layout(to, lifted)?,
+            gradient_layout(from, Axes::default())?,
+            shape,
+            local.dtype(),
+        )?;
+        let factor = averaged(to) / averaged(from);
+        let function = Move { ranks: Arc::clone(ranks), op, plan, back, factor, known };
+        one(apply(function, &[local])?)
+    }
+}
+
+fn one(mut outputs: Vec<Tensor>) -> Result<Tensor, DTensorError> {
+    let found = outputs.len();
+    outputs.pop().ok_or(DTensorError::Results { op: "redistribute", found, expected: 1 })
+}
+
+/// A pending maximum, minimum or product combined along one axis.
+struct Combine {
+    ranks: Arc<Ranks>,
+    cause: &'static str,
+    layout: Layout,
+    axis: usize,
+    reduce: ReduceOp,
+}
+
+impl Combine {
+    fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor, DTensorError> {
+        let [local, total] = context.saved() else {
+            return Err(DTensorError::Results { op: "redistribute", found: 0, expected: 2 });
+        };
+        let along = self.ranks.along(self.layout.mesh(), self.axis)?;
+        if self.reduce == ReduceOp::Prod {
+            // The product of the others, which is right for zeros too.
+            let own = along.gang.rank();
+            let others = gathered(&along, local)?;
+            let others = others.iter().enumerate().filter(|(peer, _)| *peer != own);
+            let mut share = gradient.clone();
+            for (_, other) in others {
+                share = share.mul(other)?;
+            }
+            return Ok(share);
+        }
+        // Ranks that hold the extreme share its gradient.
+        let holds = local.eq(total)?.cast(local.dtype())?;
+        let count = all_reduce(&along, holds.clone(), ReduceOp::Sum)?;
+        Ok(gradient.mul(&holds)?.div(&count)?)
+    }
+}
+
+impl Function for Combine {
+    fn name(&self) -> &'static str {
+        "redistribute"
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let local = inputs[0].detach();
+        let mesh = self.layout.mesh();
+        let (axis, cause) = (mesh.axis_name(self.axis), Cause { op: self.cause, pass: Pass::Forward });
+        let bytes = (2 * local.shape().volume() * local.dtype().size()) as u64;
+        self.ranks.charge(crate::bill::Item { cause, collective: "all-reduce", axis, bytes });
+        if local.device() == shardloom_tensor::Device::Meta {
+            context.save(&[&local, &local]);
+            return Ok(vec![local]);
+        }
+        let total = self
+            .ranks
+            .along(mesh, self.axis)
+            .and_then(|along| all_reduce(&along, local.clone(), self.reduce))
+            .map_err(|error| error.inside("redistribute"))?;
+        context.save(&[&local, &total]);
+        Ok(vec![total])
+    }
+
+    fn backward(
+        &self,
+        context: Context,
+        gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
+        let gradient = self.gradient(&context, gradient).map_err(|error| error.inside("redistribute"))?;
+        Ok(vec![Some(gradient)])
+    }
+}

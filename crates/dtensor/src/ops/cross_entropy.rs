@@ -1,0 +1,89 @@
+//! Cross-entropy of logits that may be sharded by rows, by classes, or both.
+
+use std::sync::Arc;
+
+use shardloom_layout::ReduceOp;
+use shardloom_tensor::{CrossEntropy, Device, Tensor, apply};
+
+use super::blank;
+use super::vocabulary::VocabularyCrossEntropy;
+use crate::carry::all_reduce;
+use crate::dispatch::{Op, dispatch_one};
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
+
+type Ruling = Result<Rule, DTensorError>;
+
+/// Losses of the parts of a batch add up. Classes may be sharded: ranks agree
+/// on each row's sum of exponentials inside.
+fn cross_entropy(call: &Call<'_>) -> Ruling {
+    let logits = call.inputs[0].shape();
+    let rule = blank(call).label(logits[0], [(0, 0), (1, 0)], []).summed_in(0);
+    Ok(rule.label(logits[1], [(0, 1)], []).settled_inside())
+}
+
+fn projected(call: &Call<'_>) -> Ruling {
+    Ok(blank(call).label(call.inputs[0].shape()[0], [(0, 0), (2, 0)], []).summed_in(0))
+}
+
+pub(crate) const RULES: &[BuiltIn] =
+    &[("cross_entropy", cross_entropy), ("projected_cross_entropy", projected)];
+
+/// With the number of rows of the whole batch that count.
+fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy, DTensorError> {
+    let rows = targets.shape().volume() as f64;
+    let divisor = match (options.divisor, options.ignore_index) {
+        (Some(divisor), _) => divisor,
+        (None, Some(ignored)) if targets.device() != Device::Meta => {
+            let local = targets.to_local().to_vec::<i64>()?;
+            let counted = local.iter().filter(|&&target| target != ignored).count();
+            let mut counted = Tensor::scalar(counted as f64)?;
+            let layout = targets.layout();
+            for axis in layout.splits().iter().flat_map(|split| &split.axes) {
+                let along = targets.ranks().along(layout.mesh(), *axis)?;
+                counted = all_reduce(&along, counted, ReduceOp::Sum)?;
+            }
+            counted.item::<f64>()?
+        }
+        (None, _) => rows,
+    };
+    Ok(CrossEntropy { divisor: Some(divisor), ..options })
+}
+
+impl DTensor {
+    /// As [`Tensor::cross_entropy`]: the mean over all rows that count, of all
+    /// ranks. Classes may be sharded; the logits of a row are never together
+    /// then.
+    pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self, DTensorError> {
+        let options = with_divisor(targets, options)?;
+        let op = Op { name: "cross_entropy", arguments: &[] };
+        let ranks = Arc::clone(self.ranks());
+        dispatch_one(&op, &[self, targets], &|x, scope| {
+            let part = scope.input(0).filter(|kind| !kind.layout().split_axes(1).is_empty());
+            match part {
+                Some(kind) if x[0].device() != Device::Meta => {
+                    let function = VocabularyCrossEntropy::new(Arc::clone(&ranks), kind, options);
+                    apply(function, x)
+                }
+                _ => Ok(vec![x[0].cross_entropy(&x[1], options)?]),
+            }
+        })
+    }
+
+    /// As [`Tensor::projected_cross_entropy`]: the mean over all rows that
+    /// count, of all ranks.
+    pub fn projected_cross_entropy(
+        &self,
+        weight: &Self,
+        targets: &Self,
+        options: CrossEntropy,
+    ) -> Result<Self, DTensorError> {
+        let options = with_divisor(targets, options)?;
+        let op = Op { name: "projected_cross_entropy", arguments: &[] };
+        dispatch_one(&op, &[self, weight, targets], &|x, _| {
+            Ok(vec![x[0].projected_cross_entropy(&x[1], &x[2], options)?])
+        })
+    }
+}

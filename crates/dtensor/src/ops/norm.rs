@@ -1,0 +1,79 @@
+//! Norms, softmax and rotary embedding.
+
+use shardloom_tensor::RopeStyle;
+
+use super::{all_but, blank, dim_argument};
+use crate::dispatch::{Op, dispatch_one};
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
+
+type Ruling = Result<Rule, DTensorError>;
+
+/// The last dim is whole. Weights belong to it, so every rank uses all of them
+/// for its rows.
+fn norm(call: &Call<'_>) -> Ruling {
+    Ok(all_but(call, call.inputs[0].shape().ndim() - 1))
+}
+
+fn along_dim(call: &Call<'_>) -> Ruling {
+    Ok(all_but(call, dim_argument(call)))
+}
+
+/// Positions may be sharded together with their angles.
+fn rope(call: &Call<'_>) -> Ruling {
+    let (x, angles) = (call.inputs[0].shape(), call.inputs[1].shape());
+    let (ndim, lead) = (x.ndim(), angles.ndim());
+    let mut rule = blank(call).term(&[0]);
+    for dim in 0..ndim - 1 {
+        let mut inputs = vec![(0, dim)];
+        if let Some(here) = (dim + lead).checked_sub(ndim)
+            && angles[here] == x[dim]
+        {
+            inputs.extend([(1, here), (2, here)]);
+        }
+        rule = rule.label(x[dim], inputs, [(0, dim)]);
+    }
+    Ok(rule)
+}
+
+pub(crate) const RULES: &[BuiltIn] = &[
+    ("rms_norm", norm),
+    ("layer_norm", norm),
+    ("softmax", along_dim),
+    ("log_softmax", along_dim),
+    ("rope", rope),
+];
+
+impl DTensor {
+    /// As [`Tensor::rms_norm`](shardloom_tensor::Tensor::rms_norm).
+    pub fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self, DTensorError> {
+        let op = Op { name: "rms_norm", arguments: &[] };
+        dispatch_one(&op, &[self, weight], &|x, _| Ok(vec![x[0].rms_norm(&x[1], eps)?]))
+    }
+
+    /// As [`Tensor::layer_norm`](shardloom_tensor::Tensor::layer_norm).
+    pub fn layer_norm(&self, weight: &Self, bias: &Self, eps: f64) -> Result<Self, DTensorError> {
+        let op = Op { name: "layer_norm", arguments: &[] };
+        dispatch_one(&op, &[self, weight, bias], &|x, _| Ok(vec![x[0].layer_norm(&x[1], &x[2], eps)?]))
+    }
+
+    /// As [`Tensor::softmax`](shardloom_tensor::Tensor::softmax).
+    pub fn softmax(&self, dim: usize) -> Result<Self, DTensorError> {
+        let op = Op { name: "softmax", arguments: &[dim as u64] };
+        dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].softmax(dim)?]))
+    }
+
+    /// As [`Tensor::log_softmax`](shardloom_tensor::Tensor::log_softmax).
+    pub fn log_softmax(&self, dim: usize) -> Result<Self, DTensorError> {
+        let op = Op { name: "log_softmax", arguments: &[dim as u64] };
+        dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].log_softmax(dim)?]))
+    }
+
+    /// As [`Tensor::rope`](shardloom_tensor::Tensor::rope).
+    pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self, DTensorError> {
+        let op = Op { name: "rope", arguments: &[] };
+        dispatch_one(&op, &[self, cos, sin], &|x, _| Ok(vec![x[0].rope(&x[1], &x[2], style)?]))
+    }
+}

@@ -1,0 +1,69 @@
+//! Running sums, sorting, and where the largest are.
+
+use shardloom_tensor::Order;
+
+use super::{all_but, blank, dim_argument};
+use crate::dispatch::{Op, dispatch, dispatch_one};
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
+
+type Ruling = Result<Rule, DTensorError>;
+
+fn running(call: &Call<'_>) -> Ruling {
+    Ok(all_but(call, dim_argument(call)).term(&[0]))
+}
+
+fn sorted(call: &Call<'_>) -> Ruling {
+    Ok(all_but(call, dim_argument(call)))
+}
+
+/// The dim is gone from the result.
+fn argmax(call: &Call<'_>) -> Ruling {
+    let (shape, gone) = (call.inputs[0].shape(), dim_argument(call));
+    let mut rule = blank(call);
+    for (to, dim) in (0..shape.ndim()).filter(|&dim| dim != gone).enumerate() {
+        rule = rule.label(shape[dim], [(0, dim)], [(0, to)]);
+    }
+    Ok(rule)
+}
+
+pub(crate) const RULES: &[BuiltIn] =
+    &[("cumsum", running), ("sort", sorted), ("topk", sorted), ("argmax", argmax)];
+
+impl DTensor {
+    /// As [`Tensor::cumsum`](shardloom_tensor::Tensor::cumsum).
+    pub fn cumsum(&self, dim: usize) -> Result<Self, DTensorError> {
+        let op = Op { name: "cumsum", arguments: &[dim as u64] };
+        dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].cumsum(dim)?]))
+    }
+
+    /// As [`Tensor::sort`](shardloom_tensor::Tensor::sort).
+    pub fn sort(&self, dim: usize, order: Order) -> Result<(Self, Self), DTensorError> {
+        let op = Op { name: "sort", arguments: &[dim as u64] };
+        pair(dispatch(&op, &[self], &|x, _| {
+            x[0].sort(dim, order).map(|(values, places)| vec![values, places])
+        })?)
+    }
+
+    /// As [`Tensor::topk`](shardloom_tensor::Tensor::topk).
+    pub fn topk(&self, count: usize, dim: usize) -> Result<(Self, Self), DTensorError> {
+        let op = Op { name: "topk", arguments: &[dim as u64, count as u64] };
+        pair(dispatch(&op, &[self], &|x, _| {
+            x[0].topk(count, dim).map(|(values, places)| vec![values, places])
+        })?)
+    }
+
+    /// As [`Tensor::argmax`](shardloom_tensor::Tensor::argmax).
+    pub fn argmax(&self, dim: usize) -> Result<Self, DTensorError> {
+        let op = Op { name: "argmax", arguments: &[dim as u64] };
+        dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].argmax(dim)?]))
+    }
+}
+
+fn pair(results: Vec<DTensor>) -> Result<(DTensor, DTensor), DTensorError> {
+    let found = results.len();
+    let two = <[DTensor; 2]>::try_from(results);
+    two.map(Into::into).map_err(|_| DTensorError::Results { op: "sort", found, expected: 2 })
+}

@@ -1,0 +1,171 @@
+//! The ranks that tensors are distributed over, as one of them sees them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use shardloom_gang::Gang;
+use shardloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
+
+use crate::bill::Item;
+use crate::dispatch::Decisions;
+use crate::error::DTensorError;
+use crate::kind::{Kind, Kinds};
+use crate::registry::Registry;
+
+/// What happens when an operation needs an operand to be elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// It is moved, the cheapest way.
+    #[default]
+    Implicit,
+    /// It is moved, and [`Ranks::take_warnings`] tells.
+    Warn,
+    /// That is an error.
+    Explicit,
+}
+
+/// The ranks that tensors are distributed over. Each rank has its own; all make
+/// the same calls in the same order.
+pub struct Ranks {
+    gang: Option<Arc<dyn Gang>>,
+    rank: usize,
+    registry: Registry,
+    mode: AtomicU8,
+    axes: Mutex<FxHashMap<(Mesh, usize), Axis>>,
+    plans: Mutex<FxHashMap<(Layout, Layout, Shape, DType), Arc<Plan>>>,
+    kinds: Mutex<Kinds>,
+    pub(crate) decisions: Mutex<Decisions>,
+    warnings: Mutex<Vec<DTensorError>>,
+    bill: Mutex<Vec<Item>>,
+}
+
+/// The gang along one axis of a mesh, and its members as mesh ranks.
+#[derive(Clone)]
+pub(crate) struct Axis {
+    pub(crate) gang: Arc<dyn Gang>,
+    pub(crate) peers: Arc<[usize]>,
+}
+
+pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ranks {
+    /// The ranks of a gang, with the built-in operations.
+    pub fn new(gang: Arc<dyn Gang>) -> Arc<Self> {
+        Self::with_registry(gang, Registry::built_in())
+    }
+
+    /// The ranks of a gang, with operations of the user's too.
+    pub fn with_registry(gang: Arc<dyn Gang>, registry: Registry) -> Arc<Self> {
+        let rank = gang.rank();
+        Self::of(Some(gang), rank, registry)
+    }
+
+    /// One rank of many that do not run: for tensors without data, to see what
+    /// would be computed and sent.
+    pub fn dry(rank: usize, registry: Registry) -> Arc<Self> {
+        Self::of(None, rank, registry)
+    }
+
+    fn of(gang: Option<Arc<dyn Gang>>, rank: usize, registry: Registry) -> Arc<Self> {
+        Arc::new(Self {
+            gang,
+            rank,
+            registry,
+            mode: AtomicU8::new(0),
+            axes: Mutex::default(),
+            plans: Mutex::default(),
+            kinds: Mutex::default(),
+            decisions: Mutex::default(),
+            warnings: Mutex::default(),
+            bill: Mutex::default(),
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The gang, unless this is a dry run.
+    pub fn gang(&self) -> Option<&Arc<dyn Gang>> {
+        self.gang.as_ref()
+    }
+
+    /// The operations there are.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// What happens when data must move.
+    pub fn mode(&self) -> Mode {
+        match self.mode.load(Ordering::Relaxed) {
+            0 => Mode::Implicit,
+            1 => Mode::Warn,
+            _ => Mode::Explicit,
+        }
+    }
+
+    /// Sets what happens when data must move, from here on.
+    pub fn set_mode(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// What moved unasked in [`Mode::Warn`] since the last call.
+    pub fn take_warnings(&self) -> Vec<DTensorError> {
+        std::mem::take(&mut locked(&self.warnings))
+    }
+
+    pub(crate) fn warn(&self, warning: DTensorError) {
+        locked(&self.warnings).push(warning);
+    }
+
+    /// Every collective of this rank since the last call, with its cause.
+    pub fn take_bill(&self) -> Vec<Item> {
+        std::mem::take(&mut locked(&self.bill))
+    }
+
+    pub(crate) fn charge(&self, item: Item) {
+        locked(&self.bill).push(item);
+    }
+
+    pub(crate) fn kind(
+        &self,
+        layout: Layout,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<Arc<Kind>, DTensorError> {
+        Ok(locked(&self.kinds).of(layout, shape, dtype, self.rank)?)
+    }
+
+    pub(crate) fn plan(
+        &self,
+        from: Layout,
+        to: Layout,
+        shape: &Shape,
+        dtype: DType,
+    ) -> Result<Arc<Plan>, DTensorError> {
+        let key = (from, to, shape.clone(), dtype);
+        if let Some(plan) = locked(&self.plans).get(&key) {
+            return Ok(Arc::clone(plan));
+        }
+        let found = Arc::new(plan(from, to, shape, dtype, Prices::default())?);
+        locked(&self.plans).insert(key, Arc::clone(&found));
+        Ok(found)
+    }
+
+    /// The gang along one axis of a mesh that this rank stands in. All ranks of
+    /// that gang ask for it at the same point of their program.
+    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<Axis, DTensorError> {
+        if let Some(axis) = locked(&self.axes).get(&(mesh, axis)) {
+            return Ok(axis.clone());
+        }
+        let Some(gang) = &self.gang else { return Err(DTensorError::Dry { what: "a collective" }) };
+        let peers = mesh.peers(self.rank, axis)?;
+        let formed = Axis { gang: gang.sub_gang(&peers)?, peers: peers.into() };
+        locked(&self.axes).insert((mesh, axis), formed.clone());
+        Ok(formed)
+    }
+}
