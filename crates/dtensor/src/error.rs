@@ -79,6 +79,14 @@ pub enum DTensorError {
         /// What does not fit.
         reason: String,
     },
+    /// A name in a plan that is nothing's.
+    #[error("the plan names `{pattern}`, which the model does not have")]
+    UnknownName {
+        /// The name or pattern.
+        pattern: String,
+        /// The name that it most likely means.
+        near: Option<String>,
+    },
     /// A hidden collective where none is allowed.
     #[error("{op} needs data to move: {}", moves.join("; "))]
     Hidden {
@@ -126,6 +134,7 @@ impl Hint for DTensorError {
                 Some(format!("write `{near}`, or register a rule before the registry is frozen"))
             }
             Self::UnknownOp { .. } => Some("register a rule before the registry is frozen".to_owned()),
+            Self::UnknownName { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
             Self::DuplicateOp { .. } => Some("give one of them another name".to_owned()),
             Self::Meshes { .. } => Some("redistribute one of them first".to_owned()),
             Self::Hidden { .. } => {

@@ -10,6 +10,8 @@
 //! Users add an operation with a [`DFunction`] on local tensors and a
 //! [`DistributedOp`] that holds its rule.
 
+pub mod check;
+
 mod bill;
 mod carry;
 mod choose;
@@ -24,6 +26,7 @@ mod ops;
 mod ranks;
 mod registry;
 mod rule;
+mod sharding_plan;
 
 pub use bill::{Cause, Item, Pass};
 pub use dtensor::DTensor;
@@ -35,3 +38,4 @@ pub use ops::{DMoments, global_norm};
 pub use ranks::{Mode, Ranks};
 pub use registry::{Call, DistributedOp, Registry, RegistryBuilder};
 pub use rule::{Dim, DimList, Rule};
+pub use sharding_plan::ShardingPlan;

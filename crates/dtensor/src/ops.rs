@@ -18,9 +18,6 @@ mod reduce;
 mod views;
 mod vocabulary;
 
-use shardloom_layout::Shape;
-
-use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
@@ -89,9 +86,4 @@ fn dim_argument(call: &Call<'_>) -> usize {
 /// Numbers as arguments.
 fn numbers(values: &[usize]) -> Vec<u64> {
     values.iter().map(|&value| value as u64).collect()
-}
-
-/// A shape, or why it is none.
-fn shape_of(dims: &[usize]) -> Result<Shape, DTensorError> {
-    Ok(Shape::new(dims).map_err(shardloom_tensor::TensorError::from)?)
 }

@@ -33,12 +33,15 @@ pub struct Ranks {
     registry: Registry,
     mode: AtomicU8,
     axes: Mutex<FxHashMap<(Mesh, usize), Axis>>,
-    plans: Mutex<FxHashMap<(Layout, Layout, Shape, DType), Arc<Plan>>>,
+    plans: Mutex<Plans>,
     kinds: Mutex<Kinds>,
     pub(crate) decisions: Mutex<Decisions>,
     warnings: Mutex<Vec<DTensorError>>,
     bill: Mutex<Vec<Item>>,
 }
+
+/// Plans by source, target, shape and dtype.
+type Plans = FxHashMap<(Layout, Layout, Shape, DType), Arc<Plan>>;
 
 /// The gang along one axis of a mesh, and its members as mesh ranks.
 #[derive(Clone)]

@@ -17,9 +17,10 @@ use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
 use shardloom_tensor::{Stream, Tensor};
 
-/// The most combinations of one case on one mesh that are run; beyond, they are
-/// taken at equal distances.
-const MOST: usize = 220;
+/// The most combinations of one case that are run on a mesh of one axis, where
+/// that is all of them, and on one of two; beyond, they are taken at equal
+/// distances.
+const MOST: [usize; 2] = [3000, 220];
 
 /// f64 sums in another order.
 const TOLERANCE: f64 = 1e-9;
@@ -46,12 +47,13 @@ fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
     for case in cases() {
         let choices: Vec<Vec<Layout>> = case.inputs.iter().map(|input| layouts(mesh, input)).collect();
         let combinations: usize = choices.iter().map(Vec::len).product();
-        let step = combinations.div_ceil(MOST).max(1);
+        let most = MOST[mesh.ndim() - 1];
+        let step = combinations.div_ceil(most).max(1);
         // A step that shares no factor with the counts visits all placements.
         let step = (step..).find(|step| choices.iter().all(|list| gcd(*step, list.len()) == 1)).unwrap();
-        let taken = if combinations <= MOST { combinations } else { MOST };
+        let taken = combinations.min(most);
         for number in 0..taken {
-            let mut rest = if combinations <= MOST { number } else { number * step % combinations };
+            let mut rest = if combinations <= most { number } else { number * step % combinations };
             let chosen: Vec<Layout> = choices
                 .iter()
                 .map(|list| {
