@@ -1,7 +1,10 @@
 //! Carrying out a redistribution plan on local tensors.
 
 use shardloom_gang::{Call, Elements, ElementsMut, GangError};
-use shardloom_layout::{DType, Layout, LayoutError, Placement, Plan, ReduceOp, Region, Shape, Stage, Step};
+use shardloom_layout::{
+    DType, Layout, LayoutError, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
+    copy_region,
+};
 use shardloom_tensor::{Device, Tensor, TensorError};
 
 use crate::bill::{Cause, Item};
@@ -68,8 +71,7 @@ fn carry_stage(
             let along = ranks.along(mesh, axis)?;
             let parts = regions(&along, stage.before, shape)?;
             let counts = volumes(&parts);
-            let flat = Shape::new(&[after.volume()]).map_err(TensorError::from)?;
-            let all = exchanged(&local, &flat, |send, recv| {
+            let all = exchanged(&local, &flat(after.volume())?, |send, recv| {
                 along.gang.run(Call::AllGather { send, recv, counts: &counts })
             })?;
             placed(&all, &parts, &after, dim)
@@ -82,8 +84,7 @@ fn carry_stage(
                 regions(&along, stage.before, shape)?.iter().map(|region| common(region, &after)).collect();
             let (send_counts, recv_counts) = (volumes(&given), volumes(&taken));
             let send = joined(&local, &before, &given)?;
-            let flat = Shape::new(&[after.volume()]).map_err(TensorError::from)?;
-            let all = exchanged(&send, &flat, |send, recv| {
+            let all = exchanged(&send, &flat(after.volume())?, |send, recv| {
                 let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
                 along.gang.run(Call::AllToAll { send, send_counts, recv, recv_counts })
             })?;
@@ -126,18 +127,26 @@ fn cut(local: &Tensor, held: &Region, wanted: &Region) -> Result<Tensor, DTensor
 
 /// Parts of a tensor back to back.
 fn joined(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor, DTensorError> {
-    let flat = |x: &Tensor| x.reshape(&Shape::new(&[x.shape().volume()])?);
+    let flat = flat(volumes(parts).iter().sum())?;
     // Parts of the first dim that is not single are in order already.
     let in_order = parts.iter().all(|part| {
         let cut_dim = (0..part.ndim()).find(|&dim| held.size()[dim] != 1);
         (0..part.ndim()).all(|dim| Some(dim) == cut_dim || part.range(dim) == held.range(dim))
     });
-    if in_order && volumes(parts).iter().sum::<usize>() == held.volume() {
-        return Ok(flat(local)?);
+    if in_order && flat.volume() == held.volume() {
+        return Ok(local.reshape(&flat)?);
     }
-    let parts: Vec<Tensor> =
-        parts.iter().map(|part| Ok(flat(&cut(local, held, part)?)?)).collect::<Result<_, DTensorError>>()?;
-    Ok(Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)?)
+    let width = local.dtype().size();
+    local.read_host(|bytes| {
+        Ok(Tensor::from_host(local.dtype(), &flat, |mut rest| {
+            for part in parts {
+                let (into, behind) = rest.split_at_mut(part.volume() * width);
+                copy(part, width, (held, bytes), (part, into))?;
+                rest = behind;
+            }
+            Ok(())
+        })?)
+    })?
 }
 
 /// Parts that lie back to back, where they belong along one dim.
@@ -145,18 +154,37 @@ fn placed(all: &Tensor, parts: &[Region], whole: &Region, dim: usize) -> Result<
     if whole.size()[..dim].iter().all(|&size| size == 1) {
         return Ok(all.reshape(&whole.shape())?);
     }
-    let mut start = 0;
-    let mut tensors = Vec::with_capacity(parts.len());
-    for part in parts {
-        tensors.push(all.narrow(0, start, part.volume())?.reshape(&part.shape())?);
-        start += part.volume();
+    let width = all.dtype().size();
+    all.read_host(|bytes| {
+        Ok(Tensor::from_host(all.dtype(), &whole.shape(), |into| {
+            let mut start = 0;
+            for part in parts {
+                let end = start + part.volume() * width;
+                copy(part, width, (part, &bytes[start..end]), (whole, &mut *into))?;
+                start = end;
+            }
+            Ok(())
+        })?)
+    })?
+}
+
+/// Copies a region from where it is held to where it shall be.
+fn copy(
+    region: &Region,
+    width: usize,
+    (held, from): (&Region, &[u8]),
+    (wanted, into): (&Region, &mut [u8]),
+) -> Result<(), TensorError> {
+    if region.is_empty() {
+        return Ok(());
     }
-    // Parts that have nothing may have any size in the other dims.
-    tensors.retain(|part| part.shape().volume() > 0);
-    if tensors.is_empty() {
-        return Ok(all.reshape(&whole.shape())?);
-    }
-    Ok(Tensor::cat(&tensors.iter().collect::<Vec<_>>(), dim)?)
+    let (from, mut into) = (Tile { region: held, bytes: from }, TileMut { region: wanted, bytes: into });
+    copy_region(region, width, from, &mut into)
+        .map_err(|error| TensorError::Outside { function: "redistribute", reason: error.to_string() })
+}
+
+fn flat(count: usize) -> Result<Shape, DTensorError> {
+    Ok(Shape::new(&[count]).map_err(TensorError::from)?)
 }
 
 /// Bools travel as bytes.
