@@ -8,7 +8,7 @@ mod model;
 use std::sync::Arc;
 
 use shardloom_gang::Gang;
-use shardloom_layout::{Mesh, Placement, Placement::Replicate, Placement::Shard};
+use shardloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement::Shard};
 
 pub use model::train;
 
@@ -55,25 +55,31 @@ impl Arrangement {
 
     fn tensor_parallel(ranks: usize) -> Result<Self, DTensorError> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("tp", ranks)])?);
+        let mesh = plan.mesh();
+        let layout = |placements: &[Placement]| Layout::new(mesh, placements);
         for weight in BY_ROWS {
-            plan = plan.parameter(weight, &[Shard(0)])?;
+            plan = plan.parameter(weight, layout(&[Shard(0)])?)?;
         }
         for weight in BY_COLUMNS {
-            plan = plan.parameter(weight, &[Shard(1)])?;
+            plan = plan.parameter(weight, layout(&[Shard(1)])?)?;
         }
-        plan = plan.output("embed", &[Replicate])?;
-        plan = plan.output("layers.*.attention", &[Replicate])?.output("layers.*.mlp", &[Replicate])?;
+        plan = plan.output("embed", layout(&[Replicate])?)?;
+        plan = plan
+            .output("layers.*.attention", layout(&[Replicate])?)?
+            .output("layers.*.mlp", layout(&[Replicate])?)?;
         Ok(Self { name: "tp", plan, batch: vec![Replicate] })
     }
 
     /// Between products each rank has some of the positions.
     fn sequence_parallel(ranks: usize) -> Result<Self, DTensorError> {
         let mut plan = Self::tensor_parallel(ranks)?.plan;
+        let mesh = plan.mesh();
+        let layout = |placements: &[Placement]| Layout::new(mesh, placements);
         for module in ["embed", "layers.*.attention", "layers.*.mlp"] {
-            plan = plan.output(module, &[Shard(1)])?;
+            plan = plan.output(module, layout(&[Shard(1)])?)?;
         }
         for module in ["layers.*.attention", "layers.*.mlp", "head"] {
-            plan = plan.input(module, &[Replicate])?;
+            plan = plan.input(module, layout(&[Replicate])?)?;
         }
         Ok(Self { name: "tp+sp", plan, batch: vec![Replicate] })
     }
@@ -81,45 +87,89 @@ impl Arrangement {
     /// Parameters are gathered when they are used, gradients scattered.
     fn fully_sharded(ranks: usize) -> Result<Self, DTensorError> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("dp", ranks)])?);
+        let mesh = plan.mesh();
+        let layout = |placements: &[Placement]| Layout::new(mesh, placements);
         for weight in BY_ROWS.iter().chain(&BY_COLUMNS).chain(&["norm", "layers.*.norm1", "layers.*.norm2"]) {
-            plan = plan.parameter(weight, &[Shard(0)])?.used_as(weight, &[Replicate])?;
+            plan = plan.parameter(weight, layout(&[Shard(0)])?)?.used_as(weight, layout(&[Replicate])?)?;
         }
         Ok(Self { name: "fsdp", plan, batch: vec![Shard(0)] })
     }
 
     fn mixed(ranks: usize) -> Result<Self, DTensorError> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("dp", 2), ("tp", ranks / 2)])?);
+        let mesh = plan.mesh();
+        let layout = |placements: &[Placement]| Layout::new(mesh, placements);
         for weight in BY_ROWS {
-            plan = plan.parameter(weight, &[Replicate, Shard(0)])?;
+            plan = plan.parameter(weight, layout(&[Replicate, Shard(0)])?)?;
         }
         for weight in BY_COLUMNS {
-            plan = plan.parameter(weight, &[Replicate, Shard(1)])?;
+            plan = plan.parameter(weight, layout(&[Replicate, Shard(1)])?)?;
         }
         for module in ["embed", "layers.*.attention", "layers.*.mlp"] {
-            plan = plan.output(module, &[Shard(0), Replicate])?;
+            plan = plan.output(module, layout(&[Shard(0), Replicate])?)?;
         }
         Ok(Self { name: "dp×tp", plan, batch: vec![Shard(0), Replicate] })
     }
 
-    /// Tensor parallel, and each rank's part sharded again.
+    /// Tensor parallel, and each rank's part sharded again: the tensor axis cuts
+    /// first, so that gathering along the other gives back its part.
     fn sharded_mixed(ranks: usize) -> Result<Self, DTensorError> {
         let mut plan = Self::mixed(ranks)?.plan;
+        let mesh = plan.mesh();
+        let layout = |placements: &[Placement]| Layout::new(mesh, placements);
+        let sharded_rows = Layout::with_split_order(mesh, &[Shard(0), Shard(0)], &[(0, &["tp", "dp"])])?;
         for weight in BY_ROWS {
-            plan = plan.parameter(weight, &[Shard(0), Shard(0)])?.used_as(weight, &[Replicate, Shard(0)])?;
+            plan = plan.parameter(weight, sharded_rows)?.used_as(weight, layout(&[Replicate, Shard(0)])?)?;
         }
         for weight in BY_COLUMNS {
-            plan = plan.parameter(weight, &[Shard(0), Shard(1)])?.used_as(weight, &[Replicate, Shard(1)])?;
+            plan = plan
+                .parameter(weight, layout(&[Shard(0), Shard(1)])?)?
+                .used_as(weight, layout(&[Replicate, Shard(1)])?)?;
         }
         Ok(Self { name: "fsdp×tp", plan, batch: vec![Shard(0), Replicate] })
     }
 }
 
-/// The losses of each arrangement for the ranks of a gang.
-pub fn losses(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<(&'static str, Vec<f32>)>, DTensorError> {
+/// What came of training in one arrangement.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The arrangement.
+    pub name: &'static str,
+    /// Its mesh.
+    pub mesh: Mesh,
+    /// The loss of every step.
+    pub losses: Vec<f32>,
+    /// Collectives of this rank in one step.
+    pub collectives: usize,
+    /// Bytes that this rank received in one step.
+    pub received: u64,
+}
+
+impl Outcome {
+    /// How far its losses are from others, at most, relative to them.
+    pub fn apart_from(&self, losses: &[f32]) -> f32 {
+        let apart = self.losses.iter().zip(losses).map(|(a, b)| (a - b).abs() / b.abs());
+        apart.fold(0.0, |most, apart| if apart > most || apart.is_nan() { apart } else { most })
+    }
+}
+
+/// Trains in each arrangement that fits the ranks of a gang.
+pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>, DTensorError> {
     let ranks = Ranks::new(Arc::clone(gang));
     let arrangements = Arrangement::all(gang.size())?;
-    arrangements
-        .iter()
-        .map(|arrangement| Ok((arrangement.name, train(&ranks, arrangement, steps)?)))
-        .collect()
+    let train = |arrangement: &Arrangement| {
+        ranks.take_bill();
+        let losses = train(&ranks, arrangement, steps)?;
+        let bill = ranks.take_bill();
+        let per_step = steps.max(1);
+        Ok(Outcome {
+            name: arrangement.name,
+            mesh: arrangement.plan.mesh(),
+            losses,
+            collectives: bill.len() / per_step,
+            received: bill.iter().map(|item| item.bytes).sum::<u64>() / per_step as u64,
+        })
+    };
+    arrangements.iter().map(train).collect()
 }

@@ -1,6 +1,6 @@
 //! Where the parameters and activations of a model live.
 
-use shardloom_layout::{Layout, Mesh, Placement, nearest};
+use shardloom_layout::{Layout, Mesh, nearest};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
@@ -49,32 +49,36 @@ impl ShardingPlan {
         self.mesh
     }
 
-    fn entry(&self, pattern: &str, placements: &[Placement]) -> Result<Entry, DTensorError> {
-        Ok(Entry { pattern: pattern.to_owned(), layout: Layout::new(self.mesh, placements)? })
+    fn entry(&self, pattern: &str, layout: Layout) -> Result<Entry, DTensorError> {
+        if layout.mesh() != self.mesh {
+            let first = Layout::replicated(self.mesh);
+            return Err(DTensorError::Meshes { op: "a sharding plan", first, other: layout });
+        }
+        Ok(Entry { pattern: pattern.to_owned(), layout })
     }
 
     /// Parameters with such names are held like this.
-    pub fn parameter(mut self, pattern: &str, placements: &[Placement]) -> Result<Self, DTensorError> {
-        self.parameters.push(self.entry(pattern, placements)?);
+    pub fn parameter(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+        self.parameters.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
     /// Parameters with such names are brought into this layout when they are
     /// used.
-    pub fn used_as(mut self, pattern: &str, placements: &[Placement]) -> Result<Self, DTensorError> {
-        self.uses.push(self.entry(pattern, placements)?);
+    pub fn used_as(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+        self.uses.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
     /// What goes into modules with such names is brought into this layout.
-    pub fn input(mut self, pattern: &str, placements: &[Placement]) -> Result<Self, DTensorError> {
-        self.inputs.push(self.entry(pattern, placements)?);
+    pub fn input(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+        self.inputs.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
     /// What comes out of modules with such names is brought into this layout.
-    pub fn output(mut self, pattern: &str, placements: &[Placement]) -> Result<Self, DTensorError> {
-        self.outputs.push(self.entry(pattern, placements)?);
+    pub fn output(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+        self.outputs.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
@@ -121,6 +125,8 @@ impl ShardingPlan {
 
 #[cfg(test)]
 mod tests {
+    use shardloom_layout::Placement;
+
     use super::*;
 
     #[test]
@@ -135,9 +141,9 @@ mod tests {
     fn later_entries_override_and_unknown_names_are_told() {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let plan = ShardingPlan::new(mesh)
-            .parameter("layers.*.up", &[Placement::Shard(0)])
+            .parameter("layers.*.up", Layout::new(mesh, &[Placement::Shard(0)]).unwrap())
             .unwrap()
-            .parameter("layers.1.up", &[Placement::Shard(1)])
+            .parameter("layers.1.up", Layout::new(mesh, &[Placement::Shard(1)]).unwrap())
             .unwrap();
         assert_eq!(plan.layout_of("layers.0.up").placements(), [Placement::Shard(0)]);
         assert_eq!(plan.layout_of("layers.1.up").placements(), [Placement::Shard(1)]);

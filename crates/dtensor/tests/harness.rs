@@ -289,7 +289,8 @@ fn compare(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> 
     let scale = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     for (place, (a, b)) in found.iter().zip(&expected).enumerate() {
         let same = a == b || a.is_nan() && b.is_nan();
-        if !same && !((a - b).abs() <= TOLERANCE * scale) {
+        let near = (a - b).abs() <= TOLERANCE * scale;
+        if !same && !near {
             return Err(format!("{what}, element {place}: {a} instead of {b}"));
         }
     }

@@ -1,6 +1,7 @@
 //! The command line: parsing, dispatch, and how things are said.
 
 mod doctor;
+mod dtensor;
 mod failure;
 mod gang;
 mod layout;
@@ -59,6 +60,10 @@ enum Command {
     #[command(subcommand)]
     Gang(gang::GangCommand),
 
+    /// Check that distributed tensors compute what whole ones would.
+    #[command(subcommand, name = "dtensor")]
+    DTensor(dtensor::DTensorCommand),
+
     /// Print completions for a shell.
     #[command(after_help = "Examples:
   shardloom completions bash > ~/.local/share/bash-completion/completions/shardloom
@@ -99,6 +104,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Doctor => doctor::run(output),
         Command::Layout(command) => layout::run(&command, output),
         Command::Gang(command) => gang::run(&command, output),
+        Command::DTensor(command) => dtensor::run(&command, output),
         Command::Completions { shell } => completions(shell, output),
     };
     match outcome {

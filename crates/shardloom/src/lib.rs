@@ -3,12 +3,16 @@
 //!
 //! - [`layout`]: where a piece of a tensor lives.
 //! - [`gang`]: ranks acting together.
+//! - [`tensor`]: local tensors and their gradients.
+//! - [`dtensor`]: tensors of which every rank holds a part.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
 
+pub use shardloom_dtensor as dtensor;
 pub use shardloom_gang as gang;
 #[cfg(feature = "mpi")]
 pub use shardloom_gang_mpi as gang_mpi;
 pub use shardloom_layout as layout;
+pub use shardloom_tensor as tensor;
 
 pub mod launch;
 

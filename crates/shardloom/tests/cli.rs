@@ -50,6 +50,7 @@ snapshot!(help_doctor, "doctor", "--help");
 snapshot!(help_layout_show, "layout", "show", "--help");
 snapshot!(help_layout_move, "layout", "move", "--help");
 snapshot!(help_gang_check, "gang", "check", "--help");
+snapshot!(help_dtensor_check, "dtensor", "check", "--help");
 snapshot!(version, "--version");
 snapshot!(quickstart, "quickstart");
 snapshot!(quickstart_on_an_odd_number_of_ranks, "quickstart", "--ranks", "3", "--json");

@@ -40,6 +40,20 @@ fn gang_check_runs_on_mpi_ranks() {
 }
 
 #[test]
+fn models_train_alike_on_mpi_ranks() {
+    for ranks in [2, 4] {
+        let output = mpirun(ranks, &["dtensor", "check", "--json"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&report["engine"], &report["ranks"]), (&"mpi".into(), &ranks.into()));
+        let arrangements = report["arrangements"].as_array().unwrap();
+        assert_eq!(arrangements.len(), if ranks == 4 { 6 } else { 4 });
+        assert!(arrangements.iter().all(|one| one["apart"].as_f64().unwrap() <= 1e-5), "{text}");
+    }
+}
+
+#[test]
 fn a_number_of_ranks_that_contradicts_the_job_is_refused() {
     let output = mpirun(2, &["gang", "check", "--ranks", "3"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -327,7 +327,7 @@ fn losses(list: &mut Vec<Case>) {
             list,
             "smooth cross_entropy",
             [float(&[rows, classes]), target(classes as i64, &[rows])],
-            |x| { vec![x[0].cross_entropy(&x[1], smooth)?] }
+            |x| vec![x[0].cross_entropy(&x[1], smooth)?]
         );
         case!(
             list,

@@ -1,0 +1,55 @@
+//! A function on local parts, applied to distributed tensors.
+
+use std::sync::Arc;
+
+use shardloom_layout::{Layout, Placement, Shape};
+use shardloom_tensor::{Tensor, TensorError};
+
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::moves::Axes;
+
+/// Brings operands into given layouts, calls `work` with this rank's parts, and
+/// takes what it returns for parts of results with given layouts and shapes.
+///
+/// Gradients flow back through `work`. Where ranks along an axis make different
+/// parts of a result, or shares of a pending one, each is taken to have used
+/// replicated operands for its own part alone: their gradients are summed.
+pub fn local_map(
+    op: &'static str,
+    operands: &[(&DTensor, Layout)],
+    results: &[(Layout, Shape)],
+    work: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>, TensorError>,
+) -> Result<Vec<DTensor>, DTensorError> {
+    let Some((first, layout)) = operands.first() else {
+        return Err(DTensorError::Rule { op, reason: "there are no operands".to_owned() });
+    };
+    let (ranks, mesh) = (first.ranks(), layout.mesh());
+    let layouts = operands.iter().map(|(_, layout)| *layout).chain(results.iter().map(|(layout, _)| *layout));
+    if let Some(other) = layouts.into_iter().find(|other| other.mesh() != mesh) {
+        return Err(DTensorError::Meshes { op, first: *layout, other });
+    }
+    if operands.iter().any(|(operand, _)| !Arc::ptr_eq(operand.ranks(), ranks)) {
+        return Err(DTensorError::Worlds { op });
+    }
+    let mut locals = Vec::with_capacity(operands.len());
+    for (operand, layout) in operands {
+        let mut lifted = Axes::default();
+        for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
+            let parts = results.iter().any(|(layout, _)| layout.placements()[axis] != Placement::Replicate);
+            if parts && layout.placements()[axis] == Placement::Replicate {
+                lifted.insert(axis);
+            }
+        }
+        locals.push(operand.moved(op, *layout)?.lifted(op, lifted)?);
+    }
+    let made = work(&locals)?;
+    if made.len() != results.len() {
+        return Err(DTensorError::Results { op, found: made.len(), expected: results.len() });
+    }
+    let wrap = |(local, (layout, shape)): (Tensor, &(Layout, Shape))| {
+        let kind = ranks.kind(*layout, shape, local.dtype())?;
+        DTensor::wrapped(op, ranks, local, kind)
+    };
+    made.into_iter().zip(results).map(wrap).collect()
+}
