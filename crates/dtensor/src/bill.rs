@@ -1,5 +1,7 @@
 //! What was sent, and why.
 
+use std::fmt;
+
 /// When something was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
@@ -7,6 +9,15 @@ pub enum Pass {
     Forward,
     /// While gradients were.
     Backward,
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        })
+    }
 }
 
 /// The operation that made ranks communicate.

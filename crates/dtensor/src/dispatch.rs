@@ -10,6 +10,7 @@ use shardloom_layout::{DType, Layout, Shape};
 use shardloom_tensor::{Device, Tensor, TensorError, no_grad};
 use smallvec::SmallVec;
 
+use crate::bill::Pass;
 use crate::choose::choose;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
@@ -39,6 +40,12 @@ pub(crate) struct Key {
     op: &'static str,
     arguments: SmallVec<[u64; 4]>,
     kinds: SmallVec<[usize; 4]>,
+}
+
+impl Key {
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
 }
 
 pub(crate) type Decisions = FxHashMap<Key, Arc<Decision>>;
@@ -129,6 +136,9 @@ pub(crate) fn dispatch(
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
         return Err(DTensorError::Results { op: op.name, found, expected });
+    }
+    for result in &results {
+        ranks.check_numbers(op.name, Pass::Forward, result)?;
     }
     let kinds = decision.outputs.iter();
     results

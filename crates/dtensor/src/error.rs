@@ -1,8 +1,10 @@
 //! What can be wrong with a distributed operation.
 
 use shardloom_gang::GangError;
-use shardloom_layout::{Hint, Layout, LayoutError, MeshError, PlanError, Shape};
+use shardloom_layout::{DType, Hint, Layout, LayoutError, MeshError, PlanError, Shape};
 use shardloom_tensor::TensorError;
+
+use crate::bill::Pass;
 
 /// Why something was not done with distributed tensors. Every variant names
 /// the operation and its operands.
@@ -95,6 +97,20 @@ pub enum DTensorError {
         /// Each move, as operand, from, to.
         moves: Vec<String>,
     },
+    /// Infinity or NaN where only finite numbers are allowed.
+    #[error("{op} gave infinity or NaN in its {pass} pass, in {local} {dtype} of rank {rank}")]
+    NotFinite {
+        /// The operation.
+        op: &'static str,
+        /// In which pass.
+        pass: Pass,
+        /// The rank that has it.
+        rank: usize,
+        /// The shape of its part.
+        local: Shape,
+        /// The dtype.
+        dtype: DType,
+    },
     /// A move that has no gradient.
     #[error("values that differ by rank and are pending {layout} cannot be made so with a gradient")]
     NotDifferentiable {
@@ -139,6 +155,9 @@ impl Hint for DTensorError {
             Self::Meshes { .. } => Some("redistribute one of them first".to_owned()),
             Self::Hidden { .. } => {
                 Some("redistribute the operands first, or allow it with the implicit mode".to_owned())
+            }
+            Self::NotFinite { dtype: DType::F16, .. } => {
+                Some("use bf16 or f32, or scale the loss".to_owned())
             }
             Self::NotDifferentiable { .. } => Some("detach the tensor, or ask for a pending sum".to_owned()),
             Self::Tensor(error) => error.hint(),

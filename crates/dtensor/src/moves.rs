@@ -87,6 +87,8 @@ impl Function for Move {
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
+        let checked = self.ranks.check_numbers(self.op, Pass::Backward, &gradient);
+        checked.map_err(|error| error.inside("redistribute"))?;
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
         let cause = Cause { op: self.op, pass: Pass::Backward };
         let moved = carry(&self.ranks, &self.back, gradient, cause);
@@ -119,13 +121,8 @@ impl Request<'_> {
             };
         }
         let linear = |op: ReduceOp| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
-        let (_, made) = (
-            0,
-            to.pending()
-                .filter(|(axis, op)| !linear(*op) && from.placements()[*axis] != Placement::Partial(*op))
-                .count(),
-        );
-        if made > 0 {
+        let mut new = to.pending().filter(|(axis, op)| from.placements()[*axis] != Placement::Partial(*op));
+        if new.any(|(_, op)| !linear(op)) {
             return Err(DTensorError::NotDifferentiable { layout: to });
         }
         // What is not linear is combined first, with a rule of its own.

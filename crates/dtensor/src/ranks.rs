@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 use shardloom_gang::Gang;
 use shardloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
+use shardloom_tensor::{Device, Tensor, no_grad};
 
-use crate::bill::Item;
-use crate::dispatch::Decisions;
+use crate::bill::{Item, Pass};
+use crate::dispatch::{Decisions, Key};
 use crate::error::DTensorError;
 use crate::kind::{Kind, Kinds};
 use crate::registry::Registry;
@@ -25,6 +26,17 @@ pub enum Mode {
     Explicit,
 }
 
+/// Which numbers results may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numbers {
+    /// Any.
+    #[default]
+    Any,
+    /// No infinity and no NaN: the first operation that gives one is an error.
+    /// Every result is looked at, which takes time.
+    Finite,
+}
+
 /// The ranks that tensors are distributed over. Each rank has its own; all make
 /// the same calls in the same order.
 pub struct Ranks {
@@ -32,6 +44,7 @@ pub struct Ranks {
     rank: usize,
     registry: Registry,
     mode: AtomicU8,
+    numbers: AtomicU8,
     axes: Mutex<FxHashMap<(Mesh, usize), Axis>>,
     plans: Mutex<Plans>,
     kinds: Mutex<Kinds>,
@@ -78,6 +91,7 @@ impl Ranks {
             rank,
             registry,
             mode: AtomicU8::new(0),
+            numbers: AtomicU8::new(0),
             axes: Mutex::default(),
             plans: Mutex::default(),
             kinds: Mutex::default(),
@@ -114,6 +128,44 @@ impl Ranks {
     /// Sets what happens when data must move, from here on.
     pub fn set_mode(&self, mode: Mode) {
         self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// Sets which numbers results may hold, from here on.
+    pub fn set_numbers(&self, numbers: Numbers) {
+        self.numbers.store(numbers as u8, Ordering::Relaxed);
+    }
+
+    /// Refuses results of an operation that hold what they may not.
+    pub(crate) fn check_numbers(
+        &self,
+        op: &'static str,
+        pass: Pass,
+        local: &Tensor,
+    ) -> Result<(), DTensorError> {
+        let any = self.numbers.load(Ordering::Relaxed) == Numbers::Any as u8;
+        if any || !local.dtype().is_float() || local.device() == Device::Meta {
+            return Ok(());
+        }
+        // Only what is finite is nothing without itself.
+        let nothing = no_grad(|| local.sub(local)?.cast(DType::F64)?.sum_all()?.item::<f64>())?;
+        if nothing == 0.0 {
+            return Ok(());
+        }
+        Err(DTensorError::NotFinite {
+            op,
+            pass,
+            rank: self.rank,
+            local: local.shape().clone(),
+            dtype: local.dtype(),
+        })
+    }
+
+    /// The operations that were run so far, by name and in order.
+    pub fn operations(&self) -> Vec<&'static str> {
+        let mut names: Vec<&'static str> = locked(&self.decisions).keys().map(Key::op).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// What moved unasked in [`Mode::Warn`] since the last call.

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use shardloom_dtensor::{
-    Call, DFunction, DTensor, DTensorError, DistributedOp, Mode, Pass, Ranks, Registry, Rule, Value, apply,
-    backward, check, local_map,
+    Call, Cause, DFunction, DTensor, DTensorError, DistributedOp, Mode, Numbers, Ranks, Registry, Rule,
+    Value, apply, backward, check, local_map,
 };
 use shardloom_gang::{Gang, GangOptions, solo, threads};
 use shardloom_layout::{DType, Hint as _, Layout, Mesh, Placement, ReduceOp, Shape};
@@ -82,8 +82,8 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
     let told: Vec<String> = real[0]
         .iter()
         .map(|item| {
-            let pass = if item.cause.pass == Pass::Forward { "forward" } else { "backward" };
-            format!("{} {pass}: {} along {}, {} B", item.cause.op, item.collective, item.axis, item.bytes)
+            let Cause { op, pass } = item.cause;
+            format!("{op} {pass}: {} along {}, {} B", item.collective, item.axis, item.bytes)
         })
         .collect();
     assert_eq!(
@@ -294,6 +294,33 @@ fn odd_values_pass_through() {
         let large = spread(&[60000.0, 60000.0, 1.0, 1.0], rows).cast(DType::F16).unwrap();
         let sum = large.sum_all().unwrap().cast(DType::F32).unwrap().item::<f32>().unwrap();
         assert_eq!(sum, f32::INFINITY);
+    });
+}
+
+/// Where only finite numbers are allowed, the operation that gives another is
+/// named, with its operand's dtype and the fix.
+#[test]
+fn numbers_that_are_not_finite_can_be_refused() {
+    on(2, |gang| {
+        let mesh = Mesh::new(&[("tp", 2)]).unwrap();
+        let ranks = Ranks::new(gang);
+        let x = normal(&ranks, &[4, 6], Layout::replicated(mesh)).cast(DType::F16).unwrap();
+        assert!(x.scale(1e6).is_ok());
+        ranks.set_numbers(Numbers::Finite);
+        let error = x.scale(1e6).unwrap_err();
+        let rank = ranks.rank();
+        let told = format!("scale gave infinity or NaN in its forward pass, in 4x6 f16 of rank {rank}");
+        assert_eq!(error.to_string(), told);
+        assert_eq!(error.hint().unwrap(), "use bf16 or f32, or scale the loss");
+        let negative = normal(&ranks, &[4, 6], Layout::replicated(mesh)).log().unwrap_err();
+        assert!(matches!(negative, DTensorError::NotFinite { op: "log", dtype: DType::F32, .. }));
+        // Gradients that ranks send each other are looked at too.
+        let y = normal(&ranks, &[4], Layout::replicated(mesh)).requires_grad();
+        let cut = y.redistribute(Layout::new(mesh, &[s(0)]).unwrap()).unwrap();
+        let infinite = Tensor::full(f64::INFINITY, DType::F32, &[4], Device::Cpu).unwrap();
+        let infinite = DTensor::distribute(&ranks, &infinite, Layout::replicated(mesh)).unwrap();
+        let error = backward([(cut, Some(infinite))]).unwrap_err();
+        assert!(error.to_string().contains("gave infinity or NaN in its backward pass"), "{error}");
     });
 }
 
