@@ -57,7 +57,7 @@ fn carry_stage(
             };
             Ok(Tensor::full(neutral, local.dtype(), local.shape(), local.device())?)
         }
-        Step::AllReduce { op, .. } => all_reduce(&ranks.along(mesh, axis)?, local, op),
+        Step::AllReduce { op, .. } => all_reduce(&ranks.along(mesh, axis)?, &local, op),
         Step::ReduceScatter { op, .. } => {
             let along = ranks.along(mesh, axis)?;
             let parts = regions(&along, stage.after, shape)?;
@@ -221,21 +221,8 @@ fn exchanged(
 }
 
 /// Combines the values of all ranks along an axis.
-pub(crate) fn all_reduce(along: &Axis, local: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
-    let dtype = carried(local.dtype());
-    let mut failure = None;
-    let reduced = local.change_host(|bytes| {
-        let done = ElementsMut::from_bytes(dtype, bytes)
-            .and_then(|buffer| along.gang.run(Call::AllReduce { buffer, op }));
-        done.map_err(|error| {
-            failure = Some(error.clone());
-            inside(error)
-        })
-    });
-    match failure {
-        Some(error) => Err(error.into()),
-        None => Ok(reduced?),
-    }
+pub(crate) fn all_reduce(along: &Axis, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
+    exchanged(local, local.shape(), |send, recv| along.gang.run(Call::AllReduceInto { send, recv, op }))
 }
 
 /// The values of all ranks along an axis, in their order.

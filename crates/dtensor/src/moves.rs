@@ -188,7 +188,7 @@ impl Combine {
         }
         // Ranks that hold the extreme share its gradient.
         let holds = local.eq(total)?.cast(local.dtype())?;
-        let count = all_reduce(&along, holds.clone(), ReduceOp::Sum)?;
+        let count = all_reduce(&along, &holds, ReduceOp::Sum)?;
         Ok(gradient.mul(&holds)?.div(&count)?)
     }
 }
@@ -211,7 +211,7 @@ impl Function for Combine {
         let total = self
             .ranks
             .along(mesh, self.axis)
-            .and_then(|along| all_reduce(&along, local.clone(), self.reduce))
+            .and_then(|along| all_reduce(&along, &local, self.reduce))
             .map_err(|error| error.inside("redistribute"))?;
         context.save(&[&local, &total]);
         Ok(vec![total])

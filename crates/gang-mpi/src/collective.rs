@@ -29,6 +29,10 @@ pub(crate) fn run(wire: &mut Wire<'_>, call: Call<'_>) {
     let (comm, limit) = (wire.comm, wire.limit);
     match call {
         Call::AllReduce { buffer, op } => all_reduce(wire, buffer, op),
+        Call::AllReduceInto { send, mut recv, op } => {
+            recv.bytes_mut().copy_from_slice(send.bytes());
+            all_reduce(wire, recv, op);
+        }
         Call::AllGather { send, mut recv, counts } => {
             let width = recv.dtype().size();
             let counts: Vec<usize> = counts.iter().map(|&count| count * width).collect();

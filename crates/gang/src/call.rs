@@ -27,6 +27,16 @@ pub enum Call<'a> {
         /// How values combine.
         op: ReduceOp,
     },
+    /// Combine what all ranks send, element by element, for each of them. What
+    /// is sent stays as it is.
+    AllReduceInto {
+        /// This rank's values.
+        send: Elements<'a>,
+        /// The combined ones.
+        recv: ElementsMut<'a>,
+        /// How values combine.
+        op: ReduceOp,
+    },
     /// Give every rank the concatenation of what all ranks send.
     AllGather {
         /// This rank's part.
@@ -77,6 +87,7 @@ impl Call<'_> {
         match self {
             Self::Barrier => CallKind::Barrier,
             Self::AllReduce { .. } => CallKind::AllReduce,
+            Self::AllReduceInto { .. } => CallKind::AllReduceInto,
             Self::AllGather { .. } => CallKind::AllGather,
             Self::ReduceScatter { .. } => CallKind::ReduceScatter,
             Self::AllToAll { .. } => CallKind::AllToAll,
@@ -103,6 +114,11 @@ impl Call<'_> {
         match self {
             Self::Barrier => Ok(()),
             Self::AllReduce { buffer, op } => check_reducible(buffer.dtype(), *op),
+            Self::AllReduceInto { send, recv, op } => {
+                typed(send.dtype(), recv.dtype())?;
+                sized("receive", send.len(), recv.len())?;
+                check_reducible(send.dtype(), *op)
+            }
             Self::AllGather { send, recv, counts } => {
                 counted(counts)?;
                 typed(send.dtype(), recv.dtype())?;
@@ -133,6 +149,7 @@ impl Call<'_> {
         let (dtype, op, root, elements, counts): (_, _, _, _, &[usize]) = match self {
             Self::Barrier => (None, None, 0, 0, &[]),
             Self::AllReduce { buffer, op } => (Some(buffer.dtype()), Some(*op), 0, buffer.len(), &[]),
+            Self::AllReduceInto { send, op, .. } => (Some(send.dtype()), Some(*op), 0, send.len(), &[]),
             Self::AllGather { recv, counts, .. } => (Some(recv.dtype()), None, 0, recv.len(), counts),
             Self::ReduceScatter { send, counts, op, .. } => {
                 (Some(send.dtype()), Some(*op), 0, send.len(), counts)
@@ -171,10 +188,11 @@ enum CallKind {
     Broadcast,
     Leave,
     Form,
+    AllReduceInto,
 }
 
 impl CallKind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Barrier,
         Self::AllReduce,
         Self::AllGather,
@@ -183,12 +201,14 @@ impl CallKind {
         Self::Broadcast,
         Self::Leave,
         Self::Form,
+        Self::AllReduceInto,
     ];
 
     fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
             Self::AllReduce => "all_reduce",
+            Self::AllReduceInto => "all_reduce_into",
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::AllToAll => "all_to_all",

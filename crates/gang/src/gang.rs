@@ -102,6 +102,12 @@ pub trait GangExt: Gang {
         self.run(Call::AllReduce { buffer: ElementsMut::of(buffer), op })
     }
 
+    /// Combines what all ranks send, element by element, for each of them. What
+    /// is sent stays as it is.
+    fn all_reduce_into<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<(), GangError> {
+        self.run(Call::AllReduceInto { send: Elements::of(send), recv: ElementsMut::of(recv), op })
+    }
+
     /// Concatenates what all ranks send. `counts[r]` is the length of rank
     /// `r`'s part; all ranks pass the same counts.
     fn all_gather<T: Element>(&self, send: &[T], counts: &[usize], recv: &mut [T]) -> Result<(), GangError> {

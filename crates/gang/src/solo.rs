@@ -47,7 +47,8 @@ impl Gang for Solo {
         match call {
             // A single value is its own sum, mean, product and extreme.
             Call::Barrier | Call::AllReduce { .. } | Call::Broadcast { .. } => Ok(()),
-            Call::AllGather { send, mut recv, .. }
+            Call::AllReduceInto { send, mut recv, .. }
+            | Call::AllGather { send, mut recv, .. }
             | Call::ReduceScatter { send, mut recv, .. }
             | Call::AllToAll { send, mut recv, .. } => {
                 if send.len() != recv.len() {

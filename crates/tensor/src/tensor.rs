@@ -181,26 +181,6 @@ impl Tensor {
         Ok(read(self.packed("read_host")?.bytes("read_host")?))
     }
 
-    /// The same tensor after `change` of its bytes in row-major order: in place
-    /// if nobody else uses its memory, else in a copy.
-    pub fn change_host(
-        mut self,
-        change: impl FnOnce(&mut [u8]) -> Result<(), TensorError>,
-    ) -> Result<Self, TensorError> {
-        let width = self.dtype().size();
-        if !self.is_held_alone() {
-            self = on(self.device()).pack("change_host", &self)?;
-        }
-        let (start, count) = (self.0.view.offset * width, self.shape().volume() * width);
-        let no_data = TensorError::NoData { op: "change_host", shape: self.shape().clone() };
-        let bytes = Arc::get_mut(&mut self.0).and_then(|inner| inner.storage.bytes_mut());
-        let bytes = bytes.ok_or(no_data)?;
-        // An empty view may begin behind the end.
-        let start = start.min(bytes.len());
-        change(&mut bytes[start..start + count])?;
-        Ok(self.detach())
-    }
-
     /// The elements of a contiguous tensor.
     pub(crate) fn elements<T: Element>(&self, op: &'static str) -> Result<&[T], TensorError> {
         debug_assert!(T::DTYPE == self.dtype());

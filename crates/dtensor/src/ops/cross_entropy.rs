@@ -43,7 +43,7 @@ fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy
             let layout = targets.layout();
             for axis in layout.splits().iter().flat_map(|split| &split.axes) {
                 let along = targets.ranks().along(layout.mesh(), *axis)?;
-                counted = all_reduce(&along, counted, ReduceOp::Sum)?;
+                counted = all_reduce(&along, &counted, ReduceOp::Sum)?;
             }
             counted.item::<f64>()?
         }

@@ -57,7 +57,7 @@ pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
     for ((_, axes), (mesh, sum)) in sums {
         let mut sum = Tensor::scalar(sum)?;
         for axis in axes {
-            sum = all_reduce(&tensors[0].ranks().along(mesh, axis)?, sum, ReduceOp::Sum)?;
+            sum = all_reduce(&tensors[0].ranks().along(mesh, axis)?, &sum, ReduceOp::Sum)?;
         }
         total += sum.item::<f64>()?;
     }

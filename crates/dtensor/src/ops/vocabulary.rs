@@ -40,7 +40,7 @@ impl VocabularyCrossEntropy {
             let bytes = (2 * x.shape().volume() * x.dtype().size()) as u64;
             let name = self.mesh.axis_name(axis);
             self.ranks.charge(Item { cause, collective: "all-reduce", axis: name, bytes });
-            all_reduce(&self.ranks.along(self.mesh, axis)?, x, op)
+            all_reduce(&self.ranks.along(self.mesh, axis)?, &x, op)
         })
     }
 

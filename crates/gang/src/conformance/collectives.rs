@@ -106,6 +106,17 @@ impl Checker {
         self.run(case.clone(), result)?;
         self.equal(case, buffer.bytes(), sums(0..total).bytes())?;
 
+        let case = format!("all_reduce_into({op}) of {total} {dtype} in a gang of {size}");
+        let (send, mut recv) = (mine(), Values::zeroed(dtype, total));
+        let result = gang.run(Call::AllReduceInto {
+            send: elements(dtype, &send),
+            recv: elements_mut(dtype, &mut recv),
+            op,
+        });
+        self.run(case.clone(), result)?;
+        self.equal(case.clone(), send.bytes(), mine().bytes())?;
+        self.equal(case, recv.bytes(), sums(0..total).bytes())?;
+
         let case = format!("reduce_scatter({op}) of {counts:?} {dtype} in a gang of {size}");
         let send = mine();
         let mut recv = Values::zeroed(dtype, counts[rank]);

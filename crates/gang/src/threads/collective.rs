@@ -6,8 +6,9 @@
 //! rules that keep them free of conflicts:
 //!
 //! - Sent elements are only read while a round is at work.
-//! - A receive buffer is touched by its own rank only.
-//! - In an all-reduce, rank `r` alone touches the `r`-th part of every buffer.
+//! - A receive buffer is touched by its own rank only, but for all-reduces.
+//! - In an all-reduce, rank `r` alone touches the `r`-th part of every buffer;
+//!   if what is sent stays, of every receive buffer.
 
 use shardloom_layout::{DType, ReduceOp};
 use smallvec::SmallVec;
@@ -22,6 +23,8 @@ use crate::reduce::{reduce_into, reduce_into_all};
 #[derive(Clone, Copy)]
 pub(super) struct Brought {
     sent: RawBytes,
+    /// Where others write, in an all-reduce of which what is sent stays.
+    received: RawBytes,
     /// Elements for each rank, in an all-to-all.
     send_counts: RawCounts,
     recv_counts: RawCounts,
@@ -85,8 +88,12 @@ impl RawCounts {
 }
 
 impl Brought {
-    const NOTHING: Self =
-        Self { sent: RawBytes::NONE, send_counts: RawCounts::NONE, recv_counts: RawCounts::NONE };
+    const NOTHING: Self = Self {
+        sent: RawBytes::NONE,
+        received: RawBytes::NONE,
+        send_counts: RawCounts::NONE,
+        recv_counts: RawCounts::NONE,
+    };
 
     fn reading(send: Elements<'_>) -> Self {
         let bytes = send.bytes();
@@ -125,6 +132,14 @@ pub(super) fn run(meeting: &Meeting, rank: usize, call: Call<'_>) -> Result<(), 
             let all = meeting.arrive(rank, signature, brought, accept)?;
             let _leave = Leave(meeting);
             all_reduce(&all, rank, buffer.dtype(), op);
+        }
+        Call::AllReduceInto { send, mut recv, op } => {
+            let dtype = recv.dtype();
+            let received = Brought::writing(&mut recv).sent;
+            let brought = Brought { received, ..Brought::reading(send) };
+            let all = meeting.arrive(rank, signature, brought, accept)?;
+            let _leave = Leave(meeting);
+            all_reduce_into(&all, rank, dtype, op);
         }
         Call::AllGather { send, mut recv, counts } => {
             let all = meeting.arrive(rank, signature, Brought::reading(send), accept)?;
@@ -189,12 +204,7 @@ pub(super) fn run(meeting: &Meeting, rank: usize, call: Call<'_>) -> Result<(), 
 /// Rank `r` combines the `r`-th part of every buffer and writes the result to
 /// all of them.
 fn all_reduce(all: &[Brought], rank: usize, dtype: DType, op: ReduceOp) {
-    let length = all[rank].sent.length;
-    // Parts begin at cache lines relative to the buffer's start, so that ranks
-    // seldom write to the same line.
-    let line = 64;
-    let part = length.div_ceil(line).div_ceil(all.len()) * line;
-    let range = (rank * part).min(length)..((rank + 1) * part).min(length);
+    let range = part(all[rank].sent.length, all.len(), rank);
     let mut parts: SmallVec<[&mut [u8]; 8]> = all
         .iter()
         // SAFETY: within the round, and this part of every buffer is touched by
@@ -202,6 +212,39 @@ fn all_reduce(all: &[Brought], rank: usize, dtype: DType, op: ReduceOp) {
         .map(|peer| unsafe { peer.sent.write(range.clone()) })
         .collect();
     reduce_into_all(dtype, op, &mut parts);
+}
+
+/// Bytes that are combined and handed on while they are in the cache.
+const PIECE: usize = 32 << 10;
+
+/// Rank `r` combines the `r`-th part of what all send and writes the result to
+/// every receive buffer.
+fn all_reduce_into(all: &[Brought], rank: usize, dtype: DType, op: ReduceOp) {
+    let whole = part(all[rank].sent.length, all.len(), rank);
+    for start in whole.clone().step_by(PIECE) {
+        let range = start..(start + PIECE).min(whole.end);
+        let sent: SmallVec<[&[u8]; 8]> = all
+            .iter()
+            // SAFETY: within the round, and sent elements are only read.
+            .map(|peer| unsafe { peer.sent.read(range.clone()) })
+            .collect();
+        // SAFETY: within the round, and this part of every receive buffer is
+        // touched by this rank only.
+        let own = unsafe { all[rank].received.write(range.clone()) };
+        reduce_into(dtype, op, &sent, own);
+        for (_, peer) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            // SAFETY: as above; it is another buffer than `own`.
+            unsafe { peer.received.write(range.clone()) }.copy_from_slice(own);
+        }
+    }
+}
+
+/// The bytes that one rank combines. Parts begin at cache lines relative to the
+/// buffer's start, so that ranks seldom write to the same line.
+fn part(length: usize, ranks: usize, rank: usize) -> std::ops::Range<usize> {
+    let line = 64;
+    let part = length.div_ceil(line).div_ceil(ranks) * line;
+    (rank * part).min(length)..((rank + 1) * part).min(length)
 }
 
 /// Checks that every rank expects what every other sends it.
