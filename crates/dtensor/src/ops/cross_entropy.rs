@@ -61,7 +61,10 @@ impl DTensor {
         let op = Op { name: "cross_entropy", arguments: &[] };
         let ranks = Arc::clone(self.ranks());
         dispatch_one(&op, &[self, targets], &|x, scope| {
-            let part = scope.input(0).filter(|kind| !kind.layout().split_axes(1).is_empty());
+            let part = scope.input(0).filter(|kind| {
+                let (mesh, axes) = (kind.layout().mesh(), kind.layout().split_axes(1));
+                axes.iter().any(|&axis| mesh.axis_size(axis) > 1)
+            });
             match part {
                 Some(kind) if x[0].device() != Device::Meta => {
                     let function = VocabularyCrossEntropy::new(Arc::clone(&ranks), kind, options);
