@@ -80,6 +80,14 @@ impl<'a> Scope<'a> {
     }
 }
 
+impl Decision {
+    /// The operands as they are brought, and the results.
+    pub(crate) fn kinds(&self) -> (Vec<&Kind>, Vec<&Kind>) {
+        let inputs = self.inputs.iter().map(|operand| &*operand.kind);
+        (inputs.collect(), self.outputs.iter().map(|kind| &**kind).collect())
+    }
+}
+
 /// An operation to be run.
 pub(crate) struct Op<'a> {
     pub(crate) name: &'static str,

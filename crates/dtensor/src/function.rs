@@ -2,9 +2,10 @@
 
 use shardloom_tensor::{Function, Tensor, apply as apply_local};
 
-use crate::dispatch::{Op, dispatch};
+use crate::dispatch::{Op, Scope, dispatch};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
+use crate::registry::Parts;
 
 /// A differentiable function on local tensors that may be applied to
 /// distributed ones.
@@ -92,8 +93,20 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
         })
         .collect::<Result<_, _>>()?;
     let op = Op { name, arguments: &function.arguments() };
-    let results = dispatch(&op, &inputs.iter().collect::<Vec<_>>(), &|locals, _| {
-        apply_local(function.clone(), locals)
+    let rule = first.ranks().registry().get(name)?;
+    let results = dispatch(&op, &inputs.iter().collect::<Vec<_>>(), &|locals, scope| {
+        let replaced = match scope {
+            Scope::Whole => None,
+            Scope::Part(decision) => {
+                let (inputs, outputs) = decision.kinds();
+                let parts = Parts { ranks: first.ranks(), inputs: &inputs, outputs: &outputs };
+                rule.replacement(&parts, locals)
+            }
+        };
+        match replaced {
+            Some(results) => results.map_err(|error| error.inside(function.name())),
+            None => apply_local(function.clone(), locals),
+        }
     })?;
     Ok(results.into_iter().map(Value::from).collect())
 }

@@ -38,6 +38,6 @@ pub use kind::Kind;
 pub use local_map::local_map;
 pub use ops::{DMoments, global_norm};
 pub use ranks::{Mode, Numbers, Ranks};
-pub use registry::{Call, DistributedOp, Registry, RegistryBuilder};
+pub use registry::{Call, DistributedOp, Parts, Registry, RegistryBuilder};
 pub use rule::{Dim, DimList, Rule};
 pub use sharding_plan::ShardingPlan;

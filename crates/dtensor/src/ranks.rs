@@ -211,8 +211,14 @@ impl Ranks {
         Ok(found)
     }
 
-    /// The gang along one axis of a mesh that this rank stands in. All ranks of
-    /// that gang ask for it at the same point of their program.
+    /// The gang along one axis of a mesh that this rank stands in, for
+    /// collectives of one's own. All ranks of that gang ask for it at the same
+    /// point of their program.
+    pub fn gang_along(&self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>, DTensorError> {
+        Ok(self.along(mesh, axis)?.gang)
+    }
+
+    /// The same, with its members.
     pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<Axis, DTensorError> {
         if let Some(axis) = locked(&self.axes).get(&(mesh, axis)) {
             return Ok(axis.clone());

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use shardloom_layout::{DType, Shape, nearest};
+use shardloom_tensor::Tensor;
 
 use crate::error::DTensorError;
 use crate::kind::Kind;
 use crate::ops;
+use crate::ranks::Ranks;
 use crate::rule::Rule;
 
 /// One call of an operation, as its rule sees it: shapes and layouts, no data.
@@ -30,6 +32,25 @@ pub trait DistributedOp: Send + Sync + 'static {
 
     /// Which dims may be sharded together, and how pending sums pass through.
     fn rule(&self, call: &Call<'_>) -> Result<Rule, DTensorError>;
+
+    /// Another computation of this rank's parts than the function itself, for
+    /// layouts in which that alone would not do: where ranks must ask each
+    /// other, or where indices count from elsewhere. Gradients flow back
+    /// through what it does with the tape.
+    fn replacement(&self, parts: &Parts<'_>, locals: &[Tensor]) -> Option<Result<Vec<Tensor>, DTensorError>> {
+        let _ = (parts, locals);
+        None
+    }
+}
+
+/// What this rank has of a call's operands and makes of its results.
+pub struct Parts<'a> {
+    /// The ranks.
+    pub ranks: &'a Arc<Ranks>,
+    /// The operands, in the layouts chosen for them.
+    pub inputs: &'a [&'a Kind],
+    /// The results.
+    pub outputs: &'a [&'a Kind],
 }
 
 /// A rule that comes with the crate.

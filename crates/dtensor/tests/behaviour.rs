@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use shardloom_dtensor::{
-    Call, Cause, DFunction, DTensor, DTensorError, DistributedOp, Mode, Numbers, Ranks, Registry, Rule,
-    Value, apply, backward, check, local_map,
+    Call, Cause, DFunction, DTensor, DTensorError, DistributedOp, Mode, Numbers, Parts, Ranks, Registry,
+    Rule, Value, apply, backward, check, local_map,
 };
-use shardloom_gang::{Gang, GangOptions, solo, threads};
+use shardloom_gang::{Gang, GangExt as _, GangOptions, solo, threads};
 use shardloom_layout::{DType, Hint as _, Layout, Mesh, Placement, ReduceOp, Shape};
 use shardloom_tensor::{Context, Device, Function, Stream, Tensor, TensorError};
 
@@ -218,6 +218,75 @@ fn functions_need_a_name_and_names_a_rule() {
     let ranks = Ranks::with_registry(solo(GangOptions::default()), registry);
     let x = normal(&ranks, &[4], layout);
     assert!(matches!(run(Some("wrong"), Value::from(x)), Err(DTensorError::Rule { op: "wrong", .. })));
+}
+
+/// How far each element is from the mean of its row.
+#[derive(Clone)]
+struct Centered;
+
+impl Function for Centered {
+    fn name(&self) -> &'static str {
+        "Centered"
+    }
+
+    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let x = &inputs[0];
+        let mean = x.mean(&[1])?.reshape(&Shape::new(&[x.shape()[0], 1])?)?;
+        Ok(vec![x.sub(&mean)?])
+    }
+}
+
+impl DFunction for Centered {
+    fn op_name(&self) -> Option<&'static str> {
+        Some("centered")
+    }
+}
+
+struct CenteredRule;
+
+impl DistributedOp for CenteredRule {
+    fn name(&self) -> &'static str {
+        "centered"
+    }
+
+    fn rule(&self, call: &Call<'_>) -> Result<Rule, DTensorError> {
+        let x = call.inputs[0].shape();
+        let rule = Rule::new(&[2], &[2]).label(x[0], [(0, 0)], [(0, 0)]);
+        Ok(rule.label(x[1], [(0, 1)], [(0, 1)]))
+    }
+
+    /// Where columns are sharded, ranks add up their sums first.
+    fn replacement(&self, parts: &Parts<'_>, locals: &[Tensor]) -> Option<Result<Vec<Tensor>, DTensorError>> {
+        let (kind, x) = (parts.inputs[0], &locals[0]);
+        let &[axis] = kind.layout().split_axes(1) else { return None };
+        let centered = || {
+            let mut sums = x.sum(&[1])?.to_vec::<f32>()?;
+            parts.ranks.gang_along(kind.layout().mesh(), axis)?.all_reduce(&mut sums, ReduceOp::Sum)?;
+            let means = Tensor::from_slice(&sums, &[sums.len(), 1])?.scale(1.0 / kind.shape()[1] as f64)?;
+            Ok(vec![x.sub(&means)?])
+        };
+        Some(centered())
+    }
+}
+
+#[test]
+fn an_operation_can_replace_its_local_computation() {
+    for count in [1, 2, 3] {
+        on(count, |gang| {
+            let mesh = Mesh::new(&[("tp", count)]).unwrap();
+            let registry = Registry::builder().register(CenteredRule).unwrap().freeze();
+            let ranks = Ranks::with_registry(gang, registry);
+            let expected = Tensor::normal(DType::F32, &[4, 7], STREAM, 0).unwrap();
+            let expected = apply(&Centered, &[Value::from(expected)]).unwrap().remove(0).local().unwrap();
+            let expected = expected.to_vec::<f32>().unwrap();
+            for placement in [R, s(0), s(1), P] {
+                let x = normal(&ranks, &[4, 7], Layout::new(mesh, &[placement]).unwrap());
+                let y = apply(&Centered, &[Value::from(x)]).unwrap().remove(0).distributed().unwrap();
+                let found = y.full_tensor().unwrap().to_vec::<f32>().unwrap();
+                assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
+            }
+        });
+    }
 }
 
 #[test]
