@@ -2,7 +2,7 @@
 
 use shardloom_gang::{Call, Elements, ElementsMut, GangError};
 use shardloom_layout::{
-    DType, Layout, LayoutError, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
+    DType, Layout, LayoutError, Mesh, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
     copy_region,
 };
 use shardloom_tensor::{Device, Tensor, TensorError};
@@ -63,7 +63,7 @@ fn carry_stage(
             let parts = regions(&along, stage.after, shape)?;
             let counts = volumes(&parts);
             let send = joined(&local, &before, &parts)?;
-            exchanged(&send, &after.shape(), |send, recv| {
+            exchanged(&send, send.dtype(), &after.shape(), |send, recv| {
                 along.gang.run(Call::ReduceScatter { send, recv, counts: &counts, op })
             })
         }
@@ -71,7 +71,7 @@ fn carry_stage(
             let along = ranks.along(mesh, axis)?;
             let parts = regions(&along, stage.before, shape)?;
             let counts = volumes(&parts);
-            let all = exchanged(&local, &flat(after.volume())?, |send, recv| {
+            let all = exchanged(&local, carried(local.dtype()), &flat(after.volume())?, |send, recv| {
                 along.gang.run(Call::AllGather { send, recv, counts: &counts })
             })?;
             placed(&all, &parts, &after, dim)
@@ -79,12 +79,12 @@ fn carry_stage(
         Step::AllToAll { from, .. } => {
             let along = ranks.along(mesh, axis)?;
             let given: Vec<Region> =
-                regions(&along, stage.after, shape)?.iter().map(|region| common(&before, region)).collect();
+                regions(&along, stage.after, shape)?.iter().map(|region| before.common(region)).collect();
             let taken: Vec<Region> =
-                regions(&along, stage.before, shape)?.iter().map(|region| common(region, &after)).collect();
+                regions(&along, stage.before, shape)?.iter().map(|region| region.common(&after)).collect();
             let (send_counts, recv_counts) = (volumes(&given), volumes(&taken));
             let send = joined(&local, &before, &given)?;
-            let all = exchanged(&send, &flat(after.volume())?, |send, recv| {
+            let all = exchanged(&send, carried(send.dtype()), &flat(after.volume())?, |send, recv| {
                 let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
                 along.gang.run(Call::AllToAll { send, send_counts, recv, recv_counts })
             })?;
@@ -92,15 +92,6 @@ fn carry_stage(
         }
         _ => Ok(local),
     }
-}
-
-/// What both regions have; an empty region of the same dims where that is
-/// nothing.
-fn common(a: &Region, b: &Region) -> Region {
-    a.intersect(b).unwrap_or_else(|| {
-        let start = a.start().first().copied().unwrap_or(0);
-        if a.ndim() == 0 { a.clone() } else { a.with_range(0, start..start) }
-    })
 }
 
 fn regions(along: &Axis, layout: Layout, shape: &Shape) -> Result<Vec<Region>, LayoutError> {
@@ -187,7 +178,7 @@ fn flat(count: usize) -> Result<Shape, DTensorError> {
     Ok(Shape::new(&[count]).map_err(TensorError::from)?)
 }
 
-/// Bools travel as bytes.
+/// Bools travel as bytes. They are not combined.
 fn carried(dtype: DType) -> DType {
     if dtype == DType::Bool { DType::U8 } else { dtype }
 }
@@ -199,10 +190,10 @@ fn inside(error: GangError) -> TensorError {
 /// Sends a tensor and receives one of another shape.
 fn exchanged(
     send: &Tensor,
+    dtype: DType,
     shape: &Shape,
     call: impl FnOnce(Elements<'_>, ElementsMut<'_>) -> Result<(), GangError>,
 ) -> Result<Tensor, DTensorError> {
-    let dtype = carried(send.dtype());
     let mut failure = None;
     let received = send.read_host(|bytes| {
         Tensor::from_host(send.dtype(), shape, |into| {
@@ -221,8 +212,32 @@ fn exchanged(
 }
 
 /// Combines the values of all ranks along an axis.
-pub(crate) fn all_reduce(along: &Axis, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
-    exchanged(local, local.shape(), |send, recv| along.gang.run(Call::AllReduceInto { send, recv, op }))
+fn all_reduce(along: &Axis, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
+    let call =
+        |send: Elements<'_>, recv: ElementsMut<'_>| along.gang.run(Call::AllReduceInto { send, recv, op });
+    exchanged(local, local.dtype(), local.shape(), call)
+}
+
+/// The same, on the bill of what caused it. Nothing moves along an axis of one
+/// rank, nor without data.
+pub(crate) fn combined(
+    ranks: &Ranks,
+    (mesh, axis): (Mesh, usize),
+    local: &Tensor,
+    op: ReduceOp,
+    cause: Cause,
+) -> Result<Tensor, DTensorError> {
+    let ways = mesh.axis_size(axis);
+    if ways == 1 {
+        return Ok(local.detach());
+    }
+    // As the steps of plans are counted: all but its own part, there and back.
+    let bytes = (2 * local.shape().volume() * local.dtype().size() * (ways - 1) / ways) as u64;
+    ranks.charge(Item { cause, collective: "all-reduce", axis: mesh.axis_name(axis), bytes });
+    if local.device() == Device::Meta {
+        return Ok(local.detach());
+    }
+    all_reduce(&ranks.along(mesh, axis)?, local, op)
 }
 
 /// The values of all ranks along an axis, in their order.
@@ -230,7 +245,7 @@ pub(crate) fn gathered(along: &Axis, local: &Tensor) -> Result<Vec<Tensor>, DTen
     let count = local.shape().volume();
     let counts = vec![count; along.peers.len()];
     let flat = Shape::new(&[count * counts.len()]).map_err(TensorError::from)?;
-    let all = exchanged(local, &flat, |send, recv| {
+    let all = exchanged(local, carried(local.dtype()), &flat, |send, recv| {
         along.gang.run(Call::AllGather { send, recv, counts: &counts })
     })?;
     (0..counts.len()).map(|peer| Ok(all.narrow(0, peer * count, count)?.reshape(local.shape())?)).collect()

@@ -17,7 +17,7 @@ struct Strategy {
     inputs: SmallVec<[Placement; 4]>,
     outputs: SmallVec<[Placement; 2]>,
     /// Inputs whose gradients are sums over the ranks.
-    lifted: u64,
+    lifted: SmallVec<[bool; 4]>,
     label: Option<usize>,
 }
 
@@ -89,6 +89,13 @@ fn check(call: &Call<'_>, rule: &Rule) -> Result<(), DTensorError> {
             }
         }
     }
+    if let Some(fault) = &rule.fault {
+        return wrong(fault.clone());
+    }
+    let missing = |term: usize| term >= rule.terms.len().max(1);
+    if rule.labels.iter().any(|label| label.summed.is_some_and(missing)) {
+        return wrong("a label is summed in a term that is not there".to_owned());
+    }
     if rule.terms.iter().flatten().any(|&factor| factor >= call.inputs.len()) {
         return wrong("a term names an operand that is not there".to_owned());
     }
@@ -114,7 +121,7 @@ fn strategies(rule: &Rule) -> Vec<Strategy> {
     let replicated = Strategy {
         inputs: SmallVec::from_elem(Placement::Replicate, inputs),
         outputs: SmallVec::from_elem(Placement::Replicate, outputs),
-        lifted: 0,
+        lifted: SmallVec::from_elem(false, inputs),
         label: None,
     };
     let mut all = vec![replicated.clone()];
@@ -128,10 +135,10 @@ fn strategies(rule: &Rule) -> Vec<Strategy> {
         for factors in factor_choices(&rule.terms) {
             let mut strategy = replicated.clone();
             strategy.outputs.fill(Placement::Partial(op));
-            strategy.lifted = !0;
+            strategy.lifted.fill(true);
             for factor in factors {
                 strategy.inputs[factor] = Placement::Partial(op);
-                strategy.lifted &= !(1 << factor);
+                strategy.lifted[factor] = false;
             }
             all.push(strategy);
         }
@@ -151,7 +158,7 @@ fn by_label(rule: &Rule, label: usize, replicated: &Strategy) -> Option<Strategy
     for (input, dims) in rule.inputs.iter().enumerate() {
         match dim_of(dims, label) {
             Some(dim) => strategy.inputs[input] = Placement::Shard(dim),
-            None => strategy.lifted |= 1 << input,
+            None => strategy.lifted[input] = true,
         }
     }
     let summed = rule.labels[label].summed;
@@ -163,13 +170,19 @@ fn by_label(rule: &Rule, label: usize, replicated: &Strategy) -> Option<Strategy
             (None, None) => return None,
         };
     }
+    let belongs = |factor: usize| {
+        let summed = summed.and_then(|term| rule.terms.get(term));
+        summed.is_some_and(|factors| factors.contains(&factor))
+            || dim_of(&rule.inputs[factor], label).is_some()
+    };
     // Other terms are added once: as pending sums themselves.
     let others =
         rule.terms.iter().enumerate().filter(|(term, _)| summed.is_some_and(|summed| summed != *term));
     for (_, factors) in others {
-        let &factor = factors.first()?;
+        // A factor of both would be taken twice.
+        let &factor = factors.iter().find(|&&factor| !belongs(factor))?;
         strategy.inputs[factor] = Placement::Partial(ReduceOp::Sum);
-        strategy.lifted &= !(1 << factor);
+        strategy.lifted[factor] = false;
     }
     Some(strategy)
 }
@@ -189,6 +202,15 @@ fn factor_choices(terms: &[SmallVec<[usize; 2]>]) -> Vec<SmallVec<[usize; 4]>> {
             })
             .collect();
     }
+    // A term with two pending factors would be a product of sums.
+    choices.retain(|choice: &SmallVec<[usize; 4]>| {
+        terms.iter().all(|factors| {
+            let mut chosen: SmallVec<[usize; 4]> =
+                factors.iter().copied().filter(|f| choice.contains(f)).collect();
+            chosen.dedup();
+            chosen.len() == 1
+        })
+    });
     choices
 }
 
@@ -233,7 +255,7 @@ fn assemble(call: &Call<'_>, rule: &Rule, mesh: Mesh, chosen: &[&Strategy]) -> R
     let inputs = rule.inputs.iter().enumerate().map(|(input, dims)| {
         let mut lifted = Axes::default();
         for (axis, strategy) in chosen.iter().enumerate() {
-            if strategy.lifted >> input & 1 == 1 && mesh.axis_size(axis) > 1 {
+            if strategy.lifted[input] && mesh.axis_size(axis) > 1 {
                 lifted.insert(axis);
             }
         }

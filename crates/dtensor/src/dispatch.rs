@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Device, Tensor, TensorError, no_grad};
+use shardloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 use smallvec::SmallVec;
 
 use crate::bill::Pass;
@@ -140,7 +140,7 @@ pub(crate) fn dispatch(
             input.moved(op.name, operand.layout)?.lifted(op.name, operand.lifted)?
         });
     }
-    let results = local(&locals, Scope::Part(&decision))?;
+    let results = local(&locals, Scope::Part(&decision)).map_err(|error| ranks.unpark(error))?;
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
         return Err(DTensorError::Results { op: op.name, found, expected });
@@ -181,14 +181,15 @@ fn decide(
     }
     let kinds: Vec<Arc<Kind>> = inputs.iter().map(|input| Arc::clone(input.kind())).collect();
     // What comes out of the whole operation, without its data.
-    let outputs: Vec<(Shape, DType)> = no_grad(|| {
+    let shapes = || {
         let whole: Vec<Tensor> = kinds
             .iter()
             .map(|kind| Tensor::zeros(kind.dtype(), kind.shape(), Device::Meta))
             .collect::<Result<_, _>>()?;
         let outputs = local(&whole, Scope::Whole)?;
         Ok::<_, TensorError>(outputs.iter().map(|output| (output.shape().clone(), output.dtype())).collect())
-    })?;
+    };
+    let outputs: Vec<(Shape, DType)> = no_grad(|| uncounted(shapes))?;
     let call = Call { op: op.name, inputs: &kinds, outputs: &outputs, arguments: op.arguments };
     let rule = rule_of.rule(&call)?;
     let choice = choose(&call, &rule, mesh)?;

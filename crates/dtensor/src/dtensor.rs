@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use shardloom_layout::{DType, Layout, Placement, Shape};
+use shardloom_layout::{DType, Layout, Shape};
 use shardloom_tensor::{Device, Element, Tensor, TensorError};
 use smallvec::SmallVec;
 
+use crate::bill::Pass;
 use crate::error::DTensorError;
 use crate::kind::Kind;
 use crate::moves::{Axes, Request};
@@ -51,6 +52,10 @@ impl DTensor {
         local: Tensor,
         kind: Arc<Kind>,
     ) -> Result<Self, DTensorError> {
+        if local.dtype() != kind.dtype() {
+            let (found, expected) = (local.dtype(), kind.dtype());
+            return Err(DTensorError::DTypes { op, found, expected });
+        }
         if local.shape() != kind.local_shape() {
             return Err(DTensorError::Local {
                 op,
@@ -144,6 +149,7 @@ impl DTensor {
             lifted: Axes::default(),
         };
         let local = request.run(local, None)?;
+        ranks.check_numbers(op, Pass::Forward, &local)?;
         Ok(Self::new(ranks, local, target, Some(self.clone())))
     }
 
@@ -156,18 +162,14 @@ impl DTensor {
         if let Some((_, tensor)) = locked(lifted).iter().find(|(of, _)| *of == axes) {
             return Ok(tensor.clone());
         }
-        let linear = |layout: Layout| {
-            layout.pending().all(|(_, op)| {
-                matches!(op, shardloom_layout::ReduceOp::Sum | shardloom_layout::ReduceOp::Avg)
-            })
-        };
         // From where it came, so that a sum and a cut become one step.
-        let source = source.as_ref().filter(|source| linear(source.layout()));
+        let source = source.as_ref().filter(|source| source.layout().pending().all(|(_, op)| op.is_linear()));
         let (from, input) = source.map_or((kind.layout(), local), |it| (it.layout(), &it.0.local));
         let request = Request { ranks, op, shape: kind.shape(), from, to: kind.layout(), lifted: axes };
         let tensor = request.run(input, Some(local.detach()))?;
-        // A parameter outlives the tape that a lifted form belongs to.
-        if !local.is_parameter() {
+        // A parameter outlives the tape that a lifted form belongs to, and what
+        // was made while nothing is recorded belongs to none.
+        if tensor.tracks_gradient() && !local.is_parameter() {
             locked(lifted).push((axes, tensor.clone()));
         }
         Ok(tensor)
@@ -198,11 +200,6 @@ impl DTensor {
     /// The only element of the whole tensor.
     pub fn item<T: Element>(&self) -> Result<T, DTensorError> {
         Ok(self.full_tensor()?.item()?)
-    }
-
-    /// Whether no rank holds a mere share of a pending reduction.
-    pub fn is_settled(&self) -> bool {
-        self.layout().placements().iter().all(|placement| !matches!(placement, Placement::Partial(_)))
     }
 }
 

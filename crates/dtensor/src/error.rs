@@ -5,9 +5,9 @@ use shardloom_layout::{DType, Hint, Layout, LayoutError, MeshError, PlanError, S
 use shardloom_tensor::TensorError;
 
 use crate::bill::Pass;
+use crate::ranks::Ranks;
 
-/// Why something was not done with distributed tensors. Every variant names
-/// the operation and its operands.
+/// Why something was not done with distributed tensors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DTensorError {
@@ -61,6 +61,36 @@ pub enum DTensorError {
         /// The global shape.
         shape: Shape,
         /// The layout.
+        layout: Layout,
+    },
+    /// A local tensor of another dtype than its operation's rule was told.
+    #[error("{op}: the local part is {found}, but {expected} was expected")]
+    DTypes {
+        /// The operation.
+        op: &'static str,
+        /// The dtype found.
+        found: DType,
+        /// The dtype that fits.
+        expected: DType,
+    },
+    /// A gradient for something of another shape.
+    #[error("{op}: a gradient of {found} {found_dtype} is no gradient of {expected} {expected_dtype}")]
+    Gradient {
+        /// The operation.
+        op: &'static str,
+        /// The gradient's shape.
+        found: Shape,
+        /// Its dtype.
+        found_dtype: DType,
+        /// The tensor's shape.
+        expected: Shape,
+        /// Its dtype.
+        expected_dtype: DType,
+    },
+    /// Gradients asked of a pending maximum, minimum or product.
+    #[error("the gradient of an output that is pending as {layout} is not defined")]
+    Unsettled {
+        /// The output's layout.
         layout: Layout,
     },
     /// An operation gave another number of results than its rule.
@@ -152,6 +182,7 @@ impl Hint for DTensorError {
             Self::UnknownOp { .. } => Some("register a rule before the registry is frozen".to_owned()),
             Self::UnknownName { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
             Self::DuplicateOp { .. } => Some("give one of them another name".to_owned()),
+            Self::Unsettled { .. } => Some("redistribute the output first".to_owned()),
             Self::Meshes { .. } => Some("redistribute one of them first".to_owned()),
             Self::Hidden { .. } => {
                 Some("redistribute the operands first, or allow it with the implicit mode".to_owned())
@@ -171,11 +202,16 @@ impl Hint for DTensorError {
 }
 
 impl DTensorError {
-    /// As it passes through the tape, which knows local errors alone.
-    pub(crate) fn inside(self, function: &'static str) -> TensorError {
+    /// As it passes through the tape, which knows local errors alone. The error
+    /// itself waits with the ranks; see [`Ranks::unpark`].
+    pub(crate) fn inside(self, function: &'static str, ranks: &Ranks) -> TensorError {
         match self {
             Self::Tensor(error) => error,
-            other => TensorError::Outside { function, reason: other.to_string() },
+            other => {
+                let reason = other.to_string();
+                ranks.park(other);
+                TensorError::Outside { function, reason }
+            }
         }
     }
 }

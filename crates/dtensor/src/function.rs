@@ -104,7 +104,7 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
             }
         };
         match replaced {
-            Some(results) => results.map_err(|error| error.inside(function.name())),
+            Some(results) => results.map_err(|error| error.inside(function.name(), first.ranks())),
             None => apply_local(function.clone(), locals),
         }
     })?;

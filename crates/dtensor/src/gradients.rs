@@ -1,19 +1,21 @@
 //! Gradients of distributed tensors.
 
-use shardloom_layout::ReduceOp;
+use std::sync::Arc;
+
 use shardloom_tensor::{Gradients, Tensor};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::moves::{Axes, gradient_layout};
+use crate::moves::{Axes, averaged, gradient_layout};
 
 /// The gradients of distributed parameters.
 #[derive(Clone, Debug, Default)]
 pub struct DGradients(Gradients);
 
 impl DGradients {
-    /// The gradient of a parameter. It is distributed as the parameter is,
-    /// and replicated where that has pending values.
+    /// The gradient of a parameter. It is distributed as the parameter is, and
+    /// replicated where that has a pending sum or average. Of a pending maximum,
+    /// minimum or product it is that of each rank's own share.
     pub fn of(&self, parameter: &DTensor) -> Option<Result<DTensor, DTensorError>> {
         let local = self.0.of(parameter.to_local())?;
         let wrap = || {
@@ -35,20 +37,16 @@ pub fn backward(
     outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>,
 ) -> Result<DGradients, DTensorError> {
     let mut locals = Vec::new();
+    let mut ranks = None;
     for (output, gradient) in outputs {
         let layout = gradient_layout(output.layout(), Axes::default())?;
-        let nonlinear = |op| !matches!(op, ReduceOp::Sum | ReduceOp::Avg);
-        if output.layout().pending().any(|(_, op)| nonlinear(op)) {
-            return Err(DTensorError::NotDifferentiable { layout: output.layout() });
+        if output.layout().pending().any(|(_, op)| !op.is_linear()) {
+            return Err(DTensorError::Unsettled { layout: output.layout() });
         }
-        let share: f64 = output
-            .layout()
-            .pending()
-            .filter(|(_, op)| *op == ReduceOp::Avg)
-            .map(|(axis, _)| 1.0 / output.layout().mesh().axis_size(axis) as f64)
-            .product();
+        let share = 1.0 / averaged(output.layout());
         let gradient = match gradient {
             Some(gradient) => {
+                gradient.check_gradient_of("backward", &output)?;
                 let local = gradient.moved("backward", layout)?.to_local().detach();
                 if share == 1.0 { local } else { local.scale(share)? }
             }
@@ -57,7 +55,31 @@ pub fn backward(
                 Tensor::full(share, local.dtype(), &[], local.device())?.expand(local.shape())?
             }
         };
+        ranks.get_or_insert_with(|| Arc::clone(output.ranks()));
         locals.push((output.to_local().clone(), Some(gradient)));
     }
-    Ok(DGradients(shardloom_tensor::backward(locals)?))
+    let gradients = shardloom_tensor::backward(locals);
+    gradients.map(DGradients).map_err(|error| match &ranks {
+        Some(ranks) => ranks.unpark(error),
+        None => error.into(),
+    })
+}
+
+impl DTensor {
+    /// Checks, alike on all ranks, that this can be the gradient of a tensor.
+    pub(crate) fn check_gradient_of(&self, op: &'static str, tensor: &Self) -> Result<(), DTensorError> {
+        if !Arc::ptr_eq(self.ranks(), tensor.ranks()) {
+            return Err(DTensorError::Worlds { op });
+        }
+        if self.shape() == tensor.shape() && self.dtype() == tensor.dtype() {
+            return Ok(());
+        }
+        Err(DTensorError::Gradient {
+            op,
+            found: self.shape().clone(),
+            found_dtype: self.dtype(),
+            expected: tensor.shape().clone(),
+            expected_dtype: tensor.dtype(),
+        })
+    }
 }

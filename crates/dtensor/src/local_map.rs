@@ -14,7 +14,8 @@ use crate::moves::Axes;
 ///
 /// Gradients flow back through `work`. Where ranks along an axis make different
 /// parts of a result, or shares of a pending one, each is taken to have used
-/// replicated operands for its own part alone: their gradients are summed.
+/// replicated operands for its own part alone: their gradients are summed. So
+/// along one axis either all results are replicated or none is.
 pub fn local_map(
     op: &'static str,
     operands: &[(&DTensor, Layout)],
@@ -31,6 +32,15 @@ pub fn local_map(
     }
     if operands.iter().any(|(operand, _)| !Arc::ptr_eq(operand.ranks(), ranks)) {
         return Err(DTensorError::Worlds { op });
+    }
+    for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
+        let replicated =
+            results.iter().filter(|(layout, _)| layout.placements()[axis] == Placement::Replicate);
+        if ![0, results.len()].contains(&replicated.count()) {
+            let axis = mesh.axis_name(axis);
+            let reason = format!("along `{axis}` some results are replicated and others are not");
+            return Err(DTensorError::Rule { op, reason });
+        }
     }
     let mut locals = Vec::with_capacity(operands.len());
     for (operand, layout) in operands {

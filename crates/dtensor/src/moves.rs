@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{Layout, LayoutError, Placement, Placements, Plan, ReduceOp};
-use shardloom_tensor::{Context, Function, Tensor, TensorError, apply};
+use shardloom_layout::{Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
+use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
 use crate::bill::{Cause, Pass};
-use crate::carry::{all_reduce, carry, gathered, with_placements};
+use crate::carry::{carry, combined, gathered, with_placements};
 use crate::error::DTensorError;
 use crate::ranks::Ranks;
 
@@ -51,20 +51,18 @@ pub(crate) fn gradient_layout(layout: Layout, lifted: Axes) -> Result<Layout, La
 }
 
 /// The product of the sizes of axes with a pending average.
-fn averaged(layout: Layout) -> f64 {
+pub(crate) fn averaged(layout: Layout) -> f64 {
     let axes = layout.pending().filter(|(_, op)| *op == ReduceOp::Avg);
     axes.map(|(axis, _)| layout.mesh().axis_size(axis) as f64).product()
 }
 
-/// A move along a plan. Its gradient moves along another.
+/// A move whose result is known. Its gradient moves back along a plan.
 struct Move {
     ranks: Arc<Ranks>,
     op: &'static str,
-    plan: Arc<Plan>,
     back: Arc<Plan>,
     factor: f64,
-    /// The result, where it is known already.
-    known: Option<Tensor>,
+    known: Tensor,
 }
 
 impl Function for Move {
@@ -72,13 +70,8 @@ impl Function for Move {
         "redistribute"
     }
 
-    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        if let Some(known) = &self.known {
-            return Ok(vec![known.detach()]);
-        }
-        let cause = Cause { op: self.op, pass: Pass::Forward };
-        let moved = carry(&self.ranks, &self.plan, inputs[0].detach(), cause);
-        Ok(vec![moved.map_err(|error| error.inside("redistribute"))?])
+    fn forward(&self, _: &mut Context, _: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        Ok(vec![self.known.detach()])
     }
 
     fn backward(
@@ -88,11 +81,11 @@ impl Function for Move {
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
         let checked = self.ranks.check_numbers(self.op, Pass::Backward, &gradient);
-        checked.map_err(|error| error.inside("redistribute"))?;
+        checked.map_err(|error| error.inside("redistribute", &self.ranks))?;
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
         let cause = Cause { op: self.op, pass: Pass::Backward };
         let moved = carry(&self.ranks, &self.back, gradient, cause);
-        Ok(vec![Some(moved.map_err(|error| error.inside("redistribute"))?)])
+        Ok(vec![Some(moved.map_err(|error| error.inside("redistribute", &self.ranks))?)])
     }
 }
 
@@ -111,18 +104,15 @@ impl Request<'_> {
     /// Moves a local part. With `known`, nothing moves before the backward pass.
     pub(crate) fn run(&self, local: &Tensor, known: Option<Tensor>) -> Result<Tensor, DTensorError> {
         let Self { ranks, op, shape, from, to, lifted } = *self;
-        let tracked = local.tracks_gradient();
-        let plan = ranks.plan(from, to, shape, local.dtype())?;
-        if !tracked {
-            let cause = Cause { op, pass: Pass::Forward };
+        let cause = Cause { op, pass: Pass::Forward };
+        if !local.tracks_gradient() {
             return match known {
                 Some(known) => Ok(known),
-                None => carry(ranks, &plan, local.clone(), cause),
+                None => carry(ranks, &*ranks.plan(from, to, shape, local.dtype())?, local.clone(), cause),
             };
         }
-        let linear = |op: ReduceOp| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
         let mut new = to.pending().filter(|(axis, op)| from.placements()[*axis] != Placement::Partial(*op));
-        if new.any(|(_, op)| !linear(op)) {
+        if new.any(|(_, op)| !op.is_linear()) {
             return Err(DTensorError::NotDifferentiable { layout: to });
         }
         // What is not linear is combined first, with a rule of its own.
@@ -130,27 +120,33 @@ impl Request<'_> {
         let mut local = local.clone();
         let pending: Vec<(usize, ReduceOp)> = from
             .pending()
-            .filter(|(axis, op)| !linear(*op) && to.placements()[*axis] != Placement::Partial(*op))
+            .filter(|(axis, op)| !op.is_linear() && to.placements()[*axis] != Placement::Partial(*op))
             .collect();
         for (axis, reduce) in pending {
             let mut placements = Placements::from_slice(from.placements());
             placements[axis] = Placement::Replicate;
-            let combined = Combine { ranks: Arc::clone(ranks), cause: op, layout: from, axis, reduce };
-            local = one(apply(combined, &[local])?)?;
+            let combine = Combine { ranks: Arc::clone(ranks), cause: op, layout: from, axis, reduce };
+            local = one(apply(combine, &[local]).map_err(|error| ranks.unpark(error))?)?;
             from = with_placements(from, &placements)?;
         }
         let plan = ranks.plan(from, to, shape, local.dtype())?;
         if plan.stages().is_empty() && lifted.is_empty() {
             return Ok(local);
         }
-        let back = ranks.plan(
-            gradient_layout(to, lifted)?,
-            gradient_layout(from, Axes::default())?,
-            shape,
-            local.dtype(),
-        )?;
+        let (of_to, of_from) = (gradient_layout(to, lifted)?, gradient_layout(from, Axes::default())?);
+        // Shares of what is not linear differ along its axis, so that no detour
+        // may go along it.
+        let back = match to.pending().all(|(_, op)| op.is_linear()) {
+            true => ranks.plan(of_to, of_from, shape, local.dtype())?,
+            false => Arc::new(greedy_plan(of_to, of_from, shape, local.dtype())?),
+        };
+        // Outside the tape, so that errors keep their type.
+        let known = match known {
+            Some(known) => known,
+            None => carry(ranks, &plan, local.detach(), cause)?,
+        };
         let factor = averaged(to) / averaged(from);
-        let function = Move { ranks: Arc::clone(ranks), op, plan, back, factor, known };
+        let function = Move { ranks: Arc::clone(ranks), op, back, factor, known };
         one(apply(function, &[local])?)
     }
 }
@@ -170,12 +166,20 @@ struct Combine {
 }
 
 impl Combine {
+    fn combined(&self, local: &Tensor, op: ReduceOp, pass: Pass) -> Result<Tensor, DTensorError> {
+        let along = (self.layout.mesh(), self.axis);
+        combined(&self.ranks, along, local, op, Cause { op: self.cause, pass })
+    }
+
     fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor, DTensorError> {
         let [local, total] = context.saved() else {
             return Err(DTensorError::Results { op: "redistribute", found: 0, expected: 2 });
         };
-        let along = self.ranks.along(self.layout.mesh(), self.axis)?;
         if self.reduce == ReduceOp::Prod {
+            if local.device() == Device::Meta {
+                return Ok(gradient.clone());
+            }
+            let along = self.ranks.along(self.layout.mesh(), self.axis)?;
             // The product of the others, which is right for zeros too.
             let own = along.gang.rank();
             let others = gathered(&along, local)?;
@@ -188,7 +192,7 @@ impl Combine {
         }
         // Ranks that hold the extreme share its gradient.
         let holds = local.eq(total)?.cast(local.dtype())?;
-        let count = all_reduce(&along, &holds, ReduceOp::Sum)?;
+        let count = self.combined(&holds, ReduceOp::Sum, Pass::Backward)?;
         Ok(gradient.mul(&holds)?.div(&count)?)
     }
 }
@@ -200,19 +204,8 @@ impl Function for Combine {
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let local = inputs[0].detach();
-        let mesh = self.layout.mesh();
-        let (axis, cause) = (mesh.axis_name(self.axis), Cause { op: self.cause, pass: Pass::Forward });
-        let bytes = (2 * local.shape().volume() * local.dtype().size()) as u64;
-        self.ranks.charge(crate::bill::Item { cause, collective: "all-reduce", axis, bytes });
-        if local.device() == shardloom_tensor::Device::Meta {
-            context.save(&[&local, &local]);
-            return Ok(vec![local]);
-        }
-        let total = self
-            .ranks
-            .along(mesh, self.axis)
-            .and_then(|along| all_reduce(&along, &local, self.reduce))
-            .map_err(|error| error.inside("redistribute"))?;
+        let total = self.combined(&local, self.reduce, Pass::Forward);
+        let total = total.map_err(|error| error.inside("redistribute", &self.ranks))?;
         context.save(&[&local, &total]);
         Ok(vec![total])
     }
@@ -223,7 +216,8 @@ impl Function for Combine {
         gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
-        let gradient = self.gradient(&context, gradient).map_err(|error| error.inside("redistribute"))?;
+        let gradient =
+            self.gradient(&context, gradient).map_err(|error| error.inside("redistribute", &self.ranks))?;
         Ok(vec![Some(gradient)])
     }
 }

@@ -18,10 +18,14 @@ mod reduce;
 mod views;
 mod vocabulary;
 
+use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
 pub use optimizer::{DMoments, global_norm};
+
+/// What a rule answers.
+type Ruling = Result<Rule, DTensorError>;
 
 /// All rules that come with the crate.
 pub(crate) fn rules() -> impl Iterator<Item = BuiltIn> {

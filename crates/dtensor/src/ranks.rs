@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 use shardloom_gang::Gang;
 use shardloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
-use shardloom_tensor::{Device, Tensor, no_grad};
+use shardloom_tensor::{Device, Tensor, TensorError, no_grad};
 
 use crate::bill::{Item, Pass};
 use crate::dispatch::{Decisions, Key};
@@ -50,6 +50,8 @@ pub struct Ranks {
     kinds: Mutex<Kinds>,
     pub(crate) decisions: Mutex<Decisions>,
     warnings: Mutex<Vec<DTensorError>>,
+    /// What went wrong inside a function of the tape.
+    parked: Mutex<Option<DTensorError>>,
     bill: Mutex<Vec<Item>>,
 }
 
@@ -97,6 +99,7 @@ impl Ranks {
             kinds: Mutex::default(),
             decisions: Mutex::default(),
             warnings: Mutex::default(),
+            parked: Mutex::default(),
             bill: Mutex::default(),
         })
     }
@@ -147,7 +150,10 @@ impl Ranks {
             return Ok(());
         }
         // Only what is finite is nothing without itself.
-        let nothing = no_grad(|| local.sub(local)?.cast(DType::F64)?.sum_all()?.item::<f64>())?;
+        let nothing = no_grad(|| {
+            let wide = local.detach().cast(DType::F64)?;
+            wide.sub(&wide)?.sum_all()?.item::<f64>()
+        })?;
         if nothing == 0.0 {
             return Ok(());
         }
@@ -175,6 +181,20 @@ impl Ranks {
 
     pub(crate) fn warn(&self, warning: DTensorError) {
         locked(&self.warnings).push(warning);
+    }
+
+    pub(crate) fn park(&self, error: DTensorError) {
+        *locked(&self.parked) = Some(error);
+    }
+
+    /// The error that a function of the tape could only tell in words, or the
+    /// one that came out of the tape.
+    pub(crate) fn unpark(&self, error: TensorError) -> DTensorError {
+        let parked = locked(&self.parked).take();
+        match (error, parked) {
+            (TensorError::Outside { reason, .. }, Some(parked)) if parked.to_string() == reason => parked,
+            (error, _) => error.into(),
+        }
     }
 
     /// Every collective of this rank since the last call, with its cause.

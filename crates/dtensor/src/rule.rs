@@ -40,6 +40,8 @@ pub struct Rule {
     pub(crate) terms: Vec<SmallVec<[usize; 2]>>,
     /// Reductions that pass through because elements are only moved.
     pub(crate) passes: &'static [ReduceOp],
+    /// What is wrong with how it was written.
+    pub(crate) fault: Option<String>,
 }
 
 /// What a label stands for.
@@ -67,6 +69,7 @@ impl Rule {
             labels: Vec::new(),
             terms: Vec::new(),
             passes: &[],
+            fault: None,
         }
     }
 
@@ -90,12 +93,16 @@ impl Rule {
     ) -> Self {
         let label = self.labels.len();
         self.labels.push(Label { size, summed: None, settled: false });
-        for (tensor, dim, unit) in inputs {
-            self.inputs[tensor][dim] = Dim::Label { label, unit };
-        }
-        for (tensor, dim, unit) in outputs {
-            self.outputs[tensor][dim] = Dim::Label { label, unit };
-        }
+        let Self { inputs: of_inputs, outputs: of_outputs, fault, .. } = &mut self;
+        let mut set = |tensors: &mut [DimList], (tensor, dim, unit): (usize, usize, usize)| match tensors
+            .get_mut(tensor)
+            .and_then(|dims| dims.get_mut(dim))
+        {
+            Some(place) => *place = Dim::Label { label, unit },
+            None => *fault = Some(format!("dim {dim} of tensor {tensor} is labelled but not there")),
+        };
+        inputs.into_iter().for_each(|place| set(of_inputs, place));
+        outputs.into_iter().for_each(|place| set(of_outputs, place));
         self
     }
 

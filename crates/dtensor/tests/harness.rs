@@ -14,7 +14,7 @@ use std::sync::Arc;
 use cases::{Case, Input, cases};
 use shardloom_dtensor::{DTensor, DTensorError, Ranks, backward};
 use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
+use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp};
 use shardloom_tensor::{Stream, Tensor};
 
 /// The most combinations of one case that are run on a mesh of one axis, where
@@ -295,9 +295,4 @@ fn compare(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> 
         }
     }
     Ok(())
-}
-
-#[allow(dead_code, reason = "used by the cases")]
-fn shape(dims: &[usize]) -> Shape {
-    Shape::new(dims).unwrap()
 }

@@ -158,10 +158,8 @@ impl Redistributor {
             }
             Step::AllToAll { axis, .. } => {
                 let Axis { gang, peers } = self.along(mesh, axis)?;
-                let given =
-                    regions(&peers, |peer| Ok(common(&before, &stage.after.region_of(shape, peer)?)))?;
-                let taken =
-                    regions(&peers, |peer| Ok(common(&stage.before.region_of(shape, peer)?, &after)))?;
+                let given = regions(&peers, |peer| Ok(before.common(&stage.after.region_of(shape, peer)?)))?;
+                let taken = regions(&peers, |peer| Ok(stage.before.region_of(shape, peer)?.common(&after)))?;
                 let (send, send_counts) = pack(&local, &before, &given)?;
                 let recv_counts: Vec<usize> = taken.iter().map(Region::volume).collect();
                 let mut recv = vec![T::zeroed(); after.volume()];
@@ -228,15 +226,6 @@ fn regions(
     region_of: impl Fn(usize) -> Result<Region, LayoutError>,
 ) -> Result<Vec<Region>, LayoutError> {
     peers.iter().map(|&peer| region_of(peer)).collect()
-}
-
-/// What both regions have; an empty region of the same dims where that is
-/// nothing.
-fn common(a: &Region, b: &Region) -> Region {
-    a.intersect(b).unwrap_or_else(|| {
-        let start = a.start().first().copied().unwrap_or(0);
-        if a.ndim() == 0 { a.clone() } else { a.with_range(0, start..start) }
-    })
 }
 
 fn cut<T: Element>(local: &[T], held: &Region, wanted: &Region) -> Result<Vec<T>, RedistributeError> {

@@ -41,8 +41,12 @@ impl ReduceOp {
     /// Whether reducing one axis by `self` and another by `other` gives the
     /// same result in either order.
     pub fn commutes_with(self, other: Self) -> bool {
-        let linear = |op| matches!(op, Self::Sum | Self::Avg);
-        self == other || linear(self) && linear(other)
+        self == other || self.is_linear() && other.is_linear()
+    }
+
+    /// Whether combining is linear in what is combined: sums and averages.
+    pub const fn is_linear(self) -> bool {
+        matches!(self, Self::Sum | Self::Avg)
     }
 }
 

@@ -152,6 +152,15 @@ impl Region {
         Some(Self { start, size })
     }
 
+    /// What both regions have; where that is nothing, an empty region of the
+    /// same dims.
+    pub fn common(&self, other: &Self) -> Self {
+        self.intersect(other).unwrap_or_else(|| match self.start().first() {
+            Some(&start) => self.with_range(0, start..start),
+            None => self.clone(),
+        })
+    }
+
     /// The elements of this region that `other` lacks, as disjoint boxes: at
     /// most two for each dim.
     pub fn subtract(&self, other: &Self) -> Vec<Self> {

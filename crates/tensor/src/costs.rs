@@ -66,6 +66,14 @@ pub fn counted<T>(work: impl FnOnce() -> T) -> (T, Costs) {
     (result, costs)
 }
 
+/// Runs `work` without counting it: work that only asks for shapes.
+pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
+    let before = COUNTED.replace(None);
+    let result = work();
+    COUNTED.replace(before);
+    result
+}
+
 pub(crate) fn add(kernel: &'static str, cost: Cost) {
     COUNTED.with_borrow_mut(|counted| {
         if let Some(costs) = counted {

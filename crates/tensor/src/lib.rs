@@ -34,7 +34,7 @@ mod vectors;
 mod view;
 
 pub use adamw::{AdamW, Moments, global_norm};
-pub use costs::{Cost, Costs, counted};
+pub use costs::{Cost, Costs, counted, uncounted};
 pub use device::Device;
 pub use element::{Element, Float};
 pub use error::TensorError;

@@ -1,13 +1,10 @@
 //! Comparing and choosing.
 
-use super::{blank, broadcast};
+use super::{Ruling, blank, broadcast};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 fn plain(call: &Call<'_>) -> Ruling {
     Ok(broadcast(call))

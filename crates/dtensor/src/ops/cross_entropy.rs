@@ -5,16 +5,15 @@ use std::sync::Arc;
 use shardloom_layout::ReduceOp;
 use shardloom_tensor::{CrossEntropy, Device, Tensor, apply};
 
-use super::blank;
 use super::vocabulary::VocabularyCrossEntropy;
-use crate::carry::all_reduce;
+use super::{Ruling, blank};
+use crate::bill::{Cause, Pass};
+use crate::carry::combined;
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
+use crate::moves::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// Losses of the parts of a batch add up. Classes may be sharded: ranks agree
 /// on each row's sum of exponentials inside.
@@ -33,6 +32,8 @@ pub(crate) const RULES: &[BuiltIn] =
 
 /// With the number of rows of the whole batch that count.
 fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy, DTensorError> {
+    // Shares of pending targets are no targets.
+    let targets = &targets.moved("cross_entropy", gradient_layout(targets.layout(), Axes::default())?)?;
     let rows = targets.shape().volume() as f64;
     let divisor = match (options.divisor, options.ignore_index) {
         (Some(divisor), _) => divisor,
@@ -41,9 +42,10 @@ fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy
             let counted = local.iter().filter(|&&target| target != ignored).count();
             let mut counted = Tensor::scalar(counted as f64)?;
             let layout = targets.layout();
+            let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
             for axis in layout.splits().iter().flat_map(|split| &split.axes) {
-                let along = targets.ranks().along(layout.mesh(), *axis)?;
-                counted = all_reduce(&along, &counted, ReduceOp::Sum)?;
+                let along = (layout.mesh(), *axis);
+                counted = combined(targets.ranks(), along, &counted, ReduceOp::Sum, cause)?;
             }
             counted.item::<f64>()?
         }
@@ -65,13 +67,13 @@ impl DTensor {
                 let (mesh, axes) = (kind.layout().mesh(), kind.layout().split_axes(1));
                 axes.iter().any(|&axis| mesh.axis_size(axis) > 1)
             });
-            match part {
-                Some(kind) if x[0].device() != Device::Meta => {
-                    let function = VocabularyCrossEntropy::new(Arc::clone(&ranks), kind, options);
-                    apply(function, x)
-                }
-                _ => Ok(vec![x[0].cross_entropy(&x[1], options)?]),
+            let Some(kind) = part else { return Ok(vec![x[0].cross_entropy(&x[1], options)?]) };
+            let function = VocabularyCrossEntropy::new(Arc::clone(&ranks), kind, options);
+            if x[0].device() == Device::Meta {
+                function.charge(&x[0]).map_err(|error| error.inside("cross_entropy", &ranks))?;
+                return Ok(vec![x[0].cross_entropy(&x[1], options)?]);
             }
+            apply(function, x)
         })
     }
 

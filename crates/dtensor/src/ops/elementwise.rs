@@ -3,14 +3,11 @@
 use shardloom_layout::DType;
 use shardloom_tensor::Tensor;
 
-use super::broadcast;
+use super::{Ruling, broadcast};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 fn plain(call: &Call<'_>) -> Ruling {
     Ok(broadcast(call))

@@ -3,14 +3,11 @@
 use shardloom_layout::DType;
 use shardloom_tensor::{Device, Tensor, TensorError};
 
-use super::{blank, dim_argument};
+use super::{Ruling, blank, dim_argument};
 use crate::dispatch::{Op, Scope, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// `[classes, width]` by indices. Classes may be sharded: each rank gives the
 /// rows it has, and zeros for the others.

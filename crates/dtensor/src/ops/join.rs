@@ -2,14 +2,11 @@
 
 use shardloom_tensor::Tensor;
 
-use super::{all_but, blank, dim_argument, numbers};
+use super::{Ruling, all_but, blank, dim_argument, numbers};
 use crate::dispatch::{Op, dispatch, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// Parts side by side: all dims but that one alike. A new dim is whole.
 fn joined(call: &Call<'_>) -> Ruling {

@@ -2,14 +2,11 @@
 
 use shardloom_tensor::Tensor;
 
-use super::{blank, numbers};
+use super::{Ruling, blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// `[…, m, k] · […, k, n] → […, m, n]`, with leading dims that broadcast.
 fn matmul(call: &Call<'_>) -> Ruling {

@@ -2,14 +2,11 @@
 
 use shardloom_tensor::RopeStyle;
 
-use super::{all_but, blank, dim_argument};
+use super::{Ruling, all_but, blank, dim_argument};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// The last dim is whole. Weights belong to it, so every rank uses all of them
 /// for its rows.

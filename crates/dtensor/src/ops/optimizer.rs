@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use shardloom_layout::{Mesh, ReduceOp};
 use shardloom_tensor::{AdamW, Moments, Tensor};
 
-use crate::carry::all_reduce;
+use crate::bill::{Cause, Pass};
+use crate::carry::combined;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 
@@ -34,6 +35,7 @@ impl DTensor {
         gradient: &Self,
         moments: &mut DMoments,
     ) -> Result<(), DTensorError> {
+        gradient.check_gradient_of("adamw", self)?;
         let gradient = gradient.moved("adamw", self.layout())?;
         self.change_local(|local| optimizer.step(number, local, gradient.to_local(), &mut moments.0))
     }
@@ -53,11 +55,12 @@ pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
         let place = sums.entry((layout.mesh().id(), axes)).or_insert((layout.mesh(), 0.0));
         place.1 += norm * norm;
     }
+    let cause = Cause { op: "global_norm", pass: Pass::Backward };
     let mut total = 0.0;
     for ((_, axes), (mesh, sum)) in sums {
         let mut sum = Tensor::scalar(sum)?;
         for axis in axes {
-            sum = all_reduce(&tensors[0].ranks().along(mesh, axis)?, &sum, ReduceOp::Sum)?;
+            sum = combined(tensors[0].ranks(), (mesh, axis), &sum, ReduceOp::Sum, cause)?;
         }
         total += sum.item::<f64>()?;
     }

@@ -2,14 +2,11 @@
 
 use shardloom_tensor::Order;
 
-use super::{all_but, blank, dim_argument};
+use super::{Ruling, all_but, blank, dim_argument};
 use crate::dispatch::{Op, dispatch, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 fn running(call: &Call<'_>) -> Ruling {
     Ok(all_but(call, dim_argument(call)).term(&[0]))
@@ -42,17 +39,23 @@ impl DTensor {
     /// As [`Tensor::sort`](shardloom_tensor::Tensor::sort).
     pub fn sort(&self, dim: usize, order: Order) -> Result<(Self, Self), DTensorError> {
         let op = Op { name: "sort", arguments: &[dim as u64] };
-        pair(dispatch(&op, &[self], &|x, _| {
-            x[0].sort(dim, order).map(|(values, places)| vec![values, places])
-        })?)
+        pair(
+            op.name,
+            dispatch(&op, &[self], &|x, _| {
+                x[0].sort(dim, order).map(|(values, places)| vec![values, places])
+            })?,
+        )
     }
 
     /// As [`Tensor::topk`](shardloom_tensor::Tensor::topk).
     pub fn topk(&self, count: usize, dim: usize) -> Result<(Self, Self), DTensorError> {
         let op = Op { name: "topk", arguments: &[dim as u64, count as u64] };
-        pair(dispatch(&op, &[self], &|x, _| {
-            x[0].topk(count, dim).map(|(values, places)| vec![values, places])
-        })?)
+        pair(
+            op.name,
+            dispatch(&op, &[self], &|x, _| {
+                x[0].topk(count, dim).map(|(values, places)| vec![values, places])
+            })?,
+        )
     }
 
     /// As [`Tensor::argmax`](shardloom_tensor::Tensor::argmax).
@@ -62,8 +65,8 @@ impl DTensor {
     }
 }
 
-fn pair(results: Vec<DTensor>) -> Result<(DTensor, DTensor), DTensorError> {
+fn pair(op: &'static str, results: Vec<DTensor>) -> Result<(DTensor, DTensor), DTensorError> {
     let found = results.len();
     let two = <[DTensor; 2]>::try_from(results);
-    two.map(Into::into).map_err(|_| DTensorError::Results { op: "sort", found, expected: 2 })
+    two.map(Into::into).map_err(|_| DTensorError::Results { op, found, expected: 2 })
 }

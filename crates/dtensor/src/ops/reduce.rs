@@ -1,13 +1,11 @@
 //! Reductions.
 
-use super::{blank, numbers};
+use super::{Ruling, blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 /// Dims that are kept stand for themselves.
 fn kept(call: &Call<'_>) -> Rule {

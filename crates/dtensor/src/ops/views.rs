@@ -2,14 +2,11 @@
 
 use shardloom_layout::Shape;
 
-use super::{blank, numbers};
+use super::{Ruling, blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
-use crate::rule::Rule;
-
-type Ruling = Result<Rule, DTensorError>;
 
 fn permute(call: &Call<'_>) -> Ruling {
     let shape = call.inputs[0].shape();

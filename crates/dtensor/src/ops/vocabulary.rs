@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use shardloom_layout::{DType, Mesh, ReduceOp, Shape};
-use shardloom_tensor::{Context, CrossEntropy, Function, Tensor, TensorError};
+use shardloom_tensor::{Context, CrossEntropy, Device, Function, Tensor, TensorError};
 
-use crate::bill::{Cause, Item, Pass};
-use crate::carry::all_reduce;
+use crate::bill::{Cause, Pass};
+use crate::carry::combined;
 use crate::error::DTensorError;
 use crate::kind::Kind;
 use crate::ranks::Ranks;
@@ -35,13 +35,18 @@ impl VocabularyCrossEntropy {
     }
 
     fn combined(&self, x: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
-        self.axes.iter().try_fold(x, |x, &axis| {
-            let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
-            let bytes = (2 * x.shape().volume() * x.dtype().size()) as u64;
-            let name = self.mesh.axis_name(axis);
-            self.ranks.charge(Item { cause, collective: "all-reduce", axis: name, bytes });
-            all_reduce(&self.ranks.along(self.mesh, axis)?, &x, op)
-        })
+        let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
+        self.axes.iter().try_fold(x, |x, &axis| combined(&self.ranks, (self.mesh, axis), &x, op, cause))
+    }
+
+    /// What ranks would send each other.
+    pub(super) fn charge(&self, logits: &Tensor) -> Result<(), DTensorError> {
+        let rows = logits.shape()[0];
+        for (columns, op) in [(1, ReduceOp::Max), (3, ReduceOp::Sum)] {
+            let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            self.combined(Tensor::zeros(wide, &[rows, columns], Device::Meta)?, op)?;
+        }
+        Ok(())
     }
 
     /// For each row its class as an index here (0 if it is elsewhere), 1 where
@@ -115,7 +120,7 @@ impl Function for VocabularyCrossEntropy {
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![self.loss(context, inputs).map_err(|error| error.inside("cross_entropy"))?])
+        Ok(vec![self.loss(context, inputs).map_err(|error| error.inside("cross_entropy", &self.ranks))?])
     }
 
     /// `(softmax - target) · gradient / divisor`, for the classes that are here.

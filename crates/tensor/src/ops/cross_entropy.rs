@@ -111,7 +111,7 @@ impl Function for ProjectedCrossEntropy {
         let total = self.counted(targets)?;
         let at_once = (CHUNK / classes.max(1)).clamp(1, rows.max(1));
         let divisor = self.options.divisor.unwrap_or(total as f64);
-        let empty = if self.options.divisor.is_none() && total == 0 { f64::NAN } else { 0.0 };
+        let empty = if divisor == 0.0 { f64::NAN } else { 0.0 };
         let mut loss = Tensor::full(empty, dtype, &[], device)?;
         let options = CrossEntropy { divisor: None, ..self.options };
         let mut of_hidden = Vec::new();
