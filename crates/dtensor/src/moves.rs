@@ -7,7 +7,7 @@
 //! a part of the work alone is *lifted* there: its value is the same, and what
 //! arrives as gradient is each rank's share of a sum.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use shardloom_layout::{Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
 use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
@@ -15,7 +15,7 @@ use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 use crate::bill::{Cause, Pass};
 use crate::carry::{carry, combined, gathered, with_placements};
 use crate::error::DTensorError;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, locked};
 
 /// A set of mesh axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -62,7 +62,8 @@ struct Move {
     op: &'static str,
     back: Arc<Plan>,
     factor: f64,
-    known: Tensor,
+    /// The result, until it is given out: the tape must not keep it alive.
+    known: Mutex<Option<Tensor>>,
 }
 
 impl Function for Move {
@@ -71,7 +72,9 @@ impl Function for Move {
     }
 
     fn forward(&self, _: &mut Context, _: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![self.known.detach()])
+        let known = locked(&self.known).take();
+        let used = || TensorError::Consumed { function: "redistribute" };
+        Ok(vec![known.ok_or_else(used)?.detach()])
     }
 
     fn backward(
@@ -146,6 +149,7 @@ impl Request<'_> {
             None => carry(ranks, &plan, local.detach(), cause)?,
         };
         let factor = averaged(to) / averaged(from);
+        let known = Mutex::new(Some(known));
         let function = Move { ranks: Arc::clone(ranks), op, back, factor, known };
         one(apply(function, &[local])?)
     }

@@ -1,0 +1,32 @@
+//! What a tape keeps alive. One test, because memory is counted for the whole
+//! process.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use shardloom_dtensor::{DTensor, Ranks, backward};
+use shardloom_gang::{GangExt as _, GangOptions, threads};
+use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use shardloom_tensor::{Stream, memory};
+
+#[test]
+fn what_was_moved_is_freed_when_nobody_needs_it() {
+    threads::run(2, GangOptions::default(), |gang| {
+        let mesh = Mesh::new(&[("dp", 2)]).unwrap();
+        let ranks = Ranks::new(std::sync::Arc::clone(&gang));
+        let rows = Layout::new(mesh, &[Placement::Shard(0)]).unwrap();
+        let shape = Shape::new(&[1024, 1024]).unwrap();
+        let x = DTensor::normal(&ranks, DType::F32, &shape, rows, Stream { seed: 1, number: 1 }).unwrap();
+        let x = x.requires_grad();
+        gang.barrier().unwrap();
+        let before = memory::statistics().in_use;
+        gang.barrier().unwrap();
+        // Neither sums nor moves need for the way back what they were given.
+        let total = x.redistribute(Layout::replicated(mesh)).unwrap().sum_all().unwrap();
+        gang.barrier().unwrap();
+        assert!(memory::statistics().in_use < before + (1 << 20), "a gathered tensor is still held");
+        gang.barrier().unwrap();
+        let gradients = backward([(total, None)]).unwrap();
+        assert_eq!(gradients.of(&x).unwrap().unwrap().layout(), rows);
+    })
+    .unwrap();
+}
