@@ -20,7 +20,8 @@ use shardloom_tensor::{Stream, Tensor};
 
 /// The most combinations of one case that are run on a mesh of one axis, where
 /// that is all of them, and on one of two; beyond, they are taken at equal
-/// distances.
+/// distances. `SHARDLOOM_COMBINATIONS` sets the latter: with 2500, that is all
+/// of operations with two operands.
 const MOST: [usize; 2] = [5000, 220];
 
 /// f64 sums in another order.
@@ -49,7 +50,8 @@ fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
     for case in cases() {
         let choices: Vec<Vec<Layout>> = case.inputs.iter().map(|input| layouts(mesh, input)).collect();
         let combinations: usize = choices.iter().map(Vec::len).product();
-        let most = MOST[mesh.ndim() - 1];
+        let asked = std::env::var("SHARDLOOM_COMBINATIONS").ok().and_then(|most| most.parse().ok());
+        let most = if mesh.ndim() == 1 { MOST[0] } else { asked.unwrap_or(MOST[1]) };
         let step = combinations.div_ceil(most).max(1);
         // A step that shares no factor with the counts visits all placements.
         let step = (step..).find(|step| choices.iter().all(|list| gcd(*step, list.len()) == 1)).unwrap();
