@@ -244,8 +244,7 @@ pub(crate) fn combined(
 pub(crate) fn gathered(along: &Axis, local: &Tensor) -> Result<Vec<Tensor>, DTensorError> {
     let count = local.shape().volume();
     let counts = vec![count; along.peers.len()];
-    let flat = Shape::new(&[count * counts.len()]).map_err(TensorError::from)?;
-    let all = exchanged(local, carried(local.dtype()), &flat, |send, recv| {
+    let all = exchanged(local, carried(local.dtype()), &flat(count * counts.len())?, |send, recv| {
         along.gang.run(Call::AllGather { send, recv, counts: &counts })
     })?;
     (0..counts.len()).map(|peer| Ok(all.narrow(0, peer * count, count)?.reshape(local.shape())?)).collect()

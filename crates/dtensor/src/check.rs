@@ -157,6 +157,7 @@ impl Outcome {
 /// Trains in each arrangement that fits the ranks of a gang.
 pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>, DTensorError> {
     let ranks = Ranks::new(Arc::clone(gang));
+    ranks.keep_bill();
     let arrangements = Arrangement::all(gang.size())?;
     let train = |arrangement: &Arrangement| {
         ranks.take_bill();

@@ -52,7 +52,8 @@ pub struct Ranks {
     warnings: Mutex<Vec<DTensorError>>,
     /// What went wrong inside a function of the tape.
     parked: Mutex<Option<DTensorError>>,
-    bill: Mutex<Vec<Item>>,
+    /// Kept once it is asked for: a long run would fill memory with it.
+    bill: Mutex<Option<Vec<Item>>>,
 }
 
 /// Plans by source, target, shape and dtype.
@@ -197,13 +198,21 @@ impl Ranks {
         }
     }
 
-    /// Every collective of this rank since the last call, with its cause.
+    /// Writes down every collective from here on, for [`take_bill`](Self::take_bill).
+    pub fn keep_bill(&self) {
+        locked(&self.bill).get_or_insert_default();
+    }
+
+    /// Every collective of this rank since the last call, with its cause, if
+    /// [`keep_bill`](Self::keep_bill) was called before.
     pub fn take_bill(&self) -> Vec<Item> {
-        std::mem::take(&mut locked(&self.bill))
+        locked(&self.bill).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     pub(crate) fn charge(&self, item: Item) {
-        locked(&self.bill).push(item);
+        if let Some(bill) = &mut *locked(&self.bill) {
+            bill.push(item);
+        }
     }
 
     pub(crate) fn kind(

@@ -59,6 +59,8 @@ fn modes_allow_tell_of_or_refuse_hidden_collectives() {
 #[test]
 fn a_dry_run_has_the_bill_of_the_real_one() {
     let step = |ranks: &Arc<Ranks>, device: Device| {
+        assert!(ranks.take_bill().is_empty());
+        ranks.keep_bill();
         let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
         let make = |dims: &[usize], layout: Layout| {
             let local = layout.local_shape(&shape(dims), ranks.rank()).unwrap();
