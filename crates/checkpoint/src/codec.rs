@@ -1,0 +1,159 @@
+//! How stored bytes become elements.
+
+use shardloom_layout::{DType, Region};
+use smallvec::{SmallVec, smallvec};
+
+use crate::blocks::BlockFormat;
+use crate::index::{FileId, Tile};
+
+/// What the bytes of a tile mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Codec {
+    /// Elements of the tensor's dtype, as they are.
+    Raw,
+    /// Groups of quantised elements with scales of their own, as in GGUF.
+    Blocks(Blocks),
+    /// Quantised elements whose scales and biases lie apart, as in MLX.
+    Affine(Box<Affine>),
+}
+
+/// Elements packed into blocks along one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How a block is encoded.
+    pub format: BlockFormat,
+    /// The dim along which elements are packed.
+    pub dim: usize,
+    /// Elements of the first block that come before the region.
+    pub lead: usize,
+}
+
+/// Elements packed into 32-bit words along one dim, lowest bits first, with
+/// one scale and one bias for each group of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Affine {
+    /// Bits of one element: 2, 3, 4, 5, 6 or 8.
+    pub bits: usize,
+    /// Elements that share a scale and a bias.
+    pub group: usize,
+    /// The dim along which elements are packed.
+    pub dim: usize,
+    /// Elements of the row that come before the region.
+    pub lead: usize,
+    /// The first row's scales. They have the tensor's dtype.
+    pub scales: Side,
+    /// The first row's biases. They have the tensor's dtype.
+    pub biases: Side,
+}
+
+/// Values beside packed elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// In which file.
+    pub file: FileId,
+    /// Where the first row's values begin.
+    pub offset: u64,
+    /// How far apart rows are along each dim of the tensor, in bytes; 0 for
+    /// the packed dim.
+    pub strides: crate::index::Strides,
+}
+
+impl Blocks {
+    /// Bytes that `count` elements behind the lead take, in whole blocks.
+    pub(crate) fn row_bytes(&self, count: usize) -> u64 {
+        let blocks = (self.lead + count).div_ceil(self.format.elements());
+        blocks as u64 * self.format.bytes() as u64
+    }
+}
+
+impl Affine {
+    /// First byte and length of the words that hold `count` elements behind
+    /// the lead, from the row's first word on.
+    pub(crate) fn word_bytes(&self, count: usize) -> (u64, u64) {
+        let first = self.lead * self.bits / 32 * 4;
+        let end = ((self.lead + count) * self.bits).div_ceil(32) * 4;
+        (first as u64, (end - first) as u64)
+    }
+
+    /// First byte and length of the values beside `count` elements.
+    pub(crate) fn side_bytes(&self, count: usize, width: usize) -> (u64, u64) {
+        let first = self.lead / self.group * width;
+        let end = (self.lead + count).div_ceil(self.group) * width;
+        (first as u64, (end - first) as u64)
+    }
+}
+
+impl Codec {
+    /// What a person calls it; `None` for plain elements.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            Self::Raw => None,
+            Self::Blocks(blocks) => Some(blocks.format.to_string()),
+            Self::Affine(affine) => Some(format!("affine {} bits, groups of {}", affine.bits, affine.group)),
+        }
+    }
+
+    /// The dim along which elements are packed, if they are.
+    pub fn packed_dim(&self) -> Option<usize> {
+        match self {
+            Self::Raw => None,
+            Self::Blocks(blocks) => Some(blocks.dim),
+            Self::Affine(affine) => Some(affine.dim),
+        }
+    }
+
+    /// The byte ranges that a tile lies in, from its first to its last byte.
+    pub(crate) fn spans(&self, tile: &Tile, dtype: DType) -> SmallVec<[(FileId, u64, u128); 3]> {
+        if tile.region.is_empty() {
+            return SmallVec::new();
+        }
+        let size = tile.region.size();
+        let reach = |strides: &[u64], last: u128| -> u128 {
+            let steps = strides.iter().zip(size).map(|(&stride, &n)| u128::from(stride) * (n as u128 - 1));
+            steps.sum::<u128>() + last
+        };
+        match self {
+            Self::Raw => {
+                smallvec![(tile.file, tile.offset, reach(&tile.strides, dtype.size() as u128))]
+            }
+            Self::Blocks(blocks) => {
+                let row = u128::from(blocks.row_bytes(size[blocks.dim]));
+                smallvec![(tile.file, tile.offset, reach(&tile.strides, row))]
+            }
+            Self::Affine(affine) => {
+                let count = size[affine.dim];
+                let (skip, words) = affine.word_bytes(count);
+                let (skipped, values) = affine.side_bytes(count, dtype.size());
+                let side = |side: &Side| {
+                    let length = reach(&side.strides, u128::from(skipped + values));
+                    (side.file, side.offset, length)
+                };
+                smallvec![
+                    (tile.file, tile.offset, reach(&tile.strides, u128::from(skip + words))),
+                    side(&affine.scales),
+                    side(&affine.biases),
+                ]
+            }
+        }
+    }
+
+    /// Bytes that a region's elements take as stored.
+    pub(crate) fn stored_bytes(&self, region: &Region, dtype: DType) -> u64 {
+        let volume = region.volume() as u64;
+        let rows = |dim: usize| match region.size()[dim] as u64 {
+            0 => 0,
+            packed => volume / packed,
+        };
+        match self {
+            Self::Raw => volume.saturating_mul(dtype.size() as u64),
+            Self::Blocks(blocks) => rows(blocks.dim) * blocks.row_bytes(region.size()[blocks.dim]),
+            Self::Affine(affine) => {
+                let count = region.size()[affine.dim];
+                let (_, words) = affine.word_bytes(count);
+                let (_, values) = affine.side_bytes(count, dtype.size());
+                rows(affine.dim) * (words + 2 * values)
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a checkpoint cannot be used.
+
+use shardloom_gang::GangError;
+use shardloom_layout::Hint;
+
+use crate::formats::FormatError;
+use crate::index::IndexError;
+use crate::storage::StorageError;
+
+/// Why a checkpoint cannot be read, written or trusted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// A file is not what its format says.
+    #[error("`{file}` cannot be read: {source}")]
+    Format {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// The parts of a checkpoint do not fit together.
+    #[error("the checkpoint is not whole: {0}")]
+    Index(#[from] IndexError),
+    /// No format that we know.
+    #[error("{location} holds no checkpoint of a known format")]
+    UnknownFormat {
+        /// Where was looked.
+        location: String,
+    },
+    /// Ranks could not exchange what they must.
+    #[error(transparent)]
+    Gang(#[from] GangError),
+}
+
+impl CheckpointError {
+    /// A file that is not what its format says.
+    pub(crate) fn format(file: &str, source: impl Into<FormatError>) -> Self {
+        Self::Format { file: file.to_owned(), source: source.into() }
+    }
+}
+
+impl Hint for CheckpointError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Storage(error) => error.hint(),
+            Self::Format { source, .. } => source.hint(),
+            Self::Index(IndexError::PastEnd { .. }) => {
+                Some("the file was cut off; copy or download it again".to_owned())
+            }
+            Self::UnknownFormat { .. } => Some(
+                "give a .safetensors, .gguf, .pt, .pth, .bin or .npz file, or a folder with safetensors, DCP or \
+                 consolidated.NN.pth files"
+                    .to_owned(),
+            ),
+            Self::Gang(error) => error.hint(),
+            Self::Index(_) => None,
+        }
+    }
+}

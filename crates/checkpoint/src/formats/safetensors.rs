@@ -1,0 +1,356 @@
+//! Safetensors: one file, a folder with an index, or a folder without.
+//!
+//! The header is parsed here rather than by the crate of the same name so that
+//! errors name the tensor, a key that comes twice is noticed, and a dtype that
+//! we do not have is refused for the tensor that has it. The crate is what our
+//! tests compare with.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use shardloom_layout::{DType, Hint, Region, Shape, ShapeError};
+
+use crate::error::CheckpointError;
+use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
+use crate::storage::Storage;
+
+/// The longest header that is read, as in the reference implementation.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// The name of the file that says which tensor is in which file.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// What is wrong with a safetensors file or its index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SafetensorsError {
+    /// Too short to have a header.
+    #[error("it has {length} bytes, too few for a header")]
+    NoHeader {
+        /// The file's length.
+        length: u64,
+    },
+    /// The header does not fit into the file, or is absurdly long.
+    #[error("its header claims {claimed} bytes, but at most {limit} are possible")]
+    HeaderLength {
+        /// What the file says.
+        claimed: u64,
+        /// The most that there can be.
+        limit: u64,
+    },
+    /// The header is not JSON of the right form.
+    #[error("its header is not valid: {message}")]
+    Header {
+        /// What the JSON parser says.
+        message: String,
+    },
+    /// A key comes twice.
+    #[error("its header has `{tensor}` twice")]
+    Twice {
+        /// The key.
+        tensor: String,
+    },
+    /// A dtype that we do not have.
+    #[error("`{tensor}` has dtype {dtype}, which is not supported")]
+    DType {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// A shape that cannot be.
+    #[error("`{tensor}` has an impossible shape: {source}")]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        source: ShapeError,
+    },
+    /// Offsets that do not fit dtype and shape.
+    #[error("`{tensor}` of {expected} bytes is said to be at {start}..{end}")]
+    Offsets {
+        /// The tensor.
+        tensor: String,
+        /// Bytes by dtype and shape.
+        expected: u64,
+        /// Where it is said to begin.
+        start: u64,
+        /// Where it is said to end.
+        end: u64,
+    },
+    /// Tensors that overlap, or a gap between them.
+    #[error("`{tensor}` begins at byte {start} of the data, but the one before it ends at {end}")]
+    NotAdjacent {
+        /// The tensor.
+        tensor: String,
+        /// Where it begins.
+        start: u64,
+        /// Where the previous one ends.
+        end: u64,
+    },
+    /// Data that belong to no tensor, or data missing.
+    #[error("its tensors end at byte {expected}, but the file has {length}")]
+    Length {
+        /// Where the last tensor ends.
+        expected: u64,
+        /// The file's length.
+        length: u64,
+    },
+    /// The folder's index names a tensor that its file does not have.
+    #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
+    NotInFile {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
+    /// The same tensor in two files.
+    #[error("`{tensor}` is also in `{other}`")]
+    TwoFiles {
+        /// The tensor.
+        tensor: String,
+        /// The other file.
+        other: String,
+    },
+}
+
+impl Hint for SafetensorsError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoHeader { .. } | Self::HeaderLength { .. } | Self::Length { .. } => {
+                Some("the file was cut off or is no safetensors file; copy or download it again".to_owned())
+            }
+            Self::NotInFile { .. } => {
+                Some("the folder mixes files of two checkpoints; copy or download it again".to_owned())
+            }
+            Self::TwoFiles { .. } => {
+                Some(format!("open one of the files, or add a `{INDEX_FILE}` that says which one counts"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a header says of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorInfo {
+    /// The dtype, in the format's words.
+    pub dtype: String,
+    /// The shape.
+    pub shape: Vec<usize>,
+    /// First byte, and one past the last, from the end of the header on.
+    pub data_offsets: (u64, u64),
+}
+
+/// A parsed header.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Where the data begin.
+    pub data: u64,
+    /// Tensors, in the order of their data.
+    pub tensors: Vec<(String, TensorInfo)>,
+    /// The `__metadata__` map.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// The format's word for a dtype.
+pub fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "F64",
+        DType::F32 => "F32",
+        DType::Bf16 => "BF16",
+        DType::F16 => "F16",
+        DType::F8E4M3 => "F8_E4M3",
+        DType::F8E5M2 => "F8_E5M2",
+        DType::I64 => "I64",
+        DType::I32 => "I32",
+        DType::I16 => "I16",
+        DType::I8 => "I8",
+        DType::U64 => "U64",
+        DType::U32 => "U32",
+        DType::U16 => "U16",
+        DType::U8 => "U8",
+        DType::Bool => "BOOL",
+    }
+}
+
+fn dtype_of(name: &str) -> Option<DType> {
+    DType::ALL.into_iter().find(|&dtype| dtype_name(dtype) == name)
+}
+
+impl Header {
+    /// Parses the JSON behind the length and checks that the data are
+    /// exactly those of the tensors.
+    pub fn parse(json: &[u8], file_length: u64) -> Result<Self, SafetensorsError> {
+        let raw: RawHeader = serde_json::from_slice(json)
+            .map_err(|error| SafetensorsError::Header { message: error.to_string() })?;
+        let mut tensors = raw.tensors;
+        let mut names: Vec<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(SafetensorsError::Twice { tensor: pair[0].to_owned() });
+        }
+        // Empty tensors may share an offset with the one behind them.
+        tensors.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
+        let data = 8 + json.len() as u64;
+        let mut end = 0;
+        for (name, info) in &tensors {
+            let (start, stop) = info.data_offsets;
+            if start != end || stop < start {
+                return Err(SafetensorsError::NotAdjacent { tensor: name.clone(), start, end });
+            }
+            end = stop;
+        }
+        if data.checked_add(end) != Some(file_length) {
+            return Err(SafetensorsError::Length { expected: data.saturating_add(end), length: file_length });
+        }
+        Ok(Self { data, tensors, metadata: raw.metadata })
+    }
+}
+
+/// The header's JSON, with keys that come twice kept.
+#[derive(Default)]
+struct RawHeader {
+    tensors: Vec<(String, TensorInfo)>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = RawHeader;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of tensors")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+                let mut header = RawHeader::default();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "__metadata__" {
+                        header.metadata = map.next_value::<Option<_>>()?.unwrap_or_default();
+                    } else {
+                        header.tensors.push((key, map.next_value()?));
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// Reads and checks a file's header.
+pub fn read_header(storage: &dyn Storage, name: &str) -> Result<(Header, u64), CheckpointError> {
+    let failed = |error: SafetensorsError| CheckpointError::format(name, error);
+    let length = storage.length(name)?;
+    if length < 8 {
+        return Err(failed(SafetensorsError::NoHeader { length }));
+    }
+    let mut size = [0; 8];
+    storage.read_at(name, 0, &mut size)?;
+    let claimed = u64::from_le_bytes(size);
+    let limit = MAX_HEADER.min(length - 8);
+    if claimed > limit {
+        return Err(failed(SafetensorsError::HeaderLength { claimed, limit }));
+    }
+    let mut json = vec![0; claimed as usize];
+    storage.read_at(name, 8, &mut json)?;
+    Ok((Header::parse(&json, length).map_err(failed)?, length))
+}
+
+/// The entry of one tensor of a file.
+pub(crate) fn entry(
+    tensor: &str,
+    info: &TensorInfo,
+    data: u64,
+    file: FileId,
+) -> Result<TensorEntry, SafetensorsError> {
+    let dtype = dtype_of(&info.dtype)
+        .ok_or_else(|| SafetensorsError::DType { tensor: tensor.to_owned(), dtype: info.dtype.clone() })?;
+    let shape = Shape::new(&info.shape)
+        .map_err(|source| SafetensorsError::Shape { tensor: tensor.to_owned(), source })?;
+    let expected = (shape.volume() as u64).saturating_mul(dtype.size() as u64);
+    let (start, end) = info.data_offsets;
+    if end - start != expected {
+        return Err(SafetensorsError::Offsets { tensor: tensor.to_owned(), expected, start, end });
+    }
+    let tile = Tile::contiguous(Region::whole(&shape), file, data + start, dtype);
+    Ok(TensorEntry { dtype, shape, tiles: vec![tile] })
+}
+
+/// Indexes one file.
+pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
+    read_files(storage, &[name.to_owned()], |_, _| Wanted::Yes)
+}
+
+/// Whether a tensor of a file belongs to the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Yes,
+    No,
+}
+
+fn read_files(
+    storage: &dyn Storage,
+    names: &[String],
+    wanted: impl Fn(&str, &str) -> Wanted,
+) -> Result<Index, CheckpointError> {
+    let mut files = Vec::new();
+    let mut tensors = BTreeMap::new();
+    let mut metadata = BTreeMap::new();
+    for name in names {
+        let failed = |error: SafetensorsError| CheckpointError::format(name, error);
+        let (header, length) = read_header(storage, name)?;
+        let id = FileId(files.len() as u32);
+        files.push(StoredFile { name: name.clone(), length });
+        for (tensor, info) in &header.tensors {
+            if wanted(tensor, name) == Wanted::No {
+                continue;
+            }
+            let entry = entry(tensor, info, header.data, id).map_err(failed)?;
+            if let Some(other) = tensors.insert(tensor.clone(), entry) {
+                let other = &files[other.tiles[0].file.0 as usize].name;
+                return Err(failed(SafetensorsError::TwoFiles {
+                    tensor: tensor.clone(),
+                    other: other.clone(),
+                }));
+            }
+        }
+        metadata.extend(header.metadata);
+    }
+    Ok(Index::new(Format::Safetensors, files, tensors)?.with_metadata(metadata))
+}
+
+/// A folder's index.
+#[derive(Debug, Deserialize)]
+struct FolderIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Indexes a folder. With an index file, the files that it names; without one,
+/// all safetensors files.
+pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Index, CheckpointError> {
+    let Some(index) = files.iter().find(|file| file.name == INDEX_FILE) else {
+        let names = files.iter().map(|file| file.name.clone());
+        let names: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
+        return read_files(storage, &names, |_, _| Wanted::Yes);
+    };
+    let failed = |error: SafetensorsError| CheckpointError::format(INDEX_FILE, error);
+    let json = storage.read_all(&index.name, MAX_HEADER)?;
+    let FolderIndex { weight_map } = serde_json::from_slice(&json)
+        .map_err(|error| failed(SafetensorsError::Header { message: error.to_string() }))?;
+    let mut names: Vec<String> = weight_map.values().cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    let found = read_files(storage, &names, |tensor, file| {
+        if weight_map.get(tensor).is_some_and(|at| at == file) { Wanted::Yes } else { Wanted::No }
+    })?;
+    match weight_map.iter().find(|(tensor, _)| !found.tensors().contains_key(*tensor)) {
+        Some((tensor, file)) => {
+            Err(failed(SafetensorsError::NotInFile { tensor: tensor.clone(), file: file.clone() }))
+        }
+        None => Ok(found),
+    }
+}

@@ -1,0 +1,317 @@
+//! What a checkpoint holds and where: the one form that every format is
+//! parsed into.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use shardloom_layout::{DType, Region, Shape, TilingError, check_tiling};
+use smallvec::SmallVec;
+
+use crate::codec::Codec;
+
+/// Distances in bytes, one for each dim.
+pub type Strides = SmallVec<[u64; 4]>;
+
+/// What a checkpoint holds and where its bytes are.
+///
+/// An index is checked when it is made: every tile lies inside its file, and
+/// the tiles of a tensor cover it exactly once. Code behind it need not check
+/// again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Index {
+    format: Format,
+    files: Vec<StoredFile>,
+    tensors: BTreeMap<String, TensorEntry>,
+    blobs: BTreeMap<String, Blob>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// The kinds of checkpoint that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// A safetensors file, or a folder of them.
+    Safetensors,
+    /// A Hugging Face folder with our manifest beside the files.
+    Native,
+    /// A folder written by `torch.distributed.checkpoint`.
+    Dcp,
+    /// A file written by `torch.save`.
+    Torch,
+    /// `consolidated.NN.pth`, one file for each model-parallel rank.
+    Consolidated,
+    /// A GGUF file.
+    Gguf,
+    /// An MLX folder, plain or quantised.
+    Mlx,
+    /// A NumPy archive, as MLX adapters are.
+    Npz,
+    /// A PEFT adapter folder.
+    Peft,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Safetensors => "safetensors",
+            Self::Native => "native",
+            Self::Dcp => "dcp",
+            Self::Torch => "torch",
+            Self::Consolidated => "consolidated",
+            Self::Gguf => "gguf",
+            Self::Mlx => "mlx",
+            Self::Npz => "npz",
+            Self::Peft => "peft",
+        })
+    }
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredFile {
+    /// Its name, relative to the checkpoint's root, with `/` between folders.
+    pub name: String,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// The number of a file in [`Index::files`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(pub u32);
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// The type of its elements once decoded.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Shape,
+    /// Where its parts are.
+    pub tiles: Vec<Tile>,
+}
+
+/// A part of a tensor at a place in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Which part of the tensor.
+    pub region: Region,
+    /// In which file.
+    pub file: FileId,
+    /// Where its first element is; for packed elements, where the first row's
+    /// first block is.
+    pub offset: u64,
+    /// How far apart neighbours along each dim are, in bytes. The packed dim
+    /// of a packed codec has stride 0.
+    pub strides: Strides,
+    /// What the bytes mean.
+    pub codec: Codec,
+}
+
+/// Bytes that are not a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// In which file.
+    pub file: FileId,
+    /// Where they begin.
+    pub offset: u64,
+    /// How many there are.
+    pub length: u64,
+}
+
+/// Why tiles do not make up a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// A tile reaches past the end of its file.
+    #[error("`{tensor}` needs bytes {start}..{end} of `{file}`, which has {length}")]
+    PastEnd {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+        /// First byte of the tile.
+        start: u64,
+        /// One past its last.
+        end: u128,
+        /// The file's length.
+        length: u64,
+    },
+    /// The tiles leave holes, overlap, or lie outside of the tensor.
+    #[error("the parts of `{tensor}` do not make it up: {source}")]
+    Tiling {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with them.
+        source: TilingError,
+    },
+    /// A tile has another number of dims than its tensor.
+    #[error("`{tensor}` has {expected} dims, but a part of it has {found}")]
+    Dims {
+        /// The tensor.
+        tensor: String,
+        /// Dims of the tensor.
+        expected: usize,
+        /// Dims of the tile.
+        found: usize,
+    },
+    /// Two tensors of one name.
+    #[error("there are two tensors `{tensor}`")]
+    Twice {
+        /// The name.
+        tensor: String,
+    },
+}
+
+impl Index {
+    /// Checks parts and makes an index of them.
+    pub fn new(
+        format: Format,
+        files: Vec<StoredFile>,
+        tensors: BTreeMap<String, TensorEntry>,
+    ) -> Result<Self, IndexError> {
+        let index = Self { format, files, tensors, blobs: BTreeMap::new(), metadata: BTreeMap::new() };
+        for (name, entry) in &index.tensors {
+            index.check(name, entry)?;
+        }
+        Ok(index)
+    }
+
+    /// Adds bytes that are not tensors.
+    pub fn with_blobs(mut self, blobs: BTreeMap<String, Blob>) -> Result<Self, IndexError> {
+        for (name, blob) in &blobs {
+            self.check_span(name, blob.file, blob.offset, u128::from(blob.length))?;
+        }
+        self.blobs = blobs;
+        Ok(self)
+    }
+
+    /// Adds what the format says about the checkpoint as a whole.
+    pub fn with_metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// The same under another kind: a PEFT folder is safetensors and more.
+    pub fn with_format(mut self, format: Format) -> Self {
+        self.format = format;
+        self
+    }
+
+    fn check(&self, name: &str, entry: &TensorEntry) -> Result<(), IndexError> {
+        for tile in &entry.tiles {
+            let (expected, found) = (entry.shape.ndim(), tile.region.ndim());
+            if found != expected || tile.strides.len() != expected {
+                return Err(IndexError::Dims { tensor: name.to_owned(), expected, found });
+            }
+            for (file, offset, length) in tile.spans(entry.dtype) {
+                self.check_span(name, file, offset, length)?;
+            }
+        }
+        // One tile that is the whole tensor needs no further proof.
+        if let [tile] = entry.tiles.as_slice()
+            && tile.region == Region::whole(&entry.shape)
+        {
+            return Ok(());
+        }
+        let regions: Vec<Region> = entry.tiles.iter().map(|tile| tile.region.clone()).collect();
+        check_tiling(&entry.shape, &regions)
+            .map_err(|source| IndexError::Tiling { tensor: name.to_owned(), source })
+    }
+
+    fn check_span(&self, name: &str, file: FileId, offset: u64, length: u128) -> Result<(), IndexError> {
+        let (file, available) = match self.files.get(file.0 as usize) {
+            Some(file) => (file.name.as_str(), file.length),
+            None => ("", 0),
+        };
+        let end = u128::from(offset) + length;
+        if end > u128::from(available) {
+            return Err(IndexError::PastEnd {
+                tensor: name.to_owned(),
+                file: file.to_owned(),
+                start: offset,
+                end,
+                length: available,
+            });
+        }
+        Ok(())
+    }
+
+    /// The kind of checkpoint.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The files that hold the tensors.
+    pub fn files(&self) -> &[StoredFile] {
+        &self.files
+    }
+
+    /// The file with a number.
+    pub fn file(&self, id: FileId) -> &StoredFile {
+        &self.files[id.0 as usize]
+    }
+
+    /// The tensors by name.
+    pub fn tensors(&self) -> &BTreeMap<String, TensorEntry> {
+        &self.tensors
+    }
+
+    /// What is not a tensor, by name.
+    pub fn blobs(&self) -> &BTreeMap<String, Blob> {
+        &self.blobs
+    }
+
+    /// What the format says about the checkpoint as a whole.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Bytes of all tensors once decoded.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(TensorEntry::bytes).sum()
+    }
+}
+
+impl TensorEntry {
+    /// Bytes of the whole tensor once decoded.
+    pub fn bytes(&self) -> u64 {
+        self.shape.volume() as u64 * self.dtype.size() as u64
+    }
+
+    /// Bytes that the tensor takes in its files.
+    pub fn stored_bytes(&self) -> u64 {
+        let spans = self.tiles.iter().flat_map(|tile| tile.stored(self.dtype));
+        spans.fold(0, u64::saturating_add)
+    }
+}
+
+impl Tile {
+    /// A part whose elements follow one another, the last dim fastest.
+    pub fn contiguous(region: Region, file: FileId, offset: u64, dtype: DType) -> Self {
+        let strides = row_major(region.size(), dtype.size() as u64);
+        Self { region, file, offset, strides, codec: Codec::Raw }
+    }
+
+    /// The byte ranges that the tile lies in: file, first byte, length.
+    pub fn spans(&self, dtype: DType) -> impl Iterator<Item = (FileId, u64, u128)> + '_ {
+        self.codec.spans(self, dtype).into_iter()
+    }
+
+    /// Bytes of its elements as stored, without what lies between them.
+    fn stored(&self, dtype: DType) -> impl Iterator<Item = u64> + '_ {
+        std::iter::once(self.codec.stored_bytes(&self.region, dtype))
+    }
+}
+
+/// Strides of elements that follow one another, the last dim fastest.
+pub fn row_major(size: &[usize], width: u64) -> Strides {
+    let mut strides: Strides = size.iter().map(|_| 0).collect();
+    let mut stride = width;
+    for dim in (0..size.len()).rev() {
+        strides[dim] = stride;
+        // Sizes of checked shapes multiply without overflow; an empty dim
+        // makes the others irrelevant.
+        stride = stride.saturating_mul(size[dim] as u64);
+    }
+    strides
+}

@@ -1,0 +1,168 @@
+//! A folder on a filesystem.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use super::{Storage, StorageError, check_name};
+use crate::index::StoredFile;
+
+/// A folder on a filesystem. Files stay open once they were read.
+#[derive(Debug)]
+pub struct LocalStorage {
+    folder: PathBuf,
+    open: Mutex<FxHashMap<String, Arc<File>>>,
+}
+
+impl LocalStorage {
+    /// The files of a folder, which need not exist yet.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), open: Mutex::default() }
+    }
+
+    fn path(&self, name: &str) -> Result<PathBuf, StorageError> {
+        check_name(name)?;
+        Ok(self.folder.join(name))
+    }
+
+    fn failed(&self, action: &'static str, name: &str, error: &io::Error) -> StorageError {
+        if error.kind() == io::ErrorKind::NotFound {
+            return StorageError::Missing { file: name.to_owned(), location: self.location() };
+        }
+        StorageError::io(action, self.folder.join(name).display().to_string(), error)
+    }
+
+    /// The file, opened for reading.
+    pub(crate) fn file(&self, name: &str) -> Result<Arc<File>, StorageError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(name) {
+            return Ok(Arc::clone(file));
+        }
+        let file = File::open(self.path(name)?).map_err(|error| self.failed("open", name, &error))?;
+        let file = Arc::new(file);
+        open.insert(name.to_owned(), Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+impl Storage for LocalStorage {
+    fn location(&self) -> String {
+        format!("`{}`", self.folder.display())
+    }
+
+    fn list(&self) -> Result<Vec<StoredFile>, StorageError> {
+        let failed = |error: &io::Error| self.failed("list", "", error);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(|error| failed(&error))? {
+            let entry = entry.map_err(|error| failed(&error))?;
+            // Follows links: Hugging Face caches are made of them. What
+            // vanished since, or leads nowhere, is not listed.
+            let Ok(metadata) = fs::metadata(entry.path()) else { continue };
+            if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
+                files.push(StoredFile { name, length: metadata.len() });
+            }
+        }
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(files)
+    }
+
+    fn length(&self, name: &str) -> Result<u64, StorageError> {
+        let metadata =
+            fs::metadata(self.path(name)?).map_err(|error| self.failed("look at", name, &error))?;
+        if !metadata.is_file() {
+            return Err(StorageError::Missing { file: name.to_owned(), location: self.location() });
+        }
+        Ok(metadata.len())
+    }
+
+    fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        let file = self.file(name)?;
+        read_exact_at(&file, into, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                StorageError::Short { file: name.to_owned(), end: offset.saturating_add(into.len() as u64) }
+            }
+            _ => self.failed("read", name, &error),
+        })
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        let path = self.path(name)?;
+        let partial = path.with_extension("partial");
+        let written = File::create(&partial).and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        });
+        let placed =
+            written.and_then(|()| fs::rename(&partial, &path)).and_then(|()| sync_folder(&self.folder));
+        placed.map_err(|error| {
+            let _ = fs::remove_file(&partial);
+            self.failed("write", name, &error)
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), StorageError> {
+        match fs::remove_file(self.path(name)?) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", name, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn gap(&self) -> u64 {
+        // About what a call into the kernel costs in copied bytes, kept small
+        // so that a rank reads next to nothing that it does not keep.
+        256
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.folder)
+    }
+}
+
+/// Makes renames in a folder last.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    File::open(folder)?.sync_all()?;
+    #[cfg(not(unix))]
+    let _ = folder;
+    Ok(())
+}
+
+/// Reads at a position without moving a cursor, so that threads may share the
+/// file.
+pub(crate) fn read_exact_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, into, offset);
+    #[cfg(windows)]
+    {
+        let (mut into, mut offset) = (into, offset);
+        while !into.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, into, offset)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => {
+                    into = &mut into[read..];
+                    offset += read as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes at a position without moving a cursor.
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::write_all_at(file, bytes, offset);
+    #[cfg(windows)]
+    {
+        let (mut bytes, mut offset) = (bytes, offset);
+        while !bytes.is_empty() {
+            let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
+            bytes = &bytes[written..];
+            offset += written as u64;
+        }
+        Ok(())
+    }
+}
