@@ -5,6 +5,7 @@ use shardloom_layout::Hint;
 
 use crate::formats::FormatError;
 use crate::index::IndexError;
+use crate::read::WantError;
 use crate::storage::StorageError;
 
 /// Why a checkpoint cannot be read, written or trusted.
@@ -31,6 +32,9 @@ pub enum CheckpointError {
         /// Where was looked.
         location: String,
     },
+    /// Something was asked that the checkpoint cannot answer.
+    #[error(transparent)]
+    Want(#[from] WantError),
     /// Ranks could not exchange what they must.
     #[error(transparent)]
     Gang(#[from] GangError),
@@ -57,7 +61,7 @@ impl Hint for CheckpointError {
                     .to_owned(),
             ),
             Self::Gang(error) => error.hint(),
-            Self::Index(_) => None,
+            Self::Index(_) | Self::Want(_) => None,
         }
     }
 }

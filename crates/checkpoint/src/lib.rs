@@ -9,14 +9,23 @@
 pub mod formats;
 pub mod storage;
 
+mod affine;
 mod blocks;
+mod cast;
 mod codec;
 mod error;
+mod fingerprint;
 mod index;
+mod observer;
+mod read;
 
 pub use blocks::BlockFormat;
 pub use codec::{Affine, Blocks, Codec, Side};
+pub use cast::cast;
 pub use error::CheckpointError;
+pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
 pub use formats::{FormatError, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
+pub use observer::Observer;
+pub use read::{ReadOptions, ReadReport, Want, WantError, read};
 pub use storage::{LocalStorage, Storage, StorageError};

@@ -17,6 +17,7 @@
 mod copy;
 mod dtype;
 mod exchange;
+mod float8;
 mod hint;
 mod intern;
 mod layout;
@@ -31,6 +32,7 @@ mod tiling;
 pub use copy::{CopyError, Tile, TileMut, copy_region};
 pub use dtype::{DType, UnknownDType};
 pub use exchange::{Exchange, Transfer};
+pub use float8::{F8E4M3, F8E5M2};
 pub use hint::{Hint, nearest};
 pub use layout::{Layout, LayoutError, LayoutId, Owner, Placements, Split, SplitOrder};
 pub use mesh::{Coordinate, MAX_AXES, Mesh, MeshError};

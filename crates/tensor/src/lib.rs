@@ -22,7 +22,6 @@ mod costs;
 mod device;
 mod element;
 mod error;
-mod float8;
 mod kernels;
 mod ops;
 mod parallel;

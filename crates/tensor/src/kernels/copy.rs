@@ -3,13 +3,12 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use num_traits::AsPrimitive;
-use shardloom_layout::{DType, Shape};
+use shardloom_layout::{DType, F8E4M3, F8E5M2, Shape};
 
 use super::strides::Walk;
 use super::{make_as, with_bits};
 use crate::element::Float as _;
 use crate::error::TensorError;
-use crate::float8::{F8E4M3, F8E5M2};
 use crate::parallel::pieces;
 use crate::tensor::Tensor;
 

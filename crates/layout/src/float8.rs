@@ -6,13 +6,13 @@ use bytemuck::{Pod, Zeroable};
 /// becomes the largest number, 448, as in torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
-pub(crate) struct F8E4M3(u8);
+pub struct F8E4M3(u8);
 
 /// Five bits of exponent, two of mantissa, like a f16 cut short. The largest
 /// number is 57,344; overflow becomes infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
-pub(crate) struct F8E5M2(u8);
+pub struct F8E5M2(u8);
 
 /// `mantissa · 2^exponent` for exponents that f32 has.
 fn scaled(mantissa: f32, exponent: i32) -> f32 {
@@ -33,7 +33,8 @@ fn nearest(x: f32, bits: i32, least: i32) -> u32 {
 }
 
 impl F8E4M3 {
-    pub(crate) fn to_f32(self) -> f32 {
+    /// The number.
+    pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (i32::from(self.0 >> 3 & 15), f32::from(self.0 & 7));
         let magnitude = match (exponent, self.0 & 7) {
             (15, 7) => f32::NAN,
@@ -43,7 +44,8 @@ impl F8E4M3 {
         if self.0 & 0x80 == 0 { magnitude } else { -magnitude }
     }
 
-    pub(crate) fn from_f32(x: f32) -> Self {
+    /// The nearest to a number.
+    pub fn from_f32(x: f32) -> Self {
         let sign = (x.to_bits() >> 24) as u8 & 0x80;
         let code = if x.is_nan() { 0x7f } else { nearest(x, 3, -6).min(0x7e) };
         Self(sign | code as u8)
@@ -51,7 +53,8 @@ impl F8E4M3 {
 }
 
 impl F8E5M2 {
-    pub(crate) fn to_f32(self) -> f32 {
+    /// The number.
+    pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (i32::from(self.0 >> 2 & 31), f32::from(self.0 & 3));
         let magnitude = match (exponent, self.0 & 3) {
             (31, 0) => f32::INFINITY,
@@ -62,7 +65,8 @@ impl F8E5M2 {
         if self.0 & 0x80 == 0 { magnitude } else { -magnitude }
     }
 
-    pub(crate) fn from_f32(x: f32) -> Self {
+    /// The nearest to a number.
+    pub fn from_f32(x: f32) -> Self {
         let sign = (x.to_bits() >> 24) as u8 & 0x80;
         let code = if x.is_nan() { 0x7f } else { nearest(x, 2, -14).min(0x7c) };
         Self(sign | code as u8)

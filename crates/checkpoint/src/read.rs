@@ -1,0 +1,230 @@
+//! The engine: wanted regions → byte extents → coalesced, parallel reads →
+//! decoding → destination buffers.
+//!
+//! A want is cut into jobs, each of which fills a contiguous stretch of its
+//! destination and owns it alone, so that threads need no locks and no
+//! `unsafe`. Within a job, stretches of the file that are near each other are
+//! read at once. Long stretches that need no decoding are read straight into
+//! their destination.
+
+mod job;
+mod segment;
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use shardloom_layout::{DType, Region, RegionError};
+
+use crate::error::CheckpointError;
+use crate::formats::Source;
+use crate::index::TensorEntry;
+use crate::observer::Observer;
+use job::{Job, split};
+
+/// A region of a tensor, and where its elements shall go.
+#[derive(Debug)]
+pub struct Want<'a> {
+    /// The tensor.
+    pub entry: &'a TensorEntry,
+    /// Its name, for messages.
+    pub name: &'a str,
+    /// Which part of it.
+    pub region: Region,
+    /// As which type.
+    pub dtype: DType,
+    /// Where to: as many bytes as the region takes, row-major.
+    pub into: &'a mut [u8],
+}
+
+/// How to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The most memory for bytes on their way, over all threads.
+    pub budget: usize,
+    /// Threads that read; by default, one for each core, and more for places
+    /// that are far away.
+    pub threads: Option<usize>,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self { budget: 1 << 30, threads: None }
+    }
+}
+
+/// What a read did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Bytes that were asked of the storage.
+    pub read: u64,
+    /// Bytes that were delivered.
+    pub delivered: u64,
+    /// How often the storage was asked.
+    pub requests: u64,
+}
+
+impl std::ops::AddAssign for ReadReport {
+    fn add_assign(&mut self, other: Self) {
+        self.read += other.read;
+        self.delivered += other.delivered;
+        self.requests += other.requests;
+    }
+}
+
+/// A want that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WantError {
+    /// A region that the tensor does not have.
+    #[error("`{tensor}` has no such part: {source}")]
+    Region {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        source: RegionError,
+    },
+    /// A buffer of the wrong size.
+    #[error("{region} of `{tensor}` as {dtype} takes {expected} bytes, but there is room for {found}")]
+    Room {
+        /// The tensor.
+        tensor: String,
+        /// The part.
+        region: Region,
+        /// The type.
+        dtype: DType,
+        /// Bytes that takes.
+        expected: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+}
+
+/// Bytes of one stretch that is read at once, at most and unless the budget is
+/// smaller. Large enough to be worth a call, small enough to stay in a cache
+/// between reading and decoding.
+const STRETCH: usize = 4 << 20;
+
+/// Reads wanted regions into their destinations.
+pub fn read(
+    source: &Source,
+    wants: Vec<Want<'_>>,
+    options: &ReadOptions,
+    observer: &dyn Observer,
+) -> Result<ReadReport, CheckpointError> {
+    let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
+    let stretch = (options.budget / threads).clamp(4096, STRETCH);
+    let mut jobs = Vec::new();
+    let mut total = 0;
+    for want in wants {
+        check(&want)?;
+        total += want.into.len() as u64;
+        split(want, stretch, &mut jobs);
+    }
+    observer.begin("reading", total);
+    // In the order of the files: disks and caches like it.
+    jobs.sort_by_key(Job::place);
+    let pool = Pool::new(source, stretch, observer);
+    let queue = Mutex::new(jobs.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    pool.drain(threads, next)
+}
+
+fn default_threads(source: &Source) -> usize {
+    match source.storage.folder() {
+        Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
+        // Far away, waiting is what takes time.
+        None => 16,
+    }
+}
+
+fn check(want: &Want<'_>) -> Result<(), WantError> {
+    want.region
+        .check_inside(&want.entry.shape)
+        .map_err(|source| WantError::Region { tensor: want.name.to_owned(), source })?;
+    let expected = want.region.volume() * want.dtype.size();
+    if want.into.len() != expected {
+        return Err(WantError::Room {
+            tensor: want.name.to_owned(),
+            region: want.region.clone(),
+            dtype: want.dtype,
+            expected,
+            found: want.into.len(),
+        });
+    }
+    Ok(())
+}
+
+/// What the threads of one read share.
+struct Pool<'a> {
+    source: &'a Source,
+    stretch: usize,
+    observer: &'a dyn Observer,
+    read: AtomicU64,
+    requests: AtomicU64,
+    delivered: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl<'a> Pool<'a> {
+    fn new(source: &'a Source, stretch: usize, observer: &'a dyn Observer) -> Self {
+        Self {
+            source,
+            stretch,
+            observer,
+            read: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            delivered: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs jobs until there are none, or one fails.
+    fn drain<'j>(
+        &self,
+        threads: usize,
+        next: impl Fn() -> Option<Job<'j>> + Sync,
+    ) -> Result<ReadReport, CheckpointError> {
+        let work = || {
+            let mut staging = Vec::new();
+            while !self.failed.load(Ordering::Relaxed) {
+                let Some(mut job) = next() else { break };
+                let delivered = job.into.len() as u64;
+                if let Err(error) = job.run(self, &mut staging) {
+                    self.failed.store(true, Ordering::Relaxed);
+                    return Err(error);
+                }
+                self.delivered.fetch_add(delivered, Ordering::Relaxed);
+                self.observer.advance(delivered);
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut outcome = work();
+            for other in others {
+                let theirs = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                outcome = outcome.and(theirs);
+            }
+            outcome
+        })?;
+        Ok(ReadReport {
+            read: self.read.load(Ordering::Relaxed),
+            delivered: self.delivered.load(Ordering::Relaxed),
+            requests: self.requests.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Reads bytes of one of the index's files.
+    fn fetch(
+        &self,
+        file: crate::index::FileId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        self.read.fetch_add(into.len() as u64, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let name = &self.source.index.file(file).name;
+        Ok(self.source.storage.read_at(name, offset, into)?)
+    }
+}

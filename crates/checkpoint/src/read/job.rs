@@ -1,0 +1,260 @@
+//! One job of a read: a stretch of a destination, filled by one thread.
+
+use shardloom_layout::{DType, Region};
+
+use super::segment::{Order, Segment, Segments, order};
+use super::{Pool, Want};
+use crate::cast::cast;
+use crate::codec::{Affine, Blocks, Codec, Side};
+use crate::error::CheckpointError;
+use crate::index::{FileId, TensorEntry, Tile};
+
+/// Bytes from which on a stretch is read straight into its destination.
+const STRAIGHT: usize = 32 << 10;
+
+/// Segments that are gathered into one read at most.
+const GATHERED: usize = 1 << 16;
+
+/// A stretch of a destination.
+pub(super) struct Job<'a> {
+    pub(super) entry: &'a TensorEntry,
+    pub(super) region: Region,
+    pub(super) dtype: DType,
+    pub(super) into: &'a mut [u8],
+}
+
+/// Cuts a want into jobs of about `stretch` bytes.
+pub(super) fn split<'a>(want: Want<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
+    let Want { entry, region, dtype, into, .. } = want;
+    let job = Job { entry, region, dtype, into };
+    // A transposed tile is read in the order of its file, which fills all of
+    // the destination little by little.
+    let whole = entry.tiles.iter().any(|tile| order(tile) == Order::Other);
+    if whole {
+        jobs.push(job);
+    } else {
+        split_job(job, stretch, jobs);
+    }
+}
+
+fn split_job<'a>(job: Job<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
+    if job.into.is_empty() {
+        return;
+    }
+    let dim = job.region.size().iter().position(|&size| size > 1);
+    let (Some(dim), true) = (dim, job.into.len() > stretch) else {
+        jobs.push(job);
+        return;
+    };
+    // Dims before this one are single, so its steps follow one another.
+    let size = job.region.size()[dim];
+    let step_bytes = job.into.len() / size;
+    let steps = (stretch / step_bytes).max(1);
+    let Job { entry, region, dtype, into } = job;
+    let range = region.range(dim);
+    let mut rest = into;
+    for start in range.clone().step_by(steps) {
+        let end = (start + steps).min(range.end);
+        let (into, behind) = rest.split_at_mut((end - start) * step_bytes);
+        rest = behind;
+        split_job(Job { entry, region: region.with_range(dim, start..end), dtype, into }, stretch, jobs);
+    }
+}
+
+impl Job<'_> {
+    /// Where in the files the job begins.
+    pub(super) fn place(&self) -> (FileId, u64) {
+        let tiles = self.entry.tiles.iter();
+        let first = tiles.filter_map(|tile| {
+            let part = tile.region.intersect(&self.region)?;
+            let ahead = (0..part.ndim()).map(|dim| {
+                (part.start()[dim] - tile.region.start()[dim]) as u64 * tile.strides[dim]
+            });
+            Some((tile.file, tile.offset + ahead.sum::<u64>()))
+        });
+        first.min().unwrap_or((FileId(0), 0))
+    }
+
+    pub(super) fn run(&mut self, pool: &Pool<'_>, staging: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let entry = self.entry;
+        for tile in &entry.tiles {
+            let Some(part) = tile.region.intersect(&self.region).filter(|part| !part.is_empty()) else {
+                continue;
+            };
+            match &tile.codec {
+                Codec::Raw => self.raw(pool, tile, &part, staging)?,
+                Codec::Blocks(blocks) => self.blocks(pool, tile, blocks, &part, staging)?,
+                Codec::Affine(affine) => self.affine(pool, tile, affine, &part, staging)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn raw(
+        &mut self,
+        pool: &Pool<'_>,
+        tile: &Tile,
+        part: &Region,
+        staging: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let width = self.entry.dtype.size();
+        let segments = Segments::new(tile, width as u64, part, &self.region);
+        let straight = self.entry.dtype == self.dtype;
+        let mut gathered = Gathered::default();
+        for whole in segments {
+            if straight && whole.step == 1 && whole.count * width >= STRAIGHT {
+                let start = whole.target * width;
+                pool.fetch(tile.file, whole.offset, &mut self.into[start..start + whole.count * width])?;
+                continue;
+            }
+            for segment in pieces(whole, width, pool.stretch) {
+                let end = segment.offset + (segment.count * width) as u64;
+                if !gathered.takes(segment.offset, end, pool) {
+                    self.scatter(pool, tile.file, &mut gathered, staging)?;
+                }
+                gathered.add(segment, end);
+            }
+        }
+        self.scatter(pool, tile.file, &mut gathered, staging)
+    }
+
+    /// Reads what was gathered and puts it where it belongs.
+    fn scatter(
+        &mut self,
+        pool: &Pool<'_>,
+        file: FileId,
+        gathered: &mut Gathered,
+        staging: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let Some(first) = gathered.segments.first() else { return Ok(()) };
+        let start = first.offset;
+        staging.resize((gathered.end - start) as usize, 0);
+        pool.fetch(file, start, staging)?;
+        let width = self.entry.dtype.size();
+        for segment in gathered.segments.drain(..) {
+            let from = (segment.offset - start) as usize;
+            let bytes = &staging[from..from + segment.count * width];
+            put(self.entry.dtype, bytes, self.dtype, segment.target, segment.step, self.into);
+        }
+        Ok(())
+    }
+
+    fn blocks(
+        &mut self,
+        pool: &Pool<'_>,
+        tile: &Tile,
+        blocks: &Blocks,
+        part: &Region,
+        staging: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let (elements, bytes) = (blocks.format.elements(), blocks.format.bytes());
+        let ahead = part.start()[blocks.dim] - tile.region.start()[blocks.dim] + blocks.lead;
+        let (skip, lead) = (ahead / elements * bytes, ahead % elements);
+        let count = part.size()[blocks.dim];
+        let row = (lead + count).div_ceil(elements) * bytes;
+        let mut values = vec![0.0; (lead + count).div_ceil(elements) * elements];
+        for segment in Segments::new(tile, 0, part, &self.region) {
+            staging.resize(row, 0);
+            pool.fetch(tile.file, segment.offset + skip as u64, staging)?;
+            for (block, into) in staging.chunks_exact(bytes).zip(values.chunks_exact_mut(elements)) {
+                blocks.format.decode(block, into);
+            }
+            self.put_values(&values[lead..lead + count], segment);
+        }
+        Ok(())
+    }
+
+    fn affine(
+        &mut self,
+        pool: &Pool<'_>,
+        tile: &Tile,
+        affine: &Affine,
+        part: &Region,
+        staging: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let ahead = part.start()[affine.dim] - tile.region.start()[affine.dim];
+        let here = Affine { lead: affine.lead + ahead, ..affine.clone() };
+        let count = part.size()[affine.dim];
+        let width = self.entry.dtype.size();
+        let (skip, words) = here.word_bytes(count);
+        let (side_skip, side) = here.side_bytes(count, width);
+        let mut values = vec![0.0; count];
+        let beside = |side: &Side| {
+            let tile = Tile { offset: side.offset, strides: side.strides.clone(), ..tile.clone() };
+            Segments::new(&tile, 0, part, &self.region).map(|segment| segment.offset).collect::<Vec<u64>>()
+        };
+        let (scales, biases) = (beside(&affine.scales), beside(&affine.biases));
+        let (mut scale, mut bias) = (vec![0; side as usize], vec![0; side as usize]);
+        for (row, segment) in Segments::new(tile, 0, part, &self.region).enumerate() {
+            staging.resize(words as usize, 0);
+            pool.fetch(tile.file, segment.offset + skip, staging)?;
+            pool.fetch(affine.scales.file, scales[row] + side_skip, &mut scale)?;
+            pool.fetch(affine.biases.file, biases[row] + side_skip, &mut bias)?;
+            crate::affine::decode(&here, staging, self.entry.dtype, &scale, &bias, &mut values);
+            self.put_values(&values, segment);
+        }
+        Ok(())
+    }
+
+    /// Puts decoded values into the destination.
+    fn put_values(&mut self, values: &[f32], segment: Segment) {
+        // Decoded values have the tensor's precision before they have
+        // another, so that a part is what the whole would be.
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        if self.entry.dtype == DType::F32 || self.entry.dtype == self.dtype {
+            put(DType::F32, bytes, self.dtype, segment.target, segment.step, self.into);
+        } else {
+            let mut own = vec![0; values.len() * self.entry.dtype.size()];
+            cast(DType::F32, bytes, self.entry.dtype, &mut own);
+            put(self.entry.dtype, &own, self.dtype, segment.target, segment.step, self.into);
+        }
+    }
+}
+
+/// Writes elements into a destination, `step` elements apart.
+fn put(from: DType, bytes: &[u8], to: DType, target: usize, step: usize, into: &mut [u8]) {
+    let (source, width) = (from.size(), to.size());
+    let count = bytes.len() / source;
+    if step == 1 {
+        cast(from, bytes, to, &mut into[target * width..(target + count) * width]);
+        return;
+    }
+    for (number, element) in bytes.chunks_exact(source).enumerate() {
+        let at = (target + number * step) * width;
+        cast(from, element, to, &mut into[at..at + width]);
+    }
+}
+
+/// Cuts a segment that is longer than what may be read at once.
+fn pieces(whole: Segment, width: usize, stretch: usize) -> impl Iterator<Item = Segment> {
+    let most = (stretch / width).max(1);
+    (0..whole.count).step_by(most).map(move |start| Segment {
+        offset: whole.offset + (start * width) as u64,
+        target: whole.target + start * whole.step,
+        count: most.min(whole.count - start),
+        step: whole.step,
+    })
+}
+
+/// Segments that will be read at once.
+#[derive(Default)]
+struct Gathered {
+    segments: Vec<Segment>,
+    end: u64,
+}
+
+impl Gathered {
+    /// Whether a further segment is near enough to be read with these.
+    fn takes(&self, offset: u64, end: u64, pool: &Pool<'_>) -> bool {
+        let Some(first) = self.segments.first() else { return true };
+        offset >= self.end
+            && offset - self.end <= pool.source.storage.gap()
+            && end - first.offset <= pool.stretch as u64
+            && self.segments.len() < GATHERED
+    }
+
+    fn add(&mut self, segment: Segment, end: u64) {
+        self.segments.push(segment);
+        self.end = end;
+    }
+}

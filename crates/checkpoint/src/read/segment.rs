@@ -1,0 +1,129 @@
+//! Where elements lie in a file and where they go, as runs that follow one
+//! another in the file.
+
+use shardloom_layout::{Dims, Region};
+
+use crate::index::Tile;
+
+/// Elements that follow one another in a file, or one row of packed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// Where the first byte is in the file.
+    pub(super) offset: u64,
+    /// Where the first element goes, counted in elements of the destination.
+    pub(super) target: usize,
+    /// How many elements.
+    pub(super) count: usize,
+    /// How far apart they are in the destination, in elements.
+    pub(super) step: usize,
+}
+
+/// One dim of a walk.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    size: usize,
+    /// Bytes between neighbours in the file.
+    source: u64,
+    /// Elements between neighbours in the destination.
+    target: usize,
+}
+
+/// Goes through the elements of a part of a tile in the order of the file.
+pub(super) struct Segments {
+    outer: Vec<Axis>,
+    inner: Axis,
+    index: Vec<usize>,
+    offset: u64,
+    target: usize,
+    remaining: usize,
+}
+
+impl Segments {
+    /// The elements of `part`, which lies in both the tile and the job. For
+    /// packed codecs, a segment is a row along the packed dim.
+    pub(super) fn new(tile: &Tile, width: u64, part: &Region, job: &Region) -> Self {
+        let strides = job.shape().strides();
+        let packed = tile.codec.packed_dim();
+        let (mut offset, mut target) = (tile.offset, 0);
+        let mut axes = Vec::with_capacity(part.ndim());
+        let mut inner = Axis { size: 1, source: width, target: 1 };
+        for dim in 0..part.ndim() {
+            let ahead = part.start()[dim] - tile.region.start()[dim];
+            target += (part.start()[dim] - job.start()[dim]) * strides[dim];
+            let axis = Axis { size: part.size()[dim], source: tile.strides[dim], target: strides[dim] };
+            if packed == Some(dim) {
+                inner = axis;
+                continue;
+            }
+            offset += ahead as u64 * tile.strides[dim];
+            if axis.size != 1 {
+                axes.push(axis);
+            }
+        }
+        // The order of the file; dims that are near each other come last.
+        axes.sort_by_key(|axis| std::cmp::Reverse(axis.source));
+        if packed.is_none() {
+            // Dims that continue each other in both places are one.
+            while let Some(&axis) = axes.last() {
+                let follows = inner.source * inner.size as u64 == axis.source;
+                let alike = inner.size == 1 || inner.target * inner.size == axis.target;
+                if !follows || !alike {
+                    break;
+                }
+                let step = if inner.size == 1 { axis.target } else { inner.target };
+                inner = Axis { size: inner.size * axis.size, source: width, target: step };
+                axes.pop();
+            }
+        }
+        let remaining = if part.is_empty() { 0 } else { axes.iter().map(|axis| axis.size).product() };
+        Self { index: vec![0; axes.len()], outer: axes, inner, offset, target, remaining }
+    }
+}
+
+impl Iterator for Segments {
+    type Item = Segment;
+
+    fn next(&mut self) -> Option<Segment> {
+        if self.remaining == 0 {
+            return None;
+        }
+        self.remaining -= 1;
+        let found = Segment {
+            offset: self.offset,
+            target: self.target,
+            count: self.inner.size,
+            step: self.inner.target,
+        };
+        for (axis, index) in self.outer.iter().zip(&mut self.index).rev() {
+            *index += 1;
+            self.offset += axis.source;
+            self.target += axis.target;
+            if *index < axis.size {
+                break;
+            }
+            self.offset -= axis.source * axis.size as u64;
+            self.target -= axis.target * axis.size;
+            *index = 0;
+        }
+        Some(found)
+    }
+}
+
+/// Whether a tile's elements come in the order of the tensor, so that a
+/// stretch of the tensor is a stretch of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Tensor,
+    Other,
+}
+
+/// In which order a tile's elements lie.
+pub(super) fn order(tile: &Tile) -> Order {
+    let dims: Dims = (0..tile.region.ndim()).filter(|&dim| tile.region.size()[dim] > 1).collect();
+    let last = dims.last().copied();
+    if tile.codec.packed_dim().is_some_and(|packed| last.is_some_and(|last| last != packed)) {
+        return Order::Other;
+    }
+    let strides = dims.iter().filter(|&&dim| tile.codec.packed_dim() != Some(dim)).map(|&dim| tile.strides[dim]);
+    if strides.is_sorted_by(|a, b| a >= b) { Order::Tensor } else { Order::Other }
+}
