@@ -244,12 +244,18 @@ mod tests {
         // decides.
         let middle: u64 = (1 << 60) + (1 << 52);
         assert_eq!(one::<u64, bf16>(DType::U64, DType::Bf16, middle).to_f64(), (1u64 << 60) as f64);
-        assert_eq!(one::<u64, bf16>(DType::U64, DType::Bf16, middle + 1).to_f64(), ((1u64 << 60) + (1 << 53)) as f64);
+        assert_eq!(
+            one::<u64, bf16>(DType::U64, DType::Bf16, middle + 1).to_f64(),
+            ((1u64 << 60) + (1 << 53)) as f64
+        );
         assert_eq!(one::<i64, f16>(DType::I64, DType::F16, -2049).to_f64(), -2048.0);
         assert_eq!(one::<i64, f16>(DType::I64, DType::F16, -2051).to_f64(), -2052.0);
         let middle = 1.0 + 0.5f64.powi(8);
         assert_eq!(one::<f64, bf16>(DType::F64, DType::Bf16, middle).to_f64(), 1.0);
-        assert_eq!(one::<f64, bf16>(DType::F64, DType::Bf16, middle.next_up()).to_f64(), 1.0 + 0.5f64.powi(7));
+        assert_eq!(
+            one::<f64, bf16>(DType::F64, DType::Bf16, middle.next_up()).to_f64(),
+            1.0 + 0.5f64.powi(7)
+        );
         assert_eq!(one::<f64, bf16>(DType::F64, DType::Bf16, 1e300), bf16::INFINITY);
     }
 

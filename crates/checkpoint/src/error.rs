@@ -5,7 +5,9 @@ use shardloom_layout::Hint;
 
 use crate::formats::FormatError;
 use crate::index::IndexError;
+use crate::plan::PlanError;
 use crate::read::WantError;
+use crate::save::TargetError;
 use crate::storage::StorageError;
 
 /// Why a checkpoint cannot be read, written or trusted.
@@ -35,6 +37,26 @@ pub enum CheckpointError {
     /// Something was asked that the checkpoint cannot answer.
     #[error(transparent)]
     Want(#[from] WantError),
+    /// A save or a load could not be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A checkpoint cannot be saved to a place.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// Ranks could not exchange a tensor before writing it.
+    #[error("`{name}` could not be exchanged between ranks: {message}")]
+    Exchange {
+        /// The tensor.
+        name: String,
+        /// Why.
+        message: String,
+    },
+    /// Other ranks failed.
+    #[error("{}", failures.iter().map(|(rank, text)| format!("rank {rank}: {text}")).collect::<Vec<_>>().join("; "))]
+    Ranks {
+        /// What each of them says.
+        failures: Vec<(usize, String)>,
+    },
     /// Ranks could not exchange what they must.
     #[error(transparent)]
     Gang(#[from] GangError),
@@ -61,7 +83,9 @@ impl Hint for CheckpointError {
                     .to_owned(),
             ),
             Self::Gang(error) => error.hint(),
-            Self::Index(_) | Self::Want(_) => None,
+            Self::Plan(error) => error.hint(),
+            Self::Target(error) => error.hint(),
+            Self::Index(_) | Self::Want(_) | Self::Exchange { .. } | Self::Ranks { .. } => None,
         }
     }
 }

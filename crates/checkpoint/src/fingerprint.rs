@@ -231,8 +231,7 @@ mod tests {
         let bytes: Vec<u8> = (0..960u32).map(|i| (i * 37 % 251) as u8).collect();
         for dtype in [DType::U8, DType::Bf16, DType::F32, DType::F64] {
             let shape = Shape::new(&[8, 120 / dtype.size()]).unwrap();
-            let whole =
-                ElementSum::of_region(dtype, &shape, &Region::whole(&shape), &bytes).unwrap();
+            let whole = ElementSum::of_region(dtype, &shape, &Region::whole(&shape), &bytes).unwrap();
             for cut in 0..=shape[1] {
                 let mut sum = ElementSum::default();
                 for range in [0..cut, cut..shape[1]] {

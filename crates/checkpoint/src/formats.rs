@@ -1,5 +1,6 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod native;
 pub mod safetensors;
 
 use std::path::Path;
@@ -9,6 +10,7 @@ use shardloom_layout::Hint;
 
 use crate::error::CheckpointError;
 use crate::index::Index;
+use crate::manifest::{MANIFEST_FILE, ManifestError};
 use crate::storage::{LocalStorage, Storage, StorageError};
 use safetensors::SafetensorsError;
 
@@ -16,6 +18,9 @@ use safetensors::SafetensorsError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
+    /// Of a native checkpoint's manifest.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
@@ -24,6 +29,7 @@ pub enum FormatError {
 impl Hint for FormatError {
     fn hint(&self) -> Option<String> {
         match self {
+            Self::Manifest(error) => error.hint(),
             Self::Safetensors(error) => error.hint(),
         }
     }
@@ -69,7 +75,10 @@ impl Source {
     /// Opens a place as a whole.
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
-        let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+        let has = |name: &str| files.iter().any(|file| file.name == name);
+        let index = if has(MANIFEST_FILE) {
+            native::read(&*storage)?
+        } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });

@@ -14,18 +14,36 @@ mod blocks;
 mod cast;
 mod codec;
 mod error;
+mod file_layout;
 mod fingerprint;
 mod index;
+mod manifest;
 mod observer;
+pub mod plan;
 mod read;
+mod save;
+mod state;
+mod sums;
+mod together;
 
 pub use blocks::BlockFormat;
-pub use codec::{Affine, Blocks, Codec, Side};
 pub use cast::cast;
+pub use codec::{Affine, Blocks, Codec, Side};
 pub use error::CheckpointError;
+pub use file_layout::{FileLayout, Place, PlannedFile};
 pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
 pub use formats::{FormatError, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
+pub use manifest::{
+    Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
+};
 pub use observer::Observer;
 pub use read::{ReadOptions, ReadReport, Want, WantError, read};
+pub use save::{SaveOptions, SaveReport, Saver, Target, TargetError};
+pub use state::{
+    Ambiguous, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
+    flatten, unflatten,
+};
 pub use storage::{LocalStorage, Storage, StorageError};
+pub use sums::{Sums, TensorTotals, stretch_for};
+pub(crate) use together::together;

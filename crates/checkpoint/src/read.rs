@@ -216,12 +216,7 @@ impl<'a> Pool<'a> {
     }
 
     /// Reads bytes of one of the index's files.
-    fn fetch(
-        &self,
-        file: crate::index::FileId,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<(), CheckpointError> {
+    fn fetch(&self, file: crate::index::FileId, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
         self.read.fetch_add(into.len() as u64, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
         let name = &self.source.index.file(file).name;

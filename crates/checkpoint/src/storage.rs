@@ -1,6 +1,6 @@
 //! Where a checkpoint's files are.
 
-mod local;
+pub(crate) mod local;
 
 pub use local::LocalStorage;
 

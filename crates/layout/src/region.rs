@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::dtype::DType;
 use crate::shape::{Dims, Shape};
 
@@ -11,10 +13,25 @@ use crate::shape::{Dims, Shape};
 /// Regions of different tensors are compared only by their numbers; which
 /// tensor a region belongs to is the caller's knowledge. Methods that take a
 /// second region or a shape require the same number of dims.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "(Vec<usize>, Vec<usize>)", into = "(Vec<usize>, Vec<usize>)")]
 pub struct Region {
     start: Dims,
     size: Dims,
+}
+
+impl TryFrom<(Vec<usize>, Vec<usize>)> for Region {
+    type Error = RegionError;
+
+    fn try_from((start, size): (Vec<usize>, Vec<usize>)) -> Result<Self, RegionError> {
+        Self::new(&start, &size)
+    }
+}
+
+impl From<Region> for (Vec<usize>, Vec<usize>) {
+    fn from(region: Region) -> Self {
+        (region.start.to_vec(), region.size.to_vec())
+    }
 }
 
 /// Numbers that do not describe a box, or a box outside its tensor.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
@@ -20,8 +21,23 @@ pub const MAX_DIMS: usize = 32;
 ///
 /// A shape exists only if its bytes fit in an `isize` for every dtype, so code
 /// behind it multiplies sizes without overflow checks.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<usize>", into = "Vec<usize>")]
 pub struct Shape(Dims);
+
+impl TryFrom<Vec<usize>> for Shape {
+    type Error = ShapeError;
+
+    fn try_from(dims: Vec<usize>) -> Result<Self, ShapeError> {
+        Self::new(&dims)
+    }
+}
+
+impl From<Shape> for Vec<usize> {
+    fn from(shape: Shape) -> Self {
+        shape.0.to_vec()
+    }
+}
 
 /// Sizes that no tensor can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -241,8 +241,18 @@ impl<'de> Deserialize<'de> for RawHeader {
     }
 }
 
-/// Reads and checks a file's header.
+/// Reads and checks a file's header. Gives the file's length too.
 pub fn read_header(storage: &dyn Storage, name: &str) -> Result<(Header, u64), CheckpointError> {
+    let (bytes, length) = read_header_bytes(storage, name)?;
+    let header = Header::parse(&bytes[8..], length).map_err(|error| CheckpointError::format(name, error))?;
+    Ok((header, length))
+}
+
+/// Reads a file's header with its length in front, as it is.
+pub(crate) fn read_header_bytes(
+    storage: &dyn Storage,
+    name: &str,
+) -> Result<(Vec<u8>, u64), CheckpointError> {
     let failed = |error: SafetensorsError| CheckpointError::format(name, error);
     let length = storage.length(name)?;
     if length < 8 {
@@ -255,9 +265,9 @@ pub fn read_header(storage: &dyn Storage, name: &str) -> Result<(Header, u64), C
     if claimed > limit {
         return Err(failed(SafetensorsError::HeaderLength { claimed, limit }));
     }
-    let mut json = vec![0; claimed as usize];
-    storage.read_at(name, 8, &mut json)?;
-    Ok((Header::parse(&json, length).map_err(failed)?, length))
+    let mut bytes = vec![0; 8 + claimed as usize];
+    storage.read_at(name, 0, &mut bytes)?;
+    Ok((bytes, length))
 }
 
 /// The entry of one tensor of a file.

@@ -67,9 +67,8 @@ impl Job<'_> {
         let tiles = self.entry.tiles.iter();
         let first = tiles.filter_map(|tile| {
             let part = tile.region.intersect(&self.region)?;
-            let ahead = (0..part.ndim()).map(|dim| {
-                (part.start()[dim] - tile.region.start()[dim]) as u64 * tile.strides[dim]
-            });
+            let ahead = (0..part.ndim())
+                .map(|dim| (part.start()[dim] - tile.region.start()[dim]) as u64 * tile.strides[dim]);
             Some((tile.file, tile.offset + ahead.sum::<u64>()))
         });
         first.min().unwrap_or((FileId(0), 0))

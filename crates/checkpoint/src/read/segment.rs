@@ -124,6 +124,7 @@ pub(super) fn order(tile: &Tile) -> Order {
     if tile.codec.packed_dim().is_some_and(|packed| last.is_some_and(|last| last != packed)) {
         return Order::Other;
     }
-    let strides = dims.iter().filter(|&&dim| tile.codec.packed_dim() != Some(dim)).map(|&dim| tile.strides[dim]);
+    let strides =
+        dims.iter().filter(|&&dim| tile.codec.packed_dim() != Some(dim)).map(|&dim| tile.strides[dim]);
     if strides.is_sorted_by(|a, b| a >= b) { Order::Tensor } else { Order::Other }
 }

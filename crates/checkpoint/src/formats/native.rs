@@ -1,0 +1,122 @@
+//! Native checkpoints: a Hugging Face folder with a manifest.
+
+use std::collections::BTreeMap;
+
+use shardloom_layout::Region;
+
+use super::safetensors::{self, Header};
+use crate::error::CheckpointError;
+use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry};
+use crate::manifest::{
+    Arrangement, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor, digest_of,
+};
+use crate::storage::Storage;
+
+/// Indexes a native checkpoint. Every file must have the length and the header
+/// that it was committed with.
+pub fn read(storage: &dyn Storage) -> Result<Index, CheckpointError> {
+    index(storage, &Manifest::read(storage)?)
+}
+
+/// Indexes the checkpoint that a manifest describes.
+pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, CheckpointError> {
+    let mut files = Vec::new();
+    let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
+    let mut blobs = BTreeMap::new();
+    for file in &manifest.files {
+        let id = FileId(files.len() as u32);
+        let header = header_of(storage, file)?;
+        files.push(StoredFile { name: file.name.clone(), length: file.length });
+        for (name, info) in &header.tensors {
+            let wrong = || damaged(ManifestError::Tensor { tensor: name.clone() });
+            let said = manifest.tensors.get(name).ok_or_else(wrong)?;
+            let stored = safetensors::entry(name, info, header.data, id)
+                .map_err(|error| CheckpointError::format(&file.name, error))?;
+            let entry = placed(manifest.storage, name, said, stored, &header).ok_or_else(wrong)?;
+            match said.kind {
+                Kind::Tensor => match tensors.get_mut(name) {
+                    Some(known) => known.tiles.extend(entry.tiles),
+                    None => {
+                        tensors.insert(name.clone(), entry);
+                    }
+                },
+                Kind::Bytes => {
+                    let tile = &entry.tiles[0];
+                    let blob = Blob { file: id, offset: tile.offset, length: entry.bytes() };
+                    if blobs.insert(name.clone(), blob).is_some() {
+                        return Err(wrong());
+                    }
+                }
+            }
+        }
+    }
+    let found = |name: &String| tensors.contains_key(name) || blobs.contains_key(name);
+    let empty = |tensor: &ManifestTensor| tensor.shape.volume() == 0;
+    if let Some((tensor, said)) = manifest.tensors.iter().find(|(name, _)| !found(name)) {
+        // In chunks, nobody writes what has no elements.
+        if !(manifest.storage == Arrangement::Chunks && empty(said)) {
+            return Err(damaged(ManifestError::Tensor { tensor: tensor.clone() }));
+        }
+    }
+    for (name, said) in &manifest.tensors {
+        if said.kind == Kind::Tensor && !tensors.contains_key(name) {
+            let entry = TensorEntry { dtype: said.dtype, shape: said.shape.clone(), tiles: Vec::new() };
+            tensors.insert(name.clone(), entry);
+        }
+    }
+    let mut metadata = BTreeMap::new();
+    if let Some(step) = manifest.step {
+        metadata.insert("step".to_owned(), step.to_string());
+    }
+    Ok(Index::new(Format::Native, files, tensors)?.with_blobs(blobs)?.with_metadata(metadata))
+}
+
+fn damaged(error: ManifestError) -> CheckpointError {
+    CheckpointError::format(MANIFEST_FILE, error)
+}
+
+fn header_of(storage: &dyn Storage, file: &ManifestFile) -> Result<Header, CheckpointError> {
+    let found = storage.length(&file.name)?;
+    if found != file.length {
+        let (name, expected) = (file.name.clone(), file.length);
+        return Err(damaged(ManifestError::Length { file: name, expected, found }));
+    }
+    let (bytes, length) = safetensors::read_header_bytes(storage, &file.name)?;
+    if digest_of(&bytes) != file.header {
+        return Err(damaged(ManifestError::Header { file: file.name.clone() }));
+    }
+    Header::parse(&bytes[8..], length).map_err(|error| CheckpointError::format(&file.name, error))
+}
+
+/// The stored tensor as a part of what the manifest says it is; `None` if it
+/// is not.
+fn placed(
+    arrangement: Arrangement,
+    name: &str,
+    said: &ManifestTensor,
+    mut stored: TensorEntry,
+    header: &Header,
+) -> Option<TensorEntry> {
+    if stored.dtype != said.dtype {
+        return None;
+    }
+    match arrangement {
+        Arrangement::Shared => (stored.shape == said.shape).then_some(stored),
+        Arrangement::Chunks => {
+            let start: Vec<usize> = serde_json::from_str(header.metadata.get(name)?).ok()?;
+            let region = Region::new(&start, &stored.shape).ok()?;
+            stored.tiles[0].region = region;
+            stored.shape = said.shape.clone();
+            Some(stored)
+        }
+    }
+}
+
+/// How a rank's own file says where its parts begin: the header's metadata,
+/// one entry for each tensor.
+pub(crate) fn chunk_metadata<'a>(
+    parts: impl IntoIterator<Item = (&'a str, &'a Region)>,
+) -> BTreeMap<String, String> {
+    let text = |region: &Region| serde_json::to_string(region.start()).unwrap_or_default();
+    parts.into_iter().map(|(name, region)| (name.to_owned(), text(region))).collect()
+}

@@ -1,0 +1,39 @@
+//! Planners: who writes what, and who reads what from where.
+//!
+//! # Saving
+//!
+//! 1. [`SavePlanner::configure`]: every rank, with its state.
+//! 2. [`SavePlanner::derived_plan`]: every rank. If every rank can tell alone
+//!    what all ranks will do, the ranks compare a digest of it, and that is
+//!    all the planning there is.
+//! 3. Otherwise [`SavePlanner::local_plan`]: every rank says what it holds;
+//!    the plans are gathered, and
+//! 4. [`SavePlanner::global_plan`]: every rank makes the same plans for all of
+//!    them, so that none need be sent back.
+//! 5. [`SavePlanner::finalize`]: every rank, with its own plan.
+//! 6. [`SavePlanner::data`]: every rank, once for each of its items, while
+//!    they are written.
+//!
+//! # Loading
+//!
+//! 1. [`LoadPlanner::configure`]: every rank, with the checkpoint's metadata.
+//! 2. [`LoadPlanner::local_plan`]: every rank, for what it wants.
+//! 3. [`LoadPlanner::global_plan`]: every rank. The plans of the others are
+//!    given only where the caller gathered them.
+//! 4. [`LoadPlanner::finalize`]: every rank.
+//! 5. [`LoadPlanner::acquire_tensor`]: once for each destination, before
+//!    anything is read; then the bytes are read; then
+//!    [`LoadPlanner::apply_tensor`] with the same destination, filled.
+//! 6. [`LoadPlanner::apply_bytes`]: once for each item of bytes.
+
+mod balance;
+mod derive;
+mod gather;
+mod items;
+mod save;
+
+pub use balance::{Load, Redundancy};
+pub use items::{
+    Exchange, LoadPlan, Metadata, MetadataIndex, ReadItem, SavePlan, TensorMetadata, WriteData, WriteItem,
+};
+pub use save::{PlanContext, PlanError, SavePlanner, StandardSavePlanner, plan_save};

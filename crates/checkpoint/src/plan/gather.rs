@@ -1,0 +1,147 @@
+//! The plan that is made of what all ranks say, for state whose parts do not
+//! follow from layouts.
+
+use std::collections::BTreeMap;
+
+use shardloom_layout::{DType, Region, Shape, check_tiling};
+
+use super::balance::{Load, Redundancy};
+use super::items::{Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
+use super::save::{PlanError, Version};
+use crate::fingerprint::Fingerprint;
+use crate::state::Part;
+
+/// What all ranks say of one name.
+#[derive(Default)]
+struct Told {
+    /// Ranks by what they say the thing is.
+    versions: BTreeMap<String, Vec<usize>>,
+    /// Ranks by the part that they hold.
+    holders: BTreeMap<Option<Region>, Vec<u32>>,
+    kind: Option<Kind>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Tensor { part: Part, dtype: DType, shape: Shape },
+    Bytes { part: Part, length: u64, digest: Fingerprint },
+}
+
+/// The plans of all ranks, from what each holds.
+pub(super) fn global_plan(
+    plans: Vec<SavePlan>,
+    redundancy: Redundancy,
+) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    let world = plans.len();
+    let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    for (rank, plan) in plans.iter().enumerate() {
+        if plan.exchanges != plans[0].exchanges {
+            return Err(PlanError::Exchanges { rank });
+        }
+        for item in &plan.items {
+            told.entry(item.index.name.clone()).or_default().hear(rank, item);
+        }
+    }
+    let mut metadata = Metadata::default();
+    let mut items: Vec<Vec<WriteItem>> = vec![Vec::new(); world];
+    let mut load = Load::new(world);
+    let mut shared = Vec::new();
+    for (name, told) in &told {
+        let (kind, regions) = told.agreed(name)?;
+        match kind {
+            Kind::Bytes { length, .. } => {
+                metadata.bytes.insert(name.clone(), length);
+            }
+            Kind::Tensor { part, dtype, ref shape } => {
+                check_tiling(shape, &regions)
+                    .map_err(|source| PlanError::Tiling { name: name.clone(), source })?;
+                let entry =
+                    TensorMetadata { part, dtype, shape: shape.clone(), layout: None, chunks: regions };
+                metadata.tensors.insert(name.clone(), entry);
+            }
+        }
+        for (region, holders) in &told.holders {
+            if region.as_ref().is_some_and(Region::is_empty) {
+                continue;
+            }
+            let item = kind.item(name, region.as_ref());
+            match holders.as_slice() {
+                [holder] if matches!(kind, Kind::Tensor { .. }) => {
+                    load.add(*holder as usize, item.bytes());
+                    items[*holder as usize].push(item);
+                }
+                _ => shared.push((item, holders)),
+            }
+        }
+    }
+    // The order of names and regions is kept among equals.
+    shared.sort_by_key(|(item, _)| std::cmp::Reverse(item.bytes()));
+    for (item, holders) in shared {
+        let chosen = load.choose(redundancy, holders, item.bytes());
+        items[chosen].push(item);
+    }
+    let exchanges = plans.into_iter().next().map(|plan| plan.exchanges).unwrap_or_default();
+    let plans = items.into_iter().map(|mut items| {
+        items.sort_by(|a, b| a.index.cmp(&b.index));
+        SavePlan { exchanges: exchanges.clone(), items }
+    });
+    Ok((plans.collect(), metadata))
+}
+
+impl Told {
+    fn hear(&mut self, rank: usize, item: &WriteItem) {
+        let (version, region, kind) = match &item.data {
+            WriteData::Tensor { dtype, shape, region } => (
+                format!("{dtype} {shape}"),
+                Some(region.clone()),
+                Kind::Tensor { part: item.part, dtype: *dtype, shape: shape.clone() },
+            ),
+            WriteData::Bytes { length, digest } => (
+                format!("{length} bytes with digest {digest}"),
+                None,
+                Kind::Bytes { part: item.part, length: *length, digest: *digest },
+            ),
+        };
+        self.versions.entry(version).or_default().push(rank);
+        self.holders.entry(region).or_default().push(rank as u32);
+        self.kind.get_or_insert(kind);
+    }
+
+    /// What it is, if all ranks say the same, and its distinct parts.
+    fn agreed(&self, name: &str) -> Result<(Kind, Vec<Region>), PlanError> {
+        match (&self.kind, self.versions.len()) {
+            (Some(kind), 1) => Ok((kind.clone(), self.holders.keys().flatten().cloned().collect())),
+            _ => {
+                let version = |(what, ranks): (&String, &Vec<usize>)| Version {
+                    what: what.clone(),
+                    ranks: ranks.clone(),
+                };
+                Err(PlanError::Disagreement {
+                    name: name.to_owned(),
+                    versions: self.versions.iter().map(version).collect(),
+                })
+            }
+        }
+    }
+}
+
+impl Kind {
+    fn item(&self, name: &str, region: Option<&Region>) -> WriteItem {
+        use super::items::MetadataIndex;
+        match self {
+            Self::Bytes { part, length, digest } => WriteItem {
+                index: MetadataIndex::whole(name),
+                part: *part,
+                data: WriteData::Bytes { length: *length, digest: *digest },
+            },
+            Self::Tensor { part, dtype, shape } => {
+                let region = region.cloned().unwrap_or_else(|| Region::whole(shape));
+                WriteItem {
+                    index: MetadataIndex::part(name, &region),
+                    part: *part,
+                    data: WriteData::Tensor { dtype: *dtype, shape: shape.clone(), region },
+                }
+            }
+        }
+    }
+}

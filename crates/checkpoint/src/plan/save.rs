@@ -1,0 +1,453 @@
+//! Planning a save.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use shardloom_gang::{Gang, GangError, GangExt};
+use shardloom_layout::{DType, Hint, Layout, LayoutError, Placement, Region, Shape, TilingError};
+
+use super::balance::Redundancy;
+use super::derive::{TileCache, derive};
+use super::gather;
+use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
+use crate::error::CheckpointError;
+use crate::fingerprint::{Fingerprint, Mixer};
+use crate::state::{Content, Held, Part, State};
+
+/// Which rank plans, and among how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanContext {
+    /// The rank.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+}
+
+/// Decides what each rank writes. The steps are told in the module's
+/// documentation.
+pub trait SavePlanner: Send {
+    /// Looks at the state. Every rank.
+    fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError>;
+
+    /// A digest of all that the plan depends on, if every rank can make it
+    /// alone; `None` if ranks must tell each other. Every rank.
+    fn derivable(&self) -> Option<Fingerprint> {
+        None
+    }
+
+    /// This rank's plan, made alone. Called if all ranks gave the same digest.
+    fn derived_plan(&mut self) -> Result<(SavePlan, Metadata), PlanError>;
+
+    /// What this rank holds, copies included. Every rank.
+    fn local_plan(&mut self) -> Result<SavePlan, PlanError>;
+
+    /// What each rank writes, from what each holds. Every rank, with the same
+    /// result.
+    fn global_plan(&mut self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError>;
+
+    /// A last look at this rank's plan. Every rank.
+    fn finalize(&mut self, plan: SavePlan) -> Result<SavePlan, PlanError> {
+        Ok(plan)
+    }
+
+    /// The bytes of an item. Every rank, once for each of its items.
+    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Cow<'s, [u8]>, PlanError>;
+}
+
+/// Why a save cannot be planned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Ranks have different things under one name.
+    #[error("ranks disagree on `{name}`: {}", Versions(versions))]
+    Disagreement {
+        /// The name.
+        name: String,
+        /// What it is for whom.
+        versions: Vec<Version>,
+    },
+    /// The parts do not make up the tensor.
+    #[error("the parts of `{name}` do not make it up: {source}")]
+    Tiling {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        source: TilingError,
+    },
+    /// Values that are still to be combined.
+    #[error("`{name}` in {layout} is still to be combined across ranks")]
+    Pending {
+        /// The tensor.
+        name: String,
+        /// Its layout.
+        layout: String,
+    },
+    /// The layout does not fit the tensor.
+    #[error("`{name}` cannot be laid out: {source}")]
+    Layout {
+        /// The tensor.
+        name: String,
+        /// Why.
+        source: LayoutError,
+    },
+    /// A buffer that is not the rank's part.
+    #[error("rank {rank} holds {found} bytes of `{name}`, but its part {region} has {expected}")]
+    Length {
+        /// The tensor.
+        name: String,
+        /// The rank.
+        rank: usize,
+        /// The part.
+        region: Region,
+        /// Bytes of it.
+        expected: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+    /// A layout that names a rank that there is not.
+    #[error("`{name}` is laid out over rank {rank}, but there are {world} ranks")]
+    NoSuchRank {
+        /// The tensor.
+        name: String,
+        /// The rank.
+        rank: usize,
+        /// How many there are.
+        world: usize,
+    },
+    /// Ranks want to exchange different tensors before they write.
+    #[error("rank {rank} would exchange other tensors before writing than rank 0")]
+    Exchanges {
+        /// The rank.
+        rank: usize,
+    },
+    /// An item that the state does not have.
+    #[error("`{name}` was planned, but the state does not have it")]
+    NoSuchItem {
+        /// The name.
+        name: String,
+    },
+    /// A planner that was not configured.
+    #[error("the planner was not given a state")]
+    NotConfigured,
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Disagreement { .. } => {
+                Some("what differs between ranks needs names that differ, such as `rng.rank3`".to_owned())
+            }
+            Self::Pending { .. } => Some("redistribute it to a layout without pending sums first".to_owned()),
+            Self::NoSuchRank { .. } => Some("save from the ranks that the mesh was made for".to_owned()),
+            Self::Layout { source, .. } => source.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// What a name is for some ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// What it is.
+    pub what: String,
+    /// For whom.
+    pub ranks: Vec<usize>,
+}
+
+struct Versions<'a>(&'a [Version]);
+
+impl fmt::Display for Versions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, version) in self.0.iter().enumerate() {
+            let shown: Vec<String> = version.ranks.iter().take(8).map(ToString::to_string).collect();
+            let more = match version.ranks.len().saturating_sub(8) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let comma = if number == 0 { "" } else { "; " };
+            write!(f, "{comma}{} on rank {}{more}", version.what, shown.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs the life cycle up to this rank's plan. Every rank of the gang.
+pub fn plan_save(
+    planner: &mut dyn SavePlanner,
+    state: &State<'_>,
+    gang: &dyn Gang,
+) -> Result<(SavePlan, Metadata), CheckpointError> {
+    let context = PlanContext { rank: gang.rank(), world: gang.size() };
+    let configured = planner.configure(state, context);
+    // A rank that cannot go on still takes part, so that all learn of it.
+    let digest = configured.as_ref().ok().and_then(|()| planner.derivable());
+    let alone = agree(gang, digest)?;
+    crate::together(gang, configured.map_err(CheckpointError::from))?;
+    let (plan, metadata) = match alone {
+        Agreement::Alone => {
+            let derived = planner.derived_plan();
+            crate::together(gang, derived.map_err(CheckpointError::from))?
+        }
+        Agreement::Gather => {
+            let local = crate::together(gang, planner.local_plan().map_err(CheckpointError::from))?;
+            let (mut plans, metadata) = planner.global_plan(gang.all_gather_objects(&local)?)?;
+            (std::mem::take(&mut plans[gang.rank()]), metadata)
+        }
+    };
+    Ok((planner.finalize(plan)?, metadata))
+}
+
+enum Agreement {
+    Alone,
+    Gather,
+}
+
+/// Whether all ranks have the same digest.
+fn agree(gang: &dyn Gang, digest: Option<Fingerprint>) -> Result<Agreement, GangError> {
+    let own = digest.map_or([0; 3], |Fingerprint(digest)| [1, digest as u64, (digest >> 64) as u64]);
+    let mut all = vec![0u64; 3 * gang.size()];
+    gang.all_gather(&own, &vec![3; gang.size()], &mut all)?;
+    let same = own[0] == 1 && all.chunks(3).all(|theirs| theirs == own);
+    Ok(if same { Agreement::Alone } else { Agreement::Gather })
+}
+
+/// What is planned for, without its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Subject {
+    pub(super) name: String,
+    pub(super) part: Part,
+    pub(super) kind: SubjectKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SubjectKind {
+    Laid { dtype: DType, shape: Shape, layout: Layout },
+    Boxed { dtype: DType, shape: Shape, region: Region },
+    Bytes { length: u64, digest: Fingerprint },
+}
+
+/// The planner that is used unless another is given.
+#[derive(Debug, Default)]
+pub struct StandardSavePlanner {
+    /// How copies are left out.
+    pub redundancy: Redundancy,
+    /// Bytes of a run below which ranks exchange a tensor before they write
+    /// it. 0 for never.
+    pub exchange_below: u64,
+    context: Option<PlanContext>,
+    subjects: Vec<Subject>,
+    exchanges: Vec<Exchange>,
+    digest: Option<Fingerprint>,
+    tiles: TileCache,
+    last: Option<(Fingerprint, SavePlan, Metadata)>,
+}
+
+impl StandardSavePlanner {
+    /// A planner that balances, and exchanges what would be written in runs
+    /// of less than 8 KiB: about where a call for each run costs more than
+    /// the exchange.
+    pub fn new() -> Self {
+        Self { exchange_below: 8 << 10, ..Self::default() }
+    }
+
+    /// Whether the last plan was taken from an earlier one.
+    fn digest_of(&self, context: PlanContext) -> Option<Fingerprint> {
+        let mut hash = Mixer::new();
+        hash.number(context.world as u64);
+        hash.number(match self.redundancy {
+            Redundancy::Balanced => 0,
+            Redundancy::LowestRank => 1,
+        });
+        hash.number(self.exchange_below);
+        for subject in &self.subjects {
+            hash.text(&subject.name);
+            hash.number(match subject.part {
+                Part::Model => 0,
+                Part::Training => 1,
+            });
+            match &subject.kind {
+                SubjectKind::Boxed { .. } => return None,
+                SubjectKind::Laid { dtype, shape, layout } => {
+                    hash.text(dtype.name());
+                    hash.number(shape.ndim() as u64);
+                    shape.iter().for_each(|&size| hash.number(size as u64));
+                    hash.text(&layout.to_string());
+                }
+                SubjectKind::Bytes { length, digest } => {
+                    hash.number(u64::MAX);
+                    hash.number(*length);
+                    hash.number(digest.0 as u64);
+                    hash.number((digest.0 >> 64) as u64);
+                }
+            }
+        }
+        Some(hash.finish())
+    }
+
+    fn metadata(&self) -> Metadata {
+        let mut metadata = Metadata::default();
+        for subject in &self.subjects {
+            match &subject.kind {
+                SubjectKind::Bytes { length, .. } => {
+                    metadata.bytes.insert(subject.name.clone(), *length);
+                }
+                SubjectKind::Laid { dtype, shape, layout } => {
+                    let entry = TensorMetadata {
+                        part: subject.part,
+                        dtype: *dtype,
+                        shape: shape.clone(),
+                        layout: Some(layout.to_string()),
+                        chunks: Vec::new(),
+                    };
+                    metadata.tensors.insert(subject.name.clone(), entry);
+                }
+                SubjectKind::Boxed { .. } => {}
+            }
+        }
+        metadata
+    }
+}
+
+impl SavePlanner for StandardSavePlanner {
+    fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
+        self.context = Some(context);
+        self.subjects.clear();
+        self.exchanges.clear();
+        for (name, leaf) in state.leaves() {
+            let kind = match &leaf.content {
+                Content::Bytes(bytes) => {
+                    let mut digest = Mixer::new();
+                    digest.bytes(bytes);
+                    SubjectKind::Bytes { length: bytes.len() as u64, digest: digest.finish() }
+                }
+                Content::Tensor(tensor) => {
+                    let spec = &tensor.spec;
+                    let (dtype, shape) = (spec.dtype, spec.shape.clone());
+                    let failed = |source| PlanError::Layout { name: name.clone(), source };
+                    let region = spec.region(context.rank).map_err(failed)?;
+                    let volume = region.as_ref().map_or(0, Region::volume);
+                    if tensor.bytes.len() != volume * dtype.size() {
+                        return Err(PlanError::Length {
+                            name: name.clone(),
+                            rank: context.rank,
+                            region: region.unwrap_or_else(|| Region::whole(&Shape::default())),
+                            expected: volume * dtype.size(),
+                            found: tensor.bytes.len(),
+                        });
+                    }
+                    match &spec.held {
+                        Held::Region(region) => SubjectKind::Boxed { dtype, shape, region: region.clone() },
+                        Held::Layout(layout) => {
+                            let written = written_from(*layout, &shape, dtype, self.exchange_below);
+                            if let Some(run) = written.exchanged {
+                                self.exchanges.push(Exchange {
+                                    name: name.clone(),
+                                    from: layout.to_string(),
+                                    to: written.layout.to_string(),
+                                    run,
+                                    run_after: run_bytes(written.layout, &shape, dtype),
+                                });
+                            }
+                            SubjectKind::Laid { dtype, shape, layout: written.layout }
+                        }
+                    }
+                }
+            };
+            self.subjects.push(Subject { name: name.clone(), part: leaf.part, kind });
+        }
+        self.digest = self.digest_of(context);
+        Ok(())
+    }
+
+    fn derivable(&self) -> Option<Fingerprint> {
+        self.digest
+    }
+
+    fn derived_plan(&mut self) -> Result<(SavePlan, Metadata), PlanError> {
+        let context = self.context.ok_or(PlanError::NotConfigured)?;
+        if let (Some(digest), Some((known, plan, metadata))) = (self.digest, &self.last)
+            && digest == *known
+        {
+            return Ok((plan.clone(), metadata.clone()));
+        }
+        let (items, _) =
+            derive(&self.subjects, &mut self.tiles, context.rank, context.world, self.redundancy)?;
+        let plan = SavePlan { exchanges: self.exchanges.clone(), items };
+        let metadata = self.metadata();
+        if let Some(digest) = self.digest {
+            self.last = Some((digest, plan.clone(), metadata.clone()));
+        }
+        Ok((plan, metadata))
+    }
+
+    fn local_plan(&mut self) -> Result<SavePlan, PlanError> {
+        let context = self.context.ok_or(PlanError::NotConfigured)?;
+        let mut items = Vec::new();
+        for subject in &self.subjects {
+            let region = match &subject.kind {
+                SubjectKind::Bytes { .. } => Region::whole(&Shape::default()),
+                SubjectKind::Boxed { region, .. } => region.clone(),
+                SubjectKind::Laid { layout, .. } if layout.mesh().position(context.rank).is_err() => continue,
+                SubjectKind::Laid { layout, .. } if layout.pending().next().is_some() => {
+                    let (name, layout) = (subject.name.clone(), layout.to_string());
+                    return Err(PlanError::Pending { name, layout });
+                }
+                SubjectKind::Laid { layout, shape, .. } => layout
+                    .region_of(shape, context.rank)
+                    .map_err(|source| PlanError::Layout { name: subject.name.clone(), source })?,
+            };
+            items.push(subject.item(region));
+        }
+        Ok(SavePlan { exchanges: self.exchanges.clone(), items })
+    }
+
+    fn global_plan(&mut self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+        gather::global_plan(plans, self.redundancy)
+    }
+
+    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Cow<'s, [u8]>, PlanError> {
+        let missing = || PlanError::NoSuchItem { name: item.index.name.clone() };
+        let leaf = state.leaves().get(&item.index.name).ok_or_else(missing)?;
+        match (&leaf.content, &item.data) {
+            (Content::Tensor(tensor), WriteData::Tensor { .. }) => Ok(Cow::Borrowed(tensor.bytes)),
+            (Content::Bytes(bytes), WriteData::Bytes { .. }) => Ok(Cow::Borrowed(bytes)),
+            _ => Err(missing()),
+        }
+    }
+}
+
+/// The layout that a tensor is written from.
+struct Written {
+    layout: Layout,
+    /// Bytes of a run that were too few, if it is exchanged.
+    exchanged: Option<u64>,
+}
+
+/// Moves the axes that cut inner dims to the first one if the runs would be
+/// too short, so that each rank has whole rows.
+fn written_from(layout: Layout, shape: &Shape, dtype: DType, below: u64) -> Written {
+    let as_is = Written { layout, exchanged: None };
+    let run = run_bytes(layout, shape, dtype);
+    if run >= below || layout.pending().next().is_some() {
+        return as_is;
+    }
+    let to_rows = |placement: &Placement| match placement {
+        Placement::Shard(_) => Placement::Shard(0),
+        other => *other,
+    };
+    let placements: Vec<Placement> = layout.placements().iter().map(to_rows).collect();
+    match Layout::new(layout.mesh(), &placements) {
+        Ok(rows) if run_bytes(rows, shape, dtype) >= run.saturating_mul(4) => {
+            Written { layout: rows, exchanged: Some(run) }
+        }
+        _ => as_is,
+    }
+}
+
+/// Bytes of the longest run that a rank's part has in the whole tensor.
+fn run_bytes(layout: Layout, shape: &Shape, dtype: DType) -> u64 {
+    let first = layout.mesh().ranks().next().unwrap_or(0);
+    let region = layout.region_of(shape, first);
+    let run = region.ok().and_then(|region| region.runs(shape).ok()?.next());
+    run.map_or(u64::MAX, |run| (run.len() * dtype.size()) as u64)
+}

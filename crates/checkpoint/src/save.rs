@@ -1,0 +1,189 @@
+//! Saving: plan, exchange, stage, write, sync, commit.
+//!
+//! Nothing is ever taken for a checkpoint that is not one. On a filesystem the
+//! files are written into a folder beside the final one, synced, and the
+//! folder is renamed once its manifest is there. On an object store, the
+//! manifest is the last object. Older checkpoints are not touched.
+
+mod commit;
+mod target;
+mod write;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shardloom_gang::{Gang, GangError, GangExt, Pending};
+
+use crate::error::CheckpointError;
+use crate::fingerprint::Fingerprint;
+use crate::observer::Observer;
+use crate::plan::{Metadata, SavePlan, SavePlanner, StandardSavePlanner, plan_save};
+use crate::state::{Paths, State};
+use crate::together;
+use target::Opened;
+pub use target::{Target, TargetError};
+use write::{Batch, exchange};
+
+/// How to save.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// Bytes of one model file at most.
+    pub shard_size: u64,
+    /// The most memory for copies of a save in the background. What does not
+    /// fit is written before the call returns.
+    pub budget: u64,
+    /// Threads that write; by default, one for each core.
+    pub threads: Option<usize>,
+    /// Files that belong to the model, such as `config.json`.
+    pub assets: BTreeMap<String, Vec<u8>>,
+    /// The step of the training.
+    pub step: Option<u64>,
+    /// The ways to names of nested state.
+    pub paths: Paths,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        Self {
+            shard_size: 5_000_000_000,
+            budget: 1 << 30,
+            threads: None,
+            assets: BTreeMap::new(),
+            step: None,
+            paths: Paths::new(),
+        }
+    }
+}
+
+/// What a save did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaveReport {
+    /// The fingerprint of all tensors.
+    pub fingerprint: Fingerprint,
+    /// The fingerprint of the model's tensors.
+    pub model: Fingerprint,
+    /// Bytes that this rank wrote.
+    pub bytes: u64,
+    /// For how long the caller was held up.
+    pub stall: Duration,
+    /// How long it took in all.
+    pub total: Duration,
+}
+
+/// Saves checkpoints from the ranks of a gang, one at a time.
+pub struct Saver {
+    gang: Arc<dyn Gang>,
+    /// The same ranks, for what goes on in the background.
+    background: Arc<dyn Gang>,
+    planner: Box<dyn SavePlanner>,
+    pending: Option<Pending<Result<SaveReport, CheckpointError>>>,
+}
+
+impl Saver {
+    /// A saver with the standard planner. Every rank of the gang.
+    pub fn new(gang: Arc<dyn Gang>) -> Result<Self, GangError> {
+        Self::with_planner(gang, Box::new(StandardSavePlanner::new()))
+    }
+
+    /// A saver with another planner. Every rank of the gang.
+    pub fn with_planner(gang: Arc<dyn Gang>, planner: Box<dyn SavePlanner>) -> Result<Self, GangError> {
+        let everyone: Vec<usize> = (0..gang.size()).collect();
+        let background = gang.sub_gang(&everyone)?;
+        Ok(Self { gang, background, planner, pending: None })
+    }
+
+    /// What this rank would write. Every rank of the gang.
+    pub fn plan(&mut self, state: &State<'_>) -> Result<(SavePlan, Metadata), CheckpointError> {
+        plan_save(&mut *self.planner, state, &*self.gang)
+    }
+
+    /// Saves and waits for it. Every rank of the gang. An earlier save that
+    /// failed in the background is told here, and nothing is saved.
+    pub fn save(
+        &mut self,
+        state: &State<'_>,
+        target: &Target,
+        options: &SaveOptions,
+        observer: &dyn Observer,
+    ) -> Result<SaveReport, CheckpointError> {
+        self.wait()?;
+        let started = Instant::now();
+        let (batch, opened) = self.prepare(state, target, options)?;
+        let written = batch.write(&*opened, options.threads, observer);
+        let written = together(&*self.gang, written)?;
+        let fingerprints = opened.commit(written.sums, &*self.gang)?;
+        let total = started.elapsed();
+        let bytes = written.bytes;
+        Ok(SaveReport {
+            fingerprint: fingerprints.whole,
+            model: fingerprints.model,
+            bytes,
+            stall: total,
+            total,
+        })
+    }
+
+    /// Copies what there is to save and returns; the copy is written in the
+    /// background. Every rank of the gang. Returns for how long the caller was
+    /// held up.
+    ///
+    /// An earlier save that failed in the background is told here, and nothing
+    /// is saved. One that is still under way is waited for.
+    pub fn save_async(
+        &mut self,
+        state: &State<'_>,
+        target: &Target,
+        options: &SaveOptions,
+        observer: Arc<dyn Observer + Send + Sync>,
+    ) -> Result<Duration, CheckpointError> {
+        self.wait()?;
+        let started = Instant::now();
+        let (batch, opened) = self.prepare(state, target, options)?;
+        let staged = batch.stage(&*opened, options, &*observer);
+        let staged = together(&*self.gang, staged)?;
+        let stall = started.elapsed();
+        let threads = options.threads;
+        self.pending = Some(self.background.start(move |gang| {
+            let written = staged.write(&*opened, threads, &*observer);
+            let finished = together(gang, written).and_then(|written| {
+                let bytes = written.bytes;
+                let fingerprints = opened.commit(written.sums, gang)?;
+                let total = started.elapsed();
+                let (fingerprint, model) = (fingerprints.whole, fingerprints.model);
+                Ok(SaveReport { fingerprint, model, bytes, stall, total })
+            });
+            Ok(finished)
+        }));
+        Ok(stall)
+    }
+
+    /// Waits for the save in the background, if there is one, and tells how it
+    /// went. Every rank of the gang.
+    pub fn wait(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        match self.pending.take() {
+            Some(pending) => pending.wait()?.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether a save is under way in the background.
+    pub fn is_saving(&mut self) -> bool {
+        self.pending.as_mut().is_some_and(|pending| !pending.is_done())
+    }
+
+    /// Plans, exchanges, and makes the place ready.
+    fn prepare<'s>(
+        &mut self,
+        state: &'s State<'_>,
+        target: &Target,
+        options: &SaveOptions,
+    ) -> Result<(Batch<'s>, Arc<Opened>), CheckpointError> {
+        let (plan, metadata) = plan_save(&mut *self.planner, state, &*self.gang)?;
+        let exchanged = exchange(&plan, state, &self.gang)?;
+        let batch = Batch::new(&*self.planner, state, &plan, exchanged);
+        let batch = together(&*self.gang, batch)?;
+        let opened = Opened::open(target, &plan, &metadata, options, &*self.gang)?;
+        Ok((batch, Arc::new(opened)))
+    }
+}

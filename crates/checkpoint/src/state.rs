@@ -1,0 +1,286 @@
+//! What a rank has to save, by name.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use shardloom_layout::{DType, Layout, LayoutError, Region, Shape};
+
+/// Everything that one rank has to save.
+///
+/// Names are unique over both parts. The model's tensors become a plain
+/// Hugging Face model; everything else lies beside it.
+#[derive(Clone, Debug, Default)]
+pub struct State<'a> {
+    leaves: BTreeMap<String, Leaf<'a>>,
+}
+
+/// To which half of a checkpoint something belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// The model: what others load under these names.
+    Model,
+    /// What a resume needs beside it: optimizer, data position, counters.
+    Training,
+}
+
+/// One thing to save.
+#[derive(Clone, Debug)]
+pub struct Leaf<'a> {
+    /// To which half it belongs.
+    pub part: Part,
+    /// What it is.
+    pub content: Content<'a>,
+}
+
+/// What can be saved.
+#[derive(Clone, Debug)]
+pub enum Content<'a> {
+    /// This rank's part of a tensor.
+    Tensor(LocalTensor<'a>),
+    /// Bytes that every rank that has them has alike.
+    Bytes(Cow<'a, [u8]>),
+}
+
+/// One rank's part of a tensor.
+#[derive(Clone, Debug)]
+pub struct LocalTensor<'a> {
+    /// What the whole is, and which part this is.
+    pub spec: TensorSpec,
+    /// This rank's elements, row-major.
+    pub bytes: &'a [u8],
+}
+
+/// What is known of a tensor without its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Shape,
+    /// Which part of it a rank holds.
+    pub held: Held,
+}
+
+/// Which part of a tensor a rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// What the layout says. Every rank knows every rank's part, so that a
+    /// plan needs no questions.
+    Layout(Layout),
+    /// This box. What others hold they must tell.
+    Region(Region),
+}
+
+impl TensorSpec {
+    /// The box that a rank holds; `None` if it holds nothing of it.
+    pub fn region(&self, rank: usize) -> Result<Option<Region>, LayoutError> {
+        match &self.held {
+            Held::Region(region) => Ok(Some(region.clone())),
+            Held::Layout(layout) if layout.mesh().position(rank).is_err() => Ok(None),
+            Held::Layout(layout) => layout.region_of(&self.shape, rank).map(Some),
+        }
+    }
+}
+
+impl<'a> State<'a> {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor of the model. Whatever had the name before is replaced.
+    pub fn model(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
+        self.insert(name, Leaf { part: Part::Model, content: Content::Tensor(tensor) })
+    }
+
+    /// Adds a tensor that belongs to the training.
+    pub fn training(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
+        self.insert(name, Leaf { part: Part::Training, content: Content::Tensor(tensor) })
+    }
+
+    /// Adds bytes.
+    pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> &mut Self {
+        self.insert(name, Leaf { part: Part::Training, content: Content::Bytes(bytes.into()) })
+    }
+
+    /// Adds any value that serde can write, as JSON.
+    pub fn value<T: Serialize + ?Sized>(
+        &mut self,
+        name: impl Into<String>,
+        value: &T,
+    ) -> Result<&mut Self, NotJson> {
+        let name = name.into();
+        let json = serde_json::to_vec(value)
+            .map_err(|error| NotJson { name: name.clone(), message: error.to_string() })?;
+        Ok(self.bytes(name, json))
+    }
+
+    /// Adds anything.
+    pub fn insert(&mut self, name: impl Into<String>, leaf: Leaf<'a>) -> &mut Self {
+        self.leaves.insert(name.into(), leaf);
+        self
+    }
+
+    /// Everything, by name.
+    pub fn leaves(&self) -> &BTreeMap<String, Leaf<'a>> {
+        &self.leaves
+    }
+}
+
+/// A value that JSON cannot hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` cannot be written as JSON: {message}")]
+pub struct NotJson {
+    /// Its name.
+    pub name: String,
+    /// Why not.
+    pub message: String,
+}
+
+/// Nested state, before its names are joined.
+#[derive(Clone, Debug)]
+pub enum Tree<'a> {
+    /// Something to save.
+    Leaf(Leaf<'a>),
+    /// Children by name.
+    Map(BTreeMap<String, Tree<'a>>),
+    /// Children by number.
+    List(Vec<Tree<'a>>),
+}
+
+/// One step into nested state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Step {
+    /// To the child with a number.
+    Number(usize),
+    /// To the child with a name.
+    Name(String),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// The way to each name of a flattened tree.
+pub type Paths = BTreeMap<String, Vec<Step>>;
+
+/// Two ways that lead to one name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is both {first:?} and {second:?}")]
+pub struct Ambiguous {
+    /// The name.
+    pub name: String,
+    /// One way.
+    pub first: Vec<Step>,
+    /// The other.
+    pub second: Vec<Step>,
+}
+
+/// Joins the names of nested state with dots. The paths tell the way back,
+/// since names may have dots of their own.
+pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), Ambiguous> {
+    let mut state = State::new();
+    let mut paths = Paths::new();
+    let mut open = vec![(Vec::new(), tree)];
+    while let Some((path, tree)) = open.pop() {
+        let below = |step: Step| -> Vec<Step> { path.iter().cloned().chain([step]).collect() };
+        match tree {
+            Tree::Map(children) => {
+                open.extend(children.into_iter().map(|(name, child)| (below(Step::Name(name)), child)));
+            }
+            Tree::List(children) => {
+                let numbered = children.into_iter().enumerate();
+                open.extend(numbered.map(|(number, child)| (below(Step::Number(number)), child)));
+            }
+            Tree::Leaf(leaf) => {
+                let name = path.iter().map(Step::to_string).collect::<Vec<_>>().join(".");
+                if let Some(first) = paths.insert(name.clone(), path.clone()) {
+                    return Err(Ambiguous { name, first, second: path });
+                }
+                state.insert(name, leaf);
+            }
+        }
+    }
+    Ok((state, paths))
+}
+
+/// Makes nested state of names and the ways to them. Names without a path are
+/// children of the root. A list of which some are missing becomes a map.
+pub fn unflatten<'a>(leaves: BTreeMap<String, Leaf<'a>>, paths: &Paths) -> Tree<'a> {
+    let rooted = leaves.into_iter().map(|(name, leaf)| match paths.get(&name) {
+        Some(path) => (path.clone(), leaf),
+        None => (vec![Step::Name(name)], leaf),
+    });
+    grow(rooted.collect(), 0)
+}
+
+/// The tree of leaves whose paths agree up to `depth`.
+fn grow<'a>(leaves: Vec<(Vec<Step>, Leaf<'a>)>, depth: usize) -> Tree<'a> {
+    let mut children: BTreeMap<Step, Vec<(Vec<Step>, Leaf<'a>)>> = BTreeMap::new();
+    for (path, leaf) in leaves {
+        match path.get(depth) {
+            Some(step) => children.entry(step.clone()).or_default().push((path, leaf)),
+            None => return Tree::Leaf(leaf),
+        }
+    }
+    let in_line = children.keys().enumerate().all(|(at, step)| *step == Step::Number(at));
+    if in_line && !children.is_empty() {
+        return Tree::List(children.into_values().map(|below| grow(below, depth + 1)).collect());
+    }
+    let named = children.into_iter().map(|(step, below)| (step.to_string(), grow(below, depth + 1)));
+    Tree::Map(named.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(byte: u8) -> Tree<'static> {
+        Tree::Leaf(Leaf { part: Part::Training, content: Content::Bytes(vec![byte].into()) })
+    }
+
+    fn show(tree: &Tree<'_>) -> String {
+        match tree {
+            Tree::Leaf(Leaf { content: Content::Bytes(bytes), .. }) => format!("{bytes:?}"),
+            Tree::Leaf(_) => "tensor".to_owned(),
+            Tree::List(children) => format!("[{}]", children.iter().map(show).collect::<Vec<_>>().join(" ")),
+            Tree::Map(children) => {
+                let children = children.iter().map(|(name, child)| format!("{name}:{}", show(child)));
+                format!("{{{}}}", children.collect::<Vec<_>>().join(" "))
+            }
+        }
+    }
+
+    fn map<const N: usize>(children: [(&str, Tree<'static>); N]) -> Tree<'static> {
+        Tree::Map(children.into_iter().map(|(name, child)| (name.to_owned(), child)).collect())
+    }
+
+    #[test]
+    fn nested_names_are_joined_and_come_back() {
+        let tree = map([
+            ("a.b", leaf(1)),
+            ("list", Tree::List((0..12).map(leaf).collect())),
+            ("deep", map([("x", Tree::List(vec![map([("y", leaf(3))]), leaf(4)]))])),
+        ]);
+        let shown = show(&tree);
+        let (state, paths) = flatten(tree).unwrap();
+        assert!(state.leaves().contains_key("deep.x.0.y") && state.leaves().contains_key("a.b"));
+        // `list.10` comes after `list.9`, though its name comes before.
+        assert_eq!(show(&unflatten(state.leaves().clone(), &paths)), shown);
+    }
+
+    #[test]
+    fn two_ways_to_one_name_are_refused() {
+        let tree = map([("a.b", leaf(1)), ("a", map([("b", leaf(2))]))]);
+        assert_eq!(flatten(tree).unwrap_err().name, "a.b");
+    }
+}

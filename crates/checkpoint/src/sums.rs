@@ -1,0 +1,134 @@
+//! Sums of element hashes over stretches of every tensor: checksums and
+//! fingerprints at once, combined across ranks by one all-reduce.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use shardloom_gang::{Gang, GangError, GangExt};
+use shardloom_layout::{DType, ReduceOp, Region, Shape};
+
+use crate::fingerprint::{ElementSum, Fingerprint};
+
+/// Stretches that all tensors have together, about.
+const STRETCHES: u64 = 16_384;
+
+/// The shortest stretch, in bytes.
+const SHORTEST: u64 = 1 << 20;
+
+/// Sums over stretches of tensors, filled by many threads.
+#[derive(Debug, Default)]
+pub struct Sums {
+    stretch: u64,
+    tensors: BTreeMap<String, TensorSums>,
+    low: Vec<AtomicU64>,
+    high: Vec<AtomicU64>,
+}
+
+/// Where one tensor's sums are.
+#[derive(Clone, Debug)]
+struct TensorSums {
+    number: usize,
+    dtype: DType,
+    shape: Shape,
+    /// Elements of one stretch.
+    elements: u64,
+    first: usize,
+    count: usize,
+}
+
+/// The finished sums of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorTotals {
+    /// The tensor's fingerprint.
+    pub fingerprint: Fingerprint,
+    /// The checksum of each stretch.
+    pub chunks: Vec<u64>,
+}
+
+/// Bytes of a stretch that suit tensors of so many bytes in all.
+pub fn stretch_for(total: u64) -> u64 {
+    (total / STRETCHES).next_power_of_two().max(SHORTEST)
+}
+
+impl Sums {
+    /// Room for the sums of these tensors, in stretches of so many bytes.
+    pub fn new<'a>(stretch: u64, tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>) -> Self {
+        let mut sums = Self { stretch, ..Self::default() };
+        let mut first = 0;
+        for (number, (name, dtype, shape)) in tensors.into_iter().enumerate() {
+            let elements = (stretch / dtype.size() as u64).max(1);
+            let count = (shape.volume() as u64).div_ceil(elements) as usize;
+            let entry = TensorSums { number, dtype, shape: shape.clone(), elements, first, count };
+            sums.tensors.insert(name.to_owned(), entry);
+            first += count;
+        }
+        sums.low.resize_with(first, AtomicU64::default);
+        sums.high.resize_with(sums.tensors.len(), AtomicU64::default);
+        sums
+    }
+
+    /// Bytes of one stretch.
+    pub fn stretch(&self) -> u64 {
+        self.stretch
+    }
+
+    /// Adds elements that follow one another in the whole tensor. A tensor
+    /// without room is left out.
+    pub fn add_run(&self, name: &str, position: u64, bytes: &[u8]) {
+        let Some(tensor) = self.tensors.get(name) else { return };
+        let width = tensor.dtype.size();
+        let (mut position, mut rest) = (position, bytes);
+        let mut high = 0u64;
+        while !rest.is_empty() {
+            let chunk = position / tensor.elements;
+            let until = ((chunk + 1) * tensor.elements - position) as usize * width;
+            let (part, behind) = rest.split_at(until.min(rest.len()));
+            let sum = ElementSum::of_run(width, position, part);
+            self.low[tensor.first + chunk as usize].fetch_add(sum.low, Ordering::Relaxed);
+            high = high.wrapping_add(sum.high);
+            position += (part.len() / width) as u64;
+            rest = behind;
+        }
+        self.high[tensor.number].fetch_add(high, Ordering::Relaxed);
+    }
+
+    /// Adds a region's elements, row-major in `bytes`.
+    pub fn add_region(&self, name: &str, region: &Region, bytes: &[u8]) {
+        let Some(tensor) = self.tensors.get(name) else { return };
+        let Ok(runs) = region.runs(&tensor.shape) else { return };
+        let mut rest = bytes;
+        for run in runs {
+            let (part, behind) = rest.split_at(run.len() * tensor.dtype.size());
+            self.add_run(name, run.start as u64, part);
+            rest = behind;
+        }
+    }
+
+    /// Adds up the sums of all ranks. Every rank.
+    pub fn combine(&mut self, gang: &dyn Gang) -> Result<(), GangError> {
+        if gang.size() == 1 {
+            return Ok(());
+        }
+        let mut flat: Vec<u64> =
+            self.low.iter_mut().chain(&mut self.high).map(|sum| *sum.get_mut()).collect();
+        gang.all_reduce(&mut flat, ReduceOp::Sum)?;
+        for (sum, total) in self.low.iter_mut().chain(&mut self.high).zip(flat) {
+            *sum.get_mut() = total;
+        }
+        Ok(())
+    }
+
+    /// The finished sums by tensor.
+    pub fn totals(&self) -> BTreeMap<String, TensorTotals> {
+        let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
+        let totals = self.tensors.iter().map(|(name, tensor)| {
+            let chunks: Vec<u64> =
+                self.low[tensor.first..tensor.first + tensor.count].iter().map(load).collect();
+            let low = chunks.iter().fold(0u64, |sum, chunk| sum.wrapping_add(*chunk));
+            let sum = ElementSum { low, high: load(&self.high[tensor.number]) };
+            let fingerprint = Fingerprint::of_tensor(tensor.dtype, &tensor.shape, sum);
+            (name.clone(), TensorTotals { fingerprint, chunks })
+        });
+        totals.collect()
+    }
+}
