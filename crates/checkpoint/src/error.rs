@@ -5,10 +5,11 @@ use shardloom_layout::Hint;
 
 use crate::formats::FormatError;
 use crate::index::IndexError;
-use crate::plan::PlanError;
+use crate::plan::{LoadPlanError, PlanError};
 use crate::read::WantError;
 use crate::save::TargetError;
 use crate::storage::StorageError;
+use crate::verify::Damage;
 
 /// Why a checkpoint cannot be read, written or trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,18 @@ pub enum CheckpointError {
     /// A save or a load could not be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A load could not be planned.
+    #[error(transparent)]
+    LoadPlan(#[from] LoadPlanError),
+    /// What was read is not what was saved.
+    #[error("{0}")]
+    Damaged(Damage),
+    /// Bytes that are not those that were saved.
+    #[error("`{name}` is not as it was saved")]
+    DamagedBytes {
+        /// Their name.
+        name: String,
+    },
     /// A checkpoint cannot be saved to a place.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -85,6 +98,11 @@ impl Hint for CheckpointError {
             Self::Gang(error) => error.hint(),
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
+            Self::LoadPlan(LoadPlanError::Plan(error)) => error.hint(),
+            Self::LoadPlan(_) => None,
+            Self::Damaged(_) | Self::DamagedBytes { .. } => {
+                Some("copy the checkpoint again, or load an older one".to_owned())
+            }
             Self::Index(_) | Self::Want(_) | Self::Exchange { .. } | Self::Ranks { .. } => None,
         }
     }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use shardloom_layout::Hint;
 
 use crate::error::CheckpointError;
+use crate::fingerprint::{ElementSum, Fingerprint};
 use crate::index::Index;
-use crate::manifest::{MANIFEST_FILE, ManifestError};
+use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
 use crate::storage::{LocalStorage, Storage, StorageError};
 use safetensors::SafetensorsError;
 
@@ -42,6 +43,8 @@ pub struct Source {
     pub index: Arc<Index>,
     /// The place of its files.
     pub storage: Arc<dyn Storage>,
+    /// What a native checkpoint says of itself.
+    pub manifest: Option<Arc<Manifest>>,
 }
 
 impl Source {
@@ -69,20 +72,45 @@ impl Source {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
-        Ok(Self { index: Arc::new(index), storage })
+        Ok(Self { index: Arc::new(index), storage, manifest: None })
     }
 
     /// Opens a place as a whole.
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
-        let index = if has(MANIFEST_FILE) {
-            native::read(&*storage)?
-        } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+        if has(MANIFEST_FILE) {
+            let manifest = Manifest::read(&*storage)?;
+            let index = Arc::new(native::index(&*storage, &manifest)?);
+            return Ok(Self { index, storage, manifest: Some(Arc::new(manifest)) });
+        }
+        let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
         };
-        Ok(Self { index: Arc::new(index), storage })
+        Ok(Self { index: Arc::new(index), storage, manifest: None })
+    }
+
+    /// Checks that bytes are those that were saved, where that is known.
+    pub(crate) fn check_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name)) else {
+            return Ok(());
+        };
+        let sum = ElementSum::of_run(1, 0, bytes);
+        if Fingerprint::of_tensor(said.dtype, &said.shape, sum) != said.fingerprint {
+            return Err(CheckpointError::DamagedBytes { name: name.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Reads bytes that are not a tensor, and checks them where that is
+    /// possible.
+    pub fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(blob) = self.index.blobs().get(name) else { return Ok(None) };
+        let mut bytes = vec![0; blob.length as usize];
+        self.storage.read_at(&self.index.file(blob.file).name, blob.offset, &mut bytes)?;
+        self.check_bytes(name, &bytes)?;
+        Ok(Some(bytes))
     }
 }

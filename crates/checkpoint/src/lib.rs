@@ -17,6 +17,7 @@ mod error;
 mod file_layout;
 mod fingerprint;
 mod index;
+mod load;
 mod manifest;
 mod observer;
 pub mod plan;
@@ -25,6 +26,7 @@ mod save;
 mod state;
 mod sums;
 mod together;
+mod verify;
 
 pub use blocks::BlockFormat;
 pub use cast::cast;
@@ -34,6 +36,7 @@ pub use file_layout::{FileLayout, Place, PlannedFile};
 pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
 pub use formats::{FormatError, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
+pub use load::{Copies, LoadOptions, LoadReport, Verify, load, load_with};
 pub use manifest::{
     Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };
@@ -47,3 +50,4 @@ pub use state::{
 pub use storage::{LocalStorage, Storage, StorageError};
 pub use sums::{Sums, TensorTotals, stretch_for};
 pub(crate) use together::together;
+pub use verify::{Damage, DamagedChunk};

@@ -30,10 +30,15 @@ mod balance;
 mod derive;
 mod gather;
 mod items;
+mod load;
 mod save;
 
 pub use balance::{Load, Redundancy};
 pub use items::{
     Exchange, LoadPlan, Metadata, MetadataIndex, ReadItem, SavePlan, TensorMetadata, WriteData, WriteItem,
+};
+pub use load::{
+    Destination, LoadPlanError, LoadPlanner, LoadState, Misfit, Misshapen, Missing, Slot,
+    StandardLoadPlanner, Stray, Unexpected,
 };
 pub use save::{PlanContext, PlanError, SavePlanner, StandardSavePlanner, plan_save};

@@ -20,6 +20,7 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::index::TensorEntry;
 use crate::observer::Observer;
+use crate::sums::Sums;
 use job::{Job, split};
 
 /// A region of a tensor, and where its elements shall go.
@@ -112,6 +113,17 @@ pub fn read(
     options: &ReadOptions,
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
+    read_verified(source, wants, options, None, observer)
+}
+
+/// Reads wanted regions, and adds what was read to sums.
+pub(crate) fn read_verified(
+    source: &Source,
+    wants: Vec<Want<'_>>,
+    options: &ReadOptions,
+    sums: Option<&Sums>,
+    observer: &dyn Observer,
+) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
     let stretch = (options.budget / threads).clamp(4096, STRETCH);
     let mut jobs = Vec::new();
@@ -124,7 +136,7 @@ pub fn read(
     observer.begin("reading", total);
     // In the order of the files: disks and caches like it.
     jobs.sort_by_key(Job::place);
-    let pool = Pool::new(source, stretch, observer);
+    let pool = Pool::new(source, stretch, sums, observer);
     let queue = Mutex::new(jobs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     pool.drain(threads, next)
@@ -159,6 +171,7 @@ fn check(want: &Want<'_>) -> Result<(), WantError> {
 struct Pool<'a> {
     source: &'a Source,
     stretch: usize,
+    sums: Option<&'a Sums>,
     observer: &'a dyn Observer,
     read: AtomicU64,
     requests: AtomicU64,
@@ -167,10 +180,11 @@ struct Pool<'a> {
 }
 
 impl<'a> Pool<'a> {
-    fn new(source: &'a Source, stretch: usize, observer: &'a dyn Observer) -> Self {
+    fn new(source: &'a Source, stretch: usize, sums: Option<&'a Sums>, observer: &'a dyn Observer) -> Self {
         Self {
             source,
             stretch,
+            sums,
             observer,
             read: AtomicU64::new(0),
             requests: AtomicU64::new(0),

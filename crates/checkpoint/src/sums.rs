@@ -22,6 +22,17 @@ pub struct Sums {
     tensors: BTreeMap<String, TensorSums>,
     low: Vec<AtomicU64>,
     high: Vec<AtomicU64>,
+    /// Elements that were added to each stretch.
+    counts: Vec<AtomicU64>,
+}
+
+/// What was added to one stretch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// The sum.
+    pub(crate) low: u64,
+    /// Of so many elements.
+    pub(crate) count: u64,
 }
 
 /// Where one tensor's sums are.
@@ -63,6 +74,7 @@ impl Sums {
             first += count;
         }
         sums.low.resize_with(first, AtomicU64::default);
+        sums.counts.resize_with(first, AtomicU64::default);
         sums.high.resize_with(sums.tensors.len(), AtomicU64::default);
         sums
     }
@@ -85,8 +97,10 @@ impl Sums {
             let (part, behind) = rest.split_at(until.min(rest.len()));
             let sum = ElementSum::of_run(width, position, part);
             self.low[tensor.first + chunk as usize].fetch_add(sum.low, Ordering::Relaxed);
+            let count = (part.len() / width) as u64;
+            self.counts[tensor.first + chunk as usize].fetch_add(count, Ordering::Relaxed);
             high = high.wrapping_add(sum.high);
-            position += (part.len() / width) as u64;
+            position += count;
             rest = behind;
         }
         self.high[tensor.number].fetch_add(high, Ordering::Relaxed);
@@ -104,18 +118,35 @@ impl Sums {
         }
     }
 
+    /// Adds a region's elements if they have the tensor's own dtype: others
+    /// say nothing about what was saved.
+    pub(crate) fn add_region_as(&self, name: &str, region: &Region, dtype: DType, bytes: &[u8]) {
+        if self.tensors.get(name).is_some_and(|tensor| tensor.dtype == dtype) {
+            self.add_region(name, region, bytes);
+        }
+    }
+
     /// Adds up the sums of all ranks. Every rank.
-    pub fn combine(&mut self, gang: &dyn Gang) -> Result<(), GangError> {
+    pub fn combine(&self, gang: &dyn Gang) -> Result<(), GangError> {
         if gang.size() == 1 {
             return Ok(());
         }
-        let mut flat: Vec<u64> =
-            self.low.iter_mut().chain(&mut self.high).map(|sum| *sum.get_mut()).collect();
+        let all = || self.low.iter().chain(&self.high).chain(&self.counts);
+        let mut flat: Vec<u64> = all().map(|sum| sum.load(Ordering::Relaxed)).collect();
         gang.all_reduce(&mut flat, ReduceOp::Sum)?;
-        for (sum, total) in self.low.iter_mut().chain(&mut self.high).zip(flat) {
-            *sum.get_mut() = total;
-        }
+        all().zip(flat).for_each(|(sum, total)| sum.store(total, Ordering::Relaxed));
         Ok(())
+    }
+
+    /// What was added to each stretch, by tensor.
+    pub(crate) fn counted(&self) -> BTreeMap<String, Vec<Counted>> {
+        let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
+        let stretches = self.tensors.iter().map(|(name, tensor)| {
+            let range = tensor.first..tensor.first + tensor.count;
+            let counted = range.map(|at| Counted { low: load(&self.low[at]), count: load(&self.counts[at]) });
+            (name.clone(), counted.collect())
+        });
+        stretches.collect()
     }
 
     /// The finished sums by tensor.

@@ -12,13 +12,8 @@ use crate::manifest::{
 };
 use crate::storage::Storage;
 
-/// Indexes a native checkpoint. Every file must have the length and the header
-/// that it was committed with.
-pub fn read(storage: &dyn Storage) -> Result<Index, CheckpointError> {
-    index(storage, &Manifest::read(storage)?)
-}
-
-/// Indexes the checkpoint that a manifest describes.
+/// Indexes the checkpoint that a manifest describes. Every file must have the
+/// length and the header that it was committed with.
 pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, CheckpointError> {
     let mut files = Vec::new();
     let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();

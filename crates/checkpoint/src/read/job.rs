@@ -17,6 +17,7 @@ const GATHERED: usize = 1 << 16;
 
 /// A stretch of a destination.
 pub(super) struct Job<'a> {
+    pub(super) name: &'a str,
     pub(super) entry: &'a TensorEntry,
     pub(super) region: Region,
     pub(super) dtype: DType,
@@ -25,8 +26,8 @@ pub(super) struct Job<'a> {
 
 /// Cuts a want into jobs of about `stretch` bytes.
 pub(super) fn split<'a>(want: Want<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
-    let Want { entry, region, dtype, into, .. } = want;
-    let job = Job { entry, region, dtype, into };
+    let Want { entry, name, region, dtype, into } = want;
+    let job = Job { name, entry, region, dtype, into };
     // A transposed tile is read in the order of its file, which fills all of
     // the destination little by little.
     let whole = entry.tiles.iter().any(|tile| order(tile) == Order::Other);
@@ -50,14 +51,18 @@ fn split_job<'a>(job: Job<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
     let size = job.region.size()[dim];
     let step_bytes = job.into.len() / size;
     let steps = (stretch / step_bytes).max(1);
-    let Job { entry, region, dtype, into } = job;
+    let Job { name, entry, region, dtype, into } = job;
     let range = region.range(dim);
     let mut rest = into;
     for start in range.clone().step_by(steps) {
         let end = (start + steps).min(range.end);
         let (into, behind) = rest.split_at_mut((end - start) * step_bytes);
         rest = behind;
-        split_job(Job { entry, region: region.with_range(dim, start..end), dtype, into }, stretch, jobs);
+        split_job(
+            Job { name, entry, region: region.with_range(dim, start..end), dtype, into },
+            stretch,
+            jobs,
+        );
     }
 }
 
@@ -75,6 +80,22 @@ impl Job<'_> {
     }
 
     pub(super) fn run(&mut self, pool: &Pool<'_>, staging: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let Some(sums) = pool.sums else { return self.fill(pool, staging) };
+        if self.dtype == self.entry.dtype {
+            self.fill(pool, staging)?;
+            sums.add_region_as(self.name, &self.region, self.dtype, self.into);
+            return Ok(());
+        }
+        // Checksums are of elements as they were saved.
+        let mut saved = vec![0; self.region.volume() * self.entry.dtype.size()];
+        let (name, entry, region) = (self.name, self.entry, self.region.clone());
+        Job { name, entry, region, dtype: entry.dtype, into: &mut saved }.fill(pool, staging)?;
+        sums.add_region_as(self.name, &self.region, entry.dtype, &saved);
+        cast(entry.dtype, &saved, self.dtype, self.into);
+        Ok(())
+    }
+
+    fn fill(&mut self, pool: &Pool<'_>, staging: &mut Vec<u8>) -> Result<(), CheckpointError> {
         let entry = self.entry;
         for tile in &entry.tiles {
             let Some(part) = tile.region.intersect(&self.region).filter(|part| !part.is_empty()) else {

@@ -24,7 +24,7 @@ pub(super) struct Fingerprints {
 
 impl Opened {
     /// Commits what all ranks have written. Every rank, after all are done.
-    pub(super) fn commit(&self, mut sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
+    pub(super) fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
         let files = self.all_files(gang)?;
         let manifest = self.manifest(&sums, files);

@@ -1,0 +1,267 @@
+//! Loading: onto any mesh, from any source.
+
+use std::collections::BTreeMap;
+
+use shardloom_gang::{Gang, GangExt};
+
+use crate::error::CheckpointError;
+use crate::formats::Source;
+use crate::observer::Observer;
+use crate::plan::{
+    Destination, LoadPlanner, LoadState, Missing, PlanContext, ReadItem, Slot, StandardLoadPlanner,
+    Unexpected,
+};
+use crate::read::{ReadOptions, ReadReport, Want, read_verified};
+use crate::state::Held;
+use crate::sums::Sums;
+use crate::together;
+use crate::verify::{Damage, check_sums};
+
+/// How to load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// How to read.
+    pub read: ReadOptions,
+    /// What to do about missing names.
+    pub missing: Missing,
+    /// What to do about unexpected names.
+    pub unexpected: Unexpected,
+    /// Whether checksums are compared, where the source has them.
+    pub verify: Verify,
+    /// Who reads what several ranks want.
+    pub copies: Copies,
+}
+
+/// Whether checksums are compared while loading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Where the source has them.
+    #[default]
+    Checksums,
+    /// Never.
+    Skip,
+}
+
+/// Who reads what several ranks want.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copies {
+    /// Each for itself from a filesystem, whose cache all share; one for all
+    /// from places that are far away.
+    #[default]
+    Cheaper,
+    /// Each for itself.
+    ReadEach,
+    /// One reads and sends to the others.
+    ReadOnce,
+}
+
+/// What a load did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// What this rank read.
+    pub read: ReadReport,
+    /// Bytes that this rank received from others instead of reading them.
+    pub received: u64,
+    /// Bytes of all ranks' tensors that checksums were compared for.
+    pub verified: u64,
+}
+
+/// Loads what a state asks for. Every rank of the gang.
+///
+/// Nothing is read before every name, shape and layout is known to fit, on
+/// every rank.
+pub fn load(
+    source: &Source,
+    state: LoadState<'_>,
+    gang: &dyn Gang,
+    options: &LoadOptions,
+    observer: &dyn Observer,
+) -> Result<LoadReport, CheckpointError> {
+    let copies = Shares::new(source, &state, gang, options.copies);
+    let layouts = layouts(&state);
+    let mut planner = StandardLoadPlanner::new(state);
+    planner.missing = options.missing;
+    planner.unexpected = options.unexpected;
+    load_planned(source, &mut planner, &copies, &layouts, gang, options, observer)
+}
+
+/// Loads with a planner of one's own. Every rank of the gang.
+pub fn load_with<'a>(
+    source: &Source,
+    planner: &mut dyn LoadPlanner<'a>,
+    gang: &dyn Gang,
+    options: &LoadOptions,
+    observer: &dyn Observer,
+) -> Result<LoadReport, CheckpointError> {
+    load_planned(source, planner, &Shares::default(), &BTreeMap::new(), gang, options, observer)
+}
+
+/// Tensors whose parts on all ranks make up so many copies of them.
+type Layouts = BTreeMap<String, u64>;
+
+fn layouts(state: &LoadState<'_>) -> Layouts {
+    let copies = |slot: &Slot<'_>| match slot {
+        Slot::Tensor { spec, .. } => match spec.held {
+            Held::Layout(layout) => {
+                let first = layout.mesh().ranks().next()?;
+                Some(layout.replicas(first).ok()?.len() as u64)
+            }
+            Held::Region(_) => None,
+        },
+        Slot::Bytes(_) => None,
+    };
+    state.slots().iter().filter_map(|(name, slot)| Some((name.clone(), copies(slot)?))).collect()
+}
+
+fn load_planned<'a>(
+    source: &Source,
+    planner: &mut dyn LoadPlanner<'a>,
+    shares: &Shares,
+    layouts: &Layouts,
+    gang: &dyn Gang,
+    options: &LoadOptions,
+    observer: &dyn Observer,
+) -> Result<LoadReport, CheckpointError> {
+    let index = &*source.index;
+    let context = PlanContext { rank: gang.rank(), world: gang.size() };
+    let planned = planner.configure(index, context).and_then(|()| {
+        let plan = planner.local_plan(index)?;
+        planner.finalize(plan)
+    });
+    let plan = together(gang, planned.map_err(CheckpointError::from))?;
+    let sums = match (&source.manifest, options.verify) {
+        (Some(manifest), Verify::Checksums) => Some(Sums::new(
+            manifest.stretch,
+            manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.dtype, &tensor.shape)),
+        )),
+        _ => None,
+    };
+    let read =
+        acquire_and_read(source, planner, &plan.tensors, shares, gang, options, sums.as_ref(), observer);
+    let mut report = together(gang, read)?;
+    if let (Some(manifest), Some(sums)) = (&source.manifest, sums) {
+        let checked = check_sums(manifest, sums, layouts, gang)?;
+        report.verified = checked.bytes;
+        let whole = match checked.damage.as_slice() {
+            [] => Ok(()),
+            damage => Err(CheckpointError::Damaged(Damage { chunks: damage.to_vec() })),
+        };
+        together(gang, whole)?;
+    }
+    for (stored, wanted) in &plan.bytes {
+        if let Some(bytes) = source.read_bytes(stored)? {
+            planner.apply_bytes(wanted, bytes)?;
+        }
+    }
+    Ok(report)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the one place where all of a load comes together")]
+fn acquire_and_read<'a>(
+    source: &Source,
+    planner: &mut dyn LoadPlanner<'a>,
+    items: &[ReadItem],
+    shares: &Shares,
+    gang: &dyn Gang,
+    options: &LoadOptions,
+    sums: Option<&Sums>,
+    observer: &dyn Observer,
+) -> Result<LoadReport, CheckpointError> {
+    // One destination may have many items; it is filled as a whole.
+    let mut destinations: Vec<(&ReadItem, Destination<'a>)> = Vec::new();
+    for item in items {
+        if destinations.last().is_none_or(|(last, _)| last.destination != item.destination) {
+            destinations.push((item, planner.acquire_tensor(item)?));
+        }
+    }
+    let mut wants = Vec::new();
+    for (item, destination) in &mut destinations {
+        if shares.reader(&item.destination.name).is_some_and(|reader| reader != gang.rank()) {
+            continue;
+        }
+        let missing = || crate::plan::LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
+        let entry = source.index.tensors().get(&item.storage.name).ok_or_else(missing)?;
+        wants.push(Want {
+            entry,
+            name: &item.storage.name,
+            region: destination.region.clone(),
+            dtype: destination.dtype,
+            into: destination.bytes,
+        });
+    }
+    let mut report = LoadReport {
+        read: read_verified(source, wants, &options.read, sums, observer)?,
+        ..LoadReport::default()
+    };
+    report.received = shares.exchange(&mut destinations, gang, sums)?;
+    for (item, destination) in destinations {
+        planner.apply_tensor(item, destination)?;
+    }
+    Ok(report)
+}
+
+/// Which rank reads what several want. Names without an entry are read by
+/// everyone for themselves.
+#[derive(Debug, Default)]
+struct Shares(BTreeMap<String, Vec<usize>>);
+
+impl Shares {
+    fn new(source: &Source, state: &LoadState<'_>, gang: &dyn Gang, copies: Copies) -> Self {
+        let far = source.storage.folder().is_none();
+        let once = copies == Copies::ReadOnce || copies == Copies::Cheaper && far;
+        if !once || gang.size() == 1 {
+            return Self::default();
+        }
+        let mut shares = BTreeMap::new();
+        for (number, (name, slot)) in state.slots().iter().enumerate() {
+            let Slot::Tensor { spec, .. } = slot else { continue };
+            let Held::Layout(layout) = spec.held else { continue };
+            let Ok(mut ranks) = layout.replicas(gang.rank()) else { continue };
+            if ranks.len() > 1 {
+                // The work goes round among those who hold the same.
+                ranks.sort_unstable();
+                let turn = number % ranks.len();
+                ranks.rotate_left(turn);
+                shares.insert(name.clone(), ranks);
+            }
+        }
+        Self(shares)
+    }
+
+    fn reader(&self, name: &str) -> Option<usize> {
+        self.0.get(name).map(|ranks| ranks[0])
+    }
+
+    /// Sends what this rank read for others, and receives what they read for
+    /// it. Sends never wait, so any order is good as long as all have the
+    /// same.
+    fn exchange(
+        &self,
+        destinations: &mut [(&ReadItem, Destination<'_>)],
+        gang: &dyn Gang,
+        sums: Option<&Sums>,
+    ) -> Result<u64, CheckpointError> {
+        const TAG: u32 = 0x5d20_0000;
+        let mut received = 0;
+        for (item, destination) in destinations {
+            let Some(ranks) = self.0.get(&item.destination.name) else { continue };
+            if ranks[0] == gang.rank() {
+                for &other in &ranks[1..] {
+                    gang.send_slice(destination.bytes, other, TAG)?;
+                }
+            } else {
+                gang.recv(destination.bytes, ranks[0], TAG)?;
+                received += destination.bytes.len() as u64;
+                if let Some(sums) = sums {
+                    sums.add_region_as(
+                        &item.storage.name,
+                        &destination.region,
+                        destination.dtype,
+                        destination.bytes,
+                    );
+                }
+            }
+        }
+        Ok(received)
+    }
+}

@@ -1,0 +1,88 @@
+//! Comparing what was read with what was saved.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use shardloom_gang::{Gang, GangError};
+
+use crate::manifest::{Kind, Manifest};
+use crate::sums::Sums;
+
+/// A stretch of a tensor whose elements are not those that were saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedChunk {
+    /// The tensor.
+    pub tensor: String,
+    /// The first element of the stretch.
+    pub start: u64,
+    /// One past its last.
+    pub end: u64,
+}
+
+/// Everything that is damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The stretches.
+    pub chunks: Vec<DamagedChunk>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        write!(f, "{} of the checkpoint's stretches are not as they were saved:", self.chunks.len())?;
+        for chunk in self.chunks.iter().take(SHOWN) {
+            write!(f, "\n  `{}`, elements {}..{}", chunk.tensor, chunk.start, chunk.end)?;
+        }
+        match self.chunks.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Checked {
+    /// Bytes that were compared.
+    pub(crate) bytes: u64,
+    pub(crate) damage: Vec<DamagedChunk>,
+}
+
+/// Compares sums with the manifest's. Every rank.
+///
+/// A stretch that this rank has whole is compared at once. Where layouts say
+/// that the ranks together have so many copies of a tensor, so are their sums
+/// together, which covers shards of any form.
+pub(crate) fn check_sums(
+    manifest: &Manifest,
+    sums: Sums,
+    copies: &BTreeMap<String, u64>,
+    gang: &dyn Gang,
+) -> Result<Checked, GangError> {
+    let own = sums.counted();
+    sums.combine(gang)?;
+    let all = sums.counted();
+    let mut checked = Checked::default();
+    for (name, tensor) in manifest.tensors.iter().filter(|(_, tensor)| tensor.kind == Kind::Tensor) {
+        let (Some(own), Some(all)) = (own.get(name), all.get(name)) else { continue };
+        let Ok(expected) = tensor.checksums(name, manifest.stretch) else { continue };
+        let elements = (manifest.stretch / tensor.dtype.size() as u64).max(1);
+        for (number, &expected) in expected.iter().enumerate() {
+            let start = number as u64 * elements;
+            let end = (start + elements).min(tensor.shape.volume() as u64);
+            let length = end - start;
+            let (own, all) = (own[number], all[number]);
+            let together = copies.get(name).copied().filter(|copies| all.count == copies * length);
+            let wrong = match together {
+                Some(copies) => expected.wrapping_mul(copies) != all.low,
+                None if own.count == length => expected != own.low,
+                None => continue,
+            };
+            checked.bytes += length * tensor.dtype.size() as u64;
+            if wrong {
+                checked.damage.push(DamagedChunk { tensor: name.clone(), start, end });
+            }
+        }
+    }
+    Ok(checked)
+}
