@@ -1,0 +1,496 @@
+//! Checkpoints of a Llama-1B's tensors: saving, loading and planning beside raw
+//! reads and writes of the same bytes, and beside torch DCP and safetensors.
+//!
+//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch and safetensors to
+//! see their figures too, `SHARDLOOM_BENCH_FOLDER` to choose the disk, and
+//! `SHARDLOOM_BENCH_LAYERS` for a smaller model. Words after `--` choose the
+//! cases whose names contain one of them. Cold reads need the right to drop
+//! the page cache; without it they are left out, and that is said.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use shardloom_bench::{Goal, Peer, Report, middle, rate, short};
+use shardloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
+use shardloom_checkpoint::{
+    CheckpointError, Held, LoadOptions, LocalTensor, SaveOptions, Saver, Source, State, Target, TensorSpec, Verify,
+    load,
+};
+use shardloom_gang::{GangOptions, solo, threads};
+use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
+
+const ROUNDS: usize = 5;
+
+fn main() -> Result<(), CheckpointError> {
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|word| name.contains(word));
+    let mut report = Report::new();
+    let folder = std::env::var_os("SHARDLOOM_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
+    let folder = folder.join(format!("shardloom-bench-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder for the files");
+    if wanted("planning") {
+        planning(&mut report)?;
+    }
+    if wanted("one rank") {
+        one_rank(&mut report, &folder)?;
+    }
+    if wanted("two ranks") {
+        two_ranks(&mut report, &folder)?;
+    }
+    if wanted("tensor parallel") {
+        tensor_parallel(&mut report, &folder)?;
+    }
+    let _ = fs::remove_dir_all(&folder);
+    report.print();
+    Ok(())
+}
+
+/// Names and shapes of a Llama-3.2-1B with so many layers.
+fn tensors() -> Vec<(String, Shape)> {
+    let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").ok().and_then(|text| text.parse().ok()).unwrap_or(16);
+    llama(layers, 128_256)
+}
+
+fn llama(layers: usize, vocabulary: usize) -> Vec<(String, Shape)> {
+    let shape = |dims: &[usize]| Shape::new(dims).expect("a shape");
+    let mut tensors = vec![("model.embed_tokens.weight".to_owned(), shape(&[vocabulary, 2048]))];
+    for layer in 0..layers {
+        for (name, dims) in [
+            ("self_attn.q_proj", [2048, 2048].as_slice()),
+            ("self_attn.k_proj", &[512, 2048]),
+            ("self_attn.v_proj", &[512, 2048]),
+            ("self_attn.o_proj", &[2048, 2048]),
+            ("mlp.gate_proj", &[8192, 2048]),
+            ("mlp.up_proj", &[8192, 2048]),
+            ("mlp.down_proj", &[2048, 8192]),
+            ("input_layernorm", &[2048]),
+            ("post_attention_layernorm", &[2048]),
+        ] {
+            tensors.push((format!("model.layers.{layer}.{name}.weight"), shape(dims)));
+        }
+    }
+    tensors.push(("model.norm.weight".to_owned(), shape(&[2048])));
+    tensors
+}
+
+/// How tensor parallelism lays out a Llama's tensor along one axis.
+fn tensor_parallel_dim(name: &str) -> Option<usize> {
+    let rows = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens"];
+    if rows.iter().any(|word| name.contains(word)) {
+        Some(0)
+    } else if name.contains("o_proj") || name.contains("down_proj") {
+        Some(1)
+    } else {
+        None
+    }
+}
+
+/// A rank's tensors, in layouts that a function chooses.
+struct Local {
+    name: String,
+    spec: TensorSpec,
+    bytes: Vec<u8>,
+}
+
+fn locals(rank: usize, layout: impl Fn(&str) -> Layout) -> Vec<Local> {
+    let tensors = tensors().into_iter().enumerate();
+    let fill = |number: usize, length: usize| -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        for (at, word) in bytes.chunks_mut(8).enumerate() {
+            let value = (at as u64 ^ (number as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+        }
+        bytes
+    };
+    tensors
+        .map(|(number, (name, shape))| {
+            let layout = layout(&name);
+            let length = layout.region_of(&shape, rank).expect("a part").volume() * 2;
+            let spec = TensorSpec { dtype: DType::Bf16, shape, held: Held::Layout(layout) };
+            Local { bytes: fill(number, length), name, spec }
+        })
+        .collect()
+}
+
+fn state(locals: &[Local]) -> State<'_> {
+    let mut state = State::new();
+    for local in locals {
+        state.model(&local.name, LocalTensor { spec: local.spec.clone(), bytes: &local.bytes });
+    }
+    state
+}
+
+fn wanted(locals: &mut [Local]) -> LoadState<'_> {
+    let mut state = LoadState::new();
+    for local in locals {
+        state.tensor(&local.name, local.spec.clone(), &mut local.bytes);
+    }
+    state
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let started = Instant::now();
+    let result = work();
+    (started.elapsed(), result)
+}
+
+/// Forgets cached files; `false` if that is not allowed.
+fn drop_caches() -> Option<()> {
+    // Only clean pages can be dropped.
+    let _ = Command::new("sync").status();
+    fs::write("/proc/sys/vm/drop_caches", "3").ok()
+}
+
+const STRETCH: usize = 4 << 20;
+
+/// Writes the buffers one after the other into a file, with two threads, and
+/// syncs it.
+fn raw_write(path: &Path, buffers: &[&[u8]]) {
+    let file = File::create(path).expect("a file");
+    each_stretch(buffers.iter().copied(), |offset, bytes| file.write_all_at(bytes, offset).expect("written"));
+    file.sync_all().expect("synced");
+}
+
+fn each_stretch<'a>(buffers: impl Iterator<Item = &'a [u8]>, work: impl Fn(u64, &[u8]) + Sync) {
+    let mut pieces = Vec::new();
+    let mut offset = 0;
+    for buffer in buffers {
+        for piece in buffer.chunks(STRETCH) {
+            pieces.push((offset, piece));
+            offset += piece.len() as u64;
+        }
+    }
+    let queue = std::sync::Mutex::new(pieces.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("a queue").next();
+                    let Some((offset, piece)) = next else { break };
+                    work(offset, piece);
+                }
+            });
+        }
+    });
+}
+
+/// Reads a file into the buffers, with two threads.
+fn raw_read(path: &Path, buffers: Vec<&mut [u8]>) {
+    let file = File::open(path).expect("a file");
+    let mut pieces = Vec::new();
+    let mut offset = 0;
+    for buffer in buffers {
+        for piece in buffer.chunks_mut(STRETCH) {
+            let length = piece.len() as u64;
+            pieces.push((offset, piece));
+            offset += length;
+        }
+    }
+    let queue = std::sync::Mutex::new(pieces.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("a queue").next();
+                    let Some((offset, piece)) = next else { break };
+                    file.read_exact_at(piece, offset).expect("read");
+                }
+            });
+        }
+    });
+}
+
+/// Times of cases, by name, in turns.
+#[derive(Default)]
+struct Times(BTreeMap<String, Vec<Duration>>);
+
+impl Times {
+    fn add(&mut self, name: &str, time: Duration) {
+        self.0.entry(name.to_owned()).or_default().push(time);
+    }
+
+    fn ask(&mut self, peer: Option<&mut Peer>, name: &str, case: &str) {
+        if let Some(time) = peer.and_then(|peer| peer.time(case)) {
+            self.add(name, time);
+        }
+    }
+
+    fn middle(&self, name: &str) -> Option<Duration> {
+        self.0.get(name).map(|times| middle(&mut times.clone()))
+    }
+
+    /// Ours beside another, which is better the larger it is.
+    fn compare(&self, report: &mut Report, bytes: usize, ours: &str, other: &str, goal: f64) {
+        let (Some(mine), Some(theirs)) = (self.middle(ours), self.middle(other)) else { return };
+        let ratio = theirs.as_secs_f64() / mine.as_secs_f64();
+        let measured = format!("{} ({})", short(mine), rate(bytes, mine));
+        let beside = format!("{other} {}", short(theirs));
+        report.ratio(ours, [&measured, &beside], ratio, Goal::AtLeast(goal));
+    }
+}
+
+fn peer(folder: &Path) -> Option<Peer> {
+    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok()?;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_checkpoint.py");
+    let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
+    Some(Peer::start("torch", Command::new(python).arg(script).arg(folder).arg(layers)))
+}
+
+/// One process: everything beside raw reads and writes.
+fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
+    let layout = Layout::replicated(Mesh::new(&[("dp", 1)]).expect("a mesh"));
+    let mut locals = locals(0, |_| layout);
+    let bytes: usize = locals.iter().map(|local| local.bytes.len()).sum();
+    let gang = solo(GangOptions::default());
+    let mut saver = Saver::new(gang.clone())?;
+    let (raw, ours) = (folder.join("raw"), folder.join("ours"));
+    let mut times = Times::default();
+    let mut peer = peer(folder);
+    let mut stall = Vec::new();
+    for _ in 0..ROUNDS {
+        let _ = fs::remove_file(&raw);
+        let buffers: Vec<&[u8]> = locals.iter().map(|local| local.bytes.as_slice()).collect();
+        times.add("raw write", timed(|| raw_write(&raw, &buffers)).0);
+        let _ = fs::remove_dir_all(&ours);
+        let target = Target::Folder(ours.clone());
+        let (time, saved) = timed(|| saver.save(&state(&locals), &target, &SaveOptions::default(), &()));
+        saved?;
+        times.add("save, synced", time);
+        times.ask(peer.as_mut(), "DCP save", "save dcp");
+        times.ask(peer.as_mut(), "safetensors save", "save safetensors");
+    }
+    let _ = fs::remove_dir_all(&ours);
+    for _ in 0..3 {
+        let target = Target::Folder(ours.clone());
+        let _ = fs::remove_dir_all(&ours);
+        let options = SaveOptions { budget: 8 << 30, ..SaveOptions::default() };
+        stall.push(saver.save_async(&state(&locals), &target, &options, std::sync::Arc::new(()))?);
+        saver.wait()?;
+    }
+    let cold = drop_caches().is_some();
+    if !cold {
+        println!("cold reads are left out: the page cache cannot be dropped here");
+    }
+    for round in 0..ROUNDS * 2 {
+        let warm = round % 2 == 1 || !cold;
+        let word = if warm { "warm" } else { "cold" };
+        for verify in [Verify::Checksums, Verify::Skip] {
+            if !warm {
+                drop_caches();
+            }
+            let options = LoadOptions { verify, ..LoadOptions::default() };
+            let (time, loaded) = timed(|| {
+                let source = Source::open(&ours)?;
+                load(&source, wanted(&mut locals), &*gang, &options, &())
+            });
+            loaded?;
+            let how = if verify == Verify::Skip { ", unverified" } else { "" };
+            times.add(&format!("load, {word}{how}"), time);
+        }
+        if !warm {
+            drop_caches();
+        }
+        let buffers = locals.iter_mut().map(|local| local.bytes.as_mut_slice()).collect();
+        times.add(&format!("raw read, {word}"), timed(|| raw_read(&raw, buffers)).0);
+        for case in ["dcp", "dcp new", "safetensors"] {
+            if !warm {
+                drop_caches();
+            }
+            times.ask(peer.as_mut(), &format!("{case} load, {word}"), &format!("load {case}"));
+        }
+        // Into new memory, which must be given by the system first.
+        if !warm {
+            drop_caches();
+        }
+        let (time, loaded) = timed(|| -> Result<Vec<Local>, CheckpointError> {
+            let source = Source::open(&ours)?;
+            let mut fresh: Vec<Local> = locals
+                .iter()
+                .map(|local| Local {
+                    name: local.name.clone(),
+                    spec: local.spec.clone(),
+                    bytes: vec![0; local.bytes.len()],
+                })
+                .collect();
+            load(&source, wanted(&mut fresh), &*gang, &LoadOptions::default(), &())?;
+            Ok(fresh)
+        });
+        drop(loaded?);
+        times.add(&format!("load into new memory, {word}"), time);
+        if !warm {
+            drop_caches();
+        }
+        let (time, fresh) = timed(|| {
+            let mut fresh: Vec<Vec<u8>> = locals.iter().map(|local| vec![0; local.bytes.len()]).collect();
+            raw_read(&raw, fresh.iter_mut().map(Vec::as_mut_slice).collect());
+            fresh
+        });
+        drop(fresh);
+        times.add(&format!("raw read into new memory, {word}"), time);
+    }
+    times.compare(report, bytes, "save, synced", "raw write", 0.95);
+    times.compare(report, bytes, "save, synced", "DCP save", 2.0);
+    times.compare(report, bytes, "save, synced", "safetensors save", 1.0);
+    let stall = middle(&mut stall);
+    let share = bytes as f64 / stall.as_secs_f64() / 1e9;
+    report.note("stall of a save in the background", [&short(stall), "copied GB/s"], share);
+    for word in ["warm", "cold"] {
+        let load = format!("load, {word}");
+        times.compare(report, bytes, &load, &format!("raw read, {word}"), 0.95);
+        times.compare(report, bytes, &format!("{load}, unverified"), &format!("raw read, {word}"), 0.95);
+        let dcp = if word == "warm" { 5.0 } else { 2.0 };
+        times.compare(report, bytes, &load, &format!("dcp load, {word}"), dcp);
+        let fresh = format!("load into new memory, {word}");
+        times.compare(report, bytes, &fresh, &format!("raw read into new memory, {word}"), 0.95);
+        times.compare(report, bytes, &fresh, &format!("dcp new load, {word}"), 2.0);
+        times.compare(report, bytes, &fresh, &format!("safetensors load, {word}"), 1.0);
+    }
+    let _ = fs::remove_dir_all(folder.join("dcp"));
+    Ok(())
+}
+
+/// Two ranks save, four load on another mesh; torch does the same under gloo.
+fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
+    let path = folder.join("two");
+    let mut times = Times::default();
+    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_checkpoint_ranks.py");
+    let rows = |ranks: usize| -> Layout {
+        Layout::new(Mesh::new(&[("dp", ranks)]).expect("a mesh"), &[Placement::Shard(0)]).expect("a layout")
+    };
+    let mixed = |name: &str| -> Layout {
+        let mesh = Mesh::new(&[("tp", 4)]).expect("a mesh");
+        let placement = tensor_parallel_dim(name).map_or(Placement::Replicate, Placement::Shard);
+        Layout::new(mesh, &[placement]).expect("a layout")
+    };
+    let together = |ranks: usize, work: &(dyn Fn(std::sync::Arc<dyn shardloom_gang::Gang>) -> Duration + Sync)| {
+        let times = threads::run(ranks, GangOptions::default(), work).expect("ranks");
+        times.into_iter().max().unwrap_or_default()
+    };
+    let mut bytes = 0;
+    for _ in 0..3 {
+        let _ = fs::remove_dir_all(&path);
+        let target = Target::Folder(path.clone());
+        let options = SaveOptions { threads: Some(1), ..SaveOptions::default() };
+        let time = together(2, &|gang| {
+            let locals = locals(gang.rank(), |_| rows(2));
+            let mut saver = Saver::new(gang).expect("a saver");
+            timed(|| saver.save(&state(&locals), &target, &options, &()).expect("saved")).0
+        });
+        times.add("two ranks save", time);
+        for (name, layout) in
+            [("rows", &(|_: &str| rows(4)) as &(dyn Fn(&str) -> Layout + Sync)), ("tensor parallel", &mixed)]
+        {
+            let time = together(4, &|gang| {
+                let mut locals = locals(gang.rank(), layout);
+                let options = LoadOptions::default();
+                timed(|| {
+                    let source = Source::open(&path).expect("a checkpoint");
+                    load(&source, wanted(&mut locals), &*gang, &options, &()).expect("loaded");
+                })
+                .0
+            });
+            times.add(&format!("four ranks load, {name}"), time);
+        }
+        let source = Source::open(&path)?;
+        bytes = source.index.bytes() as usize;
+        if let Some(python) = &python {
+            let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
+            let mut peer =
+                Peer::start("torch", Command::new(python).arg(script).arg(folder.join("torch")).arg(layers));
+            times.ask(Some(&mut peer), "DCP, gloo save", "save");
+            times.ask(Some(&mut peer), "DCP, gloo load, rows", "load rows");
+            times.ask(Some(&mut peer), "DCP, gloo load, tensor parallel", "load tensor parallel");
+        }
+    }
+    times.compare(report, bytes, "two ranks save", "DCP, gloo save", 2.0);
+    times.compare(report, bytes, "four ranks load, rows", "DCP, gloo load, rows", 2.0);
+    times.compare(report, bytes, "four ranks load, tensor parallel", "DCP, gloo load, tensor parallel", 2.0);
+    let _ = fs::remove_dir_all(folder.join("torch"));
+    let _ = fs::remove_dir_all(&path);
+    Ok(())
+}
+
+/// One rank of eight reads next to nothing that it does not keep.
+fn tensor_parallel(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
+    let path = folder.join("whole");
+    let layout = Layout::replicated(Mesh::new(&[("dp", 1)]).expect("a mesh"));
+    let gang = solo(GangOptions::default());
+    Saver::new(gang.clone())?.save(
+        &state(&locals(0, |_| layout)),
+        &Target::Folder(path.clone()),
+        &SaveOptions::default(),
+        &(),
+    )?;
+    let mesh = Mesh::new(&[("tp", 8)]).expect("a mesh");
+    let source = Source::open(&path)?;
+    for rank in [0, 5] {
+        let mut wanted = Vec::new();
+        for (name, shape) in tensors() {
+            let placement = tensor_parallel_dim(&name).map_or(Placement::Replicate, Placement::Shard);
+            let layout = Layout::new(mesh, &[placement]).expect("a layout");
+            let region = layout.region_of(&shape, rank).expect("a part");
+            let bytes = vec![0; region.volume() * 2];
+            wanted.push(Local {
+                name,
+                spec: TensorSpec { dtype: DType::Bf16, shape, held: Held::Region(region) },
+                bytes,
+            });
+        }
+        let (time, loaded) =
+            timed(|| load(&source, self::wanted(&mut wanted), &*gang, &LoadOptions::default(), &()));
+        let read = loaded?.read;
+        let ratio = read.read as f64 / read.delivered as f64;
+        let beside = format!("{} kept, {} reads, {}", read.delivered, read.requests, short(time));
+        let what = format!("bytes that rank {rank} of 8 reads");
+        report.ratio(&what, [&read.read.to_string(), &beside], ratio, Goal::AtMost(1.02));
+    }
+    let _ = fs::remove_dir_all(&path);
+    Ok(())
+}
+
+/// What each of 8,960 ranks does to plan a save of 1,200 tensors.
+fn planning(report: &mut Report) -> Result<(), CheckpointError> {
+    let mesh = |axes: &[(&str, usize)]| Mesh::new(axes).expect("a mesh");
+    let cases: [(&str, Mesh, &[Placement]); 3] = [
+        ("sharded", mesh(&[("dp", 8960)]), &[Placement::Shard(0)]),
+        ("half sharded", mesh(&[("rdp", 2), ("sdp", 4480)]), &[Placement::Replicate, Placement::Shard(0)]),
+        ("tensor parallel", mesh(&[("dp", 1120), ("tp", 8)]), &[Placement::Replicate, Placement::Shard(0)]),
+    ];
+    for (name, mesh, placements) in cases {
+        let layout = Layout::new(mesh, placements).expect("a layout");
+        let rank = 4321;
+        let mut specs: Vec<(String, TensorSpec)> = Vec::new();
+        for (name, shape) in llama(133, 128_256).into_iter().take(1200) {
+            specs.push((name, TensorSpec { dtype: DType::Bf16, shape, held: Held::Layout(layout) }));
+        }
+        let buffers: Vec<Vec<u8>> = specs
+            .iter()
+            .map(|(_, spec)| {
+                let region = spec.region(rank).expect("a part").expect("inside of the mesh");
+                vec![0; region.volume() * 2]
+            })
+            .collect();
+        let mut state = State::new();
+        for ((name, spec), bytes) in specs.iter().zip(&buffers) {
+            state.model(name, LocalTensor { spec: spec.clone(), bytes });
+        }
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let mut planner = StandardSavePlanner::new();
+            let (time, planned) = timed(|| {
+                planner.configure(&state, PlanContext { rank, world: 8960 })?;
+                planner.derived_plan()
+            });
+            planned?;
+            times.push(time);
+        }
+        let what = format!("planning 1,200 tensors × 8,960 ranks, {name}");
+        report.at_most(&what, middle(&mut times), Duration::from_millis(200));
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+"""Torch DCP and safetensors beside benches/checkpoint.rs: a case's name on each
+line of the input, the seconds that it takes as the answer, `-` for a case that
+is not here. Arguments: a folder, and the number of layers."""
+
+import os
+import shutil
+import sys
+import time
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+warnings.filterwarnings("ignore")
+folder, layers = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(2)
+
+
+def state():
+    shapes = {"model.embed_tokens.weight": (128256, 2048), "model.norm.weight": (2048,)}
+    for layer in range(layers):
+        for name, shape in {
+            "self_attn.q_proj": (2048, 2048),
+            "self_attn.k_proj": (512, 2048),
+            "self_attn.v_proj": (512, 2048),
+            "self_attn.o_proj": (2048, 2048),
+            "mlp.gate_proj": (8192, 2048),
+            "mlp.up_proj": (8192, 2048),
+            "mlp.down_proj": (2048, 8192),
+            "input_layernorm": (2048,),
+            "post_attention_layernorm": (2048,),
+        }.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    torch.manual_seed(1)
+    return {k: torch.empty(s, dtype=torch.bfloat16).uniform_() for k, s in shapes.items()}
+
+
+weights = state()
+place, single = os.path.join(folder, "dcp"), os.path.join(folder, "peer.safetensors")
+
+
+def save_dcp():
+    dcp.save(weights, storage_writer=dcp.FileSystemWriter(place, overwrite=True), no_dist=True)
+
+
+def save_safetensors():
+    save_file(weights, single)
+    with open(single, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def load_dcp():
+    dcp.load(weights, storage_reader=dcp.FileSystemReader(place), no_dist=True)
+
+
+def load_dcp_new():
+    fresh = {k: torch.empty_like(v) for k, v in weights.items()}
+    dcp.load(fresh, storage_reader=dcp.FileSystemReader(place), no_dist=True)
+
+
+def load_safetensors():
+    # Loaded lazily; a copy is what makes the bytes ours.
+    return {k: v.clone() for k, v in load_file(single).items()}
+
+
+cases = {
+    "save dcp": (lambda: shutil.rmtree(place, ignore_errors=True), save_dcp),
+    "save safetensors": (lambda: os.path.exists(single) and os.remove(single), save_safetensors),
+    "load dcp": (lambda: None, load_dcp),
+    "load dcp new": (lambda: None, load_dcp_new),
+    "load safetensors": (lambda: None, load_safetensors),
+}
+for line in sys.stdin:
+    found = cases.get(line.strip())
+    if not found:
+        print("-", flush=True)
+        continue
+    prepare, work = found
+    prepare()
+    begin = time.perf_counter()
+    result = work()
+    elapsed = time.perf_counter() - begin
+    del result
+    print(elapsed, flush=True)
