@@ -19,4 +19,6 @@ pub use codec::{Affine, Blocks, Codec, Side};
 pub use error::CheckpointError;
 pub use formats::{FormatError, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
-pub use storage::{LocalStorage, Storage, StorageError};
+pub use storage::{LocalStorage, Storage, StorageError, Upload};
+#[cfg(feature = "object-store")]
+pub use storage::{ObjectOptions, ObjectStorage};
