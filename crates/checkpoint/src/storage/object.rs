@@ -13,7 +13,7 @@ pub use options::ObjectOptions;
 
 use std::sync::Arc;
 
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::ObjectStoreExt;
 use tokio::runtime::Handle;
 
 use super::address::{Address, Remote};
@@ -123,13 +123,4 @@ impl Storage for ObjectStorage {
         // What travels in the time that a request takes to be answered.
         1 << 20
     }
-}
-
-/// Puts a whole file in one request.
-async fn put_whole(
-    bucket: &Bucket,
-    key: &object_store::path::Path,
-    payload: PutPayload,
-) -> Result<(), patience::Ended> {
-    bucket.repeat(|| bucket.store.put(key, payload.clone())).await.map(|_| ())
 }

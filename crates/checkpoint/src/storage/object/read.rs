@@ -19,10 +19,11 @@ pub(super) async fn read_at(
 ) -> Result<(), StorageError> {
     let key = bucket.key(name)?;
     let part = bucket.options.read_part.max(1);
-    let end = offset.saturating_add(into.len() as u64);
+    let Some(end) = offset.checked_add(into.len() as u64) else {
+        return Err(StorageError::Short { file: name.to_owned(), end: u64::MAX });
+    };
     let pieces = into.chunks_mut(part).enumerate().map(|(number, into)| {
-        // Saturated offsets lie behind the end of any file, which is noticed.
-        let offset = offset.saturating_add((number * part) as u64);
+        let offset = offset + (number * part) as u64;
         Piece { bucket, name, key: &key, offset, into, filled: 0, end }.read()
     });
     stream::iter(pieces).buffer_unordered(bucket.options.reads.max(1)).try_collect().await
@@ -79,15 +80,13 @@ impl Piece<'_> {
 
     /// Asks once for what is missing.
     async fn ask(&mut self) -> Result<Answer, object_store::Error> {
-        let missing = &mut self.into[self.filled..];
-        let start = self.offset.saturating_add(self.filled as u64);
-        let range = start..start.saturating_add(missing.len() as u64);
+        let missing = &self.into[self.filled..];
+        // All may be there already, if only its connection ended badly.
         if missing.is_empty() {
             return Ok(Answer::Complete);
         }
-        if range.is_empty() {
-            return Ok(Answer::Short);
-        }
+        let start = self.offset + self.filled as u64;
+        let range = start..start + missing.len() as u64;
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
         let answer = self.bucket.store.get_opts(self.key, options).await?;
         if self.bucket.still(self.name, &answer.meta) == Sameness::Changed {

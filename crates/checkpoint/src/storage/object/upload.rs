@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
@@ -17,12 +18,15 @@ use super::super::{StorageError, Upload};
 use super::bucket::{Bucket, Version};
 use super::options::ObjectOptions;
 use super::patience::{Ended, Patience};
-use super::watch::watch;
-use super::{put_whole, runtime};
+use super::watch::{Outlook, watch};
+use super::runtime;
 
 /// So many pieces have the same size, which some services insist on. From
 /// there on they grow, since services take no more than 10 000.
 const EQUAL_PIECES: usize = 1000;
+
+/// How long an upload that is called off waits for pieces under way.
+const LAST_PIECES: Duration = Duration::from_secs(5);
 
 pub(super) struct ObjectUpload {
     bucket: Arc<Bucket>,
@@ -127,8 +131,9 @@ impl ObjectUpload {
     fn complete(&mut self) -> Result<(), StorageError> {
         if self.pieces.is_none() {
             let payload = PutPayload::from(std::mem::take(&mut self.buffer));
-            let put = put_whole(&self.bucket, &self.key, payload);
-            return runtime::wait_for(&self.runtime, put).map_err(|ended| self.failure(ended));
+            let put = self.bucket.repeat(|| self.bucket.store.put(&self.key, payload.clone()));
+            let put = runtime::wait_for(&self.runtime, put);
+            return put.map(|_| ()).map_err(|ended| self.failure(ended));
         }
         if !self.buffer.is_empty() {
             self.send()?;
@@ -143,9 +148,9 @@ impl ObjectUpload {
 
     /// Has the service put the pieces together.
     ///
-    /// If the answer is lost on the way, the next attempt is told that there
-    /// is no such upload, because it is done. Then the file counts, if it is
-    /// as long as it must be and not the one that was there before.
+    /// If the answer is lost on the way, the next attempt is refused: there is
+    /// no such upload any more, because it is done. Then the file counts, if
+    /// it is as long as it must be and not the one that was there before.
     async fn join(&self, pieces: &Pieces) -> Result<(), Ended> {
         let before = self.look().await;
         let mut patience = Patience::new(&self.bucket.options);
@@ -155,7 +160,7 @@ impl ObjectUpload {
                 Ok(_) => return Ok(()),
                 Err(failure) => failure,
             };
-            if patience.attempts() > 0 && failure.is_missing_file() {
+            if patience.attempts() > 0 && failure.outlook == Outlook::Hopeless {
                 let now = self.look().await;
                 let is_new = now.as_ref().map(seen) != before.as_ref().map(seen);
                 if is_new && now.is_some_and(|meta| meta.size == self.length) {
@@ -203,11 +208,13 @@ impl Drop for ObjectUpload {
         let Some(pieces) = self.pieces.take() else { return };
         let (bucket, key) = (&self.bucket, &self.key);
         runtime::wait_for(&self.runtime, async {
-            for piece in &pieces.travelling {
-                piece.abort();
-            }
-            for piece in pieces.travelling {
-                let _ = piece.await;
+            // A piece that is cut off may arrive after the upload was called
+            // off, and stay. So those under way get a little time.
+            let late = tokio::time::Instant::now() + LAST_PIECES;
+            for mut piece in pieces.travelling {
+                if tokio::time::timeout_at(late, &mut piece).await.is_err() {
+                    piece.abort();
+                }
             }
             // Not for long: the service forgets the pieces in time, and they
             // were never a file.
