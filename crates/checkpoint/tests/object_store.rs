@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use loopback::proxy::{Harm, Proxy, Rule};
 use loopback::s3::{self, S3};
-use loopback::web::{self, Ranges};
+use loopback::web::{self, Ranges, Versions};
 use shardloom_checkpoint::storage::{Fault, ObjectOptions, ObjectStorage, Service};
 use shardloom_checkpoint::{CheckpointError, LocalStorage, Source, Storage, StorageError};
 use shardloom_layout::Hint;
@@ -410,7 +410,7 @@ fn a_web_server_gives_out_files_one_by_one() {
     write_model(folder.path());
     let file = std::fs::read(folder.path().join("model-1.safetensors")).unwrap();
     let files = BTreeMap::from([("/models/my%20model.safetensors".to_owned(), file.clone())]);
-    let address = web::start(files.clone(), Ranges::Given);
+    let address = web::start(files.clone(), Ranges::Given, Versions::Hidden);
     let url = format!("http://{address}/models");
     let source = Source::open_url(&format!("{url}/my%20model.safetensors?key=hidden")).unwrap();
     assert_eq!(
@@ -431,7 +431,7 @@ fn a_web_server_gives_out_files_one_by_one() {
     assert!(matches!(error, CheckpointError::Storage(StorageError::Unsupported { .. })), "{error:?}");
 
     // Without ranges every read would fetch all of it.
-    let address = web::start(files, Ranges::Ignored);
+    let address = web::start(files, Ranges::Ignored, Versions::Hidden);
     let storage = ObjectStorage::open(&format!("http://{address}/models"), ObjectOptions::default()).unwrap();
     assert_eq!(storage.length("my model.safetensors").unwrap(), end);
     let error = read(&storage, "my model.safetensors", 8, 100).unwrap_err();
@@ -442,7 +442,8 @@ fn a_web_server_gives_out_files_one_by_one() {
 #[test]
 fn a_web_server_without_tags_is_resumed_as_well() {
     let bytes = noise(100_000);
-    let server = web::start(BTreeMap::from([("/file".to_owned(), bytes.clone())]), Ranges::Given);
+    let server =
+        web::start(BTreeMap::from([("/file".to_owned(), bytes.clone())]), Ranges::Given, Versions::Hidden);
     let proxy = Proxy::start(server);
     let storage = ObjectStorage::open(&format!("http://{}", proxy.address), {
         let mut options = s3::options(proxy.address);
@@ -453,4 +454,32 @@ fn a_web_server_without_tags_is_resumed_as_well() {
     proxy.script(&[Rule { method: "GET", target: "/file", harm: Harm::CutBody(30_000), times: 3 }]);
     assert!(read(&storage, "file", 0, bytes.len()).unwrap() == bytes);
     assert_eq!(proxy.log().len(), 4);
+}
+
+#[test]
+fn google_and_azure_are_asked_in_their_own_way() {
+    let bytes = noise(600_000);
+    let paths = ["/bucket/x%2Ffile", "/account/bucket/x/file"].map(|path| (path.to_owned(), bytes.clone()));
+    let server = web::start(BTreeMap::from(paths), Ranges::Given, Versions::Told);
+    let endpoint = format!("http://{server}");
+    let google = [
+        ("GOOGLE_BASE_URL", endpoint.clone()),
+        ("GOOGLE_SKIP_SIGNATURE", "true".to_owned()),
+        ("GOOGLE_ALLOW_HTTP", "true".to_owned()),
+    ];
+    let azure = [
+        ("AZURE_ENDPOINT", format!("{endpoint}/account")),
+        ("AZURE_STORAGE_ACCOUNT_NAME", "account".to_owned()),
+        ("AZURE_SKIP_SIGNATURE", "true".to_owned()),
+        ("AZURE_ALLOW_HTTP", "true".to_owned()),
+    ];
+    for (url, settings) in [("gs://bucket/x", &google[..]), ("az://bucket/x", &azure[..])] {
+        let mut options = s3::options(server);
+        options.settings = settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        let storage = ObjectStorage::open(url, options).unwrap();
+        assert_eq!(storage.length("file").unwrap(), 600_000, "{url}");
+        assert!(read(&storage, "file", 1, 599_999).unwrap() == bytes[1..], "{url}");
+        let error = storage.length("none").unwrap_err();
+        assert!(matches!(error, StorageError::Missing { .. }), "{url}: {error:?}");
+    }
 }

@@ -13,14 +13,26 @@ pub enum Ranges {
     Ignored,
 }
 
-/// Serves files by path. They have no entity tags.
-pub fn start(files: BTreeMap<String, Vec<u8>>, ranges: Ranges) -> SocketAddr {
+/// Whether a server says which version of a file it gives out, and of when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Versions {
+    Told,
+    Hidden,
+}
+
+/// Serves files by path.
+pub fn start(files: BTreeMap<String, Vec<u8>>, ranges: Ranges, versions: Versions) -> SocketAddr {
     serve(move |client| {
-        let _ = answer(client, &files, ranges);
+        let _ = answer(client, &files, ranges, versions);
     })
 }
 
-fn answer(mut client: TcpStream, files: &BTreeMap<String, Vec<u8>>, ranges: Ranges) -> Option<()> {
+fn answer(
+    mut client: TcpStream,
+    files: &BTreeMap<String, Vec<u8>>,
+    ranges: Ranges,
+    versions: Versions,
+) -> Option<()> {
     let head = Head::peek(&client)?;
     head.take(&mut client)?;
     let path = head.target.split('?').next()?;
@@ -40,8 +52,13 @@ fn answer(mut client: TcpStream, files: &BTreeMap<String, Vec<u8>>, ranges: Rang
         }
         (Some(file), _) => ("200 OK", String::new(), file.as_slice()),
     };
+    let version = match versions {
+        Versions::Told => "etag: \"1\"\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n",
+        Versions::Hidden => "",
+    };
     let length = body.len();
-    let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n{extra}\r\n");
+    let answer =
+        format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n{version}{extra}\r\n");
     client.write_all(answer.as_bytes()).ok()?;
     if head.method == "GET" { client.write_all(body).ok() } else { None }
 }

@@ -18,8 +18,8 @@ use super::super::{StorageError, Upload};
 use super::bucket::{Bucket, Version};
 use super::options::ObjectOptions;
 use super::patience::{Ended, Patience};
-use super::watch::{Outlook, watch};
 use super::runtime;
+use super::watch::{Outlook, watch};
 
 /// So many pieces have the same size, which some services insist on. From
 /// there on they grow, since services take no more than 10 000.
