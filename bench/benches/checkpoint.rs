@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use shardloom_bench::{Goal, Peer, Report, middle, rate, short};
 use shardloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
 use shardloom_checkpoint::{
-    CheckpointError, Held, LoadOptions, LocalTensor, SaveOptions, Saver, Source, State, Target, TensorSpec, Verify,
-    load,
+    CheckpointError, Held, LoadOptions, LocalTensor, SaveOptions, Saver, Source, State, Target, TensorSpec,
+    Verify, load,
 };
 use shardloom_gang::{GangOptions, solo, threads};
 use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
@@ -51,7 +51,8 @@ fn main() -> Result<(), CheckpointError> {
 
 /// Names and shapes of a Llama-3.2-1B with so many layers.
 fn tensors() -> Vec<(String, Shape)> {
-    let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").ok().and_then(|text| text.parse().ok()).unwrap_or(16);
+    let layers =
+        std::env::var("SHARDLOOM_BENCH_LAYERS").ok().and_then(|text| text.parse().ok()).unwrap_or(16);
     llama(layers, 128_256)
 }
 
@@ -367,10 +368,11 @@ fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> 
         let placement = tensor_parallel_dim(name).map_or(Placement::Replicate, Placement::Shard);
         Layout::new(mesh, &[placement]).expect("a layout")
     };
-    let together = |ranks: usize, work: &(dyn Fn(std::sync::Arc<dyn shardloom_gang::Gang>) -> Duration + Sync)| {
-        let times = threads::run(ranks, GangOptions::default(), work).expect("ranks");
-        times.into_iter().max().unwrap_or_default()
-    };
+    let together =
+        |ranks: usize, work: &(dyn Fn(std::sync::Arc<dyn shardloom_gang::Gang>) -> Duration + Sync)| {
+            let times = threads::run(ranks, GangOptions::default(), work).expect("ranks");
+            times.into_iter().max().unwrap_or_default()
+        };
     let mut bytes = 0;
     for _ in 0..3 {
         let _ = fs::remove_dir_all(&path);

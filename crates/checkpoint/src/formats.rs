@@ -12,8 +12,11 @@ use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
 use crate::index::Index;
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
-use crate::storage::{LocalStorage, Storage, StorageError};
+use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
 use safetensors::SafetensorsError;
+
+/// How the names of files end that are checkpoints of their own.
+const FILE_EXTENSIONS: [&str; 7] = ["safetensors", "gguf", "pt", "pth", "ckpt", "bin", "npz"];
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +69,19 @@ impl Source {
         Self::open_file(Arc::new(LocalStorage::new(folder)), &name)
     }
 
+    /// Opens what a URL names: `s3://`, `gs://`, `az://`, `https://`,
+    /// `http://`, `file://`, or a plain path. If it ends like the name of a
+    /// checkpoint file, that file; otherwise the place as a whole.
+    pub fn open_url(url: &str) -> Result<Self, CheckpointError> {
+        match Address::parse(url)? {
+            Address::Local { path } => Self::open(path),
+            Address::Remote(mut remote) => match remote.take_file(&FILE_EXTENSIONS) {
+                Some(file) => Self::open_file(open_remote(&remote)?, &file),
+                None => Self::open_folder(open_remote(&remote)?),
+            },
+        }
+    }
+
     /// Opens one file of a place.
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
@@ -113,4 +129,15 @@ impl Source {
         self.check_bytes(name, &bytes)?;
         Ok(Some(bytes))
     }
+}
+
+#[cfg(feature = "object-store")]
+fn open_remote(remote: &Remote) -> Result<Arc<dyn Storage>, StorageError> {
+    use crate::storage::{ObjectOptions, ObjectStorage};
+    Ok(Arc::new(ObjectStorage::at(remote, ObjectOptions::default())?))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn open_remote(remote: &Remote) -> Result<Arc<dyn Storage>, StorageError> {
+    Err(StorageError::UnknownScheme { url: remote.shown() })
 }

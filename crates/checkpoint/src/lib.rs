@@ -47,7 +47,9 @@ pub use state::{
     Ambiguous, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
     flatten, unflatten,
 };
-pub use storage::{LocalStorage, Storage, StorageError};
+pub use storage::{LocalStorage, Storage, StorageError, Upload};
+#[cfg(feature = "object-store")]
+pub use storage::{ObjectOptions, ObjectStorage};
 pub use sums::{Sums, TensorTotals, stretch_for};
 pub(crate) use together::together;
 pub use verify::{Damage, DamagedChunk};

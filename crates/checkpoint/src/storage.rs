@@ -1,8 +1,16 @@
 //! Where a checkpoint's files are.
 
+mod address;
+mod fault;
 pub(crate) mod local;
+#[cfg(feature = "object-store")]
+mod object;
 
+pub use address::{Address, Remote};
+pub use fault::{Fault, Service};
 pub use local::LocalStorage;
+#[cfg(feature = "object-store")]
+pub use object::{ObjectOptions, ObjectStorage};
 
 use std::io;
 use std::path::{Component, Path};
@@ -30,6 +38,13 @@ pub trait Storage: Send + Sync {
 
     /// Puts a whole file in its place, at once or not at all.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError>;
+
+    /// Begins a file that is written piece by piece and appears in its place
+    /// when it is finished.
+    fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
+        let _ = name;
+        Err(StorageError::Unsupported { action: "write to", location: self.location() })
+    }
 
     /// Removes a file; it is no error if there is none.
     fn remove(&self, name: &str) -> Result<(), StorageError>;
@@ -62,6 +77,17 @@ pub trait Storage: Send + Sync {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A file that is being written, in bounded memory however long it gets.
+///
+/// Dropped before it is finished, it leaves nothing behind.
+pub trait Upload: Send {
+    /// Adds bytes at the end. After an error the file cannot be finished.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError>;
+
+    /// Puts the file in its place. Only then can it be seen.
+    fn finish(self: Box<Self>) -> Result<(), StorageError>;
 }
 
 /// Whether a file exists.
@@ -118,6 +144,78 @@ pub enum StorageError {
         /// The most it may have.
         limit: u64,
     },
+    /// A service said no, or nothing that makes sense.
+    #[error("cannot {action} `{file}`: {fault}{}", detail(message))]
+    Remote {
+        /// What was tried.
+        action: &'static str,
+        /// On which file, or in which place.
+        file: String,
+        /// With whom.
+        service: Service,
+        /// What went wrong.
+        fault: Fault,
+        /// In the service's words; may be empty.
+        message: String,
+    },
+    /// It went wrong too often to try once more.
+    #[error("cannot {action} `{file}`, gave up after {attempts} attempts: {fault}{}", detail(message))]
+    GaveUp {
+        /// What was tried.
+        action: &'static str,
+        /// On which file, or in which place.
+        file: String,
+        /// With whom.
+        service: Service,
+        /// How often.
+        attempts: u32,
+        /// What went wrong the last time.
+        fault: Fault,
+        /// In the service's words; may be empty.
+        message: String,
+    },
+    /// A file became another one while it was read.
+    #[error("`{file}` changed while it was read")]
+    Changed {
+        /// The file.
+        file: String,
+    },
+    /// A server gives out whole files only.
+    #[error("the server cannot give out parts of `{file}`")]
+    NoRanges {
+        /// The file.
+        file: String,
+    },
+    /// The kind of place cannot do this.
+    #[error("cannot {action} {location}")]
+    Unsupported {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        location: String,
+    },
+    /// A URL of a kind that is not known.
+    #[error("`{url}` is not the URL of a kind of storage that is known")]
+    UnknownScheme {
+        /// The URL, without what may be secret.
+        url: String,
+    },
+    /// A URL that cannot be used.
+    #[error("`{url}` cannot be used: {problem}")]
+    Url {
+        /// The URL, without what may be secret.
+        url: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A setting of a service that it does not have.
+    #[error("there is no setting `{key}` for {location}")]
+    UnknownSetting {
+        /// The setting.
+        key: String,
+        /// For which place.
+        location: String,
+    },
     /// A name that leads out of the checkpoint.
     #[error("`{name}` is not the name of a file inside the checkpoint")]
     Outside {
@@ -143,11 +241,58 @@ impl Hint for StorageError {
                 Some("check who owns the folder and its permissions".to_owned())
             }
             Self::Short { .. } => Some("the file was cut off; copy or download it again".to_owned()),
+            Self::Remote { service, fault, .. } | Self::GaveUp { service, fault, .. } => {
+                remote_hint(*service, *fault)
+            }
+            Self::Changed { .. } => {
+                Some("somebody is writing there; wait until it is finished, and open it again".to_owned())
+            }
+            Self::NoRanges { .. } => Some("download the file and open it from disk".to_owned()),
+            Self::Unsupported { .. } => {
+                Some("web servers can only be read, file by file; use S3, Google, Azure or a folder".to_owned())
+            }
+            Self::UnknownScheme { .. } if cfg!(feature = "object-store") => {
+                Some("use s3://, gs://, az://, https://, http://, file:// or a path".to_owned())
+            }
+            Self::UnknownScheme { .. } => Some(
+                "use a path or file://; for s3://, gs://, az:// and https:// build with the feature `object-store`"
+                    .to_owned(),
+            ),
+            Self::UnknownSetting { .. } => {
+                Some("settings are named like the environment variables of the service".to_owned())
+            }
             Self::Outside { .. } => {
                 Some("the checkpoint is damaged or made to harm; get it from elsewhere".to_owned())
             }
             _ => None,
         }
+    }
+}
+
+/// What a service adds to a fault, if it adds anything.
+fn detail(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(" ({message})") }
+}
+
+fn remote_hint(service: Service, fault: Fault) -> Option<String> {
+    match fault {
+        Fault::Status(401 | 403) | Fault::NoCredentials => Some(service.credentials().to_owned()),
+        Fault::Status(404) => Some(match service {
+            Service::Web => "check the address".to_owned(),
+            _ => "check the name of the bucket or container; it must exist".to_owned(),
+        }),
+        Fault::Status(301 | 307 | 400) if service == Service::S3 => {
+            Some("check the bucket's region, AWS_REGION, and AWS_ENDPOINT_URL".to_owned())
+        }
+        fault if fault.is_throttling() => Some(
+            "the service wants fewer requests; read with less concurrency, or try again later".to_owned(),
+        ),
+        Fault::Timeout | Fault::Unreachable => Some(match service {
+            Service::S3 => "check the network, and AWS_ENDPOINT_URL if it is set".to_owned(),
+            _ => "check the network and the address".to_owned(),
+        }),
+        Fault::Settings => Some(service.credentials().to_owned()),
+        Fault::Status(_) | Fault::Cut | Fault::Malformed => None,
     }
 }
 

@@ -7,20 +7,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use super::{Storage, StorageError, check_name};
+use super::{Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
 
 /// A folder on a filesystem. Files stay open once they were read.
 #[derive(Debug)]
 pub struct LocalStorage {
     folder: PathBuf,
-    open: Mutex<FxHashMap<String, Arc<File>>>,
+    open: Arc<OpenFiles>,
 }
+
+/// Files that were read, by name.
+type OpenFiles = Mutex<FxHashMap<String, Arc<File>>>;
 
 impl LocalStorage {
     /// The files of a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), open: Mutex::default() }
+        Self { folder: folder.into(), open: Arc::default() }
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, StorageError> {
@@ -89,22 +92,25 @@ impl Storage for LocalStorage {
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        let mut upload = self.create(name)?;
+        upload.write(bytes)?;
+        upload.finish()
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
         let path = self.path(name)?;
-        let partial = path.with_extension("partial");
-        let written = File::create(&partial).and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        });
-        let placed =
-            written.and_then(|()| fs::rename(&partial, &path)).and_then(|()| sync_folder(&self.folder));
-        placed.map_err(|error| {
-            let _ = fs::remove_file(&partial);
-            self.failed("write", name, &error)
-        })
+        // Behind the whole name: `model.json` and `model.safetensors` may be
+        // under way at once.
+        let partial = PathBuf::from(format!("{}.partial", path.display()));
+        let file = File::create(&partial).map_err(|error| self.failed("write", name, &error))?;
+        let (name, open) = (name.to_owned(), Arc::clone(&self.open));
+        Ok(Box::new(LocalUpload { file, partial, path, name, open }))
     }
 
     fn remove(&self, name: &str) -> Result<(), StorageError> {
-        match fs::remove_file(self.path(name)?) {
+        let path = self.path(name)?;
+        forget(&self.open, name);
+        match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", name, &error)),
             _ => Ok(()),
         }
@@ -119,6 +125,47 @@ impl Storage for LocalStorage {
     fn folder(&self) -> Option<&Path> {
         Some(&self.folder)
     }
+}
+
+/// A file beside its place, until it is finished.
+struct LocalUpload {
+    file: File,
+    partial: PathBuf,
+    path: PathBuf,
+    name: String,
+    open: Arc<OpenFiles>,
+}
+
+impl LocalUpload {
+    fn failed(&self, error: &io::Error) -> StorageError {
+        StorageError::io("write", self.path.display().to_string(), error)
+    }
+}
+
+impl Upload for LocalUpload {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        self.file.write_all(bytes).map_err(|error| self.failed(&error))
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), StorageError> {
+        let placed = self.file.sync_all().and_then(|()| fs::rename(&self.partial, &self.path));
+        // What was read so far is no longer what is there.
+        forget(&self.open, &self.name);
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        placed.and_then(|()| sync_folder(folder)).map_err(|error| self.failed(&error))
+    }
+}
+
+impl Drop for LocalUpload {
+    fn drop(&mut self) {
+        // Finished, it has moved away; there is nothing to be done about any
+        // other error.
+        let _ = fs::remove_file(&self.partial);
+    }
+}
+
+fn forget(open: &OpenFiles, name: &str) {
+    open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
 }
 
 /// Makes renames in a folder last.
@@ -164,5 +211,33 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result
             offset += written as u64;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_appears_when_it_is_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let storage = LocalStorage::new(folder.path());
+        storage.put("model.bin", b"old").unwrap();
+        let mut text = [0; 3];
+        storage.read_at("model.bin", 0, &mut text).unwrap();
+
+        let mut upload = storage.create("model.bin").unwrap();
+        upload.write(b"ne").unwrap();
+        upload.write(b"w").unwrap();
+        storage.read_at("model.bin", 0, &mut text).unwrap();
+        assert_eq!(&text, b"old");
+        upload.finish().unwrap();
+        storage.read_at("model.bin", 0, &mut text).unwrap();
+        assert_eq!(&text, b"new");
+
+        let mut dropped = storage.create("other.bin").unwrap();
+        dropped.write(b"half").unwrap();
+        drop(dropped);
+        assert_eq!(storage.list().unwrap(), [StoredFile { name: "model.bin".to_owned(), length: 3 }]);
     }
 }
