@@ -9,11 +9,13 @@
 pub mod formats;
 pub mod storage;
 
+mod affine;
 mod blocks;
 mod codec;
 mod error;
 mod index;
 
+pub use affine::AffineRun;
 pub use blocks::BlockFormat;
 pub use codec::{Affine, Blocks, Codec, Side};
 pub use error::CheckpointError;
