@@ -1,5 +1,6 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod gguf;
 pub mod safetensors;
 
 use std::path::Path;
@@ -10,6 +11,7 @@ use shardloom_layout::Hint;
 use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
+use gguf::GgufError;
 use safetensors::SafetensorsError;
 
 /// What is wrong with a file.
@@ -19,12 +21,16 @@ pub enum FormatError {
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// Of a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
 }
 
 impl Hint for FormatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Safetensors(error) => error.hint(),
+            Self::Gguf(error) => error.hint(),
         }
     }
 }
@@ -61,6 +67,7 @@ impl Source {
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
+            Some("gguf") => gguf::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
         Ok(Self { index: Arc::new(index), storage })
@@ -71,6 +78,8 @@ impl Source {
         let files = storage.list()?;
         let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
+        } else if let Some(index) = gguf::read_folder(&*storage, &files)? {
+            index
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
         };
