@@ -2,6 +2,9 @@
 
 pub mod gguf;
 pub mod safetensors;
+pub mod zip;
+
+mod window;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
 use gguf::GgufError;
 use safetensors::SafetensorsError;
+use zip::ZipError;
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +28,9 @@ pub enum FormatError {
     /// Of a GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// Of a zip archive.
+    #[error(transparent)]
+    Zip(#[from] ZipError),
 }
 
 impl Hint for FormatError {
@@ -31,6 +38,7 @@ impl Hint for FormatError {
         match self {
             Self::Safetensors(error) => error.hint(),
             Self::Gguf(error) => error.hint(),
+            Self::Zip(error) => error.hint(),
         }
     }
 }
