@@ -1,6 +1,9 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
 pub mod gguf;
+pub mod mlx;
+pub mod npz;
+pub mod peft;
 pub mod safetensors;
 pub mod zip;
 
@@ -15,6 +18,9 @@ use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
 use gguf::GgufError;
+use mlx::MlxError;
+use npz::NpzError;
+use peft::PeftError;
 use safetensors::SafetensorsError;
 use zip::ZipError;
 
@@ -28,6 +34,15 @@ pub enum FormatError {
     /// Of a GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// Of a quantised MLX folder.
+    #[error(transparent)]
+    Mlx(#[from] MlxError),
+    /// Of an array in a NumPy archive.
+    #[error(transparent)]
+    Npz(#[from] NpzError),
+    /// Of an adapter.
+    #[error(transparent)]
+    Peft(#[from] PeftError),
     /// Of a zip archive.
     #[error(transparent)]
     Zip(#[from] ZipError),
@@ -38,6 +53,9 @@ impl Hint for FormatError {
         match self {
             Self::Safetensors(error) => error.hint(),
             Self::Gguf(error) => error.hint(),
+            Self::Mlx(error) => error.hint(),
+            Self::Npz(error) => error.hint(),
+            Self::Peft(error) => error.hint(),
             Self::Zip(error) => error.hint(),
         }
     }
@@ -76,6 +94,7 @@ impl Source {
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             Some("gguf") => gguf::read_file(&*storage, name)?,
+            Some("npz") => npz::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
         Ok(Self { index: Arc::new(index), storage })
@@ -84,8 +103,13 @@ impl Source {
     /// Opens a place as a whole.
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
-        let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
-            safetensors::read_folder(&*storage, &files)?
+        let index = if let Some(index) = peft::read_folder(&*storage, &files)? {
+            index
+        } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+            mlx::join_quantised(&*storage, safetensors::read_folder(&*storage, &files)?)?
+        } else if files.iter().any(|file| file.name == "weights.npz") {
+            // MLX before it wrote safetensors.
+            mlx::join_quantised(&*storage, npz::read_file(&*storage, "weights.npz")?)?
         } else if let Some(index) = gguf::read_folder(&*storage, &files)? {
             index
         } else {

@@ -1,6 +1,8 @@
 //! GGUF files of the reference writer against what Hugging Face would hold,
 //! and files that were made to harm.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod naive;
 
 use std::sync::Arc;

@@ -1,6 +1,9 @@
 //! A reader that is too simple to be wrong: one element at a time, by the
 //! words of the index. Formats are tested through it.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
