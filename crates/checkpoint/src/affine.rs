@@ -6,6 +6,8 @@
 //! words, so that is the step. MLX computes in the dtype of the scales: the
 //! product is rounded, then the sum. So do we, to have its bits.
 
+use std::array;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use shardloom_layout::DType;
@@ -38,58 +40,76 @@ impl AffineRun<'_> {
     ///
     /// The numbers are those of the scales' dtype, widened.
     pub fn decode(&self, into: &mut [f32]) {
-        let step = match self.bits {
-            2 => unpack::<2>,
-            3 => unpack::<3>,
-            4 => unpack::<4>,
-            5 => unpack::<5>,
-            6 => unpack::<6>,
-            _ => unpack::<8>,
-        };
-        let bits = if matches!(self.bits, 2..=6) { self.bits } else { 8 };
+        match self.bits {
+            2 => self.decode_bits::<2>(into),
+            3 => self.decode_bits::<3>(into),
+            4 => self.decode_bits::<4>(into),
+            5 => self.decode_bits::<5>(into),
+            6 => self.decode_bits::<6>(into),
+            _ => self.decode_bits::<8>(into),
+        }
+    }
+
+    fn decode_bits<const BITS: usize>(&self, into: &mut [f32]) {
         let group = self.group.max(1);
-        let first_byte = self.lead * bits / 32 * 4;
         let first_group = self.lead / group;
         let end = self.lead + into.len();
         let mut at = self.lead;
         while at < end {
-            // A step may begin before the run, in words that are not given.
-            let start = at / STEP * STEP;
-            let stop = (start + STEP).min(end);
-            let mut packed = [0; STEP];
-            let byte = start / 8 * bits;
-            let (skip, from) = (first_byte.saturating_sub(byte), byte.saturating_sub(first_byte));
-            let given = self.words.get(from..).unwrap_or_default();
-            packed[skip..bits * 4].iter_mut().zip(given).for_each(|(to, from)| *to = *from);
-            let numbers = step(&packed);
-            // Groups may end inside of a step where they are not as MLX has
-            // them; each piece has one scale.
-            while at < stop {
-                let next = ((at / group + 1) * group).min(stop);
-                let side = at / group - first_group;
-                let scale = number(self.dtype, self.scales, side);
-                let bias = number(self.dtype, self.biases, side);
-                let values = &mut into[at - self.lead..next - self.lead];
-                values.copy_from_slice(&numbers[at - start..next - start]);
-                scale_and_shift(self.dtype, scale, bias, values);
+            let number = |values| number(self.dtype, values, at / group - first_group);
+            let (scale, bias) = (number(self.scales), number(self.biases));
+            let group_end = ((at / group + 1) * group).min(end);
+            while at < group_end {
+                let start = at / STEP * STEP;
+                let next = (start + STEP).min(group_end);
+                let mut values = unpack::<BITS>(self.step::<BITS>(start));
+                scale_and_shift(self.dtype, scale, bias, &mut values);
+                into[at - self.lead..next - self.lead].copy_from_slice(&values[at - start..next - start]);
                 at = next;
             }
         }
     }
+
+    /// The bits of 32 elements, eight elements at a time, with others behind
+    /// them. Some may come before the run or behind it, in words that are not
+    /// given.
+    fn step<const BITS: usize>(&self, start: usize) -> [u64; STEP / 8] {
+        let (byte, first) = (start / 8 * BITS, self.lead * BITS / 32 * 4);
+        let (skip, from) = (first.saturating_sub(byte), byte.saturating_sub(first));
+        let given = self.words.get(from..).unwrap_or_default();
+        if skip == 0 && given.len() >= STEP + 8 {
+            return eights::<BITS>(given);
+        }
+        let mut filled = [0; STEP + 8];
+        filled[skip..].iter_mut().zip(given).for_each(|(to, from)| *to = *from);
+        eights::<BITS>(&filled)
+    }
 }
 
-/// The numbers that `BITS` words hold.
-fn unpack<const BITS: usize>(packed: &[u8; STEP]) -> [f32; STEP] {
-    let mut numbers = [0.0; STEP];
-    for (eight, bytes) in numbers.chunks_exact_mut(8).zip(packed.chunks_exact(BITS)) {
-        let mut word = [0; 8];
-        word[..BITS].copy_from_slice(bytes);
-        let word = u64::from_le_bytes(word);
-        for (at, number) in eight.iter_mut().enumerate() {
-            *number = (word >> (at * BITS) & ((1 << BITS) - 1)) as u8 as f32;
-        }
-    }
-    numbers
+/// Eight bytes from the first of every eight elements on.
+fn eights<const BITS: usize>(packed: &[u8]) -> [u64; STEP / 8] {
+    array::from_fn(|eight| {
+        let bytes = packed.get(eight * BITS..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |&bytes| u64::from_le_bytes(bytes))
+    })
+}
+
+/// The numbers of 32 elements.
+fn unpack<const BITS: usize>(eights: [u64; STEP / 8]) -> [f32; STEP] {
+    let bytes = eights.map(spread::<BITS>);
+    array::from_fn(|at| f32::from(bytes[at / 8][at % 8]))
+}
+
+/// Eight numbers that follow one another, each in a byte of its own. Halves are
+/// moved apart three times, by counts that are known to the compiler.
+fn spread<const BITS: usize>(word: u64) -> [u8; 8] {
+    let low = |count: usize| (1 << count) - 1;
+    let halves = word & low(4 * BITS) | word >> (4 * BITS) << 32;
+    let mask = low(2 * BITS) * 0x1_0000_0001;
+    let quarters = halves & mask | (halves >> (2 * BITS) & mask) << 16;
+    let mask = low(BITS) * 0x1_0001_0001_0001;
+    let eighths = quarters & mask | (quarters >> BITS & mask) << 8;
+    eighths.to_le_bytes()
 }
 
 /// The value at a place among scales or biases.
@@ -107,11 +127,10 @@ fn number(dtype: DType, values: &[u8], at: usize) -> f32 {
 }
 
 /// `value * scale + bias`, with both results rounded to the dtype.
-fn scale_and_shift(dtype: DType, scale: f32, bias: f32, values: &mut [f32]) {
+fn scale_and_shift(dtype: DType, scale: f32, bias: f32, values: &mut [f32; STEP]) {
     match dtype {
         DType::F16 => {
             let mut rounded = [f16::ZERO; STEP];
-            let rounded = &mut rounded[..values.len()];
             values.iter_mut().for_each(|value| *value *= scale);
             rounded.convert_from_f32_slice(values);
             rounded.convert_to_f32_slice(values);
@@ -120,16 +139,35 @@ fn scale_and_shift(dtype: DType, scale: f32, bias: f32, values: &mut [f32]) {
             rounded.convert_to_f32_slice(values);
         }
         DType::Bf16 => {
-            let round = |value: f32| bf16::from_f32(value).to_f32();
-            values.iter_mut().for_each(|value| *value = round(round(*value * scale) + bias));
+            values.iter_mut().for_each(|value| *value = to_bf16(to_bf16(*value * scale) + bias));
         }
         _ => values.iter_mut().for_each(|value| *value = *value * scale + bias),
     }
 }
 
+/// The nearest number with the upper half of the bits, ties to even, without
+/// branches, so that loops over it vectorise.
+fn to_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    // What is no number must not be rounded to infinity.
+    if value.is_nan() { value } else { f32::from_bits(rounded) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounding_is_that_of_bf16() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(high) << 16 | low);
+                let (found, expected) = (to_bf16(value), bf16::from_f32(value).to_f32());
+                assert!(found == expected || found.is_nan() && expected.is_nan(), "{value:e}");
+            }
+        }
+    }
 
     const FIXTURE: &[u8] = include_bytes!("../tests/fixtures/affine/affine.safetensors");
 

@@ -31,10 +31,8 @@ pub(super) fn q4_1(block: &[u8; 20], into: &mut [f32; COUNT]) {
 pub(super) fn q5_0(block: &[u8; 22], into: &mut [f32; COUNT]) {
     let scale = half_at(block, 0);
     let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
-    let (low, high) = into.split_at_mut(COUNT / 2);
-    for (at, ((low, high), &byte)) in low.iter_mut().zip(high).zip(&block[6..]).enumerate() {
-        *low = scale * (five_bits(byte & 15, fifth, at) - 16.0);
-        *high = scale * (five_bits(byte >> 4, fifth, at + COUNT / 2) - 16.0);
+    for (value, bits) in into.iter_mut().zip(five_bits(fifth, &block[6..])) {
+        *value = scale * (bits as f32 - 16.0);
     }
 }
 
@@ -42,16 +40,32 @@ pub(super) fn q5_0(block: &[u8; 22], into: &mut [f32; COUNT]) {
 pub(super) fn q5_1(block: &[u8; 24], into: &mut [f32; COUNT]) {
     let (scale, offset) = (half_at(block, 0), half_at(block, 2));
     let fifth = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
-    let (low, high) = into.split_at_mut(COUNT / 2);
-    for (at, ((low, high), &byte)) in low.iter_mut().zip(high).zip(&block[8..]).enumerate() {
-        *low = scale * five_bits(byte & 15, fifth, at) + offset;
-        *high = scale * five_bits(byte >> 4, fifth, at + COUNT / 2) + offset;
+    for (value, bits) in into.iter_mut().zip(five_bits(fifth, &block[8..])) {
+        *value = scale * bits as f32 + offset;
     }
 }
 
-fn five_bits(low: u8, fifth: u32, at: usize) -> f32 {
-    (u32::from(low) | (fifth >> at & 1) << 4) as f32
+fn five_bits(fifth: u32, packed: &[u8]) -> [i32; COUNT] {
+    // A comparison vectorises where shifts by different counts do not.
+    let mut elements = FIFTH.map(|bit| if fifth & bit == 0 { 0 } else { 16 });
+    let (low, high) = elements.split_at_mut(COUNT / 2);
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
+        *low |= i32::from(byte & 15);
+        *high |= i32::from(byte >> 4);
+    }
+    elements
 }
+
+/// Where the fifth bit of an element is.
+const FIFTH: [u32; COUNT] = {
+    let mut bits = [1; COUNT];
+    let mut at = 1;
+    while at < COUNT {
+        bits[at] = bits[at - 1] << 1;
+        at += 1;
+    }
+    bits
+};
 
 /// Scale, 32 signed bytes.
 pub(super) fn q8_0(block: &[u8; 34], into: &mut [f32; COUNT]) {

@@ -128,7 +128,7 @@ pub enum GgufError {
         format: BlockFormat,
     },
     /// An offset that cannot be.
-    #[error("`{tensor}` is said to begin at byte {offset} of the data")]
+    #[error("`{tensor}` is said to begin at byte {offset} of the data, which cannot be")]
     Offset {
         /// The tensor.
         tensor: String,
@@ -218,31 +218,27 @@ pub fn read_metadata(storage: &dyn Storage, name: &str) -> Result<Vec<(String, G
 /// Indexes one file, or all parts if it is one of several.
 pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
     let names = parts(name);
+    let fronts: Vec<Front> = names.iter().map(|name| Front::read(storage, name)).collect::<Result<_, _>>()?;
+    // What a checkpoint says of itself is in its first part.
+    let metadata = fronts.first().map_or(&[][..], |front| &front.metadata);
+    let homes = Names::new(metadata);
     let mut files = Vec::new();
     let mut tensors = BTreeMap::new();
-    // What a checkpoint says of itself is in its first part.
-    let mut metadata = Vec::new();
-    for name in &names {
+    for (name, front) in names.iter().zip(&fronts) {
         let failed = |error: GgufError| CheckpointError::format(name, error);
-        let front = Front::read(storage, name)?;
-        if let Some(count) = count_at(&front.metadata, "split.count")
-            && count > 1
-            && names.len() == 1
-        {
+        let count = count_at(&front.metadata, "split.count").unwrap_or(1);
+        if count > 1 && names.len() == 1 {
             return Err(failed(GgufError::PartName { count }));
         }
         let id = FileId(files.len() as u32);
         files.push(StoredFile { name: name.clone(), length: front.length });
-        if id.0 == 0 {
-            metadata = front.metadata.clone();
-        }
-        for (tensor, entry) in entries(&front, &Names::new(&metadata), name, id)? {
+        for (tensor, entry) in entries(front, &homes, name, id)? {
             if tensors.insert(tensor.clone(), entry).is_some() {
                 return Err(failed(GgufError::Twice { tensor }));
             }
         }
     }
-    let text = metadata.into_iter().map(|(key, value)| (key, value.to_string())).collect();
+    let text = metadata.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
     Ok(Index::new(Format::Gguf, files, tensors)?.with_metadata(text))
 }
 
@@ -297,7 +293,7 @@ fn entries(
 }
 
 fn alignment(metadata: &[(String, GgufValue)]) -> Result<u64, GgufError> {
-    let Some((_, value)) = metadata.iter().find(|(key, _)| key == "general.alignment") else {
+    let Some(value) = value_at(metadata, "general.alignment") else {
         return Ok(ALIGNMENT);
     };
     // Up to a size that cannot make sums overflow.
@@ -307,8 +303,12 @@ fn alignment(metadata: &[(String, GgufValue)]) -> Result<u64, GgufError> {
         .ok_or_else(|| GgufError::Alignment { found: value.to_string() })
 }
 
+fn value_at<'a>(metadata: &'a [(String, GgufValue)], key: &str) -> Option<&'a GgufValue> {
+    metadata.iter().find(|(found, _)| found == key).map(|(_, value)| value)
+}
+
 fn count_at(metadata: &[(String, GgufValue)], key: &str) -> Option<u64> {
-    metadata.iter().find(|(found, _)| found == key).and_then(|(_, value)| value.as_count())
+    value_at(metadata, key).and_then(GgufValue::as_count)
 }
 
 /// The files that a checkpoint is in: those of `name-00001-of-00003.gguf`, or

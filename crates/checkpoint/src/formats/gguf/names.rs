@@ -5,8 +5,8 @@
 //! Hugging Face computes it from the model's config, but a GGUF file holds it
 //! nowhere else.
 
-use super::GgufError;
 use super::value::GgufValue;
+use super::{GgufError, value_at};
 
 /// A model family whose names are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +20,17 @@ enum Family {
     Gpt2,
 }
 
+/// Heads of queries, for all layers or each.
+const HEADS: &str = "llama.attention.head_count";
+
+/// Heads of keys and values.
+const KEY_HEADS: &str = "llama.attention.head_count_kv";
+
 /// What the metadata say that names depend on.
 pub(super) struct Names<'a> {
     family: Option<Family>,
-    metadata: &'a [(String, GgufValue)],
+    heads: Option<&'a GgufValue>,
+    key_heads: Option<&'a GgufValue>,
 }
 
 /// A tensor in a Hugging Face checkpoint.
@@ -52,19 +59,14 @@ pub(super) enum Arrangement {
 
 impl<'a> Names<'a> {
     pub(super) fn new(metadata: &'a [(String, GgufValue)]) -> Self {
-        let mut names = Self { family: None, metadata };
-        names.family = match names.value("general.architecture").and_then(GgufValue::as_text) {
+        let family = match value_at(metadata, "general.architecture").and_then(GgufValue::as_text) {
             Some("llama") => Some(Family::Llama),
             Some("qwen2" | "qwen3") => Some(Family::Qwen),
             Some("qwen3moe") => Some(Family::QwenExperts),
             Some("gpt2") => Some(Family::Gpt2),
             _ => None,
         };
-        names
-    }
-
-    fn value(&self, key: &str) -> Option<&GgufValue> {
-        self.metadata.iter().find(|(found, _)| found == key).map(|(_, value)| value)
+        Self { family, heads: value_at(metadata, HEADS), key_heads: value_at(metadata, KEY_HEADS) }
     }
 
     /// Where a stored tensor belongs.
@@ -101,25 +103,24 @@ impl<'a> Names<'a> {
     }
 
     fn heads(&self, tensor: &str, layer: usize) -> Result<u64, GgufError> {
-        const KEY: &str = "llama.attention.head_count";
-        self.count(KEY, layer)
-            .ok_or_else(|| GgufError::NoCount { tensor: tensor.to_owned(), key: KEY.to_owned() })
+        let missing = || GgufError::NoCount { tensor: tensor.to_owned(), key: HEADS.to_owned() };
+        self.heads.and_then(|heads| count_of(heads, layer)).ok_or_else(missing)
     }
 
     /// Heads of keys; as many as queries have unless said otherwise.
     fn key_heads(&self, tensor: &str, layer: usize) -> Result<u64, GgufError> {
-        match self.count("llama.attention.head_count_kv", layer) {
+        match self.key_heads.and_then(|heads| count_of(heads, layer)) {
             Some(heads) => Ok(heads),
             None => self.heads(tensor, layer),
         }
     }
+}
 
-    /// A count of the model, or of each layer.
-    fn count(&self, key: &str, layer: usize) -> Option<u64> {
-        match self.value(key)? {
-            GgufValue::Array(counts) => counts.count_at(layer),
-            value => value.as_count(),
-        }
+/// A count of the model, or the one of a layer.
+fn count_of(value: &GgufValue, layer: usize) -> Option<u64> {
+    match value {
+        GgufValue::Array(counts) => counts.count_at(layer),
+        value => value.as_count(),
     }
 }
 
@@ -172,4 +173,47 @@ fn experts(family: Family, part: &str) -> Option<(&'static str, &'static str)> {
         (Family::Llama, "ffn_up_exps") => ("block_sparse_moe", "w3.weight"),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::value::GgufArray;
+    use super::*;
+
+    fn metadata(architecture: &str, heads: GgufValue) -> Vec<(String, GgufValue)> {
+        let architecture = GgufValue::String(architecture.to_owned());
+        vec![("general.architecture".to_owned(), architecture), (HEADS.to_owned(), heads)]
+    }
+
+    #[test]
+    fn heads_may_differ_between_layers() {
+        let metadata = metadata("llama", GgufValue::Array(GgufArray::I32(vec![4, 8])));
+        let names = Names::new(&metadata);
+        let arrangement = |stored: &str| names.home(stored).map(|home| home.arrangement);
+        assert_eq!(arrangement("blk.1.attn_q.weight"), Ok(Arrangement::Interleaved { heads: 8 }));
+        // Keys have as many heads as queries unless said otherwise.
+        assert_eq!(arrangement("blk.0.attn_k.bias"), Ok(Arrangement::Interleaved { heads: 4 }));
+        assert!(matches!(arrangement("blk.2.attn_q.weight"), Err(GgufError::NoCount { .. })));
+    }
+
+    #[test]
+    fn experts_are_named_by_family() {
+        let metadata = metadata("llama", GgufValue::U32(4));
+        let home = Names::new(&metadata).home("blk.12.ffn_up_exps.weight").unwrap();
+        assert_eq!(home.name, "model.layers.12.block_sparse_moe.experts.");
+        assert_eq!(home.arrangement, Arrangement::Experts { rest: "w3.weight" });
+    }
+
+    #[test]
+    fn names_without_a_counterpart_stay() {
+        for architecture in ["llama", "gpt2", "qwen3moe", "starfish"] {
+            let metadata = metadata(architecture, GgufValue::U32(4));
+            for stored in
+                ["rope_freqs.weight", "blk.0.strange.weight", "blk.x.attn_q.weight", "plain", "blk.", "."]
+            {
+                let home = Names::new(&metadata).home(stored).unwrap();
+                assert_eq!(home, Home { name: stored.to_owned(), arrangement: Arrangement::Same });
+            }
+        }
+    }
 }
