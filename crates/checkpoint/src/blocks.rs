@@ -1,6 +1,16 @@
 //! Blocks of quantised elements, as GGUF files hold them.
+//!
+//! Blocks of 32 have one scale and are in `plain`; blocks of 256 (the
+//! K-quants) have scales of scales and are in `nested`. Values are computed in
+//! `f32` in the order that the reference takes, product first, so that results
+//! have its bits.
+
+mod nested;
+mod plain;
 
 use std::fmt;
+
+use half::f16;
 
 /// How a block of quantised elements is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,13 +52,48 @@ impl BlockFormat {
             Self::Q6K => 210,
         }
     }
+
+    /// Decodes one block.
+    ///
+    /// `block` has [`bytes`](Self::bytes) bytes and `into` has
+    /// [`elements`](Self::elements) elements. A shorter block counts as filled
+    /// up with zeros, and what does not fit is left out; neither panics.
+    pub fn decode(self, block: &[u8], into: &mut [f32]) {
+        debug_assert_eq!((block.len(), into.len()), (self.bytes(), self.elements()), "{self}");
+        match self {
+            Self::Q4_0 => whole(block, into, plain::q4_0),
+            Self::Q4_1 => whole(block, into, plain::q4_1),
+            Self::Q5_0 => whole(block, into, plain::q5_0),
+            Self::Q5_1 => whole(block, into, plain::q5_1),
+            Self::Q8_0 => whole(block, into, plain::q8_0),
+            Self::Q2K => whole(block, into, nested::q2),
+            Self::Q3K => whole(block, into, nested::q3),
+            Self::Q4K => whole(block, into, nested::q4),
+            Self::Q5K => whole(block, into, nested::q5),
+            Self::Q6K => whole(block, into, nested::q6),
+        }
+    }
 }
 
-impl BlockFormat {
-    /// Decodes one block.
-    pub fn decode(self, block: &[u8], into: &mut [f32]) {
-        let _ = (block, into);
+/// Decodes arrays of the lengths that the format has, so that the decoders
+/// need no bounds.
+fn whole<const BYTES: usize, const ELEMENTS: usize>(
+    block: &[u8],
+    into: &mut [f32],
+    decode: fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
+) {
+    if let (Ok(block), Ok(into)) = (block.try_into(), TryInto::<&mut [f32; ELEMENTS]>::try_into(&mut *into)) {
+        return decode(block, into);
     }
+    let (mut filled, mut values) = ([0; BYTES], [0.0; ELEMENTS]);
+    filled.iter_mut().zip(block).for_each(|(to, from)| *to = *from);
+    decode(&filled, &mut values);
+    into.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+}
+
+/// The two bytes at `at` as a half-precision number.
+fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 impl fmt::Display for BlockFormat {
@@ -67,3 +112,6 @@ impl fmt::Display for BlockFormat {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,14 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod gguf;
+pub mod mlx;
 pub mod native;
+pub mod npz;
+pub mod peft;
 pub mod safetensors;
+pub mod zip;
+
+mod window;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +20,12 @@ use crate::fingerprint::{ElementSum, Fingerprint};
 use crate::index::Index;
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
+use gguf::GgufError;
+use mlx::MlxError;
+use npz::NpzError;
+use peft::PeftError;
 use safetensors::SafetensorsError;
+use zip::ZipError;
 
 /// How the names of files end that are checkpoints of their own.
 const FILE_EXTENSIONS: [&str; 7] = ["safetensors", "gguf", "pt", "pth", "ckpt", "bin", "npz"];
@@ -28,6 +40,21 @@ pub enum FormatError {
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// Of a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Of a quantised MLX folder.
+    #[error(transparent)]
+    Mlx(#[from] MlxError),
+    /// Of an array in a NumPy archive.
+    #[error(transparent)]
+    Npz(#[from] NpzError),
+    /// Of an adapter.
+    #[error(transparent)]
+    Peft(#[from] PeftError),
+    /// Of a zip archive.
+    #[error(transparent)]
+    Zip(#[from] ZipError),
 }
 
 impl Hint for FormatError {
@@ -35,6 +62,11 @@ impl Hint for FormatError {
         match self {
             Self::Manifest(error) => error.hint(),
             Self::Safetensors(error) => error.hint(),
+            Self::Gguf(error) => error.hint(),
+            Self::Mlx(error) => error.hint(),
+            Self::Npz(error) => error.hint(),
+            Self::Peft(error) => error.hint(),
+            Self::Zip(error) => error.hint(),
         }
     }
 }
@@ -51,6 +83,11 @@ pub struct Source {
 }
 
 impl Source {
+    /// A checkpoint of which the index is known.
+    pub fn new(index: Index, storage: Arc<dyn Storage>) -> Self {
+        Self { index: Arc::new(index), storage, manifest: None }
+    }
+
     /// Opens a file or a folder on a filesystem, whatever its format.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
@@ -86,9 +123,11 @@ impl Source {
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
+            Some("gguf") => gguf::read_file(&*storage, name)?,
+            Some("npz") => npz::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
-        Ok(Self { index: Arc::new(index), storage, manifest: None })
+        Ok(Self::new(index, storage))
     }
 
     /// Opens a place as a whole.
@@ -100,12 +139,19 @@ impl Source {
             let index = Arc::new(native::index(&*storage, &manifest)?);
             return Ok(Self { index, storage, manifest: Some(Arc::new(manifest)) });
         }
-        let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
-            safetensors::read_folder(&*storage, &files)?
+        let index = if let Some(index) = peft::read_folder(&*storage, &files)? {
+            index
+        } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+            mlx::join_quantised(&*storage, safetensors::read_folder(&*storage, &files)?)?
+        } else if files.iter().any(|file| file.name == "weights.npz") {
+            // MLX before it wrote safetensors.
+            mlx::join_quantised(&*storage, npz::read_file(&*storage, "weights.npz")?)?
+        } else if let Some(index) = gguf::read_folder(&*storage, &files)? {
+            index
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
         };
-        Ok(Self { index: Arc::new(index), storage, manifest: None })
+        Ok(Self::new(index, storage))
     }
 
     /// Checks that bytes are those that were saved, where that is known.

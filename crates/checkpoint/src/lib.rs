@@ -28,6 +28,7 @@ mod sums;
 mod together;
 mod verify;
 
+pub use affine::AffineRun;
 pub use blocks::BlockFormat;
 pub use cast::cast;
 pub use codec::{Affine, Blocks, Codec, Side};

@@ -3,6 +3,8 @@
 mod address;
 mod fault;
 pub(crate) mod local;
+#[cfg(test)]
+pub(crate) mod memory;
 #[cfg(feature = "object-store")]
 mod object;
 

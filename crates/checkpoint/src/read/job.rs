@@ -4,6 +4,7 @@ use shardloom_layout::{DType, Region};
 
 use super::segment::{Order, Segment, Segments, order};
 use super::{Pool, Want};
+use crate::affine::AffineRun;
 use crate::cast::cast;
 use crate::codec::{Affine, Blocks, Codec, Side};
 use crate::error::CheckpointError;
@@ -210,7 +211,16 @@ impl Job<'_> {
             pool.fetch(tile.file, segment.offset + skip, staging)?;
             pool.fetch(affine.scales.file, scales[row] + side_skip, &mut scale)?;
             pool.fetch(affine.biases.file, biases[row] + side_skip, &mut bias)?;
-            crate::affine::decode(&here, staging, self.entry.dtype, &scale, &bias, &mut values);
+            let run = AffineRun {
+                bits: here.bits,
+                group: here.group,
+                lead: here.lead,
+                dtype: self.entry.dtype,
+                words: staging,
+                scales: &scale,
+                biases: &bias,
+            };
+            run.decode(&mut values);
             self.put_values(&values, segment);
         }
         Ok(())

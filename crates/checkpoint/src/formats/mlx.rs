@@ -1,0 +1,234 @@
+//! MLX folders: safetensors whose quantised weights lie in three tensors.
+//!
+//! `X.weight` holds packed words, `X.scales` and `X.biases` one value for each
+//! group of elements. The three become one tensor `X.weight` of the scales'
+//! dtype. How many bits and how large groups are is in `config.json`; what it
+//! says must fit the shapes.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use shardloom_layout::{DType, Hint, Region, Shape};
+
+use crate::codec::{Affine, Codec, Side};
+use crate::error::CheckpointError;
+use crate::index::{Format, Index, Strides, TensorEntry, Tile, row_major};
+use crate::storage::{Presence, Storage};
+
+/// The file that says how weights are quantised.
+const CONFIG: &str = "config.json";
+
+/// The longest config that is read.
+const MAX_CONFIG: u64 = 1 << 24;
+
+/// What is wrong with a quantised MLX folder.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MlxError {
+    /// The config is not JSON.
+    #[error("it is not valid: {message}")]
+    Config {
+        /// What the JSON parser says.
+        message: String,
+    },
+    /// A way to quantise that we do not decode.
+    #[error("`{module}` is quantised in mode {mode}, which is not supported")]
+    Mode {
+        /// The module.
+        module: String,
+        /// The mode.
+        mode: String,
+    },
+    /// Bits or a group size that cannot be.
+    #[error("`{module}` is said to have {bits} bits in groups of {group}, which cannot be")]
+    Numbers {
+        /// The module.
+        module: String,
+        /// Bits of an element.
+        bits: u64,
+        /// Elements of a group.
+        group: u64,
+    },
+    /// Scales without biases.
+    #[error("`{module}` has scales but no biases")]
+    NoBiases {
+        /// The module.
+        module: String,
+    },
+    /// Scales or biases of a dtype that they cannot have.
+    #[error("`{tensor}` has dtype {dtype}")]
+    DType {
+        /// The scales or biases.
+        tensor: String,
+        /// Their dtype.
+        dtype: DType,
+    },
+    /// Shapes that do not fit one another, or not the config.
+    #[error(
+        "`{module}` has words {words}, scales {scales} and biases {biases}, which are not {bits} bits in groups of {group}"
+    )]
+    Shapes {
+        /// The module.
+        module: String,
+        /// Shape of the packed words.
+        words: Shape,
+        /// Shape of the scales.
+        scales: Shape,
+        /// Shape of the biases.
+        biases: Shape,
+        /// Bits by the config.
+        bits: usize,
+        /// Group size by the config.
+        group: usize,
+    },
+}
+
+impl Hint for MlxError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Mode { .. } => {
+                Some("use a model that was quantised in mode affine, or not at all".to_owned())
+            }
+            Self::Shapes { .. } | Self::NoBiases { .. } => Some(format!(
+                "`{CONFIG}` belongs to another model, or files are missing; copy or download the folder again"
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// Puts quantised weights together, where a folder's config says that they
+/// are; an index of other tensors stays as it is.
+pub(crate) fn join_quantised(storage: &dyn Storage, index: Index) -> Result<Index, CheckpointError> {
+    let modules: Vec<String> = quantised_modules(&index);
+    if modules.is_empty() || storage.has(CONFIG)? == Presence::Absent {
+        return Ok(index);
+    }
+    let failed = |error: MlxError| CheckpointError::format(CONFIG, error);
+    let config: Value = serde_json::from_slice(&storage.read_all(CONFIG, MAX_CONFIG)?)
+        .map_err(|error| failed(MlxError::Config { message: error.to_string() }))?;
+    let Some(section) = section(&config) else {
+        return Ok(index);
+    };
+    let mut tensors = index.tensors().clone();
+    for module in modules {
+        if let Some(numbers) = Numbers::of(section, &module).map_err(failed)? {
+            join(&mut tensors, &module, numbers).map_err(failed)?;
+        }
+    }
+    let joined = Index::new(Format::Mlx, index.files().to_vec(), tensors)?;
+    Ok(joined.with_blobs(index.blobs().clone())?.with_metadata(index.metadata().clone()))
+}
+
+/// Modules with words and scales.
+fn quantised_modules(index: &Index) -> Vec<String> {
+    let words = |module: &str| index.tensors().get(&format!("{module}.weight"));
+    let modules = index.tensors().keys().filter_map(|name| name.strip_suffix(".scales"));
+    modules
+        .filter(|module| words(module).is_some_and(|entry| entry.dtype == DType::U32))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The part of a config that says how MLX quantised. Other tools use the
+/// second name for methods of their own, which they name.
+fn section(config: &Value) -> Option<&Value> {
+    let own = config.get("quantization").filter(|section| section.is_object());
+    own.or_else(|| {
+        let shared = config.get("quantization_config").filter(|section| section.is_object())?;
+        shared.get("quant_method").is_none().then_some(shared)
+    })
+}
+
+/// How one module is quantised.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    bits: usize,
+    group: usize,
+}
+
+impl Numbers {
+    /// What a config says of a module; `None` if it says that the module is
+    /// not quantised.
+    fn of(section: &Value, module: &str) -> Result<Option<Self>, MlxError> {
+        let own = match section.get(module) {
+            Some(Value::Bool(false)) => return Ok(None),
+            Some(own) if own.is_object() => own,
+            _ => section,
+        };
+        let mode = own.get("mode").and_then(Value::as_str).unwrap_or("affine");
+        if mode != "affine" {
+            return Err(MlxError::Mode { module: module.to_owned(), mode: mode.to_owned() });
+        }
+        // What MLX takes where nothing is said.
+        let number = |key: &str, usual| own.get(key).and_then(Value::as_u64).unwrap_or(usual);
+        let (bits, group) = (number("bits", 4), number("group_size", 64));
+        let known = matches!(bits, 2..=6 | 8) && matches!(group, 16 | 32 | 64 | 128);
+        if !known {
+            return Err(MlxError::Numbers { module: module.to_owned(), bits, group });
+        }
+        Ok(Some(Self { bits: bits as usize, group: group as usize }))
+    }
+}
+
+/// Replaces the three tensors of a module by one.
+fn join(
+    tensors: &mut BTreeMap<String, TensorEntry>,
+    module: &str,
+    Numbers { bits, group }: Numbers,
+) -> Result<(), MlxError> {
+    let weight = format!("{module}.weight");
+    let mut take =
+        |name: &str| tensors.remove(name).ok_or_else(|| MlxError::NoBiases { module: module.to_owned() });
+    let names = [format!("{module}.scales"), format!("{module}.biases")];
+    let (words, scales, biases) = (take(&weight)?, take(&names[0])?, take(&names[1])?);
+    let dtype = scales.dtype;
+    for (entry, name) in [(&scales, &names[0]), (&biases, &names[1])] {
+        if entry.dtype != dtype || !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
+            return Err(MlxError::DType { tensor: name.clone(), dtype: entry.dtype });
+        }
+    }
+    let joined = shape_of(&words.shape, &scales.shape, Numbers { bits, group })
+        .filter(|_| scales.shape == biases.shape)
+        .and_then(|shape| {
+            let dim = shape.ndim() - 1;
+            let (file, offset, strides) = rows(&words)?;
+            let side = |entry| rows(entry).map(|(file, offset, strides)| Side { file, offset, strides });
+            let (scales, biases) = (side(&scales)?, side(&biases)?);
+            let codec = Codec::Affine(Box::new(Affine { bits, group, dim, lead: 0, scales, biases }));
+            let tile = Tile { region: Region::whole(&shape), file, offset, strides, codec };
+            Some(TensorEntry { dtype, shape, tiles: vec![tile] })
+        });
+    let entry = joined.ok_or_else(|| MlxError::Shapes {
+        module: module.to_owned(),
+        words: words.shape,
+        scales: scales.shape,
+        biases: biases.shape,
+        bits,
+        group,
+    })?;
+    tensors.insert(weight, entry);
+    Ok(())
+}
+
+/// The shape of the elements, if that of the scales fits the words.
+fn shape_of(words: &[usize], scales: &[usize], Numbers { bits, group }: Numbers) -> Option<Shape> {
+    let ((&row, outer), (&groups, scale_outer)) = (words.split_last()?, scales.split_last()?);
+    let elements = groups.checked_mul(group)?;
+    if outer != scale_outer || elements.checked_mul(bits)? != row.checked_mul(32)? {
+        return None;
+    }
+    Shape::new(&[outer, &[elements]].concat()).ok()
+}
+
+/// Where rows begin and how far apart they are, if their values follow one
+/// another.
+fn rows(entry: &TensorEntry) -> Option<(crate::index::FileId, u64, Strides)> {
+    let [tile] = entry.tiles.as_slice() else { return None };
+    let mut strides = row_major(&entry.shape, entry.dtype.size() as u64);
+    if tile.strides != strides || tile.codec != Codec::Raw {
+        return None;
+    }
+    *strides.last_mut()? = 0;
+    Some((tile.file, tile.offset, strides))
+}

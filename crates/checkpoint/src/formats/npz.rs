@@ -1,0 +1,140 @@
+//! NumPy archives: a zip of `.npy` files, as `numpy.savez` and MLX write them.
+//!
+//! Only stored entries can be indexed where they are. Entries that are no
+//! arrays are kept as bytes.
+
+mod header;
+
+use std::collections::BTreeMap;
+
+use shardloom_layout::{Hint, Region, Shape, ShapeError};
+
+use super::window::Window;
+use super::zip;
+use crate::codec::Codec;
+use crate::error::CheckpointError;
+use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry, Tile, row_major};
+use crate::storage::Storage;
+use header::{Header, Order};
+
+/// What is wrong with an array in an archive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NpzError {
+    /// It does not begin as arrays do.
+    #[error("`{array}` is no NumPy array")]
+    NotArray {
+        /// The entry.
+        array: String,
+    },
+    /// A version that we do not know.
+    #[error("`{array}` has version {major}.{minor} of the NumPy format, which is not supported")]
+    Version {
+        /// The entry.
+        array: String,
+        /// Its major version.
+        major: u8,
+        /// Its minor version.
+        minor: u8,
+    },
+    /// The header does not fit, or is absurdly long.
+    #[error("the header of `{array}` claims {claimed} bytes, but at most {limit} are possible")]
+    HeaderLength {
+        /// The entry.
+        array: String,
+        /// What the entry says.
+        claimed: u64,
+        /// The most that there can be.
+        limit: u64,
+    },
+    /// The header does not say what it must.
+    #[error("the header of `{array}` is not valid")]
+    Header {
+        /// The entry.
+        array: String,
+    },
+    /// A dtype that we do not have.
+    #[error("`{array}` has dtype {dtype}, which is not supported")]
+    DType {
+        /// The entry.
+        array: String,
+        /// Its dtype, in the format's words.
+        dtype: String,
+    },
+    /// A shape that cannot be.
+    #[error("`{array}` has an impossible shape: {source}")]
+    Shape {
+        /// The entry.
+        array: String,
+        /// What is wrong with it.
+        source: ShapeError,
+    },
+    /// Data that are not as long as shape and dtype say.
+    #[error("`{array}` has {found} bytes of data instead of {expected}")]
+    Length {
+        /// The entry.
+        array: String,
+        /// Bytes by dtype and shape.
+        expected: u64,
+        /// Bytes that there are.
+        found: u64,
+    },
+}
+
+impl Hint for NpzError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Length { .. } | Self::HeaderLength { .. } => {
+                Some("the file is damaged; copy or download it again".to_owned())
+            }
+            Self::DType { .. } => Some("save arrays of little-endian numbers".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// Indexes an archive.
+pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
+    let mut window = Window::new(storage, name)?;
+    let length = window.length();
+    let mut tensors = BTreeMap::new();
+    let mut blobs = BTreeMap::new();
+    for entry in zip::read_directory(&mut window, 0, length)? {
+        let range = entry.range().map_err(|error| CheckpointError::format(name, error))?;
+        match entry.name.strip_suffix(".npy") {
+            Some(array) => {
+                let header = Header::read(&mut window, array, range.clone())?;
+                let entry =
+                    place(array, &header, range.end).map_err(|error| CheckpointError::format(name, error))?;
+                tensors.insert(array.to_owned(), entry);
+            }
+            None => {
+                blobs
+                    .insert(entry.name, Blob { file: FileId(0), offset: entry.offset, length: entry.length });
+            }
+        }
+    }
+    let files = vec![StoredFile { name: name.to_owned(), length }];
+    Ok(Index::new(Format::Npz, files, tensors)?.with_blobs(blobs)?)
+}
+
+fn place(array: &str, header: &Header, end: u64) -> Result<TensorEntry, NpzError> {
+    let array = || array.to_owned();
+    let shape = Shape::new(&header.shape).map_err(|source| NpzError::Shape { array: array(), source })?;
+    let dtype = header.dtype;
+    let (expected, found) = (shape.volume() as u64 * dtype.size() as u64, end - header.data);
+    if expected != found {
+        return Err(NpzError::Length { array: array(), expected, found });
+    }
+    let width = dtype.size() as u64;
+    let strides = match header.order {
+        Order::Rows => row_major(&shape, width),
+        Order::Columns => {
+            let turned: Vec<usize> = shape.iter().rev().copied().collect();
+            row_major(&turned, width).into_iter().rev().collect()
+        }
+    };
+    let region = Region::whole(&shape);
+    let tile = Tile { region, file: FileId(0), offset: header.data, strides, codec: Codec::Raw };
+    Ok(TensorEntry { dtype, shape, tiles: vec![tile] })
+}

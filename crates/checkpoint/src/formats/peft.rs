@@ -1,0 +1,141 @@
+//! Adapter folders: those of PEFT, and those of MLX, which [`to_peft`] turns
+//! into the same.
+//!
+//! The adapter's config is kept as text under the name of its file, because
+//! tensors alone do not say how strongly they count.
+
+mod export;
+
+pub use export::{PeftAdapter, to_peft};
+
+use shardloom_layout::{Hint, Shape};
+
+use super::{npz, safetensors};
+use crate::error::CheckpointError;
+use crate::index::{Format, Index, StoredFile};
+use crate::storage::Storage;
+
+/// The file that tells an adapter from a model, and the key of its text in the
+/// index.
+pub const CONFIG: &str = "adapter_config.json";
+
+/// The longest config that is read.
+const MAX_CONFIG: u64 = 1 << 24;
+
+/// What is wrong with an adapter.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeftError {
+    /// The config is not text, not JSON or not there.
+    #[error("its config is not valid: {message}")]
+    Config {
+        /// What the parser says.
+        message: String,
+    },
+    /// Weights in a file that is not read.
+    #[error("its weights are in `{file}`, which is not supported")]
+    Pickle {
+        /// The file.
+        file: String,
+    },
+    /// No adapter at all.
+    #[error("a checkpoint of kind {format} is no adapter")]
+    NotAdapter {
+        /// Its kind.
+        format: Format,
+    },
+    /// Trained weights that are not low-rank.
+    #[error("it holds weights of kind {kind}, which PEFT has no form for")]
+    Kind {
+        /// The kind, in the words of the config.
+        kind: String,
+    },
+    /// The config does not say how strongly the adapter counts.
+    #[error("its config has no `lora_parameters.scale`")]
+    NoScale,
+    /// The config says it in two ways.
+    #[error("its config has scale {scale} and alpha {alpha}, which versions of MLX take differently")]
+    Alpha {
+        /// In words of the config.
+        scale: String,
+        /// In words of the config.
+        alpha: String,
+    },
+    /// A tensor that belongs to no low-rank adapter.
+    #[error("`{tensor}` is no part of a low-rank adapter")]
+    NotLowRank {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor of other dims than PEFT has.
+    #[error("`{tensor}` has shape {shape}, which PEFT has no form for")]
+    Dims {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// One half of an adapter.
+    #[error("`{module}` has only one of `lora_a` and `lora_b`")]
+    Half {
+        /// The module.
+        module: String,
+    },
+    /// Modules of different rank.
+    #[error("`{module}` has rank {found}, others have {expected}")]
+    Rank {
+        /// The module.
+        module: String,
+        /// Its rank.
+        found: usize,
+        /// The rank of those before it.
+        expected: usize,
+    },
+}
+
+impl Hint for PeftError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Pickle { .. } => {
+                Some("load it with PEFT and save it again: it writes safetensors".to_owned())
+            }
+            Self::NoScale => Some(format!("add what the adapter was trained with to `{CONFIG}`")),
+            Self::Alpha { .. } => Some(format!(
+                "remove `alpha` from `{CONFIG}`; if the adapter was trained when MLX still had it, multiply \
+                 `scale` by alpha / rank"
+            )),
+            Self::Kind { .. } => Some("load the weights as a checkpoint of their own".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// Indexes an adapter folder; `None` if it is none.
+pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Option<Index>, CheckpointError> {
+    let has = |name: &str| files.iter().any(|file| file.name == name);
+    if !has(CONFIG) {
+        return Ok(None);
+    }
+    let index = if has("adapter_model.safetensors") {
+        safetensors::read_file(storage, "adapter_model.safetensors")?.with_format(Format::Peft)
+    } else if has("adapters.safetensors") {
+        safetensors::read_file(storage, "adapters.safetensors")?.with_format(Format::Mlx)
+    } else if has("adapters.npz") {
+        npz::read_file(storage, "adapters.npz")?.with_format(Format::Mlx)
+    } else if has("adapter_model.bin") {
+        return read_pickled("adapter_model.bin").map(Some);
+    } else {
+        return Ok(None);
+    };
+    let config = String::from_utf8(storage.read_all(CONFIG, MAX_CONFIG)?).map_err(|error| {
+        CheckpointError::format(CONFIG, PeftError::Config { message: error.utf8_error().to_string() })
+    })?;
+    let mut metadata = index.metadata().clone();
+    metadata.insert(CONFIG.to_owned(), config);
+    Ok(Some(index.with_metadata(metadata)))
+}
+
+/// The one place that needs the torch format.
+fn read_pickled(name: &str) -> Result<Index, CheckpointError> {
+    Err(CheckpointError::format(name, PeftError::Pickle { file: name.to_owned() }))
+}
