@@ -1,6 +1,9 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
 pub mod safetensors;
+pub mod zip;
+
+mod window;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +14,7 @@ use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
 use safetensors::SafetensorsError;
+use zip::ZipError;
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,12 +23,16 @@ pub enum FormatError {
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// Of a zip archive.
+    #[error(transparent)]
+    Zip(#[from] ZipError),
 }
 
 impl Hint for FormatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Safetensors(error) => error.hint(),
+            Self::Zip(error) => error.hint(),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Where a checkpoint's files are.
 
 mod local;
+#[cfg(test)]
+pub(crate) mod memory;
 
 pub use local::LocalStorage;
 

@@ -1,0 +1,64 @@
+//! Reads of small pieces near one another, in few calls.
+//!
+//! Headers lie scattered over a file, often the end of one archive beside the
+//! beginning of the next. A window reads a little more than was asked for and
+//! keeps the last pieces, so that the neighbour costs nothing.
+
+use std::collections::VecDeque;
+
+use crate::storage::{Storage, StorageError};
+
+/// How much is read at once, if the file has it.
+const AHEAD: usize = 8 << 10;
+
+/// How many pieces are kept.
+const KEPT: usize = 4;
+
+/// A file looked at through small pieces.
+pub(crate) struct Window<'a> {
+    storage: &'a dyn Storage,
+    name: &'a str,
+    length: u64,
+    pieces: VecDeque<(u64, Vec<u8>)>,
+}
+
+impl<'a> Window<'a> {
+    /// A window on one file.
+    pub(crate) fn new(storage: &'a dyn Storage, name: &'a str) -> Result<Self, StorageError> {
+        Ok(Self { storage, name, length: storage.length(name)?, pieces: VecDeque::new() })
+    }
+
+    /// The file's name.
+    pub(crate) fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The file's length.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// `length` bytes from `offset` on. Nothing is allocated for bytes that
+    /// the file does not have.
+    pub(crate) fn bytes(&mut self, offset: u64, length: usize) -> Result<&[u8], StorageError> {
+        let end = offset.saturating_add(length as u64);
+        if end > self.length {
+            return Err(StorageError::Short { file: self.name.to_owned(), end });
+        }
+        let holds = |(start, bytes): &(u64, Vec<u8>)| *start <= offset && end <= *start + bytes.len() as u64;
+        let at = match self.pieces.iter().position(holds) {
+            Some(at) => at,
+            None => {
+                let available = usize::try_from(self.length - offset).unwrap_or(usize::MAX);
+                let mut bytes = vec![0; length.max(AHEAD).min(available)];
+                self.storage.read_at(self.name, offset, &mut bytes)?;
+                self.pieces.truncate(KEPT - 1);
+                self.pieces.push_front((offset, bytes));
+                0
+            }
+        };
+        let (start, bytes) = &self.pieces[at];
+        let skip = (offset - start) as usize;
+        Ok(&bytes[skip..skip + length])
+    }
+}
