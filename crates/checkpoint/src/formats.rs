@@ -1,5 +1,6 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod pickle;
 pub mod safetensors;
 pub mod zip;
 
@@ -13,6 +14,7 @@ use shardloom_layout::Hint;
 use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
+use pickle::PickleError;
 use safetensors::SafetensorsError;
 use zip::ZipError;
 
@@ -23,6 +25,9 @@ pub enum FormatError {
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// Of a pickle.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
     /// Of a zip archive.
     #[error(transparent)]
     Zip(#[from] ZipError),
@@ -32,6 +37,7 @@ impl Hint for FormatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Safetensors(error) => error.hint(),
+            Self::Pickle(error) => error.hint(),
             Self::Zip(error) => error.hint(),
         }
     }
