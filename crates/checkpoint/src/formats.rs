@@ -2,6 +2,7 @@
 
 pub mod pickle;
 pub mod safetensors;
+pub mod torch;
 pub mod zip;
 
 mod window;
@@ -16,6 +17,7 @@ use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
 use pickle::PickleError;
 use safetensors::SafetensorsError;
+use torch::TorchError;
 use zip::ZipError;
 
 /// What is wrong with a file.
@@ -28,6 +30,9 @@ pub enum FormatError {
     /// Of a pickle.
     #[error(transparent)]
     Pickle(#[from] PickleError),
+    /// Of a file of `torch.save`.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
     /// Of a zip archive.
     #[error(transparent)]
     Zip(#[from] ZipError),
@@ -38,6 +43,7 @@ impl Hint for FormatError {
         match self {
             Self::Safetensors(error) => error.hint(),
             Self::Pickle(error) => error.hint(),
+            Self::Torch(error) => error.hint(),
             Self::Zip(error) => error.hint(),
         }
     }
@@ -75,6 +81,7 @@ impl Source {
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
+            Some("pt" | "pth" | "bin") => torch::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
         Ok(Self { index: Arc::new(index), storage })
@@ -85,6 +92,11 @@ impl Source {
         let files = storage.list()?;
         let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
+        } else if files
+            .iter()
+            .any(|file| [torch::INDEX_FILE, torch::MODEL_FILE].contains(&file.name.as_str()))
+        {
+            torch::read_folder(&*storage, &files)?
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
         };
