@@ -1,5 +1,6 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod consolidated;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch;
@@ -15,6 +16,7 @@ use shardloom_layout::Hint;
 use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
+use consolidated::ConsolidatedError;
 use pickle::PickleError;
 use safetensors::SafetensorsError;
 use torch::TorchError;
@@ -27,6 +29,9 @@ pub enum FormatError {
     /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+    /// Of a folder of consolidated files.
+    #[error(transparent)]
+    Consolidated(#[from] ConsolidatedError),
     /// Of a pickle.
     #[error(transparent)]
     Pickle(#[from] PickleError),
@@ -42,6 +47,7 @@ impl Hint for FormatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Safetensors(error) => error.hint(),
+            Self::Consolidated(error) => error.hint(),
             Self::Pickle(error) => error.hint(),
             Self::Torch(error) => error.hint(),
             Self::Zip(error) => error.hint(),
@@ -90,12 +96,12 @@ impl Source {
     /// Opens a place as a whole.
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
+        let has = |name: &str| files.iter().any(|file| file.name == name);
         let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
-        } else if files
-            .iter()
-            .any(|file| [torch::INDEX_FILE, torch::MODEL_FILE].contains(&file.name.as_str()))
-        {
+        } else if has(consolidated::FIRST_FILE) {
+            consolidated::read_folder(&*storage, &files)?
+        } else if has(torch::INDEX_FILE) || has(torch::MODEL_FILE) {
             torch::read_folder(&*storage, &files)?
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
