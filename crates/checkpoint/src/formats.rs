@@ -1,6 +1,7 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
 pub mod consolidated;
+pub mod dcp;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch;
@@ -17,6 +18,7 @@ use crate::error::CheckpointError;
 use crate::index::Index;
 use crate::storage::{LocalStorage, Storage, StorageError};
 use consolidated::ConsolidatedError;
+use dcp::DcpError;
 use pickle::PickleError;
 use safetensors::SafetensorsError;
 use torch::TorchError;
@@ -32,6 +34,9 @@ pub enum FormatError {
     /// Of a folder of consolidated files.
     #[error(transparent)]
     Consolidated(#[from] ConsolidatedError),
+    /// Of a distributed checkpoint.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
     /// Of a pickle.
     #[error(transparent)]
     Pickle(#[from] PickleError),
@@ -48,6 +53,7 @@ impl Hint for FormatError {
         match self {
             Self::Safetensors(error) => error.hint(),
             Self::Consolidated(error) => error.hint(),
+            Self::Dcp(error) => error.hint(),
             Self::Pickle(error) => error.hint(),
             Self::Torch(error) => error.hint(),
             Self::Zip(error) => error.hint(),
@@ -97,7 +103,11 @@ impl Source {
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
-        let index = if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+        let index = if has(dcp::METADATA_FILE) {
+            dcp::read_folder(&*storage)?
+        } else if let Some(shards) = dcp::is_sharded(&files) {
+            dcp::read_sharded(&*storage, &shards)?
+        } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?
         } else if has(consolidated::FIRST_FILE) {
             consolidated::read_folder(&*storage, &files)?

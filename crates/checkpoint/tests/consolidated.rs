@@ -1,5 +1,7 @@
 //! Folders with one file for each model-parallel rank.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod naive;
 
 use naive::{Memory, assert_tensors, damage_everything, fixture};

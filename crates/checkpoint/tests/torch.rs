@@ -1,5 +1,7 @@
 //! Files that torch itself wrote, and files that it would not write.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod naive;
 
 use naive::{Memory, assert_tensors, damage_everything, fixture};

@@ -1,6 +1,7 @@
 //! The simplest reader there can be: one element at a time, by the strides of
 //! the tile that it is in. And files in memory, so that they can be damaged.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;

@@ -60,7 +60,7 @@ impl<'a> Machine<'a> {
             b'q' | b'r' | 0x94 | b'h' | b'j' => self.remember(),
             b']' | b'l' | b'a' | b'e' => self.list(),
             b'}' | b'd' | b's' | b'u' => self.dict(),
-            0x8f | 0x90 | 0x91 => self.set(),
+            0x8f..=0x91 => self.set(),
             b')' | 0x85 | 0x86 | 0x87 | b't' => self.tuple(),
             b'c' | 0x93 => self.global(),
             b'R' | 0x81 => self.call(),
