@@ -103,9 +103,10 @@ impl Source {
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
-        let index = if has(dcp::METADATA_FILE) {
-            dcp::read_folder(&*storage)?
-        } else if let Some(shards) = dcp::is_sharded(&files) {
+        let (descriptions, shards) = (dcp::descriptions(&files), dcp::shards(&files));
+        let index = if !descriptions.is_empty() {
+            dcp::read_folder(&*storage, &descriptions)?
+        } else if !shards.is_empty() {
             dcp::read_sharded(&*storage, &shards)?
         } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             safetensors::read_folder(&*storage, &files)?

@@ -5,6 +5,7 @@
 mod naive;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use naive::{Memory, assert_tensors, bytes, damage_everything, fixture};
 use serde_json::json;
@@ -29,7 +30,6 @@ fn value(source: &Source, name: &str) -> serde_json::Value {
 fn shards_of_all_kinds_are_read() {
     assert_tensors(&open("plain"), "dcp/plain.expected.safetensors");
     assert_tensors(&open("threads"), "dcp/few.expected.safetensors");
-    assert_tensors(&open("one_file_each"), "dcp/few.expected.safetensors");
     assert_tensors(&open("grid"), "dcp/grid.expected.safetensors");
 }
 
@@ -77,6 +77,27 @@ fn the_names_and_what_they_were_made_of_are_kept() {
 }
 
 #[test]
+fn ranks_that_did_not_speak_with_each_other_are_put_together() {
+    let source = open("apart");
+    assert_tensors(&source, "dcp/few.expected.safetensors");
+    assert_eq!(value(&source, "step"), json!(7));
+}
+
+#[test]
+fn each_part_costs_one_read() {
+    let rows = 100;
+    let part = |row| item("rows", DType::U8, &[rows, 1 << 16], region(&[row, 0], &[1, 1 << 16]));
+    let rank = DcpRank { items: (0..rows).map(part).collect(), values: Vec::new() };
+    let mut files = Memory::default();
+    files.0.insert(dcp::file_name(0), write(&rank, 0));
+    files.0.insert(dcp::METADATA_FILE.to_owned(), dcp::metadata(&[rank]).unwrap());
+    let reads = files.1.clone();
+    files.open(None).unwrap();
+    // The description and the beginning of the first part are the two more.
+    assert_eq!(reads.load(Ordering::Relaxed), rows + 2);
+}
+
+#[test]
 fn a_missing_file_is_noticed() {
     let mut files = Memory::of("dcp/plain");
     files.0.remove("__0_0.distcp");
@@ -85,6 +106,18 @@ fn a_missing_file_is_noticed() {
     let other = files.0["__0_0.distcp"].clone();
     files.0.insert("__1_0.distcp".to_owned(), other);
     assert!(files.open(None).is_err());
+}
+
+#[test]
+fn a_description_that_wants_to_run_something_is_refused_by_name() {
+    let mut files = Memory::of("dcp/grid");
+    let program = b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93\x8c\x04pass\x85R.";
+    files.0.insert(".metadata".to_owned(), program.to_vec());
+    let error = files.open(None).unwrap_err();
+    assert_eq!(
+        error,
+        "`.metadata` cannot be read: its pickle wants to use `builtins.exec`, which is refused"
+    );
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 mod naive;
 
+use std::sync::Arc;
+
 use naive::{Memory, assert_tensors, damage_everything, fixture};
 use shardloom_checkpoint::{Format, Source};
 use shardloom_layout::Hint;
@@ -109,7 +111,9 @@ fn old_forms_are_refused_with_the_way_out() {
     assert!(hint.contains("torch.save(torch.load(old), new)"), "{hint}");
     let mut tar = vec![0; 1024];
     tar[257..262].copy_from_slice(b"ustar");
-    let open = |bytes: Vec<u8>| Memory([("a.pt".to_owned(), bytes)].into()).open(Some("a.pt")).unwrap_err();
+    let open = |bytes: Vec<u8>| {
+        Memory([("a.pt".to_owned(), bytes)].into(), Arc::default()).open(Some("a.pt")).unwrap_err()
+    };
     assert!(open(tar).contains("tar form"));
     assert_eq!(open(Vec::new()), "`a.pt` cannot be read: it is no file of `torch.save`");
 }

@@ -15,8 +15,8 @@ mod sharded;
 mod value;
 mod write;
 
-pub use read::read_folder;
-pub use sharded::{is_sharded, read_sharded};
+pub use read::{descriptions, read_folder};
+pub use sharded::{read_sharded, shards};
 pub use value::read_value;
 pub use write::{DcpFile, DcpItem, DcpPlaced, DcpRank, DcpValue, file_name, metadata};
 

@@ -8,7 +8,7 @@
 //! Values live in one arena and refer to each other by number. An instruction
 //! makes at most one node, and there are no loops, so time and memory are
 //! bounded by the length of the input whatever it does with shared parts.
-//! Walks over the result spend from a [`Budget`] for the same reason.
+//! Walks over the result have a budget for the same reason.
 
 mod globals;
 mod json;
@@ -141,7 +141,7 @@ pub(crate) enum Node<'a> {
     Tuple(Vec<Value<'a>>),
     Dict(Vec<(Value<'a>, Value<'a>)>),
     Set(Vec<Value<'a>>),
-    Object(Object<'a>),
+    Object(Box<Object<'a>>),
     Persistent(Value<'a>),
 }
 

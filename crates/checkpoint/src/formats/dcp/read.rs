@@ -25,12 +25,39 @@ const MAX_HEADER: u64 = 100_000_000;
 /// What archives begin with.
 const ARCHIVE: &[u8] = b"PK\x03\x04";
 
-/// Indexes a folder with `.metadata`.
-pub fn read_folder(storage: &dyn Storage) -> Result<Index, CheckpointError> {
-    let failed = |error: FormatError| CheckpointError::format(METADATA_FILE, error);
-    let bytes = storage.read_all(METADATA_FILE, MAX_METADATA)?;
-    let pickle = Pickle::read(&bytes).map_err(|error| failed(error.into()))?;
-    let description = describe(&pickle).map_err(failed)?;
+/// The files of a folder that describe it: one, or one for each rank if the
+/// ranks did not speak with each other when they saved.
+pub fn descriptions(files: &[StoredFile]) -> Vec<&str> {
+    let rank = |name: &str| name.strip_prefix("__")?.strip_suffix(METADATA_FILE)?.parse::<u32>().ok();
+    let names = || files.iter().map(|file| file.name.as_str());
+    match names().find(|name| *name == METADATA_FILE) {
+        Some(name) => vec![name],
+        None => {
+            let mut names: Vec<&str> = names().filter(|name| rank(name).is_some()).collect();
+            names.sort_by_key(|name| rank(name));
+            names
+        }
+    }
+}
+
+/// Indexes a folder by the files that describe it.
+pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index, CheckpointError> {
+    let mut inputs = Vec::new();
+    for &name in descriptions {
+        inputs.push((name, storage.read_all(name, MAX_METADATA)?));
+    }
+    let mut merged: Option<Description<'_>> = None;
+    for (name, bytes) in &inputs {
+        let failed = |error: FormatError| CheckpointError::format(name, error);
+        let pickle = Pickle::read(bytes).map_err(|error| failed(error.into()))?;
+        let description = describe(&pickle).map_err(failed)?;
+        match &mut merged {
+            Some(merged) => merged.merge(description).map_err(|error| failed(error.into()))?,
+            None => merged = Some(description),
+        }
+    }
+    let nothing = || CheckpointError::UnknownFormat { location: storage.location() };
+    let description = merged.ok_or_else(nothing)?;
     let mut files = Files { storage, stored: Vec::new(), ids: BTreeMap::new() };
     let blobs = find_blobs(&description, &mut files)?;
     let tensors = find_tensors(&description, &mut files)?;

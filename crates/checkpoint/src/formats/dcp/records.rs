@@ -20,6 +20,37 @@ pub(super) struct Description<'a> {
     pub(super) paths: Json,
 }
 
+impl Description<'_> {
+    /// Adds what another rank says. What several ranks have counts once.
+    pub(super) fn merge(&mut self, other: Self) -> Result<(), DcpError> {
+        let mut known: FxHashMap<&str, usize> = FxHashMap::default();
+        known.extend(self.tensors.iter().enumerate().map(|(number, record)| (record.name, number)));
+        for mut record in other.tensors {
+            let Some(&number) = known.get(record.name) else {
+                self.tensors.push(record);
+                continue;
+            };
+            let tensor = &mut self.tensors[number];
+            if (tensor.dtype, &tensor.sizes) != (record.dtype, &record.sizes) {
+                return Err(DcpError::Disagree { tensor: record.name.to_owned() });
+            }
+            let places = &self.places;
+            record.chunks.retain(|chunk| !places.contains_key(&(record.name, Some(chunk.offsets.clone()))));
+            tensor.chunks.extend(record.chunks);
+        }
+        for (key, place) in other.places {
+            self.places.entry(key).or_insert(place);
+        }
+        self.values.extend(other.values);
+        self.values.sort_unstable();
+        self.values.dedup();
+        if let (Json::Object(paths), Json::Object(others)) = (&mut self.paths, other.paths) {
+            paths.extend(others);
+        }
+        Ok(())
+    }
+}
+
 /// A tensor and its parts.
 #[derive(Debug)]
 pub(super) struct TensorRecord<'a> {

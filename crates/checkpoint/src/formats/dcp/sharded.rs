@@ -21,12 +21,13 @@ struct Saved {
     saved_offsets: Vec<usize>,
 }
 
-/// Whether the files of a folder are one for each rank.
-pub fn is_sharded(files: &[StoredFile]) -> Option<Vec<&str>> {
+/// The files of a folder that are one for each rank.
+pub fn shards(files: &[StoredFile]) -> Vec<&str> {
     let is_shard = |name: &&str| name.starts_with("shard-") && name.ends_with(".safetensors");
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).filter(is_shard).collect();
     let indexed = files.iter().any(|file| file.name == safetensors::INDEX_FILE);
-    if names.is_empty() || indexed { None } else { Some(names) }
+    // An index names whole tensors.
+    if indexed { Vec::new() } else { names }
 }
 
 /// Indexes the files of all ranks together.

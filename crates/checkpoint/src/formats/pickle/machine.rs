@@ -322,7 +322,7 @@ impl<'a> Machine<'a> {
             (Global::OrderedDict, []) => self.push_node(Node::Dict(Vec::new())),
             (Global::OrderedDict, _) => Err(self.operands()),
             (Global::Size, &[sizes]) => self.push(sizes),
-            _ => self.push_node(Node::Object(Object { class, arguments, state: None })),
+            _ => self.push_node(Node::Object(Box::new(Object { class, arguments, state: None }))),
         }
     }
 
