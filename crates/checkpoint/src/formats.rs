@@ -1,11 +1,15 @@
 //! Formats: each parses files into an [`Index`] without reading tensor data.
 
+pub mod consolidated;
+pub mod dcp;
 pub mod gguf;
 pub mod mlx;
 pub mod native;
 pub mod npz;
 pub mod peft;
+pub mod pickle;
 pub mod safetensors;
+pub mod torch;
 pub mod zip;
 
 mod window;
@@ -29,6 +33,10 @@ use zip::ZipError;
 
 /// How the names of files end that are checkpoints of their own.
 const FILE_EXTENSIONS: [&str; 7] = ["safetensors", "gguf", "pt", "pth", "ckpt", "bin", "npz"];
+use consolidated::ConsolidatedError;
+use dcp::DcpError;
+use pickle::PickleError;
+use torch::TorchError;
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +60,18 @@ pub enum FormatError {
     /// Of an adapter.
     #[error(transparent)]
     Peft(#[from] PeftError),
+    /// Of a folder of consolidated files.
+    #[error(transparent)]
+    Consolidated(#[from] ConsolidatedError),
+    /// Of a distributed checkpoint.
+    #[error(transparent)]
+    Dcp(#[from] DcpError),
+    /// Of a pickle.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
+    /// Of a file of `torch.save`.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
     /// Of a zip archive.
     #[error(transparent)]
     Zip(#[from] ZipError),
@@ -66,6 +86,10 @@ impl Hint for FormatError {
             Self::Mlx(error) => error.hint(),
             Self::Npz(error) => error.hint(),
             Self::Peft(error) => error.hint(),
+            Self::Consolidated(error) => error.hint(),
+            Self::Dcp(error) => error.hint(),
+            Self::Pickle(error) => error.hint(),
+            Self::Torch(error) => error.hint(),
             Self::Zip(error) => error.hint(),
         }
     }
@@ -125,6 +149,7 @@ impl Source {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             Some("gguf") => gguf::read_file(&*storage, name)?,
             Some("npz") => npz::read_file(&*storage, name)?,
+            Some("pt" | "pth" | "bin") => torch::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
         Ok(Self::new(index, storage))
@@ -139,7 +164,12 @@ impl Source {
             let index = Arc::new(native::index(&*storage, &manifest)?);
             return Ok(Self { index, storage, manifest: Some(Arc::new(manifest)) });
         }
-        let index = if let Some(index) = peft::read_folder(&*storage, &files)? {
+        let (descriptions, shards) = (dcp::descriptions(&files), dcp::shards(&files));
+        let index = if !descriptions.is_empty() {
+            dcp::read_folder(&*storage, &descriptions)?
+        } else if !shards.is_empty() {
+            dcp::read_sharded(&*storage, &shards)?
+        } else if let Some(index) = peft::read_folder(&*storage, &files)? {
             index
         } else if files.iter().any(|file| file.name.ends_with(".safetensors")) {
             mlx::join_quantised(&*storage, safetensors::read_folder(&*storage, &files)?)?
@@ -148,6 +178,10 @@ impl Source {
             mlx::join_quantised(&*storage, npz::read_file(&*storage, "weights.npz")?)?
         } else if let Some(index) = gguf::read_folder(&*storage, &files)? {
             index
+        } else if has(consolidated::FIRST_FILE) {
+            consolidated::read_folder(&*storage, &files)?
+        } else if has(torch::INDEX_FILE) || has(torch::MODEL_FILE) {
+            torch::read_folder(&*storage, &files)?
         } else {
             return Err(CheckpointError::UnknownFormat { location: storage.location() });
         };

@@ -32,12 +32,6 @@ pub enum PeftError {
         /// What the parser says.
         message: String,
     },
-    /// Weights in a file that is not read.
-    #[error("its weights are in `{file}`, which is not supported")]
-    Pickle {
-        /// The file.
-        file: String,
-    },
     /// No adapter at all.
     #[error("a checkpoint of kind {format} is no adapter")]
     NotAdapter {
@@ -96,9 +90,6 @@ pub enum PeftError {
 impl Hint for PeftError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Pickle { .. } => {
-                Some("load it with PEFT and save it again: it writes safetensors".to_owned())
-            }
             Self::NoScale => Some(format!("add what the adapter was trained with to `{CONFIG}`")),
             Self::Alpha { .. } => Some(format!(
                 "remove `alpha` from `{CONFIG}`; if the adapter was trained when MLX still had it, multiply \
@@ -123,7 +114,7 @@ pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Option
     } else if has("adapters.npz") {
         npz::read_file(storage, "adapters.npz")?.with_format(Format::Mlx)
     } else if has("adapter_model.bin") {
-        return read_pickled("adapter_model.bin").map(Some);
+        super::torch::read_file(storage, "adapter_model.bin")?.with_format(Format::Peft)
     } else {
         return Ok(None);
     };
@@ -133,9 +124,4 @@ pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Option
     let mut metadata = index.metadata().clone();
     metadata.insert(CONFIG.to_owned(), config);
     Ok(Some(index.with_metadata(metadata)))
-}
-
-/// The one place that needs the torch format.
-fn read_pickled(name: &str) -> Result<Index, CheckpointError> {
-    Err(CheckpointError::format(name, PeftError::Pickle { file: name.to_owned() }))
 }

@@ -16,7 +16,7 @@ const KEPT: usize = 4;
 
 /// A file looked at through small pieces.
 pub(crate) struct Window<'a> {
-    storage: &'a dyn Storage,
+    storage: Option<&'a dyn Storage>,
     name: &'a str,
     length: u64,
     pieces: VecDeque<(u64, Vec<u8>)>,
@@ -25,7 +25,13 @@ pub(crate) struct Window<'a> {
 impl<'a> Window<'a> {
     /// A window on one file.
     pub(crate) fn new(storage: &'a dyn Storage, name: &'a str) -> Result<Self, StorageError> {
-        Ok(Self { storage, name, length: storage.length(name)?, pieces: VecDeque::new() })
+        Ok(Self { storage: Some(storage), name, length: storage.length(name)?, pieces: VecDeque::new() })
+    }
+
+    /// A window on bytes that are there already, under a name for errors.
+    pub(crate) fn on(bytes: &[u8], name: &'a str) -> Self {
+        let pieces = VecDeque::from([(0, bytes.to_vec())]);
+        Self { storage: None, name, length: bytes.len() as u64, pieces }
     }
 
     /// The file's name.
@@ -42,8 +48,9 @@ impl<'a> Window<'a> {
     /// the file does not have.
     pub(crate) fn bytes(&mut self, offset: u64, length: usize) -> Result<&[u8], StorageError> {
         let end = offset.saturating_add(length as u64);
+        let short = || StorageError::Short { file: self.name.to_owned(), end };
         if end > self.length {
-            return Err(StorageError::Short { file: self.name.to_owned(), end });
+            return Err(short());
         }
         let holds = |(start, bytes): &(u64, Vec<u8>)| *start <= offset && end <= *start + bytes.len() as u64;
         let at = match self.pieces.iter().position(holds) {
@@ -51,7 +58,7 @@ impl<'a> Window<'a> {
             None => {
                 let available = usize::try_from(self.length - offset).unwrap_or(usize::MAX);
                 let mut bytes = vec![0; length.max(AHEAD).min(available)];
-                self.storage.read_at(self.name, offset, &mut bytes)?;
+                self.storage.ok_or_else(short)?.read_at(self.name, offset, &mut bytes)?;
                 self.pieces.truncate(KEPT - 1);
                 self.pieces.push_front((offset, bytes));
                 0

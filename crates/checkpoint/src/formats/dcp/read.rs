@@ -1,0 +1,270 @@
+//! Reading a folder with `.metadata`.
+
+use std::collections::BTreeMap;
+
+use shardloom_layout::{DType, Region, Shape};
+
+use super::records::{Chunk, Description, Place, TensorRecord, describe};
+use super::{DcpError, MAX_CUT_DIMS, METADATA_FILE};
+use crate::codec::Codec;
+use crate::error::CheckpointError;
+use crate::formats::FormatError;
+use crate::formats::pickle::Pickle;
+use crate::formats::safetensors::{self, Header, TensorInfo};
+use crate::formats::torch::{Archive, dtype_of, place};
+use crate::formats::window::Window;
+use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry, Tile};
+use crate::storage::Storage;
+
+/// The longest description that is read: some hundred bytes for each part.
+const MAX_METADATA: u64 = 512 << 20;
+
+/// The longest header of the safetensors form.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// What archives begin with.
+const ARCHIVE: &[u8] = b"PK\x03\x04";
+
+/// The files of a folder that describe it: one, or one for each rank if the
+/// ranks did not speak with each other when they saved.
+pub fn descriptions(files: &[StoredFile]) -> Vec<&str> {
+    let rank = |name: &str| name.strip_prefix("__")?.strip_suffix(METADATA_FILE)?.parse::<u32>().ok();
+    let names = || files.iter().map(|file| file.name.as_str());
+    match names().find(|name| *name == METADATA_FILE) {
+        Some(name) => vec![name],
+        None => {
+            let mut names: Vec<&str> = names().filter(|name| rank(name).is_some()).collect();
+            names.sort_by_key(|name| rank(name));
+            names
+        }
+    }
+}
+
+/// Indexes a folder by the files that describe it.
+pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index, CheckpointError> {
+    let mut inputs = Vec::new();
+    for &name in descriptions {
+        inputs.push((name, storage.read_all(name, MAX_METADATA)?));
+    }
+    let mut merged: Option<Description<'_>> = None;
+    for (name, bytes) in &inputs {
+        let failed = |error: FormatError| CheckpointError::format(name, error);
+        let pickle = Pickle::read(bytes).map_err(|error| failed(error.into()))?;
+        let description = describe(&pickle).map_err(failed)?;
+        match &mut merged {
+            Some(merged) => merged.merge(description).map_err(|error| failed(error.into()))?,
+            None => merged = Some(description),
+        }
+    }
+    let nothing = || CheckpointError::UnknownFormat { location: storage.location() };
+    let description = merged.ok_or_else(nothing)?;
+    let mut files = Files { storage, stored: Vec::new(), ids: BTreeMap::new() };
+    let blobs = find_blobs(&description, &mut files)?;
+    let tensors = find_tensors(&description, &mut files)?;
+    let index = Index::new(Format::Dcp, files.stored, tensors)?.with_blobs(blobs)?;
+    Ok(index.with_metadata(notes(&description)))
+}
+
+/// What the description says beside where things are.
+fn notes(description: &Description<'_>) -> BTreeMap<String, String> {
+    let version = description.version.map(|version| ("dcp.version".to_owned(), version.to_owned()));
+    let paths = Some(&description.paths).filter(|paths| !paths.is_null());
+    version.into_iter().chain(paths.map(|paths| ("dcp.paths".to_owned(), paths.to_string()))).collect()
+}
+
+/// The files that items are in.
+struct Files<'a> {
+    storage: &'a dyn Storage,
+    stored: Vec<StoredFile>,
+    ids: BTreeMap<String, FileId>,
+}
+
+impl Files<'_> {
+    fn id(&mut self, name: &str) -> Result<FileId, CheckpointError> {
+        if let Some(&id) = self.ids.get(name) {
+            return Ok(id);
+        }
+        let id = FileId(self.stored.len() as u32);
+        self.stored.push(StoredFile { name: name.to_owned(), length: self.storage.length(name)? });
+        self.ids.insert(name.to_owned(), id);
+        Ok(id)
+    }
+}
+
+fn find_blobs(
+    description: &Description<'_>,
+    files: &mut Files<'_>,
+) -> Result<BTreeMap<String, Blob>, CheckpointError> {
+    let mut blobs = BTreeMap::new();
+    for &name in &description.values {
+        let no_place = || DcpError::NoPlace { name: name.to_owned(), offsets: Vec::new() };
+        let place = description.places.get(&(name, None));
+        let place = place.ok_or_else(|| CheckpointError::format(METADATA_FILE, no_place()))?;
+        let file = files.id(place.file)?;
+        blobs.insert(name.to_owned(), Blob { file, offset: place.offset, length: place.length });
+    }
+    Ok(blobs)
+}
+
+/// A part that has to be looked at in its file.
+struct Part<'d, 'a> {
+    tensor: usize,
+    record: &'d TensorRecord<'a>,
+    chunk: &'d Chunk,
+    dtype: DType,
+    region: Region,
+    place: Place<'a>,
+}
+
+fn find_tensors(
+    description: &Description<'_>,
+    files: &mut Files<'_>,
+) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
+    let failed = |error: DcpError| CheckpointError::format(METADATA_FILE, error);
+    let mut entries = Vec::new();
+    let mut parts: BTreeMap<&str, Vec<Part<'_, '_>>> = BTreeMap::new();
+    for (tensor, record) in description.tensors.iter().enumerate() {
+        let (entry, found) = plan(description, tensor, record).map_err(failed)?;
+        entries.push(entry);
+        for part in found {
+            parts.entry(part.place.file).or_default().push(part);
+        }
+    }
+    for (name, mut parts) in parts {
+        let file = files.id(name)?;
+        // In the order of the file, the end of one item and the beginning of
+        // the next are read at once.
+        parts.sort_by_key(|part| part.place.offset);
+        let mut reader = PartReader { window: Window::new(files.storage, name)?, end: 0, header: None };
+        for part in parts {
+            let tile = reader.tile(&part, file)?;
+            entries[part.tensor].tiles.push(tile);
+        }
+    }
+    let mut tensors = BTreeMap::new();
+    for (record, entry) in description.tensors.iter().zip(entries) {
+        if tensors.insert(record.name.to_owned(), entry).is_some() {
+            return Err(failed(DcpError::Twice { name: record.name.to_owned() }));
+        }
+    }
+    Ok(tensors)
+}
+
+/// A tensor without tiles, and the parts that it is made of.
+fn plan<'d, 'a>(
+    description: &'d Description<'a>,
+    tensor: usize,
+    record: &'d TensorRecord<'a>,
+) -> Result<(TensorEntry, Vec<Part<'d, 'a>>), DcpError> {
+    let name = || record.name.to_owned();
+    let dtype = dtype_of(record.dtype)
+        .ok_or_else(|| DcpError::DType { tensor: name(), dtype: record.dtype.to_owned() })?;
+    let shape = Shape::new(&record.sizes).map_err(|source| DcpError::Shape { tensor: name(), source })?;
+    if record.chunks.len() > 1 && shape.ndim() > MAX_CUT_DIMS {
+        return Err(DcpError::Dims { tensor: name(), dims: shape.ndim() });
+    }
+    let mut parts = Vec::new();
+    for chunk in &record.chunks {
+        let region = Region::new(&chunk.offsets, &chunk.sizes)
+            .map_err(|source| DcpError::Region { tensor: name(), source })?;
+        region.check_inside(&shape).map_err(|source| DcpError::Region { tensor: name(), source })?;
+        // Ranks without a share of a tensor have empty parts.
+        if region.is_empty() {
+            continue;
+        }
+        let place = description.places.get(&(record.name, Some(chunk.offsets.clone())));
+        let no_place = || DcpError::NoPlace { name: name(), offsets: chunk.offsets.clone() };
+        let place = *place.ok_or_else(no_place)?;
+        parts.push(Part { tensor, record, chunk, dtype, region, place });
+    }
+    Ok((TensorEntry { dtype, shape, tiles: Vec::new() }, parts))
+}
+
+/// Looks at the parts of one file.
+struct PartReader<'a> {
+    window: Window<'a>,
+    /// Where the item before ends.
+    end: u64,
+    /// The safetensors header that was read last.
+    header: Option<Held>,
+}
+
+/// A safetensors header inside a file.
+struct Held {
+    /// Where it begins.
+    start: u64,
+    /// Where the data begin, from there on.
+    data: u64,
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+impl PartReader<'_> {
+    fn tile(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let offset = part.place.offset;
+        let begins =
+            self.window.length().checked_sub(offset).is_some_and(|left| left >= ARCHIVE.len() as u64);
+        if begins && self.window.bytes(offset, ARCHIVE.len())? == ARCHIVE {
+            self.archived(part, file)
+        } else {
+            self.bare(part, file)
+        }
+    }
+
+    fn differs(&self, part: &Part<'_, '_>) -> CheckpointError {
+        let error = DcpError::Part { tensor: part.record.name.to_owned(), offset: part.place.offset };
+        CheckpointError::format(self.window.name(), error)
+    }
+
+    /// A part that is an archive of its own.
+    fn archived(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let Place { offset, length, .. } = part.place;
+        // Items follow one another, so no byte is looked at twice.
+        if offset < self.end {
+            return Err(self.differs(part));
+        }
+        self.end = offset.saturating_add(length);
+        let archive = Archive::read(&mut self.window, offset, length)?;
+        let failed = |error: FormatError| CheckpointError::format(self.window.name(), error);
+        let pickle = Pickle::read(&archive.pickle).map_err(|error| failed(error.into()))?;
+        let placed = place(&pickle, &archive, part.record.name, pickle.root()).map_err(failed)?;
+        let placed = placed.ok_or_else(|| self.differs(part))?;
+        if placed.dtype != part.dtype || placed.shape[..] != part.chunk.sizes[..] {
+            return Err(self.differs(part));
+        }
+        let region = part.region.clone();
+        Ok(Tile { region, file, offset: placed.offset, strides: placed.strides, codec: Codec::Raw })
+    }
+
+    /// A part in the safetensors file that begins where all the parts of this
+    /// file are said to be.
+    fn bare(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let start = part.place.offset;
+        if self.header.as_ref().is_none_or(|held| held.start != start) {
+            let held = self.read_header(start)?.ok_or_else(|| self.differs(part))?;
+            self.header = Some(held);
+        }
+        let name = part.record.name;
+        let found = self.header.as_ref().and_then(|held| Some((held.data, held.tensors.get(name)?)));
+        let (data, info) = found.ok_or_else(|| self.differs(part))?;
+        let entry = safetensors::entry(name, info, start + data, file)
+            .map_err(|error| CheckpointError::format(self.window.name(), error))?;
+        if entry.dtype != part.dtype || entry.shape[..] != part.chunk.sizes[..] {
+            return Err(self.differs(part));
+        }
+        Ok(Tile { region: part.region.clone(), ..entry.tiles[0].clone() })
+    }
+
+    fn read_header(&mut self, start: u64) -> Result<Option<Held>, CheckpointError> {
+        let Some(left) = self.window.length().checked_sub(start).filter(|&left| left >= 8) else {
+            return Ok(None);
+        };
+        let claimed = self.window.bytes(start, 8)?.try_into().map_or(u64::MAX, u64::from_le_bytes);
+        if claimed > (left - 8).min(MAX_HEADER) {
+            return Ok(None);
+        }
+        let json = self.window.bytes(start + 8, claimed as usize)?.to_vec();
+        let header =
+            Header::parse(&json, left).map_err(|error| CheckpointError::format(self.window.name(), error))?;
+        Ok(Some(Held { start, data: header.data, tensors: header.tensors.into_iter().collect() }))
+    }
+}

@@ -1,0 +1,370 @@
+//! Writing a folder that `torch.distributed.checkpoint.load` reads.
+//!
+//! Where everything will lie follows from names, shapes and dtypes alone, so
+//! ranks write their files without asking each other, and whoever knows all
+//! the items writes `.metadata` last.
+//!
+//! An item is an archive around raw data. Torch does not look at the data's
+//! checksum when it loads, so it may be left out (0), as torch itself does
+//! when asked to; other programs that unpack archives want the right one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde_json::Value as Json;
+use shardloom_layout::{DType, Region, Shape, check_tiling};
+
+use super::value::{FIXED, PICKLE, write_value};
+use super::{DcpError, MAX_CUT_DIMS};
+use crate::formats::FormatError;
+use crate::formats::pickle::PickleWriter;
+use crate::formats::torch::dtype_name;
+use crate::formats::zip::{ZipError, ZipLayout};
+
+/// What items begin at multiples of, so that data are aligned in the file.
+const ALIGNMENT: u64 = 64;
+
+const RECORDS: &str = "torch.distributed.checkpoint.metadata";
+
+/// The entry with the data, which is the last one.
+const DATA: usize = 3;
+
+/// A part of a tensor that a rank writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DcpItem {
+    /// The tensor's dotted name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Shape,
+    /// Which part.
+    pub region: Region,
+}
+
+/// A value that is no tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DcpValue {
+    /// Its dotted name.
+    pub name: String,
+    /// What it is.
+    pub value: Json,
+}
+
+/// What one rank writes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DcpRank {
+    /// Its tensors, in the order of the file.
+    pub items: Vec<DcpItem>,
+    /// Its values, which come before the tensors.
+    pub values: Vec<DcpValue>,
+}
+
+/// A rank's file: what is where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DcpFile {
+    /// Bytes of the values and where they begin, in the order given.
+    pub values: Vec<(u64, Vec<u8>)>,
+    /// The tensors, in the order given.
+    pub items: Vec<DcpPlaced>,
+    /// Bytes of the whole file. What nobody writes may have any value.
+    pub length: u64,
+}
+
+/// A tensor's place in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DcpPlaced {
+    /// Where the item begins.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// What stands at `offset`, directly before the data.
+    pub prefix: Vec<u8>,
+    /// Where the data are: the part's elements, row by row.
+    pub data: Range<u64>,
+    layout: ZipLayout,
+    fixed: [u32; DATA],
+}
+
+impl DcpPlaced {
+    /// What stands directly behind the data, up to the item's end. `checksum`
+    /// is the CRC-32 of the data, or 0 if nobody computed it.
+    pub fn suffix(&self, checksum: u32) -> Vec<u8> {
+        let mut bytes = self.layout.descriptor(DATA, checksum);
+        let [pickle, order, version] = self.fixed;
+        bytes.extend(self.layout.directory(&[pickle, order, version, checksum]));
+        bytes
+    }
+}
+
+/// The name of a rank's file.
+pub fn file_name(rank: usize) -> String {
+    format!("__{rank}_0.distcp")
+}
+
+impl DcpRank {
+    /// Says where everything in the rank's file will be.
+    pub fn lay_out(&self) -> Result<DcpFile, ZipError> {
+        let mut file = DcpFile { values: Vec::new(), items: Vec::new(), length: 0 };
+        for value in &self.values {
+            let bytes = write_value(&value.value)?;
+            let offset = file.length.next_multiple_of(ALIGNMENT);
+            file.length = offset + bytes.len() as u64;
+            file.values.push((offset, bytes));
+        }
+        for item in &self.items {
+            let placed = place(item, file.length.next_multiple_of(ALIGNMENT))?;
+            file.length = placed.offset + placed.length;
+            file.items.push(placed);
+        }
+        Ok(file)
+    }
+}
+
+fn place(item: &DcpItem, offset: u64) -> Result<DcpPlaced, ZipError> {
+    let pickle = describe(item);
+    let small = [(PICKLE, pickle.as_slice()), FIXED[0], FIXED[1]];
+    let length = item.region.volume() as u64 * item.dtype.size() as u64;
+    let entries = small.iter().map(|(name, data)| (*name, data.len() as u64));
+    let layout = ZipLayout::new(entries.chain([("archive/data/0", length)]))?;
+    let fixed = small.map(|(_, data)| crc32fast::hash(data));
+    let mut prefix = Vec::new();
+    for (number, (_, data)) in small.iter().enumerate() {
+        prefix.extend(layout.header(number));
+        prefix.extend(*data);
+        prefix.extend(layout.descriptor(number, fixed[number]));
+    }
+    prefix.extend(layout.header(DATA));
+    let data = layout.data(DATA);
+    let data = offset + data.start..offset + data.end;
+    Ok(DcpPlaced { offset, length: layout.length(), prefix, data, layout, fixed })
+}
+
+/// The pickle of a contiguous tensor on the host.
+fn describe(item: &DcpItem) -> Vec<u8> {
+    let sizes = item.region.size();
+    let numbers = |writer: &mut PickleWriter, numbers: &[usize]| {
+        writer.tuple(|tuple| numbers.iter().for_each(|&number| tuple.int(number as i128)));
+    };
+    let typed = storage_class(item.dtype);
+    let mut writer = PickleWriter::new();
+    writer.global("torch._utils", if typed.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" });
+    writer.tuple(|call| {
+        call.tuple(|storage| {
+            storage.text("storage");
+            let volume = item.region.volume();
+            let length = match typed {
+                Some(class) => {
+                    storage.global("torch", class);
+                    volume
+                }
+                None => {
+                    storage.global("torch.storage", "UntypedStorage");
+                    volume * item.dtype.size()
+                }
+            };
+            storage.text("0");
+            storage.text("cpu");
+            storage.int(length as i128);
+        });
+        call.persistent();
+        call.int(0);
+        numbers(call, sizes);
+        numbers(call, &contiguous(sizes));
+        // No gradient, no hooks.
+        call.json(&Json::Bool(false));
+        call.global("collections", "OrderedDict");
+        call.tuple(|_| ());
+        call.call();
+        if typed.is_none() {
+            call.global("torch", dtype_name(item.dtype));
+        }
+    });
+    writer.call();
+    writer.finish()
+}
+
+/// Elements between neighbours.
+fn contiguous(sizes: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; sizes.len()];
+    for dim in (1..sizes.len()).rev() {
+        strides[dim - 1] = strides[dim] * sizes[dim].max(1);
+    }
+    strides
+}
+
+/// The class of storages of a dtype. Newer dtypes have none.
+fn storage_class(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::F64 => "DoubleStorage",
+        DType::F32 => "FloatStorage",
+        DType::Bf16 => "BFloat16Storage",
+        DType::F16 => "HalfStorage",
+        DType::I64 => "LongStorage",
+        DType::I32 => "IntStorage",
+        DType::I16 => "ShortStorage",
+        DType::I8 => "CharStorage",
+        DType::U8 => "ByteStorage",
+        DType::Bool => "BoolStorage",
+        DType::F8E4M3 | DType::F8E5M2 | DType::U64 | DType::U32 | DType::U16 => return None,
+    })
+}
+
+/// The parts of a tensor, and where each of them is.
+struct Gathered<'a> {
+    first: &'a DcpItem,
+    parts: Vec<(&'a Region, Stored)>,
+}
+
+/// Where an item is.
+struct Stored {
+    rank: usize,
+    offset: u64,
+    length: u64,
+}
+
+/// The bytes of `.metadata` for what all ranks write. The parts of every
+/// tensor must make it up exactly once.
+pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
+    let mut tensors: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
+    let mut values: BTreeMap<&str, Stored> = BTreeMap::new();
+    for (rank, contents) in ranks.iter().enumerate() {
+        let file = contents.lay_out()?;
+        for (value, (offset, bytes)) in contents.values.iter().zip(&file.values) {
+            let stored = Stored { rank, offset: *offset, length: bytes.len() as u64 };
+            if values.insert(&value.name, stored).is_some() {
+                return Err(DcpError::Twice { name: value.name.clone() }.into());
+            }
+        }
+        for (item, placed) in contents.items.iter().zip(&file.items) {
+            let tensor =
+                tensors.entry(&item.name).or_insert_with(|| Gathered { first: item, parts: Vec::new() });
+            if (tensor.first.dtype, &tensor.first.shape) != (item.dtype, &item.shape) {
+                return Err(DcpError::Disagree { tensor: item.name.clone() }.into());
+            }
+            let stored = Stored { rank, offset: placed.offset, length: placed.length };
+            tensor.parts.push((&item.region, stored));
+        }
+    }
+    for (&name, tensor) in &tensors {
+        if values.contains_key(name) {
+            return Err(DcpError::Twice { name: name.to_owned() }.into());
+        }
+        let shape = &tensor.first.shape;
+        if tensor.parts.len() > 1 && shape.ndim() > MAX_CUT_DIMS {
+            return Err(DcpError::Dims { tensor: name.to_owned(), dims: shape.ndim() }.into());
+        }
+        let regions: Vec<Region> = tensor.parts.iter().map(|(region, _)| (*region).clone()).collect();
+        check_tiling(shape, &regions)
+            .map_err(|source| DcpError::Tiling { tensor: name.to_owned(), source })?;
+    }
+    Ok(write_metadata(&tensors, &values))
+}
+
+fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str, Stored>) -> Vec<u8> {
+    let mut writer = PickleWriter::new();
+    writer.object(RECORDS, "Metadata", |state| {
+        state.dict(|fields| {
+            fields.text("state_dict_metadata");
+            fields.dict(|dict| {
+                for (name, tensor) in tensors {
+                    dict.text(name);
+                    write_tensor(dict, tensor);
+                }
+                for name in values.keys() {
+                    dict.text(name);
+                    dict.bare_object(RECORDS, "BytesStorageMetadata");
+                }
+            });
+            // Which keys a dotted name was made of: here, of one.
+            fields.text("planner_data");
+            fields.dict(|dict| {
+                for name in tensors.keys().chain(values.keys()) {
+                    dict.text(name);
+                    dict.tuple(|path| path.text(name));
+                }
+            });
+            fields.text("storage_data");
+            fields.dict(|dict| {
+                for (name, tensor) in tensors {
+                    for (number, (region, stored)) in tensor.parts.iter().enumerate() {
+                        write_place(dict, name, Some((region.start(), number)), stored);
+                    }
+                }
+                for (name, stored) in values {
+                    write_place(dict, name, None, stored);
+                }
+            });
+            fields.text("storage_meta");
+            fields.none();
+            fields.text("version");
+            fields.text("1.0.0");
+        });
+    });
+    writer.finish()
+}
+
+fn write_tensor(writer: &mut PickleWriter, tensor: &Gathered<'_>) {
+    writer.object(RECORDS, "TensorStorageMetadata", |state| {
+        state.dict(|fields| {
+            fields.text("properties");
+            fields.object(RECORDS, "TensorProperties", |state| {
+                // Five fields, which torch has read since it had this class.
+                state.tuple(|tuple| {
+                    tuple.global("torch", dtype_name(tensor.first.dtype));
+                    tuple.global("torch.serialization", "_get_layout");
+                    tuple.tuple(|layout| layout.text("torch.strided"));
+                    tuple.call();
+                    tuple.json(&Json::Bool(false));
+                    tuple.global(RECORDS, "_MEM_FORMAT_ENCODING");
+                    tuple.tuple(|format| format.int(0));
+                    tuple.call();
+                    tuple.json(&Json::Bool(false));
+                });
+            });
+            fields.text("size");
+            fields.sizes(&tensor.first.shape);
+            fields.text("chunks");
+            fields.list(|list| {
+                for (region, _) in &tensor.parts {
+                    list.object(RECORDS, "ChunkStorageMetadata", |state| {
+                        state.dict(|fields| {
+                            fields.text("offsets");
+                            fields.sizes(region.start());
+                            fields.text("sizes");
+                            fields.sizes(region.size());
+                        });
+                    });
+                }
+            });
+        });
+    });
+}
+
+fn write_place(writer: &mut PickleWriter, name: &str, part: Option<(&[usize], usize)>, stored: &Stored) {
+    writer.object(RECORDS, "MetadataIndex", |state| {
+        state.dict(|fields| {
+            fields.text("fqn");
+            fields.text(name);
+            fields.text("index");
+            match part {
+                Some((offsets, number)) => {
+                    fields.int(number as i128);
+                    fields.text("offset");
+                    fields.sizes(offsets);
+                }
+                None => fields.none(),
+            }
+        });
+    });
+    writer.object("torch.distributed.checkpoint.filesystem", "_StorageInfo", |state| {
+        state.dict(|fields| {
+            fields.text("relative_path");
+            fields.text(&file_name(stored.rank));
+            fields.text("offset");
+            fields.int(i128::from(stored.offset));
+            fields.text("length");
+            fields.int(i128::from(stored.length));
+        });
+    });
+}

@@ -1,0 +1,301 @@
+//! Files of `torch.save`: a zip archive with a pickle that describes tensors,
+//! and one stored entry for each storage.
+//!
+//! Dicts and lists become dotted names. What is no tensor is kept as JSON in
+//! the index's metadata, under its dotted name.
+
+mod archive;
+mod tensor;
+
+pub(crate) use archive::Archive;
+pub(crate) use tensor::{Placed, dtype_name, dtype_of, place};
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use shardloom_layout::{Hint, Region, ShapeError};
+
+use super::FormatError;
+use super::pickle::{Budget, MAX_DEPTH, Node, Pickle, PickleError, Value};
+use super::window::Window;
+use crate::codec::Codec;
+use crate::error::CheckpointError;
+use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
+use crate::storage::Storage;
+
+/// The name of the file that says which tensor is in which file.
+pub const INDEX_FILE: &str = "pytorch_model.bin.index.json";
+
+/// The name of a model's only file.
+pub const MODEL_FILE: &str = "pytorch_model.bin";
+
+/// The name that a file's only tensor gets, if it is not in a dict.
+const BARE: &str = "tensor";
+
+/// The longest index file that is read.
+const MAX_INDEX: u64 = 100_000_000;
+
+/// What is wrong with a file of `torch.save`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// A form that torch no longer writes.
+    #[error("it has the {form} form of old torch versions, whose tensors cannot be found without running it")]
+    Legacy {
+        /// Which form.
+        form: &'static str,
+    },
+    /// A program rather than a checkpoint.
+    #[error("it is a TorchScript program")]
+    Script,
+    /// Not a file of torch.
+    #[error("it is no file of `torch.save`")]
+    Unknown,
+    /// No pickle in the archive, or two.
+    #[error("it should have one `data.pkl`, but has {count}")]
+    Pickles {
+        /// How many there are.
+        count: usize,
+    },
+    /// Bytes in another order.
+    #[error("its bytes are in `{order}` order")]
+    ByteOrder {
+        /// The order, in torch's words.
+        order: String,
+    },
+    /// A kind of tensor that has no plain elements.
+    #[error("`{tensor}` is a {kind} tensor, which is not supported")]
+    Kind {
+        /// The tensor.
+        tensor: String,
+        /// The kind.
+        kind: String,
+    },
+    /// A dtype that we do not have.
+    #[error("`{tensor}` has dtype {dtype}, which is not supported")]
+    DType {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// A shape that cannot be.
+    #[error("`{tensor}` has an impossible shape: {source}")]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        source: ShapeError,
+    },
+    /// A description that torch would not write.
+    #[error("the description of `{tensor}` is damaged")]
+    Description {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A storage that the archive does not have.
+    #[error("`{tensor}` is in storage `{storage}`, which is missing")]
+    Storage {
+        /// The tensor.
+        tensor: String,
+        /// The storage.
+        storage: String,
+    },
+    /// Elements outside of the storage.
+    #[error("`{tensor}` needs {needed} bytes of a storage that has {length}")]
+    PastStorage {
+        /// The tensor.
+        tensor: String,
+        /// Bytes up to its last element.
+        needed: u128,
+        /// Bytes of the storage.
+        length: u64,
+    },
+    /// Two values of one dotted name.
+    #[error("there are two values `{name}`")]
+    Twice {
+        /// The name.
+        name: String,
+    },
+    /// The folder's index is not JSON of the right form.
+    #[error("it is not valid: {message}")]
+    Index {
+        /// What the JSON parser says.
+        message: String,
+    },
+    /// The folder's index names a tensor that its file does not have.
+    #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
+    NotInFile {
+        /// The tensor.
+        tensor: String,
+        /// The file.
+        file: String,
+    },
+}
+
+impl Hint for TorchError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Legacy { .. } => Some(
+                "load it with a current torch and save it again: `torch.save(torch.load(old), new)`"
+                    .to_owned(),
+            ),
+            Self::Script => Some("load it with `torch.jit.load` and save its `state_dict()`".to_owned()),
+            Self::ByteOrder { .. } => {
+                Some("load and save it with torch on a little-endian machine".to_owned())
+            }
+            Self::Kind { .. } => Some(
+                "save it as a dense tensor, as `dequantize()`, `to_dense()` or `clone()` give".to_owned(),
+            ),
+            Self::NotInFile { .. } => {
+                Some("the folder mixes files of two checkpoints; copy or download it again".to_owned())
+            }
+            Self::Storage { .. } | Self::PastStorage { .. } => {
+                Some("the file is damaged; copy or download it again".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a file holds: tensors, and everything else as JSON.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Contents {
+    pub(crate) tensors: BTreeMap<String, TensorEntry>,
+    pub(crate) plain: BTreeMap<String, String>,
+}
+
+/// Indexes one file.
+pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
+    let (contents, length) = read_contents(storage, name, FileId(0))?;
+    let files = vec![StoredFile { name: name.to_owned(), length }];
+    Ok(Index::new(Format::Torch, files, contents.tensors)?.with_metadata(contents.plain))
+}
+
+/// A folder's index.
+#[derive(Debug, Deserialize)]
+struct FolderIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Indexes a folder of a model: its only file, or the files that its index
+/// names.
+pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Index, CheckpointError> {
+    if !files.iter().any(|file| file.name == INDEX_FILE) {
+        return read_file(storage, MODEL_FILE);
+    }
+    let failed = |error: TorchError| CheckpointError::format(INDEX_FILE, error);
+    let json = storage.read_all(INDEX_FILE, MAX_INDEX)?;
+    let FolderIndex { weight_map } = serde_json::from_slice(&json)
+        .map_err(|error| failed(TorchError::Index { message: error.to_string() }))?;
+    let mut names: Vec<&String> = weight_map.values().collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut stored = Vec::new();
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let (contents, length) = read_contents(storage, name, FileId(stored.len() as u32))?;
+        stored.push(StoredFile { name: name.clone(), length });
+        // What the index does not name does not belong to the model.
+        let wanted = contents.tensors.into_iter().filter(|(tensor, _)| weight_map.get(tensor) == Some(name));
+        tensors.extend(wanted);
+    }
+    if let Some((tensor, file)) = weight_map.iter().find(|(tensor, _)| !tensors.contains_key(*tensor)) {
+        return Err(failed(TorchError::NotInFile { tensor: tensor.clone(), file: file.clone() }));
+    }
+    Ok(Index::new(Format::Torch, stored, tensors)?)
+}
+
+/// Reads what a file holds, and its length.
+pub(crate) fn read_contents(
+    storage: &dyn Storage,
+    name: &str,
+    file: FileId,
+) -> Result<(Contents, u64), CheckpointError> {
+    let mut window = Window::new(storage, name)?;
+    let length = window.length();
+    archive::check_kind(&mut window)?;
+    let archive = Archive::read(&mut window, 0, length)?;
+    let failed = |error: FormatError| CheckpointError::format(name, error);
+    let pickle = Pickle::read(&archive.pickle).map_err(|error| failed(error.into()))?;
+    let budget = pickle.budget();
+    let mut walk = Walk { pickle: &pickle, archive: &archive, file, budget, contents: Contents::default() };
+    walk.value("", pickle.root(), 0).map_err(failed)?;
+    Ok((walk.contents, length))
+}
+
+/// Turns nested values into dotted names.
+struct Walk<'w, 'a> {
+    pickle: &'w Pickle<'a>,
+    archive: &'w Archive,
+    file: FileId,
+    budget: Budget,
+    contents: Contents,
+}
+
+impl<'a> Walk<'_, 'a> {
+    fn value(&mut self, name: &str, value: Value<'a>, depth: usize) -> Result<(), FormatError> {
+        self.budget.spend(name.len())?;
+        if depth > MAX_DEPTH {
+            return Err(PickleError::Deep { limit: MAX_DEPTH }.into());
+        }
+        let pickle = self.pickle;
+        match pickle.node(value) {
+            Some(Node::Dict(pairs)) if !pairs.is_empty() => {
+                for &(key, value) in pairs {
+                    let name = match key {
+                        Value::Text(key) => joined(name, key),
+                        Value::Int(key) => joined(name, &key.to_string()),
+                        _ => {
+                            let expected = "a dict whose keys are texts or numbers";
+                            return Err(PickleError::Unexpected { name: name.to_owned(), expected }.into());
+                        }
+                    };
+                    self.value(&name, value, depth + 1)?;
+                }
+                Ok(())
+            }
+            // A list of plain values is one value.
+            Some(Node::List(items) | Node::Tuple(items))
+                if items.iter().any(|&item| self.has_parts(item)) =>
+            {
+                for (number, &item) in items.iter().enumerate() {
+                    self.value(&joined(name, &number.to_string()), item, depth + 1)?;
+                }
+                Ok(())
+            }
+            _ => self.leaf(name, value),
+        }
+    }
+
+    fn has_parts(&self, value: Value<'a>) -> bool {
+        matches!(
+            self.pickle.node(value),
+            Some(Node::Dict(_) | Node::List(_) | Node::Tuple(_) | Node::Object(_))
+        )
+    }
+
+    fn leaf(&mut self, name: &str, value: Value<'a>) -> Result<(), FormatError> {
+        let label = if name.is_empty() { BARE } else { name };
+        let twice = || TorchError::Twice { name: label.to_owned() };
+        let Some(placed) = place(self.pickle, self.archive, label, value)? else {
+            let json = self.pickle.json(label, value, &mut self.budget)?;
+            return match self.contents.plain.insert(label.to_owned(), json.to_string()) {
+                None => Ok(()),
+                Some(_) => Err(twice().into()),
+            };
+        };
+        let Placed { dtype, shape, offset, strides } = placed;
+        let tile =
+            Tile { region: Region::whole(&shape), file: self.file, offset, strides, codec: Codec::Raw };
+        let entry = TensorEntry { dtype, shape, tiles: vec![tile] };
+        match self.contents.tensors.insert(label.to_owned(), entry) {
+            None => Ok(()),
+            Some(_) => Err(twice().into()),
+        }
+    }
+}
+
+fn joined(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
