@@ -13,6 +13,8 @@ mod affine;
 mod blocks;
 mod cast;
 mod codec;
+mod compare;
+mod convert;
 mod error;
 mod file_layout;
 mod fingerprint;
@@ -24,14 +26,18 @@ pub mod plan;
 mod read;
 mod save;
 mod state;
+mod stats;
 mod sums;
 mod together;
 mod verify;
+mod walk;
 
 pub use affine::AffineRun;
 pub use blocks::BlockFormat;
 pub use cast::cast;
 pub use codec::{Affine, Blocks, Codec, Side};
+pub use compare::{Comparison, Difference, compare};
+pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use error::CheckpointError;
 pub use file_layout::{FileLayout, Place, PlannedFile};
 pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
@@ -43,14 +49,15 @@ pub use manifest::{
 };
 pub use observer::Observer;
 pub use read::{ReadOptions, ReadReport, Want, WantError, read};
-pub use save::{SaveOptions, SaveReport, Saver, Target, TargetError};
+pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use state::{
     Ambiguous, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
     flatten, unflatten,
 };
+pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]
 pub use storage::{ObjectOptions, ObjectStorage};
 pub use sums::{Sums, TensorTotals, stretch_for};
 pub(crate) use together::together;
-pub use verify::{Damage, DamagedChunk};
+pub use verify::{Against, Damage, DamagedChunk, Verified, verify};

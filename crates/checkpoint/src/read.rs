@@ -22,6 +22,7 @@ use crate::index::TensorEntry;
 use crate::observer::Observer;
 use crate::sums::Sums;
 use job::{Job, split};
+pub(crate) use segment::{Order, order};
 
 /// A region of a tensor, and where its elements shall go.
 #[derive(Debug)]

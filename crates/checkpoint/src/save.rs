@@ -21,13 +21,16 @@ use crate::observer::Observer;
 use crate::plan::{Metadata, SavePlan, SavePlanner, StandardSavePlanner, plan_save};
 use crate::state::{Paths, State};
 use crate::together;
-use target::Opened;
-pub use target::{Target, TargetError};
-use write::{Batch, exchange};
+pub(crate) use target::Opened;
+pub use target::{SaveFormat, Target, TargetError};
+pub(crate) use write::Batch;
+use write::exchange;
 
 /// How to save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
+    /// In which form.
+    pub format: SaveFormat,
     /// Bytes of one model file at most.
     pub shard_size: u64,
     /// The most memory for copies of a save in the background. What does not
@@ -46,6 +49,7 @@ pub struct SaveOptions {
 impl Default for SaveOptions {
     fn default() -> Self {
         Self {
+            format: SaveFormat::default(),
             shard_size: 5_000_000_000,
             budget: 1 << 30,
             threads: None,
@@ -183,7 +187,7 @@ impl Saver {
         let exchanged = exchange(&plan, state, &self.gang)?;
         let batch = Batch::new(&*self.planner, state, &plan, exchanged);
         let batch = together(&*self.gang, batch)?;
-        let opened = Opened::open(target, &plan, &metadata, options, &*self.gang)?;
+        let opened = Opened::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))
     }
 }

@@ -5,7 +5,11 @@ use std::fmt;
 
 use shardloom_gang::{Gang, GangError};
 
-use crate::manifest::{Kind, Manifest};
+use crate::error::CheckpointError;
+use crate::formats::Source;
+use crate::manifest::{Kind, MANIFEST_FILE, Manifest, digest_of};
+use crate::observer::Observer;
+use crate::stats::totals;
 use crate::sums::Sums;
 
 /// A stretch of a tensor whose elements are not those that were saved.
@@ -85,4 +89,70 @@ pub(crate) fn check_sums(
         }
     }
     Ok(checked)
+}
+
+/// What a check of a whole checkpoint found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Tensors that were read.
+    pub tensors: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Whether there was anything to compare them with.
+    pub against: Against,
+}
+
+/// With what a checkpoint was compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Against {
+    /// Nothing: the format has no checksums. The files are whole as far as
+    /// their own words go, and everything can be read.
+    #[default]
+    Nothing,
+    /// The manifest's checksums.
+    Checksums,
+}
+
+/// Reads all of a checkpoint and compares it with its checksums.
+pub fn verify(source: &Source, observer: &dyn Observer) -> Result<Verified, CheckpointError> {
+    let stretch = source.manifest.as_ref().map_or(1 << 30, |manifest| manifest.stretch);
+    let totals = totals(source, stretch, observer)?;
+    let mut verified =
+        Verified { tensors: totals.len(), bytes: source.index.bytes(), against: Against::Nothing };
+    let Some(manifest) = &source.manifest else { return Ok(verified) };
+    verified.against = Against::Checksums;
+    let mut damage = Vec::new();
+    for (name, tensor) in &manifest.tensors {
+        if tensor.kind == Kind::Bytes {
+            source.read_bytes(name)?;
+            continue;
+        }
+        let expected = tensor
+            .checksums(name, manifest.stretch)
+            .map_err(|error| CheckpointError::format(MANIFEST_FILE, error))?;
+        let elements = (manifest.stretch / tensor.dtype.size() as u64).max(1);
+        let found = totals.get(name);
+        for (number, expected) in expected.iter().enumerate() {
+            let start = number as u64 * elements;
+            let end = (start + elements).min(tensor.shape.volume() as u64);
+            if found.is_none_or(|found| found.chunks.get(number) != Some(expected)) {
+                damage.push(DamagedChunk { tensor: name.clone(), start, end });
+            }
+        }
+        // The sums of all stretches may be right and the fingerprint wrong
+        // only if the manifest is.
+        if damage.is_empty() && found.is_none_or(|found| found.fingerprint != tensor.fingerprint) {
+            damage.push(DamagedChunk { tensor: name.clone(), start: 0, end: tensor.shape.volume() as u64 });
+        }
+    }
+    for (name, asset) in &manifest.assets {
+        let bytes = source.storage.read_all(name, asset.length.max(1))?;
+        if digest_of(&bytes) != asset.digest {
+            return Err(CheckpointError::DamagedBytes { name: name.clone() });
+        }
+    }
+    match damage.as_slice() {
+        [] => Ok(verified),
+        _ => Err(CheckpointError::Damaged(Damage { chunks: damage })),
+    }
 }

@@ -112,13 +112,13 @@ impl Iterator for Segments {
 /// Whether a tile's elements come in the order of the tensor, so that a
 /// stretch of the tensor is a stretch of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Tensor,
     Other,
 }
 
 /// In which order a tile's elements lie.
-pub(super) fn order(tile: &Tile) -> Order {
+pub(crate) fn order(tile: &Tile) -> Order {
     let dims: Dims = (0..tile.region.ndim()).filter(|&dim| tile.region.size()[dim] > 1).collect();
     let last = dims.last().copied();
     if tile.codec.packed_dim().is_some_and(|packed| last.is_some_and(|last| last != packed)) {

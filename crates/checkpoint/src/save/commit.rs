@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use shardloom_gang::{Gang, GangExt};
+use shardloom_layout::{DType, Region, Shape};
 
-use super::target::{Destination, Opened};
+use super::target::{Destination, Opened, SaveFormat};
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
-use crate::manifest::{Asset, Kind, MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, digest_of};
+use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
+use crate::manifest::{
+    Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, digest_of,
+};
 use crate::state::Part;
 use crate::storage::local::sync_folder;
 use crate::storage::{LocalStorage, Storage, StorageError};
@@ -17,23 +21,59 @@ use crate::together;
 
 /// The fingerprints of what was saved.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fingerprints {
-    pub(super) whole: Fingerprint,
-    pub(super) model: Fingerprint,
+pub(crate) struct Fingerprints {
+    pub(crate) whole: Fingerprint,
+    pub(crate) model: Fingerprint,
 }
+
+/// The file that makes a folder a checkpoint, if there is one.
+type LastFile = Option<(&'static str, Vec<u8>)>;
 
 impl Opened {
     /// Commits what all ranks have written. Every rank, after all are done.
-    pub(super) fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
+    pub(crate) fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
         let files = self.all_files(gang)?;
         let manifest = self.manifest(&sums, files);
+        let last = match self.options.format {
+            SaveFormat::Native => {
+                let bytes =
+                    manifest.to_bytes().map_err(|error| CheckpointError::format(MANIFEST_FILE, error))?;
+                Some((MANIFEST_FILE, bytes))
+            }
+            SaveFormat::Dcp => Some((METADATA_FILE, self.dcp_metadata(gang)?)),
+            SaveFormat::HuggingFace | SaveFormat::Peft => None,
+        };
         let committed = match gang.rank() {
-            0 => self.finish(&manifest),
+            0 => self.finish(last),
             _ => Ok(()),
         };
         together(gang, committed)?;
         Ok(Fingerprints { whole: manifest.fingerprint, model: manifest.model })
+    }
+
+    /// What all ranks wrote, in the words of DCP.
+    fn dcp_metadata(&self, gang: &dyn Gang) -> Result<Vec<u8>, CheckpointError> {
+        type Told = (Vec<(String, DType, Shape, Region)>, Vec<(String, String)>);
+        let own = self.dcp.clone().unwrap_or_default();
+        let items = own.items.into_iter().map(|item| (item.name, item.dtype, item.shape, item.region));
+        let values = own.values.into_iter().map(|value| (value.name, value.value.to_string()));
+        let told: Told = (items.collect(), values.collect());
+        let ranks = gang.all_gather_objects(&told)?.into_iter().map(|(items, values)| DcpRank {
+            items: items
+                .into_iter()
+                .map(|(name, dtype, shape, region)| DcpItem { name, dtype, shape, region })
+                .collect(),
+            values: values
+                .into_iter()
+                .map(|(name, value)| DcpValue {
+                    name,
+                    value: serde_json::from_str(&value).unwrap_or_default(),
+                })
+                .collect(),
+        });
+        let ranks: Vec<DcpRank> = ranks.collect();
+        dcp::metadata(&ranks).map_err(|error| CheckpointError::format(METADATA_FILE, error))
     }
 
     /// The files of all ranks.
@@ -48,9 +88,9 @@ impl Opened {
                 header: digest_of(&file.header),
             })
             .collect();
-        match self.place {
-            Destination::Folder(_) => Ok(own),
-            Destination::Objects(_) => Ok(gang.all_gather_objects(&own)?.concat()),
+        match self.arrangement() {
+            Arrangement::Shared => Ok(own),
+            Arrangement::Chunks => Ok(gang.all_gather_objects(&own)?.concat()),
         }
     }
 
@@ -104,22 +144,28 @@ impl Opened {
         self.options.assets.iter().chain(self.index_file.as_ref().map(|(name, bytes)| (name, bytes)))
     }
 
-    /// Writes what belongs to the whole, the manifest last.
-    fn finish(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        let bytes = manifest.to_bytes().map_err(|error| CheckpointError::format(MANIFEST_FILE, error))?;
+    /// Writes what belongs to the whole, and last what makes it a checkpoint.
+    fn finish(&self, last: LastFile) -> Result<(), CheckpointError> {
         match &self.place {
             Destination::Objects(objects) => {
                 for (name, asset) in self.assets() {
                     objects.storage.put(name, asset)?;
                 }
-                objects.storage.put(MANIFEST_FILE, &bytes)?;
+                if let Some((name, bytes)) = last {
+                    objects.storage.put(name, &bytes)?;
+                }
             }
             Destination::Folder(folder) => {
                 let storage = LocalStorage::new(&folder.partial);
                 for (name, asset) in self.assets() {
                     storage.put(name, asset)?;
                 }
-                storage.put(MANIFEST_FILE, &bytes)?;
+                if let Some((name, bytes)) = last {
+                    storage.put(name, &bytes)?;
+                }
+                sync_folder(&folder.partial).map_err(|error| {
+                    StorageError::io("sync", folder.partial.display().to_string(), &error)
+                })?;
                 let path = folder.path.display().to_string();
                 let failed = |error: &std::io::Error| StorageError::io("commit", path.clone(), error);
                 fs::rename(&folder.partial, &folder.path).map_err(|error| failed(&error))?;

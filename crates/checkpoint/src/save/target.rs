@@ -1,5 +1,5 @@
-//! Where a checkpoint is saved to: a folder that ranks write together, or an
-//! object store to which each rank uploads a file of its own.
+//! Where a checkpoint is saved to, and in which form: files that ranks write
+//! together, or one of its own for each rank.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,13 +11,16 @@ use shardloom_gang::Gang;
 use shardloom_layout::{DType, Hint, Region, Shape};
 
 use super::SaveOptions;
+use super::write::Batch;
 use crate::error::CheckpointError;
 use crate::file_layout::{FileLayout, Place, PlannedFile};
-use crate::manifest::Arrangement;
-use crate::plan::{Metadata, SavePlan, WriteData};
+use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
+use crate::formats::native::chunk_metadata;
+use crate::manifest::{Arrangement, Kind, MANIFEST_FILE};
+use crate::plan::{Metadata, WriteData, WriteItem};
 use crate::state::Part;
-use crate::storage::local::{sync_folder, write_all_at};
-use crate::storage::{Storage, StorageError};
+use crate::storage::local::write_all_at;
+use crate::storage::{Presence, Storage, StorageError};
 use crate::sums::{Sums, stretch_for};
 use crate::together;
 
@@ -30,6 +33,22 @@ pub enum Target {
     Objects(Arc<dyn Storage>),
 }
 
+/// In which form a checkpoint is saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SaveFormat {
+    /// A Hugging Face folder with a manifest: everything can be verified, and
+    /// a training resumed.
+    #[default]
+    Native,
+    /// A Hugging Face folder and nothing else.
+    HuggingFace,
+    /// A folder that `torch.distributed.checkpoint.load` reads.
+    Dcp,
+    /// An adapter folder that PEFT reads. Its `adapter_config.json` is one of
+    /// the assets.
+    Peft,
+}
+
 /// Why a checkpoint cannot be saved to a place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -39,6 +58,15 @@ pub enum TargetError {
     Exists {
         /// The path.
         path: String,
+    },
+    /// A form that objects cannot have, since they cannot be written by
+    /// several ranks.
+    #[error("{location} cannot hold a folder of the kind {format:?}")]
+    NotForObjects {
+        /// The place.
+        location: String,
+        /// The form.
+        format: SaveFormat,
     },
     /// A path without a last part.
     #[error("`{path}` is not the name of a new folder")]
@@ -52,6 +80,9 @@ impl Hint for TargetError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Exists { .. } => Some("choose another name, or remove it first".to_owned()),
+            Self::NotForObjects { .. } => {
+                Some("save as native or DCP, or convert to a local folder and upload it".to_owned())
+            }
             Self::NoName { .. } => Some("give a path such as `runs/step_100`".to_owned()),
         }
     }
@@ -61,16 +92,28 @@ impl Hint for TargetError {
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub(super) part: Part,
-    pub(super) kind: crate::manifest::Kind,
+    pub(super) kind: Kind,
     pub(super) dtype: DType,
     pub(super) shape: Shape,
     pub(super) layout: Option<String>,
 }
 
+/// Whose file a rank writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hands {
+    /// All ranks write the same files, each tensor whole.
+    Together,
+    /// Each rank writes a file of its own with its parts.
+    Alone,
+}
+
 /// A place that is ready to be written to.
-pub(super) struct Opened {
+pub(crate) struct Opened {
     pub(super) place: Destination,
+    hands: Hands,
     pub(super) files: FileLayout,
+    /// What a DCP file of this rank holds.
+    pub(super) dcp: Option<DcpRank>,
     pub(super) stored: BTreeMap<String, Stored>,
     pub(super) stretch: u64,
     pub(super) options: SaveOptions,
@@ -99,57 +142,79 @@ pub(super) struct OpenObjects {
 
 impl Opened {
     /// Makes the place ready. Every rank.
-    pub(super) fn open(
+    pub(crate) fn open(
         target: &Target,
-        plan: &SavePlan,
+        batch: &Batch<'_>,
         metadata: &Metadata,
         options: &SaveOptions,
         gang: &dyn Gang,
     ) -> Result<Self, CheckpointError> {
         let stored = stored(metadata);
-        let total =
-            stored.values().map(|stored| stored.shape.volume() as u64 * stored.dtype.size() as u64).sum();
-        let stretch = stretch_for(total);
-        let options = options.clone();
-        match target {
+        let plan = Planned::new(target, batch, &stored, options, gang.rank());
+        let plan = together(gang, plan)?;
+        let place = match target {
             Target::Folder(path) => {
-                let (files, index_file) = shared_files(&stored, options.shard_size);
                 let made = match gang.rank() {
-                    0 => create(path, &files.files).map(Some),
-                    _ => Ok(None),
+                    0 => create_folder(path),
+                    _ => Ok(()),
                 };
                 together(gang, made)?;
-                let partial = partial_of(path)?;
-                let folder = OpenFolder { partial, path: path.clone(), open: Mutex::default() };
-                Ok(Self { place: Destination::Folder(folder), files, stored, stretch, options, index_file })
+                let folder =
+                    OpenFolder { partial: partial_of(path)?, path: path.clone(), open: Mutex::default() };
+                let mine = plan.hands == Hands::Alone || gang.rank() == 0;
+                let files = if mine { plan.files.files.as_slice() } else { &[] };
+                together(
+                    gang,
+                    files.iter().enumerate().try_for_each(|(number, file)| folder.create(number, file)),
+                )?;
+                Destination::Folder(folder)
             }
             Target::Objects(storage) => {
-                let ready = match storage.has(crate::manifest::MANIFEST_FILE) {
-                    Ok(crate::storage::Presence::Absent) => Ok(()),
-                    Ok(_) => Err(TargetError::Exists { path: storage.location() }.into()),
+                let last = if options.format == SaveFormat::Dcp { METADATA_FILE } else { MANIFEST_FILE };
+                let ready = match storage.has(last) {
+                    Ok(Presence::Absent) => Ok(()),
+                    Ok(Presence::There { .. }) => {
+                        Err(TargetError::Exists { path: storage.location() }.into())
+                    }
                     Err(error) => Err(error.into()),
                 };
                 together(gang, ready)?;
-                let files = own_file(plan, gang.rank());
-                let length = files.files.first().map_or(0, |file| file.length as usize);
-                let mut buffer = files.files.first().map(|file| file.header.clone()).unwrap_or_default();
+                let length = plan.files.files.first().map_or(0, |file| file.length as usize);
+                let mut buffer = plan.files.files.first().map(|file| file.header.clone()).unwrap_or_default();
                 buffer.resize(length, 0);
-                let objects = OpenObjects { storage: Arc::clone(storage), buffer: Mutex::new(buffer) };
-                let place = Destination::Objects(objects);
-                Ok(Self { place, files, stored, stretch, options, index_file: None })
+                Destination::Objects(OpenObjects { storage: Arc::clone(storage), buffer: Mutex::new(buffer) })
             }
-        }
+        };
+        let bytes = |stored: &Stored| stored.shape.volume() as u64 * stored.dtype.size() as u64;
+        let opened = Self {
+            place,
+            hands: plan.hands,
+            files: plan.files,
+            dcp: plan.dcp,
+            stretch: stretch_for(stored.values().map(bytes).sum()),
+            stored,
+            options: options.clone(),
+            index_file: plan.index_file,
+        };
+        let framed = plan.frame.iter().try_for_each(|(offset, bytes)| opened.write(0, *offset, bytes));
+        together(gang, framed)?;
+        Ok(opened)
     }
 
     pub(super) fn arrangement(&self) -> Arrangement {
-        match self.place {
-            Destination::Folder(_) => Arrangement::Shared,
-            Destination::Objects(_) => Arrangement::Chunks,
+        match self.hands {
+            Hands::Together => Arrangement::Shared,
+            Hands::Alone => Arrangement::Chunks,
         }
     }
 
+    /// Whether an item was written when the place was made ready.
+    pub(super) fn has_written(&self, name: &str) -> bool {
+        self.dcp.as_ref().is_some_and(|rank| rank.values.iter().any(|value| value.name == name))
+    }
+
     /// Where a tensor begins.
-    pub(super) fn place(&self, name: &str) -> Option<Place> {
+    pub(crate) fn place(&self, name: &str) -> Option<Place> {
         self.files.places.get(name).copied()
     }
 
@@ -157,18 +222,18 @@ impl Opened {
     /// place in the whole tensor counts, in a rank's own file the one in the
     /// rank's part.
     pub(super) fn ahead(&self, whole: u64, local: u64) -> u64 {
-        match self.place {
-            Destination::Folder(_) => whole,
-            Destination::Objects(_) => local,
+        match self.hands {
+            Hands::Together => whole,
+            Hands::Alone => local,
         }
     }
 
-    pub(super) fn empty_sums(&self) -> Sums {
+    pub(crate) fn empty_sums(&self) -> Sums {
         let tensors = self.stored.iter();
         Sums::new(self.stretch, tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape)))
     }
 
-    pub(super) fn write(&self, file: usize, offset: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
+    pub(crate) fn write(&self, file: usize, offset: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
         let planned = &self.files.files[file];
         match &self.place {
             Destination::Folder(folder) => {
@@ -185,7 +250,7 @@ impl Opened {
     }
 
     /// Makes what this rank wrote last.
-    pub(super) fn sync(&self) -> Result<(), CheckpointError> {
+    pub(crate) fn sync(&self) -> Result<(), CheckpointError> {
         match &self.place {
             Destination::Folder(folder) => {
                 let open = folder.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,6 +271,19 @@ impl Opened {
 }
 
 impl OpenFolder {
+    /// Makes a file, empty but for its header. It stays open, so that the
+    /// header is synced by the rank that wrote it.
+    fn create(&self, number: usize, file: &PlannedFile) -> Result<(), CheckpointError> {
+        let made = File::create(self.partial.join(&file.name)).and_then(|handle| {
+            handle.set_len(file.length)?;
+            write_all_at(&handle, &file.header, 0)?;
+            Ok(handle)
+        });
+        let handle = made.map_err(|error| self.failed("create", &file.name, &error))?;
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(handle));
+        Ok(())
+    }
+
     fn handle(&self, number: usize, planned: &PlannedFile) -> Result<Arc<File>, CheckpointError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = open.get(&number) {
@@ -224,7 +302,6 @@ impl OpenFolder {
 
 /// What is stored, from what is planned.
 fn stored(metadata: &Metadata) -> BTreeMap<String, Stored> {
-    use crate::manifest::Kind;
     let tensors = metadata.tensors.iter().map(|(name, tensor)| {
         let stored = Stored {
             part: tensor.part,
@@ -244,44 +321,107 @@ fn stored(metadata: &Metadata) -> BTreeMap<String, Stored> {
     tensors.chain(bytes).collect()
 }
 
-/// The files that ranks write together: those of the model, and the others.
-fn shared_files(
-    stored: &BTreeMap<String, Stored>,
-    shard_size: u64,
-) -> (FileLayout, Option<(String, Vec<u8>)>) {
-    let of = |part: Part, stem: &str| {
-        let tensors = stored.iter().filter(|(_, stored)| stored.part == part);
-        let tensors = tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape));
-        FileLayout::of_tensors(stem, tensors, shard_size)
-    };
-    let mut files = of(Part::Model, "model");
-    let index = files.folder_index();
-    files.join(of(Part::Training, "training"));
-    (files, index)
+/// Where everything will go.
+struct Planned {
+    hands: Hands,
+    files: FileLayout,
+    dcp: Option<DcpRank>,
+    /// Bytes around the data of a rank's own file.
+    frame: Vec<(u64, Vec<u8>)>,
+    index_file: Option<(String, Vec<u8>)>,
 }
 
-/// The file that a rank writes alone.
-fn own_file(plan: &SavePlan, rank: usize) -> FileLayout {
-    let whole = Region::whole(&Shape::default());
-    let mut parts: Vec<(String, DType, Shape, Region)> = Vec::new();
-    for item in &plan.items {
-        let name = item.index.name.clone();
-        match &item.data {
-            WriteData::Tensor { dtype, region, .. } => {
-                parts.push((name, *dtype, region.shape(), region.clone()));
+impl Planned {
+    fn new(
+        target: &Target,
+        batch: &Batch<'_>,
+        stored: &BTreeMap<String, Stored>,
+        options: &SaveOptions,
+        rank: usize,
+    ) -> Result<Self, CheckpointError> {
+        match (options.format, target) {
+            (SaveFormat::Dcp, _) => Self::dcp(batch, rank),
+            (SaveFormat::Native, Target::Objects(_)) => Ok(Self::chunks(batch, rank)),
+            (format, Target::Objects(storage)) => {
+                Err(TargetError::NotForObjects { location: storage.location(), format }.into())
             }
-            WriteData::Bytes { length, .. } => {
-                let shape = Shape::new(&[*length as usize]).unwrap_or_default();
-                let start = Region::new(&[0], &[*length as usize]).unwrap_or_else(|_| whole.clone());
-                parts.push((name, DType::U8, shape, start));
-            }
+            (format, Target::Folder(_)) => Ok(Self::together(stored, format, options.shard_size)),
         }
     }
-    let starts = crate::formats::native::chunk_metadata(
-        parts.iter().map(|(name, .., region)| (name.as_str(), region)),
-    );
-    let tensors = parts.iter().map(|(name, dtype, shape, _)| (name.as_str(), *dtype, shape));
-    FileLayout::one_file(&format!("chunks-{rank:05}.safetensors"), tensors, starts)
+
+    /// Files that ranks write together: those of the model, and the others.
+    fn together(stored: &BTreeMap<String, Stored>, format: SaveFormat, shard_size: u64) -> Self {
+        let of = |part: Part, stem: &str, shard_size: u64| {
+            let tensors = stored.iter().filter(|(_, stored)| stored.part == part);
+            let tensors = tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape));
+            FileLayout::of_tensors(stem, tensors, shard_size)
+        };
+        // PEFT knows no adapters in several files.
+        let mut files = match format {
+            SaveFormat::Peft => of(Part::Model, "adapter_model", u64::MAX),
+            _ => of(Part::Model, "model", shard_size),
+        };
+        let index_file = files.folder_index();
+        files.join(of(Part::Training, "training", shard_size));
+        Self { hands: Hands::Together, files, dcp: None, frame: Vec::new(), index_file }
+    }
+
+    /// A safetensors file of this rank's parts.
+    fn chunks(batch: &Batch<'_>, rank: usize) -> Self {
+        let mut parts: Vec<(&str, DType, Shape, Region)> = Vec::new();
+        for (item, _) in batch.items() {
+            let (dtype, region) = part_of(item);
+            parts.push((&item.index.name, dtype, region.shape(), region));
+        }
+        let starts = chunk_metadata(parts.iter().map(|(name, .., region)| (*name, region)));
+        let tensors = parts.iter().map(|(name, dtype, shape, _)| (*name, *dtype, shape));
+        let files = FileLayout::one_file(&format!("chunks-{rank:05}.safetensors"), tensors, starts);
+        Self { hands: Hands::Alone, files, dcp: None, frame: Vec::new(), index_file: None }
+    }
+
+    /// A DCP file of this rank's parts. Bytes that are JSON become values
+    /// that Python sees as such.
+    fn dcp(batch: &Batch<'_>, rank: usize) -> Result<Self, CheckpointError> {
+        let name = dcp::file_name(rank);
+        let mut written = DcpRank::default();
+        for (item, bytes) in batch.items() {
+            let json = match &item.data {
+                WriteData::Bytes { .. } => serde_json::from_slice(bytes).ok(),
+                WriteData::Tensor { .. } => None,
+            };
+            if let Some(value) = json {
+                written.values.push(DcpValue { name: item.index.name.clone(), value });
+                continue;
+            }
+            let (dtype, region) = part_of(item);
+            let shape = match &item.data {
+                WriteData::Tensor { shape, .. } => shape.clone(),
+                WriteData::Bytes { .. } => region.shape(),
+            };
+            written.items.push(DcpItem { name: item.index.name.clone(), dtype, shape, region });
+        }
+        let file = written.lay_out().map_err(|error| CheckpointError::format(&name, error))?;
+        let mut frame = file.values;
+        let mut files = FileLayout::default();
+        for (item, placed) in written.items.iter().zip(&file.items) {
+            frame.push((placed.offset, placed.prefix.clone()));
+            frame.push((placed.data.end, placed.suffix(0)));
+            files.places.insert(item.name.clone(), Place { file: 0, offset: placed.data.start });
+        }
+        files.files.push(PlannedFile { name, header: Vec::new(), length: file.length });
+        Ok(Self { hands: Hands::Alone, files, dcp: Some(written), frame, index_file: None })
+    }
+}
+
+/// The type and the region of what an item writes; bytes are one dim.
+fn part_of(item: &WriteItem) -> (DType, Region) {
+    match &item.data {
+        WriteData::Tensor { dtype, region, .. } => (*dtype, region.clone()),
+        WriteData::Bytes { length, .. } => {
+            let shape = Shape::new(&[*length as usize]).unwrap_or_default();
+            (DType::U8, Region::whole(&shape))
+        }
+    }
 }
 
 /// The folder that is written before it gets its name.
@@ -291,32 +431,17 @@ pub(super) fn partial_of(path: &Path) -> Result<PathBuf, TargetError> {
     Ok(path.with_file_name(format!(".{name}.partial")))
 }
 
-/// Makes the folder and its files, empty but for their headers. Rank 0.
-fn create(path: &Path, files: &[PlannedFile]) -> Result<(), CheckpointError> {
+/// Makes the folder that is written first. Rank 0.
+fn create_folder(path: &Path) -> Result<(), CheckpointError> {
     let partial = partial_of(path)?;
-    let failed = |action, path: &Path, error: &io::Error| {
-        CheckpointError::from(StorageError::io(action, path.display().to_string(), error))
-    };
+    let failed = |action, error: &io::Error| StorageError::io(action, partial.display().to_string(), error);
     if fs::symlink_metadata(path).is_ok() {
         return Err(TargetError::Exists { path: path.display().to_string() }.into());
     }
     // What an earlier save that was cut short left behind.
     match fs::remove_dir_all(&partial) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("remove", &partial, &error));
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &error).into()),
         _ => {}
     }
-    fs::create_dir_all(&partial).map_err(|error| failed("create", &partial, &error))?;
-    for file in files {
-        let path = partial.join(&file.name);
-        let made = File::create(&path).and_then(|handle| {
-            handle.set_len(file.length)?;
-            write_all_at(&handle, &file.header, 0)?;
-            handle.sync_all()
-        });
-        made.map_err(|error| failed("create", &path, &error))?;
-    }
-    sync_folder(&partial).map_err(|error| failed("sync", &partial, &error))?;
-    Ok(())
+    Ok(fs::create_dir_all(&partial).map_err(|error| failed("create", &error))?)
 }

@@ -73,16 +73,16 @@ fn plan_way(
 }
 
 /// Items with their bytes.
-pub(super) struct Batch<'a> {
+pub(crate) struct Batch<'a> {
     items: Vec<(WriteItem, Cow<'a, [u8]>)>,
     /// What was written already, while staging.
     done: Option<Written>,
 }
 
 /// What was written, and the sums of it.
-pub(super) struct Written {
-    pub(super) bytes: u64,
-    pub(super) sums: Sums,
+pub(crate) struct Written {
+    pub(crate) bytes: u64,
+    pub(crate) sums: Sums,
 }
 
 impl<'a> Batch<'a> {
@@ -104,6 +104,16 @@ impl<'a> Batch<'a> {
             items.push((item.clone(), bytes));
         }
         Ok(Self { items, done: None })
+    }
+
+    /// Items whose bytes are written by other means, or are given.
+    pub(crate) fn of(items: Vec<(WriteItem, Cow<'a, [u8]>)>) -> Self {
+        Self { items, done: None }
+    }
+
+    /// What there is to write.
+    pub(super) fn items(&self) -> impl Iterator<Item = (&WriteItem, &[u8])> {
+        self.items.iter().map(|(item, bytes)| (item, &**bytes))
     }
 
     /// Copies the items, as far as the budget goes, and writes the others at
@@ -132,7 +142,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Writes and syncs the items.
-    pub(super) fn write(
+    pub(crate) fn write(
         self,
         opened: &Opened,
         threads: Option<usize>,
@@ -236,6 +246,9 @@ fn cut<'a>(
     pieces: &mut Vec<Piece<'a>>,
 ) -> Result<(), CheckpointError> {
     let name = item.index.name.as_str();
+    if opened.has_written(name) {
+        return Ok(());
+    }
     let missing = || PlanError::NoSuchItem { name: name.to_owned() };
     let place = opened.place(name).ok_or_else(missing)?;
     let (width, runs) = match &item.data {

@@ -1,0 +1,192 @@
+//! From any format to any that can be written, a stretch at a time.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use shardloom_gang::{GangOptions, solo};
+use shardloom_layout::{DType, Region};
+
+use crate::error::CheckpointError;
+use crate::fingerprint::Fingerprint;
+use crate::formats::{Source, peft};
+use crate::index::Format;
+use crate::manifest::{MANIFEST_FILE, digest_of};
+use crate::observer::Observer;
+use crate::plan::{Metadata, MetadataIndex, TensorMetadata, WriteData, WriteItem};
+use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target};
+use crate::state::Part;
+use crate::storage::StorageError;
+use crate::walk::{Walked, walk};
+
+/// The longest file that is taken along as it is.
+const MAX_ASSET: u64 = 64 << 20;
+
+/// How to convert.
+#[derive(Clone, Debug, Default)]
+pub struct ConvertOptions {
+    /// Into which form, how large the files are.
+    pub save: SaveOptions,
+    /// The type that floating-point tensors shall have.
+    pub dtype: Option<DType>,
+    /// Which tensors are taken along; all unless names are given.
+    pub only: Option<Vec<String>>,
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvertReport {
+    /// Tensors that were written.
+    pub tensors: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// What the source has and the result has not.
+    pub left_out: Vec<String>,
+    /// Files that were taken along as they are.
+    pub assets: Vec<String>,
+    /// The fingerprint of the result.
+    pub fingerprint: Fingerprint,
+}
+
+/// Writes what a source holds in another form.
+pub fn convert(
+    source: &Source,
+    target: &Target,
+    options: &ConvertOptions,
+    observer: &dyn Observer,
+) -> Result<ConvertReport, CheckpointError> {
+    let mut save = options.save.clone();
+    let adapter;
+    let source = match save.format {
+        SaveFormat::Peft => {
+            let exported = peft::to_peft(&source.index, None)?;
+            save.assets.insert(peft::CONFIG.to_owned(), exported.config.into_bytes());
+            adapter = Source::new(exported.index, std::sync::Arc::clone(&source.storage));
+            &adapter
+        }
+        _ => {
+            for (name, bytes) in assets(source)? {
+                save.assets.entry(name).or_insert(bytes);
+            }
+            source
+        }
+    };
+    let chosen = Chosen::new(source, options, save.format)?;
+    let gang = solo(GangOptions::default());
+    let assets = save.assets.keys().cloned().collect();
+    let opened = Opened::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
+    // Bytes first, by the way that ranks take; then the tensors.
+    let written = Batch::of(chosen.bytes).write(&opened, None, &())?;
+    let sums = written.sums;
+    let tensors = chosen.metadata.tensors.iter().map(|(name, tensor)| {
+        let entry = &source.index.tensors()[name];
+        Walked { name, entry, dtype: tensor.dtype }
+    });
+    walk(source, tensors, "converting", observer, |stretch| {
+        let name = stretch.tensor.name;
+        sums.add_run(name, stretch.position, stretch.bytes);
+        let Some(place) = opened.place(name) else { return Ok(()) };
+        let ahead = stretch.position * stretch.tensor.dtype.size() as u64;
+        opened.write(place.file, place.offset + ahead, stretch.bytes)
+    })?;
+    opened.sync()?;
+    let fingerprints = opened.commit(sums, &*gang)?;
+    let size = |tensor: &TensorMetadata| tensor.shape.volume() as u64 * tensor.dtype.size() as u64;
+    Ok(ConvertReport {
+        tensors: chosen.metadata.tensors.len(),
+        bytes: chosen.metadata.tensors.values().map(size).sum(),
+        left_out: chosen.left_out,
+        assets,
+        fingerprint: fingerprints.whole,
+    })
+}
+
+/// What is converted.
+struct Chosen {
+    metadata: Metadata,
+    /// Everything, without the tensors' bytes.
+    batch: Batch<'static>,
+    /// What is not a tensor.
+    bytes: Vec<(WriteItem, Cow<'static, [u8]>)>,
+    left_out: Vec<String>,
+}
+
+impl Chosen {
+    fn new(source: &Source, options: &ConvertOptions, format: SaveFormat) -> Result<Self, CheckpointError> {
+        let wanted =
+            |name: &str| options.only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
+        let mut metadata = Metadata::default();
+        let (mut items, mut bytes, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, entry) in source.index.tensors() {
+            let part = part_of(source, name);
+            // A plain model has no room for anything else.
+            let plain = matches!(format, SaveFormat::HuggingFace | SaveFormat::Peft);
+            if !wanted(name) || plain && part == Part::Training {
+                left_out.push(name.clone());
+                continue;
+            }
+            let dtype = options.dtype.filter(|_| entry.dtype.is_float()).unwrap_or(entry.dtype);
+            let (shape, region) = (entry.shape.clone(), Region::whole(&entry.shape));
+            let index = MetadataIndex::part(name, &region);
+            let data = WriteData::Tensor { dtype, shape: shape.clone(), region };
+            items.push((WriteItem { index, part, data }, Cow::Borrowed([].as_slice())));
+            let entry = TensorMetadata { part, dtype, shape, layout: None, chunks: Vec::new() };
+            metadata.tensors.insert(name.clone(), entry);
+        }
+        for name in source.index.blobs().keys() {
+            if !wanted(name) || !matches!(format, SaveFormat::Native | SaveFormat::Dcp) {
+                left_out.push(name.clone());
+                continue;
+            }
+            let content = blob(source, name)?;
+            let (length, digest) = (content.len() as u64, digest_of(&content));
+            let index = MetadataIndex::whole(name);
+            let item = WriteItem { index, part: Part::Training, data: WriteData::Bytes { length, digest } };
+            metadata.bytes.insert(name.clone(), length);
+            items.push((item.clone(), Cow::Owned(content.clone())));
+            bytes.push((item, Cow::Owned(content)));
+        }
+        Ok(Self { metadata, batch: Batch::of(items), bytes, left_out })
+    }
+}
+
+/// Bytes of a source in our own words: what DCP pickles becomes JSON.
+fn blob(source: &Source, name: &str) -> Result<Vec<u8>, CheckpointError> {
+    let bytes = source.read_bytes(name)?.unwrap_or_default();
+    if source.index.format() != Format::Dcp {
+        return Ok(bytes);
+    }
+    let value = crate::formats::dcp::read_value(name, &bytes)?;
+    Ok(value.to_string().into_bytes())
+}
+
+fn part_of(source: &Source, name: &str) -> Part {
+    let said = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
+    said.map_or(Part::Model, |tensor| tensor.part)
+}
+
+/// Small files beside the tensors that belong to the model: its config, its
+/// tokenizer.
+fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
+    let known = |name: &str| {
+        let kinds = [".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"];
+        kinds.iter().any(|kind| name.ends_with(kind))
+            && !name.ends_with(".index.json")
+            && name != MANIFEST_FILE
+            && !name.starts_with("adapter")
+    };
+    let files = match source.storage.list() {
+        Ok(files) => files,
+        // A web server gives out files, but no lists of them.
+        Err(StorageError::Unsupported { .. }) => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut assets = BTreeMap::new();
+    // Beside a single file, other files are none of its business.
+    let folder = source.manifest.is_some()
+        || matches!(source.index.format(), Format::Safetensors | Format::Mlx | Format::Torch | Format::Dcp);
+    for file in files.into_iter().filter(|file| folder && known(&file.name) && file.length <= MAX_ASSET) {
+        let bytes = source.storage.read_all(&file.name, MAX_ASSET)?;
+        assets.insert(file.name, bytes);
+    }
+    Ok(assets)
+}
