@@ -48,7 +48,7 @@ pub use manifest::{
     Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };
 pub use observer::Observer;
-pub use read::{ReadOptions, ReadReport, Want, WantError, read};
+pub use read::{Extent, ReadOptions, ReadReport, Want, WantError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use state::{
     Ambiguous, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,

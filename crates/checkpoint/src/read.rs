@@ -7,6 +7,7 @@
 //! read at once. Long stretches that need no decoding are read straight into
 //! their destination.
 
+mod extents;
 mod job;
 mod segment;
 
@@ -21,6 +22,7 @@ use crate::formats::Source;
 use crate::index::TensorEntry;
 use crate::observer::Observer;
 use crate::sums::Sums;
+pub use extents::{Extent, extents};
 use job::{Job, split};
 pub(crate) use segment::{Order, order};
 

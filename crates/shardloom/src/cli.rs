@@ -1,12 +1,18 @@
 //! The command line: parsing, dispatch, and how things are said.
 
+mod convert;
+mod diff;
 mod doctor;
 mod dtensor;
 mod failure;
 mod gang;
+mod inspect;
 mod layout;
 mod output;
+mod plan;
+mod progress;
 mod quickstart;
+mod verify;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -64,6 +70,50 @@ enum Command {
     #[command(subcommand, name = "dtensor")]
     DTensor(dtensor::DTensorCommand),
 
+    /// Show what a checkpoint of any format holds: tensors, dtypes, shapes, bytes, quantisation.
+    #[command(after_help = "Examples:
+  shardloom inspect models/llama-3.2-1b
+  shardloom inspect model-Q4_K_M.gguf --stats
+  shardloom inspect s3://bucket/run/step_100 --json | jq '.tensors | length'")]
+    Inspect(inspect::InspectArgs),
+
+    /// Read all of a checkpoint and compare it with its checksums.
+    ///
+    /// Exits with 1 and says where if anything is damaged.
+    #[command(after_help = "Examples:
+  shardloom verify runs/step_100
+  shardloom verify downloads/model.safetensors")]
+    Verify(verify::SourceArgs),
+
+    /// Hash all tensors, independently of format, files and layout.
+    #[command(after_help = "Examples:
+  shardloom fingerprint runs/step_100
+  shardloom fingerprint model.safetensors --json | jq -r .fingerprint")]
+    Fingerprint(verify::SourceArgs),
+
+    /// Compare two checkpoints of any format: names, shapes, dtypes, values.
+    ///
+    /// Exits with 1 if they differ.
+    #[command(after_help = "Examples:
+  shardloom diff runs/step_100 runs/step_200
+  shardloom diff model.safetensors dcp-folder --json")]
+    Diff(diff::DiffArgs),
+
+    /// Convert a checkpoint of any format into one of four forms.
+    #[command(after_help = "Examples:
+  shardloom convert checkpoints/dcp model --to hf
+  shardloom convert model-Q8_0.gguf model-bf16 --to hf --dtype bf16
+  shardloom convert model dcp --to dcp --exclude 'lm_head.*'
+  shardloom convert mlx-adapter peft-adapter --to peft")]
+    Convert(convert::ConvertArgs),
+
+    /// Show what each rank of a mesh would read of a checkpoint.
+    #[command(after_help = "Examples:
+  shardloom plan model --mesh dp=2,tp=4
+  shardloom plan model --mesh tp=8 --rank 3
+  shardloom plan model --mesh x=4 --shard '*.weight=S(0)'")]
+    Plan(plan::PlanArgs),
+
     /// Print completions for a shell.
     #[command(after_help = "Examples:
   shardloom completions bash > ~/.local/share/bash-completion/completions/shardloom
@@ -105,6 +155,12 @@ pub(crate) fn run() -> ExitCode {
         Command::Layout(command) => layout::run(&command, output),
         Command::Gang(command) => gang::run(&command, output),
         Command::DTensor(command) => dtensor::run(&command, output),
+        Command::Inspect(args) => inspect::run(&args, output),
+        Command::Verify(args) => verify::run_verify(&args, output),
+        Command::Fingerprint(args) => verify::run_fingerprint(&args, output),
+        Command::Diff(args) => diff::run(&args, output),
+        Command::Convert(args) => convert::run(&args, output),
+        Command::Plan(args) => plan::run(&args, output),
         Command::Completions { shell } => completions(shell, output),
     };
     match outcome {

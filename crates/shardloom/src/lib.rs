@@ -5,8 +5,10 @@
 //! - [`gang`]: ranks acting together.
 //! - [`tensor`]: local tensors and their gradients.
 //! - [`dtensor`]: tensors of which every rank holds a part.
+//! - [`checkpoint`]: checkpoints of any format, on any mesh.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
 
+pub use shardloom_checkpoint as checkpoint;
 pub use shardloom_dtensor as dtensor;
 pub use shardloom_gang as gang;
 #[cfg(feature = "mpi")]

@@ -2,6 +2,7 @@
 
 use shardloom_layout::{DType, Region};
 
+use super::extents::beside;
 use super::segment::{Order, Segment, Segments, order};
 use super::{Pool, Want};
 use crate::affine::AffineRun;
@@ -201,8 +202,8 @@ impl Job<'_> {
         let (side_skip, side) = here.side_bytes(count, width);
         let mut values = vec![0.0; count];
         let beside = |side: &Side| {
-            let tile = Tile { offset: side.offset, strides: side.strides.clone(), ..tile.clone() };
-            Segments::new(&tile, 0, part, &self.region).map(|segment| segment.offset).collect::<Vec<u64>>()
+            let rows = Segments::new(&beside(tile, side), 0, part, &self.region);
+            rows.map(|segment| segment.offset).collect::<Vec<u64>>()
         };
         let (scales, biases) = (beside(&affine.scales), beside(&affine.biases));
         let (mut scale, mut bias) = (vec![0; side as usize], vec![0; side as usize]);

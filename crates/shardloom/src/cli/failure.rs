@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use serde_json::{Value, json};
+use shardloom::checkpoint::{CheckpointError, StorageError};
 use shardloom::gang::conformance::ConformanceError;
 use shardloom::launch::{ExitStatus, LaunchError};
 use shardloom::layout::Hint;
@@ -102,6 +103,27 @@ impl From<LaunchError> for Failure {
                 Self::user(&error)
             }
             _ => Self::operational_with_hint(&error),
+        }
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        match &error {
+            // Damage is what checks are for.
+            CheckpointError::Damaged(_)
+            | CheckpointError::DamagedBytes { .. }
+            | CheckpointError::Format { .. }
+            | CheckpointError::Index(_)
+            | CheckpointError::Storage(StorageError::Short { .. }) => {
+                Self { kind: Kind::Check, hint: error.hint(), message: chain(&error) }
+            }
+            CheckpointError::Gang(_) | CheckpointError::Ranks { .. } => Self::operational_with_hint(&error),
+            CheckpointError::Storage(StorageError::Missing { .. } | StorageError::UnknownScheme { .. }) => {
+                Self::user(&error)
+            }
+            CheckpointError::Storage(_) => Self::operational_with_hint(&error),
+            _ => Self::user(&error),
         }
     }
 }

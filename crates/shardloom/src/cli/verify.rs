@@ -1,0 +1,60 @@
+//! `shardloom verify` and `shardloom fingerprint`: whether a checkpoint is
+//! what it was, and a short name for what it is.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use serde::Serialize;
+use shardloom::checkpoint::{Against, Source, fingerprint, verify};
+
+use super::failure::Failure;
+use super::output::{Output, bytes};
+use super::progress::Progress;
+
+#[derive(Args)]
+pub(super) struct SourceArgs {
+    /// A file, a folder, or a URL (s3://, gs://, az://, http://).
+    #[arg(value_hint = ValueHint::AnyPath)]
+    path: String,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    path: String,
+    format: String,
+    tensors: usize,
+    bytes: u64,
+    /// Whether there were checksums to compare with.
+    checksums: bool,
+}
+
+pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
+    let failed = |error| Failure::from(error).about(&args.path);
+    let source = Source::open_url(&args.path).map_err(failed)?;
+    let verified = verify(&source, &Progress::new(output)).map_err(failed)?;
+    let answer = Answer {
+        path: args.path.clone(),
+        format: source.index.format().to_string(),
+        tensors: verified.tensors,
+        bytes: verified.bytes,
+        checksums: verified.against == Against::Checksums,
+    };
+    output.show(&answer, |answer| {
+        let how = match verified.against {
+            Against::Checksums => "all are as they were saved",
+            Against::Nothing => {
+                "the files are whole and all can be read; this format has no checksums to compare with"
+            }
+        };
+        format!("{}: {} tensors, {}: {how}", answer.format, answer.tensors, bytes(answer.bytes))
+    })
+}
+
+pub(super) fn run_fingerprint(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
+    let source = Source::open_url(&args.path)?;
+    let found = fingerprint(&source, &Progress::new(output))?;
+    output.show(&found, |found| {
+        let tensors = found.tensors.iter().map(|(name, fingerprint)| format!("{fingerprint}  {name}\n"));
+        format!("{}{}  (the whole)", tensors.collect::<String>(), found.fingerprint)
+    })
+}
