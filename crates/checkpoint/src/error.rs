@@ -5,6 +5,7 @@ use shardloom_layout::Hint;
 
 use crate::formats::FormatError;
 use crate::index::IndexError;
+use crate::keys::KeyError;
 use crate::plan::{LoadPlanError, PlanError};
 use crate::read::WantError;
 use crate::save::TargetError;
@@ -53,6 +54,9 @@ pub enum CheckpointError {
         /// Their name.
         name: String,
     },
+    /// Names cannot be turned into others.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
     /// A checkpoint cannot be saved to a place.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -98,6 +102,7 @@ impl Hint for CheckpointError {
             Self::Gang(error) => error.hint(),
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
+            Self::Keys(error) => error.hint(),
             Self::LoadPlan(LoadPlanError::Plan(error)) => error.hint(),
             Self::LoadPlan(_) => None,
             Self::Damaged(_) | Self::DamagedBytes { .. } => {

@@ -22,6 +22,7 @@ use shardloom_layout::Hint;
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
 use crate::index::Index;
+use crate::keys::KeyMap;
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
 use gguf::GgufError;
@@ -110,6 +111,12 @@ impl Source {
     /// A checkpoint of which the index is known.
     pub fn new(index: Index, storage: Arc<dyn Storage>) -> Self {
         Self { index: Arc::new(index), storage, manifest: None }
+    }
+
+    /// The same tensors under other names and in other forms. Checksums are
+    /// of the old names, so there are none under the new.
+    pub fn with_keys(&self, keys: &KeyMap) -> Result<Self, CheckpointError> {
+        Ok(Self::new(keys.apply(&self.index)?, Arc::clone(&self.storage)))
     }
 
     /// Opens a file or a folder on a filesystem, whatever its format.

@@ -18,7 +18,9 @@ mod convert;
 mod error;
 mod file_layout;
 mod fingerprint;
+mod folder;
 mod index;
+mod keys;
 mod load;
 mod manifest;
 mod observer;
@@ -30,6 +32,7 @@ mod stats;
 mod sums;
 mod together;
 mod verify;
+mod view;
 mod walk;
 
 pub use affine::AffineRun;
@@ -41,8 +44,10 @@ pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use error::CheckpointError;
 pub use file_layout::{FileLayout, Place, PlannedFile};
 pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
+pub use folder::{Better, CheckpointFolder, Retention, Saved};
 pub use formats::{FormatError, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
+pub use keys::{KeyError, KeyMap, KeyRule};
 pub use load::{Copies, LoadOptions, LoadReport, Verify, load, load_with};
 pub use manifest::{
     Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
@@ -61,3 +66,4 @@ pub use storage::{ObjectOptions, ObjectStorage};
 pub use sums::{Sums, TensorTotals, stretch_for};
 pub(crate) use together::together;
 pub use verify::{Against, Damage, DamagedChunk, Verified, verify};
+pub use view::ViewError;

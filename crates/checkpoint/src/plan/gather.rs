@@ -92,7 +92,7 @@ impl Told {
     fn hear(&mut self, rank: usize, item: &WriteItem) {
         let (version, region, kind) = match &item.data {
             WriteData::Tensor { dtype, shape, region } => (
-                format!("{dtype} {shape}"),
+                format!("{dtype} of shape {shape}"),
                 Some(region.clone()),
                 Kind::Tensor { part: item.part, dtype: *dtype, shape: shape.clone() },
             ),

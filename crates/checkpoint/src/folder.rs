@@ -1,0 +1,230 @@
+//! A folder of checkpoints, one for each step that was saved.
+//!
+//! A checkpoint is there once its manifest is; whatever else lies in the
+//! folder is not looked at.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CheckpointError;
+use crate::formats::Source;
+use crate::manifest::MANIFEST_FILE;
+use crate::save::Target;
+use crate::storage::{LocalStorage, Storage, StorageError};
+
+/// The file that holds a checkpoint's score.
+const SCORE_FILE: &str = "score.json";
+
+/// The longest score file that is read.
+const MAX_SCORE: u64 = 4096;
+
+/// A folder with checkpoints called `step_N`.
+#[derive(Clone, Debug)]
+pub struct CheckpointFolder {
+    root: PathBuf,
+}
+
+/// A committed checkpoint of a folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// Its step.
+    pub step: u64,
+    /// Where it is.
+    pub path: PathBuf,
+    /// How good it is, if that was said.
+    pub score: Option<f64>,
+}
+
+/// Which checkpoints are kept. The last one always is; if nothing else is
+/// said, all are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// The last so many.
+    pub last: Option<usize>,
+    /// The best so many.
+    pub best: Option<(usize, Better)>,
+    /// Those whose step is a multiple of this.
+    pub every: Option<u64>,
+}
+
+/// Which scores are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// The higher ones.
+    Higher,
+    /// The lower ones.
+    Lower,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Score {
+    score: f64,
+}
+
+impl CheckpointFolder {
+    /// A folder, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Where the checkpoint of a step is, or will be.
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.root.join(format!("step_{step}"))
+    }
+
+    /// The place to save a step to.
+    pub fn target(&self, step: u64) -> Target {
+        Target::Folder(self.path(step))
+    }
+
+    /// All committed checkpoints, by step.
+    pub fn list(&self) -> Result<Vec<Saved>, CheckpointError> {
+        let failed = |error: &io::Error| StorageError::io("list", self.root.display().to_string(), error);
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(&error).into()),
+        };
+        let mut saved = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| failed(&error))?.path();
+            let Some(step) = step_of(&path) else { continue };
+            if path.join(MANIFEST_FILE).is_file() {
+                let score = read_score(&path);
+                saved.push(Saved { step, path, score });
+            }
+        }
+        saved.sort_by_key(|saved| saved.step);
+        Ok(saved)
+    }
+
+    /// The last committed checkpoint.
+    pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
+        Ok(self.list()?.pop())
+    }
+
+    /// The best of those that have a score; the later one of equals.
+    pub fn best(&self, better: Better) -> Result<Option<Saved>, CheckpointError> {
+        Ok(by_score(&self.list()?, better).into_iter().next())
+    }
+
+    /// Opens the last committed checkpoint.
+    pub fn open_latest(&self) -> Result<Option<Source>, CheckpointError> {
+        self.latest()?.map(|saved| Source::open(saved.path)).transpose()
+    }
+
+    /// Says how good a checkpoint is.
+    pub fn set_score(&self, step: u64, score: f64) -> Result<(), CheckpointError> {
+        let storage = LocalStorage::new(self.path(step));
+        storage.length(MANIFEST_FILE)?;
+        let json = serde_json::to_vec(&Score { score }).unwrap_or_default();
+        Ok(storage.put(SCORE_FILE, &json)?)
+    }
+
+    /// Removes what need not be kept, and tells which steps those were. One
+    /// rank calls this, while none is saving.
+    pub fn retain(&self, retention: &Retention) -> Result<Vec<u64>, CheckpointError> {
+        let saved = self.list()?;
+        let kept = kept(&saved, retention);
+        let mut removed = Vec::new();
+        for saved in saved.iter().filter(|saved| !kept.contains(&saved.step)) {
+            // Out of sight first: what is half removed must not be loaded.
+            let hidden = self.root.join(format!(".step_{}.removed", saved.step));
+            let gone = fs::rename(&saved.path, &hidden).and_then(|()| fs::remove_dir_all(&hidden));
+            gone.map_err(|error| StorageError::io("remove", saved.path.display().to_string(), &error))?;
+            removed.push(saved.step);
+        }
+        Ok(removed)
+    }
+}
+
+fn step_of(path: &Path) -> Option<u64> {
+    let digits = path.file_name()?.to_str()?.strip_prefix("step_")?;
+    digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
+}
+
+/// A score that cannot be read counts as none.
+fn read_score(path: &Path) -> Option<f64> {
+    let bytes = LocalStorage::new(path).read_all(SCORE_FILE, MAX_SCORE).ok()?;
+    serde_json::from_slice(&bytes).ok().map(|Score { score }| score).filter(|score| !score.is_nan())
+}
+
+/// Those with a score, the best first.
+fn by_score(saved: &[Saved], better: Better) -> Vec<Saved> {
+    let mut scored: Vec<Saved> = saved.iter().filter(|saved| saved.score.is_some()).cloned().collect();
+    scored.sort_by(|a, b| {
+        let order = a.score.partial_cmp(&b.score).unwrap_or(std::cmp::Ordering::Equal);
+        let order = if better == Better::Higher { order.reverse() } else { order };
+        order.then(b.step.cmp(&a.step))
+    });
+    scored
+}
+
+fn kept(saved: &[Saved], retention: &Retention) -> BTreeSet<u64> {
+    let all = || saved.iter().map(|saved| saved.step);
+    if *retention == Retention::default() {
+        return all().collect();
+    }
+    let mut kept: BTreeSet<u64> = all().rev().take(retention.last.unwrap_or(1).max(1)).collect();
+    if let Some((count, better)) = retention.best {
+        kept.extend(by_score(saved, better).iter().take(count).map(|saved| saved.step));
+    }
+    if let Some(every) = retention.every {
+        kept.extend(all().filter(|step| step.checked_rem(every) == Some(0)));
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder_of(steps: &[u64]) -> (tempfile::TempDir, CheckpointFolder) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = CheckpointFolder::new(place.path());
+        for &step in steps {
+            fs::create_dir(folder.path(step)).unwrap();
+            fs::write(folder.path(step).join(MANIFEST_FILE), "{}").unwrap();
+        }
+        (place, folder)
+    }
+
+    fn steps(folder: &CheckpointFolder) -> Vec<u64> {
+        folder.list().unwrap().iter().map(|saved| saved.step).collect()
+    }
+
+    #[test]
+    fn only_what_is_committed_is_listed_and_steps_are_numbers() {
+        let (place, folder) = folder_of(&[9, 10, 100]);
+        fs::create_dir(place.path().join("step_200")).unwrap();
+        fs::create_dir(place.path().join(".step_300.partial")).unwrap();
+        fs::write(place.path().join(".step_300.partial").join(MANIFEST_FILE), "{}").unwrap();
+        fs::create_dir(place.path().join("step_007")).unwrap();
+        fs::write(place.path().join("step_007").join(MANIFEST_FILE), "{}").unwrap();
+        assert_eq!(steps(&folder), [9, 10, 100]);
+        assert_eq!(folder.latest().unwrap().unwrap().step, 100);
+        assert_eq!(CheckpointFolder::new(place.path().join("none")).latest().unwrap(), None);
+    }
+
+    #[test]
+    fn the_last_the_best_and_every_nth_are_kept() {
+        let (_place, folder) = folder_of(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        for (step, score) in [(1, 0.5), (2, 0.1), (3, 0.1), (5, 0.9), (8, 0.7)] {
+            folder.set_score(step, score).unwrap();
+        }
+        assert_eq!(folder.best(Better::Lower).unwrap().unwrap().step, 3);
+        let retention = Retention { last: Some(2), best: Some((2, Better::Lower)), every: Some(4) };
+        assert_eq!(folder.retain(&retention).unwrap(), [1, 5, 6]);
+        assert_eq!(steps(&folder), [2, 3, 4, 7, 8]);
+        assert_eq!(folder.retain(&Retention::default()).unwrap(), [0; 0]);
+        assert_eq!(
+            folder.retain(&Retention { every: Some(0), ..Retention::default() }).unwrap(),
+            [2, 3, 4, 7]
+        );
+        assert!(folder.set_score(99, 1.0).is_err());
+    }
+}

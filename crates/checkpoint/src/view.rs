@@ -1,0 +1,221 @@
+//! Tensors made of parts of others, without reading any: cut, joined,
+//! transposed, regrouped. Only where bytes go is changed, so whoever wants a
+//! part of the result reads that part alone.
+
+use shardloom_layout::{Dims, Region, Shape};
+
+use crate::codec::{Codec, Side};
+use crate::index::{Strides, TensorEntry, Tile};
+
+/// Why tensors cannot be seen in another way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ViewError {
+    /// A dim that the tensor does not have.
+    #[error("there is no dim {dim} in a tensor of shape {shape}")]
+    NoSuchDim {
+        /// The dim.
+        dim: usize,
+        /// The shape.
+        shape: Shape,
+    },
+    /// A range outside of the tensor.
+    #[error("{start}..{end} is not inside of dim {dim} of {shape}")]
+    Range {
+        /// The dim.
+        dim: usize,
+        /// Where the range starts.
+        start: usize,
+        /// Where it ends.
+        end: usize,
+        /// The shape.
+        shape: Shape,
+    },
+    /// Tensors that cannot be joined.
+    #[error("{first} and {second} cannot be joined along dim {dim}")]
+    Join {
+        /// The first one, with its dtype.
+        first: String,
+        /// One that does not fit it.
+        second: String,
+        /// The dim.
+        dim: usize,
+    },
+    /// Nothing to join.
+    #[error("there is nothing to join")]
+    Nothing,
+    /// A dim that does not split into groups.
+    #[error("dim {dim} of {shape} is not {outer} × {inner} × a whole number, or is stored in parts")]
+    Groups {
+        /// The dim.
+        dim: usize,
+        /// The shape.
+        shape: Shape,
+        /// Groups of groups.
+        outer: usize,
+        /// Groups.
+        inner: usize,
+    },
+}
+
+impl Tile {
+    /// The part of the tile in a region, which must be inside of it.
+    fn part(&self, region: &Region) -> Self {
+        let ahead: Dims = region.start().iter().zip(self.region.start()).map(|(a, b)| a - b).collect();
+        let behind = |strides: &Strides| -> u64 {
+            ahead.iter().zip(strides).map(|(&steps, &stride)| steps as u64 * stride).sum()
+        };
+        let mut tile = self.clone();
+        tile.region = region.clone();
+        // The packed dim has stride 0, so only the lead tells.
+        tile.offset += behind(&self.strides);
+        match &mut tile.codec {
+            Codec::Raw => {}
+            Codec::Blocks(blocks) => {
+                blocks.lead += ahead[blocks.dim];
+                let whole = blocks.lead / blocks.format.elements();
+                tile.offset += (whole * blocks.format.bytes()) as u64;
+                blocks.lead %= blocks.format.elements();
+            }
+            Codec::Affine(affine) => {
+                affine.lead += ahead[affine.dim];
+                affine.scales.offset += behind(&affine.scales.strides);
+                affine.biases.offset += behind(&affine.biases.strides);
+            }
+        }
+        tile
+    }
+
+    /// The tile with its dims in another order.
+    fn permuted(&self, order: &[usize]) -> Self {
+        let sizes = |values: &[usize]| -> Dims { order.iter().map(|&dim| values[dim]).collect() };
+        let strides = |values: &Strides| -> Strides { order.iter().map(|&dim| values[dim]).collect() };
+        let place = |dim: usize| order.iter().position(|&from| from == dim).unwrap_or(dim);
+        let mut tile = self.clone();
+        tile.region = region(&sizes(self.region.start()), &sizes(self.region.size()));
+        tile.strides = strides(&self.strides);
+        match &mut tile.codec {
+            Codec::Raw => {}
+            Codec::Blocks(blocks) => blocks.dim = place(blocks.dim),
+            Codec::Affine(affine) => {
+                affine.dim = place(affine.dim);
+                for side in [&mut affine.scales, &mut affine.biases] {
+                    side.strides = strides(&side.strides);
+                }
+            }
+        }
+        tile
+    }
+}
+
+fn region(start: &[usize], size: &[usize]) -> Region {
+    Region::new(start, size).unwrap_or_else(|_| Region::whole(&Shape::default()))
+}
+
+impl TensorEntry {
+    fn check_dim(&self, dim: usize) -> Result<(), ViewError> {
+        if dim < self.shape.ndim() {
+            Ok(())
+        } else {
+            Err(ViewError::NoSuchDim { dim, shape: self.shape.clone() })
+        }
+    }
+
+    /// The part of the tensor in a range of one dim.
+    pub fn narrow(&self, dim: usize, range: std::ops::Range<usize>) -> Result<Self, ViewError> {
+        self.check_dim(dim)?;
+        if range.start > range.end || range.end > self.shape[dim] {
+            let (start, end, shape) = (range.start, range.end, self.shape.clone());
+            return Err(ViewError::Range { dim, start, end, shape });
+        }
+        let wanted = Region::whole(&self.shape).with_range(dim, range.clone());
+        let tiles = self.tiles.iter().filter_map(|tile| {
+            let part = tile.region.intersect(&wanted).filter(|part| !part.is_empty())?;
+            let mut tile = tile.part(&part);
+            let moved = part.range(dim).start - range.start;
+            tile.region = part.with_range(dim, moved..moved + part.size()[dim]);
+            Some(tile)
+        });
+        Ok(Self { dtype: self.dtype, shape: wanted.shape(), tiles: tiles.collect() })
+    }
+
+    /// Tensors one behind the other along a dim.
+    pub fn join(dim: usize, parts: &[Self]) -> Result<Self, ViewError> {
+        let first = parts.first().ok_or(ViewError::Nothing)?;
+        first.check_dim(dim)?;
+        let mut sizes = first.shape.to_vec();
+        let mut tiles = Vec::new();
+        let mut start = 0;
+        for part in parts {
+            let alike = part.dtype == first.dtype
+                && part.shape.ndim() == first.shape.ndim()
+                && (0..sizes.len()).all(|other| other == dim || part.shape[other] == first.shape[other]);
+            let shown = |entry: &Self| format!("{} {}", entry.dtype, entry.shape);
+            let refused = || ViewError::Join { first: shown(first), second: shown(part), dim };
+            if !alike {
+                return Err(refused());
+            }
+            for tile in &part.tiles {
+                let range = tile.region.range(dim);
+                let region = tile.region.with_range(dim, range.start + start..range.end + start);
+                tiles.push(Tile { region, ..tile.clone() });
+            }
+            start += part.shape[dim];
+            sizes[dim] = start;
+            Shape::new(&sizes).map_err(|_| refused())?;
+        }
+        let shape = Shape::new(&sizes).map_err(|_| ViewError::Nothing)?;
+        Ok(Self { dtype: first.dtype, shape, tiles })
+    }
+
+    /// The tensor with two dims exchanged.
+    pub fn transpose(&self, first: usize, second: usize) -> Result<Self, ViewError> {
+        self.check_dim(first)?;
+        self.check_dim(second)?;
+        let mut order: Dims = (0..self.shape.ndim()).collect();
+        order.swap(first, second);
+        let sizes: Dims = order.iter().map(|&dim| self.shape[dim]).collect();
+        let shape = Shape::new(&sizes).map_err(|_| ViewError::Nothing)?;
+        let tiles = self.tiles.iter().map(|tile| tile.permuted(&order)).collect();
+        Ok(Self { dtype: self.dtype, shape, tiles })
+    }
+
+    /// The tensor with a dim of `outer × inner × rest` elements turned into
+    /// `outer × rest × inner`: what takes rotary weights from interleaved
+    /// pairs to halves is `regroup(0, heads, head_size / 2)`, and back is
+    /// `regroup(0, heads, 2)`.
+    pub fn regroup(&self, dim: usize, outer: usize, inner: usize) -> Result<Self, ViewError> {
+        self.check_dim(dim)?;
+        let size = self.shape[dim];
+        let refused = || ViewError::Groups { dim, shape: self.shape.clone(), outer, inner };
+        let groups = outer.checked_mul(inner).filter(|groups| *groups > 0).ok_or_else(refused)?;
+        if !size.is_multiple_of(groups) {
+            return Err(refused());
+        }
+        let rest = size / groups;
+        let mut tiles = Vec::new();
+        for tile in &self.tiles {
+            if tile.region.size()[dim] != size || tile.codec.packed_dim() == Some(dim) {
+                return Err(refused());
+            }
+            for group in 0..outer {
+                for place in 0..rest {
+                    // Elements `place`, `place + rest`, … of the group.
+                    let from = group * inner * rest + place;
+                    let to = (group * rest + place) * inner;
+                    let one = tile.part(&tile.region.with_range(dim, from..from + 1));
+                    let mut spread = one.clone();
+                    spread.region = tile.region.with_range(dim, to..to + inner);
+                    spread.strides[dim] *= rest as u64;
+                    if let Codec::Affine(affine) = &mut spread.codec {
+                        let widen = |side: &mut Side| side.strides[dim] *= rest as u64;
+                        widen(&mut affine.scales);
+                        widen(&mut affine.biases);
+                    }
+                    tiles.push(spread);
+                }
+            }
+        }
+        Ok(Self { dtype: self.dtype, shape: self.shape.clone(), tiles })
+    }
+}

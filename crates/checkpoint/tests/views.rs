@@ -1,0 +1,120 @@
+//! Cut, joined, transposed, regrouped: views give what the same done to the
+//! elements would.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use shardloom_checkpoint::{
+    FileId, Format, Index, KeyMap, KeyRule, LocalStorage, ReadOptions, Source, StoredFile, TensorEntry, Tile,
+    Want, read,
+};
+use shardloom_layout::{DType, Region, Shape};
+
+/// A tensor of u16 that counts up, in a file of a folder, stored in two parts.
+fn counting(folder: &tempfile::TempDir, dims: &[usize], cut: usize) -> Source {
+    let shape = Shape::new(dims).unwrap();
+    let values: Vec<u16> = (0..shape.volume() as u16).collect();
+    std::fs::write(folder.path().join("data"), bytemuck::cast_slice(&values)).unwrap();
+    let row = shape.volume() / dims[0] * 2;
+    let part = |rows: std::ops::Range<usize>| {
+        let region = Region::whole(&shape).with_range(0, rows.clone());
+        Tile::contiguous(region, FileId(0), (rows.start * row) as u64, DType::U16)
+    };
+    let tiles = vec![part(0..cut), part(cut..dims[0])];
+    let tensors = BTreeMap::from([("w".to_owned(), TensorEntry { dtype: DType::U16, shape, tiles })]);
+    let files = vec![StoredFile { name: "data".to_owned(), length: values.len() as u64 * 2 }];
+    let index = Index::new(Format::Safetensors, files, tensors).unwrap();
+    Source::new(index, Arc::new(LocalStorage::new(folder.path())))
+}
+
+fn values(source: &Source, name: &str, entry: &TensorEntry, region: &Region) -> Vec<u16> {
+    let mut values = vec![0u16; region.volume()];
+    let into = bytemuck::cast_slice_mut(&mut values);
+    let want = Want { name, entry, region: region.clone(), dtype: DType::U16, into };
+    read(source, vec![want], &ReadOptions { budget: 1 << 20, threads: Some(1) }, &()).unwrap();
+    values
+}
+
+fn whole(source: &Source, entry: &TensorEntry) -> Vec<u16> {
+    values(source, "w", entry, &Region::whole(&entry.shape))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn views_are_what_they_say(rows in 1usize..9, columns in 1usize..9, cut in 0usize..9, at in 0usize..9, to in 0usize..9) {
+        let folder = tempfile::tempdir().unwrap();
+        let source = counting(&folder, &[rows, columns], cut.min(rows));
+        let entry = &source.index.tensors()["w"];
+        let dense = |r: usize, c: usize| (r * columns + c) as u16;
+
+        let turned = entry.transpose(0, 1).unwrap();
+        let expected: Vec<u16> = (0..columns).flat_map(|c| (0..rows).map(move |r| dense(r, c))).collect();
+        prop_assert_eq!(whole(&source, &turned), expected);
+
+        let (start, end) = (at.min(columns).min(to.min(columns)), at.min(columns).max(to.min(columns)));
+        let part = entry.narrow(1, start..end).unwrap();
+        let expected: Vec<u16> = (0..rows).flat_map(|r| (start..end).map(move |c| dense(r, c))).collect();
+        prop_assert_eq!(whole(&source, &part), expected);
+
+        let pieces = [entry.narrow(1, end..columns).unwrap(), entry.narrow(1, 0..end).unwrap()];
+        let joined = TensorEntry::join(1, &pieces).unwrap();
+        let expected: Vec<u16> = (0..rows)
+            .flat_map(|r| (end..columns).chain(0..end).map(move |c| dense(r, c)))
+            .collect();
+        prop_assert_eq!(whole(&source, &joined), expected.clone());
+        let inside = Region::new(&[rows / 2, columns / 3], &[rows - rows / 2, columns - columns / 3]).unwrap();
+        let chosen: Vec<u16> = (rows / 2..rows)
+            .flat_map(|r| expected[r * columns + columns / 3..(r + 1) * columns].to_vec())
+            .collect();
+        prop_assert_eq!(values(&source, "w", &joined, &inside), chosen);
+    }
+
+    #[test]
+    fn regrouping_there_and_back_is_nothing(outer in 1usize..4, inner in 1usize..4, rest in 1usize..5, columns in 1usize..4) {
+        let folder = tempfile::tempdir().unwrap();
+        let size = outer * inner * rest;
+        let source = counting(&folder, &[size, columns], size);
+        let mut entry = source.index.tensors()["w"].clone();
+        entry.tiles.truncate(1);
+        let grouped = entry.regroup(0, outer, inner).unwrap();
+        let expected: Vec<u16> = (0..outer)
+            .flat_map(|o| (0..rest).flat_map(move |r| (0..inner).map(move |i| (o * inner + i) * rest + r)))
+            .flat_map(|row| (0..columns).map(move |c| (row * columns + c) as u16))
+            .collect();
+        prop_assert_eq!(whole(&source, &grouped), expected);
+        let region = Region::whole(&grouped.shape);
+        prop_assert_eq!(grouped.tiles.iter().map(|tile| tile.region.volume()).sum::<usize>(), region.volume());
+    }
+}
+
+#[test]
+fn rules_rename_split_join_and_refuse() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = counting(&folder, &[6, 2], 3);
+    let rule = |json: &str| -> KeyMap { serde_json::from_str(json).unwrap() };
+    let keys = rule(
+        r#"[{"rename": {"from": "w", "to": "layers.0.qkv"}},
+            {"split": {"from": "layers.{}.qkv", "dim": 0, "into": [["l.{}.q", 4], ["l.{}.kv", 2]]}},
+            {"join": {"from": ["l.{}.kv", "l.{}.q"], "dim": 0, "to": "l.{}.all"}},
+            {"transpose": {"key": "l.{}.all"}}]"#,
+    );
+    let seen = source.with_keys(&keys).unwrap();
+    let entry = &seen.index.tensors()["l.0.all"];
+    assert_eq!(whole(&seen, entry), [8, 10, 0, 2, 4, 6, 9, 11, 1, 3, 5, 7]);
+
+    let refused = |keys: &KeyMap| source.with_keys(keys).err().expect("refused").to_string();
+    let wrong = KeyMap {
+        rules: vec![KeyRule::Split {
+            from: "w".into(),
+            dim: 0,
+            into: vec![("a".into(), 4), ("b".into(), 3)],
+        }],
+    };
+    assert_eq!(refused(&wrong), "`w` has 6 elements along dim 0, but its parts take 7");
+    let wrong = KeyMap { rules: vec![KeyRule::Rename { from: "w".into(), to: "x.{}".into() }] };
+    assert_eq!(refused(&wrong), "`w` and `x.{}` do not have the same number of `{}`");
+    assert!(serde_json::from_str::<KeyMap>(r#"[{"rename": {"from": "w", "into": "x"}}]"#).is_err());
+}
