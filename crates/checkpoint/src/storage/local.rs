@@ -27,12 +27,10 @@ type OpenFiles = Mutex<FxHashMap<String, Arc<File>>>;
 impl LocalStorage {
     /// The files of a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self {
-            folder: folder.into(),
-            open: Arc::default(),
-            mapped: Mutex::default(),
-            direct: Mutex::default(),
-        }
+        let folder: PathBuf = folder.into();
+        // The parent of a bare name.
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        Self { folder, open: Arc::default(), mapped: Mutex::default(), direct: Mutex::default() }
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, StorageError> {
