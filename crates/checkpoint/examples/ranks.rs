@@ -96,7 +96,8 @@ fn save(job: &Job, locals: &[Local], gang: Arc<dyn Gang>, format: SaveFormat) ->
         state.value(name, value)?;
     }
     let mut options = SaveOptions { format, ..SaveOptions::default() };
-    options.assets = job.assets.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())).collect();
+    options.assets =
+        job.assets.iter().map(|(name, text)| (name.clone(), text.clone().into_bytes())).collect();
     options.shard_size = job.shard_size.unwrap_or(options.shard_size);
     Saver::new(gang)?.save(&state, &Target::Folder(job.checkpoint.clone()), &options, &())?;
     Ok(())

@@ -142,7 +142,11 @@ fn ranks_that_disagree_are_named() {
         assert_eq!(text, "ranks disagree on `w`: bf16 of shape 4 on rank 1; f32 of shape 4 on rank 0, 2");
     }
     let errors = disagree(|rank| (DType::F32, vec![4 + rank / 2]));
-    assert!(errors[0].to_string().contains("f32 of shape 4 on rank 0, 1; f32 of shape 5 on rank 2"), "{}", errors[0]);
+    assert!(
+        errors[0].to_string().contains("f32 of shape 4 on rank 0, 1; f32 of shape 5 on rank 2"),
+        "{}",
+        errors[0]
+    );
 }
 
 #[test]
