@@ -37,9 +37,7 @@ def arrays(place, ours, report):
     }
     for name, save in {"mlx.safetensors": mx.save_safetensors, "mlx.npz": lambda path, all: mx.savez(path, **all)}.items():
         path = place / name
-        # NumPy has no bf16, and so has its format.
-        kept = {key: value for key, value in some.items() if key != "bf16" or name.endswith("safetensors")}
-        save(str(path), kept)
+        save(str(path), some)
         expected = {key: to_torch(value) for key, value in mx.load(str(path)).items()}
         everywhere(report, ours, f"{name} of mlx.core", path, expected)
 
@@ -59,24 +57,29 @@ class Model(nn.Module):
 
 
 def quantised(place, ours, report):
-    for bits, group, dtype in ((4, 64, mx.bfloat16), (8, 32, mx.float16), (4, 32, mx.float32), (8, 64, mx.bfloat16)):
+    numbers = [(4, 64, mx.bfloat16), (8, 32, mx.float16), (4, 32, mx.float32), (8, 64, mx.bfloat16), (6, 32, mx.float16)]
+    for bits, group, dtype in numbers:
         model = Model()
         model.set_dtype(dtype)
-        # 96 elements of a row are not whole groups of 64: such a layer stays as it is, as in mlx-lm.
-        whole = lambda _, layer: hasattr(layer, "to_quantized") and layer.weight.shape[-1] % group == 0
+        # A layer of its own kind, and one that stays as it is, as in mlx-lm: 96 elements are not whole groups of 64.
+        own = {"layers.1.q_proj": {"group_size": 32, "bits": 3}}
+        whole = lambda path, layer: (
+            hasattr(layer, "to_quantized") and layer.weight.shape[-1] % group == 0 and own.get(path, True)
+        )
         nn.quantize(model, group, bits, class_predicate=whole)
         weights = {f"model.{name}": value for name, value in tree_flatten(model.parameters())}
+        section = {"group_size": group, "bits": bits} | {f"model.{path}": numbers for path, numbers in own.items()}
         name = f"mlx-{bits}-bits-{str(dtype).split('.')[-1]}"
         folder = place / name
         folder.mkdir()
         mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-        (folder / "config.json").write_text(json.dumps({"quantization": {"group_size": group, "bits": bits}}))
+        (folder / "config.json").write_text(json.dumps({"quantization": section}))
         weights = mx.load(str(folder / "model.safetensors"))
-        expected = {key: to_torch(value) for key, value in dequantised(weights, group, bits).items()}
+        expected = {key: to_torch(value) for key, value in dequantised(weights, section).items()}
         everywhere(report, ours, f"{name} of mlx.nn.quantize", folder, expected)
 
 
-def dequantised(weights, group, bits):
+def dequantised(weights, section):
     """By MLX's own arithmetic."""
     whole = {}
     for name, value in weights.items():
@@ -85,7 +88,8 @@ def dequantised(weights, group, bits):
             whole[name] = value
         elif kind == "weight":
             sides = weights[f"{module}.scales"], weights[f"{module}.biases"]
-            whole[name] = mx.dequantize(value, *sides, group_size=group, bits=bits)
+            numbers = section.get(module, section)
+            whole[name] = mx.dequantize(value, *sides, group_size=numbers["group_size"], bits=numbers["bits"])
     return whole
 
 

@@ -7,6 +7,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
+MESHES = {1: "mesh(a=1)", 3: "mesh(a=3)", 4: "mesh(a=2, b=2)"}
+
 
 def same(found, expected):
     """Names, dtypes, shapes and bits; returns the number of tensors."""
@@ -48,15 +50,20 @@ def read_hf(folder):
 def read_dcp(folder, expected, values=()):
     """A distributed checkpoint, read by torch on one process: tensors and values."""
     described = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    assert described.keys() == expected.keys() | set(values), sorted(described.keys() ^ expected.keys())[:6]
+    names = expected.keys() | set(values)
+    assert described.keys() == names, f"names differ: {sorted(described.keys() ^ names)[:6]}"
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()} | dict.fromkeys(values)
     dcp.load(state, checkpoint_id=folder, no_dist=True)
     return {name: state[name] for name in expected}, {name: state[name] for name in values}
 
 
 def everywhere(report, ours, what, source, expected, values=None):
-    """A peer's checkpoint in every form that we write, read back by the peers."""
+    """A peer's checkpoint on our ranks, and in every form that we write, read back by the peers."""
     values = values or {}
+    reference = write(f"{source}.reference.safetensors", expected)
+    for ranks, mesh in MESHES.items():
+        with report.check(f"{what} → {ranks} ranks") as check:
+            check.count = ours.ranks("load", source, reference, mesh, values=values)
     with report.check(f"{what} → hf → safetensors") as check:
         hf = ours.convert(source, "hf")
         check.count = same(read_hf(hf), expected)
@@ -66,7 +73,6 @@ def everywhere(report, ours, what, source, expected, values=None):
         check.count = same(tensors, expected)
         assert found == values, f"{found} is not {values}"
     with report.check(f"{what}: one fingerprint in all forms, no difference") as check:
-        reference = write(f"{source}.reference.safetensors", expected)
         native = ours.convert(source, "native", "--shard-size", "20KB")
         check.count = ours.call("verify", native)["tensors"]
         fingerprint = ours.fingerprint(reference)
