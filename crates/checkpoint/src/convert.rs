@@ -136,12 +136,12 @@ impl Chosen {
             let entry = TensorMetadata { part, dtype, shape, layout: None, chunks: Vec::new() };
             metadata.tensors.insert(name.clone(), entry);
         }
-        for name in source.index.blobs().keys() {
+        for name in source.index.values() {
             if !wanted(name) || !matches!(format, SaveFormat::Native | SaveFormat::Dcp) {
                 left_out.push(name.clone());
                 continue;
             }
-            let content = blob(source, name)?;
+            let content = source.read_bytes(name)?.unwrap_or_default();
             let (length, digest) = (content.len() as u64, digest_of(&content));
             let index = MetadataIndex::whole(name);
             let item = WriteItem { index, part: Part::Training, data: WriteData::Bytes { length, digest } };
@@ -151,16 +151,6 @@ impl Chosen {
         }
         Ok(Self { metadata, batch: Batch::of(items), bytes, left_out })
     }
-}
-
-/// Bytes of a source in our own words: what DCP pickles becomes JSON.
-fn blob(source: &Source, name: &str) -> Result<Vec<u8>, CheckpointError> {
-    let bytes = source.read_bytes(name)?.unwrap_or_default();
-    if source.index.format() != Format::Dcp {
-        return Ok(bytes);
-    }
-    let value = crate::formats::dcp::read_value(name, &bytes)?;
-    Ok(value.to_string().into_bytes())
 }
 
 fn part_of(source: &Source, name: &str) -> Part {

@@ -21,7 +21,7 @@ use shardloom_layout::Hint;
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
-use crate::index::Index;
+use crate::index::{Blob, BytesPlace, Index};
 use crate::keys::KeyMap;
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
@@ -207,14 +207,29 @@ impl Source {
         Ok(())
     }
 
-    /// Reads bytes that are not a tensor, and checks them where that is
-    /// possible.
+    /// Reads bytes that are not a tensor, as they were saved, and checks them
+    /// where that is possible. Values that torch pickled are JSON.
     pub fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
-        let Some(blob) = self.index.blobs().get(name) else { return Ok(None) };
-        let mut bytes = vec![0; blob.length as usize];
-        self.storage.read_at(&self.index.file(blob.file).name, blob.offset, &mut bytes)?;
-        self.check_bytes(name, &bytes)?;
+        let Some(place) = self.index.bytes_at(name) else { return Ok(None) };
+        let bytes = match place {
+            BytesPlace::Text(json) => json.as_bytes().to_vec(),
+            BytesPlace::Raw(blob) => self.read_blob(name, blob)?,
+            BytesPlace::Pickled(blob) => {
+                let value = dcp::read_value(name, &self.read_blob(name, blob)?)?;
+                value.to_string().into_bytes()
+            }
+        };
         Ok(Some(bytes))
+    }
+
+    /// Reads bytes as they are in their file.
+    fn read_blob(&self, name: &str, blob: Blob) -> Result<Vec<u8>, CheckpointError> {
+        let mut bytes = vec![0; blob.length as usize];
+        if blob.length > 0 {
+            self.storage.read_at(&self.index.file(blob.file).name, blob.offset, &mut bytes)?;
+        }
+        self.check_bytes(name, &bytes)?;
+        Ok(bytes)
     }
 }
 

@@ -118,6 +118,17 @@ pub struct Blob {
     pub length: u64,
 }
 
+/// Where the bytes of a name are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BytesPlace<'a> {
+    /// In a file, as they were saved.
+    Raw(Blob),
+    /// In a file, as an archive of torch around a value.
+    Pickled(Blob),
+    /// In the description of the whole, as JSON.
+    Text(&'a str),
+}
+
 /// Why tiles do not make up a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -261,6 +272,24 @@ impl Index {
         &self.blobs
     }
 
+    /// The names of all that is not a tensor.
+    pub fn values(&self) -> impl Iterator<Item = &String> {
+        // Among the tensors of torch's own files stand plain values.
+        let plain = (self.format == Format::Torch).then_some(self.metadata.keys());
+        self.blobs.keys().chain(plain.into_iter().flatten())
+    }
+
+    /// Where the bytes of a name are, if it has any.
+    pub(crate) fn bytes_at(&self, name: &str) -> Option<BytesPlace<'_>> {
+        match (self.blobs.get(name), self.format) {
+            (Some(&blob), Format::Dcp) => Some(BytesPlace::Pickled(blob)),
+            (Some(&blob), _) => Some(BytesPlace::Raw(blob)),
+            (None, Format::Torch) => self.metadata.get(name).map(|json| BytesPlace::Text(json)),
+            (None, Format::Dcp) => self.tensors.get(name)?.as_bytes().map(BytesPlace::Raw),
+            (None, _) => None,
+        }
+    }
+
     /// What the format says about the checkpoint as a whole.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
@@ -276,6 +305,18 @@ impl TensorEntry {
     /// Bytes of the whole tensor once decoded.
     pub fn bytes(&self) -> u64 {
         self.shape.volume() as u64 * self.dtype.size() as u64
+    }
+
+    /// The tensor as plain bytes, if it is like those that DCP keeps bytes
+    /// as: it has no other form for what is no value.
+    fn as_bytes(&self) -> Option<Blob> {
+        match (self.dtype, &*self.shape, self.tiles.as_slice()) {
+            (DType::U8, [0], []) => Some(Blob { file: FileId(0), offset: 0, length: 0 }),
+            (DType::U8, [length], [tile]) if tile.codec == Codec::Raw && tile.strides[0] == 1 => {
+                Some(Blob { file: tile.file, offset: tile.offset, length: *length as u64 })
+            }
+            _ => None,
+        }
     }
 
     /// Bytes that the tensor takes in its files.

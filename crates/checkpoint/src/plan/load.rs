@@ -238,7 +238,7 @@ impl<'a> StandardLoadPlanner<'a> {
             |name: &str, there: &mut dyn Iterator<Item = &str>| nearest(name, there).map(str::to_owned);
         for (name, slot) in &self.state.slots {
             let found = match slot {
-                Slot::Bytes(_) => index.blobs().contains_key(name),
+                Slot::Bytes(_) => index.bytes_at(name).is_some(),
                 Slot::Tensor { spec, .. } => match index.tensors().get(name) {
                     Some(entry) => {
                         if entry.shape != spec.shape {
@@ -280,7 +280,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
         let mut plan = LoadPlan::default();
         for (name, slot) in &self.state.slots {
             let Slot::Tensor { spec, .. } = slot else {
-                if index.blobs().contains_key(name) {
+                if index.bytes_at(name).is_some() {
                     plan.bytes.push((name.clone(), name.clone()));
                 }
                 continue;

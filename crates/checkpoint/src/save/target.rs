@@ -340,7 +340,7 @@ impl Planned {
         rank: usize,
     ) -> Result<Self, CheckpointError> {
         match (options.format, target) {
-            (SaveFormat::Dcp, _) => Self::dcp(batch, rank),
+            (SaveFormat::Dcp, _) => Self::dcp(batch, stored, rank),
             (SaveFormat::Native, Target::Objects(_)) => Ok(Self::chunks(batch, rank)),
             (format, Target::Objects(storage)) => {
                 Err(TargetError::NotForObjects { location: storage.location(), format }.into())
@@ -381,7 +381,11 @@ impl Planned {
 
     /// A DCP file of this rank's parts. Bytes that are JSON become values
     /// that Python sees as such.
-    fn dcp(batch: &Batch<'_>, rank: usize) -> Result<Self, CheckpointError> {
+    fn dcp(
+        batch: &Batch<'_>,
+        stored: &BTreeMap<String, Stored>,
+        rank: usize,
+    ) -> Result<Self, CheckpointError> {
         let name = dcp::file_name(rank);
         let mut written = DcpRank::default();
         for (item, bytes) in batch.items() {
@@ -399,6 +403,14 @@ impl Planned {
                 WriteData::Bytes { .. } => region.shape(),
             };
             written.items.push(DcpItem { name: item.index.name.clone(), dtype, shape, region });
+        }
+        // Of a tensor without elements nobody holds a part, but torch must find its name.
+        let planned = |name: &str| batch.items().any(|(item, _)| item.index.name == name);
+        for (name, stored) in stored.iter().filter(|_| rank == 0) {
+            if stored.kind == Kind::Tensor && stored.shape.volume() == 0 && !planned(name) {
+                let (shape, region) = (stored.shape.clone(), Region::whole(&stored.shape));
+                written.items.push(DcpItem { name: name.clone(), dtype: stored.dtype, shape, region });
+            }
         }
         let file = written.lay_out().map_err(|error| CheckpointError::format(&name, error))?;
         let mut frame = file.values;

@@ -185,7 +185,7 @@ fn chosen(args: &ConvertArgs, source: &Source) -> Result<Option<Vec<String>>, Pa
         return Ok(None);
     }
     let (include, exclude) = (globs(&args.include)?, globs(&args.exclude)?);
-    let names = source.index.tensors().keys().chain(source.index.blobs().keys());
+    let names = source.index.tensors().keys().chain(source.index.values());
     let kept = |name: &&String| {
         (args.include.is_empty() || include.is_match(name.as_str())) && !exclude.is_match(name.as_str())
     };

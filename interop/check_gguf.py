@@ -1,0 +1,82 @@
+"""GGUF files, written by the package of llama.cpp."""
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
+
+from check_models import tiny
+from equal import everywhere, read_hf, same
+
+
+def run(place, ours, report):
+    unknown_names(place, ours, report)
+    llama(place, ours, report)
+
+
+def unknown_names(place, ours, report):
+    """An architecture that nobody knows, so that names and rows stay as they are."""
+    generator = np.random.default_rng(1)
+    path = place / "kinds.gguf"
+    writer = gguf.GGUFWriter(path, "starfish")
+    for kind in (Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1):
+        add(writer, f"{kind.name}.weight", generator.standard_normal((6, 96), np.float32), kind)
+    finish(writer)
+    expected = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        kept = tensor.tensor_type in (Kind.F32, Kind.F16)
+        values = tensor.data if kept else gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        expected[tensor.name] = torch.from_numpy(np.array(values))
+    everywhere(report, ours, "gguf", path, expected)
+
+
+def llama(place, ours, report):
+    """A Llama model as llama.cpp has it, read by transformers and by us."""
+    model = tiny(1, intermediate_size=96, vocab_size=64)
+    config = model.config
+    folder = place / "llama"
+    folder.mkdir()
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        kind = Kind.F32 if weight.ndim == 1 else Kind.Q4_0 if "mlp" in name else Kind.Q8_0
+        add(writer, stored, interleaved(weight.numpy(), heads), kind)
+    finish(writer)
+    with report.check("gguf of llama → hf → transformers' own reading of gguf") as check:
+        peer = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
+        check.count = same(read_hf(ours.convert(folder / "model.gguf", "hf")), peer.state_dict())
+
+
+def interleaved(weight, heads):
+    """Rows of queries and keys as the converter of llama.cpp stores them: the halves of a head take turns."""
+    if heads is None:
+        return weight
+    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def add(writer, name, values, kind):
+    if kind == Kind.F32:
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    elif kind == Kind.F16:
+        writer.add_tensor(name, values.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def finish(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,70 @@
+"""Compares what Shardloom reads and writes with the programs whose formats these are.
+
+    python run.py PATH/TO/shardloom PATH/TO/ranks
+
+One line for each check: what was compared, how it went, how many tensors. `./test interop` builds both programs and
+makes the environment.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import traceback
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
+}
+
+import check_distributed  # noqa: E402 - what is above must be set before anything is imported
+import check_gguf  # noqa: E402
+import check_mlx  # noqa: E402
+import check_models  # noqa: E402
+import check_torch  # noqa: E402
+from ours import Ours  # noqa: E402
+
+
+class Report:
+    """What was compared so far."""
+
+    def __init__(self):
+        self.passed, self.failed = 0, 0
+
+    @contextlib.contextmanager
+    def check(self, what):
+        """A check fails by an exception; it sets `count` to the number of tensors that it compared."""
+        current = type("Check", (), {"count": 0})()
+        try:
+            yield current
+            assert current.count > 0, "nothing was compared"
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the other checks still count
+            self.failed += 1
+            print(f"FAIL  {what}: {error}", flush=True)
+            traceback.print_exc()
+        else:
+            self.passed += 1
+            print(f"PASS  {what}: {current.count} tensors", flush=True)
+
+
+def main():
+    ours = Ours(*map(os.path.abspath, sys.argv[1:3]))
+    report = Report()
+    for module in (check_torch, check_models, check_mlx, check_gguf, check_distributed):
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="shardloom-interop-") as place:
+            try:
+                module.run(pathlib.Path(place), ours, report)
+            except Exception as error:  # noqa: BLE001 - a peer that cannot be set up is a failure, too
+                report.failed += 1
+                print(f"FAIL  {module.__name__} cannot go on: {error}", flush=True)
+                traceback.print_exc()
+        print(f"{module.__name__}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(f"{report.passed} passed, {report.failed} failed")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
