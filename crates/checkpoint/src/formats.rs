@@ -21,7 +21,7 @@ use shardloom_layout::Hint;
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
-use crate::index::Index;
+use crate::index::{Index, StoredFile};
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
 use gguf::GgufError;
@@ -145,6 +145,7 @@ impl Source {
 
     /// Opens one file of a place.
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
+        refuse_unfinished(&*storage, &[])?;
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             Some("gguf") => gguf::read_file(&*storage, name)?,
@@ -159,6 +160,7 @@ impl Source {
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
+        refuse_unfinished(&*storage, &files)?;
         if has(MANIFEST_FILE) {
             let manifest = Manifest::read(&*storage)?;
             let index = Arc::new(native::index(&*storage, &manifest)?);
@@ -209,6 +211,20 @@ impl Source {
         self.check_bytes(name, &bytes)?;
         Ok(Some(bytes))
     }
+}
+
+/// Refuses what a save left behind that did not come to its end: a folder
+/// under the name that it has until then, and parts of tensors without the
+/// manifest that puts them together.
+fn refuse_unfinished(storage: &dyn Storage, files: &[StoredFile]) -> Result<(), CheckpointError> {
+    let name = storage.folder().and_then(Path::file_name).map(|name| name.to_string_lossy());
+    let partial = name.is_some_and(|name| name.starts_with('.') && name.ends_with(".partial"));
+    let parts = files.iter().any(|file| native::is_chunks_file(&file.name))
+        && !files.iter().any(|file| file.name == MANIFEST_FILE);
+    if partial || parts {
+        return Err(CheckpointError::Unfinished { location: storage.location() });
+    }
+    Ok(())
 }
 
 #[cfg(feature = "object-store")]

@@ -115,6 +115,9 @@ impl Opened {
                 objects.storage.put(MANIFEST_FILE, &bytes)?;
             }
             Destination::Folder(folder) => {
+                for file in &self.files.files {
+                    folder.complete(file)?;
+                }
                 let storage = LocalStorage::new(&folder.partial);
                 for (name, asset) in self.assets() {
                     storage.put(name, asset)?;

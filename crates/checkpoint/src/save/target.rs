@@ -205,7 +205,21 @@ impl Opened {
     }
 }
 
+/// What stands for a file's first bytes until all of it is there: a header so
+/// long that no reader of safetensors takes zeros for tensors.
+const UNFINISHED: [u8; 8] = [0xff; 8];
+
 impl OpenFolder {
+    /// Makes a file that all ranks have written one that can be read.
+    pub(super) fn complete(&self, file: &PlannedFile) -> Result<(), CheckpointError> {
+        let first = &file.header[..file.header.len().min(UNFINISHED.len())];
+        let completed = File::options().write(true).open(self.partial.join(&file.name)).and_then(|handle| {
+            write_all_at(&handle, first, 0)?;
+            handle.sync_all()
+        });
+        completed.map_err(|error| self.failed("complete", &file.name, &error))
+    }
+
     fn handle(&self, number: usize, planned: &PlannedFile) -> Result<Arc<File>, CheckpointError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = open.get(&number) {
@@ -281,7 +295,7 @@ fn own_file(plan: &SavePlan, rank: usize) -> FileLayout {
         parts.iter().map(|(name, .., region)| (name.as_str(), region)),
     );
     let tensors = parts.iter().map(|(name, dtype, shape, _)| (name.as_str(), *dtype, shape));
-    FileLayout::one_file(&format!("chunks-{rank:05}.safetensors"), tensors, starts)
+    FileLayout::one_file(&crate::formats::native::chunks_file(rank), tensors, starts)
 }
 
 /// The folder that is written before it gets its name.
@@ -311,8 +325,10 @@ fn create(path: &Path, files: &[PlannedFile]) -> Result<(), CheckpointError> {
     for file in files {
         let path = partial.join(&file.name);
         let made = File::create(&path).and_then(|handle| {
+            let (first, rest) = file.header.split_at(file.header.len().min(UNFINISHED.len()));
             handle.set_len(file.length)?;
-            write_all_at(&handle, &file.header, 0)?;
+            write_all_at(&handle, &UNFINISHED[..first.len()], 0)?;
+            write_all_at(&handle, rest, first.len() as u64)?;
             handle.sync_all()
         });
         made.map_err(|error| failed("create", &path, &error))?;
