@@ -22,7 +22,7 @@ use shardloom_layout::Hint;
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
 use crate::index::{Index, StoredFile};
-use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
+use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError, digest_of};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
 use gguf::GgufError;
 use mlx::MlxError;
@@ -209,6 +209,19 @@ impl Source {
         let mut bytes = vec![0; blob.length as usize];
         self.storage.read_at(&self.index.file(blob.file).name, blob.offset, &mut bytes)?;
         self.check_bytes(name, &bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// Reads a file that was saved beside the tensors, such as `config.json`,
+    /// and checks that it is as it was saved. `None` if none was saved.
+    pub fn read_asset(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.assets.get(name)) else {
+            return Ok(None);
+        };
+        let bytes = self.storage.read_all(name, said.length)?;
+        if digest_of(&bytes) != said.digest {
+            return Err(CheckpointError::DamagedBytes { name: name.to_owned() });
+        }
         Ok(Some(bytes))
     }
 }
