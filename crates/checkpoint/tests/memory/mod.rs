@@ -37,6 +37,9 @@ impl Memory {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() {
+                continue;
+            }
             memory.change(|files| files.insert(name.to_owned(), std::fs::read(&path).unwrap()));
         }
         memory
