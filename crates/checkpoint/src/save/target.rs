@@ -321,7 +321,18 @@ fn create(path: &Path, files: &[PlannedFile]) -> Result<(), CheckpointError> {
         }
         _ => {}
     }
-    fs::create_dir_all(&partial).map_err(|error| failed("create", &partial, &error))?;
+    make_files(&partial, files).inspect_err(|_| {
+        // The error is the one to tell; what is left only takes up room.
+        let _ = fs::remove_dir_all(&partial);
+    })
+}
+
+/// Makes a folder with files of the right length and their headers.
+fn make_files(partial: &Path, files: &[PlannedFile]) -> Result<(), CheckpointError> {
+    let failed = |action, path: &Path, error: &io::Error| {
+        CheckpointError::from(StorageError::io(action, path.display().to_string(), error))
+    };
+    fs::create_dir_all(partial).map_err(|error| failed("create", partial, &error))?;
     for file in files {
         let path = partial.join(&file.name);
         let made = File::create(&path).and_then(|handle| {
@@ -333,6 +344,6 @@ fn create(path: &Path, files: &[PlannedFile]) -> Result<(), CheckpointError> {
         });
         made.map_err(|error| failed("create", &path, &error))?;
     }
-    sync_folder(&partial).map_err(|error| failed("sync", &partial, &error))?;
+    sync_folder(partial).map_err(|error| failed("sync", partial, &error))?;
     Ok(())
 }
