@@ -13,7 +13,7 @@ use crate::index::Format;
 use crate::manifest::{MANIFEST_FILE, digest_of};
 use crate::observer::Observer;
 use crate::plan::{Metadata, MetadataIndex, TensorMetadata, WriteData, WriteItem};
-use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target};
+use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target, Written};
 use crate::state::Part;
 use crate::storage::StorageError;
 use crate::walk::{Walked, walk};
@@ -78,22 +78,8 @@ pub fn convert(
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
     let opened = Opened::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
-    // Bytes first, by the way that ranks take; then the tensors.
-    let written = Batch::of(chosen.bytes).write(&opened, None, &())?;
-    let sums = written.sums;
-    let tensors = chosen.metadata.tensors.iter().map(|(name, tensor)| {
-        let entry = &source.index.tensors()[name];
-        Walked { name, entry, dtype: tensor.dtype }
-    });
-    walk(source, tensors, "converting", observer, |stretch| {
-        let name = stretch.tensor.name;
-        sums.add_run(name, stretch.position, stretch.bytes);
-        let Some(place) = opened.place(name) else { return Ok(()) };
-        let ahead = stretch.position * stretch.tensor.dtype.size() as u64;
-        opened.write(place.file, place.offset + ahead, stretch.bytes)
-    })?;
-    opened.sync()?;
-    let fingerprints = opened.commit(sums, &*gang)?;
+    let written = write_all(source, &chosen.metadata, chosen.bytes, &opened, observer);
+    let (_, fingerprints) = opened.conclude(written, &*gang)?;
     let size = |tensor: &TensorMetadata| tensor.shape.volume() as u64 * tensor.dtype.size() as u64;
     Ok(ConvertReport {
         tensors: chosen.metadata.tensors.len(),
@@ -102,6 +88,30 @@ pub fn convert(
         assets,
         fingerprint: fingerprints.whole,
     })
+}
+
+/// Writes the bytes, by the way that ranks take, and then the tensors.
+fn write_all(
+    source: &Source,
+    metadata: &Metadata,
+    bytes: Vec<(WriteItem, Cow<'_, [u8]>)>,
+    opened: &Opened,
+    observer: &dyn Observer,
+) -> Result<Written, CheckpointError> {
+    let written = Batch::of(bytes).fill(opened, None, &())?;
+    let tensors = metadata.tensors.iter().map(|(name, tensor)| {
+        let entry = &source.index.tensors()[name];
+        Walked { name, entry, dtype: tensor.dtype }
+    });
+    walk(source, tensors, "converting", observer, |stretch| {
+        let name = stretch.tensor.name;
+        written.sums.add_run(name, stretch.position, stretch.bytes);
+        let Some(place) = opened.place(name) else { return Ok(()) };
+        let ahead = stretch.position * stretch.tensor.dtype.size() as u64;
+        opened.write(place.file, place.offset + ahead, stretch.bytes)
+    })?;
+    opened.sync()?;
+    Ok(written)
 }
 
 /// What is converted.

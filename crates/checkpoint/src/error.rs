@@ -36,6 +36,12 @@ pub enum CheckpointError {
         /// Where was looked.
         location: String,
     },
+    /// A save that did not come to its end.
+    #[error("{location} holds a save that is not finished")]
+    Unfinished {
+        /// Where.
+        location: String,
+    },
     /// Something was asked that the checkpoint cannot answer.
     #[error(transparent)]
     Want(#[from] WantError),
@@ -104,6 +110,9 @@ impl Hint for CheckpointError {
                 "give a .safetensors, .gguf, .pt, .pth, .bin or .npz file, or a folder with safetensors, DCP or \
                  consolidated.NN.pth files"
                     .to_owned(),
+            ),
+            Self::Unfinished { .. } => Some(
+                "it was cut short or is still under way; open an older checkpoint, or save it again".to_owned(),
             ),
             Self::Gang(error) => error.hint(),
             Self::Plan(error) => error.hint(),

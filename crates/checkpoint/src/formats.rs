@@ -21,9 +21,9 @@ use shardloom_layout::Hint;
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
-use crate::index::{Blob, BytesPlace, Index};
+use crate::index::{Blob, BytesPlace, Index, StoredFile};
 use crate::keys::KeyMap;
-use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError};
+use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError, digest_of};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
 use gguf::GgufError;
 use mlx::MlxError;
@@ -152,6 +152,7 @@ impl Source {
 
     /// Opens one file of a place.
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
+        refuse_unfinished(&*storage, &[])?;
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             Some("gguf") => gguf::read_file(&*storage, name)?,
@@ -166,6 +167,7 @@ impl Source {
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
+        refuse_unfinished(&*storage, &files)?;
         if has(MANIFEST_FILE) {
             let manifest = Manifest::read(&*storage)?;
             let index = Arc::new(native::index(&*storage, &manifest)?);
@@ -231,6 +233,32 @@ impl Source {
         self.check_bytes(name, &bytes)?;
         Ok(bytes)
     }
+    /// Reads a file that was saved beside the tensors, such as `config.json`,
+    /// and checks that it is as it was saved. `None` if none was saved.
+    pub fn read_asset(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.assets.get(name)) else {
+            return Ok(None);
+        };
+        let bytes = self.storage.read_all(name, said.length)?;
+        if digest_of(&bytes) != said.digest {
+            return Err(CheckpointError::DamagedBytes { name: name.to_owned() });
+        }
+        Ok(Some(bytes))
+    }
+}
+
+/// Refuses what a save left behind that did not come to its end: a folder
+/// under the name that it has until then, and parts of tensors without the
+/// manifest that puts them together.
+fn refuse_unfinished(storage: &dyn Storage, files: &[StoredFile]) -> Result<(), CheckpointError> {
+    let name = storage.folder().and_then(Path::file_name).map(|name| name.to_string_lossy());
+    let partial = name.is_some_and(|name| name.starts_with('.') && name.ends_with(".partial"));
+    let parts = files.iter().any(|file| native::is_chunks_file(&file.name))
+        && !files.iter().any(|file| file.name == MANIFEST_FILE);
+    if partial || parts {
+        return Err(CheckpointError::Unfinished { location: storage.location() });
+    }
+    Ok(())
 }
 
 #[cfg(feature = "object-store")]

@@ -167,16 +167,45 @@ fn acquire_and_read<'a>(
     sums: Option<&Sums>,
     observer: &dyn Observer,
 ) -> Result<LoadReport, CheckpointError> {
-    // One destination may have many items; it is filled as a whole.
-    let mut destinations: Vec<(&ReadItem, Destination<'a>)> = Vec::new();
+    let mut destinations = Vec::new();
+    let read = acquire(planner, items, &mut destinations)
+        .and_then(|()| read_own(source, &mut destinations, shares, gang.rank(), options, sums, observer));
+    // Nobody waits for what another could not read.
+    let read = together(gang, read)?;
+    let received = shares.exchange(&mut destinations, gang, sums)?;
+    for (item, destination) in destinations {
+        planner.apply_tensor(item, destination)?;
+    }
+    Ok(LoadReport { read, received, ..LoadReport::default() })
+}
+
+/// The destinations of all items. One may have many; it is filled as a whole.
+fn acquire<'i, 'a>(
+    planner: &mut dyn LoadPlanner<'a>,
+    items: &'i [ReadItem],
+    destinations: &mut Vec<(&'i ReadItem, Destination<'a>)>,
+) -> Result<(), CheckpointError> {
     for item in items {
         if destinations.last().is_none_or(|(last, _)| last.destination != item.destination) {
             destinations.push((item, planner.acquire_tensor(item)?));
         }
     }
+    Ok(())
+}
+
+/// Reads what this rank reads for itself and for others.
+fn read_own(
+    source: &Source,
+    destinations: &mut [(&ReadItem, Destination<'_>)],
+    shares: &Shares,
+    rank: usize,
+    options: &LoadOptions,
+    sums: Option<&Sums>,
+    observer: &dyn Observer,
+) -> Result<ReadReport, CheckpointError> {
     let mut wants = Vec::new();
-    for (item, destination) in &mut destinations {
-        if shares.reader(&item.destination.name).is_some_and(|reader| reader != gang.rank()) {
+    for (item, destination) in destinations {
+        if shares.reader(&item.destination.name).is_some_and(|reader| reader != rank) {
             continue;
         }
         let missing = || crate::plan::LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
@@ -189,15 +218,7 @@ fn acquire_and_read<'a>(
             into: destination.bytes,
         });
     }
-    let mut report = LoadReport {
-        read: read_verified(source, wants, &options.read, sums, observer)?,
-        ..LoadReport::default()
-    };
-    report.received = shares.exchange(&mut destinations, gang, sums)?;
-    for (item, destination) in destinations {
-        planner.apply_tensor(item, destination)?;
-    }
-    Ok(report)
+    read_verified(source, wants, &options.read, sums, observer)
 }
 
 /// Which rank reads what several want. Names without an entry are read by

@@ -23,8 +23,8 @@ use crate::state::{Paths, State};
 use crate::together;
 pub(crate) use target::Opened;
 pub use target::{SaveFormat, Target, TargetError};
-pub(crate) use write::Batch;
 use write::exchange;
+pub(crate) use write::{Batch, Written};
 
 /// How to save.
 #[derive(Clone, Debug)]
@@ -115,10 +115,8 @@ impl Saver {
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
         let written = batch.write(&opened, options.threads, observer);
-        let written = together(&*self.gang, written)?;
-        let fingerprints = opened.commit(written.sums, &*self.gang)?;
+        let (bytes, fingerprints) = opened.conclude(written, &*self.gang)?;
         let total = started.elapsed();
-        let bytes = written.bytes;
         Ok(SaveReport {
             fingerprint: fingerprints.whole,
             model: fingerprints.model,
@@ -145,17 +143,15 @@ impl Saver {
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
         let staged = batch.stage(&opened, options, &*observer);
-        let staged = together(&*self.gang, staged)?;
+        let staged = together(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
         let threads = options.threads;
         self.pending = Some(self.background.start(move |gang| {
             let written = staged.write(&opened, threads, &*observer);
-            let finished = together(gang, written).and_then(|written| {
-                let bytes = written.bytes;
-                let fingerprints = opened.commit(written.sums, gang)?;
+            let finished = opened.conclude(written, gang).map(|(bytes, fingerprints)| {
                 let total = started.elapsed();
                 let (fingerprint, model) = (fingerprints.whole, fingerprints.model);
-                Ok(SaveReport { fingerprint, model, bytes, stall, total })
+                SaveReport { fingerprint, model, bytes, stall, total }
             });
             Ok(finished)
         }));

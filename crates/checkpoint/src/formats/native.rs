@@ -107,6 +107,17 @@ fn placed(
     }
 }
 
+/// The file that a rank uploads.
+pub(crate) fn chunks_file(rank: usize) -> String {
+    format!("chunks-{rank:05}.safetensors")
+}
+
+/// Whether a file has the name of one that a rank uploads.
+pub(crate) fn is_chunks_file(name: &str) -> bool {
+    let rank = name.strip_prefix("chunks-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    rank.is_some_and(|rank| rank.len() >= 5 && rank.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// How a rank's own file says where its parts begin: the header's metadata,
 /// one entry for each tensor.
 pub(crate) fn chunk_metadata<'a>(

@@ -7,6 +7,7 @@ use shardloom_gang::{Gang, GangExt};
 use shardloom_layout::{DType, Region, Shape};
 
 use super::target::{Destination, Opened, SaveFormat};
+use super::write::Written;
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
@@ -30,8 +31,29 @@ pub(crate) struct Fingerprints {
 type LastFile = Option<(&'static str, Vec<u8>)>;
 
 impl Opened {
+    /// Commits what this rank has written, if all ranks have, and says how
+    /// many bytes it was. Every rank.
+    pub(crate) fn conclude(
+        &self,
+        written: Result<Written, CheckpointError>,
+        gang: &dyn Gang,
+    ) -> Result<(u64, Fingerprints), CheckpointError> {
+        let committed =
+            together(gang, written).and_then(|written| Ok((written.bytes, self.commit(written.sums, gang)?)));
+        committed.inspect_err(|_| self.discard(gang))
+    }
+
+    /// Makes room again after a save that failed. Every rank, once all have
+    /// stopped writing.
+    pub(super) fn discard(&self, gang: &dyn Gang) {
+        if let (Destination::Folder(folder), 0) = (&self.place, gang.rank()) {
+            // The error that led here is the one to tell.
+            let _ = fs::remove_dir_all(&folder.partial);
+        }
+    }
+
     /// Commits what all ranks have written. Every rank, after all are done.
-    pub(crate) fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
+    fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
         let files = self.all_files(gang)?;
         let manifest = self.manifest(&sums, files);
@@ -156,6 +178,9 @@ impl Opened {
                 }
             }
             Destination::Folder(folder) => {
+                for file in &self.files.files {
+                    folder.complete(file)?;
+                }
                 let storage = LocalStorage::new(&folder.partial);
                 for (name, asset) in self.assets() {
                     storage.put(name, asset)?;

@@ -15,7 +15,7 @@ use super::write::Batch;
 use crate::error::CheckpointError;
 use crate::file_layout::{FileLayout, Place, PlannedFile};
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
-use crate::formats::native::chunk_metadata;
+use crate::formats::native::{chunk_metadata, chunks_file};
 use crate::manifest::{Arrangement, Kind, MANIFEST_FILE};
 use crate::plan::{Metadata, WriteData, WriteItem};
 use crate::state::Part;
@@ -161,12 +161,6 @@ impl Opened {
                 together(gang, made)?;
                 let folder =
                     OpenFolder { partial: partial_of(path)?, path: path.clone(), open: Mutex::default() };
-                let mine = plan.hands == Hands::Alone || gang.rank() == 0;
-                let files = if mine { plan.files.files.as_slice() } else { &[] };
-                together(
-                    gang,
-                    files.iter().enumerate().try_for_each(|(number, file)| folder.create(number, file)),
-                )?;
                 Destination::Folder(folder)
             }
             Target::Objects(storage) => {
@@ -196,9 +190,21 @@ impl Opened {
             options: options.clone(),
             index_file: plan.index_file,
         };
-        let framed = plan.frame.iter().try_for_each(|(offset, bytes)| opened.write(0, *offset, bytes));
-        together(gang, framed)?;
+        let begun = opened.begin(&plan.frame, gang.rank());
+        together(gang, begun).inspect_err(|_| opened.discard(gang))?;
         Ok(opened)
+    }
+
+    /// Makes this rank's files and writes what is known already.
+    fn begin(&self, frame: &[(u64, Vec<u8>)], rank: usize) -> Result<(), CheckpointError> {
+        if let Destination::Folder(folder) = &self.place
+            && (self.hands == Hands::Alone || rank == 0)
+        {
+            for (number, file) in self.files.files.iter().enumerate() {
+                folder.create(number, file)?;
+            }
+        }
+        frame.iter().try_for_each(|(offset, bytes)| self.write(0, *offset, bytes))
     }
 
     pub(super) fn arrangement(&self) -> Arrangement {
@@ -270,18 +276,37 @@ impl Opened {
     }
 }
 
+/// What stands for a file's first bytes until all of it is there: a header so
+/// long that no reader of safetensors takes zeros for tensors.
+const UNFINISHED: [u8; 8] = [0xff; 8];
+
 impl OpenFolder {
     /// Makes a file, empty but for its header. It stays open, so that the
     /// header is synced by the rank that wrote it.
     fn create(&self, number: usize, file: &PlannedFile) -> Result<(), CheckpointError> {
         let made = File::create(self.partial.join(&file.name)).and_then(|handle| {
+            let (first, rest) = file.header.split_at(file.header.len().min(UNFINISHED.len()));
             handle.set_len(file.length)?;
-            write_all_at(&handle, &file.header, 0)?;
+            write_all_at(&handle, &UNFINISHED[..first.len()], 0)?;
+            write_all_at(&handle, rest, first.len() as u64)?;
             Ok(handle)
         });
         let handle = made.map_err(|error| self.failed("create", &file.name, &error))?;
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(handle));
         Ok(())
+    }
+
+    /// Makes a file that all ranks have written one that can be read.
+    pub(super) fn complete(&self, file: &PlannedFile) -> Result<(), CheckpointError> {
+        let first = &file.header[..file.header.len().min(UNFINISHED.len())];
+        if first.is_empty() {
+            return Ok(());
+        }
+        let completed = File::options().write(true).open(self.partial.join(&file.name)).and_then(|handle| {
+            write_all_at(&handle, first, 0)?;
+            handle.sync_all()
+        });
+        completed.map_err(|error| self.failed("complete", &file.name, &error))
     }
 
     fn handle(&self, number: usize, planned: &PlannedFile) -> Result<Arc<File>, CheckpointError> {
@@ -375,7 +400,7 @@ impl Planned {
         }
         let starts = chunk_metadata(parts.iter().map(|(name, .., region)| (*name, region)));
         let tensors = parts.iter().map(|(name, dtype, shape, _)| (*name, *dtype, shape));
-        let files = FileLayout::one_file(&format!("chunks-{rank:05}.safetensors"), tensors, starts);
+        let files = FileLayout::one_file(&chunks_file(rank), tensors, starts);
         Self { hands: Hands::Alone, files, dcp: None, frame: Vec::new(), index_file: None }
     }
 

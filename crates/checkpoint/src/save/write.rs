@@ -137,12 +137,24 @@ impl<'a> Batch<'a> {
         }
         let kept = copy_all(kept, options.threads);
         // What does not fit is written now, before the caller goes on.
-        let done = Batch { items: rest, done: None }.write(opened, options.threads, observer)?;
+        let done = Batch { items: rest, done: None }.fill(opened, options.threads, observer)?;
         Ok(Batch { items: kept, done: Some(done) })
     }
 
     /// Writes and syncs the items.
     pub(crate) fn write(
+        self,
+        opened: &Opened,
+        threads: Option<usize>,
+        observer: &dyn Observer,
+    ) -> Result<Written, CheckpointError> {
+        let written = self.fill(opened, threads, observer)?;
+        opened.sync()?;
+        Ok(written)
+    }
+
+    /// Writes everything, but does not make it last.
+    pub(crate) fn fill(
         self,
         opened: &Opened,
         threads: Option<usize>,
@@ -184,10 +196,7 @@ impl<'a> Batch<'a> {
         });
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => {
-                opened.sync()?;
-                Ok(Written { bytes: before + bytes, sums })
-            }
+            None => Ok(Written { bytes: before + bytes, sums }),
         }
     }
 }

@@ -1,0 +1,6 @@
+//! See `mlx_config` in `crates/checkpoint/tests/probe`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let _ = shardloom_fuzz::probe::mlx_config(input);
+});
