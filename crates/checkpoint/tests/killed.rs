@@ -189,8 +189,9 @@ impl Watch {
         match Source::open(&other) {
             Err(_) => {}
             Ok(source) if source.index.format() == Format::Native => check_committed(&other, step),
-            // The model is whole, too, once its files can be read.
-            Ok(source) => assert!(check_tensors(&source, step) >= 3),
+            // Files that can be read are whole. Some may be gone: the next
+            // save removes what this one left, and may be killed at that.
+            Ok(source) => assert!(check_tensors(&source, step) > 0),
         }
         fs::rename(&other, partial).unwrap();
     }
