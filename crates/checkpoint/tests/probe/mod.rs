@@ -112,7 +112,7 @@ pub fn consolidated(input: &[u8]) -> Outcome {
 pub fn dcp_metadata(input: &[u8]) -> Outcome {
     let folder = Memory::one(".metadata", input)
         .with("__0_0.distcp", fixture!("dcp/plain/__0_0.distcp"))
-        .with("__1_0.distcp", fixture!("dcp/safetensors/__1_0.distcp"));
+        .with("__1_0.distcp", fixture!("dcp/plain/__1_0.distcp"));
     open_folder(folder)
 }
 
