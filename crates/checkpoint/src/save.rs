@@ -110,7 +110,7 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let written = batch.write(&*opened, options.threads, observer);
+        let written = batch.write(&opened, options.threads, observer);
         let (bytes, fingerprints) = opened.conclude(written, &*self.gang)?;
         let total = started.elapsed();
         Ok(SaveReport {
@@ -138,12 +138,12 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let staged = batch.stage(&*opened, options, &*observer);
+        let staged = batch.stage(&opened, options, &*observer);
         let staged = together(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
         let threads = options.threads;
         self.pending = Some(self.background.start(move |gang| {
-            let written = staged.write(&*opened, threads, &*observer);
+            let written = staged.write(&opened, threads, &*observer);
             let finished = opened.conclude(written, gang).map(|(bytes, fingerprints)| {
                 let total = started.elapsed();
                 let (fingerprint, model) = (fingerprints.whole, fingerprints.model);
