@@ -22,8 +22,11 @@ const MOST_READ: u64 = 64 << 10;
 /// What became of an input.
 pub type Outcome = Result<(), CheckpointError>;
 
-/// Every parser by name, and how it gets its input.
-pub const PARSERS: &[(&str, fn(&[u8]) -> Outcome)] = &[
+/// A parser's name, and how it gets its input.
+pub type Parser = (&'static str, fn(&[u8]) -> Outcome);
+
+/// Every parser.
+pub const PARSERS: &[Parser] = &[
     ("safetensors", safetensors),
     ("folder_index", folder_index),
     ("manifest", manifest),
