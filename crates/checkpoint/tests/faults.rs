@@ -82,7 +82,7 @@ fn assert_whole(path: &Path) {
 fn with_older() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let older = folder.path().join("older");
-    save(&Target::Folder(older.clone())).into_iter().for_each(|rank| drop(rank.unwrap()));
+    save(&Target::Folder(older.clone())).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
     (folder, older)
 }
 
@@ -137,7 +137,7 @@ fn a_full_disk_is_told_and_leaves_room_as_before() {
 /// Saves a little, then too much, then a little.
 fn fill(folder: &Path) {
     let target = |name: &str| Target::Folder(folder.join(name));
-    save(&target("older")).into_iter().for_each(|rank| drop(rank.unwrap()));
+    save(&target("older")).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
     let outcomes = threads::run(2, patient(), |gang| {
         let mesh = Mesh::new(&[("a", 2)]).unwrap();
         let locals = locals(mesh, gang.rank(), 3);
@@ -160,7 +160,7 @@ fn fill(folder: &Path) {
     writeln!(io::stdout(), "full: {:?}", kind.unwrap()).unwrap();
     assert_whole(&folder.join("older"));
     fs::remove_dir_all(folder.join("older")).unwrap();
-    save(&target("larger")).into_iter().for_each(|rank| drop(rank.unwrap()));
+    save(&target("larger")).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
     assert_whole(&folder.join("larger"));
 }
 
@@ -196,7 +196,7 @@ fn nothing_that_exists_is_overwritten() {
     let objects = folder.path().join("objects");
     fs::create_dir(&objects).unwrap();
     let objects = Target::Objects(Arc::new(LocalStorage::new(objects)));
-    save(&objects).into_iter().for_each(|rank| drop(rank.unwrap()));
+    save(&objects).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
     assert!(texts(save(&objects)).iter().all(|text| text.contains("exists already")));
     assert_eq!(fs::read(file).unwrap(), b"mine");
     assert_whole(&older);
@@ -273,7 +273,7 @@ fn a_rank_that_fails_is_named_on_all_ranks() {
         assert!(told[1 - lost].starts_with(&format!("rank {lost}: `what this rank lost`")), "{told:?}");
     }
     assert_eq!(names(folder.path()), ["older"]);
-    save(&target).into_iter().for_each(|rank| drop(rank.unwrap()));
+    save(&target).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
     assert_whole(&older);
 }
 
@@ -399,7 +399,7 @@ fn a_save_that_fails_at_any_write_says_so_and_can_be_done_again() {
         assert!(told.iter().all(|text| text.contains("the cable is out")), "{most}: {told:?}");
         storage.mend();
         assert!(Source::open_folder(storage.clone()).is_err());
-        save(&target).into_iter().for_each(|rank| drop(rank.unwrap()));
+        save(&target).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
         load_on(2, &Source::open_folder(storage).unwrap()).into_iter().for_each(|rank| rank.unwrap());
     }
 }

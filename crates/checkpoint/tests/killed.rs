@@ -285,7 +285,7 @@ impl Run {
         loop {
             match self.lines.recv_timeout(Duration::from_secs(60)) {
                 Ok(line) => {
-                    self.said.extend(line.strip_prefix("saved ").map(|step| step.parse::<u64>().unwrap()))
+                    self.said.extend(line.strip_prefix("saved ").map(|step| step.parse::<u64>().unwrap()));
                 }
                 Err(RecvTimeoutError::Disconnected) => return self.said,
                 Err(RecvTimeoutError::Timeout) => panic!("the program outlived its end"),

@@ -175,7 +175,7 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// How much a walk over the values may visit.
+    /// How many bytes a walk over the values may make of them.
     pub(crate) fn budget(&self) -> Budget {
         Budget { left: self.length.saturating_mul(64).saturating_add(1 << 16) }
     }
@@ -250,6 +250,9 @@ impl<'a> Value<'a> {
     }
 }
 
+/// What a value costs beside its bytes: about what it takes in memory.
+const VISIT: usize = 32;
+
 /// What a walk may still visit, so that shared parts do not multiply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
@@ -259,7 +262,7 @@ pub(crate) struct Budget {
 impl Budget {
     /// Pays for one value and so many bytes that are made of it.
     pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), PickleError> {
-        self.left = self.left.checked_sub(bytes.saturating_add(1)).ok_or(PickleError::Shared)?;
+        self.left = self.left.checked_sub(bytes.saturating_add(VISIT)).ok_or(PickleError::Shared)?;
         Ok(())
     }
 }

@@ -22,8 +22,11 @@ const MOST_READ: u64 = 64 << 10;
 /// What became of an input.
 pub type Outcome = Result<(), CheckpointError>;
 
-/// Every parser by name, and how it gets its input.
-pub const PARSERS: &[(&str, fn(&[u8]) -> Outcome)] = &[
+/// A parser's name, and how it gets its input.
+pub type Parser = (&'static str, fn(&[u8]) -> Outcome);
+
+/// Every parser.
+pub const PARSERS: &[Parser] = &[
     ("safetensors", safetensors),
     ("folder_index", folder_index),
     ("manifest", manifest),
@@ -112,7 +115,7 @@ pub fn consolidated(input: &[u8]) -> Outcome {
 pub fn dcp_metadata(input: &[u8]) -> Outcome {
     let folder = Memory::one(".metadata", input)
         .with("__0_0.distcp", fixture!("dcp/plain/__0_0.distcp"))
-        .with("__1_0.distcp", fixture!("dcp/safetensors/__1_0.distcp"));
+        .with("__1_0.distcp", fixture!("dcp/plain/__1_0.distcp"));
     open_folder(folder)
 }
 

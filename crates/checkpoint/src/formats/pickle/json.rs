@@ -106,13 +106,13 @@ impl<'a> Walk<'_, 'a> {
 
     fn bytes(&mut self, bytes: &[u8]) -> Result<Json, PickleError> {
         // A number takes more room than a byte.
-        self.budget.spend(bytes.len().saturating_mul(8))?;
+        self.budget.spend(bytes.len().saturating_mul(32))?;
         Ok(Json::from(bytes))
     }
 
     /// Bytes that were written as the characters of the same numbers.
     fn latin(&mut self, text: &str) -> Result<Json, PickleError> {
-        self.budget.spend(text.len().saturating_mul(8))?;
+        self.budget.spend(text.len().saturating_mul(32))?;
         let bytes: Result<Vec<u8>, _> =
             text.chars().map(|character| u8::try_from(u32::from(character))).collect();
         bytes.map(Json::from).map_err(|_| self.unexpected("bytes"))
