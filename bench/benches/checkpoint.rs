@@ -274,7 +274,7 @@ fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     }
     let cold = drop_caches().is_some();
     if !cold {
-        println!("cold reads are left out: the page cache cannot be dropped here");
+        report.note("cold reads", ["left out", "the page cache cannot be dropped here"], 0.0);
     }
     for round in 0..ROUNDS * 2 {
         let warm = round % 2 == 1 || !cold;

@@ -58,6 +58,10 @@ pub fn convert(
     let adapter;
     let source = match save.format {
         SaveFormat::Peft => {
+            let format = source.index.format();
+            if !matches!(format, Format::Peft | Format::Mlx) {
+                return Err(CheckpointError::NoAdapter { format });
+            }
             let exported = peft::to_peft(&source.index, None)?;
             save.assets.insert(peft::CONFIG.to_owned(), exported.config.into_bytes());
             adapter = Source::new(exported.index, std::sync::Arc::clone(&source.storage));

@@ -4,7 +4,7 @@ use shardloom_gang::GangError;
 use shardloom_layout::Hint;
 
 use crate::formats::FormatError;
-use crate::index::IndexError;
+use crate::index::{Format, IndexError};
 use crate::keys::KeyError;
 use crate::plan::{LoadPlanError, PlanError};
 use crate::read::WantError;
@@ -20,7 +20,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// A file is not what its format says.
-    #[error("`{file}` cannot be read: {source}")]
+    #[error("`{file}` cannot be used: {source}")]
     Format {
         /// The file.
         file: String,
@@ -74,6 +74,12 @@ pub enum CheckpointError {
         /// What each of them says.
         failures: Vec<(usize, String)>,
     },
+    /// Something else than an adapter cannot become one.
+    #[error("a {format} checkpoint is no adapter")]
+    NoAdapter {
+        /// What it is.
+        format: Format,
+    },
     /// Ranks could not exchange what they must.
     #[error(transparent)]
     Gang(#[from] GangError),
@@ -103,6 +109,9 @@ impl Hint for CheckpointError {
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
             Self::Keys(error) => error.hint(),
+            Self::NoAdapter { .. } => {
+                Some("give a folder with adapter_config.json, written by PEFT or MLX".to_owned())
+            }
             Self::LoadPlan(LoadPlanError::Plan(error)) => error.hint(),
             Self::LoadPlan(_) => None,
             Self::Damaged(_) | Self::DamagedBytes { .. } => {

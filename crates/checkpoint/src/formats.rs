@@ -125,7 +125,7 @@ impl Source {
         let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => StorageError::Missing {
                 file: path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-                location: format!("`{}`", path.parent().unwrap_or(Path::new("")).display()),
+                location: LocalStorage::new(path.parent().unwrap_or(Path::new(""))).location(),
             },
             _ => StorageError::io("open", path.display().to_string(), &error),
         })?;

@@ -253,7 +253,7 @@ impl Shares {
                 gang.recv(destination.bytes, ranks[0], TAG)?;
                 received += destination.bytes.len() as u64;
                 if let Some(sums) = sums {
-                    sums.add_region_as(
+                    sums.add_checked(
                         &item.storage.name,
                         &destination.region,
                         destination.dtype,

@@ -139,21 +139,16 @@ pub enum ManifestError {
         found: u32,
     },
     /// A file that is not as long as it was.
-    #[error("`{file}` has {found} bytes, but was saved with {expected}")]
+    #[error("it has {found} bytes, but was saved with {expected}")]
     Length {
-        /// The file.
-        file: String,
         /// What it should have.
         expected: u64,
         /// What it has.
         found: u64,
     },
     /// A file whose header was changed.
-    #[error("the header of `{file}` was changed or damaged after it was written")]
-    Header {
-        /// The file.
-        file: String,
-    },
+    #[error("its header was changed or damaged after it was written")]
+    Header,
     /// A tensor that its file does not have, or has otherwise.
     #[error("`{tensor}` is not in the files as it was saved")]
     Tensor {

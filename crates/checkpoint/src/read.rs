@@ -21,6 +21,7 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::index::TensorEntry;
 use crate::observer::Observer;
+use crate::storage::Way;
 use crate::sums::Sums;
 pub use extents::{Extent, extents};
 use job::{Job, split};
@@ -49,11 +50,13 @@ pub struct ReadOptions {
     /// Threads that read; by default, one for each core, and more for places
     /// that are far away.
     pub threads: Option<usize>,
+    /// How bytes come from a filesystem; by default what suits it.
+    pub way: Option<Way>,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { budget: 1 << 30, threads: None }
+        Self { budget: 1 << 30, threads: None, way: None }
     }
 }
 
@@ -128,7 +131,9 @@ pub(crate) fn read_verified(
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
-    let stretch = (options.budget / threads).clamp(4096, STRETCH);
+    // What is hashed after it was read should still be in the nearest cache.
+    let most = if sums.is_some() { STRETCH / 8 } else { STRETCH };
+    let stretch = (options.budget / threads).clamp(4096, most);
     let mut jobs = Vec::new();
     let mut total = 0;
     for want in wants {
@@ -136,10 +141,21 @@ pub(crate) fn read_verified(
         total += want.into.len() as u64;
         split(want, stretch, &mut jobs);
     }
+    let way = options.way.unwrap_or_else(|| usual_way(source, total));
     observer.begin("reading", total);
     // In the order of the files: disks and caches like it.
     jobs.sort_by_key(Job::place);
-    let pool = Pool::new(source, stretch, sums, observer);
+    let pool = Pool {
+        source,
+        stretch,
+        way,
+        sums,
+        observer,
+        read: AtomicU64::new(0),
+        requests: AtomicU64::new(0),
+        delivered: AtomicU64::new(0),
+        failed: AtomicBool::new(false),
+    };
     let queue = Mutex::new(jobs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     pool.drain(threads, next)
@@ -150,6 +166,24 @@ fn default_threads(source: &Source) -> usize {
         Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
         // Far away, waiting is what takes time.
         None => 16,
+    }
+}
+
+/// Through the cache, unless so much is wanted of a filesystem that the cache
+/// could not hold it and would only push out what others need.
+fn usual_way(source: &Source, total: u64) -> Way {
+    let memory = || -> Option<u64> {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+    };
+    // Nobody looks for memory to read a little.
+    if total < 1 << 32 || source.storage.folder().is_none() {
+        return Way::Cached;
+    }
+    match memory() {
+        Some(memory) if total > memory / 2 => Way::Direct,
+        _ => Way::Cached,
     }
 }
 
@@ -174,6 +208,7 @@ fn check(want: &Want<'_>) -> Result<(), WantError> {
 struct Pool<'a> {
     source: &'a Source,
     stretch: usize,
+    way: Way,
     sums: Option<&'a Sums>,
     observer: &'a dyn Observer,
     read: AtomicU64,
@@ -182,20 +217,7 @@ struct Pool<'a> {
     failed: AtomicBool,
 }
 
-impl<'a> Pool<'a> {
-    fn new(source: &'a Source, stretch: usize, sums: Option<&'a Sums>, observer: &'a dyn Observer) -> Self {
-        Self {
-            source,
-            stretch,
-            sums,
-            observer,
-            read: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            delivered: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-        }
-    }
-
+impl Pool<'_> {
     /// Runs jobs until there are none, or one fails.
     fn drain<'j>(
         &self,
@@ -237,6 +259,6 @@ impl<'a> Pool<'a> {
         self.read.fetch_add(into.len() as u64, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
         let name = &self.source.index.file(file).name;
-        Ok(self.source.storage.read_at(name, offset, into)?)
+        Ok(self.source.storage.read_by(self.way, name, offset, into)?)
     }
 }

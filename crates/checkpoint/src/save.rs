@@ -114,7 +114,7 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let written = batch.write(&*opened, options.threads, observer);
+        let written = batch.write(&opened, options.threads, observer);
         let written = together(&*self.gang, written)?;
         let fingerprints = opened.commit(written.sums, &*self.gang)?;
         let total = started.elapsed();
@@ -144,12 +144,12 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let staged = batch.stage(&*opened, options, &*observer);
+        let staged = batch.stage(&opened, options, &*observer);
         let staged = together(&*self.gang, staged)?;
         let stall = started.elapsed();
         let threads = options.threads;
         self.pending = Some(self.background.start(move |gang| {
-            let written = staged.write(&*opened, threads, &*observer);
+            let written = staged.write(&opened, threads, &*observer);
             let finished = together(gang, written).and_then(|written| {
                 let bytes = written.bytes;
                 let fingerprints = opened.commit(written.sums, gang)?;

@@ -1,8 +1,10 @@
 //! Where a checkpoint's files are.
 
 mod address;
+mod direct;
 mod fault;
 pub(crate) mod local;
+mod mapped;
 #[cfg(test)]
 pub(crate) mod memory;
 #[cfg(feature = "object-store")]
@@ -37,6 +39,12 @@ pub trait Storage: Send + Sync {
 
     /// Reads exactly `into.len()` bytes from `offset` on.
     fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError>;
+
+    /// The same in another way, where there are several.
+    fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        let _ = way;
+        self.read_at(name, offset, into)
+    }
 
     /// Puts a whole file in its place, at once or not at all.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError>;
@@ -90,6 +98,20 @@ pub trait Upload: Send {
 
     /// Puts the file in its place. Only then can it be seen.
     fn finish(self: Box<Self>) -> Result<(), StorageError>;
+}
+
+/// How bytes come from a filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Copied out of the system's cache. Good on every filesystem.
+    Cached,
+    /// Through a memory map, which saves a call into the kernel for each
+    /// short run. Slow on network filesystems, and only for files that nobody
+    /// changes meanwhile.
+    Mapped,
+    /// Past the cache, for files larger than memory. Where the filesystem
+    /// cannot do that, as if cached.
+    Direct,
 }
 
 /// Whether a file exists.

@@ -35,6 +35,15 @@ pub(crate) struct Counted {
     pub(crate) count: u64,
 }
 
+/// Which halves of sums are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Halves {
+    /// The lower ones: checksums.
+    Low,
+    /// Both: fingerprints.
+    Both,
+}
+
 /// Where one tensor's sums are.
 #[derive(Clone, Debug)]
 struct TensorSums {
@@ -87,7 +96,12 @@ impl Sums {
     /// Adds elements that follow one another in the whole tensor. A tensor
     /// without room is left out.
     pub fn add_run(&self, name: &str, position: u64, bytes: &[u8]) {
-        let Some(tensor) = self.tensors.get(name) else { return };
+        if let Some(tensor) = self.tensors.get(name) {
+            self.add(tensor, position, bytes, Halves::Both);
+        }
+    }
+
+    fn add(&self, tensor: &TensorSums, position: u64, bytes: &[u8], halves: Halves) {
         let width = tensor.dtype.size();
         let (mut position, mut rest) = (position, bytes);
         let mut high = 0u64;
@@ -95,7 +109,10 @@ impl Sums {
             let chunk = position / tensor.elements;
             let until = ((chunk + 1) * tensor.elements - position) as usize * width;
             let (part, behind) = rest.split_at(until.min(rest.len()));
-            let sum = ElementSum::of_run(width, position, part);
+            let sum = match halves {
+                Halves::Both => ElementSum::of_run(width, position, part),
+                Halves::Low => ElementSum { low: ElementSum::low_of_run(width, position, part), high: 0 },
+            };
             self.low[tensor.first + chunk as usize].fetch_add(sum.low, Ordering::Relaxed);
             let count = (part.len() / width) as u64;
             self.counts[tensor.first + chunk as usize].fetch_add(count, Ordering::Relaxed);
@@ -106,23 +123,17 @@ impl Sums {
         self.high[tensor.number].fetch_add(high, Ordering::Relaxed);
     }
 
-    /// Adds a region's elements, row-major in `bytes`.
-    pub fn add_region(&self, name: &str, region: &Region, bytes: &[u8]) {
-        let Some(tensor) = self.tensors.get(name) else { return };
+    /// Adds a region's elements, row-major in `bytes`, to the checksums alone,
+    /// if they have the tensor's own dtype: others say nothing about what was
+    /// saved.
+    pub(crate) fn add_checked(&self, name: &str, region: &Region, dtype: DType, bytes: &[u8]) {
+        let Some(tensor) = self.tensors.get(name).filter(|tensor| tensor.dtype == dtype) else { return };
         let Ok(runs) = region.runs(&tensor.shape) else { return };
         let mut rest = bytes;
         for run in runs {
             let (part, behind) = rest.split_at(run.len() * tensor.dtype.size());
-            self.add_run(name, run.start as u64, part);
+            self.add(tensor, run.start as u64, part, Halves::Low);
             rest = behind;
-        }
-    }
-
-    /// Adds a region's elements if they have the tensor's own dtype: others
-    /// say nothing about what was saved.
-    pub(crate) fn add_region_as(&self, name: &str, region: &Region, dtype: DType, bytes: &[u8]) {
-        if self.tensors.get(name).is_some_and(|tensor| tensor.dtype == dtype) {
-            self.add_region(name, region, bytes);
         }
     }
 

@@ -116,7 +116,7 @@ fn a_description_that_wants_to_run_something_is_refused_by_name() {
     let error = files.open(None).unwrap_err();
     assert_eq!(
         error,
-        "`.metadata` cannot be read: its pickle wants to use `builtins.exec`, which is refused"
+        "`.metadata` cannot be used: its pickle wants to use `builtins.exec`, which is refused"
     );
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use model::{blank, bytes_of, locals, state, tensors, wanted};
 use shardloom_checkpoint::{
     CheckpointError, LoadOptions, LoadReport, ReadOptions, SaveOptions, SaveReport, Saver, Source, Target,
-    Want, load, read,
+    Want, load, read, storage::Way,
 };
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::{Mesh, Region};
@@ -124,7 +124,8 @@ fn parts_are_read_as_any_dtype_with_any_budget() {
                 dtype: shardloom_layout::DType::F32,
                 into: &mut into,
             };
-            let options = ReadOptions { budget, threads: Some(2) };
+            let way = Some(if budget == 1 { Way::Direct } else { Way::Mapped }).filter(|_| budget < 1 << 20);
+            let options = ReadOptions { budget, threads: Some(2), way };
             read(&source, vec![want], &options, &()).unwrap();
             let part = model::part(&whole, entry.dtype, &entry.shape, &region);
             for (bf16, f32) in part.chunks(2).zip(into.chunks(4)) {

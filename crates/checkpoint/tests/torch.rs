@@ -96,7 +96,7 @@ fn tensors_without_plain_elements_are_refused_by_name() {
         let (error, hint) = refused(&format!("torch/{file}"));
         assert_eq!(
             error,
-            format!("`{file}` cannot be read: `layer.weight` is a {kind} tensor, which is not supported")
+            format!("`{file}` cannot be used: `layer.weight` is a {kind} tensor, which is not supported")
         );
         assert!(hint.contains("dense"), "{hint}");
     }
@@ -115,7 +115,7 @@ fn old_forms_are_refused_with_the_way_out() {
         Memory([("a.pt".to_owned(), bytes)].into(), Arc::default()).open(Some("a.pt")).unwrap_err()
     };
     assert!(open(tar).contains("tar form"));
-    assert_eq!(open(Vec::new()), "`a.pt` cannot be read: it is no file of `torch.save`");
+    assert_eq!(open(Vec::new()), "`a.pt` cannot be used: it is no file of `torch.save`");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_pickle_that_wants_to_run_something_is_refused_by_name() {
     let error = files.open(Some("no_checksums.pth")).unwrap_err();
     assert_eq!(
         error,
-        "`no_checksums.pth` cannot be read: its pickle wants to use `posix.system.called_from_a_file`, which is refused"
+        "`no_checksums.pth` cannot be used: its pickle wants to use `posix.system.called_from_a_file`, which is refused"
     );
 }
 

@@ -32,7 +32,13 @@ fn values(source: &Source, name: &str, entry: &TensorEntry, region: &Region) -> 
     let mut values = vec![0u16; region.volume()];
     let into = bytemuck::cast_slice_mut(&mut values);
     let want = Want { name, entry, region: region.clone(), dtype: DType::U16, into };
-    read(source, vec![want], &ReadOptions { budget: 1 << 20, threads: Some(1) }, &()).unwrap();
+    read(
+        source,
+        vec![want],
+        &ReadOptions { budget: 1 << 20, threads: Some(1), ..ReadOptions::default() },
+        &(),
+    )
+    .unwrap();
     values
 }
 

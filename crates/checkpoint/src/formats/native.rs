@@ -73,12 +73,12 @@ fn damaged(error: ManifestError) -> CheckpointError {
 fn header_of(storage: &dyn Storage, file: &ManifestFile) -> Result<Header, CheckpointError> {
     let found = storage.length(&file.name)?;
     if found != file.length {
-        let (name, expected) = (file.name.clone(), file.length);
-        return Err(damaged(ManifestError::Length { file: name, expected, found }));
+        let wrong = ManifestError::Length { expected: file.length, found };
+        return Err(CheckpointError::format(&file.name, wrong));
     }
     let (bytes, length) = safetensors::read_header_bytes(storage, &file.name)?;
     if digest_of(&bytes) != file.header {
-        return Err(damaged(ManifestError::Header { file: file.name.clone() }));
+        return Err(CheckpointError::format(&file.name, ManifestError::Header));
     }
     Header::parse(&bytes[8..], length).map_err(|error| CheckpointError::format(&file.name, error))
 }

@@ -85,14 +85,14 @@ impl Job<'_> {
         let Some(sums) = pool.sums else { return self.fill(pool, staging) };
         if self.dtype == self.entry.dtype {
             self.fill(pool, staging)?;
-            sums.add_region_as(self.name, &self.region, self.dtype, self.into);
+            sums.add_checked(self.name, &self.region, self.dtype, self.into);
             return Ok(());
         }
         // Checksums are of elements as they were saved.
         let mut saved = vec![0; self.region.volume() * self.entry.dtype.size()];
         let (name, entry, region) = (self.name, self.entry, self.region.clone());
         Job { name, entry, region, dtype: entry.dtype, into: &mut saved }.fill(pool, staging)?;
-        sums.add_region_as(self.name, &self.region, entry.dtype, &saved);
+        sums.add_checked(self.name, &self.region, entry.dtype, &saved);
         cast(entry.dtype, &saved, self.dtype, self.into);
         Ok(())
     }
@@ -171,17 +171,29 @@ impl Job<'_> {
     ) -> Result<(), CheckpointError> {
         let (elements, bytes) = (blocks.format.elements(), blocks.format.bytes());
         let ahead = part.start()[blocks.dim] - tile.region.start()[blocks.dim] + blocks.lead;
-        let (skip, lead) = (ahead / elements * bytes, ahead % elements);
+        let (skip, lead) = ((ahead / elements * bytes) as u64, ahead % elements);
         let count = part.size()[blocks.dim];
         let row = (lead + count).div_ceil(elements) * bytes;
         let mut values = vec![0.0; (lead + count).div_ceil(elements) * elements];
-        for segment in Segments::new(tile, 0, part, &self.region) {
-            staging.resize(row, 0);
-            pool.fetch(tile.file, segment.offset + skip as u64, staging)?;
-            for (block, into) in staging.chunks_exact(bytes).zip(values.chunks_exact_mut(elements)) {
-                blocks.format.decode(block, into);
+        let mut gathered = Gathered::default();
+        let mut rows = Segments::new(tile, 0, part, &self.region).peekable();
+        while let Some(segment) = rows.next() {
+            let start = segment.offset + skip;
+            gathered.add(Segment { offset: start, ..segment }, start + row as u64);
+            let next = rows.peek().map(|next| next.offset + skip);
+            if next.is_some_and(|next| gathered.takes(next, next + row as u64, pool)) {
+                continue;
             }
-            self.put_values(&values[lead..lead + count], segment);
+            let first = gathered.first();
+            staging.resize((gathered.end - first) as usize, 0);
+            pool.fetch(tile.file, first, staging)?;
+            for segment in std::mem::take(&mut gathered.segments) {
+                let packed = &staging[(segment.offset - first) as usize..][..row];
+                for (block, into) in packed.chunks_exact(bytes).zip(values.chunks_exact_mut(elements)) {
+                    blocks.format.decode(block, into);
+                }
+                self.put_values(&values[lead..lead + count], segment);
+            }
         }
         Ok(())
     }
@@ -201,30 +213,55 @@ impl Job<'_> {
         let (skip, words) = here.word_bytes(count);
         let (side_skip, side) = here.side_bytes(count, width);
         let mut values = vec![0.0; count];
-        let beside = |side: &Side| {
-            let rows = Segments::new(&beside(tile, side), 0, part, &self.region);
-            rows.map(|segment| segment.offset).collect::<Vec<u64>>()
-        };
-        let (scales, biases) = (beside(&affine.scales), beside(&affine.biases));
-        let (mut scale, mut bias) = (vec![0; side as usize], vec![0; side as usize]);
+        // Rows of one job are near each other: the values beside them are
+        // read at once.
+        let scales = self.beside(pool, tile, &affine.scales, part, side_skip, side)?;
+        let biases = self.beside(pool, tile, &affine.biases, part, side_skip, side)?;
         for (row, segment) in Segments::new(tile, 0, part, &self.region).enumerate() {
             staging.resize(words as usize, 0);
             pool.fetch(tile.file, segment.offset + skip, staging)?;
-            pool.fetch(affine.scales.file, scales[row] + side_skip, &mut scale)?;
-            pool.fetch(affine.biases.file, biases[row] + side_skip, &mut bias)?;
             let run = AffineRun {
                 bits: here.bits,
                 group: here.group,
                 lead: here.lead,
                 dtype: self.entry.dtype,
                 words: staging,
-                scales: &scale,
-                biases: &bias,
+                scales: scales.row(row),
+                biases: biases.row(row),
             };
             run.decode(&mut values);
             self.put_values(&values, segment);
         }
         Ok(())
+    }
+
+    /// The values beside all rows of a part.
+    fn beside(
+        &self,
+        pool: &Pool<'_>,
+        tile: &Tile,
+        side: &Side,
+        part: &Region,
+        skip: u64,
+        length: u64,
+    ) -> Result<Beside, CheckpointError> {
+        let rows = Segments::new(&beside(tile, side), 0, part, &self.region);
+        let starts: Vec<u64> = rows.map(|row| row.offset + skip).collect();
+        let (first, last) = (starts.iter().min().copied(), starts.iter().max().copied());
+        let (first, end) = (first.unwrap_or(0), last.unwrap_or(0) + length);
+        // Rows far apart, as of a transposed tensor, are read one by one.
+        if end - first > starts.len() as u64 * length * 2 {
+            let mut bytes = vec![0; starts.len() * length as usize];
+            for (start, into) in starts.iter().zip(bytes.chunks_exact_mut((length as usize).max(1))) {
+                pool.fetch(side.file, *start, into)?;
+            }
+            let starts = (0..starts.len()).map(|row| row * length as usize).collect();
+            return Ok(Beside { bytes, starts, length: length as usize });
+        }
+        let mut bytes = vec![0; (end - first) as usize];
+        pool.fetch(side.file, first, &mut bytes)?;
+        let starts = starts.iter().map(|start| (start - first) as usize).collect();
+        Ok(Beside { bytes, starts, length: length as usize })
     }
 
     /// Puts decoded values into the destination.
@@ -239,6 +276,19 @@ impl Job<'_> {
             cast(DType::F32, bytes, self.entry.dtype, &mut own);
             put(self.entry.dtype, &own, self.dtype, segment.target, segment.step, self.into);
         }
+    }
+}
+
+/// The values beside rows, row by row.
+struct Beside {
+    bytes: Vec<u8>,
+    starts: Vec<usize>,
+    length: usize,
+}
+
+impl Beside {
+    fn row(&self, row: usize) -> &[u8] {
+        &self.bytes[self.starts[row]..][..self.length]
     }
 }
 
@@ -282,6 +332,11 @@ impl Gathered {
             && offset - self.end <= pool.source.storage.gap()
             && end - first.offset <= pool.stretch as u64
             && self.segments.len() < GATHERED
+    }
+
+    /// Where the first segment begins.
+    fn first(&self) -> u64 {
+        self.segments.first().map_or(0, |first| first.offset)
     }
 
     fn add(&mut self, segment: Segment, end: u64) {

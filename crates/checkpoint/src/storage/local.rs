@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use super::{Storage, StorageError, Upload, check_name};
+use super::direct::DirectFile;
+use super::mapped::MappedFile;
+use super::{Storage, StorageError, Upload, Way, check_name};
 use crate::index::StoredFile;
 
 /// A folder on a filesystem. Files stay open once they were read.
@@ -15,6 +17,8 @@ use crate::index::StoredFile;
 pub struct LocalStorage {
     folder: PathBuf,
     open: Arc<OpenFiles>,
+    mapped: Mutex<FxHashMap<String, Arc<MappedFile>>>,
+    direct: Mutex<FxHashMap<String, Option<Arc<DirectFile>>>>,
 }
 
 /// Files that were read, by name.
@@ -23,7 +27,10 @@ type OpenFiles = Mutex<FxHashMap<String, Arc<File>>>;
 impl LocalStorage {
     /// The files of a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), open: Arc::default() }
+        let folder: PathBuf = folder.into();
+        // The parent of a bare name.
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        Self { folder, open: Arc::default(), mapped: Mutex::default(), direct: Mutex::default() }
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, StorageError> {
@@ -48,6 +55,35 @@ impl LocalStorage {
         let file = Arc::new(file);
         open.insert(name.to_owned(), Arc::clone(&file));
         Ok(file)
+    }
+}
+
+impl LocalStorage {
+    fn mapped(&self, name: &str) -> Result<Arc<MappedFile>, StorageError> {
+        let file = self.file(name)?;
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = mapped.get(name) {
+            return Ok(Arc::clone(map));
+        }
+        let map = Arc::new(MappedFile::new(&file).map_err(|error| self.failed("map", name, &error))?);
+        mapped.insert(name.to_owned(), Arc::clone(&map));
+        Ok(map)
+    }
+
+    /// The file, to be read past the cache; `None` where that cannot be.
+    fn direct(&self, name: &str) -> Result<Option<Arc<DirectFile>>, StorageError> {
+        let path = self.path(name)?;
+        let mut direct = self.direct.lock().unwrap_or_else(PoisonError::into_inner);
+        let file =
+            direct.entry(name.to_owned()).or_insert_with(|| DirectFile::open(&path).ok().map(Arc::new));
+        Ok(file.clone())
+    }
+
+    fn read_failed(&self, name: &str, end: u64, error: &io::Error) -> StorageError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => StorageError::Short { file: name.to_owned(), end },
+            _ => self.failed("read", name, error),
+        }
     }
 }
 
@@ -83,12 +119,21 @@ impl Storage for LocalStorage {
 
     fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
         let file = self.file(name)?;
-        read_exact_at(&file, into, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                StorageError::Short { file: name.to_owned(), end: offset.saturating_add(into.len() as u64) }
-            }
-            _ => self.failed("read", name, &error),
-        })
+        let end = offset.saturating_add(into.len() as u64);
+        read_exact_at(&file, into, offset).map_err(|error| self.read_failed(name, end, &error))
+    }
+
+    fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        let end = offset.saturating_add(into.len() as u64);
+        let read = match way {
+            Way::Cached => return self.read_at(name, offset, into),
+            Way::Mapped => self.mapped(name)?.read(into, offset),
+            Way::Direct => match self.direct(name)? {
+                Some(file) => file.read(into, offset),
+                None => return self.read_at(name, offset, into),
+            },
+        };
+        read.map_err(|error| self.read_failed(name, end, &error))
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
@@ -110,6 +155,8 @@ impl Storage for LocalStorage {
     fn remove(&self, name: &str) -> Result<(), StorageError> {
         let path = self.path(name)?;
         forget(&self.open, name);
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.direct.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", name, &error)),
             _ => Ok(()),
@@ -175,6 +222,30 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     #[cfg(not(unix))]
     let _ = folder;
     Ok(())
+}
+
+/// Reads at a position as much as there is, at most all that is asked for.
+pub(super) fn read_at_most(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    #[cfg(unix)]
+    use std::os::unix::fs::FileExt as _;
+    let mut done = 0;
+    while done < into.len() {
+        #[cfg(unix)]
+        let read = file.read_at(&mut into[done..], offset + done as u64);
+        #[cfg(windows)]
+        let read = std::os::windows::fs::FileExt::seek_read(file, &mut into[done..], offset + done as u64);
+        match read {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        // Past the cache, what comes after a short read is not aligned.
+        if !done.is_multiple_of(512) {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 /// Reads at a position without moving a cursor, so that threads may share the

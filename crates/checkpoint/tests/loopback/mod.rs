@@ -1,6 +1,8 @@
 //! Servers on this machine: a real S3, a proxy that breaks things by a script,
 //! and a plain web server.
 
+#![allow(dead_code, reason = "each test uses what it needs")]
+
 pub mod proxy;
 pub mod s3;
 pub mod web;

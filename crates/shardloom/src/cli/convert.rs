@@ -12,10 +12,10 @@ use shardloom::checkpoint::{
     ConvertOptions, Fingerprint, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source, Target,
     convert,
 };
-use shardloom::layout::{DType, Hint};
+use shardloom::layout::{DType, Hint, UnknownDType};
 
 use super::failure::Failure;
-use super::output::{Output, bytes};
+use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub(super) struct ConvertArgs {
     to: Form,
 
     /// The type that floating-point tensors shall have, such as bf16 [default: as they are].
-    #[arg(long)]
+    #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
 
     /// The largest model file, such as 5GB or 500MiB.
@@ -60,6 +60,14 @@ enum Form {
     Dcp,
     /// An adapter folder that PEFT loads.
     Peft,
+}
+
+/// A dtype by name; a mistake is told with what it might have been.
+fn dtype(text: &str) -> Result<DType, String> {
+    text.parse().map_err(|error: UnknownDType| match error.hint() {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    })
 }
 
 /// A number of bytes.
@@ -139,9 +147,9 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
     };
     output.show(&converted, |converted| {
         let mut text = format!(
-            "{}: {} tensors, {}, fingerprint {}",
+            "{}: {}, {}, fingerprint {}",
             converted.target,
-            converted.tensors,
+            counted(converted.tensors, "tensor"),
             bytes(converted.bytes),
             converted.fingerprint
         );

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::checkpoint::{Comparison, Difference, Source, compare};
 
 use super::failure::Failure;
-use super::output::{Output, table};
+use super::output::{Output, counted, table};
 use super::progress::Progress;
 
 #[derive(Args)]
@@ -41,7 +41,7 @@ fn text(answer: &Answer) -> String {
     let Comparison { only_first, only_second, both } = &answer.comparison;
     let same = both.values().filter(|difference| **difference == Difference::Identical).count();
     if answer.identical {
-        return format!("identical: {same} tensors");
+        return format!("identical: {}", counted(same, "tensor"));
     }
     let mut table = table(&["tensor", "difference", "elements", "max abs", "max rel"], &[2, 3, 4]);
     for name in only_first {

@@ -30,6 +30,11 @@ impl Failure {
         Self { kind: Kind::Check, message, hint: None }
     }
 
+    /// The same, with something to try.
+    pub(super) fn check_with_hint<E: Error + Hint>(error: &E) -> Self {
+        Self { kind: Kind::Check, message: chain(error), hint: error.hint() }
+    }
+
     /// The user asked for something that cannot be.
     pub(super) fn user<E: Error + Hint>(error: &E) -> Self {
         Self { kind: Kind::User, message: chain(error), hint: error.hint() }
@@ -115,9 +120,7 @@ impl From<CheckpointError> for Failure {
             | CheckpointError::DamagedBytes { .. }
             | CheckpointError::Format { .. }
             | CheckpointError::Index(_)
-            | CheckpointError::Storage(StorageError::Short { .. }) => {
-                Self { kind: Kind::Check, hint: error.hint(), message: chain(&error) }
-            }
+            | CheckpointError::Storage(StorageError::Short { .. }) => Self::check_with_hint(&error),
             CheckpointError::Gang(_) | CheckpointError::Ranks { .. } => Self::operational_with_hint(&error),
             CheckpointError::Storage(StorageError::Missing { .. } | StorageError::UnknownScheme { .. }) => {
                 Self::user(&error)

@@ -9,7 +9,7 @@ use serde::Serialize;
 use shardloom::checkpoint::{Source, TensorEntry, TensorStats, stats};
 
 use super::failure::Failure;
-use super::output::{Output, bytes};
+use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
@@ -114,12 +114,11 @@ fn text(inspected: &Inspected, alike: Alike) -> String {
         if stored_bytes == total { String::new() } else { format!(", {} stored", bytes(*stored_bytes)) };
     let _ = writeln!(
         out,
-        "{format}: {} tensors, {} parameters, {}{stored}, {} file{}",
-        inspected.tensors.len(),
+        "{format}: {}, {} parameters, {}{stored}, {}",
+        counted(inspected.tensors.len(), "tensor"),
         grouped(*parameters),
         bytes(*total),
-        files.len(),
-        if files.len() == 1 { "" } else { "s" },
+        counted(files.len(), "file"),
     );
     let mut root = Node::default();
     for (name, tensor) in &inspected.tensors {

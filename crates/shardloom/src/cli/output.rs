@@ -66,6 +66,11 @@ pub(super) fn table(heads: &[&str], numbers: &[usize]) -> Table {
     table
 }
 
+/// A number of things, in words.
+pub(super) fn counted(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
 /// Bytes in the unit that suits them.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];

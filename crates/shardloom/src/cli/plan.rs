@@ -10,7 +10,7 @@ use shardloom::layout::{Hint, Layout, Mesh, Placement, TextError};
 
 use super::convert::glob;
 use super::failure::Failure;
-use super::output::{Output, bytes, table};
+use super::output::{Output, bytes, counted, table};
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -220,11 +220,11 @@ fn one_rank(mesh: &str, rank: &Rank) -> String {
         ]);
     }
     format!(
-        "rank {} of {mesh}: keeps {}, reads {} in {} requests from {} files\n{table}",
+        "rank {} of {mesh}: keeps {}, reads {} in {} from {}\n{table}",
         rank.rank,
         bytes(rank.keeps),
         bytes(rank.reads),
-        rank.requests,
-        rank.files
+        counted(rank.requests as usize, "request"),
+        counted(rank.files, "file")
     )
 }

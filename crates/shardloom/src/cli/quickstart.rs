@@ -1,10 +1,15 @@
 //! `shardloom quickstart`: what exists today, on real ranks, with its proof.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
+use shardloom::checkpoint::plan::LoadState;
+use shardloom::checkpoint::{
+    Held, LoadOptions, LocalTensor, SaveOptions, Saver, Source, State, Target, TensorSpec, load,
+};
 use shardloom::gang::{Gang, GangError, GangExt, RedistributeError, Redistributor};
 use shardloom::launch::Launch;
 use shardloom::layout::{
@@ -71,7 +76,7 @@ fn text(shown: &Quickstart) -> String {
     format!(
         "{} ({}) as {}, a {} tensor\n{table}\n\
          Every element on every rank was compared with the true tensor: all equal.\n\
-         Next: shardloom layout move --help, shardloom gang check, shardloom doctor",
+         Next: shardloom inspect --help, shardloom convert --help, shardloom doctor",
         counted(shown.ranks),
         shown.engine,
         shown.mesh,
@@ -133,6 +138,7 @@ fn tour(gang: Arc<dyn Gang>) -> Result<Quickstart, Failure> {
         seconds: begun.elapsed().as_secs_f64(),
     });
     traveller.go("sum gradients, keep a shard", at("[S(1), S(0)]")?)?;
+    traveller.keep(at("[S(0), R]")?)?;
     traveller.go("whole tensor everywhere", at("[R, R]")?)?;
 
     let Traveller { gang, shape, stations, .. } = traveller;
@@ -200,6 +206,66 @@ impl Traveller {
             steps: plan.stages().iter().map(ToString::to_string).collect(),
             bytes_per_rank: most[0],
             seconds: elapsed,
+        });
+        Ok(())
+    }
+
+    /// Saves a checkpoint with all ranks, and loads it in another layout.
+    fn keep(&mut self, target: Layout) -> Result<(), Failure> {
+        let folder = match self.gang.rank() {
+            0 => Some(std::env::temp_dir().join(format!("shardloom-quickstart-{}", std::process::id()))),
+            _ => None,
+        };
+        let folder: PathBuf = self
+            .gang
+            .broadcast_object(folder.as_ref(), 0)
+            .map_err(|error: GangError| Failure::operational_with_hint(&error))?;
+        let kept = self.keep_in(&folder, target);
+        if self.gang.rank() == 0 {
+            // Nothing depends on its going.
+            let _ = std::fs::remove_dir_all(&folder);
+        }
+        kept
+    }
+
+    fn keep_in(&mut self, folder: &Path, target: Layout) -> Result<(), Failure> {
+        let path = folder.join("step_1");
+        let spec =
+            |layout| TensorSpec { dtype: DType::F64, shape: self.shape.clone(), held: Held::Layout(layout) };
+        let begun = Instant::now();
+        let mut state = State::new();
+        let bytes = self.local.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        state.model("weight", LocalTensor { spec: spec(self.layout), bytes: &bytes });
+        let mut saver = Saver::new(Arc::clone(&self.gang))
+            .map_err(|error: GangError| Failure::operational_with_hint(&error))?;
+        let (plan, _) = saver.plan(&state)?;
+        let saved = saver.save(&state, &Target::Folder(path.clone()), &SaveOptions::default(), &())?;
+        let exchanged = plan.exchanges.iter().map(|_| "exchange parts for whole rows".to_owned());
+        let steps = exchanged.chain(["write in place, sync, commit".to_owned()]);
+        self.stations.push(Station {
+            what: "save one safetensors file together".to_owned(),
+            layout: self.layout.to_string(),
+            steps: steps.collect(),
+            bytes_per_rank: 0,
+            seconds: begun.elapsed().as_secs_f64(),
+        });
+
+        let begun = Instant::now();
+        let region = target.region_of(&self.shape, self.gang.rank()).map_err(user)?;
+        let mut bytes = vec![0; region.volume() * 8];
+        let mut wanted = LoadState::new();
+        wanted.tensor("weight", spec(target), &mut bytes);
+        let source = Source::open(&path)?;
+        load(&source, wanted, &*self.gang, &LoadOptions::default(), &())?;
+        self.local = bytes.as_chunks().0.iter().map(|&value| f64::from_le_bytes(value)).collect();
+        self.layout = target;
+        self.compare("load the checkpoint")?;
+        self.stations.push(Station {
+            what: "load it in another layout, verified".to_owned(),
+            layout: target.to_string(),
+            steps: vec![format!("fingerprint {}", &saved.fingerprint.to_string()[..8])],
+            bytes_per_rank: 0,
+            seconds: begun.elapsed().as_secs_f64(),
         });
         Ok(())
     }

@@ -1,14 +1,15 @@
 //! `shardloom verify` and `shardloom fingerprint`: whether a checkpoint is
 //! what it was, and a short name for what it is.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use shardloom::checkpoint::{Against, Source, fingerprint, verify};
+use shardloom::checkpoint::{Against, CheckpointError, Source, StorageError, fingerprint, verify};
 
 use super::failure::Failure;
-use super::output::{Output, bytes};
+use super::output::{Output, bytes, counted};
 use super::progress::Progress;
 
 #[derive(Args)]
@@ -29,7 +30,13 @@ struct Answer {
 }
 
 pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
-    let failed = |error| Failure::from(error).about(&args.path);
+    let failed = |error: CheckpointError| {
+        // A file that a checkpoint should have and has not is damage to it.
+        let lost = matches!(error, CheckpointError::Storage(StorageError::Missing { .. }));
+        let there = lost && Path::new(&args.path).exists();
+        let failure = if there { Failure::check_with_hint(&error) } else { Failure::from(error) };
+        failure.about(&args.path)
+    };
     let source = Source::open_url(&args.path).map_err(failed)?;
     let verified = verify(&source, &Progress::new(output)).map_err(failed)?;
     let answer = Answer {
@@ -46,7 +53,7 @@ pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, 
                 "the files are whole and all can be read; this format has no checksums to compare with"
             }
         };
-        format!("{}: {} tensors, {}: {how}", answer.format, answer.tensors, bytes(answer.bytes))
+        format!("{}: {}, {}: {how}", answer.format, counted(answer.tensors, "tensor"), bytes(answer.bytes))
     })
 }
 

@@ -1,0 +1,112 @@
+//! A load takes no more memory than its result and the budget, however large
+//! the checkpoint is; so does what goes through all of it.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::alloc::{GlobalAlloc, Layout as Block, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shardloom_checkpoint::plan::LoadState;
+use shardloom_checkpoint::{
+    ConvertOptions, Held, LoadOptions, LocalTensor, ReadOptions, SaveOptions, Saver, Source, State, Target,
+    TensorSpec, convert, fingerprint, load,
+};
+use shardloom_gang::{GangOptions, solo};
+use shardloom_layout::{DType, Layout, Mesh, Region, Shape};
+
+/// Counts what is allocated.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all calls are passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, block: Block) -> *mut u8 {
+        let now = NOW.fetch_add(block.size(), Ordering::Relaxed) + block.size();
+        PEAK.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(block) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, block: Block) {
+        NOW.fetch_sub(block.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(address, block) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most that was allocated beyond what there was.
+fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
+    let before = NOW.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let result = work();
+    (PEAK.load(Ordering::Relaxed) - before, result)
+}
+
+/// What is small and does not grow with the checkpoint: names, headers,
+/// manifest, threads.
+const CONSTANT: usize = 1 << 20;
+
+#[test]
+fn memory_is_bounded_by_result_and_budget() {
+    const ROWS: usize = 2048;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    let shape = Shape::new(&[ROWS, 1024]).unwrap();
+    let layout = Layout::replicated(Mesh::new(&[("a", 1)]).unwrap());
+    let bytes: Vec<u8> = (0..ROWS * 1024 * 2).map(|i| (i % 251) as u8).collect();
+    let gang = solo(GangOptions::default());
+    {
+        let mut state = State::new();
+        for number in 0..16 {
+            let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
+            state.model(format!("t{number}"), LocalTensor { spec, bytes: &bytes });
+        }
+        let mut saver = Saver::new(gang.clone()).unwrap();
+        let target = Target::Folder(path.clone());
+        let (used, saved) = peak(|| saver.save(&state, &target, &SaveOptions::default(), &()));
+        saved.unwrap();
+        assert!(used < CONSTANT, "a save that waits needs no copies, but took {used}");
+    }
+    for budget in [64 << 10, 8 << 20] {
+        // As they are, as another type, and a column of each.
+        for (dtype, columns) in [(DType::Bf16, 1024), (DType::F32, 1024), (DType::Bf16, 100)] {
+            let (used, loaded) = peak(|| {
+                let source = Source::open(&path).unwrap();
+                let region = Region::new(&[0, 3], &[ROWS, columns.min(1021)]).unwrap();
+                let mut parts: Vec<Vec<u8>> =
+                    (0..16).map(|_| vec![0; region.volume() * dtype.size()]).collect();
+                let mut wanted = LoadState::new();
+                for (number, part) in parts.iter_mut().enumerate() {
+                    let held = Held::Region(region.clone());
+                    wanted.tensor(
+                        format!("t{number}"),
+                        TensorSpec { dtype, shape: shape.clone(), held },
+                        part,
+                    );
+                }
+                let read = ReadOptions { budget, threads: Some(2), ..ReadOptions::default() };
+                let options = LoadOptions { read, ..LoadOptions::default() };
+                load(&source, wanted, &*gang, &options, &()).unwrap();
+                parts
+            });
+            let result: usize = loaded.iter().map(Vec::len).sum();
+            assert!(
+                used <= result + budget + CONSTANT,
+                "{dtype}, {columns} columns, budget {budget}: {used} for a result of {result}"
+            );
+        }
+    }
+    let source = Source::open(&path).unwrap();
+    let (used, _) = peak(|| fingerprint(&source, &()).unwrap());
+    assert!(used < 16 * CONSTANT, "going through 64 MiB took {used}");
+    let other = Target::Folder(folder.path().join("y"));
+    let options = ConvertOptions { dtype: Some(DType::F32), ..ConvertOptions::default() };
+    let (used, converted) = peak(|| convert(&source, &other, &options, &()));
+    converted.unwrap();
+    assert!(used < 24 * CONSTANT, "converting 64 MiB took {used}");
+}

@@ -1,0 +1,105 @@
+//! Checkpoints that do not fit what is wanted: everything is told at once,
+//! before anything is read.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod model;
+
+use model::{blank, bytes_of, locals, state};
+use shardloom_checkpoint::plan::{LoadPlanError, LoadState, Missing, Unexpected};
+use shardloom_checkpoint::{
+    CheckpointError, Held, KeyMap, KeyRule, LoadOptions, SaveOptions, Saver, Source, Target, TensorSpec, load,
+};
+use shardloom_gang::{GangOptions, solo, threads};
+use shardloom_layout::{DType, Layout, Mesh, Shape};
+
+fn saved(folder: &tempfile::TempDir) -> Source {
+    let mesh = Mesh::new(&[("a", 1)]).unwrap();
+    let locals = locals(mesh, 0, 0);
+    let path = folder.path().join("x");
+    let mut saver = Saver::new(solo(GangOptions::default())).unwrap();
+    saver.save(&state(&locals), &Target::Folder(path.clone()), &SaveOptions::default(), &()).unwrap();
+    Source::open(path).unwrap()
+}
+
+fn whole(dtype: DType, dims: &[usize]) -> TensorSpec {
+    let held = Held::Layout(Layout::replicated(Mesh::new(&[("a", 1)]).unwrap()));
+    TensorSpec { dtype, shape: Shape::new(dims).unwrap(), held }
+}
+
+#[test]
+fn everything_that_does_not_fit_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let gang = solo(GangOptions::default());
+    let (mut a, mut b, mut c) = (vec![7; 24 * 24 * 2], vec![7; 36 * 24 * 2], vec![7; 8]);
+    let mut wanted = LoadState::new();
+    wanted.tensor("model.layers.0.k.weight", whole(DType::Bf16, &[24, 24]), &mut a);
+    wanted.tensor("model.embed.weight", whole(DType::Bf16, &[36, 24]), &mut b);
+    wanted.tensor("scalar", whole(DType::F64, &[]), &mut c);
+    let error = load(&source, wanted, &*gang, &LoadOptions::default(), &()).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::Misfit(_))), "{text}");
+    for line in [
+        "1 wanted, but not in the checkpoint:",
+        "model.layers.0.k.weight (near `model.layers.0.q.weight`)",
+        "6 in the checkpoint, but not wanted:",
+        "model.layers.0.norm.weight",
+        "1 of another shape:",
+        "model.embed.weight: 36x24 wanted, 37x24 in the checkpoint",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+    assert!(a.iter().chain(&b).chain(&c).all(|byte| *byte == 7), "nothing was read");
+}
+
+#[test]
+fn what_may_be_missing_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let gang = solo(GangOptions::default());
+    let options =
+        LoadOptions { missing: Missing::Keep, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let (mut there, mut not) = (vec![0; 8], vec![9; 8]);
+    let mut wanted = LoadState::new();
+    wanted.tensor("scalar", whole(DType::F64, &[]), &mut there);
+    wanted.tensor("other", whole(DType::F64, &[]), &mut not);
+    load(&source, wanted, &*gang, &options, &()).unwrap();
+    assert_eq!(there, bytes_of("scalar", DType::F64, &[]));
+    assert_eq!(not, [9; 8]);
+}
+
+#[test]
+fn names_are_turned_while_loading() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let rule = KeyRule::Rename { from: "model.layers.{}.q.weight".into(), to: "blocks.{}.query".into() };
+    let source = source.with_keys(&KeyMap { rules: vec![rule] }).unwrap();
+    let gang = solo(GangOptions::default());
+    let options = LoadOptions { unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let mut query = vec![0; 24 * 24 * 2];
+    let mut wanted = LoadState::new();
+    wanted.tensor("blocks.0.query", whole(DType::Bf16, &[24, 24]), &mut query);
+    load(&source, wanted, &*gang, &options, &()).unwrap();
+    assert_eq!(query, bytes_of("model.layers.0.q.weight", DType::Bf16, &[24, 24]));
+}
+
+#[test]
+fn a_misfit_on_one_rank_is_told_on_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let mesh = Mesh::new(&[("a", 2)]).unwrap();
+    let errors = threads::run(2, GangOptions::default(), |gang| {
+        let mut found = locals(mesh, gang.rank(), 1);
+        blank(&mut found);
+        let mut wanted = LoadState::new();
+        for (number, local) in found.iter_mut().enumerate() {
+            let name = if number == 2 && gang.rank() == 1 { "wrong".to_owned() } else { local.name.clone() };
+            wanted.tensor(name, local.spec.clone(), &mut local.bytes);
+        }
+        load(&source, wanted, &*gang, &LoadOptions::default(), &()).unwrap_err()
+    })
+    .unwrap();
+    assert!(errors[0].to_string().starts_with("rank 1: the checkpoint does not fit"), "{}", errors[0]);
+    assert!(matches!(errors[1], CheckpointError::LoadPlan(_)));
+}
