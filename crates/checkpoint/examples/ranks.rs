@@ -5,6 +5,8 @@
 //! with, a safetensors file that another reader than ours opens, so that a
 //! mistake cannot hide by being made twice.
 
+#![allow(clippy::print_stdout, reason = "the script reads the answer")]
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;

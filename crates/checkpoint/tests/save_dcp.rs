@@ -1,6 +1,8 @@
 //! Saved as a distributed checkpoint: everything comes back, also what torch
 //! has no form of its own for.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod model;
 
 use std::sync::Arc;
