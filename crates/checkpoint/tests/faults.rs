@@ -157,7 +157,9 @@ fn fill(folder: &Path) {
         "the other rank is told whose disk it was: {told:?}"
     );
     assert_eq!(names(folder), ["older"], "what was written in vain is gone");
-    writeln!(io::stdout(), "full: {:?}", kind.unwrap()).unwrap();
+    let mut out = io::stdout().lock();
+    writeln!(out, "full: {:?}", kind.unwrap()).unwrap();
+    drop(out);
     assert_whole(&folder.join("older"));
     fs::remove_dir_all(folder.join("older")).unwrap();
     save(&target("larger")).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
