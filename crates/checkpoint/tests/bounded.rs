@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use std::alloc::{GlobalAlloc, Layout as Block, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod allocation;
 
+use allocation::{Counting, most_held};
 use shardloom_checkpoint::plan::LoadState;
 use shardloom_checkpoint::{
     ConvertOptions, Held, LoadOptions, LocalTensor, ReadOptions, SaveOptions, Saver, Source, State, Target,
@@ -14,38 +14,8 @@ use shardloom_checkpoint::{
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Layout, Mesh, Region, Shape};
 
-/// Counts what is allocated.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all calls are passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, block: Block) -> *mut u8 {
-        let now = NOW.fetch_add(block.size(), Ordering::Relaxed) + block.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(block) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, block: Block) {
-        NOW.fetch_sub(block.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(address, block) }
-    }
-}
-
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-/// The most that was allocated beyond what there was.
-fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
-    let before = NOW.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    let result = work();
-    (PEAK.load(Ordering::Relaxed) - before, result)
-}
 
 /// What is small and does not grow with the checkpoint: names, headers,
 /// manifest, threads.
@@ -68,14 +38,14 @@ fn memory_is_bounded_by_result_and_budget() {
         }
         let mut saver = Saver::new(gang.clone()).unwrap();
         let target = Target::Folder(path.clone());
-        let (used, saved) = peak(|| saver.save(&state, &target, &SaveOptions::default(), &()));
+        let (saved, used) = most_held(|| saver.save(&state, &target, &SaveOptions::default(), &()));
         saved.unwrap();
         assert!(used < CONSTANT, "a save that waits needs no copies, but took {used}");
     }
     for budget in [64 << 10, 8 << 20] {
         // As they are, as another type, and a column of each.
         for (dtype, columns) in [(DType::Bf16, 1024), (DType::F32, 1024), (DType::Bf16, 100)] {
-            let (used, loaded) = peak(|| {
+            let (loaded, used) = most_held(|| {
                 let source = Source::open(&path).unwrap();
                 let region = Region::new(&[0, 3], &[ROWS, columns.min(1021)]).unwrap();
                 let mut parts: Vec<Vec<u8>> =
@@ -102,11 +72,11 @@ fn memory_is_bounded_by_result_and_budget() {
         }
     }
     let source = Source::open(&path).unwrap();
-    let (used, _) = peak(|| fingerprint(&source, &()).unwrap());
+    let (_, used) = most_held(|| fingerprint(&source, &()).unwrap());
     assert!(used < 16 * CONSTANT, "going through 64 MiB took {used}");
     let other = Target::Folder(folder.path().join("y"));
     let options = ConvertOptions { dtype: Some(DType::F32), ..ConvertOptions::default() };
-    let (used, converted) = peak(|| convert(&source, &other, &options, &()));
+    let (converted, used) = most_held(|| convert(&source, &other, &options, &()));
     converted.unwrap();
     assert!(used < 24 * CONSTANT, "converting 64 MiB took {used}");
 }

@@ -157,9 +157,9 @@ fn numbers_that_are_not_borne_out_are_refused() {
     let array = [&b"\x93NUMPY\x02\0"[..], &u32::MAX.to_le_bytes(), b"{}"].concat();
     refused_file("model.npz", &archive(&[("a.npy", &array)]), "the header of `a` claims 4294967295 bytes");
     let mut end = b"PK\x05\x06\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\0\0".to_vec();
-    refused_file("model.npz", &end, "`model.npz` cannot be read");
+    refused_file("model.npz", &end, "`model.npz` cannot be used");
     end.splice(8..12, [0xfe, 0xff, 0xfe, 0xff]);
-    refused_file("model.npz", &end, "`model.npz` cannot be read");
+    refused_file("model.npz", &end, "`model.npz` cannot be used");
 }
 
 fn safetensors(header: &Value, data: usize) -> Vec<u8> {

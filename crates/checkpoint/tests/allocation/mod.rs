@@ -4,6 +4,8 @@
 //! `unsafe`. The rule: every call is passed on as it came, and counting
 //! touches nothing but two numbers.
 
+#![allow(dead_code, reason = "each test uses what it needs")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -185,7 +185,7 @@ fn read_all(source: &Source) -> Outcome {
 }
 
 fn one_thread() -> LoadOptions {
-    let read = ReadOptions { budget: 1 << 16, threads: Some(1) };
+    let read = ReadOptions { budget: 1 << 16, threads: Some(1), ..ReadOptions::default() };
     LoadOptions { read, unexpected: shardloom_checkpoint::plan::Unexpected::Ignore, ..LoadOptions::default() }
 }
 
