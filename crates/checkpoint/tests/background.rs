@@ -1,6 +1,8 @@
 //! Saves in the background: what is saved is what there was when the call
 //! returned, within the memory allowed, and failures are told.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod model;
 
 use std::path::Path;

@@ -1,6 +1,8 @@
 //! Every fixture of every format, read by the engine: whole, in parts, as
 //! another type, in little memory, and converted into every form.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::storage::Way;

@@ -1,6 +1,8 @@
 //! Plans: made alone or together they are the same, they are balanced, and
 //! what does not fit is told by name and rank.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod model;
 
 use std::sync::Arc;

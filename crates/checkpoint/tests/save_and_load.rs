@@ -1,5 +1,7 @@
 //! Saved on one mesh, loaded on another: nothing lost, nothing changed.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod model;
 
 use std::sync::Arc;

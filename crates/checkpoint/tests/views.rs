@@ -1,6 +1,8 @@
 //! Cut, joined, transposed, regrouped: views give what the same done to the
 //! elements would.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

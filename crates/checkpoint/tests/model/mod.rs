@@ -1,5 +1,6 @@
 //! A small model's state on any mesh, with values that tell where they belong.
 
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::collections::BTreeMap;
