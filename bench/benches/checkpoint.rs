@@ -97,6 +97,14 @@ struct Local {
     bytes: Vec<u8>,
 }
 
+impl Local {
+    /// The same with new memory.
+    fn blank(&self) -> Self {
+        let bytes = vec![0; self.bytes.len()];
+        Self { name: self.name.clone(), spec: self.spec.clone(), bytes }
+    }
+}
+
 fn locals(rank: usize, layout: impl Fn(&str) -> Layout) -> Vec<Local> {
     let tensors = tensors().into_iter().enumerate();
     let fill = |number: usize, length: usize| -> Vec<u8> {
@@ -146,37 +154,20 @@ fn drop_caches() -> Option<()> {
     fs::write("/proc/sys/vm/drop_caches", "3").ok()
 }
 
-const STRETCH: usize = 4 << 20;
+/// Bytes of one call; 256 KiB to 1 MiB were the fastest for writes, and for
+/// reads it makes no difference.
+const STRETCH: usize = 512 << 10;
 
-/// Writes the buffers one after the other into a file, with two threads, and
-/// syncs it.
+/// Writes the buffers one after the other into a file, with one thread, which
+/// is faster than two, and syncs it.
 fn raw_write(path: &Path, buffers: &[&[u8]]) {
     let file = File::create(path).expect("a file");
-    each_stretch(buffers.iter().copied(), |offset, bytes| file.write_all_at(bytes, offset).expect("written"));
-    file.sync_all().expect("synced");
-}
-
-fn each_stretch<'a>(buffers: impl Iterator<Item = &'a [u8]>, work: impl Fn(u64, &[u8]) + Sync) {
-    let mut pieces = Vec::new();
     let mut offset = 0;
-    for buffer in buffers {
-        for piece in buffer.chunks(STRETCH) {
-            pieces.push((offset, piece));
-            offset += piece.len() as u64;
-        }
+    for piece in buffers.iter().flat_map(|buffer| buffer.chunks(STRETCH)) {
+        file.write_all_at(piece, offset).expect("written");
+        offset += piece.len() as u64;
     }
-    let queue = std::sync::Mutex::new(pieces.into_iter());
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().expect("a queue").next();
-                    let Some((offset, piece)) = next else { break };
-                    work(offset, piece);
-                }
-            });
-        }
-    });
+    file.sync_all().expect("synced");
 }
 
 /// Reads a file into the buffers, with two threads.
@@ -214,6 +205,12 @@ impl Times {
         self.0.entry(name.to_owned()).or_default().push(time);
     }
 
+    fn add_some(&mut self, name: &str, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.add(name, time);
+        }
+    }
+
     fn ask(&mut self, peer: Option<&mut Peer>, name: &str, case: &str) {
         if let Some(time) = peer.and_then(|peer| peer.time(case)) {
             self.add(name, time);
@@ -241,97 +238,55 @@ fn peer(folder: &Path) -> Option<Peer> {
     Some(Peer::start("torch", Command::new(python).arg(script).arg(folder).arg(layers)))
 }
 
-/// One process: everything beside raw reads and writes.
+/// One process: everything beside raw reads and writes. In every round each
+/// case has its turn, in another order: what comes first after a pause finds
+/// the disk in another mood.
 fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     let layout = Layout::replicated(Mesh::new(&[("dp", 1)]).expect("a mesh"));
-    let mut locals = locals(0, |_| layout);
-    let bytes: usize = locals.iter().map(|local| local.bytes.len()).sum();
-    let gang = solo(GangOptions::default());
-    let mut saver = Saver::new(gang.clone())?;
-    let (raw, ours) = (folder.join("raw"), folder.join("ours"));
+    let mut alone = Alone {
+        locals: locals(0, |_| layout),
+        saver: Saver::new(solo(GangOptions::default()))?,
+        folder: folder.to_owned(),
+        peer: peer(folder),
+    };
+    let bytes: usize = alone.locals.iter().map(|local| local.bytes.len()).sum();
     let mut times = Times::default();
-    let mut peer = peer(folder);
-    let mut stall = Vec::new();
-    for _ in 0..ROUNDS {
-        let _ = fs::remove_file(&raw);
-        let buffers: Vec<&[u8]> = locals.iter().map(|local| local.bytes.as_slice()).collect();
-        times.add("raw write", timed(|| raw_write(&raw, &buffers)).0);
-        let _ = fs::remove_dir_all(&ours);
-        let target = Target::Folder(ours.clone());
-        let (time, saved) = timed(|| saver.save(&state(&locals), &target, &SaveOptions::default(), &()));
-        saved?;
-        times.add("save, synced", time);
-        times.ask(peer.as_mut(), "DCP save", "save dcp");
-        times.ask(peer.as_mut(), "safetensors save", "save safetensors");
+    let saves = ["raw write", "save, synced", "DCP save", "safetensors save"];
+    for round in 0..ROUNDS {
+        for turn in 0..saves.len() {
+            let case = saves[(round + turn) % saves.len()];
+            times.add_some(case, alone.save(case)?);
+        }
     }
-    let _ = fs::remove_dir_all(&ours);
+    let mut stall = Vec::new();
     for _ in 0..3 {
-        let target = Target::Folder(ours.clone());
-        let _ = fs::remove_dir_all(&ours);
-        let options = SaveOptions { budget: 8 << 30, ..SaveOptions::default() };
-        stall.push(saver.save_async(&state(&locals), &target, &options, std::sync::Arc::new(()))?);
-        saver.wait()?;
+        stall.push(alone.save_in_background()?);
     }
     let cold = drop_caches().is_some();
     if !cold {
         report.note("cold reads", ["left out", "the page cache cannot be dropped here"], 0.0);
     }
-    for round in 0..ROUNDS * 2 {
-        let warm = round % 2 == 1 || !cold;
-        let word = if warm { "warm" } else { "cold" };
-        for verify in [Verify::Checksums, Verify::Skip] {
-            if !warm {
-                drop_caches();
+    let loads = [
+        "load",
+        "load, unverified",
+        "raw read",
+        "load into new memory",
+        "raw read into new memory",
+        "DCP load",
+        "DCP load into new memory",
+        "safetensors load",
+    ];
+    for (word, wanted) in [("cold", cold), ("warm", true)] {
+        for round in (0..ROUNDS).filter(|_| wanted) {
+            for turn in 0..loads.len() {
+                let case = loads[(round + turn) % loads.len()];
+                // Warm is what was read a moment ago.
+                let ready = if word == "cold" { drop_caches() } else { alone.load(case)?.map(drop) };
+                if ready.is_some() {
+                    times.add_some(&format!("{case}, {word}"), alone.load(case)?);
+                }
             }
-            let options = LoadOptions { verify, ..LoadOptions::default() };
-            let (time, loaded) = timed(|| {
-                let source = Source::open(&ours)?;
-                load(&source, wanted(&mut locals), &*gang, &options, &())
-            });
-            loaded?;
-            let how = if verify == Verify::Skip { ", unverified" } else { "" };
-            times.add(&format!("load, {word}{how}"), time);
         }
-        if !warm {
-            drop_caches();
-        }
-        let buffers = locals.iter_mut().map(|local| local.bytes.as_mut_slice()).collect();
-        times.add(&format!("raw read, {word}"), timed(|| raw_read(&raw, buffers)).0);
-        for case in ["dcp", "dcp new", "safetensors"] {
-            if !warm {
-                drop_caches();
-            }
-            times.ask(peer.as_mut(), &format!("{case} load, {word}"), &format!("load {case}"));
-        }
-        // Into new memory, which must be given by the system first.
-        if !warm {
-            drop_caches();
-        }
-        let (time, loaded) = timed(|| -> Result<Vec<Local>, CheckpointError> {
-            let source = Source::open(&ours)?;
-            let mut fresh: Vec<Local> = locals
-                .iter()
-                .map(|local| Local {
-                    name: local.name.clone(),
-                    spec: local.spec.clone(),
-                    bytes: vec![0; local.bytes.len()],
-                })
-                .collect();
-            load(&source, wanted(&mut fresh), &*gang, &LoadOptions::default(), &())?;
-            Ok(fresh)
-        });
-        drop(loaded?);
-        times.add(&format!("load into new memory, {word}"), time);
-        if !warm {
-            drop_caches();
-        }
-        let (time, fresh) = timed(|| {
-            let mut fresh: Vec<Vec<u8>> = locals.iter().map(|local| vec![0; local.bytes.len()]).collect();
-            raw_read(&raw, fresh.iter_mut().map(Vec::as_mut_slice).collect());
-            fresh
-        });
-        drop(fresh);
-        times.add(&format!("raw read into new memory, {word}"), time);
     }
     times.compare(report, bytes, "save, synced", "raw write", 0.95);
     times.compare(report, bytes, "save, synced", "DCP save", 2.0);
@@ -341,17 +296,99 @@ fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     report.note("stall of a save in the background", [&short(stall), "copied GB/s"], share);
     for word in ["warm", "cold"] {
         let load = format!("load, {word}");
+        let unverified = format!("load, unverified, {word}");
         times.compare(report, bytes, &load, &format!("raw read, {word}"), 0.95);
-        times.compare(report, bytes, &format!("{load}, unverified"), &format!("raw read, {word}"), 0.95);
+        times.compare(report, bytes, &unverified, &format!("raw read, {word}"), 0.95);
         let dcp = if word == "warm" { 5.0 } else { 2.0 };
-        times.compare(report, bytes, &load, &format!("dcp load, {word}"), dcp);
+        times.compare(report, bytes, &load, &format!("DCP load, {word}"), dcp);
         let fresh = format!("load into new memory, {word}");
         times.compare(report, bytes, &fresh, &format!("raw read into new memory, {word}"), 0.95);
-        times.compare(report, bytes, &fresh, &format!("dcp new load, {word}"), 2.0);
+        times.compare(report, bytes, &fresh, &format!("DCP load into new memory, {word}"), 2.0);
         times.compare(report, bytes, &fresh, &format!("safetensors load, {word}"), 1.0);
     }
-    let _ = fs::remove_dir_all(folder.join("dcp"));
     Ok(())
+}
+
+/// One process with a model in memory, and a peer with the same.
+struct Alone {
+    locals: Vec<Local>,
+    saver: Saver,
+    folder: PathBuf,
+    peer: Option<Peer>,
+}
+
+impl Alone {
+    fn save(&mut self, case: &str) -> Result<Option<Duration>, CheckpointError> {
+        let (raw, ours) = (self.folder.join("raw"), self.folder.join("ours"));
+        match case {
+            "raw write" => {
+                let _ = fs::remove_file(&raw);
+                let buffers: Vec<&[u8]> = self.locals.iter().map(|local| local.bytes.as_slice()).collect();
+                Ok(Some(timed(|| raw_write(&raw, &buffers)).0))
+            }
+            "save, synced" => {
+                let _ = fs::remove_dir_all(&ours);
+                let (state, target) = (state(&self.locals), Target::Folder(ours));
+                let (time, saved) = timed(|| self.saver.save(&state, &target, &SaveOptions::default(), &()));
+                saved.map(|_| Some(time))
+            }
+            "DCP save" => Ok(self.peer.as_mut().and_then(|peer| peer.time("save dcp"))),
+            _ => Ok(self.peer.as_mut().and_then(|peer| peer.time("save safetensors"))),
+        }
+    }
+
+    fn save_in_background(&mut self) -> Result<Duration, CheckpointError> {
+        let ours = self.folder.join("ours");
+        let _ = fs::remove_dir_all(&ours);
+        let options = SaveOptions { budget: 8 << 30, ..SaveOptions::default() };
+        let target = Target::Folder(ours);
+        let stall =
+            self.saver.save_async(&state(&self.locals), &target, &options, std::sync::Arc::new(()))?;
+        self.saver.wait()?;
+        Ok(stall)
+    }
+
+    fn load(&mut self, case: &str) -> Result<Option<Duration>, CheckpointError> {
+        let (raw, ours) = (self.folder.join("raw"), self.folder.join("ours"));
+        let gang = solo(GangOptions::default());
+        let load_into = |locals: &mut [Local], verify| {
+            let source = Source::open(&ours)?;
+            load(&source, wanted(locals), &*gang, &LoadOptions { verify, ..LoadOptions::default() }, &())
+        };
+        let ask = |peer: &mut Option<Peer>, case| peer.as_mut().and_then(|peer| peer.time(case));
+        let (time, loaded) = match case {
+            "load" => timed(|| load_into(&mut self.locals, Verify::Checksums)),
+            "load, unverified" => timed(|| load_into(&mut self.locals, Verify::Skip)),
+            "load into new memory" => {
+                let shapes = &self.locals;
+                let (time, (fresh, loaded)) = timed(|| {
+                    let mut fresh: Vec<Local> = shapes.iter().map(Local::blank).collect();
+                    let loaded = load_into(&mut fresh, Verify::Checksums);
+                    (fresh, loaded)
+                });
+                drop(fresh);
+                (time, loaded)
+            }
+            "raw read" => {
+                let buffers = self.locals.iter_mut().map(|local| local.bytes.as_mut_slice()).collect();
+                return Ok(Some(timed(|| raw_read(&raw, buffers)).0));
+            }
+            "raw read into new memory" => {
+                let (time, fresh) = timed(|| {
+                    let mut fresh: Vec<Vec<u8>> =
+                        self.locals.iter().map(|local| vec![0; local.bytes.len()]).collect();
+                    raw_read(&raw, fresh.iter_mut().map(Vec::as_mut_slice).collect());
+                    fresh
+                });
+                drop(fresh);
+                return Ok(Some(time));
+            }
+            "DCP load" => return Ok(ask(&mut self.peer, "load dcp")),
+            "DCP load into new memory" => return Ok(ask(&mut self.peer, "load dcp new")),
+            _ => return Ok(ask(&mut self.peer, "load safetensors")),
+        };
+        loaded.map(|_| Some(time))
+    }
 }
 
 /// Two ranks save, four load on another mesh; torch does the same under gloo.

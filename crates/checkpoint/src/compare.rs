@@ -1,6 +1,6 @@
 //! What differs between two checkpoints.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::observer::Observer;
 use crate::read::{ReadOptions, Want, read};
-use crate::walk::{Walked, walk};
+use crate::walk::{Turns, Walked, walk};
 
 /// What differs between two checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -22,6 +22,9 @@ pub struct Comparison {
     pub only_second: Vec<String>,
     /// In both.
     pub both: BTreeMap<String, Difference>,
+    /// Things that are no tensors, such as counters, and that are not the same
+    /// bytes in both.
+    pub other: Vec<String>,
 }
 
 /// How two tensors of one name differ.
@@ -58,6 +61,7 @@ impl Comparison {
     pub fn is_identical(&self) -> bool {
         self.only_first.is_empty()
             && self.only_second.is_empty()
+            && self.other.is_empty()
             && self.both.values().all(|difference| *difference == Difference::Identical)
     }
 }
@@ -116,7 +120,7 @@ pub fn compare(
     let distances: Mutex<BTreeMap<String, Distance>> =
         Mutex::new(same_shape.iter().map(|tensor| (tensor.name.to_owned(), Distance::default())).collect());
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
-    walk(first, same_shape, "comparing", observer, |stretch| {
+    walk(first, same_shape, Turns::Any, "comparing", observer, |stretch| {
         let name = stretch.tensor.name;
         let Some(entry) = right.get(name) else { return Ok(()) };
         let mut theirs = vec![0; stretch.region.volume() * entry.dtype.size()];
@@ -140,6 +144,12 @@ pub fn compare(
             _ => Difference::Values { first, second, different, max_abs, max_rel },
         };
         found.both.insert(name, difference);
+    }
+    let names: BTreeSet<&String> = first.index.values().chain(second.index.values()).collect();
+    for name in names {
+        if first.read_bytes(name)? != second.read_bytes(name)? {
+            found.other.push(name.clone());
+        }
     }
     Ok(found)
 }

@@ -2,21 +2,26 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Region};
 
+use crate::cast::cast;
 use crate::error::CheckpointError;
+use crate::file_layout::Place;
 use crate::fingerprint::Fingerprint;
-use crate::formats::{Source, peft};
+use crate::formats::{Scope, Source, peft};
 use crate::index::Format;
-use crate::manifest::{MANIFEST_FILE, digest_of};
+use crate::manifest::{MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
-use crate::plan::{Metadata, MetadataIndex, TensorMetadata, WriteData, WriteItem};
+use crate::plan::{Metadata, MetadataIndex, PlanError, TensorMetadata, WriteData, WriteItem};
 use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target, Written};
 use crate::state::Part;
 use crate::storage::StorageError;
-use crate::walk::{Walked, walk};
+use crate::sums::Sums;
+use crate::verify::{Damage, DamagedChunk};
+use crate::walk::{Turns, Walked, walk};
 
 /// The longest file that is taken along as it is.
 const MAX_ASSET: u64 = 64 << 20;
@@ -55,6 +60,12 @@ pub fn convert(
     observer: &dyn Observer,
 ) -> Result<ConvertReport, CheckpointError> {
     let mut save = options.save.clone();
+    if let Some(manifest) = &source.manifest {
+        save.step = save.step.or(manifest.step);
+        if save.paths.is_empty() {
+            save.paths.clone_from(&manifest.paths);
+        }
+    }
     let adapter;
     let source = match save.format {
         SaveFormat::Peft => {
@@ -78,7 +89,7 @@ pub fn convert(
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
     let opened = Opened::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
-    let written = write_all(source, &chosen.metadata, chosen.bytes, &opened, observer);
+    let written = write_all(source, &chosen, &opened, observer);
     let (_, fingerprints) = opened.conclude(written, &*gang)?;
     let size = |tensor: &TensorMetadata| tensor.shape.volume() as u64 * tensor.dtype.size() as u64;
     Ok(ConvertReport {
@@ -90,28 +101,86 @@ pub fn convert(
     })
 }
 
-/// Writes the bytes, by the way that ranks take, and then the tensors.
+/// Writes all tensors and bytes, and proves that the tensors are those that
+/// the source was saved with, if it knows.
 fn write_all(
     source: &Source,
-    metadata: &Metadata,
-    bytes: Vec<(WriteItem, Cow<'_, [u8]>)>,
+    chosen: &Chosen,
     opened: &Opened,
     observer: &dyn Observer,
 ) -> Result<Written, CheckpointError> {
-    let written = Batch::of(bytes).fill(opened, None, &())?;
-    let tensors = metadata.tensors.iter().map(|(name, tensor)| {
-        let entry = &source.index.tensors()[name];
-        Walked { name, entry, dtype: tensor.dtype }
+    let stream = opened.stream()?.map(Mutex::new);
+    let turns = if stream.is_some() { Turns::InOrder } else { Turns::Any };
+    let put = |place: Place, ahead: u64, bytes: &[u8]| match &stream {
+        Some(stream) => {
+            stream.lock().unwrap_or_else(PoisonError::into_inner).put(place.offset + ahead, bytes)
+        }
+        None => opened.write(place.file, place.offset + ahead, bytes),
+    };
+    let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
+    let place_of = |name: &str| opened.place(name).ok_or_else(|| missing(name));
+    let mut tensors = Vec::new();
+    for (name, tensor) in &chosen.metadata.tensors {
+        let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
+        tensors.push((place_of(name)?, Walked { name, entry, dtype: entry.dtype }, tensor.dtype));
+    }
+    tensors.sort_by_key(|(place, ..)| (place.file, place.offset));
+    let targets: BTreeMap<&str, DType> =
+        tensors.iter().map(|(_, tensor, dtype)| (tensor.name, *dtype)).collect();
+    let sums = opened.empty_sums();
+    let before = source.manifest.as_ref().map(|manifest| {
+        let tensors =
+            chosen.metadata.tensors.keys().filter_map(|name| Some((name, manifest.tensors.get(name)?)));
+        Sums::new(manifest.stretch, tensors.map(|(name, said)| (name.as_str(), said.dtype, &said.shape)))
     });
-    walk(source, tensors, "converting", observer, |stretch| {
-        let name = stretch.tensor.name;
-        written.sums.add_run(name, stretch.position, stretch.bytes);
-        let Some(place) = opened.place(name) else { return Ok(()) };
-        let ahead = stretch.position * stretch.tensor.dtype.size() as u64;
-        opened.write(place.file, place.offset + ahead, stretch.bytes)
+    let walked = tensors.iter().map(|(_, tensor, _)| *tensor);
+    walk(source, walked, turns, "converting", observer, |stretch| {
+        let Walked { name, dtype, .. } = stretch.tensor;
+        if let Some(before) = &before {
+            before.add_run(name, stretch.position, stretch.bytes);
+        }
+        let target = targets.get(name).copied().unwrap_or(dtype);
+        let mut turned = Vec::new();
+        let bytes = match target == dtype {
+            true => stretch.bytes,
+            false => {
+                turned.resize(stretch.bytes.len() / dtype.size() * target.size(), 0);
+                cast(dtype, stretch.bytes, target, &mut turned);
+                &turned
+            }
+        };
+        sums.add_run(name, stretch.position, bytes);
+        put(place_of(name)?, stretch.position * target.size() as u64, bytes)
     })?;
-    opened.sync()?;
-    Ok(written)
+    if let (Some(manifest), Some(before)) = (&source.manifest, before) {
+        let damaged = before.totals().into_iter().filter(|(name, found)| {
+            manifest.tensors.get(name).is_some_and(|said| said.fingerprint != found.fingerprint)
+        });
+        let chunk = |(tensor, _): (String, _)| {
+            let end = volume(manifest, &tensor);
+            DamagedChunk { tensor, start: 0, end }
+        };
+        let chunks: Vec<DamagedChunk> = damaged.map(chunk).collect();
+        if !chunks.is_empty() {
+            return Err(CheckpointError::Damaged(Damage { chunks }));
+        }
+    }
+    for (item, bytes) in &chosen.bytes {
+        let name = &item.index.name;
+        if !opened.has_written(name) {
+            sums.add_run(name, 0, bytes);
+            put(place_of(name)?, 0, bytes)?;
+        }
+    }
+    match stream {
+        Some(stream) => stream.into_inner().unwrap_or_else(PoisonError::into_inner).finish()?,
+        None => opened.sync()?,
+    }
+    Ok(Written { bytes: 0, sums })
+}
+
+fn volume(manifest: &Manifest, tensor: &str) -> u64 {
+    manifest.tensors.get(tensor).map_or(0, |said| said.shape.volume() as u64)
 }
 
 /// What is converted.
@@ -178,6 +247,15 @@ fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError>
             && name != MANIFEST_FILE
             && !name.starts_with("adapter")
     };
+    if let Some(manifest) = &source.manifest {
+        let index = |name: &str| name.ends_with(".safetensors.index.json");
+        let names = manifest.assets.keys().filter(|name| !index(name));
+        let read = names.map(|name| Ok((name.clone(), source.read_asset(name)?.unwrap_or_default())));
+        return read.collect();
+    }
+    if source.scope == Scope::File {
+        return Ok(BTreeMap::new());
+    }
     let files = match source.storage.list() {
         Ok(files) => files,
         // A web server gives out files, but no lists of them.
@@ -185,10 +263,7 @@ fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError>
         Err(error) => return Err(error.into()),
     };
     let mut assets = BTreeMap::new();
-    // Beside a single file, other files are none of its business.
-    let folder = source.manifest.is_some()
-        || matches!(source.index.format(), Format::Safetensors | Format::Mlx | Format::Torch | Format::Dcp);
-    for file in files.into_iter().filter(|file| folder && known(&file.name) && file.length <= MAX_ASSET) {
+    for file in files.into_iter().filter(|file| known(&file.name) && file.length <= MAX_ASSET) {
         let bytes = source.storage.read_all(&file.name, MAX_ASSET)?;
         assets.insert(file.name, bytes);
     }

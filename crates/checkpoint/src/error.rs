@@ -74,6 +74,12 @@ pub enum CheckpointError {
         /// Why.
         message: String,
     },
+    /// Parts of a tensor were written by nobody, or twice.
+    #[error("not every element of `{tensor}` was written exactly once, so nothing was saved")]
+    NotWrittenOnce {
+        /// The tensor.
+        tensor: String,
+    },
     /// Other ranks failed.
     #[error("{}", failures.iter().map(|(rank, text)| format!("rank {rank}: {text}")).collect::<Vec<_>>().join("; "))]
     Ranks {
@@ -118,6 +124,9 @@ impl Hint for CheckpointError {
             Self::Plan(error) => error.hint(),
             Self::Target(error) => error.hint(),
             Self::Keys(error) => error.hint(),
+            Self::NotWrittenOnce { .. } => {
+                Some("give all ranks planners with the same settings".to_owned())
+            }
             Self::NoAdapter { .. } => {
                 Some("give a folder with adapter_config.json, written by PEFT or MLX".to_owned())
             }

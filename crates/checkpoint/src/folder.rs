@@ -125,20 +125,43 @@ impl CheckpointFolder {
         Ok(storage.put(SCORE_FILE, &json)?)
     }
 
+    /// Removes what an earlier removal left that was cut short. It is out of
+    /// sight, and no harm if it stays.
+    fn sweep(&self) {
+        for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(".step_") && name.ends_with(".removed") {
+                let _ = remove_folder(&entry.path());
+            }
+        }
+    }
+
     /// Removes what need not be kept, and tells which steps those were. One
     /// rank calls this, while none is saving.
     pub fn retain(&self, retention: &Retention) -> Result<Vec<u64>, CheckpointError> {
         let saved = self.list()?;
+        self.sweep();
         let kept = kept(&saved, retention);
         let mut removed = Vec::new();
         for saved in saved.iter().filter(|saved| !kept.contains(&saved.step)) {
             // Out of sight first: what is half removed must not be loaded.
             let hidden = self.root.join(format!(".step_{}.removed", saved.step));
-            let gone = fs::rename(&saved.path, &hidden).and_then(|()| fs::remove_dir_all(&hidden));
+            let gone = remove_folder(&hidden)
+                .and_then(|()| fs::rename(&saved.path, &hidden))
+                .and_then(|()| remove_folder(&hidden));
             gone.map_err(|error| StorageError::io("remove", saved.path.display().to_string(), &error))?;
             removed.push(saved.step);
         }
         Ok(removed)
+    }
+}
+
+/// Removes a folder, if it is there.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -226,5 +249,11 @@ mod tests {
             [2, 3, 4, 7]
         );
         assert!(folder.set_score(99, 1.0).is_err());
+        // A removal that was cut short is finished, and stands in nobody's way.
+        fs::create_dir_all(_place.path().join(".step_8.removed/x")).unwrap();
+        fs::create_dir(folder.path(9)).unwrap();
+        fs::write(folder.path(9).join(MANIFEST_FILE), "{}").unwrap();
+        assert_eq!(folder.retain(&Retention { last: Some(1), ..Retention::default() }).unwrap(), [8]);
+        assert!(!_place.path().join(".step_8.removed").exists());
     }
 }

@@ -105,18 +105,30 @@ pub struct Source {
     pub storage: Arc<dyn Storage>,
     /// What a native checkpoint says of itself.
     pub manifest: Option<Arc<Manifest>>,
+    /// Whether files beside those with tensors belong to it.
+    pub scope: Scope,
+}
+
+/// What was opened as a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// One file; others in its folder are none of its business.
+    File,
+    /// A folder with all that is in it.
+    Folder,
 }
 
 impl Source {
     /// A checkpoint of which the index is known.
     pub fn new(index: Index, storage: Arc<dyn Storage>) -> Self {
-        Self { index: Arc::new(index), storage, manifest: None }
+        Self { index: Arc::new(index), storage, manifest: None, scope: Scope::Folder }
     }
 
     /// The same tensors under other names and in other forms. Checksums are
     /// of the old names, so there are none under the new.
     pub fn with_keys(&self, keys: &KeyMap) -> Result<Self, CheckpointError> {
-        Ok(Self::new(keys.apply(&self.index)?, Arc::clone(&self.storage)))
+        let renamed = Self::new(keys.apply(&self.index)?, Arc::clone(&self.storage));
+        Ok(Self { scope: self.scope, ..renamed })
     }
 
     /// Opens a file or a folder on a filesystem, whatever its format.
@@ -157,10 +169,10 @@ impl Source {
             Some("safetensors") => safetensors::read_file(&*storage, name)?,
             Some("gguf") => gguf::read_file(&*storage, name)?,
             Some("npz") => npz::read_file(&*storage, name)?,
-            Some("pt" | "pth" | "bin") => torch::read_file(&*storage, name)?,
+            Some("pt" | "pth" | "ckpt" | "bin") => torch::read_file(&*storage, name)?,
             _ => return Err(CheckpointError::UnknownFormat { location: format!("`{name}`") }),
         };
-        Ok(Self::new(index, storage))
+        Ok(Self { scope: Scope::File, ..Self::new(index, storage) })
     }
 
     /// Opens a place as a whole.
@@ -171,7 +183,7 @@ impl Source {
         if has(MANIFEST_FILE) {
             let manifest = Manifest::read(&*storage)?;
             let index = Arc::new(native::index(&*storage, &manifest)?);
-            return Ok(Self { index, storage, manifest: Some(Arc::new(manifest)) });
+            return Ok(Self { index, storage, manifest: Some(Arc::new(manifest)), scope: Scope::Folder });
         }
         let (descriptions, shards) = (dcp::descriptions(&files), dcp::shards(&files));
         let index = if !descriptions.is_empty() {

@@ -12,6 +12,10 @@ use crate::codec::Codec;
 /// The most dims that the parts of a tensor may be cut in.
 const MAX_CUT_DIMS: usize = 8;
 
+/// Bytes that a tensor whose elements are repeated may claim to have. Torch
+/// files can hold such tensors, and small ones do occur.
+const MOST_REPEATED: u64 = 1 << 34;
+
 /// Distances in bytes, one for each dim.
 pub type Strides = SmallVec<[u64; 4]>;
 
@@ -176,6 +180,14 @@ pub enum IndexError {
         /// In how many dims it is cut.
         dims: usize,
     },
+    /// A few bytes that claim to be very many elements.
+    #[error("`{tensor}` repeats its elements up to {bytes} bytes, more than anybody would want")]
+    Repeated {
+        /// The tensor.
+        tensor: String,
+        /// Bytes that it would take.
+        bytes: u64,
+    },
     /// Two tensors of one name.
     #[error("there are two tensors `{tensor}`")]
     Twice {
@@ -221,6 +233,11 @@ impl Index {
 
     fn check(&self, name: &str, entry: &TensorEntry) -> Result<(), IndexError> {
         for tile in &entry.tiles {
+            let repeated = tile.strides.iter().zip(tile.region.size());
+            let repeated = repeated.filter(|(stride, size)| **stride == 0 && **size > 1).count() > 0;
+            if repeated && tile.codec == Codec::Raw && entry.bytes() > MOST_REPEATED {
+                return Err(IndexError::Repeated { tensor: name.to_owned(), bytes: entry.bytes() });
+            }
             let (expected, found) = (entry.shape.ndim(), tile.region.ndim());
             if found != expected || tile.strides.len() != expected {
                 return Err(IndexError::Dims { tensor: name.to_owned(), expected, found });
@@ -314,7 +331,7 @@ impl Index {
 
     /// Bytes of all tensors once decoded.
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(TensorEntry::bytes).sum()
+        self.tensors.values().map(TensorEntry::bytes).fold(0, u64::saturating_add)
     }
 }
 

@@ -45,7 +45,7 @@ pub use error::CheckpointError;
 pub use file_layout::{FileLayout, Place, PlannedFile};
 pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
 pub use folder::{Better, CheckpointFolder, Retention, Saved};
-pub use formats::{FormatError, Source};
+pub use formats::{FormatError, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
 pub use keys::{KeyError, KeyMap, KeyRule};
 pub use load::{Copies, LoadOptions, LoadReport, Verify, load, load_with};

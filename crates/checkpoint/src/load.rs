@@ -6,10 +6,11 @@ use shardloom_gang::{Gang, GangExt};
 
 use crate::error::CheckpointError;
 use crate::formats::Source;
+use crate::manifest::digest_of;
 use crate::observer::Observer;
 use crate::plan::{
-    Destination, LoadPlanner, LoadState, Missing, PlanContext, ReadItem, Slot, StandardLoadPlanner,
-    Unexpected,
+    Destination, Gathers, LoadPlanError, LoadPlanner, LoadState, Missing, PlanContext, ReadItem, Slot,
+    StandardLoadPlanner, Unexpected,
 };
 use crate::read::{ReadOptions, ReadReport, Want, read_verified};
 use crate::state::Held;
@@ -124,11 +125,14 @@ fn load_planned<'a>(
 ) -> Result<LoadReport, CheckpointError> {
     let index = &*source.index;
     let context = PlanContext { rank: gang.rank(), world: gang.size() };
-    let planned = planner.configure(index, context).and_then(|()| {
-        let plan = planner.local_plan(index)?;
-        planner.finalize(plan)
-    });
-    let plan = together(gang, planned.map_err(CheckpointError::from))?;
+    let planned = planner.configure(index, context).and_then(|()| planner.local_plan(index));
+    let mut plan = together(gang, planned.map_err(CheckpointError::from))?;
+    if planner.gathers() == Gathers::Yes {
+        let all = planner.global_plan(gang.all_gather_objects(&plan)?);
+        let own = all.map(|mut plans| plans.get_mut(gang.rank()).map(std::mem::take));
+        plan = together(gang, own.map_err(CheckpointError::from))?.unwrap_or_default();
+    }
+    let plan = together(gang, planner.finalize(plan).map_err(CheckpointError::from))?;
     let sums = match (&source.manifest, options.verify) {
         (Some(manifest), Verify::Checksums) => Some(Sums::new(
             manifest.stretch,
@@ -148,11 +152,11 @@ fn load_planned<'a>(
         };
         together(gang, whole)?;
     }
-    for (stored, wanted) in &plan.bytes {
-        if let Some(bytes) = source.read_bytes(stored)? {
-            planner.apply_bytes(wanted, bytes)?;
-        }
-    }
+    let applied = plan.bytes.iter().try_for_each(|(stored, wanted)| {
+        let bytes = source.read_bytes(stored)?;
+        Ok(bytes.map_or(Ok(()), |bytes| planner.apply_bytes(wanted, bytes))?)
+    });
+    together(gang, applied)?;
     Ok(report)
 }
 
@@ -186,8 +190,17 @@ fn acquire<'i, 'a>(
     destinations: &mut Vec<(&'i ReadItem, Destination<'a>)>,
 ) -> Result<(), CheckpointError> {
     for item in items {
-        if destinations.last().is_none_or(|(last, _)| last.destination != item.destination) {
-            destinations.push((item, planner.acquire_tensor(item)?));
+        match destinations.last() {
+            Some((last, _)) if last.destination == item.destination => {
+                if last.storage.name != item.storage.name {
+                    return Err(CheckpointError::LoadPlan(LoadPlanError::TwoSources {
+                        name: item.destination.name.clone(),
+                        first: last.storage.name.clone(),
+                        second: item.storage.name.clone(),
+                    }));
+                }
+            }
+            _ => destinations.push((item, planner.acquire_tensor(item)?)),
         }
     }
     Ok(())
@@ -208,7 +221,7 @@ fn read_own(
         if shares.reader(&item.destination.name).is_some_and(|reader| reader != rank) {
             continue;
         }
-        let missing = || crate::plan::LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
+        let missing = || LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
         let entry = source.index.tensors().get(&item.storage.name).ok_or_else(missing)?;
         wants.push(Want {
             entry,
@@ -234,14 +247,15 @@ impl Shares {
             return Self::default();
         }
         let mut shares = BTreeMap::new();
-        for (number, (name, slot)) in state.slots().iter().enumerate() {
+        for (name, slot) in state.slots() {
             let Slot::Tensor { spec, .. } = slot else { continue };
             let Held::Layout(layout) = spec.held else { continue };
             let Ok(mut ranks) = layout.replicas(gang.rank()) else { continue };
             if ranks.len() > 1 {
-                // The work goes round among those who hold the same.
+                // The work goes round among those who hold the same. By name:
+                // ranks may ask for different numbers of things.
                 ranks.sort_unstable();
-                let turn = number % ranks.len();
+                let turn = (digest_of(name.as_bytes()).0 % ranks.len() as u128) as usize;
                 ranks.rotate_left(turn);
                 shares.insert(name.clone(), ranks);
             }

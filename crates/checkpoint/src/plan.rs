@@ -18,8 +18,8 @@
 //!
 //! 1. [`LoadPlanner::configure`]: every rank, with the checkpoint's metadata.
 //! 2. [`LoadPlanner::local_plan`]: every rank, for what it wants.
-//! 3. [`LoadPlanner::global_plan`]: every rank. The plans of the others are
-//!    given only where the caller gathered them.
+//! 3. [`LoadPlanner::global_plan`]: every rank, with the plans of all, if the
+//!    planner [gathers](LoadPlanner::gathers) them.
 //! 4. [`LoadPlanner::finalize`]: every rank.
 //! 5. [`LoadPlanner::acquire_tensor`]: once for each destination, before
 //!    anything is read; then the bytes are read; then
@@ -38,7 +38,7 @@ pub use items::{
     Exchange, LoadPlan, Metadata, MetadataIndex, ReadItem, SavePlan, TensorMetadata, WriteData, WriteItem,
 };
 pub use load::{
-    Destination, LoadPlanError, LoadPlanner, LoadState, Misfit, Misshapen, Missing, Slot,
+    Destination, Gathers, LoadPlanError, LoadPlanner, LoadState, Misfit, Misshapen, Missing, Slot,
     StandardLoadPlanner, Stray, Unexpected,
 };
 pub use save::{PlanContext, PlanError, SavePlanner, StandardSavePlanner, plan_save};

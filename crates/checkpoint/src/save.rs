@@ -6,6 +6,7 @@
 //! manifest is the last object. Older checkpoints are not touched.
 
 mod commit;
+mod stream;
 mod target;
 mod write;
 

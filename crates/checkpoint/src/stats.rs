@@ -11,7 +11,7 @@ use crate::fingerprint::Fingerprint;
 use crate::formats::Source;
 use crate::observer::Observer;
 use crate::sums::{Sums, TensorTotals, stretch_for};
-use crate::walk::{Walked, walk};
+use crate::walk::{Turns, Walked, walk};
 
 /// What a tensor's numbers are like.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -95,7 +95,7 @@ pub fn stats(
 ) -> Result<BTreeMap<String, TensorStats>, CheckpointError> {
     // By position, so that sums do not depend on which thread came first.
     let parts: Mutex<BTreeMap<(&str, u64), Tally>> = Mutex::default();
-    walk(source, walked(source), "reading", observer, |stretch| {
+    walk(source, walked(source), Turns::Any, "reading", observer, |stretch| {
         let mut tally = Tally::default();
         for_each_f64(stretch.tensor.dtype, stretch.bytes, |x| tally.add(x));
         let name = source.index.tensors().get_key_value(stretch.tensor.name).map_or("", |(name, _)| name);
@@ -136,7 +136,7 @@ pub(crate) fn totals(
 ) -> Result<BTreeMap<String, TensorTotals>, CheckpointError> {
     let tensors = source.index.tensors().iter();
     let sums = Sums::new(stretch, tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape)));
-    walk(source, walked(source), "reading", observer, |stretch| {
+    walk(source, walked(source), Turns::Any, "reading", observer, |stretch| {
         sums.add_run(stretch.tensor.name, stretch.position, stretch.bytes);
         Ok(())
     })?;

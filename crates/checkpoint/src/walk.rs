@@ -1,7 +1,7 @@
 //! Going through all elements of tensors, a stretch at a time, on many
 //! threads and in little memory.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use shardloom_layout::{DType, Region};
@@ -34,29 +34,34 @@ pub(crate) struct Stretch<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Reads tensors and hands out their elements. Stretches come in any order.
+/// In which order stretches come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// Any, from several threads at once.
+    Any,
+    /// Tensor by tensor, each from its first element to its last.
+    InOrder,
+}
+
+/// Reads tensors and hands out their elements.
 pub(crate) fn walk<'a>(
     source: &Source,
     tensors: impl IntoIterator<Item = Walked<'a>>,
+    turns: Turns,
     work: &str,
     observer: &dyn Observer,
     each: impl Fn(&Stretch<'_>) -> Result<(), CheckpointError> + Sync,
 ) -> Result<(), CheckpointError> {
-    let mut stretches = Vec::new();
-    let mut total = 0;
-    for tensor in tensors {
-        total += tensor.entry.shape.volume() as u64 * tensor.dtype.size() as u64;
-        // A tensor that lies in another order is read once, as a whole.
-        let whole = tensor.entry.tiles.iter().any(|tile| order(tile) == Order::Other);
-        let most = if whole { usize::MAX } else { STRETCH };
-        split(tensor, Region::whole(&tensor.entry.shape), most, &mut stretches);
-    }
-    observer.begin(work, total);
-    let threads = match source.storage.folder() {
-        Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
-        None => 8,
+    let tensors: Vec<Walked<'a>> = tensors.into_iter().collect();
+    let bytes = |tensor: &Walked<'_>| tensor.entry.shape.volume() as u64 * tensor.dtype.size() as u64;
+    observer.begin(work, tensors.iter().map(bytes).fold(0, u64::saturating_add));
+    let threads = match (turns, source.storage.folder()) {
+        (Turns::InOrder, _) => 1,
+        (Turns::Any, Some(_)) => std::thread::available_parallelism().map_or(1, usize::from),
+        (Turns::Any, None) => 8,
     };
-    let next = AtomicUsize::new(0);
+    let rest = Mutex::new(Stretches::new(tensors));
+    let failed = AtomicBool::new(false);
     let failure = Mutex::new(None);
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
     let one = |(tensor, region): &(Walked<'a>, Region), buffer: &mut Vec<u8>| {
@@ -68,11 +73,12 @@ pub(crate) fn walk<'a>(
         let position = region.start().iter().zip(strides).map(|(a, b)| (a * b) as u64).sum();
         each(&Stretch { tensor: *tensor, region, position, bytes: buffer })
     };
+    let next = || rest.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
         let mut buffer = Vec::new();
-        while let Some(stretch) = stretches.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = one(stretch, &mut buffer) {
-                next.store(stretches.len(), Ordering::Relaxed);
+        while let (false, Some(stretch)) = (failed.load(Ordering::Relaxed), next()) {
+            if let Err(error) = one(&stretch, &mut buffer) {
+                failed.store(true, Ordering::Relaxed);
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 return;
             }
@@ -80,7 +86,7 @@ pub(crate) fn walk<'a>(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..threads.min(stretches.len()) {
+        for _ in 1..threads {
             scope.spawn(work);
         }
         work();
@@ -88,20 +94,44 @@ pub(crate) fn walk<'a>(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// Cuts a region into boxes that are stretches of the whole tensor.
-fn split<'a>(tensor: Walked<'a>, region: Region, most: usize, into: &mut Vec<(Walked<'a>, Region)>) {
-    let bytes = region.volume() * tensor.dtype.size();
-    let dim = region.size().iter().position(|&size| size > 1);
-    let (Some(dim), true) = (dim, bytes > most) else {
-        if bytes > 0 {
-            into.push((tensor, region));
+/// Boxes that are stretches of whole tensors, cut when they are asked for: a
+/// few bytes of a file may claim to be very many elements.
+struct Stretches<'a> {
+    tensors: std::vec::IntoIter<Walked<'a>>,
+    /// What is still to be cut, the next one last.
+    open: Vec<(Walked<'a>, Region)>,
+}
+
+impl<'a> Stretches<'a> {
+    fn new(tensors: Vec<Walked<'a>>) -> Self {
+        Self { tensors: tensors.into_iter(), open: Vec::new() }
+    }
+}
+
+impl<'a> Iterator for Stretches<'a> {
+    type Item = (Walked<'a>, Region);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some((tensor, region)) = self.open.pop() else {
+                let tensor = self.tensors.next()?;
+                self.open.push((tensor, Region::whole(&tensor.entry.shape)));
+                continue;
+            };
+            // A tensor that lies in another order is read once, as a whole.
+            let whole = tensor.entry.tiles.iter().any(|tile| order(tile) == Order::Other);
+            let bytes = region.volume() * tensor.dtype.size();
+            if bytes == 0 {
+                continue;
+            }
+            let dim = region.size().iter().position(|&size| size > 1);
+            let Some(dim) = dim.filter(|_| bytes > STRETCH && !whole) else {
+                return Some((tensor, region));
+            };
+            let range = region.range(dim);
+            let middle = range.start + range.len().div_ceil(2);
+            self.open.push((tensor, region.with_range(dim, middle..range.end)));
+            self.open.push((tensor, region.with_range(dim, range.start..middle)));
         }
-        return;
-    };
-    let range = region.range(dim);
-    let steps = (most / (bytes / range.len())).max(1);
-    for start in range.clone().step_by(steps) {
-        let part = region.with_range(dim, start..(start + steps).min(range.end));
-        split(tensor, part, most, into);
     }
 }

@@ -143,3 +143,51 @@ fn every_fixture_is_converted_and_keeps_its_fingerprint() {
         }
     }
 }
+
+#[test]
+fn a_conversion_does_not_make_damage_valid_and_keeps_what_a_resume_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let options = |format, dtype| ConvertOptions {
+        save: SaveOptions { format, step: None, ..SaveOptions::default() },
+        dtype,
+        ..ConvertOptions::default()
+    };
+    let first = ConvertOptions {
+        save: SaveOptions {
+            step: Some(7),
+            assets: [("vocabulary.bin".to_owned(), vec![1, 2, 3])].into(),
+            ..SaveOptions::default()
+        },
+        ..ConvertOptions::default()
+    };
+    convert(&open("torch/state.pt"), &Target::Folder(place("native")), &first, &()).unwrap();
+    let source = Source::open(place("native")).unwrap();
+    convert(&source, &Target::Folder(place("again")), &options(SaveFormat::Native, None), &()).unwrap();
+    let again = Source::open(place("again")).unwrap();
+    let manifest = again.manifest.as_ref().unwrap();
+    assert_eq!(manifest.step, Some(7));
+    assert_eq!(again.read_asset("vocabulary.bin").unwrap().unwrap(), [1, 2, 3]);
+    assert!(compare(&source, &again, &()).unwrap().is_identical());
+
+    let file = place("native").join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let source = Source::open(place("native")).unwrap();
+    for (number, dtype) in [None, Some(DType::F64)].into_iter().enumerate() {
+        let target = Target::Folder(place(&format!("bad{number}")));
+        let refused = convert(&source, &target, &options(SaveFormat::HuggingFace, dtype), &());
+        assert!(matches!(refused, Err(shardloom_checkpoint::CheckpointError::Damaged(_))), "{refused:?}");
+        assert!(!place(&format!("bad{number}")).exists());
+    }
+}
+
+#[test]
+fn a_file_is_converted_without_its_neighbours() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = Target::Folder(folder.path().join("x"));
+    let report = convert(&open("gguf/llama.safetensors"), &target, &ConvertOptions::default(), &()).unwrap();
+    assert_eq!(report.assets, [""; 0]);
+}

@@ -24,7 +24,7 @@ use shardloom_checkpoint::plan::{
 };
 use shardloom_checkpoint::{
     CheckpointError, LoadOptions, LocalStorage, ReadOptions, SaveOptions, SaveReport, Saver, Source, State,
-    Storage, StorageError, StoredFile, Target, TargetError, load,
+    Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
 };
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::Mesh;
@@ -350,6 +350,11 @@ impl Storage for Fragile {
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         self.call(name)?;
         self.inner.put(name, bytes)
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
+        self.call(name)?;
+        self.inner.create(name)
     }
 
     fn remove(&self, name: &str) -> Result<(), StorageError> {

@@ -103,3 +103,67 @@ fn a_misfit_on_one_rank_is_told_on_all() {
     assert!(errors[0].to_string().starts_with("rank 1: the checkpoint does not fit"), "{}", errors[0]);
     assert!(matches!(errors[1], CheckpointError::LoadPlan(_)));
 }
+
+#[test]
+fn pending_sums_cannot_be_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let gang = solo(GangOptions::default());
+    let pending = Layout::new(
+        Mesh::new(&[("a", 1)]).unwrap(),
+        &[shardloom_layout::Placement::Partial(shardloom_layout::ReduceOp::Sum)],
+    );
+    let mut scalar = vec![0; 8];
+    let mut wanted = LoadState::new();
+    let spec = TensorSpec { held: Held::Layout(pending.unwrap()), ..whole(DType::F64, &[]) };
+    wanted.tensor("scalar", spec, &mut scalar);
+    let options = LoadOptions { unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let error = load(&source, wanted, &*gang, &options, &()).unwrap_err();
+    assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::Pending { .. })), "{error}");
+}
+
+#[test]
+fn ranks_that_ask_for_different_things_still_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = saved(&folder);
+    let mesh = Mesh::new(&[("a", 2)]).unwrap();
+    for more in 0..2 {
+        threads::run(2, GangOptions::default(), |gang| {
+            let mut found = locals(mesh, gang.rank(), 1);
+            found.iter_mut().for_each(|local| {
+                local.spec.held = Held::Layout(Layout::replicated(mesh));
+                local.bytes = vec![0xee; local.spec.shape.volume() * local.spec.dtype.size()];
+            });
+            let mut blob = Vec::new();
+            let mut wanted = LoadState::new();
+            if gang.rank() == more {
+                wanted.bytes("blob", &mut blob);
+            }
+            for local in &mut found {
+                wanted.tensor(&local.name, local.spec.clone(), &mut local.bytes);
+            }
+            let copies = shardloom_checkpoint::Copies::ReadOnce;
+            load(&source, wanted, &*gang, &LoadOptions { copies, ..LoadOptions::default() }, &()).unwrap();
+            for local in &found {
+                let expected = bytes_of(&local.name, local.spec.dtype, &local.spec.shape);
+                assert_eq!(local.bytes, expected, "{} on rank {}", local.name, gang.rank());
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn files_beside_the_tensors_take_nobodys_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let mesh = Mesh::new(&[("a", 1)]).unwrap();
+    let locals = locals(mesh, 0, 0);
+    let mut saver = Saver::new(solo(GangOptions::default())).unwrap();
+    for name in ["model.safetensors", "shardloom.json", "a/b.json", "../x", ""] {
+        let assets = [(name.to_owned(), vec![1])].into();
+        let options = SaveOptions { assets, ..SaveOptions::default() };
+        let error = saver.save(&state(&locals), &Target::Folder(folder.path().join("y")), &options, &());
+        assert!(matches!(error, Err(CheckpointError::Target(_))), "{name}: {error:?}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

@@ -229,3 +229,81 @@ fn a_plan_is_made_again_when_anything_changes() {
     }
     assert_eq!(seen, [16, 16, 20, 10]);
 }
+
+#[test]
+fn one_saver_saves_what_is_held_in_another_layout_next_time() {
+    let mesh = Mesh::new(&[("tp", 2)]).unwrap();
+    let shape = Shape::new(&[64, 64]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let whole: Vec<u8> = (0..64 * 64 * 4).map(|i| (i % 251) as u8).collect();
+    let by = |dim| Layout::new(mesh, &[Placement::Shard(dim)]).unwrap();
+    // Rows, columns (which are exchanged for rows), and rows again.
+    let layouts = [by(0), by(1), by(0), by(1)];
+    threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
+        let rank = gang.rank();
+        let mut saver = Saver::new(gang).unwrap();
+        for (step, layout) in layouts.into_iter().enumerate() {
+            let region = layout.region_of(&shape, rank).unwrap();
+            let bytes = model::part(&whole, DType::F32, &shape, &region);
+            let mut state = State::new();
+            let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
+            state.model("w", LocalTensor { spec, bytes: &bytes });
+            let target = shardloom_checkpoint::Target::Folder(folder.path().join(step.to_string()));
+            saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
+        }
+    })
+    .unwrap();
+    for step in 0..layouts.len() {
+        let file = std::fs::read(folder.path().join(step.to_string()).join("model.safetensors")).unwrap();
+        let parsed = safetensors::SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(parsed.tensor("w").unwrap().data(), whole, "step {step}");
+    }
+}
+
+#[test]
+fn tensors_of_some_ranks_only_are_exchanged_by_those() {
+    let shape = Shape::new(&[64, 64]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let whole: Vec<u8> = (0..64 * 64 * 4).map(|i| (i % 251) as u8).collect();
+    let path = folder.path().join("x");
+    threads::run(4, GangOptions::default(), |gang: Arc<dyn Gang>| {
+        let rank = gang.rank();
+        // Two stages of a pipeline, each with a tensor of its own.
+        let stage = rank / 2;
+        let mesh = Mesh::with_ranks(&[("tp", 2)], &[stage * 2, stage * 2 + 1]).unwrap();
+        let layout = Layout::new(mesh, &[Placement::Shard(1)]).unwrap();
+        let region = layout.region_of(&shape, rank).unwrap();
+        let bytes = model::part(&whole, DType::F32, &shape, &region);
+        let mut state = State::new();
+        let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
+        state.model(format!("stage{stage}"), LocalTensor { spec, bytes: &bytes });
+        let target = shardloom_checkpoint::Target::Folder(path.clone());
+        let mut saver = Saver::new(gang).unwrap();
+        saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
+    })
+    .unwrap();
+    let file = std::fs::read(path.join("model.safetensors")).unwrap();
+    let parsed = safetensors::SafeTensors::deserialize(&file).unwrap();
+    for name in ["stage0", "stage1"] {
+        assert_eq!(parsed.tensor(name).unwrap().data(), whole, "{name}");
+    }
+}
+
+#[test]
+fn ranks_with_different_settings_save_nothing() {
+    let mesh = Mesh::new(&[("a", 2)]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    let errors = threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
+        let rank = gang.rank();
+        let locals = locals(mesh, rank, 1);
+        let redundancy = if rank == 0 { Redundancy::Balanced } else { Redundancy::LowestRank };
+        let mut saver = Saver::with_planner(gang, Box::new(standard(redundancy, 0))).unwrap();
+        let target = shardloom_checkpoint::Target::Folder(path.clone());
+        saver.save(&state(&locals), &target, &shardloom_checkpoint::SaveOptions::default(), &()).err()
+    });
+    for error in errors.unwrap() {
+        assert!(matches!(error, Some(CheckpointError::NotWrittenOnce { .. })), "{error:?}");
+    }
+    assert!(!path.exists());
+}

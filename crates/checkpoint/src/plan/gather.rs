@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use shardloom_layout::{DType, Region, Shape, check_tiling};
 
 use super::balance::{Load, Redundancy};
-use super::items::{Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
+use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
 use super::save::{PlanError, Version};
 use crate::fingerprint::Fingerprint;
 use crate::state::Part;
@@ -34,9 +34,15 @@ pub(super) fn global_plan(
 ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
     let world = plans.len();
     let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    let mut exchanges: BTreeMap<String, Exchange> = BTreeMap::new();
     for (rank, plan) in plans.iter().enumerate() {
-        if plan.exchanges != plans[0].exchanges {
-            return Err(PlanError::Exchanges { rank });
+        for exchange in &plan.exchanges {
+            let name = exchange.name.clone();
+            // Ranks that have no part of a tensor need not know of it.
+            match exchanges.get(&name) {
+                Some(known) if known != exchange => return Err(PlanError::Exchanges { name, rank }),
+                _ => drop(exchanges.insert(name, exchange.clone())),
+            }
         }
         for item in &plan.items {
             told.entry(item.index.name.clone()).or_default().hear(rank, item);
@@ -80,7 +86,7 @@ pub(super) fn global_plan(
         let chosen = load.choose(redundancy, holders, item.bytes());
         items[chosen].push(item);
     }
-    let exchanges = plans.into_iter().next().map(|plan| plan.exchanges).unwrap_or_default();
+    let exchanges: Vec<Exchange> = exchanges.into_values().collect();
     let plans = items.into_iter().map(|mut items| {
         items.sort_by(|a, b| a.index.cmp(&b.index));
         SavePlan { exchanges: exchanges.clone(), items }

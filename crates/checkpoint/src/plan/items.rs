@@ -94,6 +94,10 @@ pub struct ReadItem {
 pub struct Exchange {
     /// The tensor.
     pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its global shape.
+    pub shape: Shape,
     /// The layout that ranks have it in, as text.
     pub from: String,
     /// The layout that it is written from, as text.

@@ -7,7 +7,7 @@ use shardloom_layout::{DType, LayoutError, Region, Shape, nearest};
 use super::items::{LoadPlan, MetadataIndex, ReadItem};
 use super::save::{PlanContext, PlanError};
 use crate::index::Index;
-use crate::state::TensorSpec;
+use crate::state::{Held, TensorSpec};
 
 /// Decides what each rank reads and where it goes. The steps are told in the
 /// module's documentation.
@@ -18,8 +18,14 @@ pub trait LoadPlanner<'a> {
     /// What this rank reads. Every rank.
     fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError>;
 
-    /// A look at the plans of all ranks, where the caller gathered them.
-    /// Every rank, with the same result.
+    /// Whether the planner wants to see the plans of all ranks. The same on
+    /// every rank.
+    fn gathers(&self) -> Gathers {
+        Gathers::No
+    }
+
+    /// A look at the plans of all ranks, if it wants one. Every rank, with the
+    /// same result.
     fn global_plan(&mut self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>, LoadPlanError> {
         Ok(plans)
     }
@@ -29,8 +35,9 @@ pub trait LoadPlanner<'a> {
         Ok(plan)
     }
 
-    /// Where the elements of an item's destination go. Called once for each
-    /// destination, however many items it has.
+    /// Where the elements of an item's destination go, and which part of the
+    /// stored tensor they are. Called once for each destination, however many
+    /// items it has; all of them must come from one stored tensor.
     fn acquire_tensor(&mut self, item: &ReadItem) -> Result<Destination<'a>, LoadPlanError>;
 
     /// Takes the destination back, filled.
@@ -38,6 +45,15 @@ pub trait LoadPlanner<'a> {
 
     /// Takes bytes.
     fn apply_bytes(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), LoadPlanError>;
+}
+
+/// Whether plans of all ranks are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gathers {
+    /// They are.
+    Yes,
+    /// Every rank plans for itself.
+    No,
 }
 
 /// Where elements go.
@@ -196,6 +212,24 @@ pub enum LoadPlanError {
         /// Why.
         source: LayoutError,
     },
+    /// A layout in which values are still to be combined.
+    #[error("`{name}` cannot be loaded into {layout}, where values are still to be combined")]
+    Pending {
+        /// The tensor.
+        name: String,
+        /// The layout.
+        layout: String,
+    },
+    /// The items of one destination come from two tensors.
+    #[error("`{name}` would be filled from `{first}` and `{second}`")]
+    TwoSources {
+        /// The destination.
+        name: String,
+        /// One tensor.
+        first: String,
+        /// The other.
+        second: String,
+    },
     /// A rank has no part of what it asks for.
     #[error("rank {rank} asks for `{name}`, of which it holds nothing")]
     NotHeld {
@@ -279,14 +313,18 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
         let context = self.context.ok_or(PlanError::NotConfigured)?;
         let mut plan = LoadPlan::default();
         for (name, slot) in &self.state.slots {
-            let Slot::Tensor { spec, .. } = slot else {
+            let Slot::Tensor { spec, into } = slot else {
                 if index.bytes_at(name).is_some() {
                     plan.bytes.push((name.clone(), name.clone()));
                 }
                 continue;
             };
             let Some(entry) = index.tensors().get(name) else { continue };
-            let region = wanted(name, spec, context.rank)?;
+            let region = match wanted(name, spec, context.rank) {
+                // A rank outside of the mesh may list what it holds nothing of.
+                Err(LoadPlanError::NotHeld { .. }) if into.is_empty() => continue,
+                region => region?,
+            };
             for (ordinal, tile) in entry.tiles.iter().enumerate() {
                 let Some(part) = region.intersect(&tile.region).filter(|part| !part.is_empty()) else {
                     continue;
@@ -338,6 +376,11 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
 }
 
 fn wanted(name: &str, spec: &TensorSpec, rank: usize) -> Result<Region, LoadPlanError> {
+    if let Held::Layout(layout) = spec.held
+        && layout.pending().next().is_some()
+    {
+        return Err(LoadPlanError::Pending { name: name.to_owned(), layout: layout.to_string() });
+    }
     let region =
         spec.region(rank).map_err(|source| LoadPlanError::Layout { name: name.to_owned(), source })?;
     region.ok_or_else(|| LoadPlanError::NotHeld { name: name.to_owned(), rank })

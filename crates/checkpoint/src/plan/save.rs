@@ -114,9 +114,17 @@ pub enum PlanError {
         /// How many there are.
         world: usize,
     },
-    /// Ranks want to exchange different tensors before they write.
-    #[error("rank {rank} would exchange other tensors before writing than rank 0")]
+    /// Ranks want to exchange a tensor in different ways before they write.
+    #[error("rank {rank} would exchange `{name}` in another way before writing than the ranks before it")]
     Exchanges {
+        /// The tensor.
+        name: String,
+        /// The rank.
+        rank: usize,
+    },
+    /// A planner that has no plan for a rank.
+    #[error("the planner has no plan for rank {rank}")]
+    NoPlan {
         /// The rank.
         rank: usize,
     },
@@ -190,11 +198,15 @@ pub fn plan_save(
         }
         Agreement::Gather => {
             let local = crate::together(gang, planner.local_plan().map_err(CheckpointError::from))?;
-            let (mut plans, metadata) = planner.global_plan(gang.all_gather_objects(&local)?)?;
-            (std::mem::take(&mut plans[gang.rank()]), metadata)
+            let all = planner.global_plan(gang.all_gather_objects(&local)?);
+            let (mut plans, metadata) = crate::together(gang, all.map_err(CheckpointError::from))?;
+            let own = plans.get_mut(gang.rank()).map(std::mem::take);
+            let own = own.ok_or(CheckpointError::Plan(PlanError::NoPlan { rank: gang.rank() }));
+            (crate::together(gang, own)?, metadata)
         }
     };
-    Ok((planner.finalize(plan)?, metadata))
+    let plan = planner.finalize(plan).map_err(CheckpointError::from);
+    Ok((crate::together(gang, plan)?, metadata))
 }
 
 enum Agreement {
@@ -250,7 +262,8 @@ impl StandardSavePlanner {
         Self { exchange_below: 8 << 10, ..Self::default() }
     }
 
-    /// Whether the last plan was taken from an earlier one.
+    /// A digest of all that the plan depends on; `None` if it depends on what
+    /// only other ranks know.
     fn digest_of(&self, context: PlanContext) -> Option<Fingerprint> {
         let mut hash = Mixer::new();
         hash.number(context.world as u64);
@@ -280,6 +293,12 @@ impl StandardSavePlanner {
                     hash.number((digest.0 >> 64) as u64);
                 }
             }
+        }
+        // A tensor may be written from one layout and held in another.
+        for exchange in &self.exchanges {
+            hash.text(&exchange.name);
+            hash.text(&exchange.from);
+            hash.text(&exchange.to);
         }
         Some(hash.finish())
     }
@@ -342,6 +361,8 @@ impl SavePlanner for StandardSavePlanner {
                             if let Some(run) = written.exchanged {
                                 self.exchanges.push(Exchange {
                                     name: name.clone(),
+                                    dtype,
+                                    shape: shape.clone(),
                                     from: layout.to_string(),
                                     to: written.layout.to_string(),
                                     run,

@@ -55,6 +55,10 @@ impl Opened {
     /// Commits what all ranks have written. Every rank, after all are done.
     fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
+        // Everybody sees the same sums, so all go on or none does.
+        if let Some(tensor) = self.unwritten(&sums) {
+            return Err(CheckpointError::NotWrittenOnce { tensor });
+        }
         let files = self.all_files(gang)?;
         let manifest = self.manifest(&sums, files);
         let last = match self.options.format {
@@ -72,6 +76,23 @@ impl Opened {
         };
         together(gang, committed)?;
         Ok(Fingerprints { whole: manifest.fingerprint, model: manifest.model })
+    }
+
+    /// A tensor of which an element was written by nobody, or twice.
+    fn unwritten(&self, sums: &Sums) -> Option<String> {
+        let mut counted = sums.counted();
+        let tensors = self.stored.iter().filter(|(_, stored)| stored.kind == Kind::Tensor);
+        let wrong = tensors.map(|(name, stored)| {
+            let found = counted.remove(name).unwrap_or_default();
+            let elements = (self.stretch / stored.dtype.size() as u64).max(1);
+            let volume = stored.shape.volume() as u64;
+            let whole = found
+                .iter()
+                .enumerate()
+                .all(|(number, stretch)| stretch.count == elements.min(volume - number as u64 * elements));
+            (name, whole && found.len() as u64 == volume.div_ceil(elements))
+        });
+        wrong.filter(|(_, whole)| !whole).map(|(name, _)| name.clone()).next()
     }
 
     /// What all ranks wrote, in the words of DCP.

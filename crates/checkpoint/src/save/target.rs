@@ -11,6 +11,7 @@ use shardloom_gang::Gang;
 use shardloom_layout::{DType, Hint, Region, Shape};
 
 use super::SaveOptions;
+use super::stream::Stream;
 use super::write::Batch;
 use crate::error::CheckpointError;
 use crate::file_layout::{FileLayout, Place, PlannedFile};
@@ -19,8 +20,8 @@ use crate::formats::native::{chunk_metadata, chunks_file};
 use crate::manifest::{Arrangement, Kind, MANIFEST_FILE};
 use crate::plan::{Metadata, WriteData, WriteItem};
 use crate::state::Part;
-use crate::storage::local::write_all_at;
-use crate::storage::{Presence, Storage, StorageError};
+use crate::storage::local::{sync_folder, write_all_at};
+use crate::storage::{Presence, Storage, StorageError, check_name};
 use crate::sums::{Sums, stretch_for};
 use crate::together;
 
@@ -32,6 +33,9 @@ pub enum Target {
     /// A place for objects.
     Objects(Arc<dyn Storage>),
 }
+
+/// The longest header that readers of safetensors accept.
+const MAX_HEADER: usize = 100_000_000;
 
 /// In which form a checkpoint is saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -68,6 +72,26 @@ pub enum TargetError {
         /// The form.
         format: SaveFormat,
     },
+    /// A file that would take the place of another.
+    #[error("a file `{name}` cannot be saved beside the tensors")]
+    AssetName {
+        /// Its name.
+        name: String,
+    },
+    /// A name that files cannot hold.
+    #[error("no tensor can be called `{name}`")]
+    TensorName {
+        /// The name.
+        name: String,
+    },
+    /// Names that take up more than readers accept.
+    #[error("the names of the tensors in `{file}` take {length} bytes, and readers accept {MAX_HEADER}")]
+    Header {
+        /// The file.
+        file: String,
+        /// Bytes of its header.
+        length: usize,
+    },
     /// A path without a last part.
     #[error("`{path}` is not the name of a new folder")]
     NoName {
@@ -83,6 +107,9 @@ impl Hint for TargetError {
             Self::NotForObjects { .. } => {
                 Some("save as native or DCP, or convert to a local folder and upload it".to_owned())
             }
+            Self::AssetName { .. } => Some("give it another name".to_owned()),
+            Self::TensorName { .. } => Some("rename the tensor".to_owned()),
+            Self::Header { .. } => Some("choose a smaller shard size".to_owned()),
             Self::NoName { .. } => Some("give a path such as `runs/step_100`".to_owned()),
         }
     }
@@ -136,8 +163,8 @@ pub(super) struct OpenFolder {
 /// Objects being written.
 pub(super) struct OpenObjects {
     pub(super) storage: Arc<dyn Storage>,
-    /// This rank's file in memory, until it is uploaded.
-    buffer: Mutex<Vec<u8>>,
+    /// Bytes of this rank's file that are known beforehand.
+    frame: Vec<(u64, Vec<u8>)>,
 }
 
 impl Opened {
@@ -151,7 +178,8 @@ impl Opened {
     ) -> Result<Self, CheckpointError> {
         let stored = stored(metadata);
         let plan = Planned::new(target, batch, &stored, options, gang.rank());
-        let plan = together(gang, plan)?;
+        let mut plan = together(gang, plan)?;
+        together(gang, check_names(&plan, &stored, options))?;
         let place = match target {
             Target::Folder(path) => {
                 let made = match gang.rank() {
@@ -173,10 +201,9 @@ impl Opened {
                     Err(error) => Err(error.into()),
                 };
                 together(gang, ready)?;
-                let length = plan.files.files.first().map_or(0, |file| file.length as usize);
-                let mut buffer = plan.files.files.first().map(|file| file.header.clone()).unwrap_or_default();
-                buffer.resize(length, 0);
-                Destination::Objects(OpenObjects { storage: Arc::clone(storage), buffer: Mutex::new(buffer) })
+                let header = plan.files.files.first().map(|file| (0, file.header.clone()));
+                let frame = header.into_iter().chain(std::mem::take(&mut plan.frame)).collect();
+                Destination::Objects(OpenObjects { storage: Arc::clone(storage), frame })
             }
         };
         let bytes = |stored: &Stored| stored.shape.volume() as u64 * stored.dtype.size() as u64;
@@ -215,7 +242,7 @@ impl Opened {
     }
 
     /// Whether an item was written when the place was made ready.
-    pub(super) fn has_written(&self, name: &str) -> bool {
+    pub(crate) fn has_written(&self, name: &str) -> bool {
         self.dcp.as_ref().is_some_and(|rank| rank.values.iter().any(|value| value.name == name))
     }
 
@@ -247,12 +274,27 @@ impl Opened {
                 write_all_at(&handle, bytes, offset)
                     .map_err(|error| folder.failed("write", &planned.name, &error))?;
             }
-            Destination::Objects(objects) => {
-                let mut buffer = objects.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-                buffer[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
-            }
+            // Objects are written in order; see `stream`.
+            Destination::Objects(_) => {}
         }
         Ok(())
+    }
+
+    /// Whether files are written from their first byte to their last.
+    pub(crate) fn is_streamed(&self) -> bool {
+        matches!(self.place, Destination::Objects(_))
+    }
+
+    /// This rank's file, if it must be written from its first byte to its
+    /// last.
+    pub(crate) fn stream(&self) -> Result<Option<Stream>, CheckpointError> {
+        match (&self.place, self.files.files.first()) {
+            (Destination::Objects(objects), Some(file)) => {
+                let upload = objects.storage.create(&file.name)?;
+                Ok(Some(Stream::new(upload, objects.frame.clone(), file.length)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Makes what this rank wrote last.
@@ -265,12 +307,8 @@ impl Opened {
                     handle.sync_all().map_err(|error| folder.failed("sync", name, &error))?;
                 }
             }
-            Destination::Objects(objects) => {
-                if let Some(file) = self.files.files.first() {
-                    let buffer = objects.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-                    objects.storage.put(&file.name, &buffer)?;
-                }
-            }
+            // An object that is there is there to stay.
+            Destination::Objects(_) => {}
         }
         Ok(())
     }
@@ -346,6 +384,31 @@ fn stored(metadata: &Metadata) -> BTreeMap<String, Stored> {
     tensors.chain(bytes).collect()
 }
 
+/// Refuses names that would make a checkpoint that cannot be opened.
+fn check_names(
+    plan: &Planned,
+    stored: &BTreeMap<String, Stored>,
+    options: &SaveOptions,
+) -> Result<(), CheckpointError> {
+    let taken = |name: &str| {
+        let planned = plan.files.files.iter().any(|file| file.name == name);
+        let index = plan.index_file.as_ref().is_some_and(|(index, _)| index == name);
+        planned || index || [MANIFEST_FILE, METADATA_FILE].contains(&name)
+    };
+    for name in options.assets.keys() {
+        if taken(name) || name.contains('/') || check_name(name).is_err() {
+            return Err(TargetError::AssetName { name: name.clone() }.into());
+        }
+    }
+    if let Some(name) = stored.keys().find(|name| *name == "__metadata__") {
+        return Err(TargetError::TensorName { name: name.clone() }.into());
+    }
+    match plan.files.files.iter().find(|file| file.header.len() > MAX_HEADER) {
+        Some(file) => Err(TargetError::Header { file: file.name.clone(), length: file.header.len() }.into()),
+        None => Ok(()),
+    }
+}
+
 /// Where everything will go.
 struct Planned {
     hands: Hands,
@@ -415,7 +478,11 @@ impl Planned {
         let mut written = DcpRank::default();
         for (item, bytes) in batch.items() {
             let json = match &item.data {
-                WriteData::Bytes { .. } => serde_json::from_slice(bytes).ok(),
+                // Only if that is how it would be written again: bytes come back
+                // as they were.
+                WriteData::Bytes { .. } => serde_json::from_slice(bytes)
+                    .ok()
+                    .filter(|value: &serde_json::Value| value.to_string().as_bytes() == bytes),
                 WriteData::Tensor { .. } => None,
             };
             if let Some(value) = json {
@@ -480,5 +547,16 @@ fn create_folder(path: &Path) -> Result<(), CheckpointError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &error).into()),
         _ => {}
     }
-    Ok(fs::create_dir_all(&partial).map_err(|error| failed("create", &error))?)
+    // Folders that are new must last as well, not only what is in them.
+    let known = partial.ancestors().skip(1).find(|folder| folder.as_os_str().is_empty() || folder.is_dir());
+    let known = known.map(Path::to_owned).unwrap_or_default();
+    fs::create_dir_all(&partial).map_err(|error| failed("create", &error))?;
+    for folder in partial.ancestors().skip(1) {
+        let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        sync_folder(here).map_err(|error| failed("sync", &error))?;
+        if folder == known {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -2,28 +2,31 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use shardloom_gang::{Gang, Redistributor};
-use shardloom_layout::{DType, Layout, Prices, plan};
+use shardloom_layout::{DType, Layout, Plan, Prices, plan};
 
 use super::SaveOptions;
+use super::stream::Stream;
 use super::target::Opened;
 use crate::error::CheckpointError;
 use crate::observer::Observer;
-use crate::plan::{PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
+use crate::plan::{Exchange, PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
 use crate::state::{Content, State};
 use crate::sums::Sums;
+use crate::together;
 
 /// Bytes that are hashed and written at once: little enough to be still in the
 /// cache when they are written.
-const STRETCH: usize = 1 << 20;
+const STRETCH: usize = 512 << 10;
 
 /// Tensors in the layout that they are written from.
 pub(super) type Exchanged = BTreeMap<String, Vec<u8>>;
 
-/// Carries out the plan's exchanges. Every rank.
+/// Carries out the plan's exchanges. Every rank. What this rank does not write
+/// afterwards is not kept.
 pub(super) fn exchange(
     plan: &SavePlan,
     state: &State<'_>,
@@ -33,43 +36,69 @@ pub(super) fn exchange(
     if plan.exchanges.is_empty() {
         return Ok(exchanged);
     }
+    // Everything that may fail on one rank alone comes before the exchanges.
+    let moves: Result<Vec<Move<'_>>, CheckpointError> =
+        plan.exchanges.iter().map(|step| Move::new(step, state, gang.rank())).collect();
+    let moves = together(&**gang, moves)?;
     let mut redistributor = Redistributor::new(Arc::clone(gang));
-    for step in &plan.exchanges {
-        let missing = || PlanError::NoSuchItem { name: step.name.clone() };
-        let leaf = state.leaves().get(&step.name).ok_or_else(missing)?;
-        let Content::Tensor(tensor) = &leaf.content else { return Err(missing().into()) };
-        let (from, to): (Layout, Layout) = match (step.from.parse(), step.to.parse()) {
-            (Ok(from), Ok(to)) => (from, to),
-            _ => return Err(missing().into()),
-        };
-        let failed = |message: String| CheckpointError::Exchange { name: step.name.clone(), message };
-        // Bits are moved, not values: any type of the same width will do.
-        macro_rules! moved {
-            ($type:ty, $dtype:expr) => {{
-                let way = plan_way(from, to, &tensor.spec.shape, $dtype).map_err(failed)?;
-                let local: Vec<$type> = bytemuck::pod_collect_to_vec(tensor.bytes);
-                let moved = redistributor.run(&way, local).map_err(|error| failed(error.to_string()))?;
-                bytemuck::cast_slice(&moved).to_vec()
-            }};
+    for one in moves {
+        let Some(bytes) = one.run(&mut redistributor)? else { continue };
+        if plan.items.iter().any(|item| item.index.name == one.name) {
+            exchanged.insert(one.name.to_owned(), bytes);
         }
-        let bytes = match tensor.spec.dtype.size() {
-            1 => moved!(u8, DType::U8),
-            2 => moved!(u16, DType::U16),
-            4 => moved!(u32, DType::U32),
-            _ => moved!(u64, DType::U64),
-        };
-        exchanged.insert(step.name.clone(), bytes);
     }
     Ok(exchanged)
 }
 
-fn plan_way(
-    from: Layout,
-    to: Layout,
-    shape: &shardloom_layout::Shape,
-    dtype: DType,
-) -> Result<shardloom_layout::Plan, String> {
-    plan(from, to, shape, dtype, Prices::default()).map_err(|error| error.to_string())
+/// One exchange, ready to be done.
+struct Move<'a> {
+    name: &'a str,
+    way: Plan,
+    /// This rank's part; `None` if it has no part in this.
+    bytes: Option<&'a [u8]>,
+}
+
+impl<'a> Move<'a> {
+    fn new(step: &'a Exchange, state: &'a State<'_>, rank: usize) -> Result<Self, CheckpointError> {
+        let name = step.name.as_str();
+        let failed = |message: String| CheckpointError::Exchange { name: name.to_owned(), message };
+        let read = |text: &str| text.parse::<Layout>().map_err(|error| failed(error.to_string()));
+        let (from, to) = (read(&step.from)?, read(&step.to)?);
+        // Bits are moved, not values: any type of the same width will do.
+        let bits = match step.dtype.size() {
+            1 => DType::U8,
+            2 => DType::U16,
+            4 => DType::U32,
+            _ => DType::U64,
+        };
+        let way = plan(from, to, &step.shape, bits, Prices::default())
+            .map_err(|error| failed(error.to_string()))?;
+        let bytes = match (state.leaves().get(name).map(|leaf| &leaf.content), from.mesh().position(rank)) {
+            (Some(Content::Tensor(tensor)), Ok(_)) => Some(tensor.bytes),
+            (_, Err(_)) => None,
+            _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
+        };
+        Ok(Self { name, way, bytes })
+    }
+
+    fn run(&self, redistributor: &mut Redistributor) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(bytes) = self.bytes else { return Ok(None) };
+        macro_rules! moved {
+            ($type:ty) => {{
+                let local: Vec<$type> = bytemuck::pod_collect_to_vec(bytes);
+                let moved = redistributor.run(&self.way, local).map_err(|error| {
+                    CheckpointError::Exchange { name: self.name.to_owned(), message: error.to_string() }
+                })?;
+                bytemuck::cast_slice(&moved).to_vec()
+            }};
+        }
+        Ok(Some(match self.way.dtype().size() {
+            1 => moved!(u8),
+            2 => moved!(u16),
+            4 => moved!(u32),
+            _ => moved!(u64),
+        }))
+    }
 }
 
 /// Items with their bytes.
@@ -124,6 +153,12 @@ impl<'a> Batch<'a> {
         options: &SaveOptions,
         observer: &dyn Observer,
     ) -> Result<Batch<'static>, CheckpointError> {
+        // An object is written at once, now or later.
+        let total: u64 = self.items.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        if opened.is_streamed() && total > options.budget {
+            let done = self.fill(opened, options.threads, observer)?;
+            return Ok(Batch { items: Vec::new(), done: Some(done) });
+        }
         let mut room = options.budget;
         let (mut kept, mut rest) = (Vec::new(), Vec::new());
         for (item, bytes) in self.items {
@@ -137,8 +172,11 @@ impl<'a> Batch<'a> {
         }
         let kept = copy_all(kept, options.threads);
         // What does not fit is written now, before the caller goes on.
-        let done = Batch { items: rest, done: None }.fill(opened, options.threads, observer)?;
-        Ok(Batch { items: kept, done: Some(done) })
+        let done = match rest.is_empty() {
+            true => None,
+            false => Some(Batch { items: rest, done: None }.fill(opened, options.threads, observer)?),
+        };
+        Ok(Batch { items: kept, done })
     }
 
     /// Writes and syncs the items.
@@ -154,13 +192,14 @@ impl<'a> Batch<'a> {
     }
 
     /// Writes everything, but does not make it last.
-    pub(crate) fn fill(
+    fn fill(
         self,
         opened: &Opened,
         threads: Option<usize>,
         observer: &dyn Observer,
     ) -> Result<Written, CheckpointError> {
         let (before, sums) = match self.done {
+            Some(done) if self.items.is_empty() => return Ok(done),
             Some(done) => (done.bytes, done.sums),
             None => (0, opened.empty_sums()),
         };
@@ -172,33 +211,66 @@ impl<'a> Batch<'a> {
         }
         // In the order of the files.
         pieces.sort_by_key(|piece| (piece.file, piece.offset));
-        let next = AtomicUsize::new(0);
-        let failure = Mutex::new(None);
-        let work = || {
-            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Some((name, position)) = piece.sum {
-                    sums.add_run(name, position, piece.bytes);
-                }
-                if let Err(error) = opened.write(piece.file, piece.offset, piece.bytes) {
-                    next.store(pieces.len(), Ordering::Relaxed);
-                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    return;
-                }
-                observer.advance(piece.bytes.len() as u64);
-            }
-        };
-        let threads = threads.unwrap_or_else(cores).clamp(1, pieces.len().max(1));
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => Ok(Written { bytes: before + bytes, sums }),
+        match opened.stream()? {
+            Some(stream) => upload(stream, &pieces, &sums, observer)?,
+            None => put_in_place(&pieces, opened, &sums, threads.unwrap_or_else(cores), observer)?,
         }
+        Ok(Written { bytes: before + bytes, sums })
     }
+}
+
+/// Hashes and writes pieces from the first to the last.
+fn upload(
+    mut stream: Stream,
+    pieces: &[Piece<'_>],
+    sums: &Sums,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    for piece in pieces {
+        sums.add_run(piece.name, piece.position, piece.bytes);
+        stream.put(piece.offset, piece.bytes)?;
+        observer.advance(piece.bytes.len() as u64);
+    }
+    stream.finish()
+}
+
+/// Hashes and writes pieces where they belong.
+///
+/// A filesystem lets one thread at a time write to a file; others would only
+/// stand in line. So one writes, in order, and the others hash.
+fn put_in_place(
+    pieces: &[Piece<'_>],
+    opened: &Opened,
+    sums: &Sums,
+    threads: usize,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    let next = AtomicUsize::new(0);
+    let hash = || {
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            sums.add_run(piece.name, piece.position, piece.bytes);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(pieces.len()) {
+            scope.spawn(hash);
+        }
+        for piece in pieces {
+            if threads < 2 {
+                sums.add_run(piece.name, piece.position, piece.bytes);
+            }
+            if let Err(error) = opened.write(piece.file, piece.offset, piece.bytes) {
+                next.store(pieces.len(), Ordering::Relaxed);
+                return Err(error);
+            }
+            observer.advance(piece.bytes.len() as u64);
+        }
+        // Whoever is done with writing helps.
+        if threads >= 2 {
+            hash();
+        }
+        Ok(())
+    })
 }
 
 fn cores() -> usize {
@@ -243,8 +315,10 @@ struct Piece<'a> {
     file: usize,
     offset: u64,
     bytes: &'a [u8],
-    /// The tensor, and the number of the first element in it.
-    sum: Option<(&'a str, u64)>,
+    /// The tensor.
+    name: &'a str,
+    /// The number of the first element in it.
+    position: u64,
 }
 
 /// Cuts an item into pieces that follow one another in a file.
@@ -276,12 +350,8 @@ fn cut<'a>(
         while !part.is_empty() {
             let (piece, more) = part.split_at(part.len().min(STRETCH));
             let ahead = opened.ahead(position * width as u64, local);
-            pieces.push(Piece {
-                file: place.file,
-                offset: place.offset + ahead,
-                bytes: piece,
-                sum: Some((name, position)),
-            });
+            let offset = place.offset + ahead;
+            pieces.push(Piece { file: place.file, offset, bytes: piece, name, position });
             position += (piece.len() / width) as u64;
             local += piece.len() as u64;
             part = more;

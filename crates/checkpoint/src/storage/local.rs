@@ -16,13 +16,16 @@ use crate::index::StoredFile;
 #[derive(Debug)]
 pub struct LocalStorage {
     folder: PathBuf,
-    open: Arc<OpenFiles>,
-    mapped: Mutex<FxHashMap<String, Arc<MappedFile>>>,
-    direct: Mutex<FxHashMap<String, Option<Arc<DirectFile>>>>,
+    open: Arc<Mutex<OpenFiles>>,
 }
 
-/// Files that were read, by name.
-type OpenFiles = Mutex<FxHashMap<String, Arc<File>>>;
+/// Files that were read, by name and by the way that they were read.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    cached: FxHashMap<String, Arc<File>>,
+    mapped: FxHashMap<String, Arc<MappedFile>>,
+    direct: FxHashMap<String, Option<Arc<DirectFile>>>,
+}
 
 impl LocalStorage {
     /// The files of a folder, which need not exist yet.
@@ -30,7 +33,7 @@ impl LocalStorage {
         let folder: PathBuf = folder.into();
         // The parent of a bare name.
         let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
-        Self { folder, open: Arc::default(), mapped: Mutex::default(), direct: Mutex::default() }
+        Self { folder, open: Arc::default() }
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, StorageError> {
@@ -48,12 +51,12 @@ impl LocalStorage {
     /// The file, opened for reading.
     pub(crate) fn file(&self, name: &str) -> Result<Arc<File>, StorageError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = open.get(name) {
+        if let Some(file) = open.cached.get(name) {
             return Ok(Arc::clone(file));
         }
         let file = File::open(self.path(name)?).map_err(|error| self.failed("open", name, &error))?;
         let file = Arc::new(file);
-        open.insert(name.to_owned(), Arc::clone(&file));
+        open.cached.insert(name.to_owned(), Arc::clone(&file));
         Ok(file)
     }
 }
@@ -61,7 +64,7 @@ impl LocalStorage {
 impl LocalStorage {
     fn mapped(&self, name: &str) -> Result<Arc<MappedFile>, StorageError> {
         let file = self.file(name)?;
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = &mut self.open.lock().unwrap_or_else(PoisonError::into_inner).mapped;
         if let Some(map) = mapped.get(name) {
             return Ok(Arc::clone(map));
         }
@@ -73,7 +76,7 @@ impl LocalStorage {
     /// The file, to be read past the cache; `None` where that cannot be.
     fn direct(&self, name: &str) -> Result<Option<Arc<DirectFile>>, StorageError> {
         let path = self.path(name)?;
-        let mut direct = self.direct.lock().unwrap_or_else(PoisonError::into_inner);
+        let direct = &mut self.open.lock().unwrap_or_else(PoisonError::into_inner).direct;
         let file =
             direct.entry(name.to_owned()).or_insert_with(|| DirectFile::open(&path).ok().map(Arc::new));
         Ok(file.clone())
@@ -146,7 +149,9 @@ impl Storage for LocalStorage {
         let path = self.path(name)?;
         // Behind the whole name: `model.json` and `model.safetensors` may be
         // under way at once.
-        let partial = PathBuf::from(format!("{}.partial", path.display()));
+        let mut partial = path.clone().into_os_string();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
         let file = File::create(&partial).map_err(|error| self.failed("write", name, &error))?;
         let (name, open) = (name.to_owned(), Arc::clone(&self.open));
         Ok(Box::new(LocalUpload { file, partial, path, name, open }))
@@ -155,8 +160,6 @@ impl Storage for LocalStorage {
     fn remove(&self, name: &str) -> Result<(), StorageError> {
         let path = self.path(name)?;
         forget(&self.open, name);
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-        self.direct.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", name, &error)),
             _ => Ok(()),
@@ -180,7 +183,7 @@ struct LocalUpload {
     partial: PathBuf,
     path: PathBuf,
     name: String,
-    open: Arc<OpenFiles>,
+    open: Arc<Mutex<OpenFiles>>,
 }
 
 impl LocalUpload {
@@ -211,8 +214,11 @@ impl Drop for LocalUpload {
     }
 }
 
-fn forget(open: &OpenFiles, name: &str) {
-    open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+fn forget(open: &Mutex<OpenFiles>, name: &str) {
+    let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+    open.cached.remove(name);
+    open.mapped.remove(name);
+    open.direct.remove(name);
 }
 
 /// Makes renames in a folder last.

@@ -4,17 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use shardloom_checkpoint::{Storage, StorageError, StoredFile};
+use shardloom_checkpoint::{Storage, StorageError, StoredFile, Upload};
 
 /// Files by name.
 #[derive(Debug, Default)]
-pub struct Memory(Mutex<BTreeMap<String, Vec<u8>>>);
+pub struct Memory(Arc<Files>);
+
+type Files = Mutex<BTreeMap<String, Vec<u8>>>;
 
 impl Clone for Memory {
     fn clone(&self) -> Self {
-        Self(Mutex::new(self.files()))
+        Self(Arc::new(Mutex::new(self.files())))
     }
 }
 
@@ -92,6 +94,10 @@ impl Storage for Memory {
         Ok(())
     }
 
+    fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
+        Ok(Box::new(Growing { files: Arc::clone(&self.0), name: name.to_owned(), bytes: Vec::new() }))
+    }
+
     fn remove(&self, name: &str) -> Result<(), StorageError> {
         self.change(|files| files.remove(name));
         Ok(())
@@ -99,5 +105,24 @@ impl Storage for Memory {
 
     fn gap(&self) -> u64 {
         0
+    }
+}
+
+/// A file that is not there yet.
+struct Growing {
+    files: Arc<Files>,
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Upload for Growing {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        self.bytes.extend(bytes);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), StorageError> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, self.bytes);
+        Ok(())
     }
 }

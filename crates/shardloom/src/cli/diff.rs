@@ -38,7 +38,7 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
 }
 
 fn text(answer: &Answer) -> String {
-    let Comparison { only_first, only_second, both } = &answer.comparison;
+    let Comparison { only_first, only_second, both, other } = &answer.comparison;
     let same = both.values().filter(|difference| **difference == Difference::Identical).count();
     if answer.identical {
         return format!("identical: {}", counted(same, "tensor"));
@@ -49,6 +49,9 @@ fn text(answer: &Answer) -> String {
     }
     for name in only_second {
         table.add_row([name.as_str(), "only in the second", "", "", ""]);
+    }
+    for name in other {
+        table.add_row([name.as_str(), "bytes", "", "", ""]);
     }
     for (name, difference) in both {
         match difference {
