@@ -154,16 +154,16 @@ fn drop_caches() -> Option<()> {
     fs::write("/proc/sys/vm/drop_caches", "3").ok()
 }
 
-/// Bytes of one call; 256 KiB to 1 MiB were the fastest for writes, and for
-/// reads it makes no difference.
-const STRETCH: usize = 512 << 10;
+/// Bytes of one call, the fastest found: few at a time to write, more to read.
+const WRITTEN: usize = 512 << 10;
+const READ: usize = 4 << 20;
 
 /// Writes the buffers one after the other into a file, with one thread, which
 /// is faster than two, and syncs it.
 fn raw_write(path: &Path, buffers: &[&[u8]]) {
     let file = File::create(path).expect("a file");
     let mut offset = 0;
-    for piece in buffers.iter().flat_map(|buffer| buffer.chunks(STRETCH)) {
+    for piece in buffers.iter().flat_map(|buffer| buffer.chunks(WRITTEN)) {
         file.write_all_at(piece, offset).expect("written");
         offset += piece.len() as u64;
     }
@@ -176,7 +176,7 @@ fn raw_read(path: &Path, buffers: Vec<&mut [u8]>) {
     let mut pieces = Vec::new();
     let mut offset = 0;
     for buffer in buffers {
-        for piece in buffer.chunks_mut(STRETCH) {
+        for piece in buffer.chunks_mut(READ) {
             let length = piece.len() as u64;
             pieces.push((offset, piece));
             offset += length;
@@ -235,7 +235,7 @@ fn peer(folder: &Path) -> Option<Peer> {
     let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok()?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_checkpoint.py");
     let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
-    Some(Peer::start("torch", Command::new(python).arg(script).arg(folder).arg(layers)))
+    Some(Peer::start_as_it_is("torch", Command::new(python).arg(script).arg(folder).arg(layers)))
 }
 
 /// One process: everything beside raw reads and writes. In every round each
@@ -253,8 +253,7 @@ fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     let mut times = Times::default();
     let saves = ["raw write", "save, synced", "DCP save", "safetensors save"];
     for round in 0..ROUNDS {
-        for turn in 0..saves.len() {
-            let case = saves[(round + turn) % saves.len()];
+        for case in shuffled(&saves, round) {
             times.add_some(case, alone.save(case)?);
         }
     }
@@ -278,8 +277,7 @@ fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     ];
     for (word, wanted) in [("cold", cold), ("warm", true)] {
         for round in (0..ROUNDS).filter(|_| wanted) {
-            for turn in 0..loads.len() {
-                let case = loads[(round + turn) % loads.len()];
+            for case in shuffled(&loads, round) {
                 // Warm is what was read a moment ago.
                 let ready = if word == "cold" { drop_caches() } else { alone.load(case)?.map(drop) };
                 if ready.is_some() {
@@ -307,6 +305,17 @@ fn one_rank(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
         times.compare(report, bytes, &fresh, &format!("safetensors load, {word}"), 1.0);
     }
     Ok(())
+}
+
+/// Cases in an order that no other round has.
+fn shuffled<'a>(cases: &[&'a str], round: usize) -> Vec<&'a str> {
+    let mut cases = cases.to_vec();
+    let mut seed = round as u64 + 1;
+    for last in (1..cases.len()).rev() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        cases.swap(last, (seed >> 33) as usize % (last + 1));
+    }
+    cases
 }
 
 /// One process with a model in memory, and a peer with the same.
@@ -439,8 +448,10 @@ fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> 
         bytes = source.index.bytes() as usize;
         if let Some(python) = &python {
             let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
-            let mut peer =
-                Peer::start("torch", Command::new(python).arg(script).arg(folder.join("torch")).arg(layers));
+            let mut peer = Peer::start_as_it_is(
+                "torch",
+                Command::new(python).arg(script).arg(folder.join("torch")).arg(layers),
+            );
             times.ask(Some(&mut peer), "DCP, gloo save", "save");
             times.ask(Some(&mut peer), "DCP, gloo load, rows", "load rows");
             times.ask(Some(&mut peer), "DCP, gloo load, tensor parallel", "load tensor parallel");

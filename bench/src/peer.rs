@@ -19,9 +19,14 @@ pub struct Peer {
 impl Peer {
     /// Starts a peer. Memory that it frees is kept for reuse, as ours is.
     pub fn start(name: &'static str, command: &mut Command) -> Self {
+        let kept = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"].map(|name| (name, "4294967296"));
+        Self::start_as_it_is(name, command.envs(kept))
+    }
+
+    /// Starts a peer that takes new memory from the system, as it does by
+    /// itself.
+    pub fn start_as_it_is(name: &'static str, command: &mut Command) -> Self {
         let mut child = command
-            .env("MALLOC_MMAP_THRESHOLD_", "4294967296")
-            .env("MALLOC_TRIM_THRESHOLD_", "4294967296")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

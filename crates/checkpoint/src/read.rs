@@ -108,8 +108,8 @@ pub enum WantError {
 }
 
 /// Bytes of one stretch that is read at once, at most and unless the budget is
-/// smaller. Large enough to be worth a call, small enough to stay in a cache
-/// between reading and decoding.
+/// smaller. Less makes reading slower, even where what was read is hashed
+/// while it is still in a cache.
 const STRETCH: usize = 4 << 20;
 
 /// Reads wanted regions into their destinations.
@@ -131,9 +131,7 @@ pub(crate) fn read_verified(
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
-    // What is hashed after it was read should still be in the nearest cache.
-    let most = if sums.is_some() { STRETCH / 8 } else { STRETCH };
-    let stretch = (options.budget / threads).clamp(4096, most);
+    let stretch = (options.budget / threads).clamp(4096, STRETCH);
     let mut jobs = Vec::new();
     let mut total = 0;
     for want in wants {
