@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use shardloom_bench::{Goal, Peer, Report, middle, rate, short};
 use shardloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
 use shardloom_checkpoint::{
-    CheckpointError, Held, LoadOptions, LocalTensor, SaveOptions, Saver, Source, State, Target, TensorSpec,
-    Verify, load,
+    Arrangement, CheckpointError, Fingerprint, Held, Kind, LoadOptions, LocalTensor, Manifest,
+    ManifestTensor, Part, SaveOptions, Saver, Source, State, Target, TensorSpec, Verify, load, stretch_for,
 };
 use shardloom_gang::{GangOptions, solo, threads};
 use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
@@ -34,6 +34,8 @@ fn main() -> Result<(), CheckpointError> {
     fs::create_dir_all(&folder).expect("a folder for the files");
     if wanted("planning") {
         planning(&mut report)?;
+        planning_beside_torch(&mut report, &folder)?;
+        manifest_size(&mut report);
     }
     if wanted("one rank") {
         one_rank(&mut report, &folder)?;
@@ -501,6 +503,76 @@ fn tensor_parallel(report: &mut Report, folder: &Path) -> Result<(), CheckpointE
     }
     let _ = fs::remove_dir_all(&path);
     Ok(())
+}
+
+/// The same at a size that torch's coordinator can finish.
+fn planning_beside_torch(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
+    const TENSORS: usize = 200;
+    const RANKS: usize = 256;
+    let Some(mut peer) = peer(folder) else { return Ok(()) };
+    let mesh = Mesh::new(&[("dp", RANKS)]).expect("a mesh");
+    let layout = Layout::new(mesh, &[Placement::Shard(0)]).expect("a layout");
+    let shape = Shape::new(&[8960, 64]).expect("a shape");
+    let bytes = vec![0; 8960 / RANKS * 64 * 2];
+    let mut state = State::new();
+    for number in 0..TENSORS {
+        let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
+        state.model(format!("t{number}"), LocalTensor { spec, bytes: &bytes });
+    }
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let mut planner = StandardSavePlanner::new();
+        let (time, planned) = timed(|| {
+            planner.configure(&state, PlanContext { rank: 7, world: RANKS })?;
+            planner.derived_plan()
+        });
+        planned?;
+        ours.push(time);
+        theirs.extend(peer.time(&format!("plan {TENSORS} {RANKS}")));
+    }
+    let (ours, theirs) = (middle(&mut ours), middle(&mut theirs));
+    let what = format!("planning {TENSORS} tensors × {RANKS} ranks");
+    let metadata = peer.ask(&format!("metadata {TENSORS} {RANKS}")).unwrap_or_default();
+    let beside = format!("DCP {}, {:.1} MB of metadata", short(theirs), metadata / 1e6);
+    report.note(&what, [&short(ours), &beside], theirs.as_secs_f64() / ours.as_secs_f64());
+    Ok(())
+}
+
+/// The manifest of a model of 405 billion parameters in 1,200 tensors, from
+/// however many ranks.
+fn manifest_size(report: &mut Report) {
+    let shape = Shape::new(&[16_384, 20_600]).expect("a shape");
+    let total = 1200 * shape.volume() as u64 * 2;
+    let stretch = stretch_for(total);
+    let chunks = (shape.volume() as u64 * 2).div_ceil(stretch) as usize;
+    let tensor = ManifestTensor {
+        part: Part::Model,
+        kind: Kind::Tensor,
+        dtype: DType::Bf16,
+        shape,
+        layout: Some(0),
+        fingerprint: Fingerprint(u128::MAX),
+        chunks: "0123456789abcdef".repeat(chunks),
+    };
+    let names = (0..1200).map(|number| format!("model.layers.{number}.self_attn.q_proj.weight"));
+    let manifest = Manifest {
+        version: 1,
+        writer: "shardloom".to_owned(),
+        step: Some(1),
+        fingerprint: Fingerprint(u128::MAX),
+        model: Fingerprint(u128::MAX),
+        stretch,
+        storage: Arrangement::Shared,
+        layouts: vec!["mesh(dp=8960) [S(0)]".to_owned()],
+        files: Vec::new(),
+        tensors: names.map(|name| (name, tensor.clone())).collect(),
+        assets: BTreeMap::new(),
+        paths: BTreeMap::new(),
+    };
+    let bytes = manifest.to_bytes().expect("a manifest").len();
+    let what = "manifest of 1,200 tensors, 405 B parameters";
+    let ratio = bytes as f64 / 1e6;
+    report.ratio(what, [&format!("{bytes} bytes"), "1 MB"], ratio, Goal::AtMost(1.0));
 }
 
 /// What each of 8,960 ranks does to plan a save of 1,200 tensors.

@@ -36,6 +36,39 @@ def state():
     return {k: torch.empty(s, dtype=torch.bfloat16).uniform_() for k, s in shapes.items()}
 
 
+def plan(tensors, ranks):
+    """What DCP's coordinator does with the plans of all ranks."""
+    import pickle
+
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+    def item(name, rank):
+        rows = 8960 // ranks
+        offsets, sizes = torch.Size([rank * rows, 0]), torch.Size([rows, 64])
+        data = TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
+            properties=TensorProperties(dtype=torch.bfloat16),
+            size=torch.Size([rows * ranks, 64]),
+        )
+        return WriteItem(index=MetadataIndex(name, offsets), type=WriteItemType.SHARD, tensor_data=data)
+
+    plans = [
+        SavePlan([item(f"t{t}", rank) for t in range(tensors)], planner_data={}) for rank in range(ranks)
+    ]
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({}, is_coordinator=True)
+    begin = time.perf_counter()
+    received = [pickle.loads(pickle.dumps(one)) for one in plans]
+    planned, metadata = planner.create_global_plan(received)
+    sent = [pickle.dumps(one) for one in planned]
+    written = pickle.dumps(metadata)
+    elapsed = time.perf_counter() - begin
+    assert sent
+    return elapsed, len(written)
+
+
 weights = state()
 place, single = os.path.join(folder, "dcp"), os.path.join(folder, "peer.safetensors")
 
@@ -72,6 +105,10 @@ cases = {
     "load safetensors": (lambda: None, load_safetensors),
 }
 for line in sys.stdin:
+    words = line.split()
+    if words[:1] in (["plan"], ["metadata"]):
+        print(plan(int(words[1]), int(words[2]))[words[0] == "metadata"], flush=True)
+        continue
     found = cases.get(line.strip())
     if not found:
         print("-", flush=True)
