@@ -1,8 +1,6 @@
 //! What fuzzing shares with the tests: the doors that hostile bytes come
 //! through.
 
-#[path = "../../crates/checkpoint/tests/memory/mod.rs"]
-pub mod memory;
 #[path = "../../crates/checkpoint/tests/model/mod.rs"]
 pub mod model;
 #[path = "../../crates/checkpoint/tests/probe/mod.rs"]

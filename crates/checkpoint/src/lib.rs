@@ -60,7 +60,7 @@ pub use state::{
     flatten, unflatten,
 };
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
-pub use storage::{LocalStorage, Storage, StorageError, Upload};
+pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]
 pub use storage::{ObjectOptions, ObjectStorage};
 pub use sums::{Sums, TensorTotals, stretch_for};

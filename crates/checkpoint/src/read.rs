@@ -24,7 +24,7 @@ use crate::observer::Observer;
 use crate::storage::Way;
 use crate::sums::Sums;
 pub use extents::{Extent, extents};
-use job::{Job, split};
+use job::{Job, Jobs};
 pub(crate) use segment::{Order, order};
 
 /// A region of a tensor, and where its elements shall go.
@@ -131,18 +131,18 @@ pub(crate) fn read_verified(
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
-    let stretch = (options.budget / threads).clamp(4096, STRETCH);
+    // A thread holds up to two stretches: as stored, and on the way to another
+    // type.
+    let stretch = (options.budget / threads / 2).clamp(4096, STRETCH);
     let mut jobs = Vec::new();
     let mut total = 0;
     for want in wants {
         check(&want)?;
         total += want.into.len() as u64;
-        split(want, stretch, &mut jobs);
+        jobs.push(Job::of(want));
     }
     let way = options.way.unwrap_or_else(|| usual_way(source, total));
     observer.begin("reading", total);
-    // In the order of the files: disks and caches like it.
-    jobs.sort_by_key(Job::place);
     let pool = Pool {
         source,
         stretch,
@@ -154,7 +154,7 @@ pub(crate) fn read_verified(
         delivered: AtomicU64::new(0),
         failed: AtomicBool::new(false),
     };
-    let queue = Mutex::new(jobs.into_iter());
+    let queue = Mutex::new(Jobs::new(jobs, stretch));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     pool.drain(threads, next)
 }

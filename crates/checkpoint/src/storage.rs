@@ -5,14 +5,14 @@ mod direct;
 mod fault;
 pub(crate) mod local;
 mod mapped;
-#[cfg(test)]
-pub(crate) mod memory;
+mod memory;
 #[cfg(feature = "object-store")]
 mod object;
 
 pub use address::{Address, Remote};
 pub use fault::{Fault, Service};
 pub use local::LocalStorage;
+pub use memory::MemoryStorage;
 #[cfg(feature = "object-store")]
 pub use object::{ObjectOptions, ObjectStorage};
 

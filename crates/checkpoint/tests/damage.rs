@@ -5,7 +5,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-mod memory;
 mod model;
 
 use std::collections::BTreeMap;
@@ -13,11 +12,10 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use memory::Memory;
 use model::{blank, locals, state, wanted};
 use shardloom_checkpoint::{
-    CheckpointError, Format, LoadOptions, ReadOptions, SaveOptions, Saver, Source, Storage, Target, Want,
-    load, read,
+    CheckpointError, Format, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, Saver,
+    Source, Storage, Target, Want, load, read,
 };
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::{Mesh, Region};
@@ -59,7 +57,7 @@ impl Random {
 }
 
 /// A checkpoint of two ranks, with an index, assets and a manifest.
-fn saved(folder: &Path, target: &Target) -> Memory {
+fn saved(folder: &Path, target: &Target) -> MemoryStorage {
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
     let options = SaveOptions {
         shard_size: 1500,
@@ -71,11 +69,11 @@ fn saved(folder: &Path, target: &Target) -> Memory {
         Saver::new(gang).unwrap().save(&state(&locals), target, &options, &()).unwrap();
     })
     .unwrap();
-    Memory::copy_of(folder)
+    MemoryStorage::copy_of(&LocalStorage::new(folder)).unwrap()
 }
 
 /// Opens and loads with checksums, other files too; then every bit must be as it was saved.
-fn load_whole(memory: Memory, gang: &dyn Gang) -> Result<(), CheckpointError> {
+fn load_whole(memory: MemoryStorage, gang: &dyn Gang) -> Result<(), CheckpointError> {
     let source = Source::open_folder(Arc::new(memory))?;
     assert_eq!(source.index.format(), Format::Native);
     let mesh = Mesh::new(&[("a", 1)]).unwrap();
@@ -148,7 +146,7 @@ fn no_damage_to_a_native_checkpoint_goes_unnoticed() {
 /// Opens a file and reads what is small, to see whether anything panics.
 /// Every tensor that is found must lie inside the files.
 fn look(
-    memory: Memory,
+    memory: MemoryStorage,
     open: impl Fn(Arc<dyn Storage>) -> Result<Source, CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let lengths: BTreeMap<String, u64> =
@@ -201,7 +199,7 @@ fn other_formats_stay_inside_their_files_when_damaged() {
         Err(_) => refused += 1,
     };
     for folder in folders {
-        let whole = Memory::copy_of(&fixtures.join(folder));
+        let whole = MemoryStorage::copy_of(&LocalStorage::new(fixtures.join(folder))).unwrap();
         look(whole.clone(), Source::open_folder).unwrap();
         for (name, bytes) in whole.files() {
             for harm in Harm::all(400, bytes.len(), &mut random) {
@@ -214,11 +212,11 @@ fn other_formats_stay_inside_their_files_when_damaged() {
     for file in files {
         let name = Path::new(file).file_name().unwrap().to_str().unwrap();
         let bytes = std::fs::read(fixtures.join(file)).unwrap();
-        look(Memory::one(name, &bytes), |storage| Source::open_file(storage, name)).unwrap();
+        look(MemoryStorage::one(name, &bytes), |storage| Source::open_file(storage, name)).unwrap();
         for harm in Harm::all(800, bytes.len(), &mut random) {
             let mut damaged = bytes.clone();
             harm.apply(&mut damaged);
-            count(look(Memory::one(name, &damaged), |storage| Source::open_file(storage, name)));
+            count(look(MemoryStorage::one(name, &damaged), |storage| Source::open_file(storage, name)));
         }
     }
     writeln!(std::io::stdout(), "{refused} damaged files were refused, {opened} opened").unwrap();

@@ -4,7 +4,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-mod memory;
 mod model;
 
 use std::borrow::Cow;
@@ -17,14 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use memory::Memory;
 use model::{blank, locals, state, wanted};
 use shardloom_checkpoint::plan::{
     Metadata, PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteItem,
 };
 use shardloom_checkpoint::{
-    CheckpointError, LoadOptions, LocalStorage, ReadOptions, SaveOptions, SaveReport, Saver, Source, State,
-    Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
+    CheckpointError, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, SaveReport, Saver,
+    Source, State, Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
 };
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::Mesh;
@@ -219,7 +217,9 @@ fn files_that_change_after_they_were_opened_are_noticed() {
     fs::File::options().write(true).open(&model).unwrap().set_len(bytes.len() as u64 - 1).unwrap();
     assert!(texts(load_on(1, &source))[0].contains("`model.safetensors` ends before byte"));
 
-    let memory = Arc::new(Memory::copy_of(&older).with("model.safetensors", &bytes));
+    let memory = Arc::new(
+        MemoryStorage::copy_of(&LocalStorage::new(&older)).unwrap().with("model.safetensors", &bytes),
+    );
     let source = Source::open_folder(memory.clone()).unwrap();
     memory.change(|files| files.remove("model.safetensors"));
     for ranks in [1, 2, 3] {
@@ -304,13 +304,13 @@ fn a_rank_that_is_gone_does_not_hold_up_the_others() {
 /// Fails at the call with a certain number and at all after it, until it is
 /// mended.
 struct Fragile {
-    inner: Memory,
+    inner: MemoryStorage,
     calls: AtomicUsize,
     most: AtomicUsize,
 }
 
 impl Fragile {
-    fn new(inner: Memory, most: usize) -> Self {
+    fn new(inner: MemoryStorage, most: usize) -> Self {
         Self { inner, calls: AtomicUsize::new(0), most: AtomicUsize::new(most) }
     }
 
@@ -369,7 +369,7 @@ impl Storage for Fragile {
 #[test]
 fn a_load_that_fails_at_any_read_says_so() {
     let (_folder, older) = with_older();
-    let memory = Memory::copy_of(&older);
+    let memory = MemoryStorage::copy_of(&LocalStorage::new(&older)).unwrap();
     let started = Instant::now();
     for ranks in [1, 2, 3] {
         let mut failures = 0;
@@ -395,7 +395,7 @@ fn a_load_that_fails_at_any_read_says_so() {
 #[test]
 fn a_save_that_fails_at_any_write_says_so_and_can_be_done_again() {
     for most in 0.. {
-        let storage = Arc::new(Fragile::new(Memory::default(), most));
+        let storage = Arc::new(Fragile::new(MemoryStorage::default(), most));
         let target = Target::Objects(storage.clone());
         let outcomes = save(&target);
         if outcomes.iter().all(Result::is_ok) {
@@ -415,7 +415,7 @@ fn a_save_that_fails_at_any_write_says_so_and_can_be_done_again() {
 fn a_save_that_failed_in_the_background_is_told_at_the_next_call() {
     let (folder, older) = with_older();
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
-    let storage = Arc::new(Fragile::new(Memory::default(), 3));
+    let storage = Arc::new(Fragile::new(MemoryStorage::default(), 3));
     let newer = Target::Folder(folder.path().join("newer"));
     threads::run(2, patient(), |gang| {
         let (rank, options) = (gang.rank(), SaveOptions::default());

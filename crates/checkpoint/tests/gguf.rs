@@ -7,9 +7,10 @@ mod naive;
 
 use std::sync::Arc;
 
-use naive::{Memory, assert_same, fixtures};
+use naive::{assert_same, fixtures};
+use shardloom_checkpoint::Storage as _;
 use shardloom_checkpoint::formats::gguf::{GgufArray, GgufError, GgufValue, read_metadata};
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, LocalStorage, Source};
+use shardloom_checkpoint::{CheckpointError, Format, FormatError, LocalStorage, MemoryStorage, Source};
 use shardloom_layout::Hint;
 
 const FILES: [&str; 4] = ["llama", "qwen3moe", "gpt2", "other"];
@@ -23,7 +24,7 @@ fn bytes(file: &str) -> Vec<u8> {
 }
 
 fn open(bytes: &[u8]) -> Result<Source, CheckpointError> {
-    Source::open_file(Arc::new(Memory::with("a.gguf", bytes)), "a.gguf")
+    Source::open_file(Arc::new(MemoryStorage::one("a.gguf", bytes)), "a.gguf")
 }
 
 fn error(bytes: &[u8]) -> GgufError {
@@ -64,8 +65,9 @@ fn parts_are_one_checkpoint_whichever_is_named() {
 #[test]
 fn a_folder_holds_one_checkpoint() {
     let folder = |files: &[&str]| {
-        let files = files.iter().map(|&name| (name.to_owned(), bytes(name)));
-        Source::open_folder(Arc::new(Memory(files.collect())))
+        let place = MemoryStorage::default();
+        files.iter().for_each(|name| place.put(name, &bytes(name)).unwrap());
+        Source::open_folder(Arc::new(place))
     };
     let parts = ["parts-00001-of-00003.gguf", "parts-00002-of-00003.gguf", "parts-00003-of-00003.gguf"];
     assert_same(&folder(&parts).unwrap(), &expected("parts"));

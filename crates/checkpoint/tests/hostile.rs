@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod allocation;
-mod memory;
 mod model;
 mod probe;
 
@@ -15,11 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use allocation::{Counting, most_held, turn};
-use memory::Memory;
 use probe::{NATIVE, Outcome, PARSERS, archive, torch_archive};
 use serde_json::{Value, json};
 use shardloom_checkpoint::formats::zip::ZipLayout;
-use shardloom_checkpoint::{CheckpointError, LocalStorage, Manifest, Source};
+use shardloom_checkpoint::{CheckpointError, LocalStorage, Manifest, MemoryStorage, Source};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -62,7 +60,7 @@ fn pickles_that_call_are_refused() {
     ];
     for (pickle, reason) in calls {
         refused_file("model.pt", &torch_archive(pickle), reason);
-        let metadata = || probe::open_folder(Memory::one(".metadata", pickle));
+        let metadata = || probe::open_folder(MemoryStorage::one(".metadata", pickle));
         refused(reason, pickle.len(), metadata, &["`.metadata`", reason]);
         let value = || probe::dcp_value(pickle);
         refused(reason, pickle.len(), value, &["`value`", reason]);
@@ -243,7 +241,7 @@ fn parts_in_very_many_dims_are_refused() {
     });
     let bytes = safetensors(&header, 1);
     let name = "shard-00001-model-00001-of-00001.safetensors";
-    let attempt = || probe::open_folder(Memory::one(name, &bytes));
+    let attempt = || probe::open_folder(MemoryStorage::one(name, &bytes));
     refused("32 dims", bytes.len(), attempt, &["`a`"]);
 }
 

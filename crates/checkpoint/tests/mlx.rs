@@ -6,10 +6,10 @@ mod naive;
 
 use std::sync::Arc;
 
-use naive::{Memory, assert_same, fixtures};
+use naive::{assert_same, fixtures};
 use serde_json::{Value, json};
 use shardloom_checkpoint::formats::mlx::MlxError;
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, Source};
+use shardloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
 use shardloom_layout::DType;
 
 fn config() -> Value {
@@ -18,11 +18,8 @@ fn config() -> Value {
 
 /// The fixture with another config.
 fn open_with(config: &str) -> Result<Source, CheckpointError> {
-    let mut folder = Memory::with("config.json", config.as_bytes());
-    folder.0.insert(
-        "model.safetensors".to_owned(),
-        std::fs::read(fixtures("mlx").join("model.safetensors")).unwrap(),
-    );
+    let model = std::fs::read(fixtures("mlx").join("model.safetensors")).unwrap();
+    let folder = MemoryStorage::one("config.json", config.as_bytes()).with("model.safetensors", &model);
     Source::open_folder(Arc::new(folder))
 }
 

@@ -6,10 +6,10 @@ mod naive;
 
 use std::sync::Arc;
 
-use naive::{Memory, assert_same, fixtures};
+use naive::{assert_same, fixtures};
 use shardloom_checkpoint::formats::npz::NpzError;
 use shardloom_checkpoint::formats::zip::ZipError;
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, Source};
+use shardloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
 use shardloom_layout::DType;
 
 fn bytes(file: &str) -> Vec<u8> {
@@ -17,7 +17,7 @@ fn bytes(file: &str) -> Vec<u8> {
 }
 
 fn open(bytes: &[u8]) -> Result<Source, CheckpointError> {
-    Source::open_file(Arc::new(Memory::with("a.npz", bytes)), "a.npz")
+    Source::open_file(Arc::new(MemoryStorage::one("a.npz", bytes)), "a.npz")
 }
 
 fn error(bytes: &[u8]) -> FormatError {

@@ -7,10 +7,10 @@ mod naive;
 
 use std::sync::Arc;
 
-use naive::{Memory, assert_same, fixtures};
+use naive::{assert_same, fixtures};
 use serde_json::{Value, json};
 use shardloom_checkpoint::formats::peft::{CONFIG, PeftError, to_peft};
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, Index, Source};
+use shardloom_checkpoint::{CheckpointError, Format, FormatError, Index, MemoryStorage, Source};
 
 fn open(name: &str) -> Source {
     Source::open(fixtures("peft").join(name)).unwrap()
@@ -112,8 +112,7 @@ fn tensors_must_make_up_adapters() {
 #[test]
 fn a_config_without_weights_is_no_adapter() {
     let folder = |weights: &str| {
-        let mut files = Memory::with(CONFIG, b"{}");
-        files.0.insert(weights.to_owned(), Vec::new());
+        let files = MemoryStorage::one(CONFIG, b"{}").with(weights, &[]);
         Source::open_folder(Arc::new(files)).err().unwrap()
     };
     assert!(matches!(folder("readme.md"), CheckpointError::UnknownFormat { .. }));

@@ -221,10 +221,10 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::memory::Memory;
+    use crate::storage::MemoryStorage;
 
     fn entries(bytes: &[u8], start: u64, length: u64) -> Result<Vec<Entry>, CheckpointError> {
-        let storage = Memory::one("a.zip", bytes);
+        let storage = MemoryStorage::one("a.zip", bytes);
         read_directory(&mut Window::new(&storage, "a.zip").unwrap(), start, length)
     }
 

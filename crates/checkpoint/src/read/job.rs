@@ -26,45 +26,55 @@ pub(super) struct Job<'a> {
     pub(super) into: &'a mut [u8],
 }
 
-/// Cuts a want into jobs of about `stretch` bytes.
-pub(super) fn split<'a>(want: Want<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
-    let Want { entry, name, region, dtype, into } = want;
-    let job = Job { name, entry, region, dtype, into };
-    // A transposed tile is read in the order of its file, which fills all of
-    // the destination little by little.
-    let whole = entry.tiles.iter().any(|tile| order(tile) == Order::Other);
-    if whole {
-        jobs.push(job);
-    } else {
-        split_job(job, stretch, jobs);
+impl<'a> Job<'a> {
+    /// The job that fills all of a want.
+    pub(super) fn of(want: Want<'a>) -> Self {
+        let Want { entry, name, region, dtype, into } = want;
+        Self { name, entry, region, dtype, into }
+    }
+
+    /// The first stretch of about so many bytes, and the rest.
+    pub(super) fn first(self, stretch: usize) -> (Self, Option<Self>) {
+        // A transposed tile is read in the order of its file, which fills all
+        // of the destination little by little.
+        let whole = self.entry.tiles.iter().any(|tile| order(tile) == Order::Other);
+        // Dims before this one are single, so its steps follow one another.
+        let dim = self.region.size().iter().position(|&size| size > 1);
+        let Some(dim) = dim.filter(|_| self.into.len() > stretch && !whole) else { return (self, None) };
+        let Self { name, entry, region, dtype, into } = self;
+        let range = region.range(dim);
+        let step = into.len() / range.len();
+        let steps = (stretch / step).clamp(1, range.len() - 1);
+        let middle = range.start + steps;
+        let (head, tail) = into.split_at_mut(steps * step);
+        let part = |range, into| Self { name, entry, region: region.with_range(dim, range), dtype, into };
+        (part(range.start..middle, head), Some(part(middle..range.end, tail)))
     }
 }
 
-fn split_job<'a>(job: Job<'a>, stretch: usize, jobs: &mut Vec<Job<'a>>) {
-    if job.into.is_empty() {
-        return;
+/// Jobs that are still to be done, the next one last. They are cut when they
+/// are asked for: a list of all would grow as the budget shrinks.
+pub(super) struct Jobs<'a> {
+    open: Vec<Job<'a>>,
+    stretch: usize,
+}
+
+impl<'a> Jobs<'a> {
+    /// In the order of the files: disks and caches like it.
+    pub(super) fn new(mut jobs: Vec<Job<'a>>, stretch: usize) -> Self {
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.place()));
+        Self { open: jobs, stretch }
     }
-    let dim = job.region.size().iter().position(|&size| size > 1);
-    let (Some(dim), true) = (dim, job.into.len() > stretch) else {
-        jobs.push(job);
-        return;
-    };
-    // Dims before this one are single, so its steps follow one another.
-    let size = job.region.size()[dim];
-    let step_bytes = job.into.len() / size;
-    let steps = (stretch / step_bytes).max(1);
-    let Job { name, entry, region, dtype, into } = job;
-    let range = region.range(dim);
-    let mut rest = into;
-    for start in range.clone().step_by(steps) {
-        let end = (start + steps).min(range.end);
-        let (into, behind) = rest.split_at_mut((end - start) * step_bytes);
-        rest = behind;
-        split_job(
-            Job { name, entry, region: region.with_range(dim, start..end), dtype, into },
-            stretch,
-            jobs,
-        );
+
+    pub(super) fn next(&mut self) -> Option<Job<'a>> {
+        loop {
+            match self.open.pop()?.first(self.stretch) {
+                // A single step may be too long still, and is looked at again.
+                (first, Some(rest)) => self.open.extend([rest, first]),
+                (first, None) if first.into.is_empty() => {}
+                (first, None) => return Some(first),
+            }
+        }
     }
 }
 

@@ -1,27 +1,63 @@
-//! Files in memory, for tests that read thousands of damaged ones.
+//! Files in memory, for tests and for checkpoints that need not outlive the
+//! process.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Storage, StorageError};
+use super::{Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
 
-/// Files by name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Memory(pub(crate) BTreeMap<String, Vec<u8>>);
+/// Files in memory. A clone is a copy of them.
+#[derive(Debug, Default)]
+pub struct MemoryStorage(Arc<Files>);
 
-impl Memory {
-    /// A place with one file.
-    pub(crate) fn one(name: &str, bytes: &[u8]) -> Self {
-        Self(BTreeMap::from([(name.to_owned(), bytes.to_vec())]))
-    }
+type Files = Mutex<BTreeMap<String, Vec<u8>>>;
 
-    fn file(&self, name: &str) -> Result<&[u8], StorageError> {
-        let missing = || StorageError::Missing { file: name.to_owned(), location: self.location() };
-        self.0.get(name).map(Vec::as_slice).ok_or_else(missing)
+impl Clone for MemoryStorage {
+    fn clone(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.files())))
     }
 }
 
-impl Storage for Memory {
+impl MemoryStorage {
+    /// A place with one file.
+    pub fn one(name: &str, bytes: &[u8]) -> Self {
+        Self::default().with(name, bytes)
+    }
+
+    /// The same with one file more, or another one in its place.
+    #[must_use]
+    pub fn with(self, name: &str, bytes: &[u8]) -> Self {
+        self.change(|files| files.insert(name.to_owned(), bytes.to_vec()));
+        self
+    }
+
+    /// What lies directly in another place.
+    pub fn copy_of(place: &dyn Storage) -> Result<Self, StorageError> {
+        let mut files = BTreeMap::new();
+        for file in place.list()? {
+            let bytes = place.read_all(&file.name, file.length)?;
+            files.insert(file.name, bytes);
+        }
+        Ok(Self(Arc::new(Mutex::new(files))))
+    }
+
+    /// All files.
+    pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
+        self.change(|files| files.clone())
+    }
+
+    /// Looks at files, or changes them in place.
+    pub fn change<T>(&self, how: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> T) -> T {
+        how(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn missing(&self, name: &str) -> StorageError {
+        StorageError::Missing { file: name.to_owned(), location: self.location() }
+    }
+}
+
+impl Storage for MemoryStorage {
     fn location(&self) -> String {
         "memory".to_owned()
     }
@@ -31,29 +67,62 @@ impl Storage for Memory {
             name: name.clone(),
             length: bytes.len() as u64,
         };
-        Ok(self.0.iter().map(file).collect())
+        Ok(self.change(|files| files.iter().filter(|(name, _)| !name.contains('/')).map(file).collect()))
     }
 
     fn length(&self, name: &str) -> Result<u64, StorageError> {
-        Ok(self.file(name)?.len() as u64)
+        check_name(name)?;
+        self.change(|files| files.get(name).map(|bytes| bytes.len() as u64)).ok_or_else(|| self.missing(name))
     }
 
     fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+        check_name(name)?;
         let end = offset.saturating_add(into.len() as u64);
-        let found = self.file(name)?.get(offset as usize..end as usize);
-        into.copy_from_slice(found.ok_or_else(|| StorageError::Short { file: name.to_owned(), end })?);
+        self.change(|files| {
+            let file = files.get(name).ok_or_else(|| self.missing(name))?;
+            let found = file.get(offset as usize..end as usize);
+            into.copy_from_slice(found.ok_or_else(|| StorageError::Short { file: name.to_owned(), end })?);
+            Ok(())
+        })
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        check_name(name)?;
+        self.change(|files| files.insert(name.to_owned(), bytes.to_vec()));
         Ok(())
     }
 
-    fn put(&self, name: &str, _: &[u8]) -> Result<(), StorageError> {
-        Err(StorageError::Outside { name: name.to_owned() })
+    fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
+        check_name(name)?;
+        Ok(Box::new(Growing { files: Arc::clone(&self.0), name: name.to_owned(), bytes: Vec::new() }))
     }
 
     fn remove(&self, name: &str) -> Result<(), StorageError> {
-        Err(StorageError::Outside { name: name.to_owned() })
+        check_name(name)?;
+        self.change(|files| files.remove(name));
+        Ok(())
     }
 
     fn gap(&self) -> u64 {
         0
+    }
+}
+
+/// A file that is not there yet.
+struct Growing {
+    files: Arc<Files>,
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Upload for Growing {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError> {
+        self.bytes.extend(bytes);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), StorageError> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).insert(self.name, self.bytes);
+        Ok(())
     }
 }

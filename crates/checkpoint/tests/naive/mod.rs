@@ -4,13 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use shardloom_checkpoint::{
-    AffineRun, Codec, Index, Side, Source, Storage, StorageError, StoredFile, Strides, TensorEntry, Tile,
-};
+use shardloom_checkpoint::{AffineRun, Codec, Index, Side, Source, Strides, TensorEntry, Tile};
 use shardloom_layout::DType;
 
 /// A folder of fixtures.
@@ -119,60 +116,5 @@ pub fn assert_same(found: &Source, expected: &Source) {
     for (name, entry) in expected.index.tensors() {
         assert_eq!(found.index.tensors()[name].shape, entry.shape, "{name}");
         assert_eq!(read(found, name), read(expected, name), "{name}");
-    }
-}
-
-/// Files in memory, for those that nobody would write to a disk. A read of
-/// more than a file holds is an error before anything is allocated.
-#[derive(Default)]
-pub struct Memory(pub BTreeMap<String, Vec<u8>>);
-
-impl Memory {
-    /// One file.
-    pub fn with(name: &str, bytes: &[u8]) -> Self {
-        Self(BTreeMap::from([(name.to_owned(), bytes.to_vec())]))
-    }
-
-    fn file(&self, name: &str) -> Result<&Vec<u8>, StorageError> {
-        let missing = || StorageError::Missing { file: name.to_owned(), location: self.location() };
-        self.0.get(name).ok_or_else(missing)
-    }
-}
-
-impl Storage for Memory {
-    fn location(&self) -> String {
-        "memory".to_owned()
-    }
-
-    fn list(&self) -> Result<Vec<StoredFile>, StorageError> {
-        let file = |(name, bytes): (&String, &Vec<u8>)| StoredFile {
-            name: name.clone(),
-            length: bytes.len() as u64,
-        };
-        Ok(self.0.iter().map(file).collect())
-    }
-
-    fn length(&self, name: &str) -> Result<u64, StorageError> {
-        Ok(self.file(name)?.len() as u64)
-    }
-
-    fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
-        let end = offset.saturating_add(into.len() as u64);
-        let from = self.file(name)?.get(offset as usize..end as usize);
-        let from = from.ok_or_else(|| StorageError::Short { file: name.to_owned(), end })?;
-        into.copy_from_slice(from);
-        Ok(())
-    }
-
-    fn put(&self, _: &str, _: &[u8]) -> Result<(), StorageError> {
-        unreachable!("formats only read")
-    }
-
-    fn remove(&self, _: &str) -> Result<(), StorageError> {
-        unreachable!("formats only read")
-    }
-
-    fn gap(&self) -> u64 {
-        0
     }
 }

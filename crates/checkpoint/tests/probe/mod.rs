@@ -7,13 +7,12 @@ use std::sync::{Arc, LazyLock};
 
 use shardloom_checkpoint::formats::{dcp, peft, zip::ZipLayout};
 use shardloom_checkpoint::{
-    CheckpointError, LoadOptions, Manifest, ReadOptions, SaveOptions, Saver, Source, Storage, Target, Want,
-    load, plan::LoadState, read,
+    CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, ReadOptions, SaveOptions, Saver,
+    Source, Storage, Target, Want, load, plan::LoadState, read,
 };
 use shardloom_gang::{GangOptions, threads};
 use shardloom_layout::{DType, Mesh, Region};
 
-use crate::memory::Memory;
 use crate::model;
 
 /// The most that is read of what was opened.
@@ -56,7 +55,7 @@ pub fn safetensors(input: &[u8]) -> Outcome {
 
 /// The index of a folder, beside two files.
 pub fn folder_index(input: &[u8]) -> Outcome {
-    let folder = Memory::one("model.safetensors.index.json", input)
+    let folder = MemoryStorage::one("model.safetensors.index.json", input)
         .with("model-1.safetensors", fixture!("gguf/parts.safetensors"))
         .with("model-2.safetensors", fixture!("peft/peft/adapter_model.safetensors"));
     open_folder(folder)
@@ -67,7 +66,7 @@ pub fn folder_index(input: &[u8]) -> Outcome {
 pub fn manifest(input: &[u8]) -> Outcome {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else {
         // Not even the form is right; the parser shall say so itself.
-        return open_folder(Memory::one("shardloom.json", input));
+        return open_folder(MemoryStorage::one("shardloom.json", input));
     };
     let bytes = manifest.to_bytes().map_err(|error| CheckpointError::Format {
         file: "shardloom.json".to_owned(),
@@ -108,12 +107,12 @@ pub fn torch(input: &[u8]) -> Outcome {
 /// The pickles of two model-parallel ranks.
 pub fn consolidated(input: &[u8]) -> Outcome {
     let bytes = torch_archive(input);
-    open_folder(Memory::one("consolidated.00.pth", &bytes).with("consolidated.01.pth", &bytes))
+    open_folder(MemoryStorage::one("consolidated.00.pth", &bytes).with("consolidated.01.pth", &bytes))
 }
 
 /// The description of a distributed checkpoint, beside its files.
 pub fn dcp_metadata(input: &[u8]) -> Outcome {
-    let folder = Memory::one(".metadata", input)
+    let folder = MemoryStorage::one(".metadata", input)
         .with("__0_0.distcp", fixture!("dcp/plain/__0_0.distcp"))
         .with("__1_0.distcp", fixture!("dcp/plain/__1_0.distcp"));
     open_folder(folder)
@@ -121,7 +120,7 @@ pub fn dcp_metadata(input: &[u8]) -> Outcome {
 
 /// A file of a distributed checkpoint, under its description.
 pub fn dcp_items(input: &[u8]) -> Outcome {
-    let folder = Memory::one(".metadata", fixture!("dcp/grid/.metadata"))
+    let folder = MemoryStorage::one(".metadata", fixture!("dcp/grid/.metadata"))
         .with("__0_0.distcp", input)
         .with("__1_0.distcp", fixture!("dcp/grid/__1_0.distcp"));
     open_folder(folder)
@@ -145,13 +144,13 @@ pub fn npy_header(input: &[u8]) -> Outcome {
 /// The config of a quantised folder.
 pub fn mlx_config(input: &[u8]) -> Outcome {
     open_folder(
-        Memory::one("config.json", input).with("model.safetensors", fixture!("mlx/model.safetensors")),
+        MemoryStorage::one("config.json", input).with("model.safetensors", fixture!("mlx/model.safetensors")),
     )
 }
 
 /// The config of an adapter.
 pub fn peft_config(input: &[u8]) -> Outcome {
-    let folder = Memory::one("adapter_config.json", input)
+    let folder = MemoryStorage::one("adapter_config.json", input)
         .with("adapters.safetensors", fixture!("peft/mlx/adapters.safetensors"));
     let source = Source::open_folder(Arc::new(folder))?;
     read_all(&source)?;
@@ -160,11 +159,11 @@ pub fn peft_config(input: &[u8]) -> Outcome {
 
 /// Opens a place with one file, and reads what it can of it.
 pub fn open_file(name: &str, bytes: &[u8]) -> Outcome {
-    read_all(&Source::open_file(Arc::new(Memory::one(name, bytes)), name)?)
+    read_all(&Source::open_file(Arc::new(MemoryStorage::one(name, bytes)), name)?)
 }
 
 /// Opens a place as a whole, and reads what it can of it.
-pub fn open_folder(folder: Memory) -> Outcome {
+pub fn open_folder(folder: MemoryStorage) -> Outcome {
     read_all(&Source::open_folder(Arc::new(folder))?)
 }
 
@@ -211,10 +210,10 @@ pub fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// The files of two native checkpoints, one in whole tensors and one in
 /// chunks.
-pub static NATIVE: LazyLock<Memory> = LazyLock::new(|| {
+pub static NATIVE: LazyLock<MemoryStorage> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared");
-    let chunks: Arc<dyn Storage> = Arc::new(Memory::default());
+    let chunks: Arc<dyn Storage> = Arc::new(MemoryStorage::default());
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
     let saved = threads::run(2, GangOptions::default(), |gang| {
         let locals = model::locals(mesh, gang.rank(), 3);
@@ -226,7 +225,7 @@ pub static NATIVE: LazyLock<Memory> = LazyLock::new(|| {
         Ok::<_, CheckpointError>(())
     });
     saved.unwrap().into_iter().for_each(|rank| rank.unwrap());
-    let mut memory = Memory::copy_of(&path);
+    let mut memory = MemoryStorage::copy_of(&LocalStorage::new(&path)).unwrap();
     for file in chunks.list().unwrap() {
         let name = if file.name == "shardloom.json" { "chunks.json" } else { &file.name };
         memory = memory.with(name, &chunks.read_all(&file.name, 1 << 20).unwrap());
