@@ -169,6 +169,16 @@ fn a_conversion_does_not_make_damage_valid_and_keeps_what_a_resume_needs() {
     assert_eq!(manifest.step, Some(7));
     assert_eq!(again.read_asset("vocabulary.bin").unwrap().unwrap(), [1, 2, 3]);
     assert!(compare(&source, &again, &()).unwrap().is_identical());
+    // Values that are no tensors are compared where both have some.
+    let mut changed = first.clone();
+    changed.save.format = SaveFormat::Native;
+    let one = source.index.values().next().expect("the fixture has values").clone();
+    let names = source.index.tensors().keys().chain(source.index.values());
+    changed.only = Some(names.filter(|name| **name != one).cloned().collect());
+    convert(&source, &Target::Folder(place("fewer")), &changed, &()).unwrap();
+    let fewer = Source::open(place("fewer")).unwrap();
+    let expected = if source.index.values().count() > 1 { vec![one] } else { vec![] };
+    assert_eq!(compare(&source, &fewer, &()).unwrap().other, expected);
 
     let file = place("native").join("model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
