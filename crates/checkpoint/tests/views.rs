@@ -126,3 +126,32 @@ fn rules_rename_split_join_and_refuse() {
     assert_eq!(refused(&wrong), "`w` and `x.{}` do not have the same number of `{}`");
     assert!(serde_json::from_str::<KeyMap>(r#"[{"rename": {"from": "w", "into": "x"}}]"#).is_err());
 }
+
+#[test]
+fn elements_that_repeat_are_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data"), [1u8, 0, 2, 0, 3, 0]).unwrap();
+    let file = StoredFile { name: "data".to_owned(), length: 6 };
+    // As torch expands: rows that are the same bytes, and columns.
+    for (dims, strides, expected) in [
+        ([2, 3], [0, 2], [1, 2, 3, 1, 2, 3]),
+        ([3, 2], [2, 0], [1, 1, 2, 2, 3, 3]),
+        ([2, 3], [0, 0], [1, 1, 1, 1, 1, 1]),
+    ] {
+        let shape = Shape::new(&dims).unwrap();
+        let mut tile = Tile::contiguous(Region::whole(&shape), FileId(0), 0, DType::U16);
+        tile.strides = strides.into_iter().collect();
+        let entry = TensorEntry { dtype: DType::U16, shape, tiles: vec![tile] };
+        let tensors = BTreeMap::from([("w".to_owned(), entry)]);
+        let index = Index::new(Format::Torch, vec![file.clone()], tensors).unwrap();
+        let source = Source::new(index, Arc::new(LocalStorage::new(folder.path())));
+        let entry = &source.index.tensors()["w"];
+        let mut found = vec![0u16; 6];
+        let into = bytemuck::cast_slice_mut(&mut found);
+        let region = Region::whole(&entry.shape);
+        let want = Want { name: "w", entry, region, dtype: DType::U16, into };
+        let report = read(&source, vec![want], &ReadOptions::default(), &()).unwrap();
+        assert_eq!(found, expected);
+        assert!(report.read <= 6 && report.requests <= 3, "{report:?}");
+    }
+}

@@ -3,7 +3,7 @@
 use shardloom_layout::{DType, Region};
 
 use super::extents::beside;
-use super::segment::{Order, Segment, Segments, order};
+use super::segment::{Order, Places, Segment, Segments, order};
 use super::{Pool, Want};
 use crate::affine::AffineRun;
 use crate::cast::cast;
@@ -131,7 +131,8 @@ impl Job<'_> {
     ) -> Result<(), CheckpointError> {
         let width = self.entry.dtype.size();
         let segments = Segments::new(tile, width as u64, part, &self.region);
-        let straight = self.entry.dtype == self.dtype;
+        let places = segments.places();
+        let straight = self.entry.dtype == self.dtype && places.is_single();
         let mut gathered = Gathered::default();
         for whole in segments {
             if straight && whole.step == 1 && whole.count * width >= STRAIGHT {
@@ -142,12 +143,12 @@ impl Job<'_> {
             for segment in pieces(whole, width, pool.stretch) {
                 let end = segment.offset + (segment.count * width) as u64;
                 if !gathered.takes(segment.offset, end, pool) {
-                    self.scatter(pool, tile.file, &mut gathered, staging)?;
+                    self.scatter(pool, tile.file, &mut gathered, &places, staging)?;
                 }
                 gathered.add(segment, end);
             }
         }
-        self.scatter(pool, tile.file, &mut gathered, staging)
+        self.scatter(pool, tile.file, &mut gathered, &places, staging)
     }
 
     /// Reads what was gathered and puts it where it belongs.
@@ -156,6 +157,7 @@ impl Job<'_> {
         pool: &Pool<'_>,
         file: FileId,
         gathered: &mut Gathered,
+        places: &Places,
         staging: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
         let Some(first) = gathered.segments.first() else { return Ok(()) };
@@ -166,7 +168,9 @@ impl Job<'_> {
         for segment in gathered.segments.drain(..) {
             let from = (segment.offset - start) as usize;
             let bytes = &staging[from..from + segment.count * width];
-            put(self.entry.dtype, bytes, self.dtype, segment.target, segment.step, self.into);
+            for place in places.each() {
+                put(self.entry.dtype, bytes, self.dtype, segment.target + place, segment.step, self.into);
+            }
         }
         Ok(())
     }

@@ -32,6 +32,8 @@ struct Axis {
 pub(super) struct Segments {
     outer: Vec<Axis>,
     inner: Axis,
+    /// Dims along which the same bytes come again and again.
+    repeats: Vec<Axis>,
     index: Vec<usize>,
     offset: u64,
     target: usize,
@@ -46,6 +48,7 @@ impl Segments {
         let packed = tile.codec.packed_dim();
         let (mut offset, mut target) = (tile.offset, 0);
         let mut axes = Vec::with_capacity(part.ndim());
+        let mut repeats = Vec::new();
         let mut inner = Axis { size: 1, source: width, target: 1 };
         for dim in 0..part.ndim() {
             let ahead = part.start()[dim] - tile.region.start()[dim];
@@ -56,8 +59,10 @@ impl Segments {
                 continue;
             }
             offset += ahead as u64 * tile.strides[dim];
-            if axis.size != 1 {
-                axes.push(axis);
+            match (axis.size, axis.source) {
+                (1, _) => {}
+                (_, 0) if packed.is_none() => repeats.push(axis),
+                _ => axes.push(axis),
             }
         }
         // The order of the file; dims that are near each other come last.
@@ -76,7 +81,36 @@ impl Segments {
             }
         }
         let remaining = if part.is_empty() { 0 } else { axes.iter().map(|axis| axis.size).product() };
-        Self { index: vec![0; axes.len()], outer: axes, inner, offset, target, remaining }
+        Self { index: vec![0; axes.len()], outer: axes, inner, repeats, offset, target, remaining }
+    }
+
+    /// Where else each element goes.
+    pub(super) fn places(&self) -> Places {
+        Places(self.repeats.clone())
+    }
+}
+
+/// All places of an element that is stored once and comes again and again.
+pub(super) struct Places(Vec<Axis>);
+
+impl Places {
+    pub(super) fn is_single(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How far behind the first place each is, in elements of the destination;
+    /// the first one is 0.
+    pub(super) fn each(&self) -> impl Iterator<Item = usize> {
+        let count: usize = self.0.iter().map(|axis| axis.size).product();
+        (0..count).map(|number| {
+            let mut rest = number;
+            let steps = self.0.iter().map(|axis| {
+                let step = rest % axis.size;
+                rest /= axis.size;
+                step * axis.target
+            });
+            steps.sum()
+        })
     }
 }
 
