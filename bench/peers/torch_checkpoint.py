@@ -10,6 +10,7 @@ import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
+from llama_shapes import shapes
 from safetensors.torch import load_file, save_file
 
 warnings.filterwarnings("ignore")
@@ -18,22 +19,8 @@ torch.set_num_threads(2)
 
 
 def state():
-    shapes = {"model.embed_tokens.weight": (128256, 2048), "model.norm.weight": (2048,)}
-    for layer in range(layers):
-        for name, shape in {
-            "self_attn.q_proj": (2048, 2048),
-            "self_attn.k_proj": (512, 2048),
-            "self_attn.v_proj": (512, 2048),
-            "self_attn.o_proj": (2048, 2048),
-            "mlp.gate_proj": (8192, 2048),
-            "mlp.up_proj": (8192, 2048),
-            "mlp.down_proj": (2048, 8192),
-            "input_layernorm": (2048,),
-            "post_attention_layernorm": (2048,),
-        }.items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
     torch.manual_seed(1)
-    return {k: torch.empty(s, dtype=torch.bfloat16).uniform_() for k, s in shapes.items()}
+    return {k: torch.empty(s, dtype=torch.bfloat16).uniform_() for k, s in shapes(layers)}
 
 
 def plan(tensors, ranks):

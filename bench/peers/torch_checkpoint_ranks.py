@@ -13,27 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from llama_shapes import shapes
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 warnings.filterwarnings("ignore")
-
-
-def shapes(layers):
-    yield "model.embed_tokens.weight", (128256, 2048)
-    yield "model.norm.weight", (2048,)
-    for layer in range(layers):
-        for name, shape in {
-            "self_attn.q_proj": (2048, 2048),
-            "self_attn.k_proj": (512, 2048),
-            "self_attn.v_proj": (512, 2048),
-            "self_attn.o_proj": (2048, 2048),
-            "mlp.gate_proj": (8192, 2048),
-            "mlp.up_proj": (8192, 2048),
-            "mlp.down_proj": (2048, 8192),
-            "input_layernorm": (2048,),
-            "post_attention_layernorm": (2048,),
-        }.items():
-            yield f"model.layers.{layer}.{name}.weight", shape
 
 
 def placement(name, mode):
