@@ -128,10 +128,11 @@ fn write_all(
     let targets: BTreeMap<&str, DType> =
         tensors.iter().map(|(_, tensor, dtype)| (tensor.name, *dtype)).collect();
     let sums = opened.empty_sums();
+    // What keeps its type is hashed once, for both sides.
+    let turned = tensors.iter().filter(|(_, tensor, target)| tensor.dtype != *target);
     let before = source.manifest.as_ref().map(|manifest| {
-        let tensors =
-            chosen.metadata.tensors.keys().filter_map(|name| Some((name, manifest.tensors.get(name)?)));
-        Sums::new(manifest.stretch, tensors.map(|(name, said)| (name.as_str(), said.dtype, &said.shape)))
+        let tensors = turned.map(|(_, tensor, _)| (tensor.name, tensor.dtype, &tensor.entry.shape));
+        Sums::new(manifest.stretch, tensors)
     });
     let walked = tensors.iter().map(|(_, tensor, _)| *tensor);
     walk(source, walked, turns, "converting", observer, |stretch| {
@@ -153,7 +154,11 @@ fn write_all(
         put(place_of(name)?, stretch.position * target.size() as u64, bytes)
     })?;
     if let (Some(manifest), Some(before)) = (&source.manifest, before) {
-        let damaged = before.totals().into_iter().filter(|(name, found)| {
+        let mut found = sums.totals();
+        found.extend(before.totals());
+        // Bytes were checked when they were read.
+        found.retain(|name, _| targets.contains_key(name.as_str()));
+        let damaged = found.into_iter().filter(|(name, found)| {
             manifest.tensors.get(name).is_some_and(|said| said.fingerprint != found.fingerprint)
         });
         let chunk = |(tensor, _): (String, _)| {
