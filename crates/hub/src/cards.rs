@@ -1,0 +1,1 @@
+//! Cards, the stores they come from, and names of models.

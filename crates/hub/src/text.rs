@@ -1,0 +1,1 @@
+//! Tokenizers, chat templates, and what GGUF files say about themselves.

@@ -1,0 +1,1 @@
+//! One configurable decoder, and what runs it.
