@@ -1,1 +1,48 @@
 //! One configurable decoder, and what runs it.
+//!
+//! A [`DecoderConfig`] says what a language model is made of; a [`Decoder`]
+//! is one with its parameters, distributed as a [`Plan`] says. Families of
+//! models are data over it: nothing here knows their names.
+//!
+//! - [`parameters`] lists what a decoder holds, before anything is allocated.
+//! - A [`Cache`] keeps keys and values between calls.
+//! - An [`Adapter`] changes a decoder without touching its parameters.
+//! - [`Generation`] writes on, greedily or by chance.
+//!
+//! Parameters have the names that Llama models have on Hugging Face.
+
+mod adapter;
+mod attention;
+mod cache;
+mod config;
+mod decoder;
+mod error;
+mod experts;
+mod generate;
+mod linear;
+mod merge;
+mod mlp;
+mod norm;
+mod parameter;
+mod plan;
+mod rope;
+mod sample;
+mod score;
+mod stage;
+
+pub use adapter::{Adapter, LowRank, Replacement};
+pub use cache::Cache;
+pub use config::{
+    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating, HeadConfig,
+    LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig,
+    RopeScaling, WindowConfig,
+};
+pub use decoder::{Decoder, Input, Pass};
+pub use error::NnError;
+pub use generate::{Finish, Generated, Generation, Request, Token};
+pub use merge::merged;
+pub use parameter::{Initial, ParameterSpec, initial_values, parameters};
+pub use plan::{Parallel, Plan, PlanError};
+pub use sample::{Sampler, Sampling, SamplingError};
+pub use score::Likeliest;
+pub use stage::Stage;

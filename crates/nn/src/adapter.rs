@@ -1,0 +1,242 @@
+//! Changes to a decoder that leave its parameters alone: low-rank updates, and
+//! parameters that take the place of others.
+//!
+//! A strength scales the whole change: 0 is the decoder as it is, 1 the adapter
+//! as it was trained. For a low-rank update that is the same as scaling its
+//! scale.
+
+use std::collections::BTreeMap;
+
+use shardloom_dtensor::DTensor;
+use shardloom_layout::{DType, Layout, Placement, Shape, nearest};
+use shardloom_tensor::Tensor;
+
+use crate::decoder::Decoder;
+use crate::error::NnError;
+use crate::parameter::EMBEDDING;
+use crate::plan::settled;
+
+/// A change to a decoder.
+#[derive(Debug, Default)]
+pub struct Adapter {
+    low_ranks: BTreeMap<String, LowRank>,
+    replacements: BTreeMap<String, Replacement>,
+}
+
+/// A low-rank update of one module: `scale · B · A` is added to its weight.
+#[derive(Debug)]
+pub struct LowRank {
+    /// `[rank, inputs]`; of an embedding, `[vocabulary, rank]`.
+    a: DTensor,
+    /// `[outputs, rank]`.
+    b: DTensor,
+    /// Added to `B · A · x`, before it is scaled.
+    bias: Option<DTensor>,
+    scale: f64,
+    /// What each row of the changed weight is multiplied by.
+    row_factors: Option<DTensor>,
+}
+
+/// A parameter that takes the place of another.
+#[derive(Debug)]
+pub struct Replacement {
+    value: DTensor,
+}
+
+impl Replacement {
+    /// Between the old value and this one.
+    pub(crate) fn between(&self, old: &DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let new = self.value.cast(old.dtype())?;
+        if strength == 1.0 {
+            return Ok(new);
+        }
+        Ok(old.add(&new.sub(old)?.scale(strength)?)?)
+    }
+}
+
+impl LowRank {
+    /// A module's result, given what it would be without this.
+    pub(crate) fn changed(&self, plain: &DTensor, x: &DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let dtype = self.a.dtype();
+        let low = x.cast(dtype)?.linear(&self.a, None, None)?;
+        let change = settled(low)?.linear(&self.b, self.bias.as_ref(), None)?.scale(self.scale)?;
+        self.added(plain, change, strength)
+    }
+
+    /// The same for an embedding, which looks rows up.
+    pub(crate) fn changed_embedding(
+        &self,
+        plain: &DTensor,
+        tokens: &DTensor,
+        strength: f64,
+    ) -> Result<DTensor, NnError> {
+        let low = settled(self.a.embedding(tokens)?)?;
+        let change = low.linear(&self.b, None, None)?.scale(self.scale)?;
+        self.added(plain, change, strength)
+    }
+
+    fn added(&self, plain: &DTensor, change: DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let dtype = plain.dtype();
+        let plain = plain.cast(change.dtype())?;
+        let change = match &self.row_factors {
+            None => change,
+            Some(factors) => plain.add(&change)?.mul(factors)?.sub(&plain)?,
+        };
+        Ok(plain.add(&change.scale(strength)?)?.cast(dtype)?)
+    }
+
+    /// What is added to the weight of a projection, `[outputs, inputs]`.
+    pub(crate) fn weight_change(&self, weight: &DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let change = self.b.matmul(&self.a)?.scale(self.scale)?;
+        let change = match &self.row_factors {
+            None => change,
+            Some(factors) => {
+                let column = factors.reshape(&Shape::new(&[factors.shape()[0], 1])?)?;
+                let plain = weight.cast(change.dtype())?;
+                plain.add(&change)?.mul(&column.expand(plain.shape())?)?.sub(&plain)?
+            }
+        };
+        Ok(change.scale(strength)?)
+    }
+
+    /// What is added to the rows of an embedding, `[vocabulary, hidden]`.
+    pub(crate) fn embedding_change(&self, strength: f64) -> Result<DTensor, NnError> {
+        Ok(self.a.linear(&self.b, None, None)?.scale(self.scale * strength)?)
+    }
+
+    /// What is added to the bias.
+    pub(crate) fn bias_change(&self, strength: f64) -> Result<Option<DTensor>, NnError> {
+        self.bias.as_ref().map(|bias| Ok(bias.scale(self.scale * strength)?)).transpose()
+    }
+}
+
+impl Adapter {
+    /// An adapter that changes nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.low_ranks.is_empty() && self.replacements.is_empty()
+    }
+
+    /// Modules with low-rank updates.
+    pub fn modules(&self) -> impl Iterator<Item = &str> {
+        self.low_ranks.keys().map(String::as_str)
+    }
+
+    /// Parameters that are replaced.
+    pub fn replaced(&self) -> impl Iterator<Item = &str> {
+        self.replacements.keys().map(String::as_str)
+    }
+
+    pub(crate) fn low_rank(&self, module: &str) -> Option<&LowRank> {
+        self.low_ranks.get(module)
+    }
+
+    pub(crate) fn replacement(&self, name: &str) -> Option<&Replacement> {
+        self.replacements.get(name)
+    }
+
+    /// Adds a low-rank update of a module of this decoder. Every rank has the
+    /// matrices whole: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`, the
+    /// magnitude, if rows of the changed weight have lengths of their own, is
+    /// `[outputs]`.
+    pub fn add(
+        &mut self,
+        decoder: &Decoder,
+        module: &str,
+        [a, b]: [&Tensor; 2],
+        bias: Option<&Tensor>,
+        magnitude: Option<&Tensor>,
+        scale: f64,
+    ) -> Result<(), NnError> {
+        // A tied head has no weight of its own, but can be changed.
+        let tied = module == "lm_head" && decoder.config().head.tied;
+        let name = if tied { EMBEDDING.to_owned() } else { format!("{module}.weight") };
+        let weight = decoder.parameter(&name).filter(|weight| weight.shape().ndim() == 2);
+        let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
+        let weight = decoder.plan().used(&name, weight)?;
+        let embedding = name == EMBEDDING && !tied;
+        let (outputs, inputs) = match (embedding, &weight.shape()[..]) {
+            (true, &[rows, width]) => (width, rows),
+            (_, &[rows, width]) => (rows, width),
+            _ => return Err(unknown_module(decoder, module)),
+        };
+        let rank = a.shape().first().copied().unwrap_or(0);
+        let expected = [
+            ("A", a, vec![rank, inputs]),
+            ("B", b, vec![outputs, rank]),
+        ];
+        let more = [("bias", bias), ("magnitude", magnitude)];
+        let more = more.into_iter().filter_map(|(what, value)| Some((what, value?, vec![outputs])));
+        for (what, value, dims) in expected.into_iter().chain(more) {
+            if value.shape()[..] != dims[..] {
+                let (module, found, expected) = (module.to_owned(), value.shape().clone(), Shape::new(&dims)?);
+                return Err(NnError::AdapterShape { module, what, found, expected });
+            }
+        }
+        let spread = |value: &Tensor, of_weight: Option<usize>, dim: usize| -> Result<DTensor, NnError> {
+            let placements: Vec<Placement> = weight
+                .layout()
+                .placements()
+                .iter()
+                .map(|placement| match *placement {
+                    Placement::Shard(at) if Some(at) == of_weight => Placement::Shard(dim),
+                    _ => Placement::Replicate,
+                })
+                .collect();
+            let layout = Layout::new(weight.layout().mesh(), &placements)?;
+            Ok(DTensor::distribute(decoder.ranks(), value, layout)?)
+        };
+        let low_rank = if embedding {
+            // Rows of the table are looked up, so they are kept side by side.
+            let rows = a.transpose(0, 1)?;
+            let rows = Tensor::cat(&[&rows], 0)?;
+            LowRank { a: spread(&rows, Some(0), 0)?, b: spread(b, Some(1), 0)?, bias: None, scale, row_factors: None }
+        } else {
+            let mut low_rank = LowRank {
+                a: spread(a, Some(1), 1)?,
+                b: spread(b, Some(0), 0)?,
+                bias: bias.map(|bias| spread(bias, Some(0), 0)).transpose()?,
+                scale,
+                row_factors: None,
+            };
+            if let Some(magnitude) = magnitude {
+                let magnitude = spread(magnitude, Some(0), 0)?;
+                let changed = weight.cast(DType::F32)?.add(&low_rank.weight_change(&weight, 1.0)?.cast(DType::F32)?)?;
+                let lengths = settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?;
+                low_rank.row_factors = Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
+            }
+            low_rank
+        };
+        self.low_ranks.insert(module.to_owned(), low_rank);
+        Ok(())
+    }
+
+    /// Adds a parameter that takes the place of one of this decoder's. Every
+    /// rank has it whole.
+    pub fn replace(&mut self, decoder: &Decoder, name: &str, value: &Tensor) -> Result<(), NnError> {
+        let tied = name == "lm_head.weight" && decoder.config().head.tied;
+        let found = decoder.parameter(if tied { EMBEDDING } else { name });
+        let unknown = || {
+            let names = decoder.parameters().iter().map(|(name, _)| name.as_str());
+            NnError::UnknownParameter { name: name.to_owned(), near: nearest(name, names).map(str::to_owned) }
+        };
+        let old = found.ok_or_else(unknown)?;
+        if old.shape() != value.shape() {
+            let (found, expected) = (value.shape().clone(), old.shape().clone());
+            return Err(NnError::ParameterShape { name: name.to_owned(), found, expected });
+        }
+        let used = decoder.plan().used(if tied { EMBEDDING } else { name }, old)?;
+        let value = DTensor::distribute(decoder.ranks(), value, used.layout())?;
+        self.replacements.insert(name.to_owned(), Replacement { value });
+        Ok(())
+    }
+}
+
+fn unknown_module(decoder: &Decoder, module: &str) -> NnError {
+    let modules = decoder.parameters().iter().filter_map(|(name, _)| name.strip_suffix(".weight"));
+    NnError::UnknownModule { module: module.to_owned(), near: nearest(module, modules).map(str::to_owned) }
+}

@@ -1,0 +1,140 @@
+//! How tokens look at each other.
+
+use std::sync::Arc;
+
+use shardloom_dtensor::{DTensor, Ranks};
+use shardloom_layout::{Layout, Shape};
+use shardloom_tensor::{Attention as Options, Device, Tensor};
+
+use crate::cache::Cache;
+use crate::config::{DecoderConfig, QkNorm};
+use crate::decoder::Run;
+use crate::error::NnError;
+use crate::linear::Linear;
+use crate::norm::Norm;
+use crate::rope::{Rope, turned};
+
+/// Where the parameters of an attention are.
+#[derive(Clone, Debug)]
+pub(crate) struct Attention {
+    pub(crate) query: Linear,
+    pub(crate) key: Linear,
+    pub(crate) value: Linear,
+    pub(crate) output: Linear,
+    pub(crate) norms: Option<[Norm; 2]>,
+}
+
+/// Where the tokens of one call stand, the same for all layers.
+pub(crate) struct Standing {
+    batch: usize,
+    time: usize,
+    /// Where each row begins.
+    pub(crate) starts: Vec<usize>,
+    angles: Option<[DTensor; 2]>,
+}
+
+impl Standing {
+    pub(crate) fn new(
+        ranks: &Arc<Ranks>,
+        layout: Layout,
+        rope: Option<&Rope>,
+        [batch, time]: [usize; 2],
+        starts: Vec<usize>,
+        device: Device,
+    ) -> Result<Self, NnError> {
+        let mut standing = Self { batch, time, starts, angles: None };
+        if standing.is_uneven() && time > 1 {
+            return Err(NnError::UnevenRows { asked: time });
+        }
+        if let Some(rope) = rope {
+            let tables = if standing.is_uneven() {
+                rope.tables(standing.starts.iter().copied())?
+            } else {
+                let start = standing.starts.first().copied().unwrap_or(0);
+                rope.tables(start..start + time)?
+            };
+            let replicated = Layout::replicated(layout.mesh());
+            let [cos, sin] = tables.map(|table| {
+                let table = match device {
+                    Device::Meta => Tensor::zeros(table.dtype(), table.shape(), Device::Meta)?,
+                    _ => table,
+                };
+                DTensor::distribute(ranks, &table, replicated)
+            });
+            standing.angles = Some([cos?, sin?]);
+        }
+        Ok(standing)
+    }
+
+    /// Whether rows differ in length.
+    fn is_uneven(&self) -> bool {
+        self.starts.iter().any(|start| *start != self.starts[0])
+    }
+
+    /// `[batch, heads, time, width]` turned by its positions.
+    fn turned(&self, x: DTensor) -> Result<DTensor, NnError> {
+        let Some([cos, sin]) = &self.angles else { return Ok(x) };
+        if !self.is_uneven() {
+            return turned(&x, cos, sin);
+        }
+        // One token of each row: rows take the place of positions.
+        Ok(turned(&x.transpose(0, 2)?, cos, sin)?.transpose(0, 2)?)
+    }
+
+    /// For rows that differ in length, what each may see.
+    fn mask(&self, ranks: &Arc<Ranks>, layout: Layout, keys: usize, window: Option<usize>) -> Result<DTensor, NnError> {
+        let mut seen = Vec::with_capacity(self.batch * keys);
+        for &start in &self.starts {
+            let first = window.map_or(0, |window| (start + 1).saturating_sub(window));
+            seen.extend((0..keys).map(|key| (first..=start).contains(&key)));
+        }
+        let mask = Tensor::from_bools(&seen, &[self.batch, keys])?;
+        Ok(DTensor::distribute(ranks, &mask, Layout::replicated(layout.mesh()))?)
+    }
+}
+
+impl Attention {
+    pub(crate) fn apply(
+        &self,
+        run: &Run<'_>,
+        config: &DecoderConfig,
+        layer: usize,
+        x: &DTensor,
+        standing: &Standing,
+        cache: Option<(&mut Cache, usize)>,
+        residual: Option<&DTensor>,
+    ) -> Result<DTensor, NnError> {
+        let options = &config.attention;
+        let (batch, time, width) = (standing.batch, standing.time, options.width);
+        let project = |linear: &Linear, heads: usize, norm: Option<&Norm>| -> Result<DTensor, NnError> {
+            let mut all = linear.apply(run, x, None)?;
+            if let (Some(QkNorm::Whole), Some(norm)) = (options.qk_norm, norm) {
+                all = norm.apply(run, &config.norm, &all)?;
+            }
+            let mut heads = all.reshape(&Shape::new(&[batch, time, heads, width])?)?;
+            if let (Some(QkNorm::Head), Some(norm)) = (options.qk_norm, norm) {
+                heads = norm.apply(run, &config.norm, &heads)?;
+            }
+            Ok(heads.transpose(1, 2)?)
+        };
+        let norm = |place: usize| self.norms.as_ref().map(|norms| &norms[place]);
+        let queries = standing.turned(project(&self.query, options.heads, norm(0))?)?;
+        let keys = standing.turned(project(&self.key, options.kv_heads, norm(1))?)?;
+        let values = project(&self.value, options.kv_heads, None)?;
+        let [keys, values] = match cache {
+            Some((cache, place)) => cache.extended(place, [&keys, &values])?,
+            None => [keys, values],
+        };
+        let window = config.window(layer);
+        let how = Options { scale: options.scale, causal: true, window, soft_cap: options.soft_cap };
+        let seen = if standing.is_uneven() {
+            let mask = standing.mask(x.ranks(), x.layout(), keys.shape()[2], window)?;
+            let how = Options { causal: false, window: None, ..how };
+            queries.masked_attention(&keys, &values, &mask, how)?
+        } else {
+            queries.attention(&keys, &values, how)?
+        };
+        let seen = seen.transpose(1, 2)?.reshape(&Shape::new(&[batch, time, options.heads * width])?)?;
+        self.output.apply(run, &seen, residual)
+    }
+}

@@ -1,0 +1,61 @@
+//! A decoder with a change made for good.
+
+use shardloom_dtensor::DTensor;
+
+use crate::adapter::Adapter;
+use crate::decoder::Decoder;
+use crate::error::NnError;
+use crate::parameter::{EMBEDDING, parameters};
+
+/// A decoder whose parameters are this one's with an adapter's change, of some
+/// strength, added. Each is rounded once.
+///
+/// A tied head that the adapter changes by itself is no longer tied.
+pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Decoder, NnError> {
+    let mut config = decoder.config().clone();
+    let head = ["lm_head.weight", "lm_head"];
+    let own_head = adapter.replacement(head[0]).is_some() || adapter.low_rank(head[1]).is_some();
+    config.head.tied &= !own_head;
+    for module in adapter.modules() {
+        let bias = adapter.low_rank(module).map(|low_rank| low_rank.bias_change(strength)).transpose()?.flatten();
+        let name = format!("{module}.bias");
+        if bias.is_some() && decoder.parameter(&name).is_none() {
+            // There is nothing that the adapter's bias could be added to.
+            return Err(NnError::MissingParameter { name });
+        }
+    }
+    let mut values = Vec::new();
+    for spec in parameters(&config, decoder.stage()) {
+        let untied = spec.name == "lm_head.weight" && decoder.config().head.tied;
+        let stored = if untied { EMBEDDING } else { spec.name.as_str() };
+        let missing = || NnError::MissingParameter { name: spec.name.clone() };
+        let held = decoder.parameter(stored).ok_or_else(missing)?;
+        let used = decoder.plan().used(stored, held)?;
+        let new = changed(adapter, &spec.name, &used, strength)?;
+        let value = new.map_or_else(|| Ok(held.clone()), |new| new.redistribute(held.layout()))?;
+        values.push((spec.name, value));
+    }
+    let (stage, plan) = (decoder.stage().clone(), decoder.plan().clone());
+    Decoder::new(config, stage, plan, decoder.ranks().clone(), values)
+}
+
+/// A parameter as changed, if it is.
+fn changed(adapter: &Adapter, name: &str, old: &DTensor, strength: f64) -> Result<Option<DTensor>, NnError> {
+    let mut value = match adapter.replacement(name) {
+        Some(new) => Some(new.between(old, strength)?),
+        None => None,
+    };
+    let (module, part) = name.rsplit_once('.').unwrap_or((name, ""));
+    let Some(low_rank) = adapter.low_rank(module) else { return Ok(value) };
+    let change = match part {
+        "weight" if name == EMBEDDING => Some(low_rank.embedding_change(strength)?),
+        "weight" => Some(low_rank.weight_change(old, strength)?),
+        "bias" => low_rank.bias_change(strength)?,
+        _ => None,
+    };
+    if let Some(change) = change {
+        let base = value.as_ref().unwrap_or(old);
+        value = Some(base.cast(change.dtype())?.add(&change)?.cast(old.dtype())?);
+    }
+    Ok(value)
+}

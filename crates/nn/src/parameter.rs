@@ -1,0 +1,198 @@
+//! What a decoder holds: names, shapes, and what new ones begin with.
+
+use std::sync::Arc;
+
+use shardloom_dtensor::{DTensor, Ranks};
+use shardloom_layout::{DType, Layout, Shape};
+use shardloom_tensor::{Device, Stream, Tensor};
+
+use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, ResidualForm};
+use crate::error::NnError;
+use crate::stage::Stage;
+
+/// One parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterSpec {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Shape,
+    /// What a new one begins with.
+    pub initial: Initial,
+}
+
+/// What a new parameter begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    /// Random numbers.
+    Normal,
+    /// The weight of a norm that changes nothing.
+    Neutral,
+    /// Zeros.
+    Zeros,
+}
+
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const POSITIONS: &str = "model.embed_positions.weight";
+pub(crate) const LAST_NORM: &str = "model.norm";
+pub(crate) const HEAD: &str = "lm_head";
+
+/// Collects parameters.
+struct List<'a> {
+    config: &'a DecoderConfig,
+    all: Vec<ParameterSpec>,
+}
+
+impl List<'_> {
+    fn add(&mut self, name: String, dims: &[usize], initial: Initial) {
+        // More dims than a shape can have do not occur; sizes were checked.
+        if let Ok(shape) = Shape::new(dims) {
+            self.all.push(ParameterSpec { name, shape, initial });
+        }
+    }
+
+    fn linear(&mut self, module: &str, [outputs, inputs]: [usize; 2], bias: Bias) {
+        self.add(format!("{module}.weight"), &[outputs, inputs], Initial::Normal);
+        if bias == Bias::Yes {
+            self.add(format!("{module}.bias"), &[outputs], Initial::Zeros);
+        }
+    }
+
+    fn norm(&mut self, module: &str, width: usize) {
+        let kind = self.config.norm.kind;
+        if kind != NormKind::LayerPlain {
+            self.add(format!("{module}.weight"), &[width], Initial::Neutral);
+        }
+        if kind == NormKind::Layer {
+            self.add(format!("{module}.bias"), &[width], Initial::Zeros);
+        }
+    }
+
+    fn attention(&mut self, layer: &str) {
+        let (hidden, attention) = (self.config.hidden, &self.config.attention);
+        let (queries, keys) = (attention.heads * attention.width, attention.kv_heads * attention.width);
+        let bias = Bias::when(attention.input_bias);
+        let (output_bias, norm, width) =
+            (Bias::when(attention.output_bias), attention.qk_norm, attention.width);
+        for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
+            self.linear(&format!("{layer}.self_attn.{name}_proj"), [rows, hidden], bias);
+        }
+        self.linear(&format!("{layer}.self_attn.o_proj"), [hidden, queries], output_bias);
+        let widths = match norm {
+            Some(QkNorm::Head) => [width; 2],
+            Some(QkNorm::Whole) => [queries, keys],
+            None => return,
+        };
+        for (name, width) in ["q", "k"].into_iter().zip(widths) {
+            self.norm(&format!("{layer}.self_attn.{name}_norm"), width);
+        }
+    }
+
+    fn mlp(&mut self, layer: &str, number: usize) {
+        let (hidden, mlp) = (self.config.hidden, &self.config.mlp);
+        if let Some(experts) = self.config.experts(number) {
+            let (count, inner) = (experts.count, experts.inner);
+            self.linear(&format!("{layer}.mlp.gate"), [count, hidden], Bias::No);
+            for name in ["gate", "up"] {
+                let name = format!("{layer}.mlp.experts.{name}_proj.weight");
+                self.add(name, &[count, inner, hidden], Initial::Normal);
+            }
+            let name = format!("{layer}.mlp.experts.down_proj.weight");
+            return self.add(name, &[count, hidden, inner], Initial::Normal);
+        }
+        let (inner, bias, gating) = (mlp.inner, Bias::when(mlp.bias), mlp.gating);
+        if gating == Gating::Gated {
+            self.linear(&format!("{layer}.mlp.gate_proj"), [inner, hidden], bias);
+        }
+        self.linear(&format!("{layer}.mlp.up_proj"), [inner, hidden], bias);
+        self.linear(&format!("{layer}.mlp.down_proj"), [hidden, inner], bias);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bias {
+    Yes,
+    No,
+}
+
+impl Bias {
+    fn when(wanted: bool) -> Self {
+        if wanted { Self::Yes } else { Self::No }
+    }
+}
+
+/// The norms of a layer, by their names.
+pub(crate) fn layer_norms(form: ResidualForm) -> &'static [&'static str] {
+    match form {
+        ResidualForm::Before => &["input_layernorm", "post_attention_layernorm"],
+        ResidualForm::After => &["attention_output_layernorm", "mlp_output_layernorm"],
+        ResidualForm::Around => &[
+            "input_layernorm",
+            "attention_output_layernorm",
+            "post_attention_layernorm",
+            "mlp_output_layernorm",
+        ],
+        ResidualForm::Parallel => &["input_layernorm"],
+    }
+}
+
+/// All parameters of a stage, in the order in which they are used.
+pub fn parameters(config: &DecoderConfig, stage: &Stage) -> Vec<ParameterSpec> {
+    let mut list = List { config, all: Vec::new() };
+    let hidden = config.hidden;
+    if stage.is_first() || stage.is_last() && config.head.tied {
+        list.add(EMBEDDING.to_owned(), &[config.vocabulary, hidden], Initial::Normal);
+    }
+    if stage.is_first() && config.positions == PositionConfig::Learned {
+        list.add(POSITIONS.to_owned(), &[config.max_positions, hidden], Initial::Normal);
+    }
+    for number in stage.layers.clone() {
+        let layer = format!("model.layers.{number}");
+        for norm in layer_norms(config.residual) {
+            list.norm(&format!("{layer}.{norm}"), hidden);
+        }
+        list.attention(&layer);
+        list.mlp(&layer, number);
+    }
+    if stage.is_last() {
+        list.norm(LAST_NORM, hidden);
+        if !config.head.tied {
+            list.add(format!("{HEAD}.weight"), &[config.vocabulary, hidden], Initial::Normal);
+        }
+        if config.head.bias {
+            list.add(format!("{HEAD}.bias"), &[config.vocabulary], Initial::Zeros);
+        }
+    }
+    list.all
+}
+
+/// A new parameter, the same numbers however it is distributed.
+pub fn initial_values(
+    config: &DecoderConfig,
+    spec: &ParameterSpec,
+    dtype: DType,
+    seed: u64,
+    ranks: &Arc<Ranks>,
+    layout: Layout,
+) -> Result<DTensor, NnError> {
+    let fill = |value: f64| -> Result<DTensor, NnError> {
+        let local = layout.local_shape(&spec.shape, ranks.rank())?;
+        let local = Tensor::full(value, dtype, &local, Device::Cpu)?;
+        Ok(DTensor::from_local(ranks, local, layout, &spec.shape)?)
+    };
+    match spec.initial {
+        Initial::Zeros => fill(0.0),
+        Initial::Neutral => fill(1.0 - config.norm.offset),
+        Initial::Normal => {
+            // Each parameter draws from a stream of its own, found by its name.
+            let stream = Stream { seed, number: number_of(&spec.name) };
+            let drawn = DTensor::normal(ranks, DType::F32, &spec.shape, layout, stream)?;
+            Ok(drawn.scale(config.initializer)?.cast(dtype)?)
+        }
+    }
+}
+
+/// FNV-1a: a number that is the same on all machines.
+fn number_of(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

@@ -1,0 +1,186 @@
+//! How a decoder is spread over ranks.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use shardloom_dtensor::{DTensor, ShardingPlan};
+use shardloom_layout::{Hint, Layout, Mesh, Placement};
+
+use crate::error::NnError;
+use crate::parameter::ParameterSpec;
+
+/// Which dim of each parameter is shared by tensor parallelism. A pattern may
+/// have `*` for one part of a name; parameters without an entry are whole on
+/// every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Parallel {
+    /// Dims by pattern.
+    pub dims: BTreeMap<String, usize>,
+}
+
+/// Projections are shared by outputs, those behind them by inputs, so that one
+/// sum at the end of attention and one at the end of the MLP is all there is to
+/// send.
+impl Default for Parallel {
+    fn default() -> Self {
+        let by_outputs = [
+            "model.embed_tokens.weight",
+            "lm_head.*",
+            "model.layers.*.self_attn.q_proj.*",
+            "model.layers.*.self_attn.k_proj.*",
+            "model.layers.*.self_attn.v_proj.*",
+            "model.layers.*.mlp.gate_proj.*",
+            "model.layers.*.mlp.up_proj.*",
+        ];
+        let others = [
+            ("model.layers.*.self_attn.o_proj.weight", 1),
+            ("model.layers.*.mlp.down_proj.weight", 1),
+            ("model.layers.*.mlp.experts.gate_proj.weight", 1),
+            ("model.layers.*.mlp.experts.up_proj.weight", 1),
+            ("model.layers.*.mlp.experts.down_proj.weight", 2),
+        ];
+        let dims = by_outputs.map(|pattern| (pattern, 0)).into_iter().chain(others);
+        Self { dims: dims.map(|(pattern, dim)| (pattern.to_owned(), dim)).collect() }
+    }
+}
+
+/// A plan that does not fit its model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A dim that a parameter does not have.
+    #[error("the plan shares dim {dim} of `{name}`, which has {ndim}")]
+    Dim {
+        /// The parameter.
+        name: String,
+        /// The dim.
+        dim: usize,
+        /// How many it has.
+        ndim: usize,
+    },
+    /// Tensor parallelism of a model that names nothing to share.
+    #[error("tp={tp}, but the model's plan shares no parameter")]
+    NothingShared {
+        /// Ranks of tensor parallelism.
+        tp: usize,
+    },
+    /// Ranks of which most would have nothing.
+    #[error("tp={tp}, but the largest dim that is shared has only {most} elements")]
+    TooManyRanks {
+        /// Ranks of tensor parallelism.
+        tp: usize,
+        /// The largest shared dim.
+        most: usize,
+    },
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Dim { .. } => None,
+            Self::NothingShared { .. } => {
+                Some("use tp=1, or say in the model's plan which dims are shared".to_owned())
+            }
+            Self::TooManyRanks { most, .. } => Some(format!("tp can be at most {most}")),
+        }
+    }
+}
+
+/// Where everything is on the ranks of one stage.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    sharding: ShardingPlan,
+}
+
+impl Plan {
+    /// The plan for a mesh. Its axes `tp` and `sdp`, where it has them, share
+    /// parameters by the model's dims and, on top of that, by their first dim;
+    /// all other axes hold copies.
+    pub fn new(parallel: &Parallel, specs: &[ParameterSpec], mesh: Mesh) -> Result<Self, NnError> {
+        let axis = |name: &str| mesh.axis(name).ok().filter(|&axis| mesh.axis_size(axis) > 1);
+        let (tp, sdp) = (axis("tp"), axis("sdp"));
+        let mut sharding = ShardingPlan::new(mesh);
+        let mut most = 0;
+        for spec in specs {
+            let shared = parallel.dims.iter().find(|(pattern, _)| matches(pattern, &spec.name));
+            let dim = shared.map(|(_, &dim)| dim);
+            if let Some(dim) = dim {
+                let ndim = spec.shape.ndim();
+                if dim >= ndim {
+                    return Err(PlanError::Dim { name: spec.name.clone(), dim, ndim }.into());
+                }
+                most = most.max(spec.shape[dim]);
+            }
+            if tp.is_none() && sdp.is_none() {
+                continue;
+            }
+            let mut used = vec![Placement::Replicate; mesh.ndim()];
+            if let (Some(axis), Some(dim)) = (tp, dim) {
+                used[axis] = Placement::Shard(dim);
+            }
+            let mut held = used.clone();
+            if let Some(axis) = sdp {
+                held[axis] = Placement::Shard(0);
+            }
+            let order: &[(usize, &[&str])] =
+                if tp.is_some() && sdp.is_some() && dim == Some(0) { &[(0, &["tp", "sdp"])] } else { &[] };
+            sharding = sharding.parameter(&spec.name, Layout::with_split_order(mesh, &held, order)?)?;
+            if sdp.is_some() {
+                sharding = sharding.used_as(&spec.name, Layout::new(mesh, &used)?)?;
+            }
+        }
+        if let Some(axis) = tp {
+            let tp = mesh.axis_size(axis);
+            if most == 0 {
+                return Err(PlanError::NothingShared { tp }.into());
+            }
+            if most < tp {
+                return Err(PlanError::TooManyRanks { tp, most }.into());
+            }
+        }
+        Ok(Self { sharding })
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
+        self.sharding.mesh()
+    }
+
+    /// Where a parameter is held.
+    pub fn layout_of(&self, parameter: &str) -> Layout {
+        self.sharding.layout_of(parameter)
+    }
+
+    /// A parameter as it is used.
+    pub(crate) fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
+        Ok(self.sharding.used(name, parameter)?)
+    }
+}
+
+/// What comes out of a part of the model, with all sums done.
+pub(crate) fn settled(x: DTensor) -> Result<DTensor, NnError> {
+    let layout = x.layout();
+    if layout.pending().next().is_none() {
+        return Ok(x);
+    }
+    let placements: Vec<Placement> = layout
+        .placements()
+        .iter()
+        .map(|placement| if placement.pending().is_some() { Placement::Replicate } else { *placement })
+        .collect();
+    Ok(x.redistribute(Layout::new(layout.mesh(), &placements)?)?)
+}
+
+/// Whether a pattern is about a name.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (mut wanted, mut found) = (pattern.split('.'), name.split('.'));
+    loop {
+        match (wanted.next(), found.next()) {
+            (None, None) => return true,
+            (Some(wanted), Some(found)) if wanted == "*" || wanted == found => {}
+            _ => return false,
+        }
+    }
+}

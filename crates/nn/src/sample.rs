@@ -1,0 +1,246 @@
+//! Which token comes next.
+
+use shardloom_layout::Hint;
+use shardloom_tensor::Stream;
+
+/// How the next token is chosen.
+///
+/// Logits are first lowered for tokens that occurred, then divided by the
+/// temperature; then the unlikely ones are left out, and one of those that
+/// remain is drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 always takes the likeliest.
+    pub temperature: f64,
+    /// At most this many of the likeliest.
+    pub top_k: Option<usize>,
+    /// The likeliest that together have at least this chance.
+    pub top_p: Option<f64>,
+    /// Those with at least this share of the likeliest one's chance.
+    pub min_p: Option<f64>,
+    /// What logits of tokens that occurred are divided by, or multiplied with
+    /// if they are negative.
+    pub repetition_penalty: f64,
+    /// Where randomness begins.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: None, top_p: None, min_p: None, repetition_penalty: 1.0, seed: 0 }
+    }
+}
+
+/// A way of choosing that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} is {value}, but must be {expected}")]
+pub struct SamplingError {
+    /// The option.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What it may be.
+    pub expected: &'static str,
+}
+
+impl Hint for SamplingError {
+    fn hint(&self) -> Option<String> {
+        None
+    }
+}
+
+impl Sampling {
+    /// Checks that options are what they can be.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let share = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value <= 1.0);
+        let penalty = self.repetition_penalty;
+        let checks = [
+            ("temperature", self.temperature.to_string(), "0 or more", self.temperature >= 0.0 && self.temperature.is_finite()),
+            ("top_k", self.top_k.unwrap_or(1).to_string(), "1 or more", self.top_k != Some(0)),
+            ("top_p", self.top_p.unwrap_or(1.0).to_string(), "above 0 and at most 1", share(self.top_p)),
+            (
+                "min_p",
+                self.min_p.unwrap_or(0.0).to_string(),
+                "between 0 and 1",
+                self.min_p.is_none_or(|value| (0.0..=1.0).contains(&value)),
+            ),
+            ("repetition_penalty", penalty.to_string(), "above 0", penalty > 0.0 && penalty.is_finite()),
+        ];
+        match checks.into_iter().find(|(.., fits)| !fits) {
+            Some((key, value, expected, _)) => Err(SamplingError { key, value, expected }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Chooses tokens, the same ones for the same seed on every rank.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+}
+
+impl Sampler {
+    /// A sampler.
+    pub fn new(sampling: Sampling) -> Result<Self, SamplingError> {
+        sampling.check()?;
+        Ok(Self { sampling })
+    }
+
+    /// The next token of a row, given its logits, what is in the row so far,
+    /// and how many were drawn for it. Logits are changed on the way.
+    pub fn choose(&self, logits: &mut [f32], row: u64, drawn: u64, before: &[u32]) -> u32 {
+        self.discourage(logits, before);
+        if self.sampling.temperature == 0.0 {
+            return likeliest(logits);
+        }
+        let mut left = self.candidates(logits);
+        let total: f64 = left.iter().map(|(_, weight)| weight).sum();
+        // Candidates are drawn in the order of tokens, so that equal logits
+        // cannot change places.
+        left.sort_unstable_by_key(|(token, _)| *token);
+        let stream = Stream { seed: self.sampling.seed, number: row };
+        let mut rest = f64::from(stream.uniform(drawn)) * total;
+        for &(token, weight) in &left {
+            rest -= weight;
+            if rest < 0.0 {
+                return token;
+            }
+        }
+        left.last().map_or_else(|| likeliest(logits), |(token, _)| *token)
+    }
+
+    fn discourage(&self, logits: &mut [f32], before: &[u32]) {
+        let penalty = self.sampling.repetition_penalty as f32;
+        if penalty == 1.0 {
+            return;
+        }
+        let mut seen: Vec<u32> = before.to_vec();
+        seen.sort_unstable();
+        seen.dedup();
+        for token in seen {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            }
+        }
+    }
+
+    /// Tokens that may be drawn, with their weights, likeliest first.
+    fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let weight = |logit: f32| ((f64::from(logit) - most) / temperature).exp();
+        let mut left: Vec<(u32, f64)> =
+            logits.iter().zip(0..).map(|(&logit, token)| (token, weight(logit))).collect();
+        let by_weight = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if let Some(count) = top_k.filter(|&count| count < left.len()) {
+            left.select_nth_unstable_by(count - 1, by_weight);
+            left.truncate(count);
+        }
+        left.sort_unstable_by(by_weight);
+        if let Some(share) = top_p.filter(|&share| share < 1.0) {
+            let total: f64 = left.iter().map(|(_, weight)| weight).sum();
+            let mut sum = 0.0;
+            let enough = left.iter().position(|(_, weight)| {
+                sum += weight;
+                sum >= share * total
+            });
+            left.truncate(enough.map_or(left.len(), |last| last + 1));
+        }
+        if let Some(share) = min_p {
+            // The likeliest has the weight 1.
+            left.retain(|(_, weight)| *weight >= share);
+        }
+        left
+    }
+}
+
+/// The first of the largest.
+fn likeliest(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] || logits[best].is_nan() {
+            best = token;
+        }
+    }
+    best as u32
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    fn frequencies(sampling: Sampling, logits: &[f32], draws: u64) -> Vec<f64> {
+        let sampler = Sampler::new(sampling).unwrap();
+        let mut counts = vec![0.0; logits.len()];
+        for drawn in 0..draws {
+            counts[sampler.choose(&mut logits.to_vec(), 0, drawn, &[]) as usize] += 1.0 / draws as f64;
+        }
+        counts
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0, 1.0, 2.0, -1.0];
+        let total: f64 = logits.iter().map(|&x: &f32| (f64::from(x) / 0.7).exp()).sum();
+        let found = frequencies(Sampling { temperature: 0.7, ..Sampling::default() }, &logits, 20_000);
+        for (found, logit) in found.iter().zip(logits) {
+            // Four standard deviations of 20,000 draws.
+            assert!((found - (f64::from(logit) / 0.7).exp() / total).abs() < 0.0142);
+        }
+    }
+
+    #[test]
+    fn the_unlikely_are_left_out() {
+        let logits = [3.0, 2.0, 1.0, 0.0, -4.0];
+        let warm = Sampling { temperature: 1.0, ..Sampling::default() };
+        let never = |sampling: Sampling| -> Vec<usize> {
+            let found = frequencies(sampling, &logits, 4000);
+            (0..logits.len()).filter(|&token| found[token] == 0.0).collect()
+        };
+        assert_eq!(never(Sampling { top_k: Some(2), ..warm.clone() }), [2, 3, 4]);
+        // 0.64, 0.24, 0.09, 0.03, 0.0006
+        assert_eq!(never(Sampling { top_p: Some(0.64), ..warm.clone() }), [1, 2, 3, 4]);
+        assert_eq!(never(Sampling { top_p: Some(0.7), ..warm.clone() }), [2, 3, 4]);
+        assert_eq!(never(Sampling { min_p: Some(0.2), ..warm.clone() }), [2, 3, 4]);
+        assert_eq!(never(Sampling { top_k: Some(99), ..warm }), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn the_greedy_choice_is_the_first_of_the_largest_and_heeds_the_penalty() {
+        let greedy = Sampler::new(Sampling::default()).unwrap();
+        assert_eq!(greedy.choose(&mut [1.0, 3.0, 3.0], 0, 0, &[1]), 1);
+        let varied = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() }).unwrap();
+        assert_eq!(varied.choose(&mut [1.0, 3.0, 2.5], 0, 0, &[1, 1, 7]), 2);
+        assert_eq!(varied.choose(&mut [-1.0, -3.0, -2.5], 0, 0, &[0]), 0);
+        assert_eq!(greedy.choose(&mut [f32::NAN, 1.0], 0, 0, &[]), 1);
+    }
+
+    #[test]
+    fn seeds_and_rows_draw_differently_and_again_the_same() {
+        let sampler = |seed| Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() }).unwrap();
+        let draw = |seed, row| -> Vec<u32> {
+            (0..40).map(|drawn| sampler(seed).choose(&mut [0.0; 50], row, drawn, &[])).collect()
+        };
+        assert_eq!(draw(1, 0), draw(1, 0));
+        assert_ne!(draw(1, 0), draw(2, 0));
+        assert_ne!(draw(1, 0), draw(1, 1));
+    }
+
+    #[test]
+    fn impossible_options_are_named() {
+        let wrong = Sampling { top_p: Some(1.5), ..Sampling::default() };
+        let error = Sampler::new(wrong).unwrap_err();
+        assert_eq!(error.to_string(), "top_p is 1.5, but must be above 0 and at most 1");
+        for wrong in [
+            Sampling { temperature: -1.0, ..Sampling::default() },
+            Sampling { temperature: f64::NAN, ..Sampling::default() },
+            Sampling { top_k: Some(0), ..Sampling::default() },
+            Sampling { repetition_penalty: 0.0, ..Sampling::default() },
+            Sampling { min_p: Some(-0.1), ..Sampling::default() },
+        ] {
+            assert!(Sampler::new(wrong).is_err());
+        }
+    }
+}
