@@ -257,6 +257,7 @@ pub(crate) fn with_placements(layout: Layout, placements: &[Placement]) -> Resul
     let names: Vec<(usize, Vec<&str>)> = layout
         .splits()
         .iter()
+        .filter(|split| split.axes.iter().all(|&axis| placements[axis] == Placement::Shard(split.dim)))
         .map(|split| (split.dim, split.axes.iter().map(|&axis| mesh.axis_name(axis)).collect()))
         .collect();
     let orders: Vec<(usize, &[&str])> = names.iter().map(|(dim, names)| (*dim, names.as_slice())).collect();

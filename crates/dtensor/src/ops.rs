@@ -3,6 +3,7 @@
 //! One file for each family. A method describes the local computation; the
 //! rule, found by the operation's name, says what layouts it is right for.
 
+mod assign;
 mod attention;
 mod choice;
 mod cross_entropy;

@@ -26,6 +26,7 @@ use crate::kernels::rows::Softmax;
 use crate::ops::{CrossEntropy, RopeStyle};
 use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
+use crate::view::View;
 
 pub(crate) type Made = Result<Tensor, TensorError>;
 pub(crate) type MadeTwo = Result<[Tensor; 2], TensorError>;
@@ -66,6 +67,10 @@ pub(crate) trait Backend: Sync {
 
     /// `into + x`, of one shape; `x` of any strides.
     fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError>;
+
+    /// Writes `source`, of any strides, into a window of `into`: a view of its
+    /// elements in row-major order, of the source's shape.
+    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError>;
 
     /// The gradients of a gate's two operands.
     fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo;

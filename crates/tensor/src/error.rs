@@ -110,6 +110,36 @@ pub enum TensorError {
         /// The tensor's shape.
         shape: Shape,
     },
+    /// A tensor that does not fit into the bytes it is to be in.
+    #[error("a {shape} {dtype} tensor from byte {offset} on does not fit in {found} bytes")]
+    Shared {
+        /// The tensor's shape.
+        shape: Shape,
+        /// Its dtype.
+        dtype: DType,
+        /// Where it was to begin.
+        offset: usize,
+        /// How many bytes there are.
+        found: usize,
+    },
+    /// Bytes at an address where elements of a dtype cannot be.
+    #[error("byte {offset} is at address {address:#x}, where no {dtype} element can begin")]
+    Misaligned {
+        /// The dtype.
+        dtype: DType,
+        /// Where the tensor was to begin.
+        offset: usize,
+        /// The address of that byte.
+        address: usize,
+    },
+    /// A tensor that is written to while the tape needs it.
+    #[error("{op}: a tensor of shape {shape} tracks gradients, which writing in place would lose")]
+    TracksGradient {
+        /// The operation.
+        op: &'static str,
+        /// Its shape.
+        shape: Shape,
+    },
     /// A probability outside [0, 1].
     #[error("{op}: {probability} is not a probability")]
     Probability {
@@ -229,6 +259,10 @@ impl Hint for TensorError {
                     threads::VARIABLE
                 )
             }
+            Self::Misaligned { dtype, .. } => {
+                format!("copy the bytes, or let them begin at a multiple of {}", dtype.size())
+            }
+            Self::TracksGradient { .. } => "detach it, or write inside `no_grad`".to_owned(),
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,
         })

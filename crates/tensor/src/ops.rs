@@ -1,6 +1,7 @@
 //! Operations on tensors, each with its backward rule.
 
 mod arithmetic;
+mod assign;
 mod attention;
 mod choice;
 mod cross_entropy;

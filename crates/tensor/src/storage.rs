@@ -1,5 +1,6 @@
 //! Memory that tensors share.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -10,8 +11,13 @@ use crate::memory::Block;
 #[derive(Clone)]
 pub(crate) struct Storage(Arc<Buffer>);
 
+/// Bytes that belong to somebody else, who does not change them.
+pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 pub(crate) enum Buffer {
     Cpu(Block),
+    /// A part of what an owner has, never changed.
+    Shared(Owner, Range<usize>),
     Meta,
 }
 
@@ -20,13 +26,18 @@ impl Storage {
         Self(Arc::new(Buffer::Cpu(block)))
     }
 
+    /// Bytes of an owner; the range is inside them.
+    pub(crate) fn shared(owner: Owner, range: Range<usize>) -> Self {
+        Self(Arc::new(Buffer::Shared(owner, range)))
+    }
+
     pub(crate) fn meta() -> Self {
         Self(Arc::new(Buffer::Meta))
     }
 
     pub(crate) fn device(&self) -> Device {
         match *self.0 {
-            Buffer::Cpu(_) => Device::Cpu,
+            Buffer::Cpu(_) | Buffer::Shared(..) => Device::Cpu,
             Buffer::Meta => Device::Meta,
         }
     }
@@ -35,16 +46,17 @@ impl Storage {
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match &*self.0 {
             Buffer::Cpu(block) => Some(block.bytes()),
+            Buffer::Shared(owner, range) => Some(&(**owner).as_ref()[range.clone()]),
             Buffer::Meta => None,
         }
     }
 
     /// The bytes, to be changed, if they are in this process and nobody else
-    /// uses them.
+    /// uses or owns them.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match Arc::get_mut(&mut self.0)? {
             Buffer::Cpu(block) => Some(block.bytes_mut()),
-            Buffer::Meta => None,
+            Buffer::Shared(..) | Buffer::Meta => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::element::Element;
 use crate::error::TensorError;
 use crate::memory::Block;
-use crate::storage::Storage;
+use crate::storage::{Owner, Storage};
 use crate::tape::Origin;
 use crate::view::View;
 
@@ -173,6 +173,27 @@ impl Tensor {
         let mut block = Block::new(shape.volume() * dtype.size())?;
         fill(block.bytes_mut())?;
         Ok(Self::new(Storage::cpu(block), View::contiguous(shape.clone()), dtype))
+    }
+
+    /// A tensor over bytes that somebody else owns, such as a mapped file, from
+    /// `offset` on. Nothing is copied; whatever changes the tensor copies first.
+    ///
+    /// The owner must give the same bytes every time.
+    pub fn from_shared(
+        dtype: DType,
+        shape: &Shape,
+        owner: Owner,
+        offset: usize,
+    ) -> Result<Self, TensorError> {
+        let (asked, bytes) = (shape.volume() * dtype.size(), (*owner).as_ref());
+        let outside = TensorError::Shared { shape: shape.clone(), dtype, offset, found: bytes.len() };
+        let range = offset..offset.checked_add(asked).ok_or(outside.clone())?;
+        let part = bytes.get(range.clone()).ok_or(outside)?;
+        let address = part.as_ptr().addr();
+        if !address.is_multiple_of(dtype.size()) {
+            return Err(TensorError::Misaligned { dtype, offset, address });
+        }
+        Ok(Self::new(Storage::shared(owner, range), View::contiguous(shape.clone()), dtype))
     }
 
     /// The bytes of its elements in row-major order; packed first if they are

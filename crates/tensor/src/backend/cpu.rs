@@ -17,6 +17,7 @@ use crate::kernels::{adamw, copy, cross_entropy, index, matmul, norm, random};
 use crate::ops::{CrossEntropy, RopeStyle};
 use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
+use crate::view::View;
 
 pub(crate) struct Cpu;
 
@@ -56,6 +57,10 @@ impl Backend for Cpu {
     fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
         let x = x.packed("add")?;
         with_float!("add", into.dtype(), T => elementwise::add_into::<T>(into, &x))
+    }
+
+    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError> {
+        copy::assign(into, window, source)
     }
 
     fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo {

@@ -11,6 +11,7 @@ use crate::element::Float as _;
 use crate::error::TensorError;
 use crate::parallel::pieces;
 use crate::tensor::Tensor;
+use crate::view::View;
 
 /// The elements of a strided tensor without gaps.
 pub(crate) fn packed(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
@@ -38,6 +39,31 @@ fn pack<U: Pod + Send + Sync>(x: &Tensor, op: &'static str) -> Result<Tensor, Te
         });
         Ok(())
     })
+}
+
+/// Writes a strided source into a window of a tensor.
+pub(crate) fn assign(into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError> {
+    with_bits!(into.dtype(), U => put::<U>(into, window, source))
+}
+
+fn put<U: Pod>(into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError> {
+    let view = source.view();
+    let walk = Walk::new(&window.shape, [&window.strides, &view.strides]);
+    let (row, [stride, from_stride]) = (walk.row(), walk.row_strides());
+    let from: &[U] = source.storage_bits("assign")?;
+    let into: &mut [U] = into.bits_mut("assign")?;
+    if window.shape.volume() == 0 {
+        return Ok(());
+    }
+    walk.rows(0..window.shape.volume() / row, |[offset, from_offset]| {
+        let (out, from) = (&mut into[window.offset + offset..], &from[view.offset + from_offset..]);
+        if stride == 1 && from_stride == 1 {
+            out[..row].copy_from_slice(&from[..row]);
+        } else {
+            (0..row).for_each(|i| out[i * stride] = from[i * from_stride]);
+        }
+    });
+    Ok(())
 }
 
 /// Parts one after another along a dim.

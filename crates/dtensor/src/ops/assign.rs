@@ -1,0 +1,117 @@
+//! Writing into distributed tensors in place.
+
+use std::sync::Arc;
+
+use shardloom_layout::{Layout, Placement, Placements, Region};
+use shardloom_tensor::{Device, Tensor, TensorError, uncounted};
+
+use crate::carry::with_placements;
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::ranks::Mode;
+
+const OP: &str = "assign";
+
+/// The dim of `[batch, heads, capacity, width]` along which rows are written.
+const CAPACITY: usize = 2;
+
+impl DTensor {
+    /// As [`Tensor::assign`]. The source is moved to where this tensor is. A dim
+    /// that is written may be sharded; then every rank gets all of the source
+    /// along it and writes what is its own.
+    pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<(), DTensorError> {
+        self.check_whole(source, |into, source| into.assign(dim, start, source))?;
+        let source = source.brought_to(self, dim)?;
+        let region = self.kind().region().clone();
+        let range = start..start + source.shape()[dim];
+        self.change_local(|local| {
+            let written = region.with_range(dim, range);
+            write(local, &region, &written, source.to_local(), dim)
+        })
+    }
+
+    /// As [`Tensor::assign_at`], with starts for the whole batch on every rank.
+    pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<(), DTensorError> {
+        self.check_whole(source, |into, source| into.assign_at(starts, source))?;
+        let source = source.brought_to(self, CAPACITY)?;
+        let (region, length) = (self.kind().region().clone(), source.shape()[CAPACITY]);
+        let starts = &starts[region.range(0)];
+        if region.range(CAPACITY) == (0..self.shape()[CAPACITY]) {
+            return self.change_local(|local| local.assign_at(starts, source.to_local()));
+        }
+        self.change_local(|local| {
+            for (row, &start) in starts.iter().enumerate() {
+                let place = region.start()[0] + row;
+                let written =
+                    region.with_range(0, place..place + 1).with_range(CAPACITY, start..start + length);
+                write(local, &region, &written, &source.to_local().narrow(0, row, 1)?, CAPACITY)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Does the same with whole tensors without data, so that every rank refuses
+    /// what one would have to.
+    fn check_whole(
+        &self,
+        source: &Self,
+        work: impl FnOnce(&mut Tensor, &Tensor) -> Result<(), TensorError>,
+    ) -> Result<(), DTensorError> {
+        if !Arc::ptr_eq(self.ranks(), source.ranks()) {
+            return Err(DTensorError::Worlds { op: OP });
+        }
+        uncounted(|| {
+            let whole = |x: &Self| Tensor::zeros(x.dtype(), x.shape(), Device::Meta);
+            Ok(work(&mut whole(self)?, &whole(source)?)?)
+        })
+    }
+
+    /// This source as `into` is, but whole along the dim that is written.
+    fn brought_to(&self, into: &Self, dim: usize) -> Result<Self, DTensorError> {
+        let layout = whole_along(into.layout(), dim)?;
+        if layout == self.layout() {
+            return Ok(self.clone());
+        }
+        if layout.mesh() == self.layout().mesh()
+            && self.ranks().plan(self.layout(), layout, self.shape(), self.dtype())?.collectives() > 0
+        {
+            let (shape, dtype, from) = (self.shape(), self.dtype(), self.layout());
+            let moves = vec![format!("operand 1, {shape} {dtype}, from {from} to {layout}")];
+            let hidden = DTensorError::Hidden { op: OP, moves };
+            match self.ranks().mode() {
+                Mode::Implicit => {}
+                Mode::Warn => self.ranks().warn(hidden),
+                Mode::Explicit => return Err(hidden),
+            }
+        }
+        self.moved(OP, layout)
+    }
+}
+
+/// The same layout with one dim whole on every rank.
+fn whole_along(layout: Layout, dim: usize) -> Result<Layout, DTensorError> {
+    let whole = |placement: &Placement| match *placement {
+        Placement::Shard(sharded) if sharded == dim => Placement::Replicate,
+        other => other,
+    };
+    let placements: Placements = layout.placements().iter().map(whole).collect();
+    Ok(with_placements(layout, &placements)?)
+}
+
+/// Writes what a rank that holds `region` has of what is written; the source is
+/// all of that.
+fn write(
+    local: &mut Tensor,
+    region: &Region,
+    written: &Region,
+    source: &Tensor,
+    dim: usize,
+) -> Result<(), TensorError> {
+    let Some(here) = region.intersect(written) else { return Ok(()) };
+    let from = here.start()[dim] - written.start()[dim];
+    let source = source.narrow(dim, from, here.size()[dim])?;
+    match here.relative_to(region) {
+        Some(place) => local.assign_region(&place, &source),
+        None => Ok(()),
+    }
+}
