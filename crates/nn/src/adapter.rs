@@ -165,15 +165,13 @@ impl Adapter {
             _ => return Err(unknown_module(decoder, module)),
         };
         let rank = a.shape().first().copied().unwrap_or(0);
-        let expected = [
-            ("A", a, vec![rank, inputs]),
-            ("B", b, vec![outputs, rank]),
-        ];
+        let expected = [("A", a, vec![rank, inputs]), ("B", b, vec![outputs, rank])];
         let more = [("bias", bias), ("magnitude", magnitude)];
         let more = more.into_iter().filter_map(|(what, value)| Some((what, value?, vec![outputs])));
         for (what, value, dims) in expected.into_iter().chain(more) {
             if value.shape()[..] != dims[..] {
-                let (module, found, expected) = (module.to_owned(), value.shape().clone(), Shape::new(&dims)?);
+                let (module, found, expected) =
+                    (module.to_owned(), value.shape().clone(), Shape::new(&dims)?);
                 return Err(NnError::AdapterShape { module, what, found, expected });
             }
         }
@@ -194,7 +192,13 @@ impl Adapter {
             // Rows of the table are looked up, so they are kept side by side.
             let rows = a.transpose(0, 1)?;
             let rows = Tensor::cat(&[&rows], 0)?;
-            LowRank { a: spread(&rows, Some(0), 0)?, b: spread(b, Some(1), 0)?, bias: None, scale, row_factors: None }
+            LowRank {
+                a: spread(&rows, Some(0), 0)?,
+                b: spread(b, Some(1), 0)?,
+                bias: None,
+                scale,
+                row_factors: None,
+            }
         } else {
             let mut low_rank = LowRank {
                 a: spread(a, Some(1), 1)?,
@@ -205,9 +209,11 @@ impl Adapter {
             };
             if let Some(magnitude) = magnitude {
                 let magnitude = spread(magnitude, Some(0), 0)?;
-                let changed = weight.cast(DType::F32)?.add(&low_rank.weight_change(&weight, 1.0)?.cast(DType::F32)?)?;
+                let changed =
+                    weight.cast(DType::F32)?.add(&low_rank.weight_change(&weight, 1.0)?.cast(DType::F32)?)?;
                 let lengths = settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?;
-                low_rank.row_factors = Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
+                low_rank.row_factors =
+                    Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
             }
             low_rank
         };

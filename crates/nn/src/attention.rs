@@ -7,7 +7,7 @@ use shardloom_layout::{Layout, Shape};
 use shardloom_tensor::{Attention as Options, Device, Tensor};
 
 use crate::cache::Cache;
-use crate::config::{DecoderConfig, QkNorm};
+use crate::config::QkNorm;
 use crate::decoder::Run;
 use crate::error::NnError;
 use crate::linear::Linear;
@@ -82,7 +82,13 @@ impl Standing {
     }
 
     /// For rows that differ in length, what each may see.
-    fn mask(&self, ranks: &Arc<Ranks>, layout: Layout, keys: usize, window: Option<usize>) -> Result<DTensor, NnError> {
+    fn mask(
+        &self,
+        ranks: &Arc<Ranks>,
+        layout: Layout,
+        keys: usize,
+        window: Option<usize>,
+    ) -> Result<DTensor, NnError> {
         let mut seen = Vec::with_capacity(self.batch * keys);
         for &start in &self.starts {
             let first = window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -97,13 +103,13 @@ impl Attention {
     pub(crate) fn apply(
         &self,
         run: &Run<'_>,
-        config: &DecoderConfig,
         layer: usize,
         x: &DTensor,
         standing: &Standing,
         cache: Option<(&mut Cache, usize)>,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
+        let config = run.config();
         let options = &config.attention;
         let (batch, time, width) = (standing.batch, standing.time, options.width);
         let project = |linear: &Linear, heads: usize, norm: Option<&Norm>| -> Result<DTensor, NnError> {

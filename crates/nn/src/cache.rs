@@ -63,11 +63,7 @@ impl Cache {
 
     /// Keys and values of a layer with new ones behind those of each row, as
     /// far as the longest row reaches.
-    pub(crate) fn extended(
-        &mut self,
-        layer: usize,
-        new: [&DTensor; 2],
-    ) -> Result<[DTensor; 2], NnError> {
+    pub(crate) fn extended(&mut self, layer: usize, new: [&DTensor; 2]) -> Result<[DTensor; 2], NnError> {
         let time = new[0].shape()[2];
         let reach = self.lengths.iter().max().map_or(0, |longest| longest + time);
         if self.layers.len() <= layer {

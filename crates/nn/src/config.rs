@@ -384,8 +384,10 @@ impl Hint for ConfigError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Divides { key, of, whole, .. } => {
-                let fits: Vec<String> = (1..=*whole).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
-                (fits.len() <= 24).then(|| format!("with `{of}` = {whole}, `{key}` can be {}", fits.join(", ")))
+                let fits: Vec<String> =
+                    (1..=*whole).filter(|n| whole.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+                (fits.len() <= 24)
+                    .then(|| format!("with `{of}` = {whole}, `{key}` can be {}", fits.join(", ")))
             }
             _ => None,
         }

@@ -1,6 +1,7 @@
 //! The decoder: its parameters, and the way through them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use shardloom_dtensor::{DTensor, Ranks};
@@ -22,7 +23,6 @@ use crate::rope::Rope;
 use crate::stage::Stage;
 
 /// A decoder, or a stage of one, as one rank holds it.
-#[derive(Debug)]
 pub struct Decoder {
     config: DecoderConfig,
     stage: Stage,
@@ -32,6 +32,13 @@ pub struct Decoder {
     layers: Vec<Layer>,
     last_norm: Option<Norm>,
     rope: Option<Rope>,
+}
+
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stage { layers, of } = &self.stage;
+        write!(f, "Decoder(layers {layers:?} of {of}, {} parameters)", self.parameters.len())
+    }
 }
 
 /// Where the parameters of a layer are.
@@ -79,6 +86,11 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
+    /// What the decoder is made of.
+    pub(crate) fn config(&self) -> &'a DecoderConfig {
+        &self.decoder.config
+    }
+
     /// A parameter as it is used.
     pub(crate) fn parameter(&self, place: usize) -> Result<DTensor, NnError> {
         let (name, value) = &self.decoder.parameters[place];
@@ -129,7 +141,8 @@ impl Places<'_> {
         let expert = |name: &str| self.find(&format!("{layer}.mlp.experts.{name}_proj.weight"));
         let qk_norm = |name: &str| self.norm(kind, &format!("{layer}.self_attn.{name}_norm"));
         let form = config.residual;
-        let (before, after) = (form != ResidualForm::After, matches!(form, ResidualForm::After | ResidualForm::Around));
+        let (before, after) =
+            (form != ResidualForm::After, matches!(form, ResidualForm::After | ResidualForm::Around));
         let work = match config.experts(number) {
             Some(_) => Work::Experts(Experts {
                 router: self.find(&format!("{layer}.mlp.gate.weight"))?,
@@ -191,7 +204,8 @@ impl Decoder {
         }
         let by_name = held.iter().enumerate().map(|(place, (name, _))| (name.as_str(), place)).collect();
         let places = Places { by_name };
-        let layers = stage.layers.clone().map(|layer| places.layer(&config, layer)).collect::<Result<_, _>>()?;
+        let layers =
+            stage.layers.clone().map(|layer| places.layer(&config, layer)).collect::<Result<_, _>>()?;
         let last_norm = stage.is_last().then(|| places.norm(config.norm.kind, LAST_NORM)).transpose()?;
         let rope = match &config.positions {
             PositionConfig::Rope(rope) => Some(Rope::new(rope, config.attention.width)),
@@ -271,8 +285,7 @@ impl Decoder {
         let starts = cache.as_ref().map_or_else(|| vec![0; batch], |cache| cache.lengths().to_vec());
         self.check_length(&starts, lengths, time)?;
         let (layout, device) = (given.layout(), given.device());
-        let standing =
-            Standing::new(&self.ranks, layout, self.rope.as_ref(), [batch, time], starts, device)?;
+        let standing = Standing::new(&self.ranks, layout, self.rope.as_ref(), [batch, time], starts, device)?;
         let mut x = match input {
             Input::Tokens(tokens) => self.embedded(&run, &tokens, &standing)?,
             Input::Hidden(hidden) => hidden,
@@ -328,7 +341,8 @@ impl Decoder {
                 .flat_map(|&start| (start..start + time).map(|position| (position as i64).min(last)))
                 .collect();
             let positions = Tensor::from_slice(&positions, tokens.shape())?;
-            let positions = DTensor::distribute(&self.ranks, &positions, Layout::replicated(self.plan.mesh()))?;
+            let positions =
+                DTensor::distribute(&self.ranks, &positions, Layout::replicated(self.plan.mesh()))?;
             x = x.add(&settled(run.parameter(place)?.embedding(&positions)?)?)?;
         }
         Ok(x)
@@ -360,15 +374,15 @@ impl Decoder {
         let input = normed(&layer.before_attention, &x)?;
         match config.residual {
             ResidualForm::Before => {
-                let x = settled(layer.attention.apply(run, config, number, &input, standing, cache, Some(&x))?)?;
+                let x = settled(layer.attention.apply(run, number, &input, standing, cache, Some(&x))?)?;
                 settled(work(&normed(&layer.before_mlp, &x)?, Some(&x))?)
             }
             ResidualForm::Parallel => {
-                let x = layer.attention.apply(run, config, number, &input, standing, cache, Some(&x))?;
+                let x = layer.attention.apply(run, number, &input, standing, cache, Some(&x))?;
                 settled(work(&input, Some(&x))?)
             }
             ResidualForm::After | ResidualForm::Around => {
-                let seen = settled(layer.attention.apply(run, config, number, &input, standing, cache, None)?)?;
+                let seen = settled(layer.attention.apply(run, number, &input, standing, cache, None)?)?;
                 let x = x.add(&normed(&layer.after_attention, &seen)?)?;
                 let out = settled(work(&normed(&layer.before_mlp, &x)?, None)?)?;
                 Ok(x.add(&normed(&layer.after_mlp, &out)?)?)
@@ -384,7 +398,8 @@ impl Decoder {
         let last = self.stage.is_last().then(|| self.place(head)).flatten();
         let place = last.ok_or_else(|| self.wrong_stage("give logits"))?;
         // An embedding that is tied is not replaced along with the embedding.
-        let own = adapter.and_then(|(adapter, strength)| Some((adapter.replacement("lm_head.weight")?, strength)));
+        let own =
+            adapter.and_then(|(adapter, strength)| Some((adapter.replacement("lm_head.weight")?, strength)));
         let (name, value) = &self.parameters[place];
         let mut weight = self.plan.used(name, value)?;
         if let Some((new, strength)) = own {
@@ -408,7 +423,9 @@ impl Decoder {
     pub fn rows_at(&self, hidden: &DTensor, places: &[(usize, usize)]) -> Result<DTensor, NnError> {
         let [batch, time, width] = [hidden.shape()[0], hidden.shape()[1], hidden.shape()[2]];
         let flat = hidden.reshape(&Shape::new(&[batch * time, width])?)?;
-        if places.len() == batch * time && places.iter().enumerate().all(|(at, (row, place))| row * time + place == at) {
+        if places.len() == batch * time
+            && places.iter().enumerate().all(|(at, (row, place))| row * time + place == at)
+        {
             return Ok(flat);
         }
         let chosen: Vec<i64> = places.iter().map(|(row, place)| (row * time + place) as i64).collect();

@@ -50,7 +50,8 @@ impl Experts {
         let shared = |dim: usize| {
             placed(&|axis| if shares[axis] { Placement::Shard(dim) } else { Placement::Replicate })
         };
-        let result = placed(&|axis| if shares[axis] { Placement::Partial(ReduceOp::Sum) } else { tokens(axis) })?;
+        let result =
+            placed(&|axis| if shares[axis] { Placement::Partial(ReduceOp::Sum) } else { tokens(axis) })?;
         let operands = [
             (&rows, placed(&tokens)?),
             (&router, Layout::replicated(mesh)),
@@ -63,7 +64,10 @@ impl Experts {
             let [x, router, gate, up, down] = local else { return Ok(Vec::new()) };
             Ok(vec![mix(config, activation, x, router, [gate, up, down])?])
         })?;
-        let mixed = mixed.into_iter().next().ok_or(TensorError::NoData { op: "experts", shape: rows.shape().clone() })?;
+        let mixed = mixed
+            .into_iter()
+            .next()
+            .ok_or(TensorError::NoData { op: "experts", shape: rows.shape().clone() })?;
         Ok(mixed.reshape(x.shape())?)
     }
 }
@@ -88,9 +92,8 @@ fn mix(
     };
     let sorted = Sorted::new(&experts, config.count)?;
     let tokens = x.index_select(0, &sorted.tokens)?;
-    let by_expert = |x: &Tensor, weights: &Tensor| {
-        x.grouped_matmul(&weights.transpose(1, 2)?, &sorted.groups)
-    };
+    let by_expert =
+        |x: &Tensor, weights: &Tensor| x.grouped_matmul(&weights.transpose(1, 2)?, &sorted.groups);
     let (gate, up) = (by_expert(&tokens, gate)?, by_expert(&tokens, up)?);
     let inner = match activation {
         Activation::Silu => gate.swiglu(&up)?,
@@ -138,6 +141,10 @@ impl Sorted {
             places[choice] = *place as i64;
             *place += 1;
         }
-        Ok(Self { tokens: Tensor::from_slice(&tokens, &[all])?, places: Tensor::from_slice(&places, &[all])?, groups })
+        Ok(Self {
+            tokens: Tensor::from_slice(&tokens, &[all])?,
+            places: Tensor::from_slice(&places, &[all])?,
+            groups,
+        })
     }
 }

@@ -169,7 +169,8 @@ impl<'a> Generation<'a> {
         let input = Input::Tokens(self.decoder.tokens(&rows)?);
         let pass = Pass { cache: Some(&mut self.cache), lengths: Some(&lengths), adapter: self.adapter };
         let hidden = self.decoder.hidden(input, pass)?;
-        let last: Vec<(usize, usize)> = lengths.iter().enumerate().map(|(row, length)| (row, length - 1)).collect();
+        let last: Vec<(usize, usize)> =
+            lengths.iter().enumerate().map(|(row, length)| (row, length - 1)).collect();
         let rows = self.decoder.rows_at(&hidden, &last)?;
         let logits = self.decoder.logits(&rows, self.adapter)?.cast(DType::F32)?;
         Ok(logits.full_tensor()?.to_vec::<f32>()?)

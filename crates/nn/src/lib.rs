@@ -33,9 +33,9 @@ mod stage;
 pub use adapter::{Adapter, LowRank, Replacement};
 pub use cache::Cache;
 pub use config::{
-    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating, HeadConfig,
-    LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig,
-    RopeScaling, WindowConfig,
+    Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
+    HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
+    RopeConfig, RopeScaling, WindowConfig,
 };
 pub use decoder::{Decoder, Input, Pass};
 pub use error::NnError;

@@ -17,7 +17,8 @@ pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Dec
     let own_head = adapter.replacement(head[0]).is_some() || adapter.low_rank(head[1]).is_some();
     config.head.tied &= !own_head;
     for module in adapter.modules() {
-        let bias = adapter.low_rank(module).map(|low_rank| low_rank.bias_change(strength)).transpose()?.flatten();
+        let bias =
+            adapter.low_rank(module).map(|low_rank| low_rank.bias_change(strength)).transpose()?.flatten();
         let name = format!("{module}.bias");
         if bias.is_some() && decoder.parameter(&name).is_none() {
             // There is nothing that the adapter's bias could be added to.

@@ -71,9 +71,9 @@ impl List<'_> {
     fn attention(&mut self, layer: &str) {
         let (hidden, attention) = (self.config.hidden, &self.config.attention);
         let (queries, keys) = (attention.heads * attention.width, attention.kv_heads * attention.width);
-        let bias = Bias::when(attention.input_bias);
+        let bias = Bias::from(attention.input_bias);
         let (output_bias, norm, width) =
-            (Bias::when(attention.output_bias), attention.qk_norm, attention.width);
+            (Bias::from(attention.output_bias), attention.qk_norm, attention.width);
         for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
             self.linear(&format!("{layer}.self_attn.{name}_proj"), [rows, hidden], bias);
         }
@@ -100,7 +100,7 @@ impl List<'_> {
             let name = format!("{layer}.mlp.experts.down_proj.weight");
             return self.add(name, &[count, hidden, inner], Initial::Normal);
         }
-        let (inner, bias, gating) = (mlp.inner, Bias::when(mlp.bias), mlp.gating);
+        let (inner, bias, gating) = (mlp.inner, Bias::from(mlp.bias), mlp.gating);
         if gating == Gating::Gated {
             self.linear(&format!("{layer}.mlp.gate_proj"), [inner, hidden], bias);
         }
@@ -115,8 +115,8 @@ enum Bias {
     No,
 }
 
-impl Bias {
-    fn when(wanted: bool) -> Self {
+impl From<bool> for Bias {
+    fn from(wanted: bool) -> Self {
         if wanted { Self::Yes } else { Self::No }
     }
 }
@@ -194,5 +194,6 @@ pub fn initial_values(
 
 /// FNV-1a: a number that is the same on all machines.
 fn number_of(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -79,7 +79,10 @@ impl Rope {
     }
 
     /// Cosines and sines of some positions.
-    pub(crate) fn tables(&self, positions: impl ExactSizeIterator<Item = usize>) -> Result<[Tensor; 2], NnError> {
+    pub(crate) fn tables(
+        &self,
+        positions: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<[Tensor; 2], NnError> {
         let dims = [positions.len(), self.frequencies.len()];
         let count = dims[0] * dims[1];
         let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));

@@ -55,7 +55,12 @@ impl Sampling {
         let share = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value <= 1.0);
         let penalty = self.repetition_penalty;
         let checks = [
-            ("temperature", self.temperature.to_string(), "0 or more", self.temperature >= 0.0 && self.temperature.is_finite()),
+            (
+                "temperature",
+                self.temperature.to_string(),
+                "0 or more",
+                self.temperature >= 0.0 && self.temperature.is_finite(),
+            ),
             ("top_k", self.top_k.unwrap_or(1).to_string(), "1 or more", self.top_k != Some(0)),
             ("top_p", self.top_p.unwrap_or(1.0).to_string(), "above 0 and at most 1", share(self.top_p)),
             (
@@ -219,7 +224,8 @@ mod tests {
 
     #[test]
     fn seeds_and_rows_draw_differently_and_again_the_same() {
-        let sampler = |seed| Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() }).unwrap();
+        let sampler =
+            |seed| Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() }).unwrap();
         let draw = |seed, row| -> Vec<u32> {
             (0..40).map(|drawn| sampler(seed).choose(&mut [0.0; 50], row, drawn, &[])).collect()
         };

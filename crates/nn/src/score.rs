@@ -35,8 +35,11 @@ impl Decoder {
             let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
             let input = Input::Tokens(self.tokens(rows)?);
             let hidden = self.hidden(input, Pass { lengths: Some(&lengths), adapter, cache: None })?;
-            let places: Vec<(usize, usize)> =
-                lengths.iter().enumerate().flat_map(|(row, length)| (0..length - 1).map(move |at| (row, at))).collect();
+            let places: Vec<(usize, usize)> = lengths
+                .iter()
+                .enumerate()
+                .flat_map(|(row, length)| (0..length - 1).map(move |at| (row, at)))
+                .collect();
             let mut scores: Vec<Vec<Likeliest>> = rows.iter().map(|_| Vec::new()).collect();
             for places in places.chunks(CHUNK) {
                 let logits = self.logits(&self.rows_at(&hidden, places)?, adapter)?;
@@ -55,7 +58,8 @@ pub(crate) fn log_probabilities(logits: &[f32], chosen: u32, count: usize) -> Li
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from((logit - most).exp())).sum();
     let total = f64::from(most) + sum.ln();
-    let of = |token: u32| logits.get(token as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit) - total);
+    let of =
+        |token: u32| logits.get(token as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit) - total);
     let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
     let count = count.min(tokens.len());
     let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));

@@ -59,6 +59,10 @@ mod tests {
                 assert_eq!(next, layers);
             }
         }
-        assert!(Stage::one_of(4, 0, 5).is_err() && Stage::one_of(4, 4, 4).is_err() && Stage::one_of(4, 0, 0).is_err());
+        assert!(
+            Stage::one_of(4, 0, 5).is_err()
+                && Stage::one_of(4, 4, 4).is_err()
+                && Stage::one_of(4, 0, 0).is_err()
+        );
     }
 }
