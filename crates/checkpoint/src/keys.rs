@@ -55,6 +55,20 @@ pub enum KeyRule {
         /// The name of the whole.
         to: String,
     },
+    /// Makes tensors of one shape one tensor with a new first dim.
+    Stack {
+        /// The names there are. The last place is the number of each, from 0.
+        from: String,
+        /// The name of all together, with one place fewer.
+        to: String,
+    },
+    /// Makes a tensor as many as its first dim has elements.
+    Unstack {
+        /// The name there is.
+        from: String,
+        /// The names of each. The last place is its number, from 0.
+        to: String,
+    },
     /// Exchanges the two dims of a matrix.
     Transpose {
         /// The name.
@@ -114,6 +128,14 @@ pub enum KeyError {
         /// What there is.
         found: usize,
     },
+    /// A rule that cannot be turned around.
+    #[error("the rule for `{key}` cannot be turned around: {reason}")]
+    OneWay {
+        /// The name in the rule.
+        key: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// A tensor to be joined is missing.
     #[error("`{missing}` is missing, which should be joined into `{to}`")]
     NothingToJoin {
@@ -146,6 +168,18 @@ impl KeyMap {
     }
 }
 
+impl KeyMap {
+    /// The rules that lead back, as far as they do: what was dropped stays
+    /// away.
+    pub fn inverse(&self) -> Result<Self, KeyError> {
+        let mut rules = Vec::with_capacity(self.rules.len());
+        for rule in self.rules.iter().rev() {
+            rules.extend(rule.inverse()?);
+        }
+        Ok(Self { rules })
+    }
+}
+
 type Tensors = BTreeMap<String, TensorEntry>;
 
 impl KeyRule {
@@ -169,7 +203,37 @@ impl KeyRule {
                 each(tensors, from, |name, places, entry| split(name, places, &entry, *dim, into))
             }
             Self::Join { from, dim, to } => join(tensors, from, *dim, to),
+            Self::Stack { from, to } => stack(tensors, from, to),
+            Self::Unstack { from, to } => each(tensors, from, |name, places, entry| {
+                let parts = entry.unstack().map_err(|source| view(name, source))?;
+                let named = |(number, part): (usize, TensorEntry)| {
+                    let number = number.to_string();
+                    let places: Vec<&str> = places.iter().copied().chain([number.as_str()]).collect();
+                    Ok((fill(name, to, &places)?, part))
+                };
+                parts.into_iter().enumerate().map(named).collect()
+            }),
         }
+    }
+
+    fn inverse(&self) -> Result<Option<Self>, KeyError> {
+        let one_way = |key: &str, reason| KeyError::OneWay { key: key.to_owned(), reason };
+        Ok(Some(match self {
+            Self::Drop { .. } => return Ok(None),
+            Self::Rename { from, to } => Self::Rename { from: to.clone(), to: from.clone() },
+            Self::Transpose { .. } => self.clone(),
+            Self::Split { from, dim, into } => Self::Join {
+                from: into.iter().map(|(name, _)| name.clone()).collect(),
+                dim: *dim,
+                to: from.clone(),
+            },
+            Self::Stack { from, to } => Self::Unstack { from: to.clone(), to: from.clone() },
+            Self::Unstack { from, to } => Self::Stack { from: to.clone(), to: from.clone() },
+            Self::Join { to, .. } => return Err(one_way(to, "it does not say how large each part is")),
+            Self::Regroup { key, .. } => {
+                return Err(one_way(key, "it does not say how large the dim is; write the way back as well"));
+            }
+        }))
     }
 }
 
@@ -244,6 +308,34 @@ fn join(mut tensors: Tensors, from: &[String], dim: usize, to: &str) -> Result<T
         let joined = TensorEntry::join(dim, &parts).map_err(|source| view(&whole, source))?;
         if tensors.insert(whole.clone(), joined).is_some() {
             return Err(KeyError::Taken { from: first.clone(), to: whole });
+        }
+    }
+    Ok(tensors)
+}
+
+fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError> {
+    // By what stands in all places but the last, then by number.
+    let mut groups: BTreeMap<Vec<String>, BTreeMap<usize, String>> = BTreeMap::new();
+    for name in tensors.keys() {
+        let Some(mut places) = matches(from, name) else { continue };
+        let Some(number) = places.pop().and_then(|number| number.parse().ok()) else { continue };
+        let places = places.into_iter().map(str::to_owned).collect();
+        groups.entry(places).or_default().insert(number, name.clone());
+    }
+    for (places, members) in groups {
+        let places: Vec<&str> = places.iter().map(String::as_str).collect();
+        let whole = fill(from, to, &places)?;
+        let mut parts = Vec::with_capacity(members.len());
+        for number in 0..=members.keys().last().copied().unwrap_or(0) {
+            let found = members.get(&number).and_then(|name| tensors.remove(name));
+            let number = number.to_string();
+            let all: Vec<&str> = places.iter().copied().chain([number.as_str()]).collect();
+            let missing = fill(from, from, &all)?;
+            parts.push(found.ok_or_else(|| KeyError::NothingToJoin { missing, to: whole.clone() })?);
+        }
+        let stacked = TensorEntry::stack(&parts).map_err(|source| view(&whole, source))?;
+        if tensors.insert(whole.clone(), stacked).is_some() {
+            return Err(KeyError::Taken { from: from.to_owned(), to: whole });
         }
     }
     Ok(tensors)

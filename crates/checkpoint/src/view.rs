@@ -168,6 +168,67 @@ impl TensorEntry {
         Ok(Self { dtype: first.dtype, shape, tiles })
     }
 
+    /// The tensor with a new first dim of one element.
+    fn lifted(&self) -> Result<Self, ViewError> {
+        let lift = |values: &[usize], first: usize| -> Dims {
+            std::iter::once(first).chain(values.iter().copied()).collect()
+        };
+        let strides =
+            |values: &Strides| -> Strides { std::iter::once(0).chain(values.iter().copied()).collect() };
+        let shape = Shape::new(&lift(&self.shape, 1)).map_err(|_| ViewError::Nothing)?;
+        let tiles = self.tiles.iter().map(|tile| {
+            let mut tile = tile.clone();
+            tile.region = region(&lift(tile.region.start(), 0), &lift(tile.region.size(), 1));
+            tile.strides = strides(&tile.strides);
+            match &mut tile.codec {
+                Codec::Raw => {}
+                Codec::Blocks(blocks) => blocks.dim += 1,
+                Codec::Affine(affine) => {
+                    affine.dim += 1;
+                    for side in [&mut affine.scales, &mut affine.biases] {
+                        side.strides = strides(&side.strides);
+                    }
+                }
+            }
+            tile
+        });
+        Ok(Self { dtype: self.dtype, tiles: tiles.collect(), shape })
+    }
+
+    /// Tensors of one shape as one with a new first dim, as many as there are.
+    pub fn stack(parts: &[Self]) -> Result<Self, ViewError> {
+        Self::join(0, &parts.iter().map(Self::lifted).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// The tensors that [`stack`](Self::stack) would make this one of.
+    pub fn unstack(&self) -> Result<Vec<Self>, ViewError> {
+        self.check_dim(0)?;
+        let lower = |values: &[usize]| -> Dims { values[1..].iter().copied().collect() };
+        let strides = |values: &Strides| -> Strides { values[1..].iter().copied().collect() };
+        let one = |number: usize| {
+            let refused =
+                || ViewError::Groups { dim: 0, shape: self.shape.clone(), outer: self.shape[0], inner: 1 };
+            let mut part = self.narrow(0, number..number + 1)?;
+            part.shape = Shape::new(&lower(&part.shape)).map_err(|_| ViewError::Nothing)?;
+            for tile in &mut part.tiles {
+                tile.region = region(&lower(tile.region.start()), &lower(tile.region.size()));
+                tile.strides = strides(&tile.strides);
+                match &mut tile.codec {
+                    Codec::Raw => {}
+                    Codec::Blocks(blocks) => blocks.dim = blocks.dim.checked_sub(1).ok_or_else(refused)?,
+                    Codec::Affine(affine) => {
+                        affine.dim = affine.dim.checked_sub(1).ok_or_else(refused)?;
+                        for side in [&mut affine.scales, &mut affine.biases] {
+                            side.strides = strides(&side.strides);
+                        }
+                    }
+                }
+            }
+            Ok(part)
+        };
+        (0..self.shape[0]).map(one).collect()
+    }
+
     /// The tensor with two dims exchanged.
     pub fn transpose(&self, first: usize, second: usize) -> Result<Self, ViewError> {
         self.check_dim(first)?;

@@ -128,6 +128,38 @@ fn rules_rename_split_join_and_refuse() {
 }
 
 #[test]
+fn rules_stack_and_lead_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = counting(&folder, &[6, 2], 3);
+    let keys: KeyMap = serde_json::from_str(
+        r#"[{"split": {"from": "w", "dim": 0, "into": [["e.0.x", 2], ["e.1.x", 2], ["e.2.x", 2]]}},
+            {"transpose": {"key": "e.{}.x"}},
+            {"stack": {"from": "e.{}.x", "to": "e.x"}}]"#,
+    )
+    .unwrap();
+    let seen = source.with_keys(&keys).unwrap();
+    let entry = &seen.index.tensors()["e.x"];
+    assert_eq!(entry.shape[..], [3, 2, 2]);
+    assert_eq!(whole(&seen, entry), [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]);
+    let part = Region::new(&[1, 0, 1], &[2, 2, 1]).unwrap();
+    assert_eq!(values(&seen, "e.x", entry, &part), [6, 7, 10, 11]);
+
+    let back = seen.with_keys(&keys.inverse().unwrap()).unwrap();
+    assert_eq!(back.index.tensors().keys().collect::<Vec<_>>(), ["w"]);
+    assert_eq!(whole(&back, &back.index.tensors()["w"]), (0..12).collect::<Vec<u16>>());
+
+    let gap: KeyMap = serde_json::from_str(
+        r#"[{"rename": {"from": "w", "to": "e.1.x"}}, {"stack": {"from": "e.{}.x", "to": "e.x"}}]"#,
+    )
+    .unwrap();
+    let refused = source.with_keys(&gap).err().expect("refused").to_string();
+    assert_eq!(refused, "`e.0.x` is missing, which should be joined into `e.x`");
+    let one_way: KeyMap =
+        serde_json::from_str(r#"[{"regroup": {"key": "w", "dim": 0, "outer": 1, "inner": 2}}]"#).unwrap();
+    assert!(one_way.inverse().is_err());
+}
+
+#[test]
 fn elements_that_repeat_are_read_once() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("data"), [1u8, 0, 2, 0, 3, 0]).unwrap();
