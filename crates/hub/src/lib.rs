@@ -7,3 +7,15 @@
 pub mod cards;
 pub mod fetch;
 pub mod text;
+
+mod config;
+mod error;
+mod families;
+mod family;
+mod load;
+
+pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, overridden};
+pub use error::{HubError, Misfit};
+pub use families::{Families, FamilyError, arch_config};
+pub use family::{AnyFamily, Family, SharedFamily};
+pub use load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder, new_decoder};

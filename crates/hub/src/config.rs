@@ -1,0 +1,343 @@
+//! Configurations of families: keys and values as in a model's `config.json`,
+//! read into types, with errors that name the key.
+
+use serde_json::{Map, Value};
+use shardloom_layout::{Hint, nearest};
+
+/// What is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A key that is not there.
+    #[error("the configuration has no `{key}`")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// A value of another kind.
+    #[error("`{key}` is expected to be {expected}, but is {found} instead")]
+    Value {
+        /// The key.
+        key: String,
+        /// What fits.
+        expected: String,
+        /// The value.
+        found: String,
+    },
+    /// A key that means nothing.
+    #[error("`{key}` is not a key of this configuration")]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The key that it most likely means.
+        near: Option<String>,
+    },
+    /// The configuration is no map.
+    #[error("the configuration is expected to be a map, but is {found} instead")]
+    NotAMap {
+        /// What it is.
+        found: String,
+    },
+    /// A model that the decoder cannot be.
+    #[error("`{key}` is {found}, which is not supported")]
+    NotSupported {
+        /// The key.
+        key: String,
+        /// The value.
+        found: String,
+        /// Values that are.
+        supported: String,
+    },
+    /// Options of the decoder that do not go together.
+    #[error("the configuration makes no model: {0}")]
+    Decoder(#[from] shardloom_nn::ConfigError),
+}
+
+impl Hint for ConfigError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownKey { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
+            Self::NotSupported { supported, .. } => Some(format!("supported: {supported}")),
+            Self::Decoder(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// A value as it is told in an error.
+fn shown(value: &Value) -> String {
+    const MOST: usize = 60;
+    let text = match value {
+        Value::Object(_) => "a map".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        other => other.to_string(),
+    };
+    if text.chars().count() <= MOST { text } else { text.chars().take(MOST).chain(['…']).collect() }
+}
+
+/// A type that values of a configuration have.
+pub trait ConfigValue: Sized {
+    /// What a value should be, in words.
+    const EXPECTED: &'static str;
+
+    /// Reads it, if it is one.
+    fn from_json(value: &Value) -> Option<Self>;
+
+    /// Writes it.
+    fn to_json(&self) -> Value;
+}
+
+macro_rules! plain_values {
+    ($($type:ty: $expected:literal, $read:expr;)*) => {$(
+        impl ConfigValue for $type {
+            const EXPECTED: &'static str = $expected;
+
+            fn from_json(value: &Value) -> Option<Self> {
+                let read: fn(&Value) -> Option<Self> = $read;
+                read(value)
+            }
+
+            fn to_json(&self) -> Value {
+                Value::from(self.clone())
+            }
+        }
+    )*};
+}
+
+plain_values! {
+    usize: "a whole number", |value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+    f64: "a number", Value::as_f64;
+    bool: "true or false", Value::as_bool;
+    String: "a text", |value| value.as_str().map(str::to_owned);
+    Vec<usize>: "a list of whole numbers", |value| value.as_array()?.iter().map(usize::from_json).collect();
+    Vec<String>: "a list of texts", |value| value.as_array()?.iter().map(String::from_json).collect();
+    Map<String, Value>: "a map", |value| value.as_object().cloned();
+}
+
+impl<T: ConfigValue> ConfigValue for Option<T> {
+    const EXPECTED: &'static str = T::EXPECTED;
+
+    fn from_json(value: &Value) -> Option<Self> {
+        if value.is_null() { Some(None) } else { T::from_json(value).map(Some) }
+    }
+
+    fn to_json(&self) -> Value {
+        self.as_ref().map_or(Value::Null, T::to_json)
+    }
+}
+
+/// A configuration being read.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// What the keys are inside of.
+    inside: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a map.
+    pub fn new(map: &'a Map<String, Value>) -> Self {
+        Self { map, inside: "" }
+    }
+
+    /// The fields of a map that is itself a value.
+    pub fn inside(map: &'a Map<String, Value>, key: &'a str) -> Self {
+        Self { map, inside: key }
+    }
+
+    fn full(&self, key: &str) -> String {
+        if self.inside.is_empty() { key.to_owned() } else { format!("{}.{key}", self.inside) }
+    }
+
+    /// A value that must be there.
+    pub fn get<T: ConfigValue>(&self, key: &str) -> Result<T, ConfigError> {
+        match self.map.get(key) {
+            Some(value) => self.read(key, value),
+            None => T::from_json(&Value::Null).ok_or_else(|| ConfigError::Missing { key: self.full(key) }),
+        }
+    }
+
+    /// A value, or another if it is not there.
+    pub fn get_or<T: ConfigValue>(&self, key: &str, default: T) -> Result<T, ConfigError> {
+        match self.map.get(key) {
+            // `null` says as much as nothing, except where it is a value.
+            None => Ok(default),
+            Some(Value::Null) if T::from_json(&Value::Null).is_none() => Ok(default),
+            Some(value) => self.read(key, value),
+        }
+    }
+
+    fn read<T: ConfigValue>(&self, key: &str, value: &Value) -> Result<T, ConfigError> {
+        T::from_json(value).ok_or_else(|| ConfigError::Value {
+            key: self.full(key),
+            expected: T::EXPECTED.to_owned(),
+            found: shown(value),
+        })
+    }
+
+    /// An error about a value that the decoder has no option for.
+    pub fn not_supported(&self, key: &str, supported: &[&str]) -> ConfigError {
+        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), shown);
+        ConfigError::NotSupported { key: self.full(key), found, supported: supported.join(", ") }
+    }
+}
+
+/// The configuration of a family.
+pub trait FamilyConfig: Clone + std::fmt::Debug + PartialEq + Send + Sync + 'static {
+    /// Reads it. Keys that it does not know are not looked at.
+    fn read(fields: Fields<'_>) -> Result<Self, ConfigError>;
+
+    /// Writes all of its keys.
+    fn write(&self, map: &mut Map<String, Value>);
+
+    /// As a map.
+    fn to_map(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        self.write(&mut map);
+        map
+    }
+}
+
+/// A map as it is: for families that are described and not compiled.
+impl FamilyConfig for Map<String, Value> {
+    fn read(fields: Fields<'_>) -> Result<Self, ConfigError> {
+        Ok(fields.map.clone())
+    }
+
+    fn write(&self, map: &mut Map<String, Value>) {
+        map.extend(self.clone());
+    }
+}
+
+/// Declares the configuration of a family: a struct whose fields are keys of a
+/// `config.json`, with defaults for those that may be missing. Fields behind
+/// `..` are configurations themselves, whose keys stand among the others.
+#[macro_export]
+macro_rules! family_config {
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident {
+            $($(#[$about_field:meta])* $field:ident: $type:ty $(= $default:expr)?,)*
+            $(.. $(#[$about_shared:meta])* $shared:ident: $shared_type:ty,)*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $($(#[$about_shared])* pub $shared: $shared_type,)*
+            $($(#[$about_field])* pub $field: $type,)*
+        }
+
+        impl $crate::FamilyConfig for $name {
+            fn read(fields: $crate::Fields<'_>) -> Result<Self, $crate::ConfigError> {
+                Ok(Self {
+                    $($shared: <$shared_type as $crate::FamilyConfig>::read(fields)?,)*
+                    $($field: $crate::family_config!(@read fields, $field $(, $default)?),)*
+                })
+            }
+
+            fn write(&self, map: &mut serde_json::Map<String, serde_json::Value>) {
+                $($crate::FamilyConfig::write(&self.$shared, map);)*
+                $(map.insert(
+                    stringify!($field).to_owned(),
+                    $crate::ConfigValue::to_json(&self.$field),
+                );)*
+            }
+        }
+    };
+    (@read $fields:ident, $field:ident, $default:expr) => {
+        $fields.get_or(stringify!($field), $default)?
+    };
+    (@read $fields:ident, $field:ident) => {
+        $fields.get(stringify!($field))?
+    };
+}
+
+/// Puts overrides over a configuration: maps are merged, all else is replaced.
+/// A key that the configuration does not have is an error.
+pub fn overridden(
+    config: &Map<String, Value>,
+    overrides: &Map<String, Value>,
+) -> Result<Map<String, Value>, ConfigError> {
+    let mut result = config.clone();
+    for (key, value) in overrides {
+        let Some(old) = result.get_mut(key) else {
+            let near = nearest(key, config.keys().map(String::as_str)).map(str::to_owned);
+            return Err(ConfigError::UnknownKey { key: key.clone(), near });
+        };
+        merge(old, value);
+    }
+    Ok(result)
+}
+
+fn merge(old: &mut Value, new: &Value) {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            for (key, value) in new {
+                merge(old.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (old, new) => *old = new.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    family_config! {
+        /// A part.
+        pub struct Shared {
+            /// How many.
+            layers: usize,
+        }
+    }
+
+    family_config! {
+        /// A whole.
+        pub struct Example {
+            /// Whether.
+            tied: bool = true,
+            /// How wide.
+            window: Option<usize> = Some(7),
+            ..
+            /// The part.
+            shared: Shared,
+        }
+    }
+
+    fn read(value: Value) -> Result<Example, ConfigError> {
+        Example::read(Fields::new(value.as_object().unwrap()))
+    }
+
+    #[test]
+    fn missing_and_bad_values_are_named() {
+        let good = read(json!({"layers": 2, "tied": null, "more": 1})).unwrap();
+        assert_eq!(good, Example { shared: Shared { layers: 2 }, tied: true, window: Some(7) });
+        assert_eq!(read(json!({"layers": 2, "window": null})).unwrap().window, None);
+        assert_eq!(good.to_map(), *json!({"layers": 2, "tied": true, "window": 7}).as_object().unwrap());
+        assert_eq!(read(json!({})).unwrap_err().to_string(), "the configuration has no `layers`");
+        assert_eq!(
+            read(json!({"layers": -1})).unwrap_err().to_string(),
+            "`layers` is expected to be a whole number, but is -1 instead"
+        );
+        assert_eq!(
+            read(json!({"layers": 2, "tied": "yes"})).unwrap_err().to_string(),
+            "`tied` is expected to be true or false, but is \"yes\" instead"
+        );
+    }
+
+    #[test]
+    fn overrides_merge_maps_and_must_be_known() {
+        let config = json!({"a": 1, "rope": {"theta": 2, "kind": "x"}}).as_object().unwrap().clone();
+        let over = |value: Value| overridden(&config, value.as_object().unwrap());
+        let merged = over(json!({"a": 3, "rope": {"theta": 4}})).unwrap();
+        assert_eq!(Value::Object(merged), json!({"a": 3, "rope": {"theta": 4, "kind": "x"}}));
+        let error = over(json!({"ropee": {}})).unwrap_err();
+        assert_eq!(error.hint().as_deref(), Some("write `rope`"));
+    }
+}

@@ -1,0 +1,133 @@
+//! What can be wrong with finding or loading a model.
+
+use std::fmt;
+
+use shardloom_checkpoint::CheckpointError;
+use shardloom_gang::GangsError;
+use shardloom_layout::{DType, Hint, Shape};
+use shardloom_nn::NnError;
+
+use crate::config::ConfigError;
+use crate::families::FamilyError;
+
+/// Why a model was not found or not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// Both gangs and a device were given.
+    #[error("both gangs and a device were given, but gangs have devices of their own")]
+    GangsAndDevice,
+    /// A device without memory, where data is needed.
+    #[error("a model cannot be loaded to the meta device, which has no memory")]
+    MetaDevice,
+    /// A dtype that models are not computed in.
+    #[error("models cannot be loaded as {dtype}")]
+    DType {
+        /// The dtype.
+        dtype: DType,
+    },
+    /// A checkpoint that is not of the model.
+    #[error("the checkpoint at {location} does not fit the model: {misfit}")]
+    Incompatible {
+        /// Where it is.
+        location: String,
+        /// Every key that does not fit.
+        misfit: Misfit,
+    },
+    /// A family's configuration.
+    #[error("{about}: {source}")]
+    Config {
+        /// Whose configuration.
+        about: String,
+        /// What is wrong.
+        source: ConfigError,
+    },
+    /// A family or arch.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
+    /// The checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The model.
+    #[error(transparent)]
+    Nn(#[from] NnError),
+    /// The gangs.
+    #[error(transparent)]
+    Gangs(#[from] GangsError),
+}
+
+impl Hint for HubError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::GangsAndDevice => Some("leave one of them out".to_owned()),
+            Self::MetaDevice => Some("leave the device out, or create a new model without data".to_owned()),
+            Self::DType { .. } => Some("use f32, bf16, f16 or f64".to_owned()),
+            Self::Incompatible { misfit, .. } => misfit.hint(),
+            Self::Config { source, .. } => source.hint(),
+            Self::Family(error) => error.hint(),
+            Self::Checkpoint(error) => error.hint(),
+            Self::Nn(error) => error.hint(),
+            Self::Gangs(error) => error.hint(),
+        }
+    }
+}
+
+/// Every key of a checkpoint that does not fit a model, and every key that is
+/// not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Misfit {
+    /// Keys that the model needs, with what they most likely are called in the
+    /// checkpoint.
+    pub missing: Vec<(String, Option<String>)>,
+    /// Keys that the model has no use for.
+    pub unexpected: Vec<String>,
+    /// Keys of other shapes: found, and expected.
+    pub misshapen: Vec<(String, Shape, Shape)>,
+}
+
+impl Misfit {
+    /// Whether all fits.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.misshapen.is_empty()
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            (self.missing.len(), "missing"),
+            (self.unexpected.len(), "unexpected"),
+            (self.misshapen.len(), "of another shape"),
+        ];
+        let told: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {} {what}", if *count == 1 { "key" } else { "keys" }))
+            .collect();
+        write!(f, "{}", told.join(", "))?;
+        for (key, near) in &self.missing {
+            write!(f, "\n  missing `{key}`")?;
+            if let Some(near) = near {
+                write!(f, " (there is `{near}`)")?;
+            }
+        }
+        for key in &self.unexpected {
+            write!(f, "\n  unexpected `{key}`")?;
+        }
+        for (key, found, expected) in &self.misshapen {
+            write!(f, "\n  `{key}` is {found}, but {expected} is expected")?;
+        }
+        Ok(())
+    }
+}
+
+impl Hint for Misfit {
+    fn hint(&self) -> Option<String> {
+        let of_lora = self.unexpected.iter().any(|key| key.contains("lora_"));
+        if of_lora {
+            return Some("this is an adapter: load its base model, and give this as the adapter".to_owned());
+        }
+        (!self.misshapen.is_empty() && self.missing.is_empty() && self.unexpected.is_empty())
+            .then(|| "the configuration is of another size than the checkpoint".to_owned())
+    }
+}

@@ -1,0 +1,51 @@
+//! Mistral.
+
+use shardloom_checkpoint::{Index, KeyMap};
+use shardloom_hub::{ConfigError, Family, family_config};
+use shardloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
+
+use crate::archs::archs;
+use crate::llama::no_frequencies;
+use crate::transformer::TransformerConfig;
+
+family_config! {
+    /// The configuration of a Mistral.
+    pub struct MistralConfig {
+        /// How far each position sees, if not everything.
+        sliding_window: Option<usize> = Some(4096),
+        ..
+        /// What it has in common with its relatives.
+        transformer: TransformerConfig,
+    }
+}
+
+/// The family.
+#[derive(Clone, Copy, Debug)]
+pub struct Mistral;
+
+impl Family for Mistral {
+    type Config = MistralConfig;
+
+    fn name(&self) -> &str {
+        "mistral"
+    }
+
+    fn architecture(&self) -> String {
+        "MistralForCausalLM".to_owned()
+    }
+
+    fn archs(&self) -> Vec<(String, MistralConfig)> {
+        archs(include_str!("mistral/archs.yaml"))
+    }
+
+    fn decoder(&self, config: &MistralConfig) -> Result<DecoderConfig, ConfigError> {
+        let mut decoder = config.transformer.decoder()?;
+        decoder.attention.window =
+            config.sliding_window.map(|size| WindowConfig { size, layers: LayerChoice::All });
+        Ok(decoder)
+    }
+
+    fn keys(&self, _config: &MistralConfig, _index: &Index) -> KeyMap {
+        no_frequencies()
+    }
+}

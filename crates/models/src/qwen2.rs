@@ -1,0 +1,52 @@
+//! Qwen 2 and 2.5: queries, keys and values have biases.
+
+use shardloom_checkpoint::{Index, KeyMap};
+use shardloom_hub::{ConfigError, Family, family_config};
+use shardloom_nn::DecoderConfig;
+
+use crate::archs::archs;
+use crate::llama::no_frequencies;
+use crate::transformer::{TransformerConfig, WindowKeys};
+
+family_config! {
+    /// The configuration of a Qwen 2.
+    pub struct Qwen2Config {
+        ..
+        /// What it has in common with its relatives.
+        transformer: TransformerConfig,
+        ..
+        /// Layers that see only what is near.
+        window: WindowKeys,
+    }
+}
+
+/// The family.
+#[derive(Clone, Copy, Debug)]
+pub struct Qwen2;
+
+impl Family for Qwen2 {
+    type Config = Qwen2Config;
+
+    fn name(&self) -> &str {
+        "qwen2"
+    }
+
+    fn architecture(&self) -> String {
+        "Qwen2ForCausalLM".to_owned()
+    }
+
+    fn archs(&self) -> Vec<(String, Qwen2Config)> {
+        archs(include_str!("qwen2/archs.yaml"))
+    }
+
+    fn decoder(&self, config: &Qwen2Config) -> Result<DecoderConfig, ConfigError> {
+        let mut decoder = config.transformer.decoder()?;
+        decoder.attention.input_bias = true;
+        decoder.attention.window = config.window.window(decoder.layers)?;
+        Ok(decoder)
+    }
+
+    fn keys(&self, _config: &Qwen2Config, _index: &Index) -> KeyMap {
+        no_frequencies()
+    }
+}

@@ -1,0 +1,58 @@
+//! Qwen 3: queries and keys have norms.
+
+use shardloom_hub::{ConfigError, Family, family_config};
+use shardloom_nn::{DecoderConfig, QkNorm};
+
+use crate::archs::archs;
+use crate::transformer::{TransformerConfig, WindowKeys};
+
+family_config! {
+    /// The configuration of a Qwen 3.
+    pub struct Qwen3Config {
+        /// Whether attention has biases.
+        attention_bias: bool = false,
+        ..
+        /// What it has in common with its relatives.
+        transformer: TransformerConfig,
+        ..
+        /// Layers that see only what is near.
+        window: WindowKeys,
+    }
+}
+
+impl Qwen3Config {
+    pub(crate) fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+        let mut decoder = self.transformer.decoder()?;
+        // Its heads have this width unless something else is said.
+        decoder.attention.width = self.transformer.head_dim.unwrap_or(128);
+        decoder.attention.input_bias = self.attention_bias;
+        decoder.attention.output_bias = self.attention_bias;
+        decoder.attention.qk_norm = Some(QkNorm::Head);
+        decoder.attention.window = self.window.window(decoder.layers)?;
+        Ok(decoder)
+    }
+}
+
+/// The family.
+#[derive(Clone, Copy, Debug)]
+pub struct Qwen3;
+
+impl Family for Qwen3 {
+    type Config = Qwen3Config;
+
+    fn name(&self) -> &str {
+        "qwen3"
+    }
+
+    fn architecture(&self) -> String {
+        "Qwen3ForCausalLM".to_owned()
+    }
+
+    fn archs(&self) -> Vec<(String, Qwen3Config)> {
+        archs(include_str!("qwen3/archs.yaml"))
+    }
+
+    fn decoder(&self, config: &Qwen3Config) -> Result<DecoderConfig, ConfigError> {
+        config.decoder()
+    }
+}

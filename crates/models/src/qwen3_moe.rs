@@ -1,0 +1,78 @@
+//! Qwen 3 with experts.
+
+use shardloom_checkpoint::{Index, KeyMap, KeyRule};
+use shardloom_hub::{ConfigError, Family, family_config};
+use shardloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
+
+use crate::archs::archs;
+use crate::qwen3::Qwen3Config;
+
+family_config! {
+    /// The configuration of a Qwen 3 with experts.
+    pub struct Qwen3MoeConfig {
+        /// Experts of a layer.
+        num_experts: Option<usize> = None,
+        /// The same, in newer configurations.
+        num_local_experts: Option<usize> = None,
+        /// Experts that a token uses.
+        num_experts_per_tok: usize = 8,
+        /// Numbers inside an expert.
+        moe_intermediate_size: usize = 768,
+        /// Whether the weights of the chosen ones add up to one.
+        norm_topk_prob: bool = false,
+        /// Every so many layers have experts.
+        decoder_sparse_step: usize = 1,
+        /// Layers that have none.
+        mlp_only_layers: Vec<usize> = Vec::new(),
+        ..
+        /// What it has in common with those without experts.
+        qwen3: Qwen3Config,
+    }
+}
+
+/// The family.
+#[derive(Clone, Copy, Debug)]
+pub struct Qwen3Moe;
+
+impl Family for Qwen3Moe {
+    type Config = Qwen3MoeConfig;
+
+    fn name(&self) -> &str {
+        "qwen3_moe"
+    }
+
+    fn architecture(&self) -> String {
+        "Qwen3MoeForCausalLM".to_owned()
+    }
+
+    fn archs(&self) -> Vec<(String, Qwen3MoeConfig)> {
+        archs(include_str!("qwen3_moe/archs.yaml"))
+    }
+
+    fn decoder(&self, config: &Qwen3MoeConfig) -> Result<DecoderConfig, ConfigError> {
+        let mut decoder = config.qwen3.decoder()?;
+        let count = config.num_experts.or(config.num_local_experts).unwrap_or(128);
+        let step = config.decoder_sparse_step;
+        let has = |layer: usize| {
+            step > 0 && (layer + 1).is_multiple_of(step) && !config.mlp_only_layers.contains(&layer)
+        };
+        decoder.experts = (count > 0).then(|| ExpertsConfig {
+            count,
+            chosen: config.num_experts_per_tok,
+            inner: config.moe_intermediate_size,
+            weights: if config.norm_topk_prob { ExpertWeights::Normalised } else { ExpertWeights::OfAll },
+            layers: LayerChoice::where_(decoder.layers, has),
+        });
+        Ok(decoder)
+    }
+
+    /// Published checkpoints have a tensor for each expert; ours has one for
+    /// all.
+    fn keys(&self, _config: &Qwen3MoeConfig, _index: &Index) -> KeyMap {
+        let stacked = |name: &str| KeyRule::Stack {
+            from: format!("model.layers.{{}}.mlp.experts.{{}}.{name}_proj.weight"),
+            to: format!("model.layers.{{}}.mlp.experts.{name}_proj.weight"),
+        };
+        KeyMap { rules: ["gate", "up", "down"].map(stacked).to_vec() }
+    }
+}

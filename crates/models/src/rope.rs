@@ -1,0 +1,71 @@
+//! Angles as configurations of Hugging Face say them: in `rope_parameters`, or
+//! in `rope_theta` and `rope_scaling`.
+
+use serde_json::{Map, Value};
+use shardloom_hub::{ConfigError, Fields, family_config};
+use shardloom_nn::{RopeConfig, RopeScaling};
+
+const KINDS: &[&str] = &["default", "linear", "llama3", "yarn"];
+
+family_config! {
+    /// Angles of positions.
+    pub struct RopeKeys {
+        /// The base of the wave lengths.
+        rope_theta: Option<f64> = None,
+        /// How angles are changed for longer texts.
+        rope_scaling: Option<Map<String, Value>> = None,
+        /// Both of these, in newer configurations.
+        rope_parameters: Option<Map<String, Value>> = None,
+    }
+}
+
+impl RopeKeys {
+    /// What the keys mean, for a model of so many positions, with so many
+    /// numbers of each head turned.
+    pub(crate) fn rope(&self, positions: usize, turned: Option<usize>) -> Result<RopeConfig, ConfigError> {
+        let (key, map) = match (&self.rope_parameters, &self.rope_scaling) {
+            (Some(map), _) => ("rope_parameters", Some(map)),
+            (None, map) => ("rope_scaling", map.as_ref()),
+        };
+        let empty = Map::new();
+        let fields = Fields::inside(map.unwrap_or(&empty), key);
+        let theta = fields.get::<Option<f64>>("rope_theta")?.or(self.rope_theta).unwrap_or(10_000.0);
+        let scaling = if map.is_none() { RopeScaling::None } else { scaling(fields, positions)? };
+        Ok(RopeConfig { theta, turned, scaling })
+    }
+}
+
+fn scaling(fields: Fields<'_>, positions: usize) -> Result<RopeScaling, ConfigError> {
+    let kind_key = if fields.get::<Option<String>>("rope_type")?.is_some() { "rope_type" } else { "type" };
+    let kind = fields.get_or(kind_key, "default".to_owned())?;
+    match kind.as_str() {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: fields.get("factor")? }),
+        "llama3" => Ok(RopeScaling::Llama3 {
+            factor: fields.get("factor")?,
+            low_frequency: fields.get("low_freq_factor")?,
+            high_frequency: fields.get("high_freq_factor")?,
+            original_positions: fields.get("original_max_position_embeddings")?,
+        }),
+        "yarn" => {
+            let factor: f64 = fields.get("factor")?;
+            // How much larger attention gets, if it is not said.
+            let grown = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+            let scales = (fields.get::<Option<f64>>("mscale")?, fields.get::<Option<f64>>("mscale_all_dim")?);
+            let attention_factor = match (fields.get::<Option<f64>>("attention_factor")?, scales) {
+                (Some(factor), _) => factor,
+                (None, (Some(scale), Some(all))) if scale != 0.0 && all != 0.0 => grown(scale) / grown(all),
+                (None, _) => grown(1.0),
+            };
+            Ok(RopeScaling::Yarn {
+                factor,
+                beta_fast: fields.get_or("beta_fast", 32.0)?,
+                beta_slow: fields.get_or("beta_slow", 1.0)?,
+                original_positions: fields.get_or("original_max_position_embeddings", positions)?,
+                attention_factor,
+                rounded: fields.get_or("truncate", true)?,
+            })
+        }
+        _ => Err(fields.not_supported(kind_key, KINDS)),
+    }
+}

@@ -1,0 +1,131 @@
+//! What the configurations of Llama and its relatives have in common.
+
+use shardloom_hub::{ConfigError, family_config};
+use shardloom_nn::{
+    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, LayerChoice, MlpConfig, NormConfig,
+    NormKind, PositionConfig, ResidualForm, WindowConfig,
+};
+
+use crate::rope::RopeKeys;
+
+family_config! {
+    /// What Llama and its relatives have in common.
+    pub struct TransformerConfig {
+        /// Tokens that there are.
+        vocab_size: usize,
+        /// Numbers that stand for a token between layers.
+        hidden_size: usize,
+        /// Numbers inside an MLP.
+        intermediate_size: usize,
+        /// Layers.
+        num_hidden_layers: usize,
+        /// Heads of queries.
+        num_attention_heads: usize,
+        /// Heads of keys and values; as many as of queries if not given.
+        num_key_value_heads: Option<usize> = None,
+        /// Numbers in a head; all heads together have the hidden size if not
+        /// given.
+        head_dim: Option<usize> = None,
+        /// The bend in the MLP.
+        hidden_act: String = "silu".to_owned(),
+        /// Positions that it was made for.
+        max_position_embeddings: usize = 2048,
+        /// What norms add to the variance.
+        rms_norm_eps: f64 = 1e-6,
+        /// Whether the last projection is the embedding.
+        tie_word_embeddings: bool = false,
+        /// The deviation of new random weights.
+        initializer_range: f64 = 0.02,
+        ..
+        /// Angles of positions.
+        rope: RopeKeys,
+    }
+}
+
+/// The name of a bend.
+pub(crate) fn activation(key: &str, name: &str) -> Result<Activation, ConfigError> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "relu" => Ok(Activation::Relu),
+        _ => Err(ConfigError::NotSupported {
+            key: key.to_owned(),
+            found: format!("`{name}`"),
+            supported: "silu, gelu, gelu_new, gelu_pytorch_tanh, relu".to_owned(),
+        }),
+    }
+}
+
+impl TransformerConfig {
+    /// The decoder without what is special to a family.
+    pub(crate) fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+        let heads = self.num_attention_heads;
+        let width = self.head_dim.unwrap_or_else(|| self.hidden_size.checked_div(heads).unwrap_or(0));
+        Ok(DecoderConfig {
+            vocabulary: self.vocab_size,
+            hidden: self.hidden_size,
+            layers: self.num_hidden_layers,
+            max_positions: self.max_position_embeddings,
+            attention: AttentionConfig {
+                heads,
+                kv_heads: self.num_key_value_heads.unwrap_or(heads),
+                width,
+                scale: None,
+                input_bias: false,
+                output_bias: false,
+                qk_norm: None,
+                window: None,
+                soft_cap: None,
+            },
+            positions: PositionConfig::Rope(self.rope.rope(self.max_position_embeddings, None)?),
+            norm: NormConfig { kind: NormKind::Rms, eps: self.rms_norm_eps, offset: 0.0 },
+            residual: ResidualForm::Before,
+            mlp: MlpConfig {
+                inner: self.intermediate_size,
+                activation: activation("hidden_act", &self.hidden_act)?,
+                gating: Gating::Gated,
+                bias: false,
+            },
+            experts: None,
+            embedding_scale: None,
+            head: HeadConfig { tied: self.tie_word_embeddings, bias: false, soft_cap: None },
+            initializer: self.initializer_range,
+        })
+    }
+}
+
+family_config! {
+    /// Layers that see only what is near, as Qwen's configurations say it.
+    pub struct WindowKeys {
+        /// Whether there are any.
+        use_sliding_window: bool = false,
+        /// How far they see.
+        sliding_window: Option<usize> = Some(4096),
+        /// The first layer that is one of them.
+        max_window_layers: usize = 28,
+        /// Which layers are, if that is said for each.
+        layer_types: Option<Vec<String>> = None,
+    }
+}
+
+impl WindowKeys {
+    pub(crate) fn window(&self, layers: usize) -> Result<Option<WindowConfig>, ConfigError> {
+        let Some(size) = self.sliding_window.filter(|_| self.use_sliding_window) else { return Ok(None) };
+        let Some(types) = &self.layer_types else {
+            let layers = LayerChoice::where_(layers, |layer| layer >= self.max_window_layers);
+            return Ok(Some(WindowConfig { size, layers }));
+        };
+        let known = ["full_attention", "sliding_attention"];
+        if let Some(other) = types.iter().find(|kind| !known.contains(&kind.as_str())) {
+            let found = format!("`{other}` for a layer");
+            return Err(ConfigError::NotSupported {
+                key: "layer_types".to_owned(),
+                found,
+                supported: known.join(", "),
+            });
+        }
+        let slides = |layer: usize| types.get(layer).is_some_and(|kind| kind == known[1]);
+        Ok(Some(WindowConfig { size, layers: LayerChoice::where_(layers, slides) }))
+    }
+}
