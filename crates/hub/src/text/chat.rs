@@ -122,9 +122,8 @@ impl ChatTemplate {
         variables.insert("add_generation_prompt".to_owned(), add);
 
         let template = self.environment.get_template(NAME).map_err(|error| ChatError::failed(&error))?;
-        let text = template
-            .render(variables.into_iter().collect::<Value>())
-            .map_err(|error| ChatError::failed(&error))?;
+        let text =
+            template.render(Value::from_pairs(variables)).map_err(|error| ChatError::failed(&error))?;
         if text.len() > LONGEST_TEXT {
             return Err(ChatError::LongText { limit: LONGEST_TEXT });
         }
