@@ -1,0 +1,172 @@
+//! Small changes to the source of a template before it is compiled.
+//!
+//! A statement that pays for work is put at the start of every loop's body and
+//! every macro, behind the tag that opens it and with the same wish for
+//! whitespace, so that no text changes and lines stay where they are.
+//! `{% generation %}`, which transformers adds to mark what a model wrote,
+//! becomes a plain scope.
+
+use super::error::ChatError;
+
+/// The function that pays for work.
+pub(super) const WORK: &str = "shardloom_pays_for_work";
+
+/// The source, with those changes.
+pub(super) fn rewritten(source: &str) -> Result<String, ChatError> {
+    if source.contains(WORK) {
+        return Err(ChatError::Reserved { name: WORK });
+    }
+    let mut out = String::with_capacity(source.len() * 2);
+    // Where payments stand in `out`, and where in `source` their bodies begin.
+    let mut payments: Vec<(usize, char, usize, usize)> = Vec::new();
+    let mut open: Vec<usize> = Vec::new();
+    let mut at = 0;
+    while let Some(tag) = next_tag(source, at) {
+        out.push_str(&source[at..tag.start]);
+        match tag.word {
+            "generation" => push_renamed(&mut out, source, &tag, "with"),
+            "endgeneration" => push_renamed(&mut out, source, &tag, "endwith"),
+            _ => out.push_str(&source[tag.start..tag.end]),
+        }
+        match tag.word {
+            "for" | "macro" | "call" => {
+                open.push(payments.len());
+                payments.push((out.len(), tag.trim, tag.end, tag.end));
+            }
+            "endfor" | "endmacro" | "endcall" => {
+                if let Some(payment) = open.pop() {
+                    payments[payment].3 = tag.start;
+                }
+            }
+            _ => {}
+        }
+        at = tag.end;
+    }
+    out.push_str(&source[at..]);
+
+    let mut paid = String::with_capacity(out.len() + payments.len() * 64);
+    let mut at = 0;
+    for (place, trim, start, end) in payments {
+        paid.push_str(&out[at..place]);
+        let trim = if trim == ' ' { String::new() } else { trim.to_string() };
+        paid.push_str(&format!("{{% do {WORK}({}) {trim}%}}", end - start));
+        at = place;
+    }
+    paid.push_str(&out[at..]);
+    Ok(paid)
+}
+
+/// A block tag: where it is, its first word, and what it wants for the
+/// whitespace behind it.
+struct Tag<'a> {
+    start: usize,
+    end: usize,
+    word: &'a str,
+    word_start: usize,
+    trim: char,
+}
+
+/// The next block tag that is one: not in a comment, an expression or raw text.
+fn next_tag(source: &str, mut at: usize) -> Option<Tag<'_>> {
+    loop {
+        at += source[at..].find('{')?;
+        let rest = &source[at..];
+        if rest.starts_with("{#") {
+            at += 2 + rest[2..].find("#}")? + 2;
+        } else if rest.starts_with("{{") {
+            at = end_of(source, at + 2, "}}")?;
+        } else if rest.starts_with("{%") {
+            let end = end_of(source, at + 2, "%}")?;
+            let inner = &source[at + 2..end - 2];
+            let trimmed = inner.trim_start_matches(['-', '+']).trim_start();
+            let length = trimmed.find(|char: char| !char.is_alphanumeric() && char != '_');
+            let word = &trimmed[..length.unwrap_or(trimmed.len())];
+            if word == "raw" {
+                at = end_of_raw(source, end)?;
+                continue;
+            }
+            let word_start = at + 2 + (inner.len() - trimmed.len());
+            let trim = inner.chars().next_back().filter(|char| ['-', '+'].contains(char)).unwrap_or(' ');
+            return Some(Tag { start: at, end, word, word_start, trim });
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// Where a tag ends; what looks like an end within quotes is none.
+fn end_of(source: &str, from: usize, close: &str) -> Option<usize> {
+    let bytes = source.as_bytes();
+    let mut at = from;
+    while at < bytes.len() {
+        match bytes[at] {
+            quote @ (b'"' | b'\'') => {
+                at += 1;
+                while *bytes.get(at)? != quote {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            _ if bytes[at..].starts_with(close.as_bytes()) => return Some(at + close.len()),
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+fn end_of_raw(source: &str, mut from: usize) -> Option<usize> {
+    loop {
+        from += source[from..].find("{%")? + 2;
+        let inner = source[from..].trim_start_matches(['-', '+']).trim_start();
+        if inner.starts_with("endraw") {
+            return Some(from + source[from..].find("%}")? + 2);
+        }
+    }
+}
+
+fn push_renamed(out: &mut String, source: &str, tag: &Tag<'_>, word: &str) {
+    out.push_str(&source[tag.start..tag.word_start]);
+    out.push_str(word);
+    out.push_str(&source[tag.word_start + tag.word.len()..tag.end]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short(source: &str) -> String {
+        rewritten(source).unwrap().replace(WORK, "pay")
+    }
+
+    #[test]
+    fn loops_and_macros_pay_for_their_bodies() {
+        assert_eq!(short("{% for a in b -%} x {%- endfor %}"), "{% for a in b -%}{% do pay(3) -%} x {%- endfor %}");
+        assert_eq!(
+            short("{%- macro m() %}1{% for a in b +%}{% endfor %}{% endmacro %}"),
+            "{%- macro m() %}{% do pay(30) %}1{% for a in b +%}{% do pay(0) +%}{% endfor %}{% endmacro %}"
+        );
+    }
+
+    #[test]
+    fn only_tags_are_tags() {
+        for same in [
+            "{# {% for a in b %} #}",
+            "{{ '{% for a in b %}' }}",
+            "{% raw %}{% for a in b %}{%- endraw %}",
+            "{% set a = '%}{% for a in b %}' %}",
+            "{% set a = 'it\\'s %} {% for %}' %}",
+            "{% set for_ = 1 %}{ % for %}",
+            "{% for unclosed",
+            "{{ 'unclosed",
+            "{%",
+            "{",
+        ] {
+            assert_eq!(short(same), same);
+        }
+    }
+
+    #[test]
+    fn generation_is_a_scope() {
+        assert_eq!(short("{%- generation -%}a{% endgeneration %}"), "{%- with -%}a{% endwith %}");
+    }
+}

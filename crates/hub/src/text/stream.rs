@@ -1,0 +1,128 @@
+//! Decoding token by token.
+
+use super::bytes::{Decoding, Lead};
+use super::tokenizer::{SpecialText, Tokenizer};
+
+/// Gives text as soon as it is certain: whole characters only, and spaces
+/// where they are in the whole text. All that it gives, put together, is what
+/// [`Tokenizer::decode`] makes of all tokens.
+#[derive(Clone, Debug)]
+pub struct Streamer {
+    tokenizer: Tokenizer,
+    special: SpecialText,
+    start: Start,
+    /// Bytes that may be the beginning of a character.
+    pending: Vec<u8>,
+    /// For decoders that need the whole text: all tokens, and what was given.
+    ids: Vec<u32>,
+    given: String,
+}
+
+/// Where in the text a streamer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// A space that comes now is not the text's own.
+    Ahead,
+    Behind,
+}
+
+impl Streamer {
+    pub(super) fn new(tokenizer: Tokenizer, special: SpecialText) -> Self {
+        let start = match tokenizer.decoding() {
+            Decoding::SentencePiece(Lead::Strip) => Start::Ahead,
+            _ => Start::Behind,
+        };
+        Self { tokenizer, special, start, pending: Vec::new(), ids: Vec::new(), given: String::new() }
+    }
+
+    /// Takes a token, and gives the text that it completes.
+    pub fn push(&mut self, id: u32) -> Option<String> {
+        if self.tokenizer.decoding() == Decoding::Other {
+            self.ids.push(id);
+            let text = self.tokenizer.decode_whole(&self.ids, self.special);
+            return if text.ends_with(char::REPLACEMENT_CHARACTER) { None } else { self.grow(&text) };
+        }
+        self.tokenizer.push(id, self.special, &mut self.pending);
+        if self.start == Start::Ahead && !self.pending.is_empty() {
+            self.start = Start::Behind;
+            if self.pending[0] == b' ' {
+                self.pending.remove(0);
+            }
+        }
+        let text = take_text(&mut self.pending);
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// The rest of the text: a character that was never completed.
+    pub fn finish(mut self) -> Option<String> {
+        if self.tokenizer.decoding() == Decoding::Other {
+            let text = self.tokenizer.decode_whole(&self.ids, self.special);
+            return self.grow(&text);
+        }
+        (!self.pending.is_empty()).then(|| char::REPLACEMENT_CHARACTER.to_string())
+    }
+
+    /// What is new in a text that has become longer.
+    fn grow(&mut self, text: &str) -> Option<String> {
+        let new = text.strip_prefix(&self.given).filter(|new| !new.is_empty())?.to_owned();
+        self.given.push_str(&new);
+        Some(new)
+    }
+}
+
+/// Takes all whole characters, with `�` for bytes that cannot be any, and
+/// leaves what may still become one. In the end this is what
+/// `String::from_utf8_lossy` makes of all bytes.
+fn take_text(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    let mut rest = &bytes[..];
+    let kept = loop {
+        match std::str::from_utf8(rest) {
+            Ok(valid) => {
+                text.push_str(valid);
+                break 0;
+            }
+            Err(error) => {
+                let (valid, after) = rest.split_at(error.valid_up_to());
+                text.push_str(&String::from_utf8_lossy(valid));
+                let Some(bad) = error.error_len() else { break after.len() };
+                text.push(char::REPLACEMENT_CHARACTER);
+                rest = &after[bad..];
+            }
+        }
+    };
+    bytes.drain(..bytes.len() - kept);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn bytes_in_any_pieces_are_the_same_text(
+            pieces in prop::collection::vec(
+                prop_oneof![
+                    prop::collection::vec(any::<u8>(), 0..4),
+                    any::<char>().prop_map(|char| char.to_string().into_bytes()),
+                    prop::sample::select(vec![vec![0xE2], vec![0x82], vec![0xF0, 0x9F], vec![0x98, 0x80]]),
+                ],
+                0..20,
+            )
+        ) {
+            let whole = pieces.concat();
+            let (mut pending, mut text) = (Vec::new(), String::new());
+            for piece in pieces {
+                pending.extend(piece);
+                text += &take_text(&mut pending);
+            }
+            if !pending.is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+            prop_assert_eq!(text, String::from_utf8_lossy(&whole));
+        }
+    }
+}
