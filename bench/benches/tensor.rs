@@ -5,9 +5,8 @@
 //! Words after `--` choose the cases whose names contain one of them.
 
 use std::process::Command;
-use std::time::Duration;
 
-use shardloom_bench::{Goal, Peer, Report, median, middle, short};
+use shardloom_bench::{Goal, Peer, Turns};
 use shardloom_layout::{DType, Shape};
 use shardloom_tensor::{
     AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward, memory,
@@ -15,28 +14,14 @@ use shardloom_tensor::{
 
 type Outcome<T> = Result<T, TensorError>;
 
-/// How often we and the peers take turns.
-const ROUNDS: usize = 7;
-
-/// How long we measure in each round; peers do as long.
-const ROUND: Duration = Duration::from_millis(250);
-
-/// Between turns: threads of the last one stop waiting for work.
-const PAUSE: Duration = Duration::from_millis(50);
-
 fn main() -> Outcome<()> {
-    let mut bench = Bench { peers: peers(), report: Report::new(), chosen: chosen() };
+    let mut bench = Turns::new(peers());
     kernels(&mut bench)?;
     attention(&mut bench)?;
     adamw(&mut bench)?;
     llama_block(&mut bench)?;
     bench.report.print();
     Ok(())
-}
-
-/// Words of the command line that are not options.
-fn chosen() -> Vec<String> {
-    std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect()
 }
 
 /// The first peer is the one that goals are about.
@@ -62,73 +47,22 @@ fn peers() -> Vec<Peer> {
     peers
 }
 
-struct Bench {
-    peers: Vec<Peer>,
-    report: Report,
-    chosen: Vec<String>,
-}
-
-impl Bench {
-    /// Measures a case in turns with the peers. Ratios are medians over turns.
-    fn line(&mut self, name: &str, least: f64, work: &mut dyn FnMut() -> Outcome<()>) {
-        if !self.is_chosen(name) {
-            return;
-        }
-        let mut ours = Vec::new();
-        let mut theirs: Vec<Vec<Duration>> = self.peers.iter().map(|_| Vec::new()).collect();
-        for _ in 0..ROUNDS {
-            for (peer, times) in self.peers.iter_mut().zip(&mut theirs) {
-                times.extend(peer.time(name));
-                std::thread::sleep(PAUSE);
-            }
-            ours.push(median(ROUND, || work().expect("the case runs")));
-            std::thread::sleep(PAUSE);
-        }
-        let measured = middle(&mut ours.clone());
-        if self.peers.is_empty() {
-            self.report.note(name, [&short(measured), "no peer"], f64::NAN);
-        }
-        for (place, (peer, times)) in self.peers.iter().zip(&theirs).enumerate() {
-            if times.is_empty() {
-                continue;
-            }
-            let mut ratios: Vec<f64> = times
-                .iter()
-                .zip(&ours)
-                .map(|(theirs, ours)| theirs.as_secs_f64() / ours.as_secs_f64())
-                .collect();
-            ratios.sort_unstable_by(f64::total_cmp);
-            let ratio = ratios[ratios.len() / 2];
-            let beside = format!("{} {}", peer.name(), short(middle(&mut times.clone())));
-            if place == 0 {
-                self.report.ratio(name, [&short(measured), &beside], ratio, Goal::AtLeast(least));
-            } else {
-                self.report.note("", ["", &beside], ratio);
-            }
-        }
+/// The most memory that a case holds at once, beyond what it starts with.
+fn memory_of(bench: &mut Turns, name: &str, most: f64, work: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
+    if !bench.is_chosen(name) {
+        return Ok(());
     }
-
-    /// The most memory that a case holds at once, beyond what it starts with.
-    fn memory(&mut self, name: &str, most: f64, work: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
-        if !self.is_chosen(name) {
-            return Ok(());
-        }
-        work()?;
-        let before = memory::statistics().in_use;
-        memory::reset_high_water();
-        work()?;
-        let ours = (memory::statistics().high_water - before) as f64;
-        let case = format!("peak memory of {name}");
-        let Some(theirs) = self.peers.first_mut().and_then(|peer| peer.ask(&case)) else { return Ok(()) };
-        let short = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
-        let beside = format!("torch {}", short(theirs));
-        self.report.ratio(&case, [&short(ours), &beside], ours / theirs, Goal::AtMost(most));
-        Ok(())
-    }
-
-    fn is_chosen(&self, name: &str) -> bool {
-        self.chosen.is_empty() || self.chosen.iter().any(|word| name.contains(word))
-    }
+    work()?;
+    let before = memory::statistics().in_use;
+    memory::reset_high_water();
+    work()?;
+    let ours = (memory::statistics().high_water - before) as f64;
+    let case = format!("peak memory of {name}");
+    let Some(theirs) = bench.peers.first_mut().and_then(|peer| peer.ask(&case)) else { return Ok(()) };
+    let short = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+    let beside = format!("torch {}", short(theirs));
+    bench.report.ratio(&case, [&short(ours), &beside], ours / theirs, Goal::AtMost(most));
+    Ok(())
 }
 
 fn normal(dims: &[usize], seed: u64) -> Tensor {
@@ -143,7 +77,7 @@ fn normal(dims: &[usize], seed: u64) -> Tensor {
     Tensor::from_slice(&values, dims).expect("a tensor")
 }
 
-fn kernels(bench: &mut Bench) -> Outcome<()> {
+fn kernels(bench: &mut Turns) -> Outcome<()> {
     let x = normal(&[1024, 1024], 1);
     bench.line("matmul 1024 f32", 1.0, &mut || x.matmul(&x).map(drop));
     let half = x.cast(DType::Bf16)?;
@@ -178,7 +112,7 @@ fn turns(positions: usize, width: usize) -> Outcome<(Tensor, Tensor)> {
     Ok((angles.cos()?.cast(DType::F32)?, angles.sin()?.cast(DType::F32)?))
 }
 
-fn adamw(bench: &mut Bench) -> Outcome<()> {
+fn adamw(bench: &mut Turns) -> Outcome<()> {
     let (mut parameter, gradient) = (normal(&[1 << 22], 1), normal(&[1 << 22], 2));
     let mut moments = Moments::zero(&parameter)?;
     let mut number = 0;
@@ -189,7 +123,7 @@ fn adamw(bench: &mut Bench) -> Outcome<()> {
     Ok(())
 }
 
-fn attention(bench: &mut Bench) -> Outcome<()> {
+fn attention(bench: &mut Turns) -> Outcome<()> {
     let dims = [1, 8, 512, 64];
     let [q, k, v] = [1, 2, 3].map(|seed| normal(&dims, seed));
     let causal = Attention { causal: true, ..Attention::default() };
@@ -201,7 +135,7 @@ fn attention(bench: &mut Bench) -> Outcome<()> {
     Ok(())
 }
 
-fn llama_block(bench: &mut Bench) -> Outcome<()> {
+fn llama_block(bench: &mut Turns) -> Outcome<()> {
     let (batch, time, hidden, heads, kv_heads, inner) = (4, 128, 576, 9, 3, 1536);
     let width = hidden / heads;
     let parameter =
@@ -234,5 +168,5 @@ fn llama_block(bench: &mut Bench) -> Outcome<()> {
     let mut block = || backward([(forward()?, None)]).map(drop);
     let name = "Llama block 576, 4 × 128, forward + backward";
     bench.line(name, 1.2, &mut block);
-    bench.memory(name, 0.7, &mut block)
+    memory_of(bench, name, 0.7, &mut block)
 }

@@ -4,6 +4,7 @@
 //! and what counts is the ratio to a floor or a peer measured in the same run.
 
 mod peer;
+mod turns;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use comfy_table::{CellAlignment, Table, presets};
 
 pub use peer::Peer;
+pub use turns::Turns;
 
 /// The median time of `work`, repeated for about `budget`.
 pub fn median(budget: Duration, mut work: impl FnMut()) -> Duration {

@@ -662,3 +662,50 @@ fn the_example_runs() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.ends_with("results and gradients are those of one rank\n"), "{text}");
 }
+
+/// Caches are written by each rank for its part, whatever the layouts.
+#[test]
+fn writing_in_place_is_writing_into_the_whole() {
+    let (dims, written) = ([4, 2, 6, 3], [4, 2, 2, 3]);
+    let normal =
+        |dims: &[usize], number| Tensor::normal(DType::F32, dims, Stream { seed: 5, number }, 0).unwrap();
+    let (whole, source) = (normal(&dims, 0), normal(&written, 1));
+    let starts = [0, 4, 3, 1];
+    let expected = |work: &dyn Fn(&mut Tensor) -> Result<(), TensorError>| {
+        let mut whole = whole.clone();
+        work(&mut whole).unwrap();
+        whole.to_vec::<f32>().unwrap()
+    };
+    let along = expected(&|x| x.assign(2, 3, &source));
+    let by_row = expected(&|x| x.assign_at(&starts, &source));
+    for (placements, from) in [
+        ([s(0), s(1)], [s(0), s(1)]),
+        ([s(0), R], [s(1), s(0)]),
+        ([s(2), s(0)], [R, R]),
+        ([s(2), s(2)], [s(2), s(0)]),
+        ([s(3), R], [R, s(3)]),
+    ] {
+        on(4, |gang| {
+            let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
+            let ranks = Ranks::new(gang);
+            let distribute = |x: &Tensor, placements: &[Placement]| {
+                DTensor::distribute(&ranks, x, Layout::new(mesh, placements).unwrap()).unwrap()
+            };
+            let cache = distribute(&whole, &placements);
+            let source = distribute(&source, &from);
+            let (mut x, mut y) = (cache.clone(), cache.clone());
+            x.assign(2, 3, &source).unwrap();
+            y.assign_at(&starts, &source).unwrap();
+            let values = |x: &DTensor| x.full_tensor().unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(values(&x), along, "{placements:?} {from:?}");
+            assert_eq!(values(&y), by_row, "{placements:?} {from:?}");
+            assert_eq!(values(&cache), whole.to_vec::<f32>().unwrap());
+            assert_eq!(x.layout(), cache.layout());
+            // What does not fit is refused everywhere, before anything moves.
+            assert!(x.assign(2, 5, &source).is_err() && y.assign_at(&[0, 0, 0, 5], &source).is_err());
+            ranks.set_mode(Mode::Explicit);
+            let moved = placements != from && from != [R, R];
+            assert_eq!(x.assign(2, 3, &source).is_err(), moved, "{placements:?} {from:?}");
+        });
+    }
+}

@@ -5,6 +5,8 @@
 //! `f64` are multiplied in themselves, half types as `f32` widened while they
 //! are packed, and bf16 by pairs where the CPU has instructions for it.
 
+#[cfg(target_arch = "x86_64")]
+mod few;
 mod pack;
 #[cfg(target_arch = "x86_64")]
 mod pairs;

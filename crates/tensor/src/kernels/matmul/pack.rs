@@ -38,6 +38,31 @@ impl<'a, T> Strip<'a, T> {
         self.depth_stride == 1
     }
 
+    /// How many lines there are.
+    pub(super) fn count(&self) -> usize {
+        self.lines
+    }
+
+    /// How deep they are.
+    pub(super) fn size(&self) -> usize {
+        self.depth
+    }
+
+    /// Elements from one line to the next.
+    pub(super) fn line_stride(&self) -> usize {
+        self.line_stride
+    }
+
+    /// The elements from the first line on.
+    pub(super) fn elements(&self) -> &'a [T] {
+        &self.elements[self.start..]
+    }
+
+    /// The elements behind the last line.
+    pub(super) fn ahead(&self) -> &'a [T] {
+        self.elements.get(self.start + self.lines * self.line_stride..).unwrap_or_default()
+    }
+
     /// Some of the lines.
     pub(super) fn lines(mut self, from: usize, count: usize) -> Self {
         self.start += from * self.line_stride;

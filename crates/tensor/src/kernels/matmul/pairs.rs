@@ -7,7 +7,10 @@
 use std::arch::x86_64::{__m512, __m512bh, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
 
 use half::bf16;
+use pulp::x86::V4;
 
+use super::few::{self, Lines};
+use super::scheme::Pairs;
 use super::tile::{Begin, Panels, with_rows};
 use crate::vectors::Level;
 
@@ -29,6 +32,22 @@ pub(super) fn add(panels: Panels<'_, '_, [bf16; 2], f32>) {
 fn add_with_bf16(panels: Panels<'_, '_, [bf16; 2], f32>) {
     let (first, begin, columns) = (panels.first, panels.begin, bytemuck::cast_slice(panels.columns));
     panels.each(|rows, sums| with_rows!(sums.len(), R => tile::<R>(rows, columns, sums, first, begin)));
+}
+
+/// The products of a few rows with columns that are read where they lie.
+pub(super) fn stream(lines: Lines<'_, '_, bf16, [bf16; 2], f32>) {
+    assert!(Level::current() >= Level::Avx512Bf16, "chosen only where the CPU has it");
+    let v4 = V4::try_new().expect("the level above includes it");
+    // SAFETY: as in `add`.
+    unsafe { stream_with_bf16(v4, lines) }
+}
+
+#[target_feature(enable = "avx512f,avx512bf16,avx512bw,avx512cd,avx512dq,avx512vl")]
+fn stream_with_bf16(v4: V4, lines: Lines<'_, '_, bf16, [bf16; 2], f32>) {
+    few::stream::<V4, Pairs>(v4, lines, |x, column, sum| {
+        let x = pairs(bytemuck::cast(_mm512_set1_epi32(bytemuck::cast(x))));
+        bytemuck::cast(_mm512_dpbf16_ps(bytemuck::cast(sum), x, pairs(bytemuck::cast(column))))
+    });
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]

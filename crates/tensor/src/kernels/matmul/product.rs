@@ -8,6 +8,8 @@
 use bytemuck::Pod;
 use pulp::{Simd, WithSimd};
 
+#[cfg(target_arch = "x86_64")]
+use super::few;
 use super::pack::{Strip, pack};
 use super::scheme::Scheme;
 use super::tile::{Begin, Panels, ROWS};
@@ -67,7 +69,9 @@ pub(super) fn multiply<S: Scheme>(
     let stage = if sums == Sums::InResult && m > TASK_ROWS { STAGE } else { usize::MAX };
     let depth = evenly(whole_depth, stage, 1);
     let rows_at_once = evenly(m, PACKED / depth, TASK_ROWS);
-    let columns_at_once = evenly(n, PACKED / depth, S::columns() * TASK_PANELS);
+    // Columns that each task packs on its way, or none, need not be cut.
+    let columns_packed = if m > TASK_ROWS { PACKED / depth } else { n };
+    let columns_at_once = evenly(n, columns_packed, S::columns() * TASK_PANELS);
     for column in (0..n).step_by(columns_at_once) {
         let columns = columns_at_once.min(n - column);
         for from in (0..whole_depth.max(1)).step_by(depth) {
@@ -300,6 +304,17 @@ impl<P: Pod + Send + Sync, T: Float> Part<'_, P, T> {
         columns: usize,
         sums: &mut [&mut [T::Wide]],
     ) -> Result<(), TensorError> {
+        #[cfg(target_arch = "x86_64")]
+        if let Right::Loose(strip) = self.right
+            && strip.lies_along_depth()
+            && (1..=few::FEW).contains(&sums.len())
+            && self.depth > 0
+            && S::streams()
+        {
+            let columns = strip.lines(column, columns);
+            S::stream(few::Lines { rows: self.left, columns, sums });
+            return Ok(());
+        }
         let width = S::columns();
         let stride = columns.next_multiple_of(width);
         // Blocks of about one size, so that none is too short to be worth it.

@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use super::few::{self, Lines};
 use super::tile::{Panels, Tiles};
 use crate::element::{Float, Wide};
 use crate::vectors::dispatch;
@@ -36,6 +38,14 @@ pub(super) trait Scheme: Sync {
 
     /// Adds the products of rows with one panel of columns to sums.
     fn add(panels: Panels<'_, '_, Self::Packed, Self::Sum>);
+
+    /// Whether [`stream`](Self::stream) can be used on this CPU.
+    #[cfg(target_arch = "x86_64")]
+    fn streams() -> bool;
+
+    /// The products of a few rows with columns that are read where they lie.
+    #[cfg(target_arch = "x86_64")]
+    fn stream(lines: Lines<'_, '_, Self::Source, Self::Packed, Self::Sum>);
 }
 
 /// Every element as the wide number it is computed in.
@@ -96,6 +106,16 @@ impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
     fn add(panels: Panels<'_, '_, T::Wide, T::Wide>) {
         dispatch(Tiles(panels));
     }
+
+    #[cfg(target_arch = "x86_64")]
+    fn streams() -> bool {
+        few::widened::<T>()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn stream(lines: Lines<'_, '_, T, T::Wide, T::Wide>) {
+        few::multiply(lines);
+    }
 }
 
 /// Neighbours of the depth together, for instructions that multiply pairs.
@@ -140,6 +160,14 @@ impl Scheme for Pairs {
 
     fn add(panels: Panels<'_, '_, [bf16; 2], f32>) {
         super::pairs::add(panels);
+    }
+
+    fn streams() -> bool {
+        true
+    }
+
+    fn stream(lines: Lines<'_, '_, bf16, [bf16; 2], f32>) {
+        super::pairs::stream(lines);
     }
 }
 
