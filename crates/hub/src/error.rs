@@ -7,7 +7,9 @@ use shardloom_gang::GangsError;
 use shardloom_layout::{DType, Hint, Shape};
 use shardloom_nn::NnError;
 
+use crate::adapter::AdapterError;
 use crate::config::ConfigError;
+use crate::describe::DescribeError;
 use crate::families::FamilyError;
 
 /// Why a model was not found or not loaded.
@@ -45,6 +47,12 @@ pub enum HubError {
     /// A family or arch.
     #[error(transparent)]
     Family(#[from] FamilyError),
+    /// An adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// A family that is described in a file.
+    #[error(transparent)]
+    Describe(#[from] DescribeError),
     /// The checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -65,6 +73,8 @@ impl Hint for HubError {
             Self::Incompatible { misfit, .. } => misfit.hint(),
             Self::Config { source, .. } => source.hint(),
             Self::Family(error) => error.hint(),
+            Self::Adapter(error) => error.hint(),
+            Self::Describe(error) => error.hint(),
             Self::Checkpoint(error) => error.hint(),
             Self::Nn(error) => error.hint(),
             Self::Gangs(error) => error.hint(),

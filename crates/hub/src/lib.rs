@@ -8,13 +8,17 @@ pub mod cards;
 pub mod fetch;
 pub mod text;
 
+mod adapter;
 mod config;
+mod describe;
 mod error;
 mod families;
 mod family;
 mod load;
 
+pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, overridden};
+pub use describe::{DESCRIPTION_FILE, DescribeError, Described, Description};
 pub use error::{HubError, Misfit};
 pub use families::{Families, FamilyError, arch_config};
 pub use family::{AnyFamily, Family, SharedFamily};

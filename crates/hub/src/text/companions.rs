@@ -43,7 +43,8 @@ impl Companions {
 
     /// All special tokens by what they are for.
     pub(super) fn tokens(&self) -> Result<Vec<(&'static str, String)>, TextError> {
-        let keys = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+        let keys =
+            ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
         let texts = keys.into_iter().map(|key| Ok(self.token(key)?.map(|text| (key, text.to_owned()))));
         texts.filter_map(Result::transpose).collect()
     }

@@ -68,11 +68,13 @@ fn byte_level(
         added.push(AddedToken::from(text.clone(), true).normalized(false));
         numbered.insert(text, id);
     }
-    for (id, token) in companions.config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten() {
+    for (id, token) in
+        companions.config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten()
+    {
         let key = || format!("added_tokens_decoder.{id}");
         let number = id.parse().map_err(|_| TextError::value(key(), "under the number of a token", token))?;
-        let token: AddedToken = serde_json::from_value(token.clone())
-            .map_err(|_| TextError::value(key(), "a token", token))?;
+        let token: AddedToken =
+            serde_json::from_value(token.clone()).map_err(|_| TextError::value(key(), "a token", token))?;
         numbered.insert(token.content.clone(), number);
         added.push(token);
     }

@@ -94,9 +94,7 @@ impl Tokenizer {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(
-        read: &dyn Fn(&str) -> Result<Option<Vec<u8>>, TextError>,
-    ) -> Result<Self, TextError> {
+    pub fn from_files(read: &dyn Fn(&str) -> Result<Option<Vec<u8>>, TextError>) -> Result<Self, TextError> {
         folder::tokenizer(read)
     }
 
@@ -213,9 +211,12 @@ impl Tokenizer {
         config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
         let roles = &self.0.roles;
         let eos = roles.eos.first().copied();
-        for (key, id) in
-            [("bos_token", roles.bos), ("eos_token", eos), ("pad_token", roles.pad), ("unk_token", roles.unknown)]
-        {
+        for (key, id) in [
+            ("bos_token", roles.bos),
+            ("eos_token", eos),
+            ("pad_token", roles.pad),
+            ("unk_token", roles.unknown),
+        ] {
             if let Some(text) = id.and_then(|id| self.token(id)) {
                 config.insert(key.to_owned(), json!(text));
             }

@@ -140,7 +140,10 @@ mod tests {
 
     #[test]
     fn loops_and_macros_pay_for_their_bodies() {
-        assert_eq!(short("{% for a in b -%} x {%- endfor %}"), "{% for a in b -%}{% do pay(3) -%} x {%- endfor %}");
+        assert_eq!(
+            short("{% for a in b -%} x {%- endfor %}"),
+            "{% for a in b -%}{% do pay(3) -%} x {%- endfor %}"
+        );
         assert_eq!(
             short("{%- macro m() %}1{% for a in b +%}{% endfor %}{% endmacro %}"),
             "{%- macro m() %}{% do pay(30) %}1{% for a in b +%}{% do pay(0) +%}{% endfor %}{% endmacro %}"

@@ -1,0 +1,335 @@
+//! Adapters of PEFT and MLX, for a decoder that is loaded.
+//!
+//! An adapter names modules as the published model does. Its matrices are put
+//! under the decoder's names by the same rules as the model's weights: where a
+//! rule cuts a weight into parts, it cuts `B` into the same parts, and all of
+//! them share `A`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fancy_regex::Regex;
+use serde_json::{Map, Value};
+use shardloom_checkpoint::formats::peft;
+use shardloom_checkpoint::{
+    Format, Index, KeyMap, KeyRule, Observer, ReadOptions, Source, TensorEntry, Want, read,
+};
+use shardloom_layout::{DType, Hint, Region};
+use shardloom_nn::{Adapter, Decoder, NnError};
+use shardloom_tensor::{HostMemory, Tensor};
+
+use crate::config::{ConfigError, Fields};
+use crate::error::HubError;
+use crate::family::AnyFamily;
+
+/// What PEFT puts before the names of modules.
+const PREFIX: &str = "base_model.model.";
+
+/// What is wrong with an adapter.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// Its configuration.
+    #[error("{}: {source}", peft::CONFIG)]
+    Config {
+        /// What is wrong.
+        source: ConfigError,
+    },
+    /// Its configuration is no JSON map.
+    #[error("{} is no JSON map: {message}", peft::CONFIG)]
+    NotJson {
+        /// What the parser says.
+        message: String,
+    },
+    /// A pattern that is no pattern.
+    #[error("`{pattern}` in `{key}` is no regular expression: {message}")]
+    Pattern {
+        /// Where it stands.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+        /// What the parser says.
+        message: String,
+    },
+    /// Half of a low-rank update.
+    #[error("the adapter has no `{missing}` for `{module}`")]
+    Half {
+        /// The module.
+        module: String,
+        /// What is missing.
+        missing: &'static str,
+    },
+    /// A tensor that is part of nothing that is known.
+    #[error("the adapter holds `{tensor}`, which is of a kind that is not supported")]
+    Tensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A module that the model's rules do not keep by itself.
+    #[error("the adapter changes `{module}`, which this model keeps together with others")]
+    Together {
+        /// The module.
+        module: String,
+    },
+    /// An adapter that changes nothing.
+    #[error("the adapter at {location} holds no tensors")]
+    Empty {
+        /// Where it is.
+        location: String,
+    },
+}
+
+impl Hint for AdapterError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Config { source } => source.hint(),
+            Self::Tensor { .. } => {
+                Some("merge the adapter with the tool that made it, and load the merged model".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Options that change what an adapter computes, and that must be off.
+const MUST_BE_OFF: &[&str] = &[
+    "use_qalora",
+    "use_bdlora",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "trainable_token_indices",
+    "target_parameters",
+    "kasa_config",
+    "arrow_config",
+    "monteclora_config",
+    "velora_config",
+];
+
+/// How strongly modules count.
+struct Strengths {
+    alpha: f64,
+    patterns: Vec<(Regex, f64)>,
+    by_root: bool,
+}
+
+impl Strengths {
+    fn new(config: &Map<String, Value>) -> Result<Self, AdapterError> {
+        let fields = Fields::new(config);
+        let wrong = |source| AdapterError::Config { source };
+        let kind = fields.get_or("peft_type", "LORA".to_owned()).map_err(wrong)?;
+        if kind != "LORA" {
+            return Err(wrong(fields.not_supported("peft_type", &["LORA"])));
+        }
+        for key in MUST_BE_OFF {
+            let off = match config.get(*key) {
+                None | Some(Value::Null | Value::Bool(false)) => true,
+                Some(Value::Array(list)) => list.is_empty(),
+                Some(Value::Object(map)) => map.is_empty(),
+                Some(_) => false,
+            };
+            if !off {
+                return Err(wrong(fields.not_supported(key, &["null"])));
+            }
+        }
+        let alpha = fields.get_or("lora_alpha", 8.0).map_err(wrong)?;
+        let mut patterns = Vec::new();
+        for (pattern, value) in fields.get_or("alpha_pattern", Map::new()).map_err(wrong)? {
+            let key = "alpha_pattern";
+            let inside = Map::from_iter([(pattern.clone(), value)]);
+            let alpha = Fields::inside(&inside, key).get(&pattern).map_err(wrong)?;
+            // A pattern is about the end of a name.
+            let regex = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
+            let message = |error: fancy_regex::Error| AdapterError::Pattern {
+                key,
+                pattern,
+                message: error.to_string(),
+            };
+            patterns.push((regex.map_err(message)?, alpha));
+        }
+        Ok(Self { alpha, patterns, by_root: fields.get_or("use_rslora", false).map_err(wrong)? })
+    }
+
+    /// What `B · A` of a module is multiplied by.
+    fn scale(&self, module: &str, rank: usize) -> f64 {
+        // A pattern that takes too long to try is taken not to fit.
+        let own = self.patterns.iter().find(|(pattern, _)| pattern.is_match(module).unwrap_or(false));
+        let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
+        if self.by_root { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
+    }
+}
+
+/// The parts of one module's change, by what they are.
+#[derive(Default)]
+struct Parts<'a> {
+    a: Option<&'a TensorEntry>,
+    b: Option<&'a TensorEntry>,
+    b_bias: Option<&'a TensorEntry>,
+    magnitude: Option<&'a TensorEntry>,
+}
+
+/// Where one of the parts belongs.
+type Slot<'a> = for<'b> fn(&'b mut Parts<'a>) -> &'b mut Option<&'a TensorEntry>;
+
+/// An adapter's tensors, sorted.
+#[derive(Default)]
+struct Sorted<'a> {
+    modules: BTreeMap<String, Parts<'a>>,
+    /// Parameters that take the place of others.
+    whole: BTreeMap<String, &'a TensorEntry>,
+}
+
+impl<'a> Sorted<'a> {
+    fn new(index: &'a Index) -> Result<Self, AdapterError> {
+        let mut sorted = Self::default();
+        for (tensor, entry) in index.tensors() {
+            let name = tensor.strip_prefix(PREFIX).unwrap_or(tensor);
+            let unknown = || AdapterError::Tensor { tensor: tensor.clone() };
+            let mut part = |module: &str, set: Slot<'a>| {
+                *set(sorted.modules.entry(module.to_owned()).or_default()) = Some(entry);
+            };
+            if let Some((module, what)) = name.split_once(".lora_") {
+                match what {
+                    "A.weight" | "embedding_A" => part(module, |parts| &mut parts.a),
+                    "B.weight" | "embedding_B" => part(module, |parts| &mut parts.b),
+                    "B.bias" => part(module, |parts| &mut parts.b_bias),
+                    "magnitude_vector" | "magnitude_vector.weight" => {
+                        part(module, |parts| &mut parts.magnitude);
+                    }
+                    _ => return Err(unknown()),
+                }
+                continue;
+            }
+            let plain = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".");
+            if !(plain.ends_with(".weight") || plain.ends_with(".bias")) || plain.contains("token_adapter") {
+                return Err(unknown());
+            }
+            sorted.whole.insert(plain, entry);
+        }
+        Ok(sorted)
+    }
+
+    /// An index that has every weight that is changed: for the family to see
+    /// which names it has to do with.
+    fn names(&self, index: &Index) -> Result<Index, HubError> {
+        let modules =
+            self.modules.iter().filter_map(|(module, parts)| Some((format!("{module}.weight"), parts.b?)));
+        let whole = self.whole.iter().map(|(name, entry)| (name.clone(), *entry));
+        let tensors = modules.chain(whole).map(|(name, entry)| (name, entry.clone())).collect();
+        let index = Index::new(Format::Peft, index.files().to_vec(), tensors);
+        Ok(index.map_err(shardloom_checkpoint::CheckpointError::from)?)
+    }
+}
+
+/// What becomes of one tensor by the rules for a model's weights.
+fn renamed(
+    keys: &KeyMap,
+    files: &Index,
+    name: &str,
+    entry: &TensorEntry,
+) -> Result<Vec<(String, TensorEntry)>, HubError> {
+    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let tensors = BTreeMap::from([(name.to_owned(), entry.clone())]);
+    let index = Index::new(Format::Peft, files.files().to_vec(), tensors).map_err(checkpoint)?;
+    let renamed = keys.apply(&index).map_err(shardloom_checkpoint::CheckpointError::from)?;
+    // Parts are told in the order of the whole, which names need not be in.
+    let order: Vec<String> = keys
+        .rules
+        .iter()
+        .filter_map(|rule| match rule {
+            KeyRule::Split { into, .. } => Some(into.iter().map(|(to, _)| to.clone())),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let mut parts: Vec<(String, TensorEntry)> =
+        renamed.tensors().iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+    parts.sort_by_key(|(name, _)| order.iter().position(|pattern| pattern_fits(pattern, name)));
+    Ok(parts)
+}
+
+/// Whether a name could come from a pattern with places for parts.
+fn pattern_fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<&str>, Vec<&str>) = (pattern.split('.').collect(), name.split('.').collect());
+    pattern.len() == name.len() && pattern.iter().zip(&name).all(|(a, b)| *a == "{}" || a == b)
+}
+
+/// Loads an adapter for a decoder. Every rank that holds a part of it.
+pub fn load_adapter(
+    source: &Source,
+    decoder: &Decoder,
+    family: &dyn AnyFamily,
+    config: &Map<String, Value>,
+    observer: &dyn Observer,
+) -> Result<Adapter, HubError> {
+    let peft = peft::to_peft(&source.index, None)?;
+    let parsed: Result<Map<String, Value>, _> = serde_json::from_str(&peft.config);
+    let adapter_config = parsed.map_err(|error| AdapterError::NotJson { message: error.to_string() })?;
+    let strengths = Strengths::new(&adapter_config)?;
+    let index = &peft.index;
+    let sorted = Sorted::new(index)?;
+    if sorted.modules.is_empty() && sorted.whole.is_empty() {
+        return Err(AdapterError::Empty { location: source.storage.location() }.into());
+    }
+    let about = |source| HubError::Config { about: "the base model".to_owned(), source };
+    let keys = family.keys(config, &sorted.names(index)?).map_err(about)?;
+    let dtype = match decoder.parameters().first() {
+        Some((_, value)) if value.dtype() == DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let values = |entry: &TensorEntry| -> Result<Tensor, HubError> {
+        let mut memory = HostMemory::new(dtype, &entry.shape).map_err(NnError::from)?;
+        let region = Region::whole(&entry.shape);
+        let want = Want { name: "an adapter's tensor", entry, region, dtype, into: memory.bytes_mut() };
+        read(source, vec![want], &ReadOptions::default(), observer)?;
+        Ok(memory.into_tensor())
+    };
+    let mut adapter = Adapter::new();
+    let stage: BTreeSet<&str> = decoder.parameters().iter().map(|(name, _)| name.as_str()).collect();
+    let whole_model = decoder.stage().is_first() && decoder.stage().is_last();
+    // Other stages have modules of their own; this one leaves them to them.
+    let elsewhere = |name: &str| !whole_model && !stage.contains(name);
+    for (module, parts) in &sorted.modules {
+        let half = |missing| AdapterError::Half { module: module.clone(), missing };
+        let (a, b) = (parts.a.ok_or_else(|| half("A"))?, parts.b.ok_or_else(|| half("B"))?);
+        let scale = strengths.scale(module, a.shape.first().copied().unwrap_or(1));
+        let weight = format!("{module}.weight");
+        let turned = keys
+            .rules
+            .iter()
+            .any(|rule| matches!(rule, KeyRule::Transpose { key } if pattern_fits(key, &weight)));
+        let b = if turned { transposed(b)? } else { b.clone() };
+        let b_parts = renamed(&keys, index, &weight, &b)?;
+        if b_parts.is_empty() {
+            return Err(AdapterError::Together { module: module.clone() }.into());
+        }
+        let rows = |entry: Option<&TensorEntry>| -> Result<Vec<Option<TensorEntry>>, HubError> {
+            let Some(entry) = entry else { return Ok(vec![None; b_parts.len()]) };
+            let parts = renamed(&keys, index, &format!("{module}.bias"), entry)?;
+            Ok(parts.into_iter().map(|(_, entry)| Some(entry)).collect())
+        };
+        let (biases, magnitudes) = (rows(parts.b_bias)?, rows(parts.magnitude)?);
+        let a = values(a)?;
+        for (((name, b), bias), magnitude) in b_parts.into_iter().zip(biases).zip(magnitudes) {
+            if elsewhere(&name) {
+                continue;
+            }
+            let own = name.strip_suffix(".weight").unwrap_or(&name);
+            let b = values(&b)?;
+            let bias = bias.map(|entry| values(&entry)).transpose()?;
+            let magnitude = magnitude.map(|entry| values(&entry)).transpose()?;
+            adapter.add(decoder, own, [&a, &b], bias.as_ref(), magnitude.as_ref(), scale)?;
+        }
+    }
+    for (name, entry) in &sorted.whole {
+        for (name, entry) in renamed(&keys, index, name, entry)? {
+            if !elsewhere(&name) {
+                adapter.replace(decoder, &name, &values(&entry)?)?;
+            }
+        }
+    }
+    Ok(adapter)
+}
+
+fn transposed(entry: &TensorEntry) -> Result<TensorEntry, HubError> {
+    let turned = entry.transpose(0, 1);
+    turned.map_err(|_| AdapterError::Tensor { tensor: "B".to_owned() }.into())
+}

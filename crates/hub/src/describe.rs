@@ -1,0 +1,345 @@
+//! Families that are described in a file instead of compiled.
+//!
+//! A `model.yaml` on a search path is found by the dotted name of its folder:
+//! `my_org.my_moe` is `my_org/my_moe/model.yaml`. It says what the decoder is
+//! made of, which keys of a `config.json` its numbers come from, how the names
+//! in checkpoints translate, and what tensor parallelism shares.
+//!
+//! Wherever a value of the decoder stands, a map with `from` takes it from the
+//! configuration: `{from: n_embd}`, `{from: n_inner, default: 256}`, or
+//! `{from: n_embd, times: 4}`.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use shardloom_checkpoint::{Index, KeyMap};
+use shardloom_layout::{Hint, nearest};
+use shardloom_nn::{DecoderConfig, Parallel};
+
+use crate::config::{ConfigError, overridden};
+use crate::family::AnyFamily;
+
+/// The file that describes a family.
+pub const DESCRIPTION_FILE: &str = "model.yaml";
+
+/// A family as a file describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// What it is, for readers.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// What the `model_type` of a `config.json` is; the name if not given.
+    #[serde(default)]
+    pub model_type: Option<String>,
+    /// What the published models call their class.
+    #[serde(default)]
+    pub architecture: Option<String>,
+    /// Keys of the configuration, with values for those that may be missing;
+    /// `null` for those that may not.
+    #[serde(default)]
+    pub config: Map<String, Value>,
+    /// The decoder, with values from the configuration.
+    pub decoder: Map<String, Value>,
+    /// From the names in a checkpoint to the decoder's.
+    #[serde(default)]
+    pub keys: KeyMap,
+    /// What tensor parallelism shares; what suits most models if not given.
+    #[serde(default)]
+    pub tensor_parallel: Option<Parallel>,
+    /// Named presets of the configuration.
+    #[serde(default)]
+    pub archs: std::collections::BTreeMap<String, Map<String, Value>>,
+}
+
+/// Why a described family cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescribeError {
+    /// Nothing is described under this name.
+    #[error("no model is described under `{name}`")]
+    Missing {
+        /// The name.
+        name: String,
+        /// Every place that was looked at.
+        searched: Vec<String>,
+        /// A name that is described.
+        near: Option<String>,
+    },
+    /// A name that is no dotted path.
+    #[error("`{name}` is no dotted name of a described model")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read {file}: {message}")]
+    Read {
+        /// The file.
+        file: String,
+        /// In the system's words.
+        message: String,
+    },
+    /// The file is not a description.
+    #[error("{file} is broken: {message}")]
+    Broken {
+        /// The file.
+        file: String,
+        /// What is wrong, and where.
+        message: String,
+    },
+}
+
+impl Hint for DescribeError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Missing { near: Some(near), .. } => Some(format!("write `{near}`")),
+            Self::Missing { searched, .. } if searched.is_empty() => {
+                Some("give a folder to search with --model-path or SHARDLOOM_MODEL_PATH".to_owned())
+            }
+            Self::Missing { searched, .. } => Some(format!("searched {}", searched.join(", "))),
+            Self::Name { .. } => Some("write it as folders with dots between: my_org.my_model".to_owned()),
+            Self::Read { .. } | Self::Broken { .. } => None,
+        }
+    }
+}
+
+/// A described family under its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Described {
+    name: String,
+    file: PathBuf,
+    description: Description,
+}
+
+impl Described {
+    /// Reads a description.
+    pub fn read(name: &str, file: &Path) -> Result<Self, DescribeError> {
+        let text = std::fs::read_to_string(file).map_err(|error| DescribeError::Read {
+            file: file.display().to_string(),
+            message: error.to_string(),
+        })?;
+        Self::parse(name, file, &text)
+    }
+
+    /// Reads a description from its text.
+    pub fn parse(name: &str, file: &Path, text: &str) -> Result<Self, DescribeError> {
+        let broken = |message: String| DescribeError::Broken { file: file.display().to_string(), message };
+        let description: Description =
+            serde_saphyr::from_str(text).map_err(|error| broken(error.to_string()))?;
+        let described = Self { name: name.to_owned(), file: file.to_owned(), description };
+        // Every arch must make a decoder; without archs, the keys must.
+        for (arch, config) in &described.description.archs {
+            described.decoder(config).map_err(|error| broken(format!("arch `{arch}`: {error}")))?;
+        }
+        described.check_references().map_err(|error| broken(error.to_string()))?;
+        Ok(described)
+    }
+
+    /// Finds a description by its dotted name.
+    pub fn find(name: &str, search: &[PathBuf]) -> Result<Self, DescribeError> {
+        let parts: Vec<&str> = name.split('.').collect();
+        let fits = |part: &&str| {
+            !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+        };
+        if parts.len() < 2 || !parts.iter().all(fits) {
+            return Err(DescribeError::Name { name: name.to_owned() });
+        }
+        let places: Vec<PathBuf> = search
+            .iter()
+            .map(|folder| {
+                parts.iter().fold(folder.clone(), |path, part| path.join(part)).join(DESCRIPTION_FILE)
+            })
+            .collect();
+        match places.iter().find(|place| place.is_file()) {
+            Some(file) => Self::read(name, file),
+            None => {
+                let all = Self::names(search);
+                Err(DescribeError::Missing {
+                    name: name.to_owned(),
+                    near: nearest(name, all.iter().map(String::as_str)).map(str::to_owned),
+                    searched: places.iter().map(|place| place.display().to_string()).collect(),
+                })
+            }
+        }
+    }
+
+    /// Every dotted name that is described on a search path.
+    pub fn names(search: &[PathBuf]) -> Vec<String> {
+        let mut names = Vec::new();
+        for folder in search {
+            collect(folder, "", 0, &mut names);
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The file it was read from.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// What it is, for readers.
+    pub fn about(&self) -> Option<&str> {
+        self.description.description.as_deref()
+    }
+
+    fn full(&self, config: &Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
+        let mut full = config.clone();
+        for (key, default) in &self.description.config {
+            let given = full.get(key).is_some_and(|value| !value.is_null());
+            if !given {
+                if default.is_null() {
+                    return Err(ConfigError::Missing { key: key.clone() });
+                }
+                full.insert(key.clone(), default.clone());
+            }
+        }
+        Ok(full)
+    }
+
+    /// Every key that the decoder takes from the configuration must be one of
+    /// its keys.
+    fn check_references(&self) -> Result<(), ConfigError> {
+        let known = &self.description.config;
+        let mut wrong = None;
+        let mut look = |key: &str| {
+            if wrong.is_none() && !known.contains_key(key) {
+                let near = nearest(key, known.keys().map(String::as_str)).map(str::to_owned);
+                wrong = Some(ConfigError::UnknownKey { key: key.to_owned(), near });
+            }
+        };
+        references(&Value::Object(self.description.decoder.clone()), &mut look);
+        wrong.map_or(Ok(()), Err)
+    }
+}
+
+/// Descriptions below a folder, as dotted names.
+fn collect(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
+    // Deeper than anybody writes; a loop of links ends here.
+    if depth > 6 {
+        return;
+    }
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = entry.path();
+        if path.is_dir() && !name.starts_with('.') {
+            let inner = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+            collect(&path, &inner, depth + 1, names);
+        } else if name == DESCRIPTION_FILE && prefix.contains('.') {
+            names.push(prefix.to_owned());
+        }
+    }
+}
+
+/// Every `from` in a value.
+fn references(value: &Value, look: &mut dyn FnMut(&str)) {
+    match value {
+        Value::Object(map) => {
+            if let Some(key) = map.get("from").and_then(Value::as_str) {
+                look(key);
+            }
+            map.values().for_each(|value| references(value, look));
+        }
+        Value::Array(list) => list.iter().for_each(|value| references(value, look)),
+        _ => {}
+    }
+}
+
+/// A value with everything that is taken from the configuration in its place.
+fn filled(value: &Value, config: &Map<String, Value>) -> Result<Value, ConfigError> {
+    match value {
+        Value::Array(list) => list.iter().map(|value| filled(value, config)).collect(),
+        Value::Object(map) => match map.get("from").and_then(Value::as_str) {
+            Some(key) => taken(key, map, config),
+            None => {
+                let inner = map.iter().map(|(key, value)| Ok((key.clone(), filled(value, config)?)));
+                inner.collect::<Result<Map<_, _>, _>>().map(Value::Object)
+            }
+        },
+        plain => Ok(plain.clone()),
+    }
+}
+
+fn taken(key: &str, how: &Map<String, Value>, config: &Map<String, Value>) -> Result<Value, ConfigError> {
+    if let Some(other) = how.keys().find(|key| !["from", "default", "times", "over"].contains(&key.as_str()))
+    {
+        let near = nearest(other, ["from", "default", "times", "over"]).map(str::to_owned);
+        return Err(ConfigError::UnknownKey { key: other.clone(), near });
+    }
+    let value = match (config.get(key), how.get("default")) {
+        (Some(Value::Null) | None, Some(default)) => return filled(default, config),
+        (Some(Value::Null) | None, None) => return Err(ConfigError::Missing { key: key.to_owned() }),
+        (Some(value), _) => value,
+    };
+    let mut value = value.clone();
+    for (operation, apply) in
+        [("times", u64::checked_mul as fn(u64, u64) -> Option<u64>), ("over", u64::checked_div)]
+    {
+        let Some(by) = how.get(operation) else { continue };
+        let by = filled(by, config)?;
+        let result = value.as_u64().zip(by.as_u64()).and_then(|(value, by)| apply(value, by));
+        let expected = format!("a whole number that `{operation}: {by}` can be applied to");
+        let found = value.to_string();
+        value = result.map(Value::from).ok_or(ConfigError::Value { key: key.to_owned(), expected, found })?;
+    }
+    Ok(value)
+}
+
+impl AnyFamily for Described {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn model_types(&self) -> Vec<String> {
+        vec![self.description.model_type.clone().unwrap_or_else(|| self.name.clone())]
+    }
+
+    fn architecture(&self) -> String {
+        self.description.architecture.clone().unwrap_or_else(|| self.name.clone())
+    }
+
+    fn archs(&self) -> Vec<String> {
+        self.description.archs.keys().cloned().collect()
+    }
+
+    fn maybe_arch_config(&self, arch: &str) -> Option<Map<String, Value>> {
+        self.complete(self.description.archs.get(arch)?).ok()
+    }
+
+    fn complete(&self, config: &Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
+        let full = self.full(config)?;
+        let known = &self.description.config;
+        Ok(full.into_iter().filter(|(key, _)| known.contains_key(key)).collect())
+    }
+
+    fn overridden(
+        &self,
+        config: &Map<String, Value>,
+        overrides: &Map<String, Value>,
+    ) -> Result<Map<String, Value>, ConfigError> {
+        overridden(&self.complete(config)?, overrides)
+    }
+
+    fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
+        let filled = filled(&Value::Object(self.description.decoder.clone()), &self.full(config)?)?;
+        let decoder: DecoderConfig = serde_json::from_value(filled).map_err(|error| ConfigError::Value {
+            key: "decoder".to_owned(),
+            expected: "the options of a decoder".to_owned(),
+            found: error.to_string(),
+        })?;
+        decoder.check()?;
+        Ok(decoder)
+    }
+
+    fn keys(&self, _config: &Map<String, Value>, _index: &Index) -> Result<KeyMap, ConfigError> {
+        Ok(self.description.keys.clone())
+    }
+
+    fn parallel(&self) -> Parallel {
+        self.description.tensor_parallel.clone().unwrap_or_default()
+    }
+}
