@@ -1,0 +1,434 @@
+//! What a user types to name a model: a card, a path, or an address of a
+//! service.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use shardloom_checkpoint::StorageError;
+use shardloom_checkpoint::storage::Address;
+use shardloom_layout::{Hint, nearest};
+
+use super::store::CardStore;
+
+/// The beginnings of addresses.
+const SCHEMES: [&str; 7] = ["hf", "s3", "gs", "az", "https", "http", "file"];
+
+/// Where a model is.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelAddress {
+    /// What a card says.
+    Card(String),
+    /// A folder or a file.
+    Path(PathBuf),
+    /// A repository of Hugging Face: `hf://org/name[@revision][/sub]`. In a
+    /// revision, `/` is written as `%2F`; `refs/pr/1` may stand as it is.
+    HuggingFace {
+        /// The repository, `org/name`, or `name` for some old ones.
+        repo: String,
+        /// A branch, a tag or a commit.
+        revision: Option<String>,
+        /// A file or folder in it.
+        sub: Option<String>,
+    },
+    /// In an object store: `s3://`, `gs://`, `az://`.
+    Object(String),
+    /// On a web server. The query may be secret, so it is not shown.
+    Http(String),
+}
+
+/// Why a text does not say where a model is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// Nothing.
+    #[error("no model is named")]
+    Empty,
+    /// An address of a kind that is not known.
+    #[error("`{scheme}://` is not a kind of address that is known")]
+    Scheme {
+        /// What stands before `://`.
+        scheme: String,
+    },
+    /// An address that cannot be used.
+    #[error("`{address}` cannot be used: {problem}")]
+    Unusable {
+        /// The address, without what may be secret.
+        address: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The page of a repository.
+    #[error("`{address}` is a page for people, not a file")]
+    WebPage {
+        /// The address.
+        address: String,
+        /// The same repository, as an address.
+        meant: String,
+    },
+    /// What looks like a repository.
+    #[error("`{text}` is neither a file nor a folder")]
+    BareRepository {
+        /// The text.
+        text: String,
+    },
+    /// A path to nothing.
+    #[error("there is no file or folder `{}`", path.display())]
+    NoPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// No card, and no path.
+    #[error("`{text}` is neither the name of a card nor a file or folder")]
+    Unknown {
+        /// The text.
+        text: String,
+        /// Names of cards that may be meant.
+        near: Vec<String>,
+    },
+    /// A path that only a shell understands.
+    #[error("`{path}` begins with `~`, which only a shell replaces")]
+    Home {
+        /// The path.
+        path: String,
+    },
+    /// A relative path where it is relative to nothing.
+    #[error("`{path}` is a relative path, but relative to no folder")]
+    NoFolder {
+        /// The path.
+        path: String,
+    },
+    /// A revision in the address and another one beside it.
+    #[error("the revision is `{one}`, but in the address it is `{other}`")]
+    TwoRevisions {
+        /// The one beside it.
+        one: String,
+        /// The one in the address.
+        other: String,
+    },
+}
+
+impl Hint for AddressError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Scheme { scheme } => Some(match nearest(scheme, SCHEMES) {
+                _ if scheme == "hg" || scheme == "huggingface" => "write hf://org/name".to_owned(),
+                Some(near) => format!("did you mean {near}://?"),
+                None => "use hf://, s3://, gs://, az://, https://, http://, file:// or a path".to_owned(),
+            }),
+            Self::WebPage { meant, .. } => Some(format!("write {meant}")),
+            Self::BareRepository { text } => Some(format!("for a model of Hugging Face, write hf://{text}")),
+            Self::Unknown { near, .. } => {
+                let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
+                (!near.is_empty()).then(|| format!("did you mean {}?", near.join(" or ")))
+            }
+            Self::Home { .. } => Some("write the whole path".to_owned()),
+            Self::NoFolder { .. } => Some("write the whole path".to_owned()),
+            Self::TwoRevisions { .. } => Some("keep one of the two".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl ModelAddress {
+    /// Reads what a user typed. `exists` says whether there is a file or a
+    /// folder.
+    ///
+    /// A word that is the name of a card means the card, even if there is a
+    /// file of that name; `./word` means the file.
+    pub fn parse(text: &str, cards: &CardStore, exists: &dyn Fn(&Path) -> bool) -> Result<Self, AddressError> {
+        let text = text.trim();
+        if let Some(address) = scheme(text)? {
+            return Ok(address);
+        }
+        if cards.knows(text) {
+            return Ok(Self::Card(text.to_owned()));
+        }
+        let path = PathBuf::from(text);
+        if exists(&path) {
+            return Ok(Self::Path(path));
+        }
+        let is_path = text.starts_with(['/', '.']) || text.ends_with('/') || text.contains('\\');
+        match text.split_once('/') {
+            Some((org, name)) if !is_path && is_word(org) && is_word(name.split('@').next().unwrap_or(name)) => {
+                Err(AddressError::BareRepository { text: text.to_owned() })
+            }
+            None if !is_path => Err(AddressError::Unknown { text: text.to_owned(), near: cards.near(text) }),
+            _ => Err(AddressError::NoPath { path }),
+        }
+    }
+
+    /// Reads what a card says. Paths that are relative are so to `folder`.
+    pub(super) fn written(text: &str, folder: Option<&Path>) -> Result<Self, AddressError> {
+        let text = text.trim();
+        if let Some(address) = scheme(text)? {
+            return Ok(address);
+        }
+        match folder {
+            _ if Path::new(text).is_absolute() => Ok(Self::Path(PathBuf::from(text))),
+            // Components leave out what `.` stands for.
+            Some(folder) => Ok(Self::Path(folder.join(text).components().collect())),
+            None => Err(AddressError::NoFolder { path: text.to_owned() }),
+        }
+    }
+}
+
+/// An address with `://`. `None` if the text is none.
+fn scheme(text: &str) -> Result<Option<ModelAddress>, AddressError> {
+    if text.is_empty() || text.contains('\0') {
+        return Err(AddressError::Empty);
+    }
+    if text == "~" || text.starts_with("~/") {
+        return Err(AddressError::Home { path: text.to_owned() });
+    }
+    let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
+    let scheme = scheme.to_ascii_lowercase();
+    if scheme == "hf" {
+        return hugging_face(text, rest).map(Some);
+    }
+    if !SCHEMES.contains(&scheme.as_str()) {
+        return Err(AddressError::Scheme { scheme });
+    }
+    if scheme.starts_with("http")
+        && let Some(meant) = repository_page(rest)
+    {
+        let address = text.split(['?', '#']).next().unwrap_or_default().to_owned();
+        return Err(AddressError::WebPage { address, meant });
+    }
+    match Address::parse(text) {
+        Ok(Address::Local { path }) if path.starts_with('/') && !path.contains('\0') => {
+            Ok(Some(ModelAddress::Path(PathBuf::from(path))))
+        }
+        Ok(Address::Local { .. }) => {
+            let problem = "it needs a whole path, such as file:///models/x";
+            Err(AddressError::Unusable { address: text.to_owned(), problem })
+        }
+        Ok(Address::Remote(_)) if scheme.starts_with("http") => Ok(Some(ModelAddress::Http(text.to_owned()))),
+        Ok(Address::Remote(_)) => Ok(Some(ModelAddress::Object(text.to_owned()))),
+        Err(StorageError::Url { url, problem }) => Err(AddressError::Unusable { address: url, problem }),
+        Err(_) => Err(AddressError::Scheme { scheme }),
+    }
+}
+
+fn hugging_face(text: &str, rest: &str) -> Result<ModelAddress, AddressError> {
+    let bad = |problem| AddressError::Unusable { address: text.to_owned(), problem };
+    if rest.contains(['?', '#']) {
+        return Err(bad("it has a query, which is not used"));
+    }
+    let rest = rest.trim_end_matches('/');
+    let mut segments = rest.split('/');
+    let first = segments.next().unwrap_or_default();
+    if matches!(first, "datasets" | "spaces") {
+        return Err(bad("it is no model"));
+    }
+    // Old repositories have no organisation.
+    let (org, last) = match first.contains('@') {
+        true => (None, Some(first)),
+        false => match segments.next() {
+            Some(second) => (Some(first), Some(second)),
+            None => (None, Some(first)),
+        },
+    };
+    let last = last.unwrap_or_default();
+    let (name, revision) = match last.split_once('@') {
+        Some((name, revision)) => (name, Some(revision)),
+        None => (last, None),
+    };
+    if !is_word(name) || org.is_some_and(|org| !is_word(org)) {
+        return Err(bad("it names no repository, as hf://org/name does"));
+    }
+    let mut sub: Vec<&str> = segments.collect();
+    let revision = match revision {
+        // The only revisions with slashes that are common.
+        Some("refs") if sub.len() >= 2 && matches!(sub[0], "pr" | "convert") => {
+            let rest = sub.split_off(2);
+            Some(format!("refs/{}", std::mem::replace(&mut sub, rest).join("/")))
+        }
+        Some(revision) => {
+            let revision = decode(revision).filter(|text| is_revision(text));
+            Some(revision.ok_or_else(|| bad("its revision is none"))?)
+        }
+        None => None,
+    };
+    if sub.iter().any(|part| matches!(*part, "" | "." | "..") || part.contains(['\\', '\0'])) {
+        return Err(bad("a part of its path is no name"));
+    }
+    let repo = org.map_or_else(|| name.to_owned(), |org| format!("{org}/{name}"));
+    let sub = (!sub.is_empty()).then(|| sub.join("/"));
+    Ok(ModelAddress::HuggingFace { repo, revision, sub })
+}
+
+/// The address of the repository whose page this is.
+fn repository_page(rest: &str) -> Option<String> {
+    let path = rest.split(['?', '#']).next()?.trim_end_matches('/');
+    let (host, path) = path.split_once('/')?;
+    let parts: Vec<&str> = path.split('/').collect();
+    match (host, parts.as_slice()) {
+        ("huggingface.co" | "hf.co" | "www.huggingface.co", [org, name]) => Some(format!("hf://{org}/{name}")),
+        ("huggingface.co" | "hf.co" | "www.huggingface.co", [org, name, "tree" | "blob", revision, sub @ ..]) => {
+            let sub: String = sub.iter().map(|part| format!("/{part}")).collect();
+            Some(format!("hf://{org}/{name}@{revision}{sub}"))
+        }
+        _ => None,
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with(['.', '-'])
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+fn is_revision(text: &str) -> bool {
+    !text.is_empty()
+        && text.chars().all(|c| !c.is_control() && !c.is_whitespace() && !"\\?#@".contains(c))
+        && text.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// Undoes percent signs.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?].map(|digit| char::from(digit).to_digit(16));
+                u8::try_from(digits[0]? * 16 + digits[1]?).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl fmt::Display for ModelAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Card(name) => f.write_str(name),
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::HuggingFace { repo, revision, sub } => {
+                write!(f, "hf://{repo}")?;
+                if let Some(revision) = revision {
+                    write!(f, "@{}", revision.replace('%', "%25").replace('/', "%2F"))?;
+                }
+                sub.iter().try_for_each(|sub| write!(f, "/{sub}"))
+            }
+            Self::Object(url) | Self::Http(url) => match Address::parse(url) {
+                Ok(Address::Remote(remote)) => f.write_str(&remote.shown()),
+                _ => f.write_str("an address that cannot be used"),
+            },
+        }
+    }
+}
+
+/// Like the text, without what may be secret.
+impl fmt::Debug for ModelAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Self::Card(_) => "Card",
+            Self::Path(_) => "Path",
+            Self::HuggingFace { .. } => "HuggingFace",
+            Self::Object(_) => "Object",
+            Self::Http(_) => "Http",
+        };
+        write!(f, "{kind}({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cards::CardSource;
+
+    fn parse(text: &str) -> Result<ModelAddress, AddressError> {
+        let store = CardStore::new([CardSource::built_in(&[("a.yaml", "name: small\n---\nname: both\n")])]);
+        let there = ["both", "folder", "org/there", "a b/model.gguf", "/abs"];
+        ModelAddress::parse(text, &store, &|path| there.iter().any(|other| Path::new(other) == path))
+    }
+
+    fn hub(repo: &str, revision: Option<&str>, sub: Option<&str>) -> Result<ModelAddress, AddressError> {
+        let [revision, sub] = [revision, sub].map(|text| text.map(str::to_owned));
+        Ok(ModelAddress::HuggingFace { repo: repo.to_owned(), revision, sub })
+    }
+
+    #[test]
+    fn words_are_cards_and_then_paths() {
+        assert_eq!(parse("small"), Ok(ModelAddress::Card("small".to_owned())));
+        assert_eq!(parse(" small@ "), Ok(ModelAddress::Card("small@".to_owned())));
+        assert_eq!(parse("both"), Ok(ModelAddress::Card("both".to_owned())));
+        for path in ["folder", "org/there", "a b/model.gguf", "/abs"] {
+            assert_eq!(parse(path), Ok(ModelAddress::Path(path.into())));
+        }
+        let error = parse("smal").unwrap_err();
+        assert_eq!(error, AddressError::Unknown { text: "smal".to_owned(), near: vec!["small".to_owned()] });
+        assert_eq!(error.hint().unwrap(), "did you mean `small`?");
+        assert!(matches!(parse("small@cluster"), Err(AddressError::Unknown { .. })));
+        for path in ["./none", "/none", "a/b/c", "none/", "../x"] {
+            assert_eq!(parse(path), Err(AddressError::NoPath { path: path.into() }), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_bare_repository_is_refused_with_the_address_it_has() {
+        let error = parse("meta-llama/Llama-3.2-1B").unwrap_err();
+        assert!(error.hint().unwrap().ends_with("write hf://meta-llama/Llama-3.2-1B"));
+        assert!(parse("org/name@v1").unwrap_err().hint().unwrap().ends_with("hf://org/name@v1"));
+        let page = parse("https://huggingface.co/org/name/tree/main/sub?x=1").unwrap_err();
+        assert_eq!(page.hint().unwrap(), "write hf://org/name@main/sub");
+    }
+
+    #[test]
+    fn addresses_of_hugging_face_have_revisions_and_folders() {
+        assert_eq!(parse("hf://org/name"), hub("org/name", None, None));
+        assert_eq!(parse("HF://org/name/"), hub("org/name", None, None));
+        assert_eq!(parse("hf://org/name@v1.0"), hub("org/name", Some("v1.0"), None));
+        assert_eq!(parse("hf://org/name@main/a/b.gguf"), hub("org/name", Some("main"), Some("a/b.gguf")));
+        assert_eq!(parse("hf://org/name/a b"), hub("org/name", None, Some("a b")));
+        assert_eq!(parse("hf://org/name@refs/pr/7/sub"), hub("org/name", Some("refs/pr/7"), Some("sub")));
+        assert_eq!(parse("hf://org/name@feature%2Fx"), hub("org/name", Some("feature/x"), None));
+        assert_eq!(parse("hf://gpt2"), hub("gpt2", None, None));
+        assert_eq!(parse("hf://gpt2@main/x"), hub("gpt2", Some("main"), Some("x")));
+        for bad in [
+            "hf://", "hf:///x", "hf://org/", "hf://org//x", "hf://org/name@", "hf://org/name@/x", "hf://-/x",
+            "hf://org/name/../x", "hf://org/name//x", "hf://org/name?x", "hf://org/name@a%2", "hf://org/na me",
+            "hf://org/name@a b", "hf://datasets/org/name", "hf://org/name@..", "hf://org/name@a%2F..",
+        ] {
+            // `hf://org/` is a repository without an organisation.
+            if bad != "hf://org/" {
+                assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_decoded_and_services_are_checked() {
+        assert_eq!(parse("file:///a/b%20c"), Ok(ModelAddress::Path("/a/b c".into())));
+        assert_eq!(parse("file://localhost/a"), Ok(ModelAddress::Path("/a".into())));
+        assert_eq!(parse("file:///a b"), Ok(ModelAddress::Path("/a b".into())));
+        for url in ["s3://bucket/x", "gs://b", "az://c/d"] {
+            assert_eq!(parse(url), Ok(ModelAddress::Object(url.to_owned())));
+        }
+        let signed = "https://host/model.gguf?token=hidden";
+        let address = parse(signed).unwrap();
+        assert_eq!(address, ModelAddress::Http(signed.to_owned()));
+        assert_eq!(format!("{address} {address:?}").matches("hidden").count(), 0);
+        for bad in ["file://x/y", "file://", "file:///%zz", "s3://", "s3://b/%2e%2e/x", "http://me:x@host/a"] {
+            assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
+        }
+        assert!(parse("hg://org/name").unwrap_err().hint().unwrap().contains("hf://"));
+        assert_eq!(parse("htps://x").unwrap_err().hint().unwrap(), "did you mean https://?");
+        assert!(matches!(parse("~/models/x"), Err(AddressError::Home { .. })));
+        assert!(matches!(parse(" "), Err(AddressError::Empty)));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_typed_has_an_answer(text in "((hf|file|s3|http|x)://)?[a-z@/.%~ \\PC]{0,20}") {
+            if let Ok(address @ ModelAddress::HuggingFace { .. }) = parse(&text) {
+                prop_assert_eq!(parse(&address.to_string()), Ok(address));
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A training run that publishes its checkpoints as cards.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use shardloom_checkpoint::{
+    Better, CheckpointError, CheckpointFolder, LocalStorage, Saved, Storage, StorageError,
+};
+use shardloom_layout::Hint;
+
+use super::draft::CardDraft;
+use super::name::CardName;
+use super::source::{CardSource, SourceKind};
+
+/// The cards of a training run: `checkpoint_step_N` for each checkpoint,
+/// `last_checkpoint`, and `best_checkpoint` if some have scores.
+#[derive(Clone, Debug)]
+pub struct RunCards {
+    root: PathBuf,
+    prefix: String,
+    better: Better,
+    fields: Vec<(String, Value)>,
+}
+
+/// Why a run could not publish its cards.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The checkpoints cannot be listed.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The file cannot be written.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// A path that YAML cannot hold.
+    #[error("`{}` is not a text", path.display())]
+    NotText {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A prefix that makes no names.
+    #[error("`{prefix}` cannot begin the name of a card")]
+    Prefix {
+        /// The prefix.
+        prefix: String,
+    },
+    /// The cards cannot be written as YAML.
+    #[error("the cards cannot be written as YAML: {message}")]
+    Yaml {
+        /// Why.
+        message: String,
+    },
+}
+
+impl Hint for RunError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Checkpoint(error) => error.hint(),
+            Self::Storage(error) => error.hint(),
+            Self::NotText { .. } => Some("rename the folder".to_owned()),
+            Self::Prefix { .. } => Some("use letters, digits, `.`, `_` and `-`".to_owned()),
+            Self::Yaml { .. } => None,
+        }
+    }
+}
+
+impl RunCards {
+    /// The run that saves its checkpoints in a folder as `step_N`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        let (prefix, better) = (String::new(), Better::Lower);
+        Self { root: root.into(), prefix, better, fields: Vec::new() }
+    }
+
+    /// The same with a field that all its cards have, such as `model_family`
+    /// or `model_config`.
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.fields.push((field.to_owned(), value.into()));
+        self
+    }
+
+    /// The same, and which scores are better. If nothing is said, the lower
+    /// ones are, as for a loss.
+    pub fn with_better(mut self, better: Better) -> Self {
+        self.better = better;
+        self
+    }
+
+    /// The same with a prefix before all names, so that several runs can
+    /// publish themselves in one place.
+    pub fn with_prefix(mut self, prefix: &str) -> Self {
+        prefix.clone_into(&mut self.prefix);
+        self
+    }
+
+    /// The cards, whose checkpoints are whole paths.
+    pub fn drafts(&self) -> Result<Vec<CardDraft>, RunError> {
+        self.drafts_in(None)
+    }
+
+    /// The cards as a source.
+    pub fn source(&self) -> Result<CardSource, RunError> {
+        Ok(CardSource::cards(SourceKind::Run, &self.root.display().to_string(), self.drafts()?))
+    }
+
+    /// Publishes the cards in a folder, as one file that is replaced at once.
+    /// Checkpoints below the folder are named relative to it, so that it can
+    /// be moved with them. Tells which file it is.
+    pub fn write_cards(&self, folder: &Path) -> Result<PathBuf, RunError> {
+        let drafts = self.drafts_in(Some(&absolute(folder)?))?;
+        let yaml = serde_saphyr::to_string_multiple(&drafts)
+            .map_err(|error| RunError::Yaml { message: error.to_string() })?;
+        let failed = |error: std::io::Error| StorageError::Io {
+            action: "create",
+            file: folder.display().to_string(),
+            kind: error.kind(),
+            message: error.to_string(),
+        };
+        fs::create_dir_all(folder).map_err(failed)?;
+        let name = format!("{}checkpoints.yaml", self.prefix);
+        LocalStorage::new(folder).put(&name, yaml.as_bytes())?;
+        Ok(folder.join(name))
+    }
+
+    fn drafts_in(&self, folder: Option<&Path>) -> Result<Vec<CardDraft>, RunError> {
+        if CardName::parse(&format!("{}x", self.prefix)).is_none_or(|name| name.env().is_some()) {
+            return Err(RunError::Prefix { prefix: self.prefix.clone() });
+        }
+        let checkpoints = CheckpointFolder::new(&self.root);
+        let saved = checkpoints.list()?;
+        let mut drafts = saved.iter().map(|saved| self.step(saved, folder)).collect::<Result<Vec<_>, _>>()?;
+        let best = checkpoints.best(self.better)?;
+        // Saved since the list was made, it has no card to build on.
+        let best = best.filter(|best| saved.iter().any(|saved| saved.step == best.step));
+        for (name, chosen) in [("last_checkpoint", saved.last()), ("best_checkpoint", best.as_ref())] {
+            if let Some(chosen) = chosen {
+                let draft = CardDraft::new(&format!("{}{name}", self.prefix));
+                drafts.push(draft.with("base", self.name_of(chosen)));
+            }
+        }
+        Ok(drafts)
+    }
+
+    fn name_of(&self, saved: &Saved) -> String {
+        format!("{}checkpoint_step_{}", self.prefix, saved.step)
+    }
+
+    fn step(&self, saved: &Saved, folder: Option<&Path>) -> Result<CardDraft, RunError> {
+        let path = absolute(&saved.path)?;
+        let relative = folder.and_then(|folder| path.strip_prefix(folder).ok());
+        // The dot says that it is a path, whatever is in it.
+        let path = relative.map_or_else(|| path.clone(), |relative| Path::new(".").join(relative));
+        let text = path.to_str().ok_or_else(|| RunError::NotText { path: path.clone() })?;
+        let mut draft = CardDraft::new("");
+        for (field, value) in &self.fields {
+            draft = draft.with(field, value.clone());
+        }
+        draft = draft.with("name", self.name_of(saved)).with("checkpoint", text).with("x-step", saved.step);
+        Ok(match saved.score {
+            Some(score) => draft.with("x-score", score),
+            None => draft,
+        })
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, RunError> {
+    std::path::absolute(path).map_err(|error| {
+        RunError::Storage(StorageError::Io {
+            action: "look at",
+            file: path.display().to_string(),
+            kind: error.kind(),
+            message: error.to_string(),
+        })
+    })
+}

@@ -1,0 +1,112 @@
+//! Which folders are searched for cards.
+
+use std::path::PathBuf;
+
+use super::source::{CardSource, SourceKind};
+use super::store::CardStore;
+
+/// Cards for all who use the machine.
+const SYSTEM: &str = "/etc/shardloom/assets";
+/// The environment whose cards are always tried.
+const USER: &str = "user";
+
+/// The folders of cards, and the environments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// Folders, of which later ones override earlier ones.
+    pub folders: Vec<(SourceKind, PathBuf)>,
+    /// Environments, in the order in which they are tried.
+    pub environments: Vec<String>,
+}
+
+impl StoreSettings {
+    /// The folders that variables name, and those that were named when the
+    /// program was started, in this order: `/etc/shardloom/assets`,
+    /// `SHARDLOOM_ASSET_DIR`, `$XDG_CONFIG_HOME/shardloom/assets` (or
+    /// `~/.config/shardloom/assets`), `SHARDLOOM_USER_ASSET_DIR`, `extra`.
+    ///
+    /// Variables that are empty count as not set.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>, extra: &[PathBuf]) -> Self {
+        let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // The rule for the variable says that relative paths are invalid.
+        let configs = folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+        let configs = configs.or_else(|| folder("HOME").map(|home| home.join(".config")));
+        let user = configs.map(|configs| configs.join("shardloom").join("assets"));
+        let mut folders = vec![(SourceKind::System, PathBuf::from(SYSTEM))];
+        folders.extend(folder("SHARDLOOM_ASSET_DIR").map(|path| (SourceKind::System, path)));
+        folders.extend(user.map(|path| (SourceKind::User, path)));
+        folders.extend(folder("SHARDLOOM_USER_ASSET_DIR").map(|path| (SourceKind::User, path)));
+        folders.extend(extra.iter().map(|path| (SourceKind::AssetDir, path.clone())));
+        // A folder that is named twice must not be at odds with itself.
+        let mut unique: Vec<(SourceKind, PathBuf)> = Vec::new();
+        for (kind, path) in folders.into_iter().rev() {
+            if unique.iter().all(|(_, other)| *other != path) {
+                unique.push((kind, path));
+            }
+        }
+        unique.reverse();
+        Self { folders: unique, environments: vec![USER.to_owned()] }
+    }
+
+    /// The cards in the folders.
+    pub fn sources(&self) -> Vec<CardSource> {
+        self.folders.iter().map(|(kind, path)| CardSource::folder(*kind, path)).collect()
+    }
+
+    /// A store of cards that are built in and those in the folders.
+    pub fn store(&self, built_in: &[(&str, &str)]) -> CardStore {
+        let sources = std::iter::once(CardSource::built_in(built_in)).chain(self.sources());
+        CardStore::new(sources).with_environments(self.environments.iter().cloned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folders(variables: &[(&str, &str)], extra: &[&str]) -> Vec<String> {
+        let variable = |name: &str| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        };
+        let extra: Vec<PathBuf> = extra.iter().map(PathBuf::from).collect();
+        let settings = StoreSettings::from_variables(&variable, &extra);
+        settings.folders.iter().map(|(kind, path)| format!("{kind}: {}", path.display())).collect()
+    }
+
+    #[test]
+    fn later_folders_are_the_more_personal_ones() {
+        let variables = [
+            ("SHARDLOOM_ASSET_DIR", "/opt/cards"),
+            ("XDG_CONFIG_HOME", "/home/me/conf"),
+            ("HOME", "/home/me"),
+            ("SHARDLOOM_USER_ASSET_DIR", "/my cards"),
+        ];
+        assert_eq!(
+            folders(&variables, &["one", "two"]),
+            [
+                "system: /etc/shardloom/assets",
+                "system: /opt/cards",
+                "user: /home/me/conf/shardloom/assets",
+                "user: /my cards",
+                "asset dir: one",
+                "asset dir: two",
+            ]
+        );
+    }
+
+    #[test]
+    fn without_variables_there_are_the_usual_folders() {
+        assert_eq!(folders(&[], &[]), ["system: /etc/shardloom/assets"]);
+        let relative = [("HOME", "/home/me"), ("XDG_CONFIG_HOME", "conf"), ("SHARDLOOM_ASSET_DIR", "")];
+        assert_eq!(
+            folders(&relative, &[]),
+            ["system: /etc/shardloom/assets", "user: /home/me/.config/shardloom/assets"]
+        );
+    }
+
+    #[test]
+    fn a_folder_that_is_named_twice_is_read_once() {
+        let twice = [("SHARDLOOM_ASSET_DIR", "/a"), ("SHARDLOOM_USER_ASSET_DIR", "/a")];
+        assert_eq!(folders(&twice, &["/a"]), ["system: /etc/shardloom/assets", "asset dir: /a"]);
+    }
+}

@@ -1,0 +1,302 @@
+//! All cards of all sources, by name.
+
+use std::collections::BTreeMap;
+use std::slice;
+use std::sync::Arc;
+
+use shardloom_layout::nearest;
+
+use super::card::Card;
+use super::document::{Document, Parsed};
+use super::error::{CardError, Problem};
+use super::fields::{Resolved, Same};
+use super::name::{CardName, Wanted};
+use super::source::CardSource;
+use super::value::{Field, Origin, Place};
+
+/// How many cards may build on each other.
+const MAX_BASES: usize = 64;
+/// How many names a hint has at most.
+const MAX_NEAR: usize = 3;
+
+/// Cards of several sources, of which later ones override earlier ones.
+///
+/// A card is parsed when somebody asks for it, and only then.
+#[derive(Debug, Default)]
+pub struct CardStore {
+    sources: Vec<CardSource>,
+    environments: Vec<String>,
+    /// Where each name is, by source.
+    index: BTreeMap<Arc<str>, Vec<Spot>>,
+}
+
+/// A document of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spot {
+    source: usize,
+    document: usize,
+}
+
+/// A card that overrides others of its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The name.
+    pub name: String,
+    /// Where the card is that is used.
+    pub winner: Place,
+    /// Where those are that are not, the last source first.
+    pub losers: Vec<Place>,
+}
+
+/// One card of those that build on each other.
+struct Link<'a> {
+    name: CardName,
+    spot: Spot,
+    document: &'a Document,
+    parsed: &'a Parsed,
+}
+
+/// A card that cannot be used: its number, counted from the one that was
+/// asked for, and why.
+type Failed = (usize, CardError);
+
+impl CardStore {
+    /// A store of sources, the most important one last.
+    pub fn new(sources: impl IntoIterator<Item = CardSource>) -> Self {
+        let sources: Vec<CardSource> = sources.into_iter().collect();
+        let mut index: BTreeMap<Arc<str>, Vec<Spot>> = BTreeMap::new();
+        for (source, cards) in sources.iter().enumerate() {
+            for (document, card) in cards.documents.iter().enumerate() {
+                if let Ok(name) = card.name() {
+                    index.entry(Arc::clone(name)).or_default().push(Spot { source, document });
+                }
+            }
+        }
+        Self { sources, environments: Vec::new(), index }
+    }
+
+    /// The same with environments, which are tried in order.
+    pub fn with_environments(mut self, environments: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.environments = environments.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The environments that are tried, in order.
+    pub fn environments(&self) -> &[String] {
+        &self.environments
+    }
+
+    /// The card that a name means.
+    pub fn card(&self, name: &str) -> Result<Card, CardError> {
+        let asked = CardName::parse(name).ok_or_else(|| CardError::BadName { name: name.to_owned() })?;
+        let environments = self.environments_for(&asked);
+        let found = self.find(&asked, environments);
+        let found = found.ok_or_else(|| CardError::NotKnown { name: name.to_owned(), near: self.near(name) })?;
+        self.resolve(found, environments)
+    }
+
+    /// Whether a name means a card, be it a broken one.
+    pub fn knows(&self, name: &str) -> bool {
+        CardName::parse(name).is_some_and(|asked| self.find(&asked, self.environments_for(&asked)).is_some())
+    }
+
+    /// The names of all cards as they are written, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.index.keys().map(|name| &**name)
+    }
+
+    /// All cards, by name. Each is the one of just that name, so that `name`
+    /// is what [`CardStore::card`] gives for `name@`.
+    pub fn cards(&self) -> impl Iterator<Item = (&str, Result<Card, CardError>)> {
+        self.names().map(|name| {
+            let card = match name.contains('@') {
+                true => self.card(name),
+                false => self.card(&format!("{name}@")),
+            };
+            (name, card)
+        })
+    }
+
+    /// Everything in the sources that cannot be used: files and documents
+    /// that cannot be read, and cards that a source has twice. Parses all
+    /// documents.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for source in &self.sources {
+            problems.extend(source.problems.iter().cloned());
+            problems.extend(source.documents.iter().filter_map(|card| card.parsed().err().cloned()));
+        }
+        for (name, spots) in &self.index {
+            for pair in spots.windows(2).filter(|pair| pair[0].source == pair[1].source) {
+                let [first, second] = [pair[0], pair[1]].map(|spot| self.document(spot).place().clone());
+                problems.push(Problem::Duplicate { card: name.to_string(), first, second });
+            }
+        }
+        problems
+    }
+
+    /// The cards that override others.
+    pub fn overrides(&self) -> Vec<Override> {
+        let overrides = self.index.iter().filter_map(|(name, spots)| {
+            let winner = spots.last()?;
+            let losers = spots.iter().rev().filter(|spot| spot.source < winner.source);
+            let losers: Vec<Place> = losers.map(|spot| self.document(*spot).place().clone()).collect();
+            let winner = self.document(*winner).place().clone();
+            (!losers.is_empty()).then(|| Override { name: name.to_string(), winner, losers })
+        });
+        overrides.collect()
+    }
+
+    /// Names that may be meant by one that is not there.
+    pub(super) fn near(&self, name: &str) -> Vec<String> {
+        let plain = name.split('@').next().unwrap_or(name);
+        let same = self.names().filter(|other| other.split('@').next() == Some(plain));
+        let mut near: Vec<String> = same.take(MAX_NEAR).map(str::to_owned).collect();
+        if near.is_empty() {
+            let plain_names = self.names().filter(|other| !other.contains('@'));
+            near.extend(nearest(plain, plain_names).map(str::to_owned));
+        }
+        near
+    }
+
+    fn document(&self, spot: Spot) -> &Document {
+        &self.sources[spot.source].documents[spot.document]
+    }
+
+    fn environments_for<'a>(&'a self, asked: &'a CardName) -> &'a [String] {
+        match asked.wanted() {
+            Wanted::Any => &self.environments,
+            Wanted::Plain => &[],
+            Wanted::Env(env) => slice::from_ref(env),
+        }
+    }
+
+    /// The name, as it is written, of the card that a name means.
+    fn find(&self, asked: &CardName, environments: &[String]) -> Option<CardName> {
+        let plain = asked.plain();
+        let there = |name: String| CardName::parse(&name).filter(|_| self.index.contains_key(name.as_str()));
+        match asked.wanted() {
+            Wanted::Env(env) => there(format!("{plain}@{env}")),
+            Wanted::Plain => there(plain.to_owned()),
+            Wanted::Any => {
+                let variants = environments.iter().find_map(|env| there(format!("{plain}@{env}")));
+                variants.or_else(|| there(plain.to_owned()))
+            }
+        }
+    }
+
+    fn resolve(&self, leaf: CardName, environments: &[String]) -> Result<Card, CardError> {
+        let name = leaf.to_string();
+        let wrap = |(depth, problem): Failed| match depth {
+            0 => problem,
+            _ => CardError::Base { card: name.clone(), problem: Box::new(problem) },
+        };
+        let chain = self.chain(leaf, environments).map_err(wrap)?;
+        let mut resolved = Resolved::default();
+        let mut below: Option<&Link<'_>> = None;
+        for link in chain.iter().rev() {
+            let same = match below {
+                Some(below) if below.name.plain() != link.name.plain() => Same::Other,
+                _ => Same::Name,
+            };
+            // Checked when the chain was made.
+            if let Ok(written) = &link.parsed.written {
+                resolved.change(written, same);
+            }
+            below = Some(link);
+        }
+        let lineage = chain.iter().map(|link| Origin::new(&link.parsed.name, link.document.place().clone()));
+        let card = Card::new(name.clone(), lineage.collect(), resolved);
+        match card.check_addresses() {
+            Ok(()) => Ok(card),
+            Err((depth, problem)) => Err(wrap((depth, problem))),
+        }
+    }
+
+    /// A card and all that it builds on, itself first.
+    fn chain(&self, leaf: CardName, environments: &[String]) -> Result<Vec<Link<'_>>, Failed> {
+        let mut chain: Vec<Link<'_>> = Vec::new();
+        let mut next = Some((leaf, self.sources.len()));
+        while let Some((name, limit)) = next.take() {
+            let depth = chain.len();
+            let link = self.link(name, limit).map_err(|error| (depth, error))?;
+            if let Some(first) = chain.iter().position(|other| other.spot == link.spot) {
+                return Err((first, cycle(&chain[first..])));
+            }
+            if depth > MAX_BASES {
+                let card = chain[0].name.to_string();
+                return Err((0, CardError::TooDeep { card, limit: MAX_BASES }));
+            }
+            next = match base_of(&link) {
+                Some(base) => Some(self.base(&link, base, environments).map_err(|error| (depth, error))?),
+                None => None,
+            };
+            chain.push(link);
+        }
+        Ok(chain)
+    }
+
+    /// The card of just this name in the last of the sources before `limit`.
+    fn link(&self, name: CardName, limit: usize) -> Result<Link<'_>, CardError> {
+        let card = name.to_string();
+        let spots = self.index.get(card.as_str()).map(Vec::as_slice).unwrap_or_default();
+        let mut spots = spots.iter().rev().filter(|spot| spot.source < limit);
+        let Some(&spot) = spots.next() else {
+            return Err(CardError::NotKnown { near: self.near(&card), name: card });
+        };
+        let document = self.document(spot);
+        if let Some(other) = spots.next().filter(|other| other.source == spot.source) {
+            let first = self.document(*other).place().clone();
+            return Err(CardError::Duplicate { card, first, second: document.place().clone() });
+        }
+        let parsed =
+            document.parsed().map_err(|problem| CardError::Broken { card, problem: problem.clone() })?;
+        match &parsed.written {
+            Ok(_) => Ok(Link { name, spot, document, parsed }),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Which card a base means, and before which source it is.
+    fn base(
+        &self,
+        link: &Link<'_>,
+        base: &Field,
+        environments: &[String],
+    ) -> Result<(CardName, usize), CardError> {
+        let text = base.value.as_text().unwrap_or_default();
+        let missing = || CardError::MissingBase {
+            base: text.to_owned(),
+            origin: base.origin.clone(),
+            near: self.near(text).into_iter().filter(|near| *near != link.name.to_string()).collect(),
+        };
+        let asked = CardName::parse(text).ok_or_else(missing)?;
+        let own = asked.plain() == link.name.plain();
+        let found = self.find(&asked, if own { &[] } else { environments });
+        match found {
+            // Its own name: what it overrides.
+            Some(name) if name == link.name => {
+                let spots = self.index.get(name.to_string().as_str()).map(Vec::as_slice).unwrap_or_default();
+                match spots.iter().any(|spot| spot.source < link.spot.source) {
+                    true => Ok((name, link.spot.source)),
+                    false => Err(cycle(slice::from_ref(link))),
+                }
+            }
+            Some(name) => Ok((name, self.sources.len())),
+            None => Err(missing()),
+        }
+    }
+}
+
+fn base_of<'a>(link: &Link<'a>) -> Option<&'a Field> {
+    link.parsed.written.as_ref().ok()?.get("base")
+}
+
+/// The error of cards that build on each other.
+fn cycle(links: &[Link<'_>]) -> CardError {
+    let names = links.iter().chain(links.first()).map(|link| link.name.to_string());
+    let first = &links[0];
+    let origin = base_of(first).map(|base| base.origin.clone());
+    let origin = origin.unwrap_or_else(|| Origin::new(&first.parsed.name, first.document.place().clone()));
+    CardError::Cycle { chain: names.collect(), origin }
+}

@@ -1,0 +1,253 @@
+//! What stands in a card, and where each piece of it was written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Number};
+
+use super::source::SourceKind;
+
+/// A value, and where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// The value.
+    pub value: Value,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+/// A value of a card.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing: `null`, `~`, or no value behind a colon.
+    Nothing,
+    /// `true` or `false`. Other words, such as `no`, are texts.
+    Bool(bool),
+    /// A number.
+    Number {
+        /// The number.
+        number: Number,
+        /// As it was written: a revision such as `0123456` looks like a
+        /// number and is none.
+        written: String,
+    },
+    /// A text. Numbers that are not finite are texts, too.
+    Text(String),
+    /// A list.
+    List(Vec<Field>),
+    /// A map.
+    Map(BTreeMap<String, Field>),
+}
+
+/// A kind of value, as it is called in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing.
+    Nothing,
+    /// `true` or `false`.
+    Bool,
+    /// A number.
+    Number,
+    /// A number of bytes or the like: whole, and not below 0.
+    WholeNumber,
+    /// A text.
+    Text,
+    /// A list.
+    List,
+    /// A list of texts.
+    Texts,
+    /// A map.
+    Map,
+    /// 64 hex digits.
+    Sha256,
+    /// 64 hex digits, or a map from file names to such.
+    Sums,
+    /// A path that is relative and stays inside of what it is relative to.
+    InnerPath,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "nothing",
+            Self::Bool => "`true` or `false`",
+            Self::Number => "a number",
+            Self::WholeNumber => "a whole number",
+            Self::Text => "a text",
+            Self::List => "a list",
+            Self::Texts => "a list of texts",
+            Self::Map => "a map",
+            Self::Sha256 => "64 hex digits",
+            Self::Sums => "64 hex digits or a map from file names to such",
+            Self::InnerPath => "a path that stays inside",
+        })
+    }
+}
+
+/// Where something was written.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Origin {
+    card: Arc<str>,
+    place: Place,
+}
+
+/// A line of a file of a source.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Place {
+    source: SourceKind,
+    file: Arc<Path>,
+    line: u32,
+}
+
+impl Origin {
+    pub(super) fn new(card: &Arc<str>, place: Place) -> Self {
+        Self { card: Arc::clone(card), place }
+    }
+
+    /// The name of the card that wrote it.
+    pub fn card(&self) -> &str {
+        &self.card
+    }
+
+    /// The place.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The kind of source that the card is from.
+    pub fn source(&self) -> SourceKind {
+        self.place.source
+    }
+
+    /// The file; for cards without one, what they are called instead.
+    pub fn file(&self) -> &Path {
+        &self.place.file
+    }
+
+    /// The line, from 1 on; 0 for cards that are in no file.
+    pub fn line(&self) -> usize {
+        self.place.line()
+    }
+}
+
+impl Place {
+    pub(super) fn new(source: SourceKind, file: &Arc<Path>, line: u32) -> Self {
+        Self { source, file: Arc::clone(file), line }
+    }
+
+    /// Another line of the same file.
+    pub(super) fn at(&self, line: u32) -> Self {
+        Self { line, ..self.clone() }
+    }
+
+    /// The kind of source.
+    pub fn source(&self) -> SourceKind {
+        self.source
+    }
+
+    /// The file; for cards without one, what they are called instead.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The line, from 1 on; 0 where there is none.
+    pub fn line(&self) -> usize {
+        self.line as usize
+    }
+
+    /// The folder that relative paths are relative to, if there is one.
+    pub(super) fn folder(&self) -> Option<PathBuf> {
+        (self.source != SourceKind::BuiltIn && self.file.is_absolute())
+            .then(|| self.file.parent().map(Path::to_owned))
+            .flatten()
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} ({})", self.source)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "card `{}`, {}", self.card, self.place)
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} ({})", self.place.source)
+    }
+}
+
+impl Value {
+    /// What kind of value it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Nothing => Kind::Nothing,
+            Self::Bool(_) => Kind::Bool,
+            Self::Number { .. } => Kind::Number,
+            Self::Text(_) => Kind::Text,
+            Self::List(_) => Kind::List,
+            Self::Map(_) => Kind::Map,
+        }
+    }
+
+    /// A text. A number is one as well, as it was written.
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Number { written: text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Nothing => serde_json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Number { number, .. } => number.clone().into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(fields) => fields.iter().map(|field| field.value.to_json()).collect(),
+            Self::Map(fields) => {
+                let pairs = fields.iter().map(|(key, field)| (key.clone(), field.value.to_json()));
+                pairs.collect::<Map<_, _>>().into()
+            }
+        }
+    }
+}
+
+impl Field {
+    /// A value of JSON, all of which comes from one place.
+    pub fn from_json(json: &serde_json::Value, origin: &Origin) -> Self {
+        let value = match json {
+            serde_json::Value::Null => Value::Nothing,
+            serde_json::Value::Bool(value) => Value::Bool(*value),
+            serde_json::Value::Number(number) => {
+                Value::Number { number: number.clone(), written: number.to_string() }
+            }
+            serde_json::Value::String(text) => Value::Text(text.clone()),
+            serde_json::Value::Array(values) => {
+                Value::List(values.iter().map(|value| Self::from_json(value, origin)).collect())
+            }
+            serde_json::Value::Object(map) => {
+                let pairs = map.iter().map(|(key, value)| (key.clone(), Self::from_json(value, origin)));
+                Value::Map(pairs.collect())
+            }
+        };
+        Self { value, origin: origin.clone() }
+    }
+}
