@@ -8,14 +8,73 @@ use shardloom_layout::{DType, Hint, Shape};
 use shardloom_nn::NnError;
 
 use crate::adapter::AdapterError;
+use crate::cards::{AddressError, CardError};
 use crate::config::ConfigError;
 use crate::describe::DescribeError;
 use crate::families::FamilyError;
+use crate::fetch::FetchError;
+use crate::text::{ChatError, TextError};
 
 /// Why a model was not found or not loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
+    /// No model of that name.
+    #[error("no model is called `{name}`")]
+    NotKnown {
+        /// The name.
+        name: String,
+        /// Names that may be meant.
+        near: Vec<String>,
+    },
+    /// A card of another family than asked for.
+    #[error("the family of `{card}` is expected to be {expected}, but is {found} instead")]
+    OtherFamily {
+        /// The card.
+        card: String,
+        /// The family asked for.
+        expected: String,
+        /// Its family.
+        found: String,
+    },
+    /// A checkpoint that does not say what it is.
+    #[error("there is no config.json in {location}, and no card says what the model is")]
+    NoConfig {
+        /// Where the checkpoint is.
+        location: String,
+    },
+    /// A file that should be JSON.
+    #[error("{file} is no JSON map: {message}")]
+    NotJson {
+        /// The file.
+        file: String,
+        /// What the parser says.
+        message: String,
+    },
+    /// Cards that use each other's tokenizers.
+    #[error("card `{card}` uses a tokenizer that leads back to itself")]
+    TokenizerLoop {
+        /// One of the cards.
+        card: String,
+    },
+    /// A model that is not made for chats.
+    #[error("the model has no chat template")]
+    NoChatTemplate,
+    /// A card.
+    #[error(transparent)]
+    Card(#[from] CardError),
+    /// Where a model is.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Fetching files.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// A tokenizer or its companions.
+    #[error(transparent)]
+    Text(TextError),
+    /// A conversation.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// Both gangs and a device were given.
     #[error("both gangs and a device were given, but gangs have devices of their own")]
     GangsAndDevice,
@@ -67,6 +126,24 @@ pub enum HubError {
 impl Hint for HubError {
     fn hint(&self) -> Option<String> {
         match self {
+            Self::NotKnown { near, .. } if near.is_empty() => Some(
+                "`shardloom models list` shows all; a folder, a file or hf://org/name works as well"
+                    .to_owned(),
+            ),
+            Self::NotKnown { near, .. } => Some(format!("did you mean {}?", near.join(" or "))),
+            Self::OtherFamily { found, .. } => {
+                Some(format!("use the hub of {found}, or load it by name alone"))
+            }
+            Self::NoConfig { .. } => {
+                Some("put the model's config.json beside it, or write a card for it".to_owned())
+            }
+            Self::NotJson { .. } | Self::TokenizerLoop { .. } => None,
+            Self::NoChatTemplate => Some("give it a plain prompt, or use its instruct version".to_owned()),
+            Self::Card(error) => error.hint(),
+            Self::Address(error) => error.hint(),
+            Self::Fetch(error) => error.hint(),
+            Self::Text(error) => error.hint(),
+            Self::Chat(error) => error.hint(),
             Self::GangsAndDevice => Some("leave one of them out".to_owned()),
             Self::MetaDevice => Some("leave the device out, or create a new model without data".to_owned()),
             Self::DType { .. } => Some("use f32, bf16, f16 or f64".to_owned()),

@@ -91,7 +91,8 @@ impl CardStore {
         let asked = CardName::parse(name).ok_or_else(|| CardError::BadName { name: name.to_owned() })?;
         let environments = self.environments_for(&asked);
         let found = self.find(&asked, environments);
-        let found = found.ok_or_else(|| CardError::NotKnown { name: name.to_owned(), near: self.near(name) })?;
+        let found =
+            found.ok_or_else(|| CardError::NotKnown { name: name.to_owned(), near: self.near(name) })?;
         self.resolve(found, environments)
     }
 

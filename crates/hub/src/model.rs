@@ -1,0 +1,211 @@
+//! A model that was found: where its files are, what it is, and what it needs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Map, Value};
+use shardloom_checkpoint::formats::gguf::{self, GgufValue};
+use shardloom_checkpoint::{Format, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
+use shardloom_layout::{DType, Region};
+use shardloom_nn::{Adapter, Decoder, DecoderConfig};
+
+use crate::adapter::load_adapter;
+use crate::cards::Card;
+use crate::error::HubError;
+use crate::family::SharedFamily;
+use crate::load::{LoadOptions, Loaded, load_decoder};
+use crate::text::{ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config};
+
+/// The longest JSON file of a model that is read: the largest tokenizers have
+/// some tens of megabytes.
+const LONGEST_FILE: u64 = 1 << 28;
+
+/// A model whose files are at hand.
+#[derive(Clone)]
+pub struct Model {
+    pub(crate) name: String,
+    pub(crate) card: Option<Card>,
+    pub(crate) family: SharedFamily,
+    pub(crate) config: Map<String, Value>,
+    pub(crate) source: Source,
+    /// Where the tokenizer is, if not with the checkpoint.
+    pub(crate) text_source: Files,
+    pub(crate) metadata: Arc<OnceLock<BTreeMap<String, GgufValue>>>,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Model({}, {}, {})", self.name, self.family.name(), self.source.storage.location())
+    }
+}
+
+/// Files beside a checkpoint.
+#[derive(Clone)]
+pub(crate) struct Files(pub(crate) Arc<dyn shardloom_checkpoint::Storage>);
+
+impl Files {
+    /// The bytes of a file, if there is one.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>, StorageError> {
+        match self.0.read_all(name, LONGEST_FILE) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(StorageError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same, in the words of texts.
+    fn read_text(&self, name: &str) -> Result<Option<Vec<u8>>, TextError> {
+        self.read(name).map_err(|error| TextError::Read { file: name.to_owned(), message: error.to_string() })
+    }
+}
+
+/// The configuration of a checkpoint by its own words: `config.json`, or the
+/// metadata of a GGUF file. None if it has none.
+pub(crate) fn own_config(source: &Source) -> Result<Option<Map<String, Value>>, HubError> {
+    if source.index.format() == Format::Gguf {
+        return gguf_own_config(source).map(Some);
+    }
+    let files = Files(Arc::clone(&source.storage));
+    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let Some(bytes) = files.read("config.json").map_err(checkpoint)? else { return Ok(None) };
+    let parsed: Result<Map<String, Value>, _> = serde_json::from_slice(&bytes);
+    let location = source.storage.location();
+    parsed.map(Some).map_err(|error| HubError::NotJson {
+        file: format!("config.json in {location}"),
+        message: error.to_string(),
+    })
+}
+
+pub(crate) fn gguf_metadata(source: &Source) -> Result<BTreeMap<String, GgufValue>, HubError> {
+    let name = source.index.files().first().map_or("", |file| file.name.as_str());
+    Ok(gguf::read_metadata(&*source.storage, name)?.into_iter().collect())
+}
+
+fn gguf_own_config(source: &Source) -> Result<Map<String, Value>, HubError> {
+    let metadata = gguf_metadata(source)?;
+    let tensors: BTreeMap<String, Vec<usize>> =
+        source.index.tensors().iter().map(|(name, entry)| (name.clone(), entry.shape.to_vec())).collect();
+    let name = "rope_freqs.weight";
+    let frequencies = match source.index.tensors().get(name) {
+        None => None,
+        Some(entry) => {
+            let mut bytes = vec![0; entry.shape.volume() * 4];
+            let want = Want {
+                name,
+                entry,
+                region: Region::whole(&entry.shape),
+                dtype: DType::F32,
+                into: &mut bytes,
+            };
+            read(source, vec![want], &ReadOptions::default(), &())?;
+            Some(
+                bytes
+                    .chunks_exact(4)
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                    .collect::<Vec<_>>(),
+            )
+        }
+    };
+    Ok(gguf_config(GgufModel { metadata: &metadata, tensors: &tensors, rope_freqs: frequencies.as_deref() })?)
+}
+
+impl Model {
+    /// What it was asked for as.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its card, if it has one.
+    pub fn card(&self) -> Option<&Card> {
+        self.card.as_ref()
+    }
+
+    /// Its family.
+    pub fn family(&self) -> &SharedFamily {
+        &self.family
+    }
+
+    /// Its configuration, with all keys.
+    pub fn config(&self) -> &Map<String, Value> {
+        &self.config
+    }
+
+    /// Its checkpoint, under the names that it has there.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The same model with another configuration.
+    pub fn with_config(mut self, config: Map<String, Value>) -> Result<Self, HubError> {
+        let about = |source| HubError::Config {
+            about: format!("the configuration given for `{}`", self.name),
+            source,
+        };
+        self.config = self.family.complete(&config).map_err(about)?;
+        Ok(self)
+    }
+
+    /// The decoder that it is.
+    pub fn decoder_config(&self) -> Result<DecoderConfig, HubError> {
+        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
+        self.family.decoder(&self.config).map_err(about)
+    }
+
+    /// From the names in its checkpoint to those of the decoder.
+    pub fn keys(&self) -> Result<KeyMap, HubError> {
+        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
+        self.family.keys(&self.config, &self.source.index).map_err(about)
+    }
+
+    /// Loads it. Every rank of the gangs.
+    pub fn load(&self, options: &LoadOptions, observer: &dyn Observer) -> Result<Loaded, HubError> {
+        let (config, keys) = (self.decoder_config()?, self.keys()?);
+        load_decoder(&self.source, &config, &keys, &self.family.parallel(), options, observer)
+    }
+
+    /// Loads an adapter for a decoder of this model.
+    pub fn adapter(
+        &self,
+        decoder: &Decoder,
+        adapter: &Source,
+        observer: &dyn Observer,
+    ) -> Result<Adapter, HubError> {
+        load_adapter(adapter, decoder, &*self.family, &self.config, observer)
+    }
+
+    fn metadata(&self) -> Result<Option<&BTreeMap<String, GgufValue>>, HubError> {
+        if self.source.index.format() != Format::Gguf {
+            return Ok(None);
+        }
+        if self.metadata.get().is_none() {
+            let _ = self.metadata.set(gguf_metadata(&self.source)?);
+        }
+        Ok(self.metadata.get())
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> Result<Tokenizer, HubError> {
+        let has_files = self.text_source.read("tokenizer.json").is_ok_and(|file| file.is_some());
+        Ok(match self.metadata()? {
+            Some(metadata) if !has_files => Tokenizer::from_gguf(metadata)?,
+            _ => Tokenizer::from_files(&|name| self.text_source.read_text(name))?,
+        })
+    }
+
+    /// Its chat templates; none if it is no model for chats.
+    pub fn chat_templates(&self) -> Result<ChatTemplates, HubError> {
+        Ok(match self.metadata()? {
+            Some(metadata) => ChatTemplates::from_gguf(metadata)?,
+            None => ChatTemplates::from_files(&|name| self.text_source.read_text(name))?,
+        })
+    }
+
+    /// How it wants to be sampled.
+    pub fn generation_defaults(&self) -> Result<GenerationDefaults, HubError> {
+        Ok(match self.metadata()? {
+            Some(metadata) => GenerationDefaults::from_gguf(metadata)?,
+            None => GenerationDefaults::from_files(&|name| self.text_source.read_text(name))?,
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! The models of one family, with its configuration as a type.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use shardloom_checkpoint::{Observer, Source};
+use shardloom_nn::Decoder;
+use shardloom_tensor::Tensor;
+
+use crate::cards::{Card, CardError};
+use crate::config::{FamilyConfig, Fields};
+use crate::error::HubError;
+use crate::families::FamilyError;
+use crate::family::{AnyFamily, Family};
+use crate::fetch::FetchObserver;
+use crate::hub::Hub;
+use crate::load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder, new_decoder};
+
+/// The models of one family.
+pub struct ModelHub<'a, F: Family> {
+    hub: &'a Hub,
+    family: F,
+}
+
+impl Hub {
+    /// The models of one family, which must be registered.
+    pub fn of<F: Family>(&self, family: F) -> Result<ModelHub<'_, F>, FamilyError> {
+        self.families.get(Family::name(&family))?;
+        Ok(ModelHub { hub: self, family })
+    }
+}
+
+impl<F: Family> ModelHub<'_, F> {
+    /// All cards of the family, each by itself: one that is broken does not
+    /// hide the others.
+    pub fn iter_cards(&self) -> impl Iterator<Item = Result<Card, CardError>> {
+        let name = Family::name(&self.family).to_owned();
+        self.hub.cards.cards().filter_map(move |(_, card)| match card {
+            Ok(card) if card.model_family() == Some(&name) => Some(Ok(card)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        })
+    }
+
+    /// Names of its presets.
+    pub fn archs(&self) -> Vec<String> {
+        AnyFamily::archs(&self.family)
+    }
+
+    /// A preset, if there is one of that name.
+    pub fn maybe_arch_config(&self, arch: &str) -> Option<F::Config> {
+        Family::archs(&self.family).into_iter().find(|(name, _)| name == arch).map(|(_, config)| config)
+    }
+
+    /// A preset.
+    pub fn arch_config(&self, arch: &str) -> Result<F::Config, FamilyError> {
+        let config = crate::families::arch_config(&self.family, arch);
+        self.maybe_arch_config(arch).ok_or(()).or_else(|()| match config {
+            Err(error) => Err(error),
+            Ok(_) => Err(FamilyError::Unknown { name: arch.to_owned(), near: None, known: Vec::new() }),
+        })
+    }
+
+    /// The configuration of a model: its arch with its card's changes. Where a
+    /// card names no arch, its checkpoint is asked.
+    pub fn model_config(&self, name: &str, observer: &dyn FetchObserver) -> Result<F::Config, HubError> {
+        let card = self.hub.card_of_family(name, Family::name(&self.family))?;
+        let map = match self.hub.found(name, card)?.known {
+            Some((_, map)) => map,
+            None => self.hub.open(name, observer)?.config,
+        };
+        self.typed(name, &map)
+    }
+
+    fn typed(&self, name: &str, map: &Map<String, Value>) -> Result<F::Config, HubError> {
+        let about = |source| HubError::Config { about: format!("model `{name}`"), source };
+        F::Config::read(Fields::new(map)).map_err(about)
+    }
+
+    fn decoder(&self, config: &F::Config) -> Result<shardloom_nn::DecoderConfig, HubError> {
+        let about = |source| HubError::Config { about: "the configuration given".to_owned(), source };
+        AnyFamily::decoder(&self.family, &config.to_map()).map_err(about)
+    }
+
+    /// A new model with random parameters, the same numbers however it is
+    /// shared. Every rank of the gangs.
+    pub fn create_new_model(
+        &self,
+        config: &F::Config,
+        seed: u64,
+        options: &LoadOptions,
+    ) -> Result<Decoder, HubError> {
+        new_decoder(&self.decoder(config)?, &Family::parallel(&self.family), seed, options)
+    }
+
+    /// A model without data, as this rank would hold it.
+    pub fn create_meta_model(&self, config: &F::Config, options: &LoadOptions) -> Result<Decoder, HubError> {
+        meta_decoder(&self.decoder(config)?, &Family::parallel(&self.family), options)
+    }
+
+    /// Loads a model by name. A configuration that is given takes the place of
+    /// the card's. Every rank of the gangs.
+    pub fn load_model(
+        &self,
+        name: &str,
+        config: Option<&F::Config>,
+        options: &LoadOptions,
+        fetch_observer: &dyn FetchObserver,
+        observer: &dyn Observer,
+    ) -> Result<Loaded, HubError> {
+        if self.hub.cards.knows(name) {
+            self.hub.card_of_family(name, Family::name(&self.family))?;
+        }
+        let mut model = self.hub.open(name, fetch_observer)?;
+        if model.family().name() != Family::name(&self.family) {
+            return Err(HubError::OtherFamily {
+                card: name.to_owned(),
+                expected: Family::name(&self.family).to_owned(),
+                found: model.family().name().to_owned(),
+            });
+        }
+        if let Some(config) = config {
+            model = model.with_config(config.to_map())?;
+        }
+        model.load(options, observer)
+    }
+
+    /// Loads a model from a folder or file that no card names.
+    pub fn load_custom_model(
+        &self,
+        path: &Path,
+        config: &F::Config,
+        options: &LoadOptions,
+        observer: &dyn Observer,
+    ) -> Result<Loaded, HubError> {
+        let source = Source::open(path)?;
+        let keys = Family::keys(&self.family, config, &source.index);
+        load_decoder(
+            &source,
+            &self.decoder(config)?,
+            &keys,
+            &Family::parallel(&self.family),
+            options,
+            observer,
+        )
+    }
+
+    /// The parameters of a checkpoint, one after the other, as this rank of
+    /// the gangs would hold them. Only the one that is asked for is in memory.
+    pub fn iter_checkpoint<'o>(
+        &self,
+        path: &Path,
+        config: &F::Config,
+        options: &LoadOptions,
+        observer: &'o dyn Observer,
+    ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'o, F>, HubError> {
+        let source = Source::open(path)?;
+        let keys = Family::keys(&self.family, config, &source.index);
+        iter_parameters(
+            &source,
+            &self.decoder(config)?,
+            &keys,
+            &Family::parallel(&self.family),
+            options,
+            observer,
+        )
+    }
+}
