@@ -1,0 +1,97 @@
+//! Downloads from a real server on loopback that cuts connections, stalls,
+//! lies and refuses.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod faults;
+mod hub;
+mod killed;
+mod offline;
+mod server;
+mod together;
+mod web;
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use shardloom_hub::fetch::{Fault, FetchObserver, FetchSettings, LockWait};
+
+/// Settings with caches in a folder, and with little patience.
+fn settings(folder: &Path, endpoint: &str) -> FetchSettings {
+    let mut settings = FetchSettings::in_folders(folder.join("hub"), folder.join("own"));
+    settings.endpoint = endpoint.to_owned();
+    settings.connections = 4;
+    settings.range_bytes = 16 << 10;
+    settings.record_every = Duration::from_secs(60);
+    settings.retries = 3;
+    settings.first_wait = Duration::from_millis(1);
+    settings.longest_wait = Duration::from_millis(4);
+    settings.longest_asked_wait = Duration::from_secs(2);
+    settings.connect_timeout = Duration::from_secs(1);
+    settings.stall_timeout = Duration::from_millis(200);
+    settings
+}
+
+/// Bytes that look random and are the same every time.
+fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+/// Notes what it is told.
+#[derive(Debug, Default)]
+struct Notes {
+    told: Mutex<Vec<String>>,
+}
+
+impl Notes {
+    fn all(&self) -> Vec<String> {
+        self.told.lock().unwrap().clone()
+    }
+
+    /// The notes that begin with a word.
+    fn of(&self, word: &str) -> Vec<String> {
+        self.all().into_iter().filter(|note| note.starts_with(word)).collect()
+    }
+
+    fn tell(&self, note: String) {
+        self.told.lock().unwrap().push(note);
+    }
+}
+
+impl FetchObserver for Notes {
+    fn started(&self, file: &str, bytes: Option<u64>, already: u64) {
+        self.tell(format!("started {file} {bytes:?} {already}"));
+    }
+
+    fn lost(&self, file: &str, bytes: u64) {
+        self.tell(format!("lost {file} {bytes}"));
+    }
+
+    fn finished(&self, file: &str) {
+        self.tell(format!("finished {file}"));
+    }
+
+    fn waiting(&self, wait: &LockWait<'_>) {
+        self.tell(format!("waiting {} {:?}", wait.file, wait.holder));
+    }
+
+    fn retrying(&self, file: &str, why: &Fault, after: Duration) {
+        self.tell(format!("retrying {file}: {why} ({} ms)", after.as_millis()));
+    }
+}
