@@ -43,6 +43,11 @@ const LONGEST_TEXT: usize = 1 << 24;
 /// Calls within calls. Few templates have more than three.
 const DEEPEST_CALL: usize = 100;
 
+/// Templates run on a thread of their own, since values within values take
+/// stack: some 170 bytes for each level, of which the limit of work allows
+/// half a million. Memory is taken only as far as it is used.
+const STACK: usize = 256 << 20;
+
 /// Whether the text ends with what begins an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GenerationPrompt {
@@ -124,9 +129,19 @@ impl ChatTemplate {
         let add = Value::from(prompt == GenerationPrompt::Add);
         variables.insert("add_generation_prompt".to_owned(), add);
 
-        let template = self.environment.get_template(NAME).map_err(|error| ChatError::failed(&error))?;
-        let text =
-            template.render(Value::from_pairs(variables)).map_err(|error| ChatError::failed(&error))?;
+        let run = || {
+            let template = self.environment.get_template(NAME)?;
+            template.render(Value::from_pairs(variables))
+        };
+        let ended = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
+            thread.map(std::thread::ScopedJoinHandle::join)
+        });
+        let text = match ended {
+            Ok(Ok(rendered)) => rendered.map_err(|error| ChatError::failed(&error))?,
+            Ok(Err(_)) => return Err(ChatError::Broken),
+            Err(error) => return Err(ChatError::Thread { message: error.to_string() }),
+        };
         if text.len() > LONGEST_TEXT {
             return Err(ChatError::LongText { limit: LONGEST_TEXT });
         }

@@ -60,6 +60,15 @@ pub enum ChatError {
         /// The name.
         name: &'static str,
     },
+    /// No thread could be started.
+    #[error("no thread can be started for the chat template: {message}")]
+    Thread {
+        /// What the system says.
+        message: String,
+    },
+    /// The engine for templates panicked.
+    #[error("the chat template broke the engine that runs it")]
+    Broken,
     /// A file with a template cannot be read.
     #[error(transparent)]
     Text(#[from] TextError),

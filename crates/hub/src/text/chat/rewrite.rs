@@ -11,6 +11,9 @@ use super::error::ChatError;
 /// The function that pays for work.
 pub(super) const WORK: &str = "shardloom_pays_for_work";
 
+/// What a bracket costs.
+const BRACKET: usize = 128;
+
 /// The source, with those changes.
 pub(super) fn rewritten(source: &str) -> Result<String, ChatError> {
     if source.contains(WORK) {
@@ -49,11 +52,23 @@ pub(super) fn rewritten(source: &str) -> Result<String, ChatError> {
     for (place, trim, start, end) in payments {
         paid.push_str(&out[at..place]);
         let trim = if trim == ' ' { String::new() } else { trim.to_string() };
-        paid.push_str(&format!("{{% do {WORK}({}) {trim}%}}", end - start));
+        paid.push_str(&format!("{{% do {WORK}({}) {trim}%}}", cost(&source[start..end])));
         at = place;
     }
     paid.push_str(&out[at..]);
     Ok(paid)
+}
+
+/// What it costs to run a body once: its length, since that much text it may
+/// write, and more for each bracket. Brackets make values within values, and
+/// giving those back takes stack for each level.
+fn cost(body: &str) -> usize {
+    let bracket = |at: usize| match body.as_bytes()[at] {
+        b'[' | b'(' => true,
+        b'{' => !body[at + 1..].starts_with(['{', '%', '#']) && !body[..at].ends_with('{'),
+        _ => false,
+    };
+    body.len() + BRACKET * (0..body.len()).filter(|&at| bracket(at)).count()
 }
 
 /// A block tag: where it is, its first word, and what it wants for the
