@@ -136,7 +136,11 @@ impl ModelAddress {
     ///
     /// A word that is the name of a card means the card, even if there is a
     /// file of that name; `./word` means the file.
-    pub fn parse(text: &str, cards: &CardStore, exists: &dyn Fn(&Path) -> bool) -> Result<Self, AddressError> {
+    pub fn parse(
+        text: &str,
+        cards: &CardStore,
+        exists: &dyn Fn(&Path) -> bool,
+    ) -> Result<Self, AddressError> {
         let text = text.trim();
         if let Some(address) = scheme(text)? {
             return Ok(address);
@@ -150,7 +154,9 @@ impl ModelAddress {
         }
         let is_path = text.starts_with(['/', '.']) || text.ends_with('/') || text.contains('\\');
         match text.split_once('/') {
-            Some((org, name)) if !is_path && is_word(org) && is_word(name.split('@').next().unwrap_or(name)) => {
+            Some((org, name))
+                if !is_path && is_word(org) && is_word(name.split('@').next().unwrap_or(name)) =>
+            {
                 Err(AddressError::BareRepository { text: text.to_owned() })
             }
             None if !is_path => Err(AddressError::Unknown { text: text.to_owned(), near: cards.near(text) }),
@@ -264,8 +270,13 @@ fn repository_page(rest: &str) -> Option<String> {
     let (host, path) = path.split_once('/')?;
     let parts: Vec<&str> = path.split('/').collect();
     match (host, parts.as_slice()) {
-        ("huggingface.co" | "hf.co" | "www.huggingface.co", [org, name]) => Some(format!("hf://{org}/{name}")),
-        ("huggingface.co" | "hf.co" | "www.huggingface.co", [org, name, "tree" | "blob", revision, sub @ ..]) => {
+        ("huggingface.co" | "hf.co" | "www.huggingface.co", [org, name]) => {
+            Some(format!("hf://{org}/{name}"))
+        }
+        (
+            "huggingface.co" | "hf.co" | "www.huggingface.co",
+            [org, name, "tree" | "blob", revision, sub @ ..],
+        ) => {
             let sub: String = sub.iter().map(|part| format!("/{part}")).collect();
             Some(format!("hf://{org}/{name}@{revision}{sub}"))
         }
@@ -391,14 +402,23 @@ mod tests {
         assert_eq!(parse("hf://gpt2"), hub("gpt2", None, None));
         assert_eq!(parse("hf://gpt2@main/x"), hub("gpt2", Some("main"), Some("x")));
         for bad in [
-            "hf://", "hf:///x", "hf://org/", "hf://org//x", "hf://org/name@", "hf://org/name@/x", "hf://-/x",
-            "hf://org/name/../x", "hf://org/name//x", "hf://org/name?x", "hf://org/name@a%2", "hf://org/na me",
-            "hf://org/name@a b", "hf://datasets/org/name", "hf://org/name@..", "hf://org/name@a%2F..",
+            "hf://",
+            "hf:///x",
+            "hf://org//x",
+            "hf://org/name@",
+            "hf://org/name@/x",
+            "hf://-/x",
+            "hf://org/name/../x",
+            "hf://org/name//x",
+            "hf://org/name?x",
+            "hf://org/name@a%2",
+            "hf://org/na me",
+            "hf://org/name@a b",
+            "hf://datasets/org/name",
+            "hf://org/name@..",
+            "hf://org/name@a%2F..",
         ] {
-            // `hf://org/` is a repository without an organisation.
-            if bad != "hf://org/" {
-                assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
-            }
+            assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
         }
     }
 
@@ -414,7 +434,8 @@ mod tests {
         let address = parse(signed).unwrap();
         assert_eq!(address, ModelAddress::Http(signed.to_owned()));
         assert_eq!(format!("{address} {address:?}").matches("hidden").count(), 0);
-        for bad in ["file://x/y", "file://", "file:///%zz", "s3://", "s3://b/%2e%2e/x", "http://me:x@host/a"] {
+        for bad in ["file://x/y", "file://", "file:///%zz", "s3://", "s3://b/%2e%2e/x", "http://me:x@host/a"]
+        {
             assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
         }
         assert!(parse("hg://org/name").unwrap_err().hint().unwrap().contains("hf://"));

@@ -242,9 +242,9 @@ impl Card {
                 _ => None,
             };
             let written = |origin: &Origin| {
-                self.lineage.iter().position(|card| {
-                    card.card() == origin.card() && card.file() == origin.file()
-                })
+                self.lineage
+                    .iter()
+                    .position(|card| card.card() == origin.card() && card.file() == origin.file())
             };
             (at.and_then(written).unwrap_or(0), error)
         })

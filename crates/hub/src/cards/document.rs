@@ -120,6 +120,12 @@ impl Document {
         parsed.as_ref()
     }
 
+    /// Whether somebody has asked for more than the name.
+    #[cfg(test)]
+    pub fn is_parsed(&self) -> bool {
+        self.parsed.get().is_some()
+    }
+
     fn parse(&self) -> Result<Parsed, Problem> {
         match &self.content {
             Content::Text(text, range) => {
@@ -135,9 +141,8 @@ impl Document {
                 let name = named.map(|(_, value)| value.value.scalar(text, value));
                 let name = self.check_name(name, place)?;
                 let reader = Reader { text, name: &name, document: self };
-                let map = map.iter().map(|(key, value)| {
-                    (key.value.clone(), reader.field(value, line_of(key)))
-                });
+                let map =
+                    map.iter().map(|(key, value)| (key.value.clone(), reader.field(value, line_of(key))));
                 let written = Written::read(map.collect());
                 Ok(Parsed { name, written })
             }
@@ -308,9 +313,8 @@ impl Reader<'_> {
     fn field(&self, raw: &Spanned<Raw>, line: u32) -> Field {
         let value = match &raw.value {
             Raw::List(values) => {
-                let values = values.iter().map(|value| {
-                    self.field(value, self.document.line(value.referenced.line()))
-                });
+                let values =
+                    values.iter().map(|value| self.field(value, self.document.line(value.referenced.line())));
                 Value::List(values.collect())
             }
             Raw::Map(map) => {

@@ -299,13 +299,19 @@ impl Hint for CardError {
                 Some("a card may build on one of its own name if an earlier source has it".to_owned())
             }
             Self::Base { problem, .. } => problem.hint(),
-            Self::Relative { .. } => Some("write the whole path, or an address such as hf://org/name".to_owned()),
+            Self::Relative { .. } => {
+                Some("write the whole path, or an address such as hf://org/name".to_owned())
+            }
             Self::Address { problem, .. } => problem.hint(),
             Self::Gated { url, .. } => Some(format!(
                 "ask for it at {url}, then write a card with `base` and the `checkpoint` you were given"
             )),
-            Self::Expected { expected: Kind::WholeNumber, .. } => Some("write the number of bytes".to_owned()),
-            Self::Expected { expected: Kind::Text, .. } => Some("put it in quotes if it is a text".to_owned()),
+            Self::Expected { expected: Kind::WholeNumber, .. } => {
+                Some("write the number of bytes".to_owned())
+            }
+            Self::Expected { expected: Kind::Text, found, .. } if found.starts_with('`') => {
+                Some(format!("write \"{}\" if a text is meant", found.trim_matches('`')))
+            }
             _ => None,
         }
     }

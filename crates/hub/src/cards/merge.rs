@@ -50,10 +50,16 @@ impl Patch {
             return Err(CardError::expected(name, Kind::Map, field));
         };
         let mut changes = BTreeMap::new();
-        for key in map.get(DELETE).map(|keys| deleted(&format!("{name}.{DELETE}"), keys)).transpose()?.unwrap_or_default() {
+        for key in map
+            .get(DELETE)
+            .map(|keys| deleted(&format!("{name}.{DELETE}"), keys))
+            .transpose()?
+            .unwrap_or_default()
+        {
             changes.insert(key.to_owned(), Change::Delete);
         }
-        let set = map.get(SET).map(|set| set_keys(&format!("{name}.{SET}"), set)).transpose()?.unwrap_or_default();
+        let set =
+            map.get(SET).map(|set| set_keys(&format!("{name}.{SET}"), set)).transpose()?.unwrap_or_default();
         for (key, value) in &set {
             plain(&format!("{name}.{SET}.{key}"), value)?;
             changes.insert((*key).to_owned(), Change::Set((*value).clone()));
@@ -231,10 +237,7 @@ mod tests {
         let deletes = json!({"_del_": ["drop", "not there"], "rope": {"_del_": "scale"}});
         assert_eq!(patch(&deletes).over(&below), json!({"rope": {"theta": 1}, "keep": true}));
         let sets = json!({"_set_": {"rope": {"kind": "none"}}, "keep": false});
-        assert_eq!(
-            patch(&sets).over(&below),
-            json!({"rope": {"kind": "none"}, "drop": 0.1, "keep": false})
-        );
+        assert_eq!(patch(&sets).over(&below), json!({"rope": {"kind": "none"}, "drop": 0.1, "keep": false}));
         let afresh = json!({"_del_": ["rope"], "rope": {"kind": "x"}});
         assert_eq!(patch(&afresh).over(&below)["rope"], json!({"kind": "x"}));
         let both = json!({"_del_": ["rope"], "_set_": {"rope": 3}});
@@ -276,7 +279,8 @@ mod tests {
     /// Maps three levels deep over few keys, so that they meet.
     fn changes() -> impl Strategy<Value = Json> {
         let key = || prop::sample::select(vec!["a", "b", "c"]);
-        let leaf = prop_oneof![Just(json!(null)), (0..5i32).prop_map(|n| json!(n)), Just(json!([1, {"a": 2}]))];
+        let leaf =
+            prop_oneof![Just(json!(null)), (0..5i32).prop_map(|n| json!(n)), Just(json!([1, {"a": 2}]))];
         let plain = leaf.clone().prop_recursive(2, 12, 3, move |inner| {
             prop::collection::btree_map(key(), inner, 0..3).prop_map(|map| json!(map))
         });

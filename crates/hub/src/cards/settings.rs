@@ -65,9 +65,8 @@ mod tests {
     use super::*;
 
     fn folders(variables: &[(&str, &str)], extra: &[&str]) -> Vec<String> {
-        let variable = |name: &str| {
-            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        };
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         let extra: Vec<PathBuf> = extra.iter().map(PathBuf::from).collect();
         let settings = StoreSettings::from_variables(&variable, &extra);
         settings.folders.iter().map(|(kind, path)| format!("{kind}: {}", path.display())).collect()
