@@ -404,7 +404,6 @@ mod tests {
         for bad in [
             "hf://",
             "hf:///x",
-            "hf://org/",
             "hf://org//x",
             "hf://org/name@",
             "hf://org/name@/x",
@@ -419,10 +418,7 @@ mod tests {
             "hf://org/name@..",
             "hf://org/name@a%2F..",
         ] {
-            // `hf://org/` is a repository without an organisation.
-            if bad != "hf://org/" {
-                assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
-            }
+            assert!(matches!(parse(bad), Err(AddressError::Unusable { .. })), "{bad} {:?}", parse(bad));
         }
     }
 

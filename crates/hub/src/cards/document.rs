@@ -120,6 +120,12 @@ impl Document {
         parsed.as_ref()
     }
 
+    /// Whether somebody has asked for more than the name.
+    #[cfg(test)]
+    pub fn is_parsed(&self) -> bool {
+        self.parsed.get().is_some()
+    }
+
     fn parse(&self) -> Result<Parsed, Problem> {
         match &self.content {
             Content::Text(text, range) => {

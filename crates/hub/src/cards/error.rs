@@ -309,8 +309,8 @@ impl Hint for CardError {
             Self::Expected { expected: Kind::WholeNumber, .. } => {
                 Some("write the number of bytes".to_owned())
             }
-            Self::Expected { expected: Kind::Text, .. } => {
-                Some("put it in quotes if it is a text".to_owned())
+            Self::Expected { expected: Kind::Text, found, .. } if found.starts_with('`') => {
+                Some(format!("write \"{}\" if a text is meant", found.trim_matches('`')))
             }
             _ => None,
         }

@@ -301,3 +301,22 @@ fn cycle(links: &[Link<'_>]) -> CardError {
     let origin = origin.unwrap_or_else(|| Origin::new(&first.parsed.name, first.document.place().clone()));
     CardError::Cycle { chain: names.collect(), origin }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_that_nobody_asks_for_is_not_parsed() {
+        let card =
+            |n: usize| format!("---\n# Card {n}.\nname: c{n}\nbase: c{}\nmodel_config:\n  a: {n}\n", n / 2);
+        let text: String = (1..100).map(card).collect();
+        let store = CardStore::new([CardSource::built_in(&[("a.yaml", &format!("name: c0\n{text}"))])]);
+        let parsed = || store.sources[0].documents.iter().filter(|card| card.is_parsed()).count();
+        assert_eq!((store.names().count(), parsed()), (100, 0));
+        assert_eq!(store.card("c3").unwrap().lineage().len(), 3);
+        assert_eq!(parsed(), 3);
+        assert_eq!(store.problems(), []);
+        assert_eq!(parsed(), 100);
+    }
+}
