@@ -139,7 +139,10 @@ fn folders_have_templates_in_several_forms() {
     let load = || ChatTemplates::from_folder(folder.path());
     assert_eq!(load().unwrap().names().count(), 0);
 
-    write("tokenizer_config.json", r#"{"bos_token": {"content": "<b>"}, "chat_template": "{{ bos_token }}!"}"#);
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": {"content": "<b>"}, "chat_template": "{{ bos_token }}!"}"#,
+    );
     let context = ChatContext::default();
     let render = |templates: &ChatTemplates, context: &ChatContext| {
         templates.pick(context).unwrap().render(&[], GenerationPrompt::Leave, context).unwrap()
