@@ -190,7 +190,8 @@ mod tests {
         {
             assert_eq!(Decoding::of(&decoding.to_json()), decoding);
         }
-        for other in [json!(null), json!({"type": "WordPiece"}), json!({"type": "Sequence", "decoders": []})] {
+        for other in [json!(null), json!({"type": "WordPiece"}), json!({"type": "Sequence", "decoders": []})]
+        {
             assert_eq!(Decoding::of(&other), Decoding::Other);
         }
     }

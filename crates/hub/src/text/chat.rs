@@ -21,10 +21,12 @@ use std::fmt;
 use std::path::Path;
 
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, syntax::SyntaxConfig};
+use minijinja::{
+    Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, syntax::SyntaxConfig,
+};
 use shardloom_checkpoint::formats::gguf::GgufValue;
 
-use super::companions::{Companions, Read};
+use super::companions::{Companions, ReadFile};
 use super::facts::Facts;
 use super::folder;
 use budget::Stop;
@@ -113,7 +115,8 @@ impl ChatTemplate {
             None => Value::from(()),
         };
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
-        variables.extend(self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str()))));
+        variables
+            .extend(self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str()))));
         variables.extend(context.variables.iter().map(|(name, data)| (name.clone(), data.to_value())));
         if let Some(now) = context.now {
             let strftime = move |format: String| now.strftime(&format);
@@ -166,7 +169,7 @@ impl ChatTemplates {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(read: Read<'_>) -> Result<Self, ChatError> {
+    pub fn from_files(read: ReadFile<'_>) -> Result<Self, ChatError> {
         let companions = Companions::read(read)?;
         let tokens = companions.tokens()?;
         let mut sources = BTreeMap::new();
@@ -235,7 +238,8 @@ impl ChatTemplates {
 
 /// Sources from `chat_template`: a text, or a list of names and texts.
 fn named(value: &serde_json::Value) -> Result<BTreeMap<String, String>, ChatError> {
-    let wrong = || super::TextError::value("chat_template", "a text, or a list of names and templates", value);
+    let wrong =
+        || super::TextError::value("chat_template", "a text, or a list of names and templates", value);
     let entry = |entry: &serde_json::Value| {
         let field = |key: &str| entry.get(key)?.as_str().map(str::to_owned);
         field("name").zip(field("template"))

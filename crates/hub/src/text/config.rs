@@ -230,7 +230,11 @@ fn rope_scaling(model: GgufModel<'_>, keys: Keys<'_>, theta: f64) -> Result<Opti
         None | Some("none") => return Ok(None),
         Some(kind @ ("linear" | "yarn")) => kind,
         Some(other) => {
-            return Err(TextError::value(keys.key("rope.scaling.type"), "`none`, `linear` or `yarn`", &other));
+            return Err(TextError::value(
+                keys.key("rope.scaling.type"),
+                "`none`, `linear` or `yarn`",
+                &other,
+            ));
         }
     };
     let factor = needed(keys.number("rope.scaling.factor")?, &keys.key("rope.scaling.factor"))?;
@@ -283,7 +287,10 @@ mod tests {
         metadata
     }
 
-    fn config(metadata: &BTreeMap<String, GgufValue>, tensors: &[&str]) -> Result<Map<String, Value>, TextError> {
+    fn config(
+        metadata: &BTreeMap<String, GgufValue>,
+        tensors: &[&str],
+    ) -> Result<Map<String, Value>, TextError> {
         let tensors = tensors.iter().map(|&name| (name.to_owned(), vec![7, 32])).collect();
         gguf_config(GgufModel { metadata, tensors: &tensors, rope_freqs: None })
     }
@@ -318,7 +325,9 @@ mod tests {
         assert_eq!(config(&mistral, &[]).unwrap()["model_type"], "mistral");
 
         let mut moe = metadata("qwen3moe");
-        for (key, count) in [("expert_count", 16), ("expert_used_count", 4), ("expert_feed_forward_length", 24)] {
+        for (key, count) in
+            [("expert_count", 16), ("expert_used_count", 4), ("expert_feed_forward_length", 24)]
+        {
             moe.insert(format!("qwen3moe.{key}"), GgufValue::U32(count));
         }
         moe.insert("qwen3moe.attention.key_length".to_owned(), GgufValue::U32(128));

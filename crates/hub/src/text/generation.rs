@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use shardloom_checkpoint::formats::gguf::GgufValue;
 
-use super::companions::{Read, object};
+use super::companions::{ReadFile, object};
 use super::error::TextError;
 use super::facts::Facts;
 use super::folder;
@@ -54,7 +54,7 @@ impl GenerationDefaults {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(read: Read<'_>) -> Result<Self, TextError> {
+    pub fn from_files(read: ReadFile<'_>) -> Result<Self, TextError> {
         Self::from_map(&object(read, "generation_config.json")?)
     }
 
@@ -88,7 +88,8 @@ impl GenerationDefaults {
         let share = |number: f64| (0.0..=1.0).contains(&number);
         Ok(Self {
             do_sample: fields.get("do_sample", "true or false", Value::as_bool)?,
-            temperature: fields.number("temperature", "a number that is not negative", |number| number >= 0.0)?,
+            temperature: fields
+                .number("temperature", "a number that is not negative", |number| number >= 0.0)?,
             top_k: fields.count("top_k")?,
             top_p: fields.number("top_p", "a number from 0 to 1", share)?,
             min_p: fields.number("min_p", "a number from 0 to 1", share)?,
@@ -156,7 +157,10 @@ mod tests {
     fn one_end_or_several_are_read() {
         assert_eq!(read(r#"{"eos_token_id": 2}"#).unwrap().eos, [2]);
         assert_eq!(read(r#"{"eos_token_id": [2, 7]}"#).unwrap().eos, [2, 7]);
-        assert_eq!(read(r#"{"eos_token_id": null, "new_in_2031": {}}"#).unwrap(), GenerationDefaults::default());
+        assert_eq!(
+            read(r#"{"eos_token_id": null, "new_in_2031": {}}"#).unwrap(),
+            GenerationDefaults::default()
+        );
     }
 
     #[test]

@@ -46,7 +46,11 @@ pub(super) fn tokenizer(metadata: &BTreeMap<String, GgufValue>) -> Result<Tokeni
 }
 
 /// Byte pairs over an alphabet of bytes.
-fn byte_level(facts: Facts<'_>, tokens: &[String], roles: &Roles) -> Result<tokenizers::Tokenizer, TextError> {
+fn byte_level(
+    facts: Facts<'_>,
+    tokens: &[String],
+    roles: &Roles,
+) -> Result<tokenizers::Tokenizer, TextError> {
     let name = facts.text(PRE)?.unwrap_or("default");
     let pre = Pre::named(name).ok_or_else(|| TextError::Pre { pre: name.to_owned() })?;
     let vocabulary = vocabulary(tokens);
@@ -124,7 +128,8 @@ impl Parts {
         mut library: tokenizers::Tokenizer,
     ) -> Result<tokenizers::Tokenizer, TextError> {
         let failed = |error| TextError::invalid("tokenizer", &error);
-        let normalizer: Option<NormalizerWrapper> = serde_json::from_value(self.normalizer).map_err(failed)?;
+        let normalizer: Option<NormalizerWrapper> =
+            serde_json::from_value(self.normalizer).map_err(failed)?;
         library.with_normalizer(normalizer).map_err(|error| TextError::invalid("tokenizer", &error))?;
         let pre: Option<PreTokenizerWrapper> = serde_json::from_value(self.pre_tokenizer).map_err(failed)?;
         library.with_pre_tokenizer(pre);
@@ -186,8 +191,11 @@ fn add_tokens(
     if !types.is_empty() {
         same_length(TYPES, types.len(), tokens)?;
     }
-    let marks: Vec<u32> =
-        [roles.bos, roles.pad, roles.unknown].into_iter().flatten().chain(roles.eos.iter().copied()).collect();
+    let marks: Vec<u32> = [roles.bos, roles.pad, roles.unknown]
+        .into_iter()
+        .flatten()
+        .chain(roles.eos.iter().copied())
+        .collect();
     let added: Vec<AddedToken> = tokens
         .iter()
         .enumerate()

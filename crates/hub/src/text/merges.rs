@@ -26,7 +26,8 @@ pub(super) fn listed<'a>(
             merged.clear();
             merged.push_str(left);
             merged.push_str(right);
-            if [left, right, &merged].iter().any(|&piece| piece.is_empty() || !vocabulary.contains_key(piece)) {
+            if [left, right, &merged].iter().any(|&piece| piece.is_empty() || !vocabulary.contains_key(piece))
+            {
                 return Err(failed());
             }
             Ok((left.to_owned(), right.to_owned()))
@@ -43,7 +44,8 @@ pub(super) fn from_scores(pieces: &[String], scores: &[f32]) -> Result<Merges, T
         return Err(TextError::LongPiece { id, bytes: piece.len(), limit: LONGEST_PIECE });
     }
     // Of pieces that are there twice, the last one counts.
-    let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, piece)| (piece.as_str(), id)).collect();
+    let ids: HashMap<&str, usize> =
+        pieces.iter().enumerate().map(|(id, piece)| (piece.as_str(), id)).collect();
     let mut seen = vec![false; pieces.len()];
     let mut merges = Vec::new();
     for piece in pieces {
@@ -99,7 +101,8 @@ mod tests {
 
     #[test]
     fn merges_outside_the_vocabulary_are_named() {
-        let vocabulary: Vocab = [("a", 0), ("b", 1), ("ab", 2)].map(|(text, id)| (text.to_owned(), id)).into();
+        let vocabulary: Vocab =
+            [("a", 0), ("b", 1), ("ab", 2)].map(|(text, id)| (text.to_owned(), id)).into();
         assert_eq!(listed(&vocabulary, ["a b"]).unwrap().len(), 1);
         for bad in ["b a", "ab", "a  b", "a c", " ab", ""] {
             let error = listed(&vocabulary, ["a b", bad]).unwrap_err();

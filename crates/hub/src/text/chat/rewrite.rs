@@ -86,8 +86,8 @@ fn next_tag(source: &str, mut at: usize) -> Option<Tag<'_>> {
     loop {
         at += source[at..].find('{')?;
         let rest = &source[at..];
-        if rest.starts_with("{#") {
-            at += 2 + rest[2..].find("#}")? + 2;
+        if let Some(comment) = rest.strip_prefix("{#") {
+            at += 2 + comment.find("#}")? + 2;
         } else if rest.starts_with("{{") {
             at = end_of(source, at + 2, "}}")?;
         } else if rest.starts_with("{%") {
@@ -155,7 +155,10 @@ mod tests {
 
     #[test]
     fn loops_and_macros_pay_for_their_bodies() {
-        assert_eq!(short("{% for a in b -%} x {%- endfor %}"), "{% for a in b -%}{% do pay(3) -%} x {%- endfor %}");
+        assert_eq!(
+            short("{% for a in b -%} x {%- endfor %}"),
+            "{% for a in b -%}{% do pay(3) -%} x {%- endfor %}"
+        );
         assert_eq!(
             short("{%- macro m() %}1{% for a in b +%}{% endfor %}{% endmacro %}"),
             "{%- macro m() %}{% do pay(30) %}1{% for a in b +%}{% do pay(0) +%}{% endfor %}{% endmacro %}"
