@@ -87,6 +87,11 @@ impl ShardingPlan {
         found(&self.parameters, parameter).unwrap_or_else(|| Layout::replicated(self.mesh))
     }
 
+    /// Where a parameter is when it is used.
+    pub fn used_layout_of(&self, parameter: &str) -> Layout {
+        found(&self.uses, parameter).unwrap_or_else(|| self.layout_of(parameter))
+    }
+
     /// A parameter as it is used.
     pub fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, DTensorError> {
         found(&self.uses, name).map_or_else(|| Ok(parameter.clone()), |layout| parameter.redistribute(layout))

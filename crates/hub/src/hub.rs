@@ -14,7 +14,7 @@ use crate::error::HubError;
 use crate::families::{Families, FamilyError, arch_config};
 use crate::family::SharedFamily;
 use crate::fetch::{
-    Completeness, Expected, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo, fetch_url,
+    Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo, fetch_url,
 };
 use crate::load::{LoadOptions, Loaded, new_decoder};
 use crate::model::{Files, Model, own_config};
@@ -26,8 +26,9 @@ pub struct Hub {
     pub cards: CardStore,
     /// The families there are.
     pub families: Families,
-    /// How files are fetched.
-    pub fetch: FetchSettings,
+    /// How files are fetched, or why that cannot be known. Only fetching fails
+    /// then.
+    pub fetch: Result<FetchSettings, FetchError>,
     /// Folders with described families.
     pub model_path: Vec<PathBuf>,
 }
@@ -68,6 +69,10 @@ pub enum Place {
 }
 
 impl Hub {
+    fn settings(&self) -> Result<&FetchSettings, HubError> {
+        Ok(self.fetch.as_ref().map_err(FetchError::clone)?)
+    }
+
     /// What a name means. Nothing is fetched.
     pub fn find(&self, name: &str) -> Result<Found, HubError> {
         let address = ModelAddress::parse(name, &self.cards, &|path: &Path| path.exists());
@@ -203,7 +208,7 @@ impl Hub {
                 let (folder, file) = file_in(sub.as_deref());
                 wanted.sub = folder.map(str::to_owned);
                 let choice = file.map_or(FileChoice::Model, |file| FileChoice::Named(vec![file.to_owned()]));
-                let fetched = fetch_repo(&self.fetch, &wanted, &choice, observer)?;
+                let fetched = fetch_repo(self.settings()?, &wanted, &choice, observer)?;
                 let place = file.map_or_else(|| fetched.folder.clone(), |file| fetched.folder.join(file));
                 Ok(Fetched {
                     place: Place::Path(place),
@@ -218,7 +223,7 @@ impl Hub {
                     _ => None,
                 };
                 let expected = Expected { size: card.and_then(Card::size), sha256 };
-                let fetched = fetch_url(&self.fetch, url, &expected, observer)?;
+                let fetched = fetch_url(self.settings()?, url, &expected, observer)?;
                 Ok(Fetched {
                     place: Place::Path(fetched.path),
                     commit: None,
@@ -302,7 +307,7 @@ impl Hub {
                 ];
                 let include = include.map(str::to_owned).to_vec();
                 let choice = FileChoice::Like { include, exclude: Vec::new() };
-                Place::Path(fetch_repo(&self.fetch, &wanted, &choice, observer)?.folder)
+                Place::Path(fetch_repo(self.settings()?, &wanted, &choice, observer)?.folder)
             }
             other => self.fetch_address(other, Some(&card), observer)?.place,
         };

@@ -23,6 +23,7 @@ mod tokenizer;
 pub use chat::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, Data, GenerationPrompt, Message, Moment, NotAMessage,
 };
+pub use companions::ReadFile;
 pub use config::{GgufModel, gguf_config};
 pub use error::TextError;
 pub use generation::GenerationDefaults;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use shardloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
 use shardloom_hub::text::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, Data, GenerationPrompt, Message, Moment, TextError,
 };
@@ -163,4 +164,24 @@ fn folders_have_templates_in_several_forms() {
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     write("tokenizer_config.json", r#"{"chat_template": 7}"#);
     assert!(matches!(load(), Err(ChatError::Text(TextError::Value { .. }))));
+}
+
+#[test]
+fn gguf_files_have_templates_and_their_tokens() {
+    let text = |text: &str| GgufValue::String(text.to_owned());
+    let tokens = GgufArray::String(vec!["<unk>".to_owned(), "<end>".to_owned()]);
+    let metadata = [
+        ("tokenizer.ggml.tokens", GgufValue::Array(tokens)),
+        ("tokenizer.ggml.eos_token_id", GgufValue::U32(1)),
+        ("tokenizer.chat_template", text("{{ messages[0].content + eos_token }}")),
+        ("tokenizer.chat_template.tool_use", text("tools")),
+        ("tokenizer.chat_templates", GgufValue::Array(GgufArray::String(vec!["tool_use".to_owned()]))),
+    ];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+    let templates = ChatTemplates::from_gguf(&metadata).unwrap();
+    assert_eq!(templates.names().collect::<Vec<_>>(), ["default", "tool_use"]);
+    let messages = [Message::new("user", "Hi")];
+    let context = ChatContext::default();
+    let rendered = templates.get("default").unwrap().render(&messages, GenerationPrompt::Add, &context);
+    assert_eq!(rendered.as_deref(), Ok("Hi<end>"));
 }

@@ -153,6 +153,11 @@ impl Plan {
         self.sharding.layout_of(parameter)
     }
 
+    /// Where a parameter is when it is used.
+    pub fn used_layout_of(&self, parameter: &str) -> Layout {
+        self.sharding.used_layout_of(parameter)
+    }
+
     /// A parameter as it is used.
     pub(crate) fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
         Ok(self.sharding.used(name, parameter)?)

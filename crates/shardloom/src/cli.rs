@@ -107,12 +107,45 @@ enum Command {
   shardloom convert mlx-adapter peft-adapter --to peft")]
     Convert(convert::ConvertArgs),
 
-    /// Show what each rank of a mesh would read of a checkpoint.
+    /// Show what each rank would hold of a model, or read of a checkpoint.
     #[command(after_help = "Examples:
+  shardloom plan llama3_1_70b --tp 8
+  shardloom plan qwen3_30b_a3b --tp 4 --pp 2 --context 32768
   shardloom plan model --mesh dp=2,tp=4
   shardloom plan model --mesh tp=8 --rank 3
   shardloom plan model --mesh x=4 --shard '*.weight=S(0)'")]
     Plan(plan::PlanArgs),
+
+    /// List models, show what they are, and check their cards.
+    #[command(subcommand)]
+    Models(models::ModelsCommand),
+
+    /// Bring a model's files here: resumed where it was left, and checked.
+    #[command(after_help = "Examples:
+  shardloom fetch smollm2_135m_instruct
+  shardloom fetch hf://HuggingFaceTB/SmolLM2-135M@main
+  HF_TOKEN=… shardloom fetch llama3_2_1b")]
+    Fetch(fetch::FetchArgs),
+
+    /// Let a model write on.
+    #[command(after_help = "Examples:
+  shardloom generate smollm2_135m_instruct 'The capital of France is'
+  shardloom generate ./my-model 'What is a tensor?' --chat --max-new-tokens 200
+  shardloom generate model.gguf - --sample --seed 7 < prompt.txt
+  shardloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json")]
+    Generate(generate::GenerateArgs),
+
+    /// Show a text as a model sees it.
+    #[command(after_help = "Examples:
+  shardloom tokenize smollm2_135m 'Hello, world'
+  shardloom tokenize ./my-model - --json < text.txt | jq '.tokens | length'")]
+    Tokenize(tokenize::TokenizeArgs),
+
+    /// Write a model as a Hugging Face folder, from whatever form it has.
+    #[command(after_help = "Examples:
+  shardloom export model-Q8_0.gguf my-model --dtype bf16
+  shardloom export ./base merged-model --adapter ./my-adapter")]
+    Export(export::ExportArgs),
 
     /// Print completions for a shell.
     #[command(after_help = "Examples:
@@ -161,6 +194,11 @@ pub(crate) fn run() -> ExitCode {
         Command::Diff(args) => diff::run(&args, output),
         Command::Convert(args) => convert::run(&args, output),
         Command::Plan(args) => plan::run(&args, output),
+        Command::Models(command) => models::run(&command, output),
+        Command::Fetch(args) => fetch::run(&args, output),
+        Command::Generate(args) => generate::run(&args, output),
+        Command::Tokenize(args) => tokenize::run(&args, output),
+        Command::Export(args) => export::run(&args, output),
         Command::Completions { shell } => completions(shell, output),
     };
     match outcome {

@@ -6,6 +6,10 @@
 //! - [`tensor`]: local tensors and their gradients.
 //! - [`dtensor`]: tensors of which every rank holds a part.
 //! - [`checkpoint`]: checkpoints of any format, on any mesh.
+//! - [`nn`]: one configurable decoder, its cache, adapters and generation.
+//! - [`hub`]: models by name.
+//! - [`models`]: the families of models.
+//! - [`standard`]: the hub as this program starts it.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
 
 pub use shardloom_checkpoint as checkpoint;
@@ -13,10 +17,14 @@ pub use shardloom_dtensor as dtensor;
 pub use shardloom_gang as gang;
 #[cfg(feature = "mpi")]
 pub use shardloom_gang_mpi as gang_mpi;
+pub use shardloom_hub as hub;
 pub use shardloom_layout as layout;
+pub use shardloom_models as models;
+pub use shardloom_nn as nn;
 pub use shardloom_tensor as tensor;
 
 pub mod launch;
+pub mod standard;
 
 /// Compiles and runs the examples of the README.
 #[doc = include_str!("../../../README.md")]

@@ -293,6 +293,22 @@ impl fmt::Display for Fault {
     }
 }
 
+impl FetchError {
+    /// Whether a machine or a service did not do its part, rather than that
+    /// something was asked for that is not there.
+    pub fn is_operational(&self) -> bool {
+        matches!(
+            self,
+            Self::GaveUp { .. }
+                | Self::Failed { .. }
+                | Self::RateLimited { .. }
+                | Self::WrongHash { .. }
+                | Self::Listing { .. }
+                | Self::Io { .. }
+        )
+    }
+}
+
 impl Hint for FetchError {
     fn hint(&self) -> Option<String> {
         let hint = match self {

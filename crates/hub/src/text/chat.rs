@@ -26,7 +26,7 @@ use minijinja::{
 };
 use shardloom_checkpoint::formats::gguf::GgufValue;
 
-use super::companions::{Companions, Read};
+use super::companions::{Companions, ReadFile};
 use super::facts::Facts;
 use super::folder;
 use budget::Stop;
@@ -169,7 +169,7 @@ impl ChatTemplates {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(read: Read<'_>) -> Result<Self, ChatError> {
+    pub fn from_files(read: ReadFile<'_>) -> Result<Self, ChatError> {
         let companions = Companions::read(read)?;
         let tokens = companions.tokens()?;
         let mut sources = BTreeMap::new();

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::error::TextError;
 
 /// Gives the bytes of a file, or none if there is no such file.
-pub(super) type Read<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, TextError>;
+pub type ReadFile<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, TextError>;
 
 /// What those files say; all are empty if they are not there.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub(super) struct Companions {
 }
 
 impl Companions {
-    pub(super) fn read(read: Read<'_>) -> Result<Self, TextError> {
+    pub(super) fn read(read: ReadFile<'_>) -> Result<Self, TextError> {
         Ok(Self {
             config: object(read, "tokenizer_config.json")?,
             special: object(read, "special_tokens_map.json")?,
@@ -51,7 +51,7 @@ impl Companions {
 }
 
 /// A JSON object in a file; empty if there is no such file.
-pub(super) fn object(read: Read<'_>, file: &str) -> Result<Map<String, Value>, TextError> {
+pub(super) fn object(read: ReadFile<'_>, file: &str) -> Result<Map<String, Value>, TextError> {
     let Some(bytes) = read(file)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes).map_err(|error| TextError::invalid(file, &error))
 }

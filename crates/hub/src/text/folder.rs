@@ -8,7 +8,7 @@ use tokenizers::AddedToken;
 use tokenizers::models::bpe::Vocab;
 
 use super::bytes::Decoding;
-use super::companions::{Companions, Read, object};
+use super::companions::{Companions, ReadFile, object};
 use super::error::TextError;
 use super::generation::GenerationDefaults;
 use super::gguf::Parts;
@@ -29,7 +29,7 @@ pub(super) fn reader(folder: &Path) -> impl Fn(&str) -> Result<Option<Vec<u8>>, 
 }
 
 /// The tokenizer of a folder.
-pub(super) fn tokenizer(read: Read<'_>) -> Result<Tokenizer, TextError> {
+pub(super) fn tokenizer(read: ReadFile<'_>) -> Result<Tokenizer, TextError> {
     let companions = Companions::read(read)?;
     if let Some(bytes) = read("tokenizer.json")? {
         let library = parse(&bytes)?;
@@ -50,7 +50,7 @@ pub(super) fn tokenizer(read: Read<'_>) -> Result<Tokenizer, TextError> {
 /// A tokenizer as GPT-2 has it: a vocabulary, a list of merges, and perhaps
 /// files with tokens that were added later.
 fn byte_level(
-    read: Read<'_>,
+    read: ReadFile<'_>,
     companions: &Companions,
     vocabulary: &[u8],
     merges: &[u8],

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use shardloom_checkpoint::formats::gguf::GgufValue;
 
-use super::companions::{Read, object};
+use super::companions::{ReadFile, object};
 use super::error::TextError;
 use super::facts::Facts;
 use super::folder;
@@ -54,7 +54,7 @@ impl GenerationDefaults {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(read: Read<'_>) -> Result<Self, TextError> {
+    pub fn from_files(read: ReadFile<'_>) -> Result<Self, TextError> {
         Self::from_map(&object(read, "generation_config.json")?)
     }
 

@@ -12,6 +12,7 @@ use shardloom_checkpoint::formats::gguf::GgufValue;
 use tokenizers::processors::PostProcessorWrapper;
 
 use super::bytes::Decoding;
+use super::companions::ReadFile;
 use super::error::TextError;
 use super::stream::Streamer;
 use super::{folder, gguf};
@@ -94,7 +95,7 @@ impl Tokenizer {
 
     /// From files that are somewhere else: `read` gives the bytes of a file,
     /// or none if there is no such file.
-    pub fn from_files(read: &dyn Fn(&str) -> Result<Option<Vec<u8>>, TextError>) -> Result<Self, TextError> {
+    pub fn from_files(read: ReadFile<'_>) -> Result<Self, TextError> {
         folder::tokenizer(read)
     }
 
@@ -301,8 +302,7 @@ fn keep_spaces(library: &mut tokenizers::Tokenizer) -> Result<(), TextError> {
 
 fn pieces(library: &tokenizers::Tokenizer) -> Result<Vec<Option<Piece>>, TextError> {
     let vocabulary = library.get_vocab(true);
-    let mut pieces = Vec::new();
-    pieces.reserve(vocabulary.len());
+    let mut pieces = Vec::with_capacity(vocabulary.len());
     let added = library.get_added_vocabulary();
     let mut put = |text: String, id: u32, kind: Kind| {
         let at = id as usize;

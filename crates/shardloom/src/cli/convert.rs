@@ -63,7 +63,7 @@ enum Form {
 }
 
 /// A dtype by name; a mistake is told with what it might have been.
-fn dtype(text: &str) -> Result<DType, String> {
+pub(super) fn dtype(text: &str) -> Result<DType, String> {
     text.parse().map_err(|error: UnknownDType| match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
         None => error.to_string(),

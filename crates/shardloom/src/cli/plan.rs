@@ -1,26 +1,54 @@
-//! `shardloom plan`: what each rank of a mesh would read of a checkpoint.
+//! `shardloom plan`: what each rank would hold of a model, or what each rank
+//! of a mesh would read of a checkpoint.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use shardloom::gang::GangSizes;
 use shardloom::checkpoint::{Extent, Source, TensorEntry, extents};
 use shardloom::layout::{Hint, Layout, Mesh, Placement, TextError};
 
 use super::convert::glob;
 use super::failure::Failure;
+use super::hub::HubArgs;
+use super::model_plan::{self, Sharing};
 use super::output::{Output, bytes, counted, table};
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// A checkpoint: a file, a folder, or a URL.
+    /// A model by name, or a checkpoint: a file, a folder, or a URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 
-    /// The ranks, as in dp=2,tp=4.
+    /// Ranks that share each layer of a model.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    tp: usize,
+
+    /// Stages that share the layers of a model.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    pp: usize,
+
+    /// Data-parallel ranks.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    dp: usize,
+
+    /// Data-parallel ranks that share each parameter [default: none do].
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    sdp: usize,
+
+    /// The type of a model's parameters [default: the checkpoint's own, or bf16].
+    #[arg(long, value_parser = super::convert::dtype, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    dtype: Option<shardloom::layout::DType>,
+
+    /// Tokens that a model's cache shall hold.
+    #[arg(long, value_name = "N", default_value_t = 4096, conflicts_with = "mesh", value_hint = ValueHint::Other)]
+    context: usize,
+
+    /// Look at a checkpoint instead of a model, on these ranks, as in dp=2,tp=4.
     #[arg(long, value_name = "AXES", value_parser = mesh, value_hint = ValueHint::Other)]
-    mesh: Mesh,
+    mesh: Option<Mesh>,
 
     /// Show one rank's bytes, tensor by tensor.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
@@ -32,6 +60,9 @@ pub(super) struct PlanArgs {
     /// in Llama, axes called fsdp, sdp or shard cut dim 0, and others hold copies.
     #[arg(long, value_name = "GLOB=PLACEMENTS", value_hint = ValueHint::Other)]
     shard: Vec<String>,
+
+    #[command(flatten)]
+    hub: HubArgs,
 }
 
 /// Axes with or without `mesh(…)` around them.
@@ -102,20 +133,26 @@ struct Rule {
 }
 
 pub(super) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> {
+    let Some(mesh) = args.mesh else {
+        let sizes = GangSizes { pp: args.pp, tp: args.tp, sdp: Some(args.sdp) };
+        let (dp, dtype, context, rank) = (args.dp, args.dtype, args.context, args.rank);
+        let sharing = Sharing { sizes, dp, dtype, context, rank };
+        return model_plan::run(&args.path, &sharing, &args.hub, output);
+    };
     let source = Source::open_url(&args.path)?;
     let failed = |error: PlanFailure| Failure::user(&error);
     let rules: Vec<Rule> =
-        args.shard.iter().map(|text| rule(text, args.mesh)).collect::<Result<_, _>>().map_err(failed)?;
+        args.shard.iter().map(|text| rule(text, mesh)).collect::<Result<_, _>>().map_err(failed)?;
     let ranks: Vec<usize> = match args.rank {
-        Some(rank) if args.mesh.position(rank).is_err() => {
-            return Err(failed(PlanFailure::NoSuchRank { rank, mesh: args.mesh }));
+        Some(rank) if mesh.position(rank).is_err() => {
+            return Err(failed(PlanFailure::NoSuchRank { rank, mesh }));
         }
         Some(rank) => vec![rank],
-        None => args.mesh.ranks().collect(),
+        None => mesh.ranks().collect(),
     };
-    let ranks = ranks.into_iter().map(|rank| plan(&source, args, &rules, rank));
+    let ranks = ranks.into_iter().map(|rank| plan(&source, mesh, args, &rules, rank));
     let planned =
-        Planned { mesh: args.mesh.to_string(), ranks: ranks.collect::<Result<_, _>>().map_err(failed)? };
+        Planned { mesh: mesh.to_string(), ranks: ranks.collect::<Result<_, _>>().map_err(failed)? };
     output.show(&planned, text)
 }
 

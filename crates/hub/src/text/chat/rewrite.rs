@@ -86,8 +86,8 @@ fn next_tag(source: &str, mut at: usize) -> Option<Tag<'_>> {
     loop {
         at += source[at..].find('{')?;
         let rest = &source[at..];
-        if rest.starts_with("{#") {
-            at += 2 + rest[2..].find("#}")? + 2;
+        if let Some(comment) = rest.strip_prefix("{#") {
+            at += 2 + comment.find("#}")? + 2;
         } else if rest.starts_with("{{") {
             at = end_of(source, at + 2, "}}")?;
         } else if rest.starts_with("{%") {

@@ -1,0 +1,194 @@
+//! A model as a Hugging Face folder: weights, configuration, tokenizer.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use shardloom_checkpoint::{
+    ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions, Saver,
+    Source, State, Target, TensorSpec, convert,
+};
+use shardloom_gang::{GangOptions, solo};
+use shardloom_layout::{DType, Region};
+use shardloom_nn::{Decoder, NnError, merged};
+
+use crate::error::HubError;
+use crate::load::LoadOptions;
+use crate::model::Model;
+
+/// Files that make a tokenizer, and what goes with them.
+const TEXT_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// How a model is exported.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExportOptions {
+    /// The dtype of parameters; as they are if not given.
+    pub dtype: Option<DType>,
+    /// An adapter to merge, and how much of it.
+    pub adapter: Option<(PathBuf, f64)>,
+}
+
+/// Writes a model as a Hugging Face folder, which must not exist.
+pub fn export(
+    model: &Model,
+    target: &Path,
+    options: &ExportOptions,
+    observer: &dyn Observer,
+) -> Result<ConvertReport, HubError> {
+    match &options.adapter {
+        None => {
+            let save = SaveOptions {
+                format: SaveFormat::HuggingFace,
+                assets: assets(model, model.config(), options.dtype)?,
+                ..SaveOptions::default()
+            };
+            // Frequencies of angles are in the configuration.
+            let names = model.source().index.tensors().keys();
+            let only = names.filter(|name| *name != "rope_freqs.weight").cloned().collect();
+            let how = ConvertOptions { save, dtype: options.dtype, only: Some(only) };
+            Ok(convert(model.source(), &Target::Folder(target.to_owned()), &how, observer)?)
+        }
+        Some((folder, strength)) => {
+            let load = LoadOptions { dtype: options.dtype, ..LoadOptions::default() };
+            let decoder = model.load(&load, observer)?.decoder;
+            let adapter = model.adapter(&decoder, &Source::open(folder)?, observer)?;
+            save_decoder(model, &merged(&decoder, &adapter, *strength)?, target, observer)
+        }
+    }
+}
+
+/// Writes a decoder of a model's family as a Hugging Face folder, under the
+/// names that published models have. The decoder must be whole on this rank.
+pub fn save_decoder(
+    model: &Model,
+    decoder: &Decoder,
+    target: &Path,
+    observer: &dyn Observer,
+) -> Result<ConvertReport, HubError> {
+    let mut config = model.config().clone();
+    let tied = "tie_word_embeddings";
+    if config.contains_key(tied) {
+        config.insert(tied.to_owned(), Value::Bool(decoder.config().head.tied));
+    }
+    let dtype = decoder.parameters().first().map(|(_, value)| value.dtype());
+    let back = published_names(model)?;
+    // Beside the target, so that it is on the same filesystem.
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".merged");
+    let folder = target.with_file_name(name);
+    let written = write_parameters(decoder, &folder).and_then(|()| {
+        let source = Source::open(&folder)?;
+        let source = if back.rules.is_empty() { source } else { source.with_keys(&back)? };
+        let save = SaveOptions {
+            format: SaveFormat::HuggingFace,
+            assets: assets(model, &config, dtype)?,
+            ..SaveOptions::default()
+        };
+        let how = ConvertOptions { save, dtype: None, only: None };
+        Ok(convert(&source, &Target::Folder(target.to_owned()), &how, observer)?)
+    });
+    // Whatever became of it, what was in between goes.
+    let _ = std::fs::remove_dir_all(&folder);
+    written
+}
+
+/// The rules that lead from our names back to the published ones.
+fn published_names(model: &Model) -> Result<KeyMap, HubError> {
+    let keys = model.keys()?;
+    let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
+    let back = KeyMap { rules }.inverse();
+    Ok(back.map_err(shardloom_checkpoint::CheckpointError::from)?)
+}
+
+fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
+    let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(decoder.parameters().len());
+    for (name, value) in decoder.parameters() {
+        let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
+        let held = shardloom_checkpoint::Held::Region(Region::whole(value.shape()));
+        all.push((name.clone(), TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held }, bytes));
+    }
+    let mut state = State::new();
+    for (name, spec, bytes) in &all {
+        state.model(name.clone(), LocalTensor { spec: spec.clone(), bytes });
+    }
+    let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };
+    let gang = solo(GangOptions::default());
+    Saver::new(options).save(&Target::Folder(folder.to_owned()), &state, &*gang, &())?;
+    Ok(())
+}
+
+/// The files beside the weights.
+fn assets(
+    model: &Model,
+    config: &Map<String, Value>,
+    dtype: Option<DType>,
+) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
+    let mut assets = BTreeMap::new();
+    let json = |value: &Value| serde_json::to_vec_pretty(value).unwrap_or_default();
+    assets.insert("config.json".to_owned(), json(&Value::Object(published_config(model, config, dtype)?)));
+    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    for name in TEXT_FILES {
+        if let Some(bytes) = model.text_source.read(name).map_err(checkpoint)? {
+            assets.insert((*name).to_owned(), bytes);
+        }
+    }
+    if model.source().index.format() == Format::Gguf && !assets.contains_key("tokenizer.json") {
+        let tokenizer = model.tokenizer()?;
+        let templates = model.chat_templates()?;
+        let template = templates.get("default").map(|template| template.source().to_owned());
+        assets.insert("tokenizer.json".to_owned(), tokenizer.to_json()?.into_bytes());
+        assets.insert("tokenizer_config.json".to_owned(), tokenizer.config_json(template.as_deref()).into_bytes());
+        let mut generation = Map::new();
+        if let Some(bos) = tokenizer.bos() {
+            generation.insert("bos_token_id".to_owned(), bos.into());
+        }
+        if !tokenizer.eos().is_empty() {
+            generation.insert("eos_token_id".to_owned(), tokenizer.eos().to_vec().into());
+        }
+        assets.insert("generation_config.json".to_owned(), json(&Value::Object(generation)));
+    }
+    Ok(assets)
+}
+
+/// What other programs need of a configuration: what the checkpoint said of
+/// itself, with what we know better.
+fn published_config(
+    model: &Model,
+    config: &Map<String, Value>,
+    dtype: Option<DType>,
+) -> Result<Map<String, Value>, HubError> {
+    let mut published = crate::model::own_config(model.source())?.unwrap_or_default();
+    for (key, value) in config {
+        // What was not said and is not set need not be said now.
+        if published.contains_key(key) || !value.is_null() {
+            published.insert(key.clone(), value.clone());
+        }
+    }
+    let family = model.family();
+    let model_type = family.model_types().into_iter().next().unwrap_or_default();
+    published.entry("model_type").or_insert_with(|| model_type.into());
+    published.entry("architectures").or_insert_with(|| vec![family.architecture()].into());
+    let stored = model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
+    let name = match dtype.or(stored) {
+        Some(DType::F32) => Some("float32"),
+        Some(DType::Bf16) => Some("bfloat16"),
+        Some(DType::F16) => Some("float16"),
+        Some(DType::F64) => Some("float64"),
+        _ => None,
+    };
+    if let Some(name) = name {
+        published.remove("dtype");
+        published.insert("torch_dtype".to_owned(), name.into());
+    }
+    Ok(published)
+}

@@ -1,0 +1,10 @@
+//! What time it is, for chat templates that ask.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use shardloom::hub::text::Moment;
+
+pub(super) fn now() -> Option<Moment> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Moment::from_unix(since.as_secs())
+}
