@@ -7,12 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use reqwest::Url;
 
+use super::address;
 use super::choice::FileChoice;
 use super::error::FetchError;
 use super::listing::{Entry, Listing, below};
 use super::lock::Lock;
 use super::names;
-use super::network::{self, Network, Stop, Subject, Trouble};
+use super::network::{Network, Stop, Subject, Trouble};
 use super::observer::FetchObserver;
 use super::offline;
 use super::repo_cache::RepoCache;
@@ -142,7 +143,7 @@ fn ask_for_listing(
 }
 
 fn url_of(network: &Network<'_>, path: &str) -> Result<Url, FetchError> {
-    network::parse(&format!("{}/{path}", network.settings.endpoint))
+    address::parse(&format!("{}/{path}", network.settings.endpoint))
 }
 
 /// The files of one commit being brought.
@@ -286,7 +287,7 @@ impl<'a> Bringing<'a> {
         match transfer(self.network, &job, self.observer)? {
             Arrived::Complete { staging, .. } => staging.finish(&self.cache.blob(&entry.digest))?,
             // Nobody asked whether it is.
-            Arrived::Unchanged => return Err(FetchError::NotFound { url: network::shown(&job.url) }),
+            Arrived::Unchanged => return Err(FetchError::NotFound { url: address::shown(&job.url) }),
         }
         self.cache.link(commit, name, entry)?;
         self.cache.mark(self.listing, &[name], self.observer)?;
