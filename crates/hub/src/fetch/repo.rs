@@ -168,8 +168,11 @@ impl<'a> Bringing<'a> {
         let wanted: Vec<Wanted<'_>> = wanted.map(|(name, entry)| (name.as_str(), entry)).collect();
 
         let checked = self.cache.checked();
-        let missing: Vec<Wanted<'_>> =
-            wanted.iter().copied().filter(|(name, entry)| !self.is_settled(name, entry, &checked)).collect();
+        let is_missing = |(name, entry): &Wanted<'_>| {
+            !self.is_settled(name, entry, &checked)
+                || (!checked.contains(entry.digest.hex()) && self.is_being_brought(entry))
+        };
+        let missing: Vec<Wanted<'_>> = wanted.iter().copied().filter(is_missing).collect();
         let had_all = missing.is_empty();
         self.bring(missing)?;
 
@@ -215,6 +218,13 @@ impl<'a> Bringing<'a> {
         let trusted =
             self.network.settings.existing == Existing::Sizes || checked.contains(entry.digest.hex());
         trusted && self.cache.find(&self.listing.commit, name, entry).is_some()
+    }
+
+    /// Whether somebody is at a file just now: it may be in its place already,
+    /// but nobody has noted yet that it was checked.
+    fn is_being_brought(&self, entry: &Entry) -> bool {
+        // In a cache where we may not lock, nobody is waited for.
+        matches!(Lock::try_take(&self.cache.lock(&entry.digest)), Ok(None))
     }
 
     /// Small files side by side, then large ones one by one, each in ranges
