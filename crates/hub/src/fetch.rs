@@ -15,6 +15,7 @@
 //! Nothing here reads the environment: [`FetchSettings::from_lookup`] takes a
 //! function that does.
 
+mod address;
 mod answer;
 mod choice;
 mod date;

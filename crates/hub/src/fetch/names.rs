@@ -85,7 +85,7 @@ pub(super) fn encoded_part(name: &str) -> String {
     for byte in name.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                text.push(char::from(byte))
+                text.push(char::from(byte));
             }
             _ => text.push_str(&format!("%{byte:02X}")),
         }

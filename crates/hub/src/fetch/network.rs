@@ -17,6 +17,7 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Client, NoProxy, Proxy, Response, Url, redirect};
 use tokio::runtime::{Builder, Runtime};
 
+use super::address::{parse, same_origin, shown};
 use super::answer::{Validator, asked_wait};
 use super::error::{Fault, FetchError, TokenUse};
 use super::observer::FetchObserver;
@@ -202,7 +203,11 @@ impl<'a> Network<'a> {
         let on_detour = remembered.is_some();
         let start = remembered.unwrap_or_else(|| ask.url.clone());
         let limit = self.settings.connect_timeout + self.settings.stall_timeout;
-        let followed = self.wait(limit, stop, self.follow(ask, start))?;
+        let followed = self.wait(limit, stop, self.follow(ask, start)).and_then(|followed| followed);
+        if on_detour && followed.is_err() {
+            // The next time another server may be named.
+            ask.detour.inspect(|detour| detour.set(None));
+        }
         let (response, token) = followed?;
         let status = response.status().as_u16();
         if matches!(status, 200 | 206 | 304 | 416) {
@@ -403,41 +408,6 @@ impl Drop for Network<'_> {
             runtime.shutdown_background();
         }
     }
-}
-
-/// A URL of a web server, without a user name in it.
-pub(super) fn parse(text: &str) -> Result<Url, FetchError> {
-    let bad = |problem: String| {
-        let url = text.split(['?', '#']).next().unwrap_or_default();
-        let url = match url.split_once("://") {
-            Some((scheme, rest)) => format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default()),
-            None => url.to_owned(),
-        };
-        FetchError::Url { url, problem }
-    };
-    let url = Url::parse(text).map_err(|error| bad(error.to_string()))?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err(bad(format!("`{}` is neither http nor https", url.scheme())));
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(bad("it has a user name in it, which is not used".to_owned()));
-    }
-    Ok(url)
-}
-
-/// A URL as it may be shown: queries and user names may be secrets.
-pub(super) fn shown(url: &Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.set_fragment(None);
-    // These fail for URLs that have none.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.as_str().trim_end_matches('/').to_owned()
-}
-
-fn same_origin(one: &Url, another: &Url) -> bool {
-    one.origin() == another.origin()
 }
 
 fn proxies(proxies: &Proxies) -> Result<Vec<Proxy>, FetchError> {

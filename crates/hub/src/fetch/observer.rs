@@ -55,6 +55,6 @@ pub struct LockWait<'a> {
     pub file: &'a str,
     /// The lock file.
     pub lock: &'a Path,
-    /// Who holds it, if that is known: a process, and on which machine.
+    /// Which process holds it, if that is known.
     pub holder: Option<String>,
 }

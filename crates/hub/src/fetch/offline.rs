@@ -17,6 +17,7 @@ use super::choice::{FileChoice, is_weights};
 use super::disk;
 use super::error::FetchError;
 use super::listing::{Listing, below};
+use super::marker::Marker;
 use super::names;
 use super::repo::{Completeness, FetchedFile, FetchedRepo, HfRepo};
 use super::repo_cache::RepoCache;
@@ -34,7 +35,7 @@ pub(super) fn find(cache: &RepoCache, repo: &HfRepo, choice: &FileChoice) -> Res
     }
     let folder = repo.sub.as_ref().map_or_else(|| snapshot.clone(), |sub| snapshot.join(sub));
     let marker = cache.marker(&commit);
-    let listing = marker.as_ref().map(|marker| marker.listing()).or_else(|| cache.tree(&commit));
+    let listing = marker.as_ref().map(Marker::listing).or_else(|| cache.tree(&commit));
     let files = match &listing {
         Some(listing) => listed(repo, choice, listing, &folder)?,
         None => unlisted(repo, choice, &folder)?,

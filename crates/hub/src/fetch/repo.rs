@@ -7,12 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use reqwest::Url;
 
+use super::address;
 use super::choice::FileChoice;
 use super::error::FetchError;
 use super::listing::{Entry, Listing, below};
 use super::lock::Lock;
 use super::names;
-use super::network::{self, Network, Stop, Subject, Trouble};
+use super::network::{Network, Stop, Subject, Trouble};
 use super::observer::FetchObserver;
 use super::offline;
 use super::repo_cache::RepoCache;
@@ -142,7 +143,7 @@ fn ask_for_listing(
 }
 
 fn url_of(network: &Network<'_>, path: &str) -> Result<Url, FetchError> {
-    network::parse(&format!("{}/{path}", network.settings.endpoint))
+    address::parse(&format!("{}/{path}", network.settings.endpoint))
 }
 
 /// The files of one commit being brought.
@@ -167,8 +168,11 @@ impl<'a> Bringing<'a> {
         let wanted: Vec<Wanted<'_>> = wanted.map(|(name, entry)| (name.as_str(), entry)).collect();
 
         let checked = self.cache.checked();
-        let missing: Vec<Wanted<'_>> =
-            wanted.iter().copied().filter(|(name, entry)| !self.is_settled(name, entry, &checked)).collect();
+        let is_missing = |(name, entry): &Wanted<'_>| {
+            !self.is_settled(name, entry, &checked)
+                || (!checked.contains(entry.digest.hex()) && self.is_being_brought(entry))
+        };
+        let missing: Vec<Wanted<'_>> = wanted.iter().copied().filter(is_missing).collect();
         let had_all = missing.is_empty();
         self.bring(missing)?;
 
@@ -214,6 +218,13 @@ impl<'a> Bringing<'a> {
         let trusted =
             self.network.settings.existing == Existing::Sizes || checked.contains(entry.digest.hex());
         trusted && self.cache.find(&self.listing.commit, name, entry).is_some()
+    }
+
+    /// Whether somebody is at a file just now: it may be in its place already,
+    /// but nobody has noted yet that it was checked.
+    fn is_being_brought(&self, entry: &Entry) -> bool {
+        // In a cache where we may not lock, nobody is waited for.
+        matches!(Lock::try_take(&self.cache.lock(&entry.digest)), Ok(None))
     }
 
     /// Small files side by side, then large ones one by one, each in ranges
@@ -286,7 +297,7 @@ impl<'a> Bringing<'a> {
         match transfer(self.network, &job, self.observer)? {
             Arrived::Complete { staging, .. } => staging.finish(&self.cache.blob(&entry.digest))?,
             // Nobody asked whether it is.
-            Arrived::Unchanged => return Err(FetchError::NotFound { url: network::shown(&job.url) }),
+            Arrived::Unchanged => return Err(FetchError::NotFound { url: address::shown(&job.url) }),
         }
         self.cache.link(commit, name, entry)?;
         self.cache.mark(self.listing, &[name], self.observer)?;

@@ -41,7 +41,7 @@ pub(super) struct Job<'a> {
 /// What became of a file.
 pub(super) enum Arrived {
     /// It is all there, and its hash is the one that it should have.
-    Complete { staging: Staging, digest: Digest },
+    Complete { staging: Box<Staging>, digest: Digest },
     /// The server still has the version that we have.
     Unchanged,
 }
@@ -80,7 +80,7 @@ pub(super) fn transfer(
                 let lost = staging.restart(job.size)?;
                 observer.lost(job.subject.shown(), lost);
             }
-            _ => return Ok(Arrived::Complete { staging, digest: found }),
+            _ => return Ok(Arrived::Complete { staging: Box::new(staging), digest: found }),
         }
     }
     Err(wrong.expect("the loop ends early unless the hash was wrong"))

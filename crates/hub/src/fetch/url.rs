@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 
+use super::address;
 use super::answer::Validator;
 use super::digest::{self, Digest};
 use super::disk;
 use super::error::FetchError;
 use super::lock::Lock;
 use super::names;
-use super::network::{self, Network, Subject};
+use super::network::{Network, Subject};
 use super::observer::FetchObserver;
 use super::repo::{Completeness, on_own_thread};
 use super::settings::{FetchSettings, Reach};
@@ -58,7 +59,7 @@ pub fn fetch_url(
     expected: &Expected,
     observer: &dyn FetchObserver,
 ) -> Result<FetchedUrl, FetchError> {
-    let mut url = network::parse(url)?;
+    let mut url = address::parse(url)?;
     url.set_fragment(None);
     let expected = Wanted::new(expected)?;
     let place = Place::new(&settings.url_cache, &url);
@@ -68,11 +69,11 @@ pub fn fetch_url(
             return Ok(place.fetched(about, &expected));
         }
         None if settings.reach == Reach::Offline => {
-            return Err(FetchError::NotCached { what: network::shown(&url), cached: Vec::new() });
+            return Err(FetchError::NotCached { what: address::shown(&url), cached: Vec::new() });
         }
         _ => {}
     }
-    let shown = network::shown(&url);
+    let shown = address::shown(&url);
     let _lock = Lock::take(&place.lock, &shown, observer)?;
     let about = place.about().filter(|about| expected.fits(about));
     if let Some(about) = about.as_ref().filter(|_| expected.digest.is_some() || about != before) {

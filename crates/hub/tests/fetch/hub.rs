@@ -390,3 +390,19 @@ fn a_task_of_an_async_runtime_may_fetch() {
     let fetched = runtime.block_on(async { fetch_repo(&settings, &model(), &FileChoice::Model, &()) });
     hub.agrees(&fetched.unwrap());
 }
+
+#[test]
+fn files_with_the_same_bytes_come_once() {
+    let twin = noise(40_000, 5);
+    let files = [
+        ("a.bin", twin.clone()),
+        ("b.bin", twin.clone()),
+        ("c.txt", b"c".to_vec()),
+        ("d.txt", b"c".to_vec()),
+    ];
+    let (hub, folder) = (Hub::with(&files), tempfile::tempdir().unwrap());
+    let fetched = fetch_repo(&hub.settings(folder.path()), &model(), &FileChoice::All, &()).unwrap();
+    hub.agrees(&fetched);
+    assert_eq!(fetched.completeness, Completeness::Checked);
+    assert_eq!(hub.server.sent(), twin.len() as u64 + 1);
+}

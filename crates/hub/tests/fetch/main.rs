@@ -1,6 +1,7 @@
 //! Downloads from a real server on loopback that cuts connections, stalls,
 //! lies and refuses.
 
+#![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod faults;

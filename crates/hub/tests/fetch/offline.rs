@@ -12,6 +12,9 @@ use shardloom_hub::fetch::{
 use crate::hub::{COMMIT, Hub, hash_of};
 use crate::settings;
 
+/// Files by name.
+type Files = BTreeMap<String, Vec<u8>>;
+
 /// Settings that ask nobody; whoever does finds nobody at home.
 fn offline(folder: &Path) -> FetchSettings {
     let mut settings = settings(folder, "http://127.0.0.1:9");
@@ -28,7 +31,7 @@ fn root(folder: &Path) -> PathBuf {
 }
 
 /// A cache as `huggingface_hub` leaves it.
-pub fn python_cache(folder: &Path, files: &BTreeMap<String, Vec<u8>>) {
+pub fn python_cache(folder: &Path, files: &Files) {
     let root = root(folder);
     let snapshot = root.join("snapshots").join(COMMIT);
     fs::create_dir_all(root.join("blobs")).unwrap();
@@ -111,7 +114,7 @@ fn a_cache_that_python_made_is_used_without_any_request() {
 #[test]
 fn a_cache_that_python_left_incomplete_is_found_out() {
     let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
-    let damaged = |damage: &dyn Fn(&Path, &mut BTreeMap<String, Vec<u8>>)| {
+    let damaged = |damage: &dyn Fn(&Path, &mut Files)| {
         let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
         let mut files = hub.files.clone();
         damage(folder.path(), &mut files);

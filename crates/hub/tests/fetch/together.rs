@@ -55,7 +55,7 @@ fn processes_that_want_one_model_fetch_it_once() {
 #[test]
 fn threads_that_want_one_file_fetch_it_once() {
     let (server, folder, bytes) = (Server::start(), tempfile::tempdir().unwrap(), noise(60_000, 1));
-    server.put("/file", File::new(bytes.clone()).always(Act::Slowly(4000)));
+    server.put("/file", File::new(bytes.clone()).etag("one").always(Act::Slowly(500)));
     let (settings, notes, barrier) =
         (settings(folder.path(), "http://127.0.0.1:9"), Notes::default(), Barrier::new(4));
     thread::scope(|scope| {
@@ -69,7 +69,6 @@ fn threads_that_want_one_file_fetch_it_once() {
         }
     });
     assert_eq!(server.sent(), bytes.len() as u64);
-    let waited = notes.of("waiting");
-    assert_eq!(waited.len(), 3, "{waited:?}");
-    assert!(waited[0].contains(&format!("process {}", std::process::id())), "{waited:?}");
+    assert!(!notes.of("waiting").is_empty());
+    assert_eq!(notes.of("finished").len(), 1);
 }

@@ -136,3 +136,23 @@ fn urls_that_cannot_be_used_are_told_without_their_secrets() {
     let odd = Expected { size: None, sha256: Some("abc".to_owned()) };
     assert!(fetch_url(&settings, &server.at("/x"), &odd, &()).is_err());
 }
+
+#[test]
+fn requests_go_through_the_proxy_unless_the_name_is_excepted() {
+    let (proxy, server, folder) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
+    let mut settings = settings(folder.path(), NOBODY);
+    settings.proxies.http = Some(proxy.url());
+    settings.proxies.except = Some("127.0.0.1".to_owned());
+    // A name that nobody has.
+    proxy.put("http://models.invalid/a", File::new(b"1".to_vec()));
+    server.put("/a", File::new(b"2".to_vec()));
+    for (url, bytes) in [("http://models.invalid/a".to_owned(), b"1"), (server.at("/a"), b"2")] {
+        let fetched = fetch_url(&settings, &url, &Expected::default(), &()).unwrap();
+        assert_eq!(fs::read(fetched.path).unwrap(), bytes);
+    }
+    assert_eq!((proxy.seen().len(), server.seen().len()), (1, 1));
+    settings.proxies.http = Some("http://me:secret@".to_owned());
+    let error = fetch_url(&settings, "http://models.invalid/b", &Expected::default(), &()).unwrap_err();
+    assert!(matches!(error, FetchError::Setting { name: "HTTP_PROXY", .. }), "{error}");
+    assert!(!format!("{error:?}").contains("secret"));
+}
