@@ -6,8 +6,10 @@
 //! in checkpoints translate, and what tensor parallelism shares.
 //!
 //! Wherever a value of the decoder stands, a map with `from` takes it from the
-//! configuration: `{from: n_embd}`, `{from: n_inner, default: 256}`, or
-//! `{from: n_embd, times: 4}`.
+//! configuration: `{from: n_embd}`, `{from: rope_parameters.rope_theta}`. If it
+//! is not there, there may be a `default`, which may be taken from elsewhere.
+//! Numbers can be changed on the way: `{from: n_embd, times: 4}`, `over: 2`,
+//! `power: 0.5`, in this order.
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +42,9 @@ pub struct Description {
     /// `null` for those that may not.
     #[serde(default)]
     pub config: Map<String, Value>,
+    /// Keys that may be missing without a value in their place.
+    #[serde(default)]
+    pub optional: Vec<String>,
     /// The decoder, with values from the configuration.
     pub decoder: Map<String, Value>,
     /// From the names in a checkpoint to the decoder's.
@@ -200,14 +205,24 @@ impl Described {
         Ok(full)
     }
 
+    /// The keys of its configuration.
+    fn known(&self) -> impl Iterator<Item = &str> {
+        let Description { config, optional, .. } = &self.description;
+        config.keys().chain(optional).map(String::as_str)
+    }
+
+    fn knows(&self, key: &str) -> bool {
+        self.known().any(|known| known == key)
+    }
+
     /// Every key that the decoder takes from the configuration must be one of
     /// its keys.
     fn check_references(&self) -> Result<(), ConfigError> {
-        let known = &self.description.config;
         let mut wrong = None;
         let mut look = |key: &str| {
-            if wrong.is_none() && !known.contains_key(key) {
-                let near = nearest(key, known.keys().map(String::as_str)).map(str::to_owned);
+            let key = key.split('.').next().unwrap_or(key);
+            if wrong.is_none() && !self.knows(key) {
+                let near = nearest(key, self.known()).map(str::to_owned);
                 wrong = Some(ConfigError::UnknownKey { key: key.to_owned(), near });
             }
         };
@@ -264,29 +279,45 @@ fn filled(value: &Value, config: &Map<String, Value>) -> Result<Value, ConfigErr
     }
 }
 
-fn taken(key: &str, how: &Map<String, Value>, config: &Map<String, Value>) -> Result<Value, ConfigError> {
-    if let Some(other) = how.keys().find(|key| !["from", "default", "times", "over"].contains(&key.as_str()))
-    {
-        let near = nearest(other, ["from", "default", "times", "over"]).map(str::to_owned);
+/// What may stand beside `from`.
+const HOW: [&str; 5] = ["from", "default", "times", "over", "power"];
+
+fn taken(path: &str, how: &Map<String, Value>, config: &Map<String, Value>) -> Result<Value, ConfigError> {
+    if let Some(other) = how.keys().find(|key| !HOW.contains(&key.as_str())) {
+        let near = nearest(other, HOW).map(str::to_owned);
         return Err(ConfigError::UnknownKey { key: other.clone(), near });
     }
-    let value = match (config.get(key), how.get("default")) {
+    let mut parts = path.split('.');
+    let first = parts.next().and_then(|key| config.get(key));
+    let found = parts.fold(first, |value, key| value.and_then(|value| value.get(key)));
+    let mut value = match (found, how.get("default")) {
         (Some(Value::Null) | None, Some(default)) => return filled(default, config),
-        (Some(Value::Null) | None, None) => return Err(ConfigError::Missing { key: key.to_owned() }),
-        (Some(value), _) => value,
+        (Some(Value::Null) | None, None) => return Err(ConfigError::Missing { key: path.to_owned() }),
+        (Some(value), _) => value.clone(),
     };
-    let mut value = value.clone();
-    for (operation, apply) in
-        [("times", u64::checked_mul as fn(u64, u64) -> Option<u64>), ("over", u64::checked_div)]
-    {
+    let operations: [(&str, fn(f64, f64) -> f64); 3] =
+        [("times", |a, b| a * b), ("over", |a, b| a / b), ("power", f64::powf)];
+    for (operation, apply) in operations {
         let Some(by) = how.get(operation) else { continue };
         let by = filled(by, config)?;
-        let result = value.as_u64().zip(by.as_u64()).and_then(|(value, by)| apply(value, by));
-        let expected = format!("a whole number that `{operation}: {by}` can be applied to");
-        let found = value.to_string();
-        value = result.map(Value::from).ok_or(ConfigError::Value { key: key.to_owned(), expected, found })?;
+        let result = value.as_f64().zip(by.as_f64()).map(|(value, by)| apply(value, by));
+        let expected = || format!("a number that `{operation}: {by}` can be applied to");
+        let wrong =
+            || ConfigError::Value { key: path.to_owned(), expected: expected(), found: value.to_string() };
+        value = result.and_then(number).ok_or_else(wrong)?;
     }
     Ok(value)
+}
+
+/// A number, whole if it is.
+fn number(value: f64) -> Option<Value> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let whole = value.fract() == 0.0 && (0.0..=EXACT).contains(&value);
+    if whole {
+        Some(Value::from(value as u64))
+    } else {
+        serde_json::Number::from_f64(value).map(Value::Number)
+    }
 }
 
 impl AnyFamily for Described {
@@ -311,9 +342,12 @@ impl AnyFamily for Described {
     }
 
     fn complete(&self, config: &Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
-        let full = self.full(config)?;
-        let known = &self.description.config;
-        Ok(full.into_iter().filter(|(key, _)| known.contains_key(key)).collect())
+        let mut full: Map<String, Value> =
+            self.full(config)?.into_iter().filter(|(key, _)| self.knows(key)).collect();
+        for key in &self.description.optional {
+            full.entry(key.clone()).or_insert(Value::Null);
+        }
+        Ok(full)
     }
 
     fn overridden(

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use shardloom_checkpoint::{
-    ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions, Saver,
-    Source, State, Target, TensorSpec, convert,
+    ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
+    Saver, Source, State, Target, TensorSpec, convert,
 };
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Region};
@@ -115,15 +115,20 @@ fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
     for (name, value) in decoder.parameters() {
         let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
         let held = shardloom_checkpoint::Held::Region(Region::whole(value.shape()));
-        all.push((name.clone(), TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held }, bytes));
+        all.push((
+            name.clone(),
+            TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
+            bytes,
+        ));
     }
     let mut state = State::new();
     for (name, spec, bytes) in &all {
         state.model(name.clone(), LocalTensor { spec: spec.clone(), bytes });
     }
     let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };
-    let gang = solo(GangOptions::default());
-    Saver::new(options).save(&Target::Folder(folder.to_owned()), &state, &*gang, &())?;
+    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let mut saver = Saver::new(solo(GangOptions::default())).map_err(checkpoint)?;
+    saver.save(&state, &Target::Folder(folder.to_owned()), &options, &())?;
     Ok(())
 }
 
@@ -147,7 +152,10 @@ fn assets(
         let templates = model.chat_templates()?;
         let template = templates.get("default").map(|template| template.source().to_owned());
         assets.insert("tokenizer.json".to_owned(), tokenizer.to_json()?.into_bytes());
-        assets.insert("tokenizer_config.json".to_owned(), tokenizer.config_json(template.as_deref()).into_bytes());
+        assets.insert(
+            "tokenizer_config.json".to_owned(),
+            tokenizer.config_json(template.as_deref()).into_bytes(),
+        );
         let mut generation = Map::new();
         if let Some(bos) = tokenizer.bos() {
             generation.insert("bos_token_id".to_owned(), bos.into());
@@ -178,7 +186,8 @@ fn published_config(
     let model_type = family.model_types().into_iter().next().unwrap_or_default();
     published.entry("model_type").or_insert_with(|| model_type.into());
     published.entry("architectures").or_insert_with(|| vec![family.architecture()].into());
-    let stored = model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
+    let stored =
+        model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
     let name = match dtype.or(stored) {
         Some(DType::F32) => Some("float32"),
         Some(DType::Bf16) => Some("bfloat16"),

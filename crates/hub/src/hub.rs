@@ -14,7 +14,8 @@ use crate::error::HubError;
 use crate::families::{Families, FamilyError, arch_config};
 use crate::family::SharedFamily;
 use crate::fetch::{
-    Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo, fetch_url,
+    Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo,
+    fetch_url,
 };
 use crate::load::{LoadOptions, Loaded, new_decoder};
 use crate::model::{Files, Model, own_config};
@@ -161,11 +162,6 @@ impl Hub {
 
     fn about(&self, card: &Card, source: crate::config::ConfigError) -> HubError {
         HubError::Config { about: format!("the model_config of card `{}`", card.name()), source }
-    }
-
-    /// The configuration of a model, as far as it is known without its files.
-    pub fn model_config(&self, name: &str) -> Result<Option<(SharedFamily, Map<String, Value>)>, HubError> {
-        Ok(self.find(name)?.known)
     }
 
     /// Brings a model's files here.

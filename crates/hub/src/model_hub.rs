@@ -54,11 +54,9 @@ impl<F: Family> ModelHub<'_, F> {
 
     /// A preset.
     pub fn arch_config(&self, arch: &str) -> Result<F::Config, FamilyError> {
-        let config = crate::families::arch_config(&self.family, arch);
-        self.maybe_arch_config(arch).ok_or(()).or_else(|()| match config {
-            Err(error) => Err(error),
-            Ok(_) => Err(FamilyError::Unknown { name: arch.to_owned(), near: None, known: Vec::new() }),
-        })
+        let map = crate::families::arch_config(&self.family, arch)?;
+        let read = F::Config::read(Fields::new(&map));
+        read.map_err(|_| FamilyError::Unknown { name: arch.to_owned(), near: None, known: Vec::new() })
     }
 
     /// The configuration of a model: its arch with its card's changes. Where a

@@ -108,6 +108,13 @@ pub enum LayerChoice {
     All,
     /// These.
     Only(Vec<usize>),
+    /// Every so many, beginning with one.
+    Every {
+        /// How many.
+        step: usize,
+        /// The first one.
+        first: usize,
+    },
 }
 
 impl LayerChoice {
@@ -116,6 +123,9 @@ impl LayerChoice {
         match self {
             Self::All => true,
             Self::Only(layers) => layers.contains(&layer),
+            Self::Every { step, first } => {
+                layer.checked_sub(*first).is_some_and(|behind| behind.is_multiple_of(*step))
+            }
         }
     }
 

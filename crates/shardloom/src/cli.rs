@@ -4,14 +4,23 @@ mod convert;
 mod diff;
 mod doctor;
 mod dtensor;
+mod export;
 mod failure;
+mod fetch;
 mod gang;
+mod generate;
+mod hub;
 mod inspect;
 mod layout;
+mod model_plan;
+mod models;
+mod moment;
 mod output;
 mod plan;
 mod progress;
 mod quickstart;
+mod score;
+mod tokenize;
 mod verify;
 
 use std::process::ExitCode;
@@ -135,6 +144,12 @@ enum Command {
   shardloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json")]
     Generate(generate::GenerateArgs),
 
+    /// Show how likely a model finds a text, token by token.
+    #[command(after_help = "Examples:
+  shardloom score smollm2_135m 'The cat sat on the mat'
+  shardloom score ./base - --adapter ./my-adapter --json < text.txt | jq .perplexity")]
+    Score(score::ScoreArgs),
+
     /// Show a text as a model sees it.
     #[command(after_help = "Examples:
   shardloom tokenize smollm2_135m 'Hello, world'
@@ -197,6 +212,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Models(command) => models::run(&command, output),
         Command::Fetch(args) => fetch::run(&args, output),
         Command::Generate(args) => generate::run(&args, output),
+        Command::Score(args) => score::run(&args, output),
         Command::Tokenize(args) => tokenize::run(&args, output),
         Command::Export(args) => export::run(&args, output),
         Command::Completions { shell } => completions(shell, output),

@@ -53,7 +53,12 @@ impl RunArgs {
     }
 
     /// Loads the model on a rank.
-    pub(super) fn writer(&self, model: &Model, gangs: Option<Gangs>, output: Output) -> Result<Writer, Failure> {
+    pub(super) fn writer(
+        &self,
+        model: &Model,
+        gangs: Option<Gangs>,
+        output: Output,
+    ) -> Result<Writer, Failure> {
         let options = LoadOptions { gangs, dtype: self.dtype, ..LoadOptions::default() };
         let progress = Progress::new(output);
         let mut decoder = model.load(&options, &progress)?.decoder;
@@ -164,7 +169,9 @@ pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
         return Ok(argument.to_owned());
     }
     let mut text = String::new();
-    io::stdin().read_to_string(&mut text).map_err(|error| Failure::operational(&error).about("cannot read stdin"))?;
+    io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::operational(&error).about("cannot read stdin"))?;
     Ok(text)
 }
 
@@ -202,7 +209,8 @@ impl GenerateArgs {
 pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failure> {
     let begun = Instant::now();
     if args.tp == Some(0) {
-        let error = ArgumentError { fact: "--tp is 0".to_owned(), fix: Some("leave it out for one rank".to_owned()) };
+        let error =
+            ArgumentError { fact: "--tp is 0".to_owned(), fix: Some("leave it out for one rank".to_owned()) };
         return Err(Failure::user(&error));
     }
     let text = prompt_text(&args.prompt)?;
@@ -227,7 +235,9 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
         Output::Json => output.show(&answer, |_| String::new()),
         Output::Text => {
             if io::stderr().is_terminal() {
-                let speed = answer.tokens_per_second.map_or_else(String::new, |speed| format!(", {speed:.1} tokens/s"));
+                let speed = answer
+                    .tokens_per_second
+                    .map_or_else(String::new, |speed| format!(", {speed:.1} tokens/s"));
                 let line = format!(
                     "{} tokens{speed}; loaded in {:.2} s, first token after {:.2} s",
                     answer.tokens.len(),
@@ -299,7 +309,8 @@ fn write(
         },
         load_seconds,
         first_token_seconds: first_token,
-        tokens_per_second: (later > 0 && seconds > first_token).then(|| later as f64 / (seconds - first_token)),
+        tokens_per_second: (later > 0 && seconds > first_token)
+            .then(|| later as f64 / (seconds - first_token)),
         tokens,
     })
 }

@@ -68,7 +68,13 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
         Some((family, config)) => (family, config, None),
         None if near => {
             let model = hub.open(name, &())?;
-            let dtype = model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
+            let dtype = model
+                .source()
+                .index
+                .tensors()
+                .values()
+                .map(|entry| entry.dtype)
+                .find(|dtype| dtype.is_float());
             (model.family().clone(), model.config().clone(), dtype)
         }
         None => {
@@ -145,7 +151,8 @@ fn plan(
     let attention = &config.attention;
     let kv_heads = attention.kv_heads.div_ceil(sharing.sizes.tp);
     let positions = sharing.context as u64;
-    let cache = 2 * stage.layers.len() as u64 * (kv_heads * attention.width * dtype.size()) as u64 * positions;
+    let cache =
+        2 * stage.layers.len() as u64 * (kv_heads * attention.width * dtype.size()) as u64 * positions;
     let weights = held * dtype.size() as u64;
     Ok(Rank {
         rank,
@@ -160,7 +167,10 @@ fn plan(
 }
 
 fn text(planned: &Planned) -> String {
-    let mut rows = table(&["rank", "layers", "parameters", "weights", "cache", "gathered", "memory"], &[0, 2, 3, 4, 5, 6]);
+    let mut rows = table(
+        &["rank", "layers", "parameters", "weights", "cache", "gathered", "memory"],
+        &[0, 2, 3, 4, 5, 6],
+    );
     for rank in &planned.ranks {
         rows.add_row([
             rank.rank.to_string(),

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use shardloom::hub::cards::Card;
-use shardloom::hub::{AnyFamily, Described, Hub, arch_config};
+use shardloom::hub::{Described, Hub, arch_config};
 use shardloom::layout::Hint;
 use shardloom::nn::{DecoderConfig, Parallel, Stage, parameters};
 
@@ -146,7 +146,15 @@ fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         let hint = problem.hint();
         listed.broken.push(Broken { what: "file".to_owned(), problem: problem.to_string(), hint });
     }
-    listed.overridden = hub.cards.overrides().iter().map(ToString::to_string).collect();
+    listed.overridden = hub
+        .cards
+        .overrides()
+        .iter()
+        .map(|found| {
+            let losers: Vec<String> = found.losers.iter().map(|place| place.to_string()).collect();
+            format!("`{}` of {} is overridden by {}", found.name, losers.join(", "), found.winner)
+        })
+        .collect();
     output.show(&listed, |listed| {
         let mut rows = table(&["model", "family", "arch", "checkpoint", "license", "from"], &[]);
         for model in &listed.models {
@@ -230,7 +238,8 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         all.families.push(FamilyArchs { family: family.name().to_owned(), archs });
     }
     output.show(&all, |all| {
-        let heads = ["family", "arch", "parameters", "layers", "hidden", "heads", "kv", "vocabulary", "positions"];
+        let heads =
+            ["family", "arch", "parameters", "layers", "hidden", "heads", "kv", "vocabulary", "positions"];
         let mut rows = table(&heads, &[2, 3, 4, 5, 6, 7, 8]);
         for family in &all.families {
             for arch in &family.archs {
@@ -328,18 +337,24 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
             Some((model.family().clone(), model.config().clone()))
         }
         None => {
-            shown.unknown = Some("its configuration is with its files; `shardloom fetch` brings them".to_owned());
+            shown.unknown =
+                Some("its configuration is with its files; `shardloom fetch` brings them".to_owned());
             None
         }
     };
     if let Some((family, config)) = known {
         let about = |source| {
-            Failure::from(shardloom::hub::HubError::Config { about: format!("model `{}`", args.name), source })
+            Failure::from(shardloom::hub::HubError::Config {
+                about: format!("model `{}`", args.name),
+                source,
+            })
         };
         let decoder = family.decoder(&config).map_err(about)?;
         let count = decoder.parameter_count();
         let sizes = [("f32", 4), ("bf16", 2), ("f8", 1)];
-        shown.bytes = Some(sizes.into_iter().map(|(name, size)| (name.to_owned(), Value::from(count * size))).collect());
+        shown.bytes = Some(
+            sizes.into_iter().map(|(name, size)| (name.to_owned(), Value::from(count * size))).collect(),
+        );
         shown.family = Some(family.name().to_owned());
         shown.parameters = Some(count);
         shown.sharding = Some(used_patterns(&decoder, family.parallel()));

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use shardloom::gang::GangSizes;
 use shardloom::checkpoint::{Extent, Source, TensorEntry, extents};
+use shardloom::gang::GangSizes;
 use shardloom::layout::{Hint, Layout, Mesh, Placement, TextError};
 
 use super::convert::glob;
@@ -151,8 +151,7 @@ pub(super) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
         None => mesh.ranks().collect(),
     };
     let ranks = ranks.into_iter().map(|rank| plan(&source, mesh, args, &rules, rank));
-    let planned =
-        Planned { mesh: mesh.to_string(), ranks: ranks.collect::<Result<_, _>>().map_err(failed)? };
+    let planned = Planned { mesh: mesh.to_string(), ranks: ranks.collect::<Result<_, _>>().map_err(failed)? };
     output.show(&planned, text)
 }
 
@@ -183,12 +182,18 @@ fn usual(name: &str, entry: &TensorEntry, mesh: Mesh) -> Layout {
     Layout::new(mesh, &placements).unwrap_or_else(|_| Layout::replicated(mesh))
 }
 
-fn plan(source: &Source, args: &PlanArgs, rules: &[Rule], rank: usize) -> Result<Rank, PlanFailure> {
+fn plan(
+    source: &Source,
+    mesh: Mesh,
+    args: &PlanArgs,
+    rules: &[Rule],
+    rank: usize,
+) -> Result<Rank, PlanFailure> {
     let mut planned = Rank { rank, keeps: 0, reads: 0, requests: 0, files: 0, tensors: Vec::new() };
     let mut files = BTreeSet::new();
     for (name, entry) in source.index.tensors() {
         let ruled = rules.iter().find(|rule| rule.matcher.is_match(name)).map(|rule| rule.layout);
-        let layout = ruled.unwrap_or_else(|| usual(name, entry, args.mesh));
+        let layout = ruled.unwrap_or_else(|| usual(name, entry, mesh));
         let region = layout.region_of(&entry.shape, rank).map_err(|error| PlanFailure::Layout {
             tensor: name.clone(),
             shape: entry.shape.to_string(),

@@ -1,0 +1,169 @@
+//! Adapters against what PEFT computes with the same numbers.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod fixture;
+
+use fixture::{Fixture, Silent, apart, json, logits, numbers};
+use shardloom_checkpoint::Source;
+use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use shardloom_hub::{LoadOptions, load_adapter};
+use shardloom_nn::{Adapter, Decoder, Input, Pass, merged};
+
+const TOLERANCE: f32 = 1e-4;
+
+const ADAPTERS: &[&str] = &[
+    "lora",
+    "lora_all",
+    "lora_expression",
+    "lora_patterns",
+    "lora_layers",
+    "lora_embedding",
+    "lora_bias",
+    "lora_qwen2",
+    "lora_gpt2",
+    "rslora",
+    "dora",
+    "dora_gpt2",
+    "modules_to_save",
+    "saved_embedding",
+];
+
+fn folder(adapter: &str) -> std::path::PathBuf {
+    Fixture::folder_of_all().join("adapters").join(adapter)
+}
+
+fn base_of(adapter: &str) -> Fixture {
+    let config = json(&folder(adapter).join("adapter_config.json"));
+    Fixture::open(config["base_model_name_or_path"].as_str().unwrap())
+}
+
+fn adapter_for(adapter: &str, base: &Fixture, decoder: &Decoder) -> Adapter {
+    let source = Source::open(folder(adapter)).unwrap();
+    load_adapter(&source, decoder, &*base.family, &base.config, &Silent).unwrap()
+}
+
+fn changed(decoder: &Decoder, adapter: &Adapter, strength: f64, tokens: &[u32]) -> Vec<f32> {
+    let change = Some((adapter, strength));
+    let input = Input::Tokens(decoder.tokens(&[tokens]).unwrap());
+    let hidden = decoder.hidden(input, Pass { adapter: change, ..Pass::default() }).unwrap();
+    decoder.logits(&hidden, change).unwrap().full_tensor().unwrap().to_vec().unwrap()
+}
+
+fn expected(adapter: &str, what: &str) -> Vec<f32> {
+    numbers(&folder(adapter).join("expected.safetensors"), what)
+}
+
+#[test]
+fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
+    for name in ADAPTERS {
+        let base = base_of(name);
+        let decoder = base.load(&LoadOptions::default()).decoder;
+        let adapter = adapter_for(name, &base, &decoder);
+        let prompt = &base.prompts()[0];
+        let beside = apart(&changed(&decoder, &adapter, 1.0, prompt), &expected(name, "logits_0"));
+        assert!(beside <= TOLERANCE, "{name} beside the weights is {beside} apart");
+        let whole = merged(&decoder, &adapter, 1.0).unwrap();
+        let merged = apart(&logits(&whole, prompt), &expected(name, "merged_0"));
+        assert!(merged <= TOLERANCE, "{name} merged is {merged} apart");
+    }
+}
+
+#[test]
+fn strength_scales_the_change_from_nothing() {
+    for name in ADAPTERS {
+        let base = base_of(name);
+        let decoder = base.load(&LoadOptions::default()).decoder;
+        let adapter = adapter_for(name, &base, &decoder);
+        let prompt = &base.prompts()[0];
+        let none = apart(&changed(&decoder, &adapter, 0.0, prompt), &logits(&decoder, prompt));
+        assert!(none <= 1e-5, "{name} with strength 0 is {none} from its base");
+        let half = changed(&decoder, &adapter, 0.5, prompt);
+        let merged = apart(&logits(&merged(&decoder, &adapter, 0.5).unwrap(), prompt), &half);
+        // A tied or replaced head aside, merging changes rounding alone.
+        assert!(merged <= TOLERANCE, "{name} with strength 0.5 is {merged} apart from its merged form");
+        // PEFT scales low-rank updates alone; where there is more, it has no
+        // half.
+        let plain = !["dora", "dora_gpt2", "modules_to_save", "saved_embedding", "lora_bias"].contains(name);
+        if plain {
+            let apart = apart(&half, &expected(name, "half_0"));
+            assert!(apart <= TOLERANCE, "{name} with strength 0.5 is {apart} from PEFT's");
+        }
+    }
+}
+
+#[test]
+fn adapters_work_on_shared_models() {
+    for name in ADAPTERS {
+        let base = base_of(name);
+        for sizes in [GangSizes { tp: 2, ..GangSizes::default() }, GangSizes::default()] {
+            let found = threads::run(2, GangOptions::default(), |root| {
+                let gangs = Some(Gangs::new(root, &sizes).unwrap());
+                let decoder = base.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder;
+                let adapter = adapter_for(name, &base, &decoder);
+                let prompt = &base.prompts()[0];
+                let whole = merged(&decoder, &adapter, 1.0).unwrap();
+                (changed(&decoder, &adapter, 1.0, prompt), logits(&whole, prompt))
+            });
+            for (beside, merged) in found.unwrap() {
+                let apart = apart(&beside, &expected(name, "logits_0"))
+                    .max(apart(&merged, &expected(name, "merged_0")));
+                assert!(apart <= TOLERANCE, "{name} with {sizes:?} is {apart} apart");
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_told_by_name() {
+    let copy = |change: &dyn Fn(&mut serde_json::Value)| {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::copy(
+            folder("lora").join("adapter_model.safetensors"),
+            place.path().join("adapter_model.safetensors"),
+        )
+        .unwrap();
+        let mut config = json(&folder("lora").join("adapter_config.json"));
+        change(&mut config);
+        std::fs::write(place.path().join("adapter_config.json"), config.to_string()).unwrap();
+        place
+    };
+    let base = base_of("lora");
+    let decoder = base.load(&LoadOptions::default()).decoder;
+    let refused = |change: &dyn Fn(&mut serde_json::Value)| {
+        let place = copy(change);
+        let source = Source::open(place.path()).unwrap();
+        load_adapter(&source, &decoder, &*base.family, &base.config, &Silent).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&|config| config["peft_type"] = "IA3".into()),
+        "adapter_config.json: `peft_type` is \"IA3\", which is not supported"
+    );
+    assert_eq!(
+        refused(&|config| config["layer_replication"] = serde_json::json!([[0, 1]])),
+        "adapter_config.json: `layer_replication` is a list, which is not supported"
+    );
+    assert!(
+        refused(&|config| config["alpha_pattern"] = serde_json::json!({"(": 2}))
+            .starts_with("`(` in `alpha_pattern` is no regular expression")
+    );
+    assert_eq!(
+        refused(&|config| config["lora_alpha"] = "much".into()),
+        "adapter_config.json: `lora_alpha` is expected to be a number, but is \"much\" instead"
+    );
+    // A model of another size.
+    let other = Fixture::open("qwen2");
+    let other_decoder = other.load(&LoadOptions::default()).decoder;
+    let source = Source::open(folder("lora")).unwrap();
+    let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the adapter's A for `model.layers.0.self_attn.q_proj` is [4, 48], but [4, 36] is expected"
+    );
+    // Another kind of model.
+    let other = Fixture::open("gpt2");
+    let other_decoder = other.load(&LoadOptions::default()).decoder;
+    let source = Source::open(folder("lora_all")).unwrap();
+    let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
+    assert!(error.to_string().contains("which the model does not have"), "{error}");
+}

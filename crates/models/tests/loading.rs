@@ -1,0 +1,339 @@
+//! What loading reads, allocates, proves and refuses.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod fixture;
+
+use fixture::{Fixture, Silent, apart, families, logits};
+use serde_json::{Value, json};
+use shardloom_checkpoint::Source;
+use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use shardloom_hub::cards::StoreSettings;
+use shardloom_hub::fetch::FetchSettings;
+use shardloom_hub::{
+    AnyFamily, Hub, HubError, LoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
+};
+use shardloom_layout::{DType, Hint};
+use shardloom_models::{Llama, LlamaConfig, Qwen2};
+use shardloom_nn::{Input, Pass};
+use shardloom_tensor::Device;
+
+fn hub() -> Hub {
+    let cards = StoreSettings::default().store(shardloom_models::CARDS);
+    Hub {
+        cards,
+        families: families(),
+        fetch: Ok(FetchSettings::in_folders("none", "none")),
+        model_path: Vec::new(),
+    }
+}
+
+#[test]
+fn ranks_read_and_hold_their_own_parts_once() {
+    let fixture = Fixture::open("llama");
+    let whole = fixture.load(&LoadOptions::default());
+    let bytes: u64 =
+        whole.decoder.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
+    assert_eq!(whole.report.read.delivered, bytes);
+    assert_eq!(whole.report.read.read, bytes);
+    for (world, sizes) in [
+        (2, GangSizes { tp: 2, ..GangSizes::default() }),
+        (3, GangSizes::default()),
+        (2, GangSizes { pp: 2, ..GangSizes::default() }),
+    ] {
+        let found = threads::run(world, GangOptions::default(), |root| {
+            let gangs = Some(Gangs::new(root, &sizes).unwrap());
+            let loaded = fixture.load(&LoadOptions { gangs, ..LoadOptions::default() });
+            let held: u64 = loaded
+                .decoder
+                .parameters()
+                .iter()
+                .map(|(_, value)| value.to_local().shape().volume() as u64 * 4)
+                .sum();
+            (loaded.report.read.delivered, held)
+        });
+        let found = found.unwrap();
+        for &(read, held) in &found {
+            assert_eq!(read, held, "{sizes:?}");
+            assert!(held < bytes);
+        }
+        // Norms are on every rank of a tensor-parallel group; all else is
+        // somewhere once.
+        let together: u64 = found.iter().map(|(_, held)| held).sum();
+        let copies = if sizes.tp == 2 { 5 * 48 * 4 } else { 0 };
+        assert_eq!(together, bytes + copies, "{sizes:?}");
+    }
+}
+
+#[test]
+fn stages_one_behind_the_other_are_the_whole() {
+    for case in ["llama", "llama_tied", "gpt2", "qwen3_moe"] {
+        let fixture = Fixture::open(case);
+        let prompt = &fixture.prompts()[0];
+        let stages = threads::run(2, GangOptions::default(), |root| {
+            let sizes = GangSizes { pp: 2, ..GangSizes::default() };
+            let gangs = Some(Gangs::new(root, &sizes).unwrap());
+            fixture.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder
+        });
+        let stages = stages.unwrap();
+        let tokens = Input::Tokens(stages[0].tokens(&[prompt]).unwrap());
+        let hidden = stages[0].hidden(tokens, Pass::default()).unwrap();
+        // What would be sent to the next stage.
+        let sent = hidden.to_local().to_vec::<f32>().unwrap();
+        let dims = hidden.shape().to_vec();
+        let received = shardloom_tensor::Tensor::from_slice(&sent, &dims).unwrap();
+        let mesh = stages[1].plan().mesh();
+        let layout = shardloom_layout::Layout::replicated(mesh);
+        let received = shardloom_dtensor::DTensor::distribute(stages[1].ranks(), &received, layout).unwrap();
+        let hidden = stages[1].hidden(Input::Hidden(received), Pass::default()).unwrap();
+        let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
+        let apart = apart(&logits, &fixture.logits(0));
+        assert!(apart <= 1e-4, "{case} in two stages is {apart} apart");
+        assert!(stages[0].logits(&hidden, None).is_err());
+    }
+}
+
+#[test]
+fn new_models_have_the_same_numbers_however_they_are_shared() {
+    let fixture = Fixture::open("qwen3_moe");
+    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let parallel = fixture.family.parallel();
+    let whole = new_decoder(&config, &parallel, 7, &LoadOptions::default()).unwrap();
+    let other = new_decoder(&config, &parallel, 8, &LoadOptions::default()).unwrap();
+    let prompt = &fixture.prompts()[0];
+    assert!(apart(&logits(&whole, prompt), &logits(&other, prompt)) > 1e-3);
+    let shared = threads::run(4, GangOptions::default(), |root| {
+        let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
+        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let decoder = new_decoder(&config, &parallel, 7, &options).unwrap();
+        decoder
+            .parameters()
+            .iter()
+            .map(|(_, value)| value.full_tensor().unwrap().to_vec::<f32>().unwrap())
+            .collect::<Vec<_>>()
+    });
+    for values in shared.unwrap() {
+        for ((name, own), shared) in whole.parameters().iter().zip(values) {
+            assert_eq!(own.to_local().to_vec::<f32>().unwrap(), shared, "{name}");
+        }
+    }
+    let empty = meta_decoder(&config, &parallel, &LoadOptions::default()).unwrap();
+    assert!(empty.parameters().iter().all(|(_, value)| value.device() == Device::Meta));
+}
+
+#[test]
+fn parameters_come_one_by_one_as_the_rank_holds_them() {
+    let fixture = Fixture::open("gpt2");
+    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let source = fixture.source();
+    let keys = fixture.family.keys(&fixture.config, &source.index).unwrap();
+    threads::run(2, GangOptions::default(), |root| {
+        let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
+        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let decoder = fixture.load(&options).decoder;
+        let parallel = fixture.family.parallel();
+        let all = iter_parameters(&source, &config, &keys, &parallel, &options, &Silent).unwrap();
+        let mut count = 0;
+        for (one, (name, loaded)) in all.zip(decoder.parameters()) {
+            let (found, value) = one.unwrap();
+            assert_eq!(found, *name);
+            assert_eq!(value.to_vec::<f32>().unwrap(), loaded.to_local().to_vec::<f32>().unwrap(), "{name}");
+            count += 1;
+        }
+        assert_eq!(count, decoder.parameters().len());
+    })
+    .unwrap();
+}
+
+#[test]
+fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
+    let fixture = Fixture::open("llama");
+    let own = fixture.load(&LoadOptions::default()).decoder;
+    assert_eq!(own.parameters()[0].1.dtype(), DType::F32);
+    let half = fixture.load(&LoadOptions { dtype: Some(DType::Bf16), ..LoadOptions::default() }).decoder;
+    assert_eq!(half.parameters()[0].1.dtype(), DType::Bf16);
+    let prompt = &fixture.prompts()[0];
+    let input = Input::Tokens(half.tokens(&[prompt]).unwrap());
+    let hidden = half.hidden(input, Pass::default()).unwrap();
+    let logits =
+        half.logits(&hidden, None).unwrap().cast(DType::F32).unwrap().to_local().to_vec::<f32>().unwrap();
+    // Eight bits of mantissa through two layers.
+    assert!(apart(&logits, &fixture.logits(0)) < 0.15);
+    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let options = LoadOptions { dtype: Some(DType::I64), ..LoadOptions::default() };
+    let error =
+        load_decoder(&fixture.source(), &config, &Default::default(), &Default::default(), &options, &Silent);
+    assert_eq!(error.unwrap_err().to_string(), "models cannot be loaded as i64");
+}
+
+#[test]
+fn gangs_exclude_a_device_and_meta_holds_no_data() {
+    let fixture = Fixture::open("llama");
+    let config = fixture.family.decoder(&fixture.config).unwrap();
+    let load = |options: &LoadOptions| {
+        let keys = fixture.family.keys(&fixture.config, &fixture.source().index).unwrap();
+        load_decoder(&fixture.source(), &config, &keys, &fixture.family.parallel(), options, &Silent)
+            .map(|_| ())
+    };
+    let meta = LoadOptions { device: Some(Device::Meta), ..LoadOptions::default() };
+    assert_eq!(load(&meta), Err(HubError::MetaDevice));
+    threads::run(1, GangOptions::default(), |root| {
+        let gangs = Some(Gangs::new(root, &GangSizes::default()).unwrap());
+        let both = LoadOptions { gangs, device: Some(Device::Cpu), ..LoadOptions::default() };
+        assert_eq!(load(&both), Err(HubError::GangsAndDevice));
+    })
+    .unwrap();
+    // More stages than layers.
+    let found = threads::run(3, GangOptions::default(), |root| {
+        let gangs = Some(Gangs::new(root, &GangSizes { pp: 3, ..GangSizes::default() }).unwrap());
+        load(&LoadOptions { gangs, ..LoadOptions::default() }).unwrap_err()
+    });
+    let error = &found.unwrap()[0];
+    assert_eq!(error.to_string(), "stage 0 of 3 cannot be cut from 2 layers");
+    assert_eq!(error.hint().as_deref(), Some("pp can be 1 to 2"));
+}
+
+#[test]
+fn every_key_that_does_not_fit_is_listed() {
+    let fixture = Fixture::open("llama");
+    let load = |change: Value, case: &str| {
+        let mut config = fixture.config.clone();
+        config.extend(change.as_object().unwrap().clone());
+        let decoder = fixture.family.decoder(&config).unwrap();
+        let source = Source::open(Fixture::folder_of_all().join(case).join("model.safetensors")).unwrap();
+        let keys = fixture.family.keys(&config, &source.index).unwrap();
+        load_decoder(&source, &decoder, &keys, &fixture.family.parallel(), &LoadOptions::default(), &Silent)
+            .unwrap_err()
+    };
+    let HubError::Incompatible { misfit, .. } =
+        load(json!({"num_hidden_layers": 3, "intermediate_size": 57}), "llama")
+    else {
+        panic!("loaded")
+    };
+    assert_eq!(misfit.missing.len(), 9);
+    assert_eq!(misfit.misshapen.len(), 6);
+    assert!(misfit.unexpected.is_empty());
+    let text = load(json!({"num_hidden_layers": 1}), "llama").to_string();
+    assert!(
+        text.contains("9 keys unexpected") && text.contains("unexpected `model.layers.1.mlp.up_proj.weight`"),
+        "{text}"
+    );
+    let text = load(json!({"attention_bias": true}), "llama").to_string();
+    assert!(
+        text.contains("8 keys missing") && text.contains("missing `model.layers.0.self_attn.o_proj.bias`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_hub_of_a_family_keeps_to_it() {
+    let hub = hub();
+    let llama = hub.of(Llama).unwrap();
+    assert!(llama.archs().contains(&"llama3_2_1b".to_owned()));
+    let config: LlamaConfig = llama.arch_config("llama3_2_1b").unwrap();
+    assert_eq!((config.transformer.hidden_size, config.transformer.num_hidden_layers), (2048, 16));
+    assert_eq!(llama.maybe_arch_config("llama9"), None);
+    let error = llama.arch_config("lama3_2_1b").unwrap_err();
+    assert_eq!(error.to_string(), "the family `llama` has no arch `lama3_2_1b`");
+    assert_eq!(error.hint().as_deref(), Some("write `llama3_2_1b`"));
+    let cards: Vec<_> = llama.iter_cards().collect::<Result<_, _>>().unwrap();
+    assert!(cards.len() > 10 && cards.iter().all(|card| card.model_family() == Some("llama")));
+    assert_eq!(llama.model_config("llama3_2_1b", &()).unwrap(), config);
+    let error = hub.of(Qwen2).unwrap().model_config("llama3_2_1b", &()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the family of `llama3_2_1b` is expected to be qwen2, but is llama instead"
+    );
+    let error = llama.model_config("llama3_2_1c", &()).unwrap_err();
+    assert_eq!(error.to_string(), "no model is called `llama3_2_1c`");
+    assert!(error.hint().unwrap().contains("llama3_2_1b"));
+
+    let folder = Fixture::folder_of_all().join("llama");
+    let fixture = Fixture::open("llama");
+    let config = shardloom_hub::FamilyConfig::read(shardloom_hub::Fields::new(&fixture.config)).unwrap();
+    let file = folder.join("model.safetensors");
+    let loaded = llama.load_custom_model(&file, &config, &LoadOptions::default(), &Silent).unwrap();
+    let prompt = &fixture.prompts()[0];
+    assert!(apart(&logits(&loaded.decoder, prompt), &fixture.logits(0)) <= 1e-4);
+    let count = llama.iter_checkpoint(&file, &config, &LoadOptions::default(), &Silent).unwrap().count();
+    assert_eq!(count, loaded.decoder.parameters().len());
+}
+
+/// A folder with a model's two files, as people have them: without a card.
+fn plain_folder(case: &str) -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(Fixture::folder_of_all().join(case).join(name), place.path().join(name)).unwrap();
+    }
+    place
+}
+
+#[test]
+fn a_folder_is_a_model_and_a_card_can_change_it() {
+    let place = plain_folder("qwen3");
+    let hub = hub();
+    let path = place.path().to_str().unwrap();
+    let model = hub.open(path, &()).unwrap();
+    assert_eq!(model.family().name(), "qwen3");
+    let fixture = Fixture::open("qwen3");
+    let prompt = &fixture.prompts()[0];
+    let decoder = model.load(&LoadOptions::default(), &Silent).unwrap().decoder;
+    assert!(apart(&logits(&decoder, prompt), &fixture.logits(0)) <= 1e-4);
+    // `file://` and the file itself mean the same.
+    for name in [format!("file://{path}"), format!("{path}/model.safetensors")] {
+        assert_eq!(hub.open(&name, &()).unwrap().config(), model.config(), "{name}");
+    }
+    assert!(hub.of(Llama).unwrap().load_model(path, None, &LoadOptions::default(), &(), &Silent).is_err());
+
+    std::fs::write(
+        place.path().join("cards.yaml"),
+        "name: mine\nmodel_family: qwen3\ncheckpoint: .\n---\nname: mine_sharper\nbase: mine\nmodel_config: {rms_norm_eps: 0.5}\n---\nname: mine_wrong\nbase: mine\nmodel_config: {rms_norm_epz: 0.5}\n",
+    )
+    .unwrap();
+    let settings = StoreSettings::from_variables(&|_| None, &[place.path().to_owned()]);
+    let hub = Hub { cards: settings.store(&[]), ..hub };
+    let plain = hub.load_model("mine", &LoadOptions::default(), &(), &Silent).unwrap().decoder;
+    assert_eq!(logits(&plain, prompt), logits(&decoder, prompt));
+    let sharper = hub.load_model("mine_sharper", &LoadOptions::default(), &(), &Silent).unwrap().decoder;
+    assert!(apart(&logits(&sharper, prompt), &logits(&plain, prompt)) > 1e-3);
+    let error = hub.open("mine_wrong", &()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the model_config of card `mine_wrong`: `rms_norm_epz` is not a key of this configuration"
+    );
+    assert_eq!(error.hint().as_deref(), Some("write `rms_norm_eps`"));
+}
+
+#[test]
+fn what_is_no_model_is_told_as_such() {
+    let hub = hub();
+    let place = plain_folder("llama");
+    let path = place.path().to_str().unwrap().to_owned();
+    std::fs::write(place.path().join("config.json"), "{\"model_type\": \"lama\"}").unwrap();
+    let error = hub.open(&path, &()).unwrap_err();
+    assert_eq!(error.to_string(), "no family has models of type `lama`");
+    assert_eq!(error.hint().as_deref(), Some("write `llama`"));
+    std::fs::write(
+        place.path().join("config.json"),
+        "{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}",
+    )
+    .unwrap();
+    let error = hub.open(&path, &()).unwrap_err();
+    assert!(
+        error.to_string().contains("the configuration has no") || error.to_string().contains("`hidden_size`"),
+        "{error}"
+    );
+    std::fs::write(place.path().join("config.json"), "{broken").unwrap();
+    assert!(hub.open(&path, &()).unwrap_err().to_string().contains("is no JSON map"));
+    std::fs::remove_file(place.path().join("config.json")).unwrap();
+    assert!(matches!(hub.open(&path, &()).unwrap_err(), HubError::NoConfig { .. }));
+    // A file that ends too early.
+    let file = place.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    assert!(matches!(hub.open(&path, &()).unwrap_err(), HubError::Checkpoint(_)));
+    let error = hub.open("smollm2_135m_instruckt", &()).unwrap_err();
+    assert_eq!(error.to_string(), "no model is called `smollm2_135m_instruckt`");
+    let family: &dyn AnyFamily = &Llama;
+    assert_eq!(family.name(), "llama");
+}
