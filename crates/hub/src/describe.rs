@@ -295,7 +295,8 @@ fn taken(path: &str, how: &Map<String, Value>, config: &Map<String, Value>) -> R
         (Some(Value::Null) | None, None) => return Err(ConfigError::Missing { key: path.to_owned() }),
         (Some(value), _) => value.clone(),
     };
-    let operations: [(&str, fn(f64, f64) -> f64); 3] =
+    type Operation = fn(f64, f64) -> f64;
+    let operations: [(&str, Operation); 3] =
         [("times", |a, b| a * b), ("over", |a, b| a / b), ("power", f64::powf)];
     for (operation, apply) in operations {
         let Some(by) = how.get(operation) else { continue };

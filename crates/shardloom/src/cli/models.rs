@@ -151,7 +151,7 @@ fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         .overrides()
         .iter()
         .map(|found| {
-            let losers: Vec<String> = found.losers.iter().map(|place| place.to_string()).collect();
+            let losers: Vec<String> = found.losers.iter().map(ToString::to_string).collect();
             format!("`{}` of {} is overridden by {}", found.name, losers.join(", "), found.winner)
         })
         .collect();
