@@ -11,9 +11,3 @@ pub(crate) fn archs<C: FamilyConfig>(text: &str) -> Vec<(String, C)> {
     let all: BTreeMap<String, Map<String, Value>> = serde_saphyr::from_str(text).unwrap_or_default();
     all.into_iter().filter_map(|(name, map)| Some((name, C::read(Fields::new(&map)).ok()?))).collect()
 }
-
-#[cfg(test)]
-pub(crate) fn names(text: &str) -> Vec<String> {
-    let all: Result<BTreeMap<String, Map<String, Value>>, _> = serde_saphyr::from_str(text);
-    all.map(|all| all.into_keys().collect()).unwrap_or_default()
-}

@@ -163,9 +163,9 @@ fn archs_are_all_read_and_have_no_keys_that_mean_nothing() {
             let read = family.maybe_arch_config(&arch).unwrap();
             for (key, value) in keys {
                 // Written as a whole number or not, a number is the same.
-                let same = match (&read.get(&key), value.as_f64()) {
+                let same = match (read.get(&key), value.as_f64()) {
                     (Some(read), Some(value)) => read.as_f64() == Some(value),
-                    (read, _) => **read == Some(&value),
+                    (read, _) => read == Some(&value),
                 };
                 assert!(same, "{arch}: {key} is {value}, but read as {:?}", read.get(&key));
             }
