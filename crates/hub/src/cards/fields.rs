@@ -132,6 +132,14 @@ impl Written {
 }
 
 impl Resolved {
+    /// All fields, with what configs make of nothing.
+    pub fn finish(mut self) -> Self {
+        for (name, patch) in &self.configs {
+            self.fields.insert(name.clone(), patch.clone().alone());
+        }
+        self
+    }
+
     /// What is left when one more card has had its say.
     pub fn change(&mut self, written: &Written, same: Same) {
         for (address, attached) in ATTACHED {
@@ -154,7 +162,6 @@ impl Resolved {
                         Some(below) => below.then(patch.clone()),
                         None => patch.clone(),
                     };
-                    self.fields.insert(name.clone(), both.clone().alone());
                     self.configs.insert(name.clone(), both);
                 }
             }

@@ -207,7 +207,7 @@ impl CardStore {
             below = Some(link);
         }
         let lineage = chain.iter().map(|link| Origin::new(&link.parsed.name, link.document.place().clone()));
-        let card = Card::new(name.clone(), lineage.collect(), resolved);
+        let card = Card::new(name.clone(), lineage.collect(), resolved.finish());
         match card.check_addresses() {
             Ok(()) => Ok(card),
             Err((depth, problem)) => Err(wrap((depth, problem))),
