@@ -158,7 +158,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the adapter's A for `model.layers.0.self_attn.q_proj` is [4, 48], but [4, 36] is expected"
+        "the adapter's A for `model.layers.0.self_attn.q_proj` is 4x48, but 4x36 is expected"
     );
     // Another kind of model.
     let other = Fixture::open("gpt2");

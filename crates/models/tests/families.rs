@@ -51,6 +51,23 @@ fn logits_and_greedy_texts_are_those_of_transformers() {
     }
 }
 
+/// Before its version 5, transformers wrote some keys otherwise. Both are read.
+#[test]
+fn older_configurations_mean_the_same() {
+    for case in CASES {
+        let fixture = Fixture::open(case);
+        let serde_json::Value::Object(older) = fixture::json(&fixture.folder.join("config_published.json"))
+        else {
+            panic!("no map")
+        };
+        assert_eq!(
+            fixture.family.decoder(&older).unwrap(),
+            fixture.family.decoder(&fixture.config).unwrap(),
+            "{case}"
+        );
+    }
+}
+
 #[test]
 fn shared_models_compute_the_same() {
     let tp = |tp| GangSizes { tp, sdp: Some(1), ..GangSizes::default() };
