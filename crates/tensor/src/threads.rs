@@ -9,13 +9,15 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::error::TensorError;
+use crate::tape::{is_recording, no_grad};
 
 /// What the environment variable is called.
 pub(crate) const VARIABLE: &str = "SHARDLOOM_THREADS";
 
 struct Pool {
     count: usize,
-    /// One less than the count: the thread that asks works too.
+    /// As many as the count. The thread that asks works too, so one of them is
+    /// free to be that thread; see [`inside`].
     helpers: Option<rayon::ThreadPool>,
 }
 
@@ -27,7 +29,7 @@ thread_local! {
 
 impl Pool {
     fn new(count: usize) -> Self {
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(count.max(1) - 1);
+        let builder = rayon::ThreadPoolBuilder::new().num_threads(count);
         let named = builder.thread_name(|number| format!("tensor-{}", number + 1));
         // Where the system gives no more threads, one does all the work.
         let helpers = if count > 1 { named.build().ok() } else { None };
@@ -61,6 +63,24 @@ pub fn at_most<T>(threads: usize, work: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(LIMIT.replace(threads.max(1).min(LIMIT.get())));
     work()
+}
+
+/// Calls `work` on a thread of the pool: for many short operations in a row,
+/// such as those for the next token of a text. There, an operation ends without
+/// waiting for helpers that have not begun yet, and without going to sleep.
+///
+/// A tape belongs to its thread, so that only work inside
+/// [`no_grad`](crate::no_grad) goes there. It must not wait for other threads
+/// that are inside too, as ranks of one gang do for each other: it may keep them
+/// from beginning.
+pub fn inside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let limit = LIMIT.get();
+    match &Pool::current().helpers {
+        Some(helpers) if count() > 1 && !is_recording() => {
+            helpers.install(|| at_most(limit, || no_grad(work)))
+        }
+        _ => work(),
+    }
 }
 
 /// Sets how many threads work on one thing. It can be set once, before anything

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use shardloom_layout::Hint as _;
-use shardloom_tensor::{Tensor, threads};
+use shardloom_tensor::{Tensor, no_grad, threads};
 
 #[test]
 fn the_pool_is_made_once_and_shared() {
@@ -26,6 +26,22 @@ fn the_pool_is_made_once_and_shared() {
         assert!(x.matmul(&x).unwrap().to_vec::<f32>().unwrap() == alone);
     });
     assert_eq!(threads::count(), 3);
+    // Inside the pool it is the same, and what was said outside still holds.
+    let here = std::thread::current().id();
+    no_grad(|| {
+        threads::at_most(2, || {
+            threads::inside(|| {
+                assert_ne!(std::thread::current().id(), here);
+                assert_eq!(threads::count(), 2);
+                assert!(x.matmul(&x.requires_grad()).unwrap().to_vec::<f32>().unwrap() == alone);
+                assert!(!x.add(&x.requires_grad()).unwrap().tracks_gradient());
+                threads::inside(|| assert_eq!(threads::count(), 2));
+            });
+        });
+        threads::at_most(1, || threads::inside(|| assert_eq!(std::thread::current().id(), here)));
+    });
+    // A tape stays with its thread.
+    threads::inside(|| assert_eq!(std::thread::current().id(), here));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| assert!(x.matmul(&x).unwrap().to_vec::<f32>().unwrap() == alone));

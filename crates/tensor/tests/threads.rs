@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::DType;
+use shardloom_layout::{DType, Shape};
 use shardloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory, threads};
 
 fn values(dims: &[usize], seed: usize) -> Tensor {
@@ -100,6 +100,34 @@ fn a_row_does_not_depend_on_the_others() {
         };
         for row in 0..20 {
             assert_eq!(loss(&x, row), loss(&x.narrow(0, row, 1).unwrap(), 0), "cross_entropy: row {row}");
+        }
+    }
+}
+
+/// A few rows read a weight where it lies, many rows pack it first: sizes that
+/// divide by nothing, weights at odd places, and what is added on the way.
+#[test]
+fn a_few_rows_are_rows_of_many() {
+    threads::set_count(5).unwrap();
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
+        for (n, k) in
+            [(1, 1), (3, 2), (16, 16), (17, 15), (31, 33), (40, 64), (65, 97), (192, 80), (33, 1025)]
+        {
+            let (x, all) =
+                (values(&[80, k], 1).cast(dtype).unwrap(), values(&[n * k + 1], 2).cast(dtype).unwrap());
+            // One element behind where vectors begin.
+            let weight = all.narrow(0, 1, n * k).unwrap().reshape(&Shape::new(&[n, k]).unwrap()).unwrap();
+            let (bias, residual) =
+                (values(&[n], 3).cast(dtype).unwrap(), values(&[80, n], 4).cast(dtype).unwrap());
+            let whole = x.linear(&weight, Some(&bias), Some(&residual)).unwrap();
+            let plain = x.linear(&weight, None, None).unwrap();
+            for count in 1..=9 {
+                let rows = |x: &Tensor| x.narrow(0, 7, count).unwrap();
+                let found = rows(&x).linear(&weight, Some(&bias), Some(&rows(&residual))).unwrap();
+                assert!(bits(&found) == bits(&rows(&whole)), "{count} rows of {dtype} through {n} × {k}");
+                let found = rows(&x).linear(&weight, None, None).unwrap();
+                assert!(bits(&found) == bits(&rows(&plain)), "{count} rows of {dtype} through {n} × {k}");
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use shardloom_layout::{DType, Shape};
 pub(crate) use backward::attention_gradient;
 pub(crate) use forward::attention;
 
-use super::matmul::{Matrix, Vectors};
+use super::matmul::{Matrix, Vectors, as_columns};
 use crate::element::{Element, Float};
 use crate::error::TensorError;
 use crate::memory::Block;
@@ -142,30 +142,19 @@ impl<'a, T: Float> Heads<'a, T> {
         Matrix::new(&space[..rows.len() * self.width], rows.len(), self.width)
     }
 
-    /// Rows of a head as columns, times a factor. Rows of the result have a
-    /// whole number of blocks, zeros at their ends.
-    fn turned(&self, batch: usize, head: usize, rows: &Range, factor: T::Wide, out: &mut [T::Wide]) {
-        let stride = rows.len().next_multiple_of(BLOCK);
-        debug_assert_eq!(out.len(), stride * self.width);
-        const SIDE: usize = 8;
-        for from in (0..stride).step_by(SIDE) {
-            let lines: [&[T]; SIDE] = std::array::from_fn(|line| {
-                let row = rows.start + from + line;
-                if row < rows.end { self.row(batch, head, row) } else { &[] }
-            });
-            let whole = lines.iter().all(|line| line.len() == self.width);
-            for (column, out) in out.chunks_exact_mut(stride).enumerate() {
-                let out = &mut out[from..from + SIDE];
-                if whole {
-                    let turned: [T::Wide; SIDE] =
-                        std::array::from_fn(|line| lines[line][column].widen() * factor);
-                    out.copy_from_slice(&turned);
-                } else {
-                    for (out, line) in out.iter_mut().zip(lines) {
-                        *out = line.get(column).map_or_else(num_traits::Zero::zero, |x| x.widen() * factor);
-                    }
-                }
-            }
+    /// Rows of a head as columns, times a factor, a block of rows at a time: for
+    /// each block and each column its [`BLOCK`] elements, zeros at the end of
+    /// the last block.
+    fn turned(&self, batch: usize, head: usize, rows: &Range, factor: T::Wide, out: &mut [T::Wide])
+    where
+        T::Wide: Vectors,
+    {
+        debug_assert_eq!(out.len(), rows.len().next_multiple_of(BLOCK) * self.width);
+        let [b, h, r] = self.strides;
+        for (here, out) in blocks(rows.clone()).zip(out.chunks_exact_mut((BLOCK * self.width).max(1))) {
+            let start = self.offset + batch * b + head * h + here.start * r;
+            let lines = Matrix::strided(&self.elements[start..], here.len(), self.width, r);
+            as_columns(lines, BLOCK, factor, out);
         }
     }
 }

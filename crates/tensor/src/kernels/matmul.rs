@@ -27,6 +27,7 @@ use crate::error::TensorError;
 use crate::parallel::try_share;
 use crate::tensor::Tensor;
 use crate::view::View;
+pub(crate) use pack::as_columns;
 use product::multiply;
 pub(crate) use scheme::Vectors;
 use scheme::Widened;

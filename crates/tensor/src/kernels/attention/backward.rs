@@ -118,9 +118,10 @@ fn run<T: Float<Wide: Vectors>>(
                 let size = here.len() * BLOCK;
                 let scores: &mut [T::Wide] = &mut scores.elements_mut()[..size];
                 let slopes: &mut [T::Wide] = &mut slopes.elements_mut()[..size];
-                let column = |turned| Matrix::strided(turned, width, BLOCK, stride);
-                product(rows, column(&turned_keys[block.start..]), scores, Store::Set)?;
-                product(gradient, column(&turned_values[block.start..]), slopes, Store::Set)?;
+                let from = block.start * width;
+                let column = |turned| Matrix::new(turned, width, BLOCK);
+                product(rows, column(&turned_keys[from..]), scores, Store::Set)?;
+                product(gradient, column(&turned_values[from..]), slopes, Store::Set)?;
                 let mask = saved.mask.of(batch, &block);
                 slope(Place { geometry, queries: &here, keys: &block, mask }, scores, slopes, logs, &dots);
                 let of_weights = Matrix::strided(scores, here.len(), block.len(), BLOCK);

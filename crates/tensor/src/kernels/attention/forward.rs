@@ -106,7 +106,7 @@ fn run<T: Float<Wide: Vectors>>(
             let mut running = Running::<T::Wide>::new();
             for block in geometry.key_blocks(&here) {
                 let scores = &mut scores.elements_mut()[..here.len() * BLOCK];
-                let columns = Matrix::strided(&turned[block.start - first..], width, BLOCK, stride);
+                let columns = Matrix::new(&turned[(block.start - first) * width..], width, BLOCK);
                 product(rows, columns, scores, Store::Set)?;
                 let mask = mask.of(batch, &block);
                 soften(Place { geometry, queries: &here, keys: &block, mask }, scores, &mut running);

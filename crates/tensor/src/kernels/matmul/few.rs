@@ -3,11 +3,11 @@
 //!
 //! All of the weight is read for little arithmetic, so that memory decides. It
 //! is read once, where it lies: of as many neighbouring columns as a vector has
-//! lanes, four packed values each are turned in registers, which makes vectors
-//! across columns. So every sum is the chain that [`tile`](super::tile) has,
+//! lanes, runs are turned in registers, which makes vectors across columns. So every sum is the chain that [`tile`](super::tile) has,
 //! from the first term to the last, and has the same bits.
 
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
+use std::hint::black_box;
 
 use pulp::x86::{V3, V4};
 use pulp::{Simd, WithSimd};
@@ -25,6 +25,16 @@ pub(super) const FEW: usize = ROWS;
 /// Packed values of a column that are turned at a time.
 const SIDE: usize = 4;
 
+/// Packed values of a column that are read at a time: a line of the cache.
+const RUN: usize = 16;
+
+/// Columns that lie a multiple of so many bytes apart have one place in the
+/// nearest cache, where their lines do not stay: they are copied first.
+const CROWDED: usize = 4096;
+
+/// Lanes of the widest vector.
+const MOST_LANES: usize = 16;
+
 /// Rows and columns to be multiplied, and where their products go.
 pub(super) struct Lines<'a, 'r, T, P, W> {
     /// Rows, packed by depth.
@@ -37,11 +47,23 @@ pub(super) struct Lines<'a, 'r, T, P, W> {
 
 /// Vectors that four-byte words can be turned in.
 pub(super) trait Turning: Simd {
+    /// A vector of groups of four words, which `group` gives by number.
+    fn joined(self, group: impl Fn(usize) -> [f32; SIDE]) -> Self::f32s;
+
     /// Of four vectors, four lanes at a time, rows and columns exchanged.
     fn turned(self, square: [Self::f32s; SIDE]) -> [Self::f32s; SIDE];
 }
 
 impl Turning for V4 {
+    #[inline(always)]
+    fn joined(self, group: impl Fn(usize) -> [f32; SIDE]) -> Self::f32s {
+        let it = self.avx512f;
+        let vector = it._mm512_castps128_ps512(bytemuck::cast(group(0)));
+        let vector = it._mm512_insertf32x4::<1>(vector, bytemuck::cast(group(1)));
+        let vector = it._mm512_insertf32x4::<2>(vector, bytemuck::cast(group(2)));
+        bytemuck::cast(it._mm512_insertf32x4::<3>(vector, bytemuck::cast(group(3))))
+    }
+
     #[inline(always)]
     fn turned(self, [a, b, c, d]: [Self::f32s; SIDE]) -> [Self::f32s; SIDE] {
         let it = self.avx512f;
@@ -60,6 +82,12 @@ impl Turning for V4 {
 }
 
 impl Turning for V3 {
+    #[inline(always)]
+    fn joined(self, group: impl Fn(usize) -> [f32; SIDE]) -> Self::f32s {
+        let vector = self.avx._mm256_castps128_ps256(bytemuck::cast(group(0)));
+        bytemuck::cast(self.avx._mm256_insertf128_ps::<1>(vector, bytemuck::cast(group(1))))
+    }
+
     #[inline(always)]
     fn turned(self, [a, b, c, d]: [Self::f32s; SIDE]) -> [Self::f32s; SIDE] {
         let it = self.avx;
@@ -142,41 +170,50 @@ fn vector<S: Turning, K: Scheme, const R: usize>(
 ) -> [S::f32s; R] {
     let mut held = [width.splat_f32s(0.0); R];
     let (rows, _) = rows.as_chunks::<R>();
-    let (squares, rest) = rows.as_chunks::<SIDE>();
-    let (stride, ahead) = (columns.line_stride(), columns.ahead());
-    let elements = columns.elements();
+    let (blocks, rest) = rows.as_chunks::<RUN>();
+    let (elements, ahead) = (columns.elements(), columns.ahead());
     // Columns that are missing are read as the last that is there.
-    let missing = columns.count() - 1;
-    let start = |line: usize| line.min(missing) * stride;
-    for (number, square) in squares.iter().enumerate() {
-        let from = number * SIDE * K::DEPTH;
-        // As much of the next columns as is read here, in the order of memory.
-        let next = number * SIDE * K::DEPTH * S::F32_LANES;
-        for line in (0..SIDE * K::DEPTH * S::F32_LANES).step_by(LINE / size_of::<K::Source>()) {
-            fetch(ahead, next + line);
+    let start = |line: usize| line.min(columns.count() - 1) * columns.line_stride();
+    let crowded = (columns.line_stride() * size_of::<K::Source>()).is_multiple_of(CROWDED);
+    let mut staged = [[K::ZERO; RUN]; MOST_LANES];
+    for (number, block) in blocks.iter().enumerate() {
+        let from = number * RUN * K::DEPTH;
+        for line in 0..S::F32_LANES {
+            // As much of the next columns as is read here, in the order of memory.
+            fetch(ahead, (number * S::F32_LANES + line) * RUN * K::DEPTH);
         }
-        let words: [S::f32s; SIDE] = std::array::from_fn(|place| {
-            let mut vector = width.splat_f32s(0.0);
-            let quads: &mut [[K::Packed; SIDE]] = quads::<S, K>(&mut vector);
-            for (quad, out) in quads.iter_mut().enumerate() {
-                let at = start(quad * SIDE + place) + from;
-                K::join_line(&elements[at..at + SIDE * K::DEPTH], out);
+        if crowded {
+            for (line, staged) in staged[..S::F32_LANES].iter_mut().enumerate() {
+                let at = start(line) + from;
+                K::join_line(&elements[at..at + RUN * K::DEPTH], staged);
             }
-            vector
-        });
-        for (row, column) in square.iter().zip(width.turned(words)) {
-            for (held, &x) in held.iter_mut().zip(row) {
-                *held = add(x, column, *held);
+        }
+        // Read back from memory: taking registers apart costs more.
+        let staged = black_box(&staged);
+        for (square, rows) in block.as_chunks::<SIDE>().0.iter().enumerate() {
+            let columns = if crowded {
+                square_of::<S, K>(width, |line| staged[line].as_chunks::<SIDE>().0[square])
+            } else {
+                square_of::<S, K>(width, |line| {
+                    let (at, mut words) = (start(line) + from + square * SIDE * K::DEPTH, [K::ZERO; SIDE]);
+                    K::join_line(&elements[at..at + SIDE * K::DEPTH], &mut words);
+                    words
+                })
+            };
+            for (row, column) in rows.iter().zip(columns) {
+                for (held, &x) in held.iter_mut().zip(row) {
+                    *held = add(x, column, *held);
+                }
             }
         }
     }
     for (number, row) in rest.iter().enumerate() {
-        let from = (squares.len() * SIDE + number) * K::DEPTH;
+        let from = (blocks.len() * RUN + number) * K::DEPTH;
+        let whole = from + K::DEPTH <= columns.size();
         let mut column = width.splat_f32s(0.0);
         let packed: &mut [K::Packed] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut column));
         for (line, out) in packed.iter_mut().enumerate() {
             let at = start(line) + from;
-            let whole = from + K::DEPTH <= columns.size();
             *out = if whole { K::join(elements, at, 1) } else { K::join_last(elements[at]) };
         }
         for (held, &x) in held.iter_mut().zip(row) {
@@ -186,12 +223,83 @@ fn vector<S: Turning, K: Scheme, const R: usize>(
     held
 }
 
-/// Bytes that memory is fetched by.
-const LINE: usize = 64;
-
-/// A vector as groups of packed values.
+/// Four vectors across columns, from four packed values of each.
 #[inline(always)]
-fn quads<S: Simd, K: Scheme>(vector: &mut S::f32s) -> &mut [[K::Packed; SIDE]] {
-    let packed: &mut [K::Packed] = bytemuck::cast_slice_mut(std::slice::from_mut(vector));
-    packed.as_chunks_mut().0
+fn square_of<S: Turning, K: Scheme>(
+    width: S,
+    of_column: impl Fn(usize) -> [K::Packed; SIDE],
+) -> [S::f32s; SIDE] {
+    let words = |column: usize| bytemuck::cast(of_column(column));
+    // One by one: a closure would be compiled without the instructions.
+    width.turned([
+        width.joined(|group| words(group * SIDE)),
+        width.joined(|group| words(group * SIDE + 1)),
+        width.joined(|group| words(group * SIDE + 2)),
+        width.joined(|group| words(group * SIDE + 3)),
+    ])
+}
+
+/// Packs as many lines as fill whole vectors, and says how many those were. The
+/// others are left to narrower squares.
+pub(super) fn turn<K: Scheme>(
+    elements: &[K::Source],
+    line_stride: usize,
+    [lines, depth]: [usize; 2],
+    width: usize,
+    out: &mut [K::Packed],
+) -> usize {
+    let lines = lines / MOST_LANES * MOST_LANES;
+    let fits = lines > 0 && size_of::<K::Packed>() == size_of::<f32>() && Level::current() >= Level::Avx512;
+    match V4::try_new() {
+        Some(v4) if fits => {
+            Simd::vectorize(v4, On(v4, Whole::<K> { elements, line_stride, lines, depth, width, out }));
+            lines
+        }
+        _ => 0,
+    }
+}
+
+/// Whole vectors of lines to be packed.
+struct Whole<'a, K: Scheme> {
+    elements: &'a [K::Source],
+    line_stride: usize,
+    lines: usize,
+    depth: usize,
+    width: usize,
+    out: &'a mut [K::Packed],
+}
+
+impl<S: Turning, K: Scheme> WithSimd for On<S, Whole<'_, K>> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<A: Simd>(self, _: A) {
+        let Self(vectors, Whole { elements, line_stride, lines, depth, width, out }) = self;
+        let mut staged = [[K::ZERO; RUN]; MOST_LANES];
+        let whole = depth / RUN * RUN;
+        for first in (0..lines).step_by(MOST_LANES) {
+            for from in (0..whole).step_by(RUN) {
+                for (line, staged) in staged.iter_mut().enumerate() {
+                    let at = (first + line) * line_stride + from * K::DEPTH;
+                    fetch(elements, at + MOST_LANES * line_stride);
+                    K::join_line(&elements[at..at + RUN * K::DEPTH], staged);
+                }
+                let staged = black_box(&staged);
+                for square in 0..RUN / SIDE {
+                    let run = |line: usize| staged[line].as_chunks::<SIDE>().0[square];
+                    let columns = square_of::<S, K>(vectors, run);
+                    let packed: &[K::Packed] = bytemuck::cast_slice(&columns);
+                    let rows = out[(from + square * SIDE) * width..].chunks_exact_mut(width);
+                    for (out, packed) in rows.zip(packed.chunks_exact(MOST_LANES)) {
+                        out[first..first + MOST_LANES].copy_from_slice(packed);
+                    }
+                }
+            }
+            for line in first..first + MOST_LANES {
+                for at in whole..depth {
+                    out[at * width + line] = K::join(elements, line * line_stride + at * K::DEPTH, 1);
+                }
+            }
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! Parts of a matrix laid out in the order in which a product reads them.
 
 use bytemuck::Pod;
+use pulp::{Simd, WithSimd};
 
 use super::Matrix;
-use super::scheme::Scheme;
+use super::scheme::{Scheme, Vectors, Widened};
+use crate::element::Float;
+use crate::vectors::dispatch;
 
 /// Lines of a matrix side by side: for each depth, one element of every line.
 /// The lines of a left operand are its rows, those of a right one its columns.
@@ -114,6 +117,34 @@ pub(super) fn pack<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, out: &m
     }
 }
 
+/// Rows of a matrix as columns, times a factor: for each column `width`
+/// elements, of which those behind the last row are zeros.
+pub(crate) fn as_columns<T: Float<Wide: Vectors>>(
+    rows: Matrix<'_, T>,
+    width: usize,
+    factor: T::Wide,
+    out: &mut [T::Wide],
+) {
+    dispatch(Turned { strip: Strip::of_rows(rows), width, factor, out });
+}
+
+struct Turned<'a, T: Float> {
+    strip: Strip<'a, T>,
+    width: usize,
+    factor: T::Wide,
+    out: &'a mut [T::Wide],
+}
+
+impl<T: Float<Wide: Vectors>> WithSimd for Turned<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        pack::<Widened<T>>(self.strip, self.width, self.out);
+        self.out.iter_mut().for_each(|x| *x = *x * self.factor);
+    }
+}
+
 /// The side of a square that is turned at a time.
 const SIDE: usize = 4;
 
@@ -138,8 +169,12 @@ fn turn<S: Scheme>(
     width: usize,
     out: &mut [S::Packed],
 ) {
+    #[cfg(target_arch = "x86_64")]
+    let begun = super::few::turn::<S>(elements, line_stride, [lines, depth], width, out);
+    #[cfg(not(target_arch = "x86_64"))]
+    let begun = 0;
     let (square_lines, square_depth) = (lines / SIDE * SIDE, depth / SIDE * SIDE);
-    for line in (0..square_lines).step_by(SIDE) {
+    for line in (begun..square_lines).step_by(SIDE) {
         let sources: [&[S::Source]; SIDE] = std::array::from_fn(|here| {
             let start = (line + here) * line_stride;
             &elements[start..start + square_depth * S::DEPTH]
@@ -158,7 +193,7 @@ fn turn<S: Scheme>(
             }
         }
     }
-    for line in 0..lines {
+    for line in begun..lines {
         let from = if line < square_lines { square_depth } else { 0 };
         for at in from..depth {
             out[at * width + line] = S::join(elements, line * line_stride + at * S::DEPTH, 1);

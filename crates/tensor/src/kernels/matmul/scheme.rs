@@ -98,7 +98,13 @@ impl<T: Float<Wide: Vectors>> Scheme for Widened<T> {
 
     #[inline(always)]
     fn join_line(elements: &[T], out: &mut [T::Wide]) {
-        for (out, x) in out.iter_mut().zip(elements) {
+        // As above, in pieces that are read back whole.
+        let (pieces, rest) = out.as_chunks_mut::<4>();
+        let (sources, last) = elements.as_chunks::<4>();
+        for (out, source) in pieces.iter_mut().zip(sources) {
+            *out = source.map(T::widen);
+        }
+        for (out, x) in rest.iter_mut().zip(last) {
             *out = x.widen();
         }
     }
