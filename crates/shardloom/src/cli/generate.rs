@@ -61,7 +61,13 @@ impl RunArgs {
     ) -> Result<Writer, Failure> {
         let options = LoadOptions { gangs, dtype: self.dtype, ..LoadOptions::default() };
         let progress = Progress::new(output);
-        let mut decoder = model.load(&options, &progress)?.decoder;
+        // A large vocabulary takes as long as many weights.
+        let (loaded, tokenizer) = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| model.tokenizer());
+            let loaded = model.load(&options, &progress);
+            (loaded, tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (mut decoder, tokenizer) = (loaded?.decoder, tokenizer?);
         let mut adapter = None;
         if let Some(folder) = &self.adapter {
             let source = Source::open(folder)?;
@@ -75,7 +81,7 @@ impl RunArgs {
         Ok(Writer {
             decoder,
             adapter,
-            tokenizer: model.tokenizer()?,
+            tokenizer,
             templates: model.chat_templates()?,
             defaults: model.generation_defaults()?,
         })
