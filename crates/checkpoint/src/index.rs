@@ -97,6 +97,28 @@ pub struct TensorEntry {
     pub tiles: Vec<Tile>,
 }
 
+impl TensorEntry {
+    /// Where the elements of a region are, if they lie one behind the other as
+    /// they are: in which file, and from which byte on.
+    pub fn in_one_piece(&self, region: &Region) -> Option<(FileId, u64)> {
+        let tile = self.tiles.iter().find(|tile| tile.region.intersect(region).as_ref() == Some(region))?;
+        if tile.codec != Codec::Raw {
+            return None;
+        }
+        let mut expected = self.dtype.size() as u64;
+        for dim in (0..region.ndim()).rev() {
+            let size = region.size()[dim];
+            if size > 1 && tile.strides[dim] != expected {
+                return None;
+            }
+            expected *= size as u64;
+        }
+        let ahead = (0..region.ndim())
+            .map(|dim| (region.start()[dim] - tile.region.start()[dim]) as u64 * tile.strides[dim]);
+        Some((tile.file, tile.offset + ahead.sum::<u64>()))
+    }
+}
+
 /// A part of a tensor at a place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {

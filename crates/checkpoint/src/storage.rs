@@ -18,6 +18,7 @@ pub use object::{ObjectOptions, ObjectStorage};
 
 use std::io;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 use shardloom_layout::Hint;
 
@@ -44,6 +45,13 @@ pub trait Storage: Send + Sync {
     fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
         let _ = way;
         self.read_at(name, offset, into)
+    }
+
+    /// The bytes of a whole file in memory without reading them, where that is
+    /// possible. Only for files that nobody changes while the bytes are used.
+    fn map(&self, name: &str) -> Result<Option<SharedBytes>, StorageError> {
+        let _ = name;
+        Ok(None)
     }
 
     /// Puts a whole file in its place, at once or not at all.
@@ -88,6 +96,9 @@ pub trait Storage: Send + Sync {
         }
     }
 }
+
+/// Bytes that several hold.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A file that is being written, in bounded memory however long it gets.
 ///

@@ -33,7 +33,9 @@ pub struct LoadOptions {
     pub device: Option<Device>,
     /// The dtype of parameters; the checkpoint's own if not given.
     pub dtype: Option<DType>,
-    /// How bytes are read from files.
+    /// How bytes come from files. Mapped, parameters are the files themselves
+    /// where their form allows it: nothing is read before it is used, and the
+    /// files must stay as they are.
     pub way: Option<Way>,
     /// Whether checksums are compared, where there are some.
     pub verify: Verify,
@@ -161,6 +163,53 @@ fn computes(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::Bf16 | DType::F16 | DType::F64)
 }
 
+/// A rank's part of a parameter, on its way.
+enum Part {
+    /// Memory to be read into.
+    Read(HostMemory),
+    /// The file itself.
+    Mapped(Tensor),
+}
+
+impl Part {
+    fn new(
+        source: &Source,
+        seat: &Seat,
+        spec: &ParameterSpec,
+        dtype: DType,
+        way: Option<Way>,
+    ) -> Result<Self, HubError> {
+        let nn = shardloom_nn::NnError::from;
+        let layout = seat.plan.layout_of(&spec.name);
+        let region = layout.region_of(&spec.shape, seat.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
+        let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
+        // Nothing that has checksums is used unread, and nothing without bytes
+        // is anywhere.
+        let mappable = way == Some(Way::Mapped) && source.manifest.is_none() && !region.is_empty();
+        if let Some((file, offset)) = entry.filter(|_| mappable).and_then(|entry| entry.in_one_piece(&region))
+        {
+            let name = source.index.files().get(file.0 as usize).map_or("", |file| file.name.as_str());
+            let bytes = source.storage.map(name).map_err(shardloom_checkpoint::CheckpointError::from)?;
+            let tensor = bytes.and_then(|bytes| {
+                let offset = usize::try_from(offset).ok()?;
+                // What is not aligned is read.
+                Tensor::from_shared(dtype, &region.shape(), bytes, offset).ok()
+            });
+            if let Some(tensor) = tensor {
+                return Ok(Self::Mapped(tensor));
+            }
+        }
+        Ok(Self::Read(HostMemory::new(dtype, &region.shape()).map_err(nn)?))
+    }
+
+    fn into_tensor(self) -> Tensor {
+        match self {
+            Self::Read(memory) => memory.into_tensor(),
+            Self::Mapped(tensor) => tensor,
+        }
+    }
+}
+
 /// A decoder and what its loading took.
 #[derive(Debug)]
 pub struct Loaded {
@@ -189,18 +238,17 @@ pub fn load_decoder(
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
     }
-    let rank = seat.ranks.rank();
-    let mut memory = Vec::with_capacity(seat.specs.len());
+    let mut parts = Vec::with_capacity(seat.specs.len());
     for spec in &seat.specs {
-        let layout = seat.plan.layout_of(&spec.name);
-        let local = layout.local_shape(&spec.shape, rank).map_err(shardloom_nn::NnError::from)?;
-        memory.push(HostMemory::new(dtype, &local).map_err(shardloom_nn::NnError::from)?);
+        parts.push(Part::new(&source, &seat, spec, dtype, options.way)?);
     }
     let mut state = LoadState::new();
-    for (spec, memory) in seat.specs.iter().zip(&mut memory) {
+    for (spec, part) in seat.specs.iter().zip(&mut parts) {
         let held = Held::Layout(seat.plan.layout_of(&spec.name));
         let wanted = TensorSpec { dtype, shape: spec.shape.clone(), held };
-        state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
+        if let Part::Read(memory) = part {
+            state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
+        }
     }
     let load_options = shardloom_checkpoint::LoadOptions {
         read: ReadOptions { way: options.way, ..ReadOptions::default() },
@@ -213,9 +261,9 @@ pub fn load_decoder(
     };
     let report = load(&source, state, &*seat.gangs.root, &load_options, observer)?;
     let mut values = Vec::with_capacity(seat.specs.len());
-    for (spec, memory) in seat.specs.iter().zip(memory) {
+    for (spec, part) in seat.specs.iter().zip(parts) {
         let layout = seat.plan.layout_of(&spec.name);
-        let value = DTensor::from_local(&seat.ranks, memory.into_tensor(), layout, &spec.shape);
+        let value = DTensor::from_local(&seat.ranks, part.into_tensor(), layout, &spec.shape);
         values.push((spec.name.clone(), value.map_err(shardloom_nn::NnError::from)?));
     }
     let decoder = Decoder::new(config.clone(), seat.stage, seat.plan, seat.ranks, values)?;

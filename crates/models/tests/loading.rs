@@ -7,6 +7,7 @@ mod fixture;
 use fixture::{Fixture, Silent, apart, families, logits};
 use serde_json::{Value, json};
 use shardloom_checkpoint::Source;
+use shardloom_checkpoint::storage::Way;
 use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use shardloom_hub::cards::StoreSettings;
 use shardloom_hub::fetch::FetchSettings;
@@ -164,6 +165,28 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     let error =
         load_decoder(&fixture.source(), &config, &Default::default(), &Default::default(), &options, &Silent);
     assert_eq!(error.unwrap_err().to_string(), "models cannot be loaded as i64");
+}
+
+#[test]
+fn mapped_models_are_the_files_where_that_can_be() {
+    for case in ["llama", "gpt2", "qwen3_moe"] {
+        let fixture = Fixture::open(case);
+        let read = fixture.load(&LoadOptions::default());
+        let mapped = fixture.load(&LoadOptions { way: Some(Way::Mapped), ..LoadOptions::default() });
+        let prompt = &fixture.prompts()[0];
+        assert_eq!(logits(&mapped.decoder, prompt), logits(&read.decoder, prompt), "{case}");
+        // Stacked and turned parameters are read all the same.
+        assert!(mapped.report.read.delivered < read.report.read.delivered, "{case}");
+        assert_eq!(case == "llama", mapped.report.read.delivered == 0);
+        let found = threads::run(2, GangOptions::default(), |root| {
+            let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
+            let options = LoadOptions { gangs, way: Some(Way::Mapped), ..LoadOptions::default() };
+            logits(&fixture.load(&options).decoder, prompt)
+        });
+        for logits in found.unwrap() {
+            assert!(apart(&logits, &fixture.logits(0)) <= 1e-4, "{case}");
+        }
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
 
+use super::SharedBytes;
 use super::direct::DirectFile;
 use super::mapped::MappedFile;
 use super::{Storage, StorageError, Upload, Way, check_name};
@@ -124,6 +125,10 @@ impl Storage for LocalStorage {
         let file = self.file(name)?;
         let end = offset.saturating_add(into.len() as u64);
         read_exact_at(&file, into, offset).map_err(|error| self.read_failed(name, end, &error))
+    }
+
+    fn map(&self, name: &str) -> Result<Option<SharedBytes>, StorageError> {
+        Ok(Some(self.mapped(name)?))
     }
 
     fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {

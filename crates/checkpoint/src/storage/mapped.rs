@@ -4,10 +4,12 @@
 //!
 //! A map shows the file as it is, not as it was: if another program changes
 //! it, bytes change under a reader, and if it is cut short, the process is
-//! killed. So a map never becomes a slice that anybody keeps. Bytes are copied
-//! out of it at once, nothing relies on their staying the same between two
-//! looks, and maps are used only if a caller asks for them, for files that
-//! nobody is writing.
+//! killed. No program can rule that out by itself. So maps are used only if a
+//! caller asks for them, which is to say that nobody writes to the files while
+//! they are used; nothing here makes one by default. Checkpoints are written
+//! under another name and renamed, by us and by others, so replacing one leaves
+//! the mapped file as it is. Reads copy bytes out at once; only who asks for
+//! the map itself keeps it.
 
 use std::fs::File;
 use std::io;
@@ -20,8 +22,9 @@ pub(super) struct MappedFile(Mmap);
 
 impl MappedFile {
     pub(super) fn new(file: &File) -> io::Result<Self> {
-        // SAFETY: the map is read only by `read`, which copies plain bytes,
-        // for which any value is valid; see the top of the file.
+        // SAFETY: the map is read only, of plain bytes, for which any value is
+        // valid; whoever asked for it says that the file stays as it is. See
+        // the top of the file.
         let map = unsafe { MmapOptions::new().map(file)? };
         Ok(Self(map))
     }
@@ -33,5 +36,11 @@ impl MappedFile {
         let bytes = self.0.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?;
         into.copy_from_slice(bytes);
         Ok(())
+    }
+}
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use shardloom::checkpoint::Source;
+use shardloom::checkpoint::storage::Way;
 use shardloom::gang::{Gang, GangSizes, Gangs};
 use shardloom::hub::text::{ChatContext, Data, Message};
 use shardloom::hub::{Ends, HubError, LoadOptions, Model, Piece, WriteRequest, Writer, sampling_of};
@@ -43,6 +44,11 @@ pub(super) struct RunArgs {
     #[arg(long, value_parser = dtype, value_hint = ValueHint::Other)]
     dtype: Option<DType>,
 
+    /// Use weights where they lie instead of reading them: quick to start, and
+    /// only for files on a local disk that nobody changes.
+    #[arg(long)]
+    mmap: bool,
+
     #[command(flatten)]
     hub: HubArgs,
 }
@@ -59,7 +65,8 @@ impl RunArgs {
         gangs: Option<Gangs>,
         output: Output,
     ) -> Result<Writer, Failure> {
-        let options = LoadOptions { gangs, dtype: self.dtype, ..LoadOptions::default() };
+        let way = self.mmap.then_some(Way::Mapped);
+        let options = LoadOptions { gangs, dtype: self.dtype, way, ..LoadOptions::default() };
         let progress = Progress::new(output);
         // A large vocabulary takes as long as many weights.
         let (loaded, tokenizer) = std::thread::scope(|scope| {

@@ -1,0 +1,335 @@
+//! Models: listing, loading, scoring, decoding and the first token, beside
+//! transformers and safetensors.
+//!
+//! Every measurement is a process of its own, ours and theirs in turns. Set
+//! `SHARDLOOM_PEER_PYTHON` to a Python that has transformers,
+//! `SHARDLOOM_BENCH_SMALL` and `SHARDLOOM_BENCH_LARGE` to Hugging Face folders
+//! of models (SmolLM2-135M, and one of the size of Llama-3.2-1B in bf16), and
+//! `SHARDLOOM_BINARY` to the built command. Words after `--` choose cases:
+//! list, load, score, decode, first.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use shardloom_bench::{Goal, Report, short};
+use shardloom_checkpoint::storage::Way;
+use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use shardloom_hub::cards::CardStore;
+use shardloom_hub::fetch::FetchSettings;
+use shardloom_hub::{Families, Hub, LoadOptions, Model, iter_parameters};
+use shardloom_layout::DType;
+use shardloom_nn::{Decoder, Generation, Input, Pass, Request};
+use shardloom_tensor::no_grad;
+
+const ROUNDS: usize = 3;
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--bench")).collect();
+    if let [own, case, folder, dtype] = words.as_slice()
+        && own == "ours"
+    {
+        return ours(case, Path::new(folder), dtype);
+    }
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
+    let (small, large) = (folder("SHARDLOOM_BENCH_SMALL"), folder("SHARDLOOM_BENCH_LARGE"));
+    let mut report = Report::new();
+    if wanted("list") {
+        list(&mut report);
+    }
+    if let Some(large) = large.filter(|_| wanted("load")) {
+        load(&mut report, &large);
+    }
+    if let Some(small) = small {
+        for (dtype, theirs) in [("f32", "float32"), ("bf16", "bfloat16")] {
+            for (case, goal) in [("score", 1.2), ("decode", 1.5)] {
+                if wanted(case) {
+                    speed(&mut report, &small, case, [dtype, theirs], goal);
+                }
+            }
+        }
+        if wanted("first") {
+            first_token(&mut report, &small);
+        }
+    }
+    report.print();
+}
+
+/// One measurement of ours, told as one line of JSON.
+#[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
+fn ours(case: &str, folder: &Path, dtype: &str) {
+    let mut families = Families::new();
+    shardloom_models::register(&mut families).expect("families differ in name");
+    let hub = Hub {
+        cards: CardStore::new([]),
+        families,
+        fetch: Ok(FetchSettings::in_folders("none", "none")),
+        model_path: Vec::new(),
+    };
+    let dtype: DType = dtype.parse().expect("a dtype");
+    let before = peak();
+    let begin = Instant::now();
+    let model = hub.open(&folder.display().to_string(), &()).expect("a model");
+    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    let answer = match case {
+        "load" | "map" => {
+            let way = (case == "map").then_some(Way::Mapped);
+            let loaded = model.load(&LoadOptions { way, ..options }, &()).expect("loaded");
+            let seconds = begin.elapsed().as_secs_f64();
+            let weights: usize = loaded
+                .decoder
+                .parameters()
+                .iter()
+                .map(|(_, value)| value.shape().volume() * dtype.size())
+                .sum();
+            let touched = touch(&loaded.decoder);
+            json!({"seconds": seconds, "touched": seconds + touched, "peak": peak() - before, "weights": weights})
+        }
+        "rank" => rank(&model, begin),
+        "score" => {
+            let decoder = model.load(&options, &()).expect("loaded").decoder;
+            let tokens = prompt(&decoder, 256);
+            json!({"rate": 256.0 / median(5, || score(&decoder, &tokens))})
+        }
+        _ => {
+            let decoder = model.load(&options, &()).expect("loaded").decoder;
+            let tokens = prompt(&decoder, 32);
+            let first = median(3, || decode(&decoder, &tokens, 1));
+            let all = median(3, || decode(&decoder, &tokens, 64));
+            json!({"rate": 64.0 / all, "steady": 63.0 / (all - first)})
+        }
+    };
+    println!("{answer}");
+}
+
+/// Seconds that reading some of each page of every parameter takes.
+fn touch(decoder: &Decoder) -> f64 {
+    let begin = Instant::now();
+    for (_, value) in decoder.parameters() {
+        let sum = value
+            .to_local()
+            .read_host(|bytes| bytes.iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>());
+        std::hint::black_box(sum.expect("host memory"));
+    }
+    begin.elapsed().as_secs_f64()
+}
+
+/// One rank of eight reads its part, alone.
+fn rank(model: &Model, begin: Instant) -> Value {
+    let config = model.decoder_config().expect("a decoder");
+    let keys = model.keys().expect("keys");
+    let parallel = model.family().parallel();
+    let all = threads::run(8, GangOptions::default(), |root| {
+        let first = root.rank() == 0;
+        let gangs = Some(Gangs::new(root, &GangSizes { tp: 8, ..GangSizes::default() }).expect("gangs"));
+        if !first {
+            return (0, Vec::new());
+        }
+        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let parts = iter_parameters(model.source(), &config, &keys, &parallel, &options, &()).expect("parts");
+        let parts: Vec<_> = parts.map(|part| part.expect("read").1).collect();
+        (parts.iter().map(|part| part.shape().volume() * part.dtype().size()).sum::<usize>(), parts)
+    });
+    let bytes = all.expect("no rank panics")[0].0;
+    json!({"seconds": begin.elapsed().as_secs_f64(), "bytes": bytes, "peak": peak()})
+}
+
+fn prompt(decoder: &Decoder, length: usize) -> Vec<u32> {
+    (0..length).map(|place| ((7919 * place + 13) % decoder.config().vocabulary) as u32).collect()
+}
+
+/// Logits of all positions.
+fn score(decoder: &Decoder, tokens: &[u32]) {
+    no_grad(|| {
+        let input = Input::Tokens(decoder.tokens(&[tokens]).expect("tokens"));
+        let hidden = decoder.hidden(input, Pass::default()).expect("hidden");
+        std::hint::black_box(decoder.logits(&hidden, None).expect("logits"));
+    });
+}
+
+fn decode(decoder: &Decoder, tokens: &[u32], count: usize) {
+    let request = Request { prompts: vec![tokens.to_vec()], max_new_tokens: count, ..Request::default() };
+    std::hint::black_box(Generation::new(decoder, None, request).expect("a request").run().expect("written"));
+}
+
+/// Seconds, the middle of so many after one that does not count.
+fn median(runs: usize, work: impl Fn()) -> f64 {
+    work();
+    let time = || {
+        let begin = Instant::now();
+        work();
+        begin.elapsed().as_secs_f64()
+    };
+    middle((0..runs).map(|_| time()).collect())
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The most memory that this process has had.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number =
+        line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse::<u64>().ok());
+    number.unwrap_or(0) * 1024
+}
+
+fn asked(command: &mut Command) -> Value {
+    let output = command.output().expect("the process starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().next_back().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|_| {
+        panic!("no answer from {command:?}: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
+    let own = std::env::current_exe().expect("this program");
+    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("SHARDLOOM_THREADS", "2"))
+}
+
+fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
+    let python = std::env::var_os("SHARDLOOM_PEER_PYTHON")?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/models_transformers.py");
+    let mut command = Command::new(python);
+    command.arg(script).arg(case).arg(folder).args(["--dtype", dtype, "--runs", "3"]);
+    Some(asked(command.env("HF_HUB_OFFLINE", "1")))
+}
+
+fn number(value: &Value, path: &str) -> f64 {
+    value.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)
+}
+
+fn seconds(value: f64) -> String {
+    short(Duration::from_secs_f64(value))
+}
+
+fn list(report: &mut Report) {
+    let Some(binary) = std::env::var_os("SHARDLOOM_BINARY") else { return };
+    let time = || {
+        let begin = Instant::now();
+        let output = Command::new(&binary).args(["models", "list"]).output().expect("the command starts");
+        assert!(output.status.success());
+        begin.elapsed().as_secs_f64()
+    };
+    time();
+    let measured = middle((0..21).map(|_| time()).collect());
+    let own = [seconds(measured), "30 ms".to_owned()];
+    report.ratio("models list / 30 ms", [&own[0], &own[1]], measured / 0.03, Goal::AtMost(1.0));
+    report.note("models list / fairseq2's 4.6 s", [&own[0], "4.6 s"], measured / 4.6);
+}
+
+fn load(report: &mut Report, folder: &Path) {
+    let (mut read, mut mapped, mut rank, mut theirs, mut file) = (vec![], vec![], vec![], vec![], vec![]);
+    for _ in 0..ROUNDS {
+        read.push(ask_ours("load", folder, "bf16"));
+        theirs.extend(ask_theirs("load", folder, "bfloat16"));
+        mapped.push(ask_ours("map", folder, "bf16"));
+        file.extend(ask_theirs("read", folder, "bfloat16"));
+        rank.push(ask_ours("rank", folder, "bf16"));
+    }
+    let of = |all: &[Value], path: &str| middle(all.iter().map(|value| number(value, path)).collect());
+    let mut faster = |what: &str, ours: f64, beside: f64| {
+        report.ratio(what, [&seconds(ours), &seconds(beside)], beside / ours, Goal::AtLeast(2.0));
+    };
+    if !theirs.is_empty() {
+        faster("load, mapped / from_pretrained", of(&mapped, "/seconds"), of(&theirs, "/seconds"));
+        faster(
+            "load, mapped and touched / the same",
+            of(&mapped, "/touched"),
+            of(&theirs, "/touched_seconds"),
+        );
+        faster(
+            "load, read / from_pretrained, touched",
+            of(&read, "/seconds"),
+            of(&theirs, "/touched_seconds"),
+        );
+        faster("load, mapped / load_file", of(&mapped, "/seconds"), of(&file, "/seconds"));
+        faster("load, read / load_file and copied", of(&read, "/seconds"), of(&file, "/copied_seconds"));
+    }
+    let (peak, weights) = (of(&read, "/peak"), of(&read, "/weights"));
+    let gigabytes = |bytes: f64| format!("{:.3} GB", bytes / 1e9);
+    report.ratio(
+        "peak memory of a read / weights",
+        [&gigabytes(peak), &gigabytes(weights)],
+        peak / weights,
+        Goal::AtMost(1.05),
+    );
+    let (alone, bytes) = (of(&rank, "/seconds"), of(&rank, "/bytes"));
+    report.note("one rank of tp=8 / fairseq2's 77 s", [&seconds(alone), "77 s"], alone / 77.0);
+    report.ratio(
+        "its bytes / an eighth",
+        [&gigabytes(bytes), &gigabytes(weights / 8.0)],
+        bytes / (weights / 8.0),
+        Goal::AtMost(1.02),
+    );
+}
+
+fn speed(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 2], goal: f64) {
+    let (mut own, mut beside, mut steady) = (vec![], vec![], vec![]);
+    for _ in 0..ROUNDS {
+        own.push(number(&ask_ours(case, folder, dtype), "/rate"));
+        if let Some(answer) = ask_theirs(case, folder, theirs) {
+            beside.push(number(&answer, "/tokens_per_second"));
+            steady.push(number(&answer, "/bare_tokens_per_second"));
+        }
+    }
+    let ours = middle(own);
+    let rate = |value: f64| format!("{value:.1} tokens/s");
+    if beside.is_empty() {
+        report.note(&format!("{case} in {dtype}"), [&rate(ours), ""], f64::NAN);
+        return;
+    }
+    let beside = middle(beside);
+    report.ratio(
+        &format!("{case} in {dtype} / transformers"),
+        [&rate(ours), &rate(beside)],
+        ours / beside,
+        Goal::AtLeast(goal),
+    );
+    let bare = middle(steady);
+    if bare.is_finite() {
+        report.note(
+            &format!("{case} in {dtype} / without generate()"),
+            [&rate(ours), &rate(bare)],
+            ours / bare,
+        );
+    }
+}
+
+fn first_token(report: &mut Report, folder: &Path) {
+    let Some(binary) = std::env::var_os("SHARDLOOM_BINARY") else { return };
+    let (mut own, mut beside) = (vec![], vec![]);
+    for _ in 0..ROUNDS {
+        let begin = Instant::now();
+        let mut command = Command::new(&binary);
+        command.arg("generate").arg(folder).args([
+            "Once upon a time",
+            "--max-new-tokens",
+            "1",
+            "--dtype",
+            "bf16",
+        ]);
+        assert!(command.output().expect("the command starts").status.success());
+        own.push(begin.elapsed().as_secs_f64());
+        beside.extend(
+            ask_theirs("first-token", folder, "bfloat16")
+                .map(|answer| number(&answer, "/stages/first_token")),
+        );
+    }
+    let own = middle(own);
+    if !beside.is_empty() {
+        let beside = middle(beside);
+        report.ratio(
+            "process to first token / transformers",
+            [&seconds(own), &seconds(beside)],
+            own / beside,
+            Goal::AtMost(0.1),
+        );
+    }
+}
