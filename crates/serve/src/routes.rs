@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use axum::extract::{Path, Request, State};
 use axum::http::header::AUTHORIZATION;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -61,7 +61,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
 /// Lets those in who have the key. Whether the server is well, all may ask.
 async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let Some(key) = &shared.options.api_key else { return next.run(request).await };
-    let shown = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
+    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let bearer = shown.and_then(|shown| shown.split_at_checked(7)).filter(|(scheme, _)| {
         // The scheme is no secret.
         scheme.eq_ignore_ascii_case(b"Bearer ")

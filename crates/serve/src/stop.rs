@@ -17,3 +17,28 @@ pub async fn interrupted() {
     }
     let _ = tokio::signal::ctrl_c().await;
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use std::pin::pin;
+    use std::process::Command;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[test]
+    fn a_request_to_terminate_is_heard() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut interrupted = pin!(interrupted());
+            assert!(timeout(Duration::from_millis(20), interrupted.as_mut()).await.is_err());
+            let told = Command::new("kill").args(["-TERM", &std::process::id().to_string()]).status();
+            assert!(told.unwrap().success());
+            assert!(timeout(Duration::from_secs(20), interrupted).await.is_ok());
+        });
+    }
+}

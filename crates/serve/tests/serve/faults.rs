@@ -168,8 +168,9 @@ fn those_who_send_slowly_or_nothing_are_hung_up_on() {
 }
 
 /// A request that would be written for minutes.
-fn endless(stream: bool) -> Vec<u8> {
-    let body = json!({"prompt": "a", "max_tokens": 500_000, "ignore_eos": true, "stream": stream});
+fn endless(delivery: &str) -> Vec<u8> {
+    let body =
+        json!({"prompt": "a", "max_tokens": 500_000, "ignore_eos": true, "stream": delivery == "stream"});
     request("POST", PATHS[0], &[], body.to_string().as_bytes())
 }
 
@@ -181,14 +182,14 @@ fn who_goes_away_frees_the_model() {
     let begun = Instant::now();
     // In the middle of a stream.
     let mut stream = connect(server.address);
-    stream.write_all(&endless(true)).unwrap();
+    stream.write_all(&endless("stream")).unwrap();
     let mut some = [0; 200];
     stream.read_exact(&mut some).unwrap();
     drop(stream);
     complete(server.address, &json!({"prompt": "a", "max_tokens": 1}));
     // Waiting for a whole answer.
     let mut stream = connect(server.address);
-    stream.write_all(&endless(false)).unwrap();
+    stream.write_all(&endless("whole")).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     drop(stream);
     complete(server.address, &json!({"prompt": "a", "max_tokens": 1}));
@@ -202,7 +203,10 @@ fn who_does_not_read_is_hung_up_on() {
     options.request_timeout = Duration::from_secs(300);
     let server = Server::patient(options);
     let mut lazy = connect(server.address);
-    lazy.write_all(&endless(true)).unwrap();
+    // Much to send, so that what the system keeps for a reader is full soon.
+    let body = json!({"prompt": "a", "max_tokens": 500_000, "ignore_eos": true, "stream": true, "n": 16,
+                      "logprobs": 20});
+    lazy.write_all(&request("POST", PATHS[0], &[], body.to_string().as_bytes())).unwrap();
     let mut some = [0; 200];
     lazy.read_exact(&mut some).unwrap();
     // Another one is answered as soon as the model is free, which is when the
