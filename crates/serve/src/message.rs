@@ -1,0 +1,125 @@
+//! Messages as OpenAI's clients send them, and as templates expect them.
+
+use shardloom_hub::text::{Data, Message};
+
+use crate::fields::unexpected;
+use crate::refusal::Refusal;
+
+/// Reads a message.
+///
+/// Parts of a content become one text, with a line for each. `developer` is
+/// what `system` was called before, and the word that templates know. What
+/// calls of tools were given is parsed, since templates write it as JSON.
+pub(crate) fn read(data: &Data, place: &str) -> Result<Message, Refusal> {
+    let Data::Map(fields) = data else { return Err(unexpected(place, "an object", data)) };
+    let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    let role = match get("role") {
+        Some(Data::Text(role)) if role == "developer" => "system",
+        Some(Data::Text(role)) => role,
+        Some(other) => return Err(unexpected(&format!("{place}.role"), "a string", other)),
+        None => return Err(Refusal::field(place, format!("`{place}` has no role"))),
+    };
+    let calls = get("tool_calls").filter(|calls| **calls != Data::Null);
+    let at = format!("{place}.content");
+    let content = match get("content") {
+        Some(Data::Text(text)) => Data::Text(text.clone()),
+        Some(Data::List(parts)) => Data::Text(joined(parts, &at)?),
+        None | Some(Data::Null) if calls.is_some() => Data::Null,
+        None | Some(Data::Null) => return Err(Refusal::field(place, format!("`{place}` has no content"))),
+        Some(other) => return Err(unexpected(&at, "a string or a list of parts", other)),
+    };
+    let mut message = Message::new(role, content);
+    for (key, value) in fields {
+        message = match key.as_str() {
+            "role" | "content" => message,
+            "tool_calls" => message.with(key, parsed(value)),
+            _ => message.with(key, value.clone()),
+        };
+    }
+    Ok(message)
+}
+
+/// The text of all parts.
+fn joined(parts: &[Data], place: &str) -> Result<String, Refusal> {
+    let text = |(at, part)| text_of(part, format!("{place}[{at}]"));
+    let texts: Vec<&str> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// The text of one part.
+fn text_of(part: &Data, place: String) -> Result<&str, Refusal> {
+    let Data::Map(fields) = part else { return Err(unexpected(&place, "an object", part)) };
+    let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    let message = match (get("type"), get("text")) {
+        (Some(Data::Text(kind)), Some(Data::Text(text))) if kind == "text" => return Ok(text),
+        (Some(Data::Text(kind)), _) if kind == "text" => format!("`{place}` has no text"),
+        (Some(Data::Text(kind)), _) => {
+            format!("`{place}` is of type `{kind}`, but the model reads text alone")
+        }
+        _ => format!("`{place}` has no type"),
+    };
+    Err(Refusal::field(place, message))
+}
+
+/// Calls of tools with their arguments as objects. What is no object stays.
+fn parsed(calls: &Data) -> Data {
+    let Data::List(calls) = calls else { return calls.clone() };
+    let arguments = |(key, value): &(String, Data)| {
+        let object = match value {
+            Data::Text(text) if key == "arguments" => serde_json::from_str(text).ok(),
+            _ => None,
+        };
+        (key.clone(), object.filter(|data| matches!(data, Data::Map(_))).unwrap_or_else(|| value.clone()))
+    };
+    let function = |(key, value): &(String, Data)| match value {
+        Data::Map(fields) if key == "function" => {
+            (key.clone(), Data::Map(fields.iter().map(arguments).collect()))
+        }
+        other => (key.clone(), other.clone()),
+    };
+    let call = |call: &Data| match call {
+        Data::Map(fields) => Data::Map(fields.iter().map(function).collect()),
+        other => other.clone(),
+    };
+    Data::List(calls.iter().map(call).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    fn message(text: &str) -> Result<Message, String> {
+        let data: Data = serde_json::from_str(text).unwrap();
+        read(&data, "messages[0]").map_err(|refusal| refusal.message().to_owned())
+    }
+
+    #[test]
+    fn parts_become_one_text_and_pictures_are_refused() {
+        let two = message(
+            r#"{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}"#,
+        );
+        assert_eq!(two, Ok(Message::new("system", "a\nb")));
+        assert_eq!(
+            message(r#"{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}"#).unwrap_err(),
+            "`messages[0].content[0]` is of type `image_url`, but the model reads text alone"
+        );
+        assert_eq!(message("3").unwrap_err(), "`messages[0]` must be an object, but is 3");
+        assert_eq!(message(r#"{"content": "a"}"#).unwrap_err(), "`messages[0]` has no role");
+        assert_eq!(message(r#"{"role": "user"}"#).unwrap_err(), "`messages[0]` has no content");
+    }
+
+    #[test]
+    fn arguments_of_calls_become_objects() {
+        let called = message(
+            r#"{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}"#,
+        )
+        .unwrap();
+        let expected: Data =
+            serde_json::from_str(r#"[{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]"#)
+                .unwrap();
+        assert_eq!(called.get("tool_calls"), Some(&expected));
+        assert_eq!(called.get("content"), Some(&Data::Null));
+    }
+}

@@ -1,0 +1,11 @@
+//! The server as its clients see it.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod chat;
+mod client;
+mod completions;
+mod faults;
+mod fixture;
+mod limits;
+mod shutdown;
