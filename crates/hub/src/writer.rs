@@ -123,7 +123,8 @@ impl Writer {
             Ends::Heeded => self.end_tokens(),
             Ends::Ignored => Vec::new(),
         };
-        let mut rows: Vec<Row> = request.prompts.iter().map(|_| Row::new(self, request)).collect();
+        let mut rows: Vec<Row> =
+            request.prompts.iter().map(|prompt| Row::new(self, prompt, request)).collect();
         let mut generation = Generation::new(
             &self.decoder,
             self.change(),
@@ -180,10 +181,10 @@ struct Row {
 }
 
 impl Row {
-    fn new(writer: &Writer, request: &WriteRequest) -> Self {
+    fn new(writer: &Writer, prompt: &[u32], request: &WriteRequest) -> Self {
         let stops = request.stop.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         Self {
-            streamer: Some(writer.tokenizer.streamer(SpecialText::Skip)),
+            streamer: Some(writer.tokenizer.streamer_behind(prompt, SpecialText::Skip)),
             stops,
             held: String::new(),
             stopped: false,

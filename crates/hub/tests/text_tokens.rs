@@ -346,3 +346,28 @@ proptest! {
         }
     }
 }
+
+/// A text that is written on keeps the space between it and what follows, also
+/// where the first space of a text is not its own.
+#[test]
+fn what_follows_a_prompt_keeps_its_first_space() {
+    for kind in ["gpt2", "llama"] {
+        let tokenizer = Tokenizer::from_gguf(&metadata(kind, None)).unwrap();
+        for text in &RECORDED.texts {
+            let ids = tokenizer.encode(text, Special::Plain).unwrap();
+            let whole = tokenizer.decode(&ids, SpecialText::Keep);
+            for cut in 1..ids.len() {
+                let before = tokenizer.decode(&ids[..cut], SpecialText::Keep);
+                // A character that is cut in two belongs to neither.
+                let Some(expected) = whole.strip_prefix(&before).filter(|_| !before.contains('\u{fffd}'))
+                else {
+                    continue;
+                };
+                let mut streamer = tokenizer.streamer_behind(&ids[..cut], SpecialText::Keep);
+                let mut found: String = ids[cut..].iter().filter_map(|&id| streamer.push(id)).collect();
+                found.extend(streamer.finish());
+                assert_eq!(found, expected, "{kind}: {text:?} cut at {cut}");
+            }
+        }
+    }
+}

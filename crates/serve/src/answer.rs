@@ -39,7 +39,8 @@ impl Answer {
             Ends::Ignored => Arc::new([]),
         };
         let entries = if ask.likeliest.is_some() { Entries::Told } else { Entries::Untold };
-        let choice = |_| Choice::new(&writer.tokenizer, Arc::clone(&ends), entries);
+        let choice =
+            |row| Choice::new(&writer.tokenizer, &ask.prompt_of(row).tokens, Arc::clone(&ends), entries);
         let choices: Vec<Choice> = (0..ask.rows()).map(choice).collect();
         let finished = vec![false; choices.len()];
         Self { ask, choices, finished, begun: false }

@@ -52,8 +52,9 @@ pub(crate) enum Entries {
 }
 
 impl Choice {
-    pub(crate) fn new(tokenizer: &Tokenizer, ends: Arc<[u32]>, entries: Entries) -> Self {
-        let streamer = (entries == Entries::Told).then(|| tokenizer.streamer(SpecialText::Skip));
+    pub(crate) fn new(tokenizer: &Tokenizer, prompt: &[u32], ends: Arc<[u32]>, entries: Entries) -> Self {
+        let streamer = || tokenizer.streamer_behind(prompt, SpecialText::Skip);
+        let streamer = (entries == Entries::Told).then(streamer);
         Self { ends, streamer, reached: 0, given: 0, waiting: VecDeque::new(), tokens: 0 }
     }
 

@@ -20,6 +20,7 @@ mod plan;
 mod progress;
 mod quickstart;
 mod score;
+mod serve;
 mod tokenize;
 mod verify;
 
@@ -144,6 +145,15 @@ enum Command {
   shardloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json")]
     Generate(generate::GenerateArgs),
 
+    /// Serve a model to programs that speak OpenAI's API.
+    ///
+    /// Answers /v1/models, /v1/completions and /v1/chat/completions, one request after the other.
+    #[command(after_help = "Examples:
+  shardloom serve smollm2_135m_instruct
+  shardloom serve ./base --adapter ./my-adapter --port 8080 --served-name tuned
+  SHARDLOOM_API_KEY=… shardloom serve ./my-model --host 0.0.0.0")]
+    Serve(serve::ServeArgs),
+
     /// Show how likely a model finds a text, token by token.
     #[command(after_help = "Examples:
   shardloom score smollm2_135m 'The cat sat on the mat'
@@ -213,6 +223,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Fetch(args) => fetch::run(&args, output),
         Command::Generate(args) => generate::run(&args, output),
         Command::Score(args) => score::run(&args, output),
+        Command::Serve(args) => serve::run(&args, output),
         Command::Tokenize(args) => tokenize::run(&args, output),
         Command::Export(args) => export::run(&args, output),
         Command::Completions { shell } => completions(shell, output),

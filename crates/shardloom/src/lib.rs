@@ -9,6 +9,7 @@
 //! - [`nn`]: one configurable decoder, its cache, adapters and generation.
 //! - [`hub`]: models by name.
 //! - [`models`]: the families of models.
+//! - [`serve`]: an OpenAI-compatible server.
 //! - [`standard`]: the hub as this program starts it.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
 
@@ -21,6 +22,7 @@ pub use shardloom_hub as hub;
 pub use shardloom_layout as layout;
 pub use shardloom_models as models;
 pub use shardloom_nn as nn;
+pub use shardloom_serve as serve;
 pub use shardloom_tensor as tensor;
 
 pub mod launch;

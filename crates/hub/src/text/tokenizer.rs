@@ -150,6 +150,15 @@ impl Tokenizer {
         Streamer::new(self.clone(), special)
     }
 
+    /// The same for what follows a prompt, whose first space is its own.
+    pub fn streamer_behind(&self, prompt: &[u32], special: SpecialText) -> Streamer {
+        let mut streamer = self.streamer(special);
+        if let Some(&last) = prompt.last() {
+            streamer.push(last);
+        }
+        streamer
+    }
+
     /// A token as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<&str> {
         self.piece(id).map(|piece| &*piece.text)

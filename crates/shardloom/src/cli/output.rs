@@ -37,6 +37,17 @@ impl Output {
         }
     }
 
+    /// Prints something that is told on the way, on one line, at once.
+    pub(super) fn line<T: Serialize>(self, news: &T, text: impl FnOnce(&T) -> String) -> io::Result<()> {
+        let written = match self {
+            Self::Text => text(news),
+            Self::Json => serde_json::to_string(news)?,
+        };
+        let mut out = io::stdout().lock();
+        writeln!(out, "{written}")?;
+        out.flush()
+    }
+
     /// Prints an error to stderr.
     pub(super) fn failure(self, failure: &Failure) {
         let written = match self {
