@@ -38,10 +38,9 @@ use output::Output;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
 
-/// Sharded tensors and the ranks that hold them.
+/// Find, load, run and keep language models, on one process or thousands.
 ///
-/// The ground floor of a tool that will find, load, train, keep and judge
-/// language models, on one process or thousands.
+/// Training and judging them is to come.
 #[derive(Parser)]
 #[command(name = "shardloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {
