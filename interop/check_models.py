@@ -75,9 +75,9 @@ def written_by_transformers(place, ours, report):
         check.count = speaks_like(folder.with_name("bin.to-hf"), model)
 
 
-def bin_folder(folder, model):
+def bin_folder(folder, model, weights=None):
     folder.mkdir()
-    weights = list(model.state_dict().items())
+    weights = list((weights or model.state_dict()).items())
     half, names = len(weights) // 2, {}
     for number, part in enumerate((weights[:half], weights[half:]), 1):
         file = f"pytorch_model-{number:05}-of-00002.bin"

@@ -1,8 +1,8 @@
-"""Compares what Shardloom reads and writes with the programs whose formats these are.
+"""Compares what Shardloom reads, writes and computes with the programs whose formats and models these are.
 
     python run.py PATH/TO/shardloom PATH/TO/ranks
 
-One line for each check: what was compared, how it went, how many tensors. `./test interop` builds both programs and
+One line for each check: what was compared, how it went, how much. `./test interop` builds both programs and
 makes the environment.
 """
 
@@ -19,10 +19,13 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
 }
 
-import check_distributed  # noqa: E402 - what is above must be set before anything is imported
+import check_adapters  # noqa: E402 - what is above must be set before anything is imported
+import check_distributed  # noqa: E402
+import check_families  # noqa: E402
 import check_gguf  # noqa: E402
 import check_mlx  # noqa: E402
 import check_models  # noqa: E402
+import check_smollm2  # noqa: E402
 import check_torch  # noqa: E402
 from ours import Ours  # noqa: E402
 
@@ -35,8 +38,10 @@ class Report:
 
     @contextlib.contextmanager
     def check(self, what):
-        """A check fails by an exception; it sets `count` to the number of tensors that it compared."""
-        current = type("Check", (), {"count": 0})()
+        """A check fails by an exception; it sets `count` to the number of tensors that it compared, or of something
+        else, whose name is then `of`.
+        """
+        current = type("Check", (), {"count": 0, "of": "tensors"})()
         try:
             yield current
             assert current.count > 0, "nothing was compared"
@@ -46,13 +51,15 @@ class Report:
             traceback.print_exc()
         else:
             self.passed += 1
-            print(f"PASS  {what}: {current.count} tensors", flush=True)
+            print(f"PASS  {what}: {current.count} {current.of}", flush=True)
 
 
 def main():
     ours = Ours(*map(os.path.abspath, sys.argv[1:3]))
     report = Report()
-    for module in (check_torch, check_models, check_mlx, check_gguf, check_distributed):
+    modules = (check_torch, check_models, check_mlx, check_gguf, check_distributed, check_families, check_adapters,
+               check_smollm2)
+    for module in modules:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="shardloom-interop-") as place:
             try:

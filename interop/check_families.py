@@ -1,0 +1,160 @@
+"""Models of every family, asked by transformers and by us."""
+
+import json
+import shutil
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from check_models import bin_folder
+from equal import read_hf, same
+from said import agree, close, expected, scored, written
+from tiny import (
+    BUILT_IN, DESCRIBED, FIXTURES, PLAIN, PROMPT, Unfit, build, decided, fill, load, logits, save, with_words,
+)
+
+EXAMPLES = FIXTURES.parents[3] / "examples/models"
+
+
+def run(place, ours, report):
+    models = {}
+    for name, (family, settings) in (BUILT_IN | DESCRIBED).items():
+        options = ["--model-path", EXAMPLES] if name in DESCRIBED else []
+        folder = place / name
+        models[name] = model, chosen = decided(family, settings)
+        save(model, folder)
+        speech(report, ours, name, folder, options, model, chosen)
+        half(report, ours, name, place / f"{name}, bf16", options, family, settings)
+        export(report, ours, name, folder, options, model)
+    for name in ("llama", "qwen3_moe", "gpt2"):
+        forms(place, report, ours, name, *models[name])
+    habits(place, report, ours, *models["llama"])
+
+
+def speech(report, ours, name, folder, options, model, chosen):
+    with report.check(f"{name} → score → transformers") as check:
+        close(check, scored(ours, folder, *options), expected(model))
+    for ranks in (1, 2, 3):
+        with report.check(f"{name} → generate on {ranks} ranks → transformers") as check:
+            agree(check, written(ours, folder, "--ignore-eos", "--tp", ranks, *options), chosen)
+
+
+def half(report, ours, name, folder, options, family, settings):
+    """Both sides round to eight bits at many places, not all of them the same. So each is compared with what f32 makes
+    of the same weights: we may be further away than transformers is by half, measured over all log-probabilities.
+    """
+    with report.check(f"{name}, bf16 → score → transformers") as check:
+        model, exact = rounded(family, settings)
+        asked = scored(ours, save(model, folder / "f32"), "--dtype", "bf16", *options)
+        theirs = away(expected(model.bfloat16()), exact)
+        stored = scored(ours, save(model, folder / "bf16"), *options)
+        check.of, check.count = "log-probabilities", stored.numel()
+        assert torch.equal(asked, stored), "a model in bf16 is not computed in bf16"
+        mine = away(stored, exact)
+        assert 0 < mine <= 1.5 * theirs, f"{mine:.1e} from the truth, transformers is {theirs:.1e}"
+
+
+def rounded(family, settings):
+    """A model with weights that bf16 holds, and what it says in f32; routers stay decided after rounding."""
+    for seed in range(2001, 2200):
+        model = build(family, settings)
+        fill(model, seed)
+        model.load_state_dict({name: value.bfloat16().float() for name, value in model.state_dict().items()})
+        exact, routes = expected(model), chosen_experts(model)
+        if routes == chosen_experts(model.bfloat16()):
+            return model.float(), exact
+    raise Unfit("every router is undecided in bf16")
+
+
+def chosen_experts(model):
+    routes = []
+
+    def look(module, inputs, _):
+        scores = torch.nn.functional.linear(inputs[0], module.weight)
+        routes.append(scores.topk(model.config.num_experts_per_tok).indices.sort().values.tolist())
+
+    hooks = [module.register_forward_hook(look) for module in model.modules() if type(module).__name__.endswith("Router")]
+    logits(model, PROMPT)
+    for hook in hooks:
+        hook.remove()
+    return routes
+
+
+def away(rows, exact):
+    return float((rows - exact).square().mean().sqrt())
+
+
+def export(report, ours, name, folder, options, model):
+    with report.check(f"{name} → export → transformers") as check:
+        target = folder.with_name(f"{name}, exported")
+        ours.call("export", folder, target, *options)
+        check.count = speaks_like(target, model)
+        assert same(read_hf(target), read_hf(folder)), "other tensors in the file"
+        assert (target / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    with report.check(f"{name} → export as bf16 → transformers") as check:
+        target = folder.with_name(f"{name}, exported as bf16")
+        ours.call("export", folder, target, "--dtype", "bf16", *options)
+        expected = {name: tensor.bfloat16() for name, tensor in read_hf(folder).items()}
+        check.count = same(read_hf(target), expected)
+        loaded = AutoModelForCausalLM.from_pretrained(target)
+        assert loaded.dtype == torch.bfloat16, f"the configuration says {loaded.dtype}"
+
+
+def speaks_like(folder, model):
+    """Loads a folder and compares logits, bit by bit; returns the number of the model's tensors."""
+    loaded = load(folder)
+    assert torch.equal(logits(loaded, PROMPT), logits(model, PROMPT)), "logits differ"
+    return same(loaded.state_dict(), model.state_dict())
+
+
+def forms(place, report, ours, name, model, chosen):
+    """The same model in other files than one of safetensors."""
+    # Of what is stored: transformers keeps all experts of a layer in one tensor, but not in files.
+    stored = read_hf(place / name)
+    sharded = save(model, place / f"{name}, sharded", max_shard_size="30KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    folders = {"sharded safetensors": sharded, "two .bin files": place / f"{name}, bins",
+               "one .bin file": place / f"{name}, bin"}
+    with_words(bin_folder(folders["two .bin files"], model, stored))
+    folders["one .bin file"].mkdir()
+    torch.save(stored, folders["one .bin file"] / "pytorch_model.bin")
+    model.config.save_pretrained(with_words(folders["one .bin file"]))
+    for form in ("native", "dcp"):
+        folders[form] = ours.convert(place / name, form)
+        shutil.copy(place / name / "config.json", with_words(folders[form]))
+    for form, folder in folders.items():
+        with report.check(f"{name} in {form} → score → transformers") as check:
+            close(check, scored(ours, folder), expected(model))
+        with report.check(f"{name} in {form} → generate on 2 ranks → transformers") as check:
+            agree(check, written(ours, folder, "--ignore-eos", "--tp", 2), chosen)
+        with report.check(f"{name} in {form} → export → transformers") as check:
+            target = folder.with_name(f"{folder.name}, exported")
+            ours.call("export", folder, target)
+            check.count = speaks_like(target, model)
+
+
+def habits(place, report, ours, model, chosen):
+    """Where texts end, and what is done about repetition."""
+    folder = place / "habits"
+    shutil.copytree(place / "llama", folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    # One that the model writes late for the first time, and one that it does not write.
+    ends = [max(chosen, key=chosen.index), min(set(range(101)) - set(chosen))]
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": ends}))
+    peer = AutoModelForCausalLM.from_pretrained(folder, **PLAIN).eval()
+    with report.check("an end in generation_config.json → generate → transformers") as check:
+        theirs = continued(peer)
+        assert theirs[-1] == ends[0], "the text does not end"
+        agree(check, written(ours, folder), theirs[:-1])
+    for penalty in (1.2, 2.0):
+        with report.check(f"repetition penalty {penalty} → generate → transformers") as check:
+            theirs = continued(peer, repetition_penalty=penalty, eos_token_id=None)
+            assert theirs != chosen, "the penalty changes nothing"
+            agree(check, written(ours, folder, "--ignore-eos", "--repetition-penalty", penalty), theirs)
+
+
+def continued(model, **settings):
+    tokens = torch.tensor([PROMPT])
+    made = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=32, do_sample=False,
+                          pad_token_id=0, **settings)
+    return made[0, len(PROMPT):].tolist()

