@@ -226,8 +226,12 @@ fn list(report: &mut Report) {
 
 fn load(report: &mut Report, folder: &Path) {
     let (mut read, mut mapped, mut rank, mut theirs, mut file) = (vec![], vec![], vec![], vec![], vec![]);
+    let mut again = Vec::new();
     for _ in 0..ROUNDS {
         read.push(ask_ours("load", folder, "bf16"));
+        // A virtual machine may have given memory back to its host, and large
+        // pages are dear to get anew. Right behind, memory is at hand.
+        again.push(ask_ours("load", folder, "bf16"));
         theirs.extend(ask_theirs("load", folder, "bfloat16"));
         mapped.push(ask_ours("map", folder, "bf16"));
         file.extend(ask_theirs("read", folder, "bfloat16"));
@@ -249,8 +253,10 @@ fn load(report: &mut Report, folder: &Path) {
             of(&read, "/seconds"),
             of(&theirs, "/touched_seconds"),
         );
+        faster("the same, with memory at hand", of(&again, "/seconds"), of(&theirs, "/touched_seconds"));
         faster("load, mapped / load_file", of(&mapped, "/seconds"), of(&file, "/seconds"));
         faster("load, read / load_file and copied", of(&read, "/seconds"), of(&file, "/copied_seconds"));
+        faster("the same, with memory at hand", of(&again, "/seconds"), of(&file, "/copied_seconds"));
     }
     let (peak, weights) = (of(&read, "/peak"), of(&read, "/weights"));
     let gigabytes = |bytes: f64| format!("{:.3} GB", bytes / 1e9);
