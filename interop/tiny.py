@@ -39,9 +39,11 @@ BUILT_IN = {
     "llama, biases": ("llama", SIZES | {"attention_bias": True, "mlp_bias": True} | rope()),
     "llama, llama3 rope": ("llama", SIZES | rope(**LLAMA3)),
     "llama, linear rope": ("llama", SIZES | rope(rope_type="linear", factor=3.0)),
-    "llama, yarn": ("llama", SIZES | rope(**YARN)),
+    # Heads wide enough for the ramp to have several steps.
+    "llama, yarn": ("llama", SIZES | {"head_dim": 16} | rope(**YARN)),
     "llama, yarn with all settings": (
-        "llama", SIZES | rope(**YARN, beta_fast=16.0, beta_slow=2.0, mscale=0.9, mscale_all_dim=0.4, truncate=False)),
+        "llama", SIZES | {"head_dim": 16} | rope(
+            **YARN, beta_fast=0.9, beta_slow=0.1, mscale=0.9, mscale_all_dim=0.4, truncate=False)),
     "mistral, window": ("mistral", SIZES | {"sliding_window": 7} | rope()),
     "mistral, no window": ("mistral", SIZES | {"sliding_window": None, "head_dim": 10} | rope()),
     "qwen2": ("qwen2", SIZES | rope()),
