@@ -40,4 +40,4 @@ pub use ops::{DMoments, global_norm};
 pub use ranks::{Mode, Numbers, Ranks};
 pub use registry::{Call, DistributedOp, Parts, Registry, RegistryBuilder};
 pub use rule::{Dim, DimList, Rule};
-pub use sharding_plan::ShardingPlan;
+pub use sharding_plan::{ShardingPlan, name_matches};

@@ -22,7 +22,8 @@ struct Entry {
     layout: Layout,
 }
 
-fn matches(pattern: &str, name: &str) -> bool {
+/// Whether a pattern of a plan is about a name.
+pub fn name_matches(pattern: &str, name: &str) -> bool {
     let (mut wanted, mut found) = (pattern.split('.'), name.split('.'));
     loop {
         match (wanted.next(), found.next()) {
@@ -35,7 +36,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 
 /// The entry for a name. Later ones override earlier ones.
 fn found(entries: &[Entry], name: &str) -> Option<Layout> {
-    entries.iter().rev().find(|entry| matches(&entry.pattern, name)).map(|entry| entry.layout)
+    entries.iter().rev().find(|entry| name_matches(&entry.pattern, name)).map(|entry| entry.layout)
 }
 
 impl ShardingPlan {
@@ -118,7 +119,7 @@ impl ShardingPlan {
         ];
         for (entries, names) in about {
             let unmatched =
-                entries.iter().find(|entry| !names.iter().any(|name| matches(&entry.pattern, name)));
+                entries.iter().find(|entry| !names.iter().any(|name| name_matches(&entry.pattern, name)));
             if let Some(entry) = unmatched {
                 let near = nearest(&entry.pattern, names.iter().copied()).map(str::to_owned);
                 return Err(DTensorError::UnknownName { pattern: entry.pattern.clone(), near });
@@ -136,9 +137,13 @@ mod tests {
 
     #[test]
     fn patterns_match_part_by_part() {
-        assert!(matches("layers.*.up", "layers.3.up") && matches("embed", "embed") && matches("*", "embed"));
-        assert!(!matches("layers.*", "layers.3.up") && !matches("layers.*.up", "layers.up"));
-        assert!(!matches("up", "layers.3.up") && !matches("", "embed"));
+        assert!(
+            name_matches("layers.*.up", "layers.3.up")
+                && name_matches("embed", "embed")
+                && name_matches("*", "embed")
+        );
+        assert!(!name_matches("layers.*", "layers.3.up") && !name_matches("layers.*.up", "layers.up"));
+        assert!(!name_matches("up", "layers.3.up") && !name_matches("", "embed"));
     }
 
     #[test]

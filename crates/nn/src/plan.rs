@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use shardloom_dtensor::{DTensor, ShardingPlan};
+use shardloom_dtensor::{DTensor, ShardingPlan, name_matches};
 use shardloom_layout::{Hint, Layout, Mesh, Placement};
 
 use crate::error::NnError;
@@ -43,6 +43,19 @@ impl Default for Parallel {
         ];
         let dims = by_outputs.map(|pattern| (pattern, 0)).into_iter().chain(others);
         Self { dims: dims.map(|(pattern, dim)| (pattern.to_owned(), dim)).collect() }
+    }
+}
+
+impl Parallel {
+    /// The dim of a parameter that is shared, if one is.
+    pub fn dim_of(&self, parameter: &str) -> Option<usize> {
+        self.dims.iter().find(|(pattern, _)| name_matches(pattern, parameter)).map(|(_, &dim)| dim)
+    }
+
+    /// What of it is about these parameters.
+    pub fn about(mut self, specs: &[ParameterSpec]) -> Self {
+        self.dims.retain(|pattern, _| specs.iter().any(|spec| name_matches(pattern, &spec.name)));
+        self
     }
 }
 
@@ -104,8 +117,7 @@ impl Plan {
         let mut sharding = ShardingPlan::new(mesh);
         let mut most = 0;
         for spec in specs {
-            let shared = parallel.dims.iter().find(|(pattern, _)| matches(pattern, &spec.name));
-            let dim = shared.map(|(_, &dim)| dim);
+            let dim = parallel.dim_of(&spec.name);
             if let Some(dim) = dim {
                 let ndim = spec.shape.ndim();
                 if dim >= ndim {
@@ -176,16 +188,4 @@ pub(crate) fn settled(x: DTensor) -> Result<DTensor, NnError> {
         .map(|placement| if placement.pending().is_some() { Placement::Replicate } else { *placement })
         .collect();
     Ok(x.redistribute(Layout::new(layout.mesh(), &placements)?)?)
-}
-
-/// Whether a pattern is about a name.
-fn matches(pattern: &str, name: &str) -> bool {
-    let (mut wanted, mut found) = (pattern.split('.'), name.split('.'));
-    loop {
-        match (wanted.next(), found.next()) {
-            (None, None) => return true,
-            (Some(wanted), Some(found)) if wanted == "*" || wanted == found => {}
-            _ => return false,
-        }
-    }
 }

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::refusal::Refusal;
+use crate::worker::Order;
 
 /// What the model tells about a request.
 #[derive(Debug)]
@@ -34,9 +35,10 @@ pub(crate) enum Phase {
 }
 
 /// What a request hears from the model. Whoever drops it wants no more: the
-/// model then turns to the next request.
+/// model then turns to the next request, and a place in the queue is free.
 pub(crate) struct Events {
     events: mpsc::UnboundedReceiver<Event>,
+    order: Order,
     phase: watch::Receiver<Phase>,
     deadline: Instant,
     limit: Duration,
@@ -45,18 +47,19 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new(
         events: mpsc::UnboundedReceiver<Event>,
+        order: Order,
         phase: watch::Receiver<Phase>,
         arrived: Instant,
         limit: Duration,
     ) -> Self {
         // Somebody who has no limit may say a very large one.
         let deadline = arrived + limit.min(Duration::from_secs(1 << 30));
-        Self { events, phase, deadline, limit }
+        Self { events, order, phase, deadline, limit }
     }
 
     /// The next event; failures and the ends of patience are errors.
     pub(crate) async fn next(&mut self) -> Result<Event, Refusal> {
-        let Self { events, phase, deadline, limit } = self;
+        let Self { events, phase, deadline, limit, .. } = self;
         tokio::select! {
             biased;
             event = events.recv() => match event {
@@ -67,5 +70,11 @@ impl Events {
             () = sleep_until(*deadline) => Err(Refusal::late(limit.as_secs_f64())),
             _ = phase.wait_for(|phase| *phase == Phase::Cut) => Err(Refusal::closing()),
         }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        drop(self.order.take());
     }
 }

@@ -1,7 +1,7 @@
 //! What the server answers to.
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::Sender;
 
 use axum::extract::{Path, Request, State};
 use axum::http::header::AUTHORIZATION;
@@ -25,14 +25,14 @@ use crate::manner::Delivery;
 use crate::options::ServeOptions;
 use crate::refusal::Refusal;
 use crate::reply::{self, Reply};
-use crate::worker::Job;
+use crate::worker::{Job, Order};
 use crate::{body, chat, completion, stream};
 
 /// What all requests share.
 pub(crate) struct Shared {
     pub(crate) writer: Arc<Writer>,
     pub(crate) options: ServeOptions,
-    pub(crate) jobs: SyncSender<Job>,
+    pub(crate) jobs: Sender<Job>,
     /// Places for requests that run or wait.
     pub(crate) places: Arc<Semaphore>,
     pub(crate) phase: watch::Receiver<Phase>,
@@ -136,8 +136,9 @@ async fn answer(
     let answer = Answer::new(Arc::clone(&ask), &shared.writer);
     let delivery = ask.manner.delivery;
     let (tell, heard) = mpsc::unbounded_channel();
-    let mut events = Events::new(heard, shared.phase.clone(), arrived, request_timeout);
-    let sent = shared.jobs.try_send(Job { ask, tell, place });
+    let order = Order::new(ask, place);
+    let mut events = Events::new(heard, order.clone(), shared.phase.clone(), arrived, request_timeout);
+    let sent = shared.jobs.send(Job { order, tell });
     sent.map_err(|_| Refusal::failed("the model's thread is gone"))?;
     if delivery == Delivery::Whole {
         return whole(events, answer, &reply).await.map(IntoResponse::into_response);

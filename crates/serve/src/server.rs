@@ -44,7 +44,7 @@ pub async fn serve(
     let writer = Arc::new(writer);
     // One runs, the others wait.
     let room = options.max_waiting.min(Semaphore::MAX_PERMITS - 1) + 1;
-    let (jobs, ended) = worker::start(Arc::clone(&writer), room)?;
+    let (jobs, ended) = worker::start(Arc::clone(&writer))?;
     let (grace, patience) = (options.grace, options.client_timeout);
     let most = options.max_connections.min(Semaphore::MAX_PERMITS);
     let places = Arc::new(Semaphore::new(room));

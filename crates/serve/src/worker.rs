@@ -6,8 +6,8 @@
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use shardloom_hub::{HubError, WriteRequest, Writer};
@@ -20,22 +20,35 @@ use crate::refusal::Refusal;
 
 /// One request, for the model.
 pub(crate) struct Job {
-    pub(crate) ask: Arc<Ask>,
+    pub(crate) order: Order,
     pub(crate) tell: mpsc::UnboundedSender<Event>,
-    /// Its place among those that wait, which is free when the job is dropped.
-    pub(crate) place: OwnedSemaphorePermit,
 }
 
-/// Starts the thread, with room for so many jobs. It ends when nobody can send
-/// any more, which the second result hears of.
-pub(crate) fn start(
-    writer: Arc<Writer>,
-    room: usize,
-) -> Result<(SyncSender<Job>, oneshot::Receiver<()>), ServeError> {
-    let (jobs, queue) = sync_channel(room);
+/// What is asked, and its place among those that wait. Whoever asked may take
+/// it back: what is left in the queue then is empty, and the place is free.
+#[derive(Clone)]
+pub(crate) struct Order(Arc<Mutex<Option<Placed>>>);
+
+type Placed = (Arc<Ask>, OwnedSemaphorePermit);
+
+impl Order {
+    pub(crate) fn new(ask: Arc<Ask>, place: OwnedSemaphorePermit) -> Self {
+        Self(Arc::new(Mutex::new(Some((ask, place)))))
+    }
+
+    /// What is asked, unless it was taken already.
+    pub(crate) fn take(&self) -> Option<Placed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Starts the thread. It ends when nobody can send any more, which the second
+/// result hears of. How many jobs wait is limited by their places.
+pub(crate) fn start(writer: Arc<Writer>) -> Result<(Sender<Job>, oneshot::Receiver<()>), ServeError> {
+    let (jobs, queue) = channel();
     let (ended, end) = oneshot::channel();
     let work = move || {
-        take_all(&queue, |job| perform(&writer, job));
+        take_all(&queue, |ask, tell| perform(&writer, ask, tell));
         drop(writer);
         let _ = ended.send(());
     };
@@ -44,25 +57,23 @@ pub(crate) fn start(
     Ok((jobs, end))
 }
 
-fn take_all(queue: &Receiver<Job>, perform: impl Fn(&Job) -> Result<(), HubError>) {
-    while let Ok(job) = queue.recv() {
-        if job.tell.is_closed() {
-            continue;
-        }
-        let last = match catch_unwind(AssertUnwindSafe(|| perform(&job))) {
+type Tell = mpsc::UnboundedSender<Event>;
+
+fn take_all(queue: &Receiver<Job>, perform: impl Fn(&Ask, &Tell) -> Result<(), HubError>) {
+    while let Ok(Job { order, tell }) = queue.recv() {
+        let Some((ask, place)) = order.take().filter(|_| !tell.is_closed()) else { continue };
+        let last = match catch_unwind(AssertUnwindSafe(|| perform(&ask, &tell))) {
             Ok(Ok(())) => Event::Done,
-            Ok(Err(error)) => Event::Failed(Refusal::of_model(&error, job.ask.form.prompt_field())),
+            Ok(Err(error)) => Event::Failed(Refusal::of_model(&error, ask.form.prompt_field())),
             Err(_) => Event::Failed(Refusal::failed("the model panicked over this request")),
         };
-        let Job { tell, place, .. } = job;
         // Who hears of the end may ask again at once.
         drop(place);
         let _ = tell.send(last);
     }
 }
 
-fn perform(writer: &Writer, job: &Job) -> Result<(), HubError> {
-    let Job { ask, tell, .. } = job;
+fn perform(writer: &Writer, ask: &Ask, tell: &Tell) -> Result<(), HubError> {
     if let Some(count) = ask.scored() {
         let rows: Vec<&[u32]> = ask.prompts.iter().map(|prompt| prompt.tokens.as_slice()).collect();
         let scores = writer.score(&rows, count)?;
@@ -111,13 +122,13 @@ mod tests {
         let ask = Ask { form: Form::Chat, prompts: Vec::new(), max_new_tokens, manner, likeliest: None };
         let (tell, events) = mpsc::unbounded_channel();
         let place = Arc::clone(places).try_acquire_owned().unwrap();
-        (Job { ask: Arc::new(ask), tell, place }, events)
+        (Job { order: Order::new(Arc::new(ask), place), tell }, events)
     }
 
     #[test]
     fn a_panic_is_an_answer_and_the_next_request_is_taken() {
         let places = Arc::new(Semaphore::new(3));
-        let (jobs, queue) = sync_channel(3);
+        let (jobs, queue) = channel();
         let mut heard = Vec::new();
         let (abandoned, _) = job(2, &places);
         for (job, events) in [job(1, &places), job(0, &places)] {
@@ -126,7 +137,7 @@ mod tests {
         }
         jobs.send(abandoned).unwrap();
         drop(jobs);
-        let perform = |job: &Job| match job.ask.max_new_tokens {
+        let perform = |ask: &Ask, _: &Tell| match ask.max_new_tokens {
             0 => Ok(()),
             1 => panic!("as expected"),
             _ => unreachable!("nobody listens"),

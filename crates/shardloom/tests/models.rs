@@ -143,7 +143,7 @@ fn mistakes() {
         &["generate", "llama", "t1", "--chat"],
         &["generate", "llama", "t1", "--top-p", "2"],
         &["generate", "adapter", "t1"],
-        &["generate", "gpt2", "t1", "--adapter", "adapter"],
+        &["generate", "./gpt2", "t1", "--adapter", "adapter"],
         &["generate", "llama", "t1", "--tp", "0"],
         &["generate", "smollm2_135m", "hello"],
         &["models", "list", "--family", "lama"],
@@ -168,7 +168,7 @@ fn texts_are_written_scored_and_cut_into_tokens() {
     for more in [vec![], vec!["--tp", "2"], vec!["--mmap"]] {
         let answer = place.json(&[&greedy[..], &more].concat());
         assert_eq!(answer["tokens"], expected["greedy_0"], "{more:?}");
-        assert_eq!(answer["text"], words(&expected["greedy_0"]), "{more:?}");
+        assert_eq!(answer["text"].as_str().unwrap().trim(), words(&expected["greedy_0"]), "{more:?}");
         assert_eq!(answer["finish"], "length");
     }
     let plain = place.command().args(greedy).output().unwrap();
@@ -210,7 +210,8 @@ fn texts_are_written_scored_and_cut_into_tokens() {
 #[test]
 fn exported_models_are_the_same_models() {
     let place = Place::new();
-    for case in ["llama", "gpt2"] {
+    // A word alone would mean the card of that name.
+    for case in ["llama", "./gpt2"] {
         let out = format!("{case}-out");
         place.json(&["export", case, &out]);
         let difference = place.run(&["diff", case, &out]);

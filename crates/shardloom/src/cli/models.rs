@@ -357,24 +357,12 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         );
         shown.family = Some(family.name().to_owned());
         shown.parameters = Some(count);
-        shown.sharding = Some(used_patterns(&decoder, family.parallel()));
+        let specs = parameters(&decoder, &Stage::whole(decoder.layers));
+        shown.sharding = Some(family.parallel().about(&specs));
         shown.decoder = Some(decoder);
         shown.config = Some(config);
     }
     output.show(&shown, show_text)
-}
-
-/// Those patterns that are about parameters that the model has.
-fn used_patterns(decoder: &DecoderConfig, parallel: Parallel) -> Parallel {
-    let specs = parameters(decoder, &Stage::whole(decoder.layers));
-    let has = |pattern: &str| {
-        let parts: Vec<&str> = pattern.split('.').collect();
-        specs.iter().any(|spec| {
-            let name: Vec<&str> = spec.name.split('.').collect();
-            name.len() == parts.len() && parts.iter().zip(&name).all(|(a, b)| *a == "*" || a == b)
-        })
-    };
-    Parallel { dims: parallel.dims.into_iter().filter(|(pattern, _)| has(pattern)).collect() }
 }
 
 fn show_text(shown: &Shown) -> String {
