@@ -26,7 +26,7 @@ const CAPACITY: usize = 512;
 const CONTEXT: usize = 256;
 
 /// Bytes of weights that cases of one product go around among.
-const COLD: usize = 256 << 20;
+const COLD: usize = 128 << 20;
 
 fn main() -> Outcome<()> {
     let mut bench = Turns::new(peers());

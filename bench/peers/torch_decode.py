@@ -16,7 +16,7 @@ torch.set_grad_enabled(False)
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, WIDTH, INNER = 30, 576, 9, 3, 64, 1536
 VOCABULARY, CAPACITY, CONTEXT = 49152, 512, 256
-COLD = 256 << 20
+COLD = 128 << 20
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
