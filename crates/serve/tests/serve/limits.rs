@@ -115,8 +115,8 @@ fn endless() -> Vec<u8> {
     request("POST", PATH, &[], body.to_string().as_bytes())
 }
 
-#[test]
-fn those_who_find_the_queue_full_are_told_to_come_again() {
+/// A server with room for one that waits, and the request that it is at.
+fn busy() -> (Server, std::net::TcpStream) {
     let mut options = options();
     options.max_waiting = 1;
     let server = Server::patient(options);
@@ -124,19 +124,31 @@ fn those_who_find_the_queue_full_are_told_to_come_again() {
     running.write_all(&endless()).unwrap();
     let mut some = [0; 64];
     running.read_exact(&mut some).unwrap();
-    let mut waiting = connect(server.address);
+    (server, running)
+}
+
+/// Asks, and gives the answer if it comes at once.
+fn answered_at_once(server: &Server) -> (std::net::TcpStream, Option<Response>) {
     let short = json!({"prompt": "a", "max_tokens": 1}).to_string();
-    waiting.write_all(&request("POST", PATH, &[], short.as_bytes())).unwrap();
-    // The second takes its place when the server has read it.
+    let mut connection = connect(server.address);
+    connection.write_all(&request("POST", PATH, &[], short.as_bytes())).unwrap();
+    connection.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut bytes = Vec::new();
+    let answer = connection.read_to_end(&mut bytes).is_ok().then(|| Response::parse(&bytes));
+    connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    (connection, answer)
+}
+
+#[test]
+fn those_who_find_the_queue_full_are_told_to_come_again() {
+    let (server, running) = busy();
     let until = Instant::now() + Duration::from_secs(20);
+    // Whoever is not answered waits, or is not even read yet.
+    let mut waiting: Vec<_> = Vec::new();
     let full = loop {
-        // Of those who are answered, one waits at a time.
-        let mut another = connect(server.address);
-        another.write_all(&request("POST", PATH, &[], short.as_bytes())).unwrap();
-        another.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        let mut bytes = Vec::new();
-        if another.read_to_end(&mut bytes).is_ok() {
-            break Response::parse(&bytes);
+        match answered_at_once(&server) {
+            (_, Some(answer)) => break answer,
+            (connection, None) => waiting.push(connection),
         }
         assert!(Instant::now() < until, "the queue is never full");
     };
@@ -144,7 +156,22 @@ fn those_who_find_the_queue_full_are_told_to_come_again() {
     assert!(full.head.to_lowercase().contains("retry-after: 1"), "{}", full.head);
     // Whoever waits is answered once the first one goes.
     drop(running);
-    assert_eq!(receive(&mut waiting).status, 200);
+    assert_eq!(receive(&mut waiting[0]).status, 200);
+}
+
+#[test]
+fn those_who_wait_and_go_away_make_room_for_others() {
+    let (server, _running) = busy();
+    let until = Instant::now() + Duration::from_secs(20);
+    let (waiting, answer) = answered_at_once(&server);
+    assert!(answer.is_none());
+    while answered_at_once(&server).1.is_none() {
+        assert!(Instant::now() < until, "the queue is never full");
+    }
+    drop(waiting);
+    while answered_at_once(&server).1.is_some() {
+        assert!(Instant::now() < until, "the place is never free");
+    }
 }
 
 #[test]
