@@ -70,7 +70,7 @@ pub fn at_most<T>(threads: usize, work: impl FnOnce() -> T) -> T {
 /// waiting for helpers that have not begun yet, and without going to sleep.
 ///
 /// A tape belongs to its thread, so that only work inside
-/// [`no_grad`](crate::no_grad) goes there. It must not wait for other threads
+/// [`no_grad`] goes there. It must not wait for other threads
 /// that are inside too, as ranks of one gang do for each other: it may keep them
 /// from beginning.
 pub fn inside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
