@@ -9,7 +9,7 @@ mod memory;
 #[cfg(feature = "object-store")]
 mod object;
 
-pub use address::{Address, Remote};
+pub use address::{Address, Remote, percent_decoded};
 pub use fault::{Fault, Service};
 pub use local::LocalStorage;
 pub use memory::MemoryStorage;

@@ -103,11 +103,7 @@ impl From<NnConfig> for HubError {
 }
 
 /// What a checkpoint has, under the names of a model's parameters.
-pub(crate) fn under_model_names(
-    source: &Source,
-    keys: &KeyMap,
-    config: &DecoderConfig,
-) -> Result<Source, HubError> {
+fn under_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
     let mut keys = keys.clone();
     if config.head.tied {
         // Some files hold the embedding twice.
@@ -120,6 +116,16 @@ pub(crate) fn under_model_names(
     // Under other names there are no checksums, so they are changed only if
     // they must be.
     if changes { Ok(source.with_keys(&keys)?) } else { Ok(source.clone()) }
+}
+
+/// The same, of a checkpoint that is known to be of the model.
+fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+    let source = under_model_names(source, keys, config)?;
+    let misfit = misfit(&source.index, config);
+    if misfit.is_empty() {
+        return Ok(source);
+    }
+    Err(HubError::Incompatible { location: source.storage.location(), misfit })
 }
 
 /// Every key that does not fit.
@@ -229,11 +235,7 @@ pub fn load_decoder(
     observer: &dyn Observer,
 ) -> Result<Loaded, HubError> {
     let seat = Seat::new(config, parallel, options)?;
-    let source = under_model_names(source, keys, config)?;
-    let misfit = misfit(&source.index, config);
-    if !misfit.is_empty() {
-        return Err(HubError::Incompatible { location: source.storage.location(), misfit });
-    }
+    let source = fitted(source, keys, config)?;
     let dtype = options.dtype.unwrap_or_else(|| own_dtype(&source.index));
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
@@ -325,11 +327,7 @@ pub fn iter_parameters<'a>(
     observer: &'a dyn Observer,
 ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'a>, HubError> {
     let seat = Seat::new(config, parallel, options)?;
-    let source = under_model_names(source, keys, config)?;
-    let misfit = misfit(&source.index, config);
-    if !misfit.is_empty() {
-        return Err(HubError::Incompatible { location: source.storage.location(), misfit });
-    }
+    let source = fitted(source, keys, config)?;
     let (given, way) = (options.dtype, options.way);
     let rank = seat.ranks.rank();
     Ok(seat.specs.into_iter().map(move |spec| {

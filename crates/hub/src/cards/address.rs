@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::StorageError;
-use shardloom_checkpoint::storage::Address;
+use shardloom_checkpoint::storage::{Address, percent_decoded};
 use shardloom_layout::{Hint, nearest};
 
 use super::store::CardStore;
@@ -251,7 +251,7 @@ fn hugging_face(text: &str, rest: &str) -> Result<ModelAddress, AddressError> {
             Some(format!("refs/{}", std::mem::replace(&mut sub, rest).join("/")))
         }
         Some(revision) => {
-            let revision = decode(revision).filter(|text| is_revision(text));
+            let revision = percent_decoded(revision).filter(|text| is_revision(text));
             Some(revision.ok_or_else(|| bad("its revision is none"))?)
         }
         None => None,
@@ -294,22 +294,6 @@ fn is_revision(text: &str) -> bool {
     !text.is_empty()
         && text.chars().all(|c| !c.is_control() && !c.is_whitespace() && !"\\?#@".contains(c))
         && text.split('/').all(|part| !matches!(part, "" | "." | ".."))
-}
-
-/// Undoes percent signs.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?].map(|digit| char::from(digit).to_digit(16));
-                u8::try_from(digits[0]? * 16 + digits[1]?).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(bytes).ok()
 }
 
 impl fmt::Display for ModelAddress {
