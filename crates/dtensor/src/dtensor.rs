@@ -11,6 +11,7 @@ use crate::bill::Pass;
 use crate::error::DTensorError;
 use crate::kind::Kind;
 use crate::moves::{Axes, Request};
+use crate::parameter::{Release, Role, Slot};
 use crate::ranks::{Ranks, locked};
 
 /// A tensor of which every rank holds a part, as a layout says.
@@ -25,6 +26,10 @@ struct Inner {
     source: Option<DTensor>,
     /// Its local part lifted along some axes, as far as it was asked for.
     lifted: Mutex<SmallVec<[(Axes, Tensor); 1]>>,
+    /// Of a parameter, what is under way to it and from it.
+    slot: Option<Arc<Slot>>,
+    /// What becomes of it once it was used.
+    release: Release,
 }
 
 impl DTensor {
@@ -70,8 +75,70 @@ impl DTensor {
     }
 
     fn new(ranks: &Arc<Ranks>, local: Tensor, kind: Arc<Kind>, source: Option<Self>) -> Self {
-        let lifted = Mutex::default();
-        Self(Arc::new(Inner { local, kind, ranks: Arc::clone(ranks), source, lifted }))
+        let (lifted, slot, release) = (Mutex::default(), None, Release::Keep);
+        Self(Arc::new(Inner { local, kind, ranks: Arc::clone(ranks), source, lifted, slot, release }))
+    }
+
+    /// The same tensor as a parameter, of which gathered forms come and go. See
+    /// [`used`](Self::used).
+    pub fn parameter(&self, role: Role) -> Self {
+        let local = match role {
+            Role::Trained => self.0.local.requires_grad(),
+            Role::Frozen => self.0.local.detach(),
+        };
+        let Inner { kind, ranks, .. } = &*self.0;
+        Self(Arc::new(Inner {
+            local,
+            kind: Arc::clone(kind),
+            ranks: Arc::clone(ranks),
+            source: None,
+            lifted: Mutex::default(),
+            slot: Some(Arc::default()),
+            release: Release::Keep,
+        }))
+    }
+
+    pub(crate) fn slot(&self) -> Option<&Arc<Slot>> {
+        self.0.slot.as_ref()
+    }
+
+    /// Whether gradients add up in its slot.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.0.slot.is_some() && self.0.local.is_parameter()
+    }
+
+    /// A parameter as a computation uses it: in another dtype and another
+    /// layout, usually gathered. What was [fetched ahead](Self::fetch_ahead) is
+    /// taken. With [`Release::AfterUse`] the tape does not keep the gathered
+    /// form; where a gradient needs it, it is gathered again.
+    pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self, DTensorError> {
+        let Inner { local, kind, ranks, .. } = &*self.0;
+        if layout == kind.layout() && dtype == kind.dtype() {
+            return Ok(self.clone());
+        }
+        let target = ranks.kind(layout, kind.shape(), dtype)?;
+        let request = Request {
+            ranks,
+            op: "use",
+            shape: kind.shape(),
+            from: kind.layout(),
+            to: layout,
+            lifted: Axes::default(),
+            dtype,
+            slot: self.slot(),
+            release,
+        };
+        let local = request.run(local, None)?;
+        ranks.check_numbers("use", Pass::Forward, &local)?;
+        Ok(Self(Arc::new(Inner {
+            local,
+            kind: target,
+            ranks: Arc::clone(ranks),
+            source: Some(self.clone()),
+            lifted: Mutex::default(),
+            slot: None,
+            release,
+        })))
     }
 
     /// The part that this rank holds. Where values are pending it is this
@@ -147,6 +214,9 @@ impl DTensor {
             from: kind.layout(),
             to: layout,
             lifted: Axes::default(),
+            dtype: kind.dtype(),
+            slot: self.slot(),
+            release: Release::Keep,
         };
         let local = request.run(local, None)?;
         ranks.check_numbers(op, Pass::Forward, &local)?;
@@ -155,8 +225,8 @@ impl DTensor {
 
     /// The local part for a use of which each rank along some axes does a part.
     pub(crate) fn lifted(&self, op: &'static str, axes: Axes) -> Result<Tensor, DTensorError> {
-        let Inner { local, kind, ranks, source, lifted } = &*self.0;
-        if axes.is_empty() || !local.tracks_gradient() {
+        let Inner { local, kind, ranks, source, lifted, slot, release } = &*self.0;
+        if !local.tracks_gradient() || axes.is_empty() && !self.is_trained() {
             return Ok(local.clone());
         }
         if let Some((_, tensor)) = locked(lifted).iter().find(|(of, _)| *of == axes) {
@@ -164,8 +234,19 @@ impl DTensor {
         }
         // From where it came, so that a sum and a cut become one step.
         let source = source.as_ref().filter(|source| source.layout().pending().all(|(_, op)| op.is_linear()));
-        let (from, input) = source.map_or((kind.layout(), local), |it| (it.layout(), &it.0.local));
-        let request = Request { ranks, op, shape: kind.shape(), from, to: kind.layout(), lifted: axes };
+        let (from, input, slot) =
+            source.map_or((kind.layout(), local, slot.as_ref()), |it| (it.layout(), &it.0.local, it.slot()));
+        let request = Request {
+            ranks,
+            op,
+            shape: kind.shape(),
+            from,
+            to: kind.layout(),
+            lifted: axes,
+            dtype: kind.dtype(),
+            slot,
+            release: *release,
+        };
         let tensor = request.run(input, Some(local.detach()))?;
         // A parameter outlives the tape that a lifted form belongs to, and what
         // was made while nothing is recorded belongs to none.
@@ -176,10 +257,14 @@ impl DTensor {
     }
 
     /// Changes the local part: in place, unless somebody else holds the tensor.
-    pub(crate) fn change_local(
+    /// It must stay of the same shape and dtype.
+    pub fn change_local(
         &mut self,
         change: impl FnOnce(&mut Tensor) -> Result<(), TensorError>,
     ) -> Result<(), DTensorError> {
+        if let Some(slot) = self.slot() {
+            slot.forget_ahead();
+        }
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.source = None;
             locked(&inner.lifted).clear();
@@ -187,7 +272,16 @@ impl DTensor {
         }
         let mut local = self.0.local.clone();
         change(&mut local)?;
-        *self = Self::new(&self.0.ranks, local, Arc::clone(&self.0.kind), None);
+        let Inner { kind, ranks, slot, release, .. } = &*self.0;
+        *self = Self(Arc::new(Inner {
+            local,
+            kind: Arc::clone(kind),
+            ranks: Arc::clone(ranks),
+            source: None,
+            lifted: Mutex::default(),
+            slot: slot.clone(),
+            release: *release,
+        }));
         Ok(())
     }
 

@@ -156,6 +156,9 @@ pub enum DTensorError {
     /// The local computation failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// The thread that communicates beside the computation is gone.
+    #[error("communication beside the computation has ended: a job of it panicked")]
+    Background,
     /// The layouts do not fit.
     #[error(transparent)]
     Layout(#[from] LayoutError),

@@ -12,6 +12,7 @@
 
 pub mod check;
 
+mod background;
 mod bill;
 mod carry;
 mod choose;
@@ -24,7 +25,9 @@ mod kind;
 mod local_map;
 mod moves;
 mod ops;
+mod parameter;
 mod ranks;
+mod recompute;
 mod registry;
 mod rule;
 mod sharding_plan;
@@ -37,7 +40,9 @@ pub use gradients::{DGradients, backward};
 pub use kind::Kind;
 pub use local_map::local_map;
 pub use ops::{DMoments, global_norm};
-pub use ranks::{Mode, Numbers, Ranks};
+pub use parameter::{Release, Role};
+pub use ranks::{Mode, Numbers, Ranks, Settling};
+pub use recompute::recompute;
 pub use registry::{Call, DistributedOp, Parts, Registry, RegistryBuilder};
 pub use rule::{Dim, DimList, Rule};
 pub use sharding_plan::{ShardingPlan, name_matches};

@@ -9,12 +9,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use shardloom_layout::{Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
+use shardloom_layout::{DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
 use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
 use crate::bill::{Cause, Pass};
 use crate::carry::{carry, combined, gathered, with_placements};
 use crate::error::DTensorError;
+use crate::parameter::{Release, Slot};
 use crate::ranks::{Ranks, locked};
 
 /// A set of mesh axes.
@@ -50,6 +51,30 @@ pub(crate) fn gradient_layout(layout: Layout, lifted: Axes) -> Result<Layout, La
     with_placements(layout, &placements)
 }
 
+/// The layout of the gradients of a trained parameter while they add up: each
+/// rank has its share, and sums are made once.
+pub(crate) fn share_layout(layout: Layout) -> Result<Layout, LayoutError> {
+    let mut copies = Axes::default();
+    (0..layout.mesh().ndim()).filter(|&axis| layout.mesh().axis_size(axis) > 1).for_each(|axis| copies.insert(axis));
+    gradient_layout(layout, copies)
+}
+
+/// A local part in another dtype, carried along a plan, unless that was done
+/// ahead.
+fn fetched(
+    ranks: &Ranks,
+    slot: Option<&Arc<Slot>>,
+    (plan, to): (&Plan, Layout),
+    local: &Tensor,
+    dtype: DType,
+    cause: Cause,
+) -> Result<Tensor, DTensorError> {
+    if let Some(ahead) = slot.and_then(|slot| slot.take_ahead(to, dtype)) {
+        return ahead.wait();
+    }
+    carry(ranks, plan, local.detach().cast(dtype)?, cause)
+}
+
 /// The product of the sizes of axes with a pending average.
 pub(crate) fn averaged(layout: Layout) -> f64 {
     let axes = layout.pending().filter(|(_, op)| *op == ReduceOp::Avg);
@@ -60,8 +85,15 @@ pub(crate) fn averaged(layout: Layout) -> f64 {
 struct Move {
     ranks: Arc<Ranks>,
     op: &'static str,
+    to: Layout,
+    forth: Arc<Plan>,
     back: Arc<Plan>,
     factor: f64,
+    /// Before, and behind.
+    dtypes: [DType; 2],
+    /// Of a parameter that is trained: where its gradients add up.
+    slot: Option<Arc<Slot>>,
+    release: Release,
     /// The result, until it is given out: the tape must not keep it alive.
     known: Mutex<Option<Tensor>>,
 }
@@ -71,10 +103,22 @@ impl Function for Move {
         "redistribute"
     }
 
-    fn forward(&self, _: &mut Context, _: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let known = locked(&self.known).take();
-        let used = || TensorError::Consumed { function: "redistribute" };
-        Ok(vec![known.ok_or_else(used)?.detach()])
+    /// Not cheap, but dear to keep.
+    fn is_cheap(&self) -> bool {
+        self.release == Release::AfterUse
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        if self.is_cheap() {
+            context.save(&[&inputs[0]]);
+        }
+        if let Some(known) = locked(&self.known).take() {
+            return Ok(vec![known.detach()]);
+        }
+        let cause = Cause { op: self.op, pass: Pass::Backward };
+        let forth = (&*self.forth, self.to);
+        let made = fetched(&self.ranks, self.slot.as_ref(), forth, &inputs[0], self.dtypes[1], cause);
+        Ok(vec![made.map_err(|error| error.inside("redistribute", &self.ranks))?])
     }
 
     fn backward(
@@ -83,12 +127,19 @@ impl Function for Move {
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
-        let checked = self.ranks.check_numbers(self.op, Pass::Backward, &gradient);
-        checked.map_err(|error| error.inside("redistribute", &self.ranks))?;
+        let inside = |error: DTensorError| error.inside("redistribute", &self.ranks);
+        self.ranks.check_numbers(self.op, Pass::Backward, &gradient).map_err(inside)?;
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
+        // What is summed is summed in the dtype that it is kept in.
+        let gradient = gradient.cast(self.dtypes[0])?;
         let cause = Cause { op: self.op, pass: Pass::Backward };
-        let moved = carry(&self.ranks, &self.back, gradient, cause);
-        Ok(vec![Some(moved.map_err(|error| error.inside("redistribute", &self.ranks))?)])
+        match &self.slot {
+            None => Ok(vec![Some(carry(&self.ranks, &self.back, gradient, cause).map_err(inside)?)]),
+            Some(slot) => {
+                slot.add(&self.ranks, &self.back, gradient, cause).map_err(inside)?;
+                Ok(vec![None])
+            }
+        }
     }
 }
 
@@ -101,19 +152,36 @@ pub(crate) struct Request<'a> {
     pub(crate) to: Layout,
     /// Axes along which the result is lifted.
     pub(crate) lifted: Axes,
+    /// What the result is to be.
+    pub(crate) dtype: DType,
+    /// Of a parameter: what was fetched ahead, and where gradients go.
+    pub(crate) slot: Option<&'a Arc<Slot>>,
+    /// Whether the tape keeps the result.
+    pub(crate) release: Release,
 }
 
 impl Request<'_> {
     /// Moves a local part. With `known`, nothing moves before the backward pass.
     pub(crate) fn run(&self, local: &Tensor, known: Option<Tensor>) -> Result<Tensor, DTensorError> {
-        let Self { ranks, op, shape, from, to, lifted } = *self;
+        let Self { ranks, op, shape, from, to, lifted, dtype, slot, release } = *self;
         let cause = Cause { op, pass: Pass::Forward };
         if !local.tracks_gradient() {
-            return match known {
-                Some(known) => Ok(known),
-                None => carry(ranks, &*ranks.plan(from, to, shape, local.dtype())?, local.clone(), cause),
-            };
+            if let Some(known) = known {
+                return Ok(known);
+            }
+            let plan = ranks.plan(from, to, shape, dtype)?;
+            let made = fetched(ranks, slot, (&plan, to), local, dtype, cause)?;
+            if release == Release::Keep {
+                return Ok(made);
+            }
+            let (ranks, slot, local) = (Arc::clone(ranks), slot.cloned(), local.detach());
+            return Ok(made.remade_by(move || {
+                let cause = Cause { op, pass: Pass::Backward };
+                fetched(&ranks, slot.as_ref(), (&plan, to), &local, dtype, cause)
+                    .map_err(|error| error.inside("redistribute", &ranks))
+            }));
         }
+        let trained = slot.filter(|_| local.is_parameter());
         let mut new = to.pending().filter(|(axis, op)| from.placements()[*axis] != Placement::Partial(*op));
         if new.any(|(_, op)| !op.is_linear()) {
             return Err(DTensorError::NotDifferentiable { layout: to });
@@ -132,11 +200,15 @@ impl Request<'_> {
             local = one(apply(combine, &[local]).map_err(|error| ranks.unpark(error))?)?;
             from = with_placements(from, &placements)?;
         }
-        let plan = ranks.plan(from, to, shape, local.dtype())?;
-        if plan.stages().is_empty() && lifted.is_empty() {
+        let plan = ranks.plan(from, to, shape, dtype)?;
+        if plan.stages().is_empty() && lifted.is_empty() && trained.is_none() && dtype == local.dtype() {
             return Ok(local);
         }
-        let (of_to, of_from) = (gradient_layout(to, lifted)?, gradient_layout(from, Axes::default())?);
+        let of_to = gradient_layout(to, lifted)?;
+        let of_from = match trained {
+            None => gradient_layout(from, Axes::default())?,
+            Some(_) => share_layout(from)?,
+        };
         // Shares of what is not linear differ along its axis, so that no detour
         // may go along it.
         let back = match to.pending().all(|(_, op)| op.is_linear()) {
@@ -146,11 +218,20 @@ impl Request<'_> {
         // Outside the tape, so that errors keep their type.
         let known = match known {
             Some(known) => known,
-            None => carry(ranks, &plan, local.detach(), cause)?,
+            None => fetched(ranks, slot, (&plan, to), &local, dtype, cause)?,
         };
-        let factor = averaged(to) / averaged(from);
-        let known = Mutex::new(Some(known));
-        let function = Move { ranks: Arc::clone(ranks), op, back, factor, known };
+        let function = Move {
+            ranks: Arc::clone(ranks),
+            op,
+            to,
+            forth: plan,
+            back,
+            factor: averaged(to) / averaged(from),
+            dtypes: [local.dtype(), dtype],
+            slot: trained.cloned(),
+            release,
+            known: Mutex::new(Some(known)),
+        };
         one(apply(function, &[local])?)
     }
 }

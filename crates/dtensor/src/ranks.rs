@@ -1,13 +1,14 @@
 //! The ranks that tensors are distributed over, as one of them sees them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
 use shardloom_gang::Gang;
 use shardloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
 use shardloom_tensor::{Device, Tensor, TensorError, no_grad};
 
+use crate::background::Background;
 use crate::bill::{Item, Pass};
 use crate::dispatch::{Decisions, Key};
 use crate::error::DTensorError;
@@ -37,6 +38,16 @@ pub enum Numbers {
     Finite,
 }
 
+/// When the gradients of trained parameters are summed over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Settling {
+    /// At the end of a step: more passes will add to them.
+    #[default]
+    Late,
+    /// As soon as they are whole in the pass that is under way, its last one.
+    Early,
+}
+
 /// The ranks that tensors are distributed over. Each rank has its own; all make
 /// the same calls in the same order.
 pub struct Ranks {
@@ -54,6 +65,9 @@ pub struct Ranks {
     parked: Mutex<Option<DTensorError>>,
     /// Kept once it is asked for: a long run would fill memory with it.
     bill: Mutex<Option<Vec<Item>>>,
+    /// What goes on while this thread computes.
+    background: OnceLock<Background>,
+    settling: AtomicU8,
 }
 
 /// Plans by source, target, shape and dtype.
@@ -102,6 +116,8 @@ impl Ranks {
             warnings: Mutex::default(),
             parked: Mutex::default(),
             bill: Mutex::default(),
+            background: OnceLock::new(),
+            settling: AtomicU8::new(0),
         })
     }
 
@@ -201,12 +217,68 @@ impl Ranks {
     /// Writes down every collective from here on, for [`take_bill`](Self::take_bill).
     pub fn keep_bill(&self) {
         locked(&self.bill).get_or_insert_default();
+        if let Some(background) = self.background() {
+            background.ranks.keep_bill();
+        }
     }
 
     /// Every collective of this rank since the last call, with its cause, if
     /// [`keep_bill`](Self::keep_bill) was called before.
     pub fn take_bill(&self) -> Vec<Item> {
-        locked(&self.bill).as_mut().map(std::mem::take).unwrap_or_default()
+        let mut bill = locked(&self.bill).as_mut().map(std::mem::take).unwrap_or_default();
+        if let Some(background) = self.background() {
+            bill.extend(background.ranks.take_bill());
+        }
+        bill
+    }
+
+    /// From here on, parameters of tensors on a mesh are fetched and their
+    /// gradients summed on a thread of its own, beside the computation. Every
+    /// rank calls this at the same point of its program. Results stay the same,
+    /// bit for bit.
+    pub fn overlap(self: &Arc<Self>, mesh: Mesh) -> Result<(), DTensorError> {
+        let Some(gang) = &self.gang else { return Ok(()) };
+        if self.background.get().is_some() || (0..mesh.ndim()).all(|axis| mesh.axis_size(axis) == 1) {
+            return Ok(());
+        }
+        let behind = Self::with_registry(Arc::clone(gang), self.registry.clone());
+        // Forming gangs is work of all ranks, so it is done now, by this thread.
+        for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
+            behind.along(mesh, axis)?;
+        }
+        if locked(&self.bill).is_some() {
+            behind.keep_bill();
+        }
+        // It was not there, and each rank is one thread.
+        let _ = self.background.set(Background::new(behind));
+        Ok(())
+    }
+
+    /// Whether [`overlap`](Self::overlap) was called and there are others.
+    pub fn overlaps(&self) -> bool {
+        self.background().is_some()
+    }
+
+    /// When gradients may be summed over ranks.
+    pub fn settles(&self) -> Settling {
+        match self.settling.load(Ordering::Relaxed) {
+            0 => Settling::Late,
+            _ => Settling::Early,
+        }
+    }
+
+    /// Sets when gradients may be summed over ranks, from here on.
+    pub fn set_settling(&self, settling: Settling) {
+        self.settling.store(settling as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn background(&self) -> Option<&Background> {
+        self.background.get()
+    }
+
+    /// Waits until what goes on beside the computation is done.
+    pub fn finish(&self) -> Result<(), DTensorError> {
+        self.background().map_or(Ok(()), Background::finish)
     }
 
     pub(crate) fn charge(&self, item: Item) {

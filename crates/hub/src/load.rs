@@ -18,7 +18,7 @@ use shardloom_dtensor::{DTensor, Ranks};
 use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use shardloom_layout::{DType, Mesh, Region, nearest};
 use shardloom_nn::{
-    Decoder, DecoderConfig, Parallel, ParameterSpec, Plan, Stage, initial_values, parameters,
+    Decoder, DecoderConfig, Parallel, ParameterSpec, Plan, Stage, Usage, initial_values, parameters,
 };
 use shardloom_tensor::{Device, HostMemory, Tensor};
 
@@ -39,6 +39,12 @@ pub struct LoadOptions {
     pub way: Option<Way>,
     /// Whether checksums are compared, where there are some.
     pub verify: Verify,
+    /// The layers that this rank has; its share of the pipeline if not given.
+    pub stage: Option<Stage>,
+    /// How parameters are used.
+    pub usage: Usage,
+    /// The ranks as tensors see them, if several decoders are to share them.
+    pub ranks: Option<Arc<Ranks>>,
 }
 
 impl std::fmt::Debug for LoadOptions {
@@ -50,6 +56,8 @@ impl std::fmt::Debug for LoadOptions {
             .field("dtype", &self.dtype)
             .field("way", &self.way)
             .field("verify", &self.verify)
+            .field("stage", &self.stage)
+            .field("usage", &self.usage)
             .finish()
     }
 }
@@ -85,10 +93,13 @@ impl Seat {
     fn new(config: &DecoderConfig, parallel: &Parallel, options: &LoadOptions) -> Result<Self, HubError> {
         config.check().map_err(NnConfig)?;
         let gangs = options.effective_gangs()?;
-        let stage = Stage::one_of(config.layers, gangs.pp.rank(), gangs.pp.size())?;
+        let stage = match &options.stage {
+            Some(stage) => stage.clone(),
+            None => Stage::one_of(config.layers, gangs.pp.rank(), gangs.pp.size())?,
+        };
         let specs = parameters(config, &stage);
-        let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?;
-        let ranks = Ranks::new(Arc::clone(&gangs.root));
+        let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?.with_usage(options.usage);
+        let ranks = options.ranks.clone().unwrap_or_else(|| Ranks::new(Arc::clone(&gangs.root)));
         Ok(Self { gangs, ranks, stage, plan, specs })
     }
 }

@@ -7,24 +7,24 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{DType, Layout, Placement, Shape, nearest};
-use shardloom_tensor::Tensor;
+use shardloom_dtensor::{DTensor, Release};
+use shardloom_layout::{DType, Layout, Placement, Region, Shape, nearest};
+use shardloom_tensor::{Device, Stream, Tensor};
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Run};
 use crate::error::NnError;
-use crate::parameter::EMBEDDING;
+use crate::parameter::{EMBEDDING, number_of};
 use crate::plan::settled;
 
 /// A change to a decoder.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Adapter {
     low_ranks: BTreeMap<String, LowRank>,
     replacements: BTreeMap<String, Replacement>,
 }
 
 /// A low-rank update of one module: `scale · B · A` is added to its weight.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LowRank {
     /// `[rank, inputs]`; of an embedding, `[vocabulary, rank]`.
     a: DTensor,
@@ -38,7 +38,7 @@ pub struct LowRank {
 }
 
 /// A parameter that takes the place of another.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Replacement {
     value: DTensor,
 }
@@ -55,12 +55,39 @@ impl Replacement {
 }
 
 impl LowRank {
-    /// A module's result, given what it would be without this.
-    pub(crate) fn changed(&self, plain: &DTensor, x: &DTensor, strength: f64) -> Result<DTensor, NnError> {
-        let dtype = self.a.dtype();
-        let low = x.cast(dtype)?.linear(&self.a, None, None)?;
-        let change = settled(low)?.linear(&self.b, self.bias.as_ref(), None)?.scale(self.scale)?;
-        self.added(plain, change, strength)
+    /// What a changed projection makes of `x`: of its weight, its bias, and what
+    /// is added behind.
+    pub(crate) fn applied(
+        &self,
+        run: &Run<'_>,
+        module: &str,
+        x: &DTensor,
+        [weight, bias, residual]: [Option<&DTensor>; 3],
+        strength: f64,
+    ) -> Result<DTensor, NnError> {
+        let weight = weight.ok_or_else(|| NnError::MissingParameter { name: format!("{module}.weight") })?;
+        let dtype = run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype());
+        let seen = match run.dropout().filter(|dropout| dropout.probability > 0.0) {
+            None => x.clone(),
+            Some(dropout) => {
+                let stream = Stream { seed: dropout.seed, number: number_of(module) };
+                x.dropout(dropout.probability, stream)?
+            }
+        };
+        let [a, b] = [&self.a, &self.b].map(|x| x.used(x.layout(), dtype, Release::Keep));
+        let low = settled(seen.cast(dtype)?.linear(&a?, None, None)?)?;
+        if self.row_factors.is_none() && self.bias.is_none() && dtype == weight.dtype() {
+            // The change is added to the rest in one pass.
+            let plain = x.linear(weight, bias, residual)?;
+            return Ok(low.scale(self.scale * strength)?.linear(&b?, None, Some(&plain))?);
+        }
+        let plain = x.linear(weight, None, None)?;
+        let change = low.linear(&b?, self.bias.as_ref(), None)?.scale(self.scale)?;
+        let mut out = self.added(&plain, change, strength)?;
+        for more in bias.into_iter().chain(residual) {
+            out = out.add(more)?;
+        }
+        Ok(out)
     }
 
     /// The same for an embedding, which looks rows up.
@@ -129,6 +156,92 @@ impl Adapter {
     /// Parameters that are replaced.
     pub fn replaced(&self) -> impl Iterator<Item = &str> {
         self.replacements.keys().map(String::as_str)
+    }
+
+    /// What changes modules whose names begin like this.
+    pub(crate) fn below(&self, start: &str) -> Self {
+        fn part<T: Clone>(all: &BTreeMap<String, T>, start: &str) -> BTreeMap<String, T> {
+            let from = all.range(start.to_owned()..).take_while(|(name, _)| name.starts_with(start));
+            from.map(|(name, value)| (name.clone(), value.clone())).collect()
+        }
+        Self { low_ranks: part(&self.low_ranks, start), replacements: part(&self.replacements, start) }
+    }
+
+    /// All tensors that it holds.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &DTensor> {
+        let of_low_ranks = self.low_ranks.values().flat_map(|low_rank| {
+            [Some(&low_rank.a), Some(&low_rank.b), low_rank.bias.as_ref(), low_rank.row_factors.as_ref()]
+        });
+        of_low_ranks.flatten().chain(self.replacements.values().map(|new| &new.value))
+    }
+
+    /// The matrices that can be trained, by the names that PEFT gives them:
+    /// `….q_proj.lora_A.weight`, `[rank, inputs]`, and `lora_B`, `[outputs, rank]`.
+    pub fn matrices(&self) -> Vec<(String, &DTensor)> {
+        self.low_ranks
+            .iter()
+            .flat_map(|(module, low_rank)| {
+                [
+                    (format!("{module}.lora_A.weight"), &low_rank.a),
+                    (format!("{module}.lora_B.weight"), &low_rank.b),
+                ]
+            })
+            .collect()
+    }
+
+    /// The same, to be changed. Shapes and layouts must stay.
+    pub fn matrices_mut(&mut self) -> Vec<(String, &mut DTensor)> {
+        self.low_ranks
+            .iter_mut()
+            .flat_map(|(module, low_rank)| {
+                [
+                    (format!("{module}.lora_A.weight"), &mut low_rank.a),
+                    (format!("{module}.lora_B.weight"), &mut low_rank.b),
+                ]
+            })
+            .collect()
+    }
+
+    /// What the product of a module's matrices is multiplied by.
+    pub fn scale_of(&self, module: &str) -> Option<f64> {
+        self.low_rank(module).map(|low_rank| low_rank.scale)
+    }
+
+    /// Why it cannot be trained, if it cannot: what changes besides its
+    /// matrices.
+    pub fn untrainable(&self) -> Option<&str> {
+        let odd = |(_, low_rank): &(&String, &LowRank)| low_rank.bias.is_some() || low_rank.row_factors.is_some();
+        let module = self.low_ranks.iter().find(odd).map(|(module, _)| module);
+        module.or_else(|| self.replacements.keys().next()).map(String::as_str)
+    }
+
+    /// Adds a low-rank update of a module that changes nothing yet: `A` is
+    /// random, the same however the module is distributed, and `B` is zero.
+    pub fn add_new(
+        &mut self,
+        decoder: &Decoder,
+        module: &str,
+        rank: usize,
+        scale: f64,
+        seed: u64,
+    ) -> Result<(), NnError> {
+        let weight = decoder.parameter(&format!("{module}.weight"));
+        let weight = weight.filter(|weight| weight.shape().ndim() == 2 && format!("{module}.weight") != EMBEDDING);
+        let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
+        let (outputs, inputs) = (weight.shape()[0], weight.shape()[1]);
+        let stream = Stream { seed, number: number_of(module) };
+        let shape = Shape::new(&[rank, inputs])?;
+        // As PEFT does: even between minus and plus this.
+        let most = 1.0 / (inputs as f64).sqrt();
+        let even = Tensor::uniform_in(DType::F32, stream, &shape, &Region::whole(&shape))?;
+        let a = even.scale(2.0 * most)?.sub(&Tensor::full(most, DType::F32, &[], even.device())?)?;
+        let b = Tensor::zeros(DType::F32, &[outputs, rank], Device::Cpu)?;
+        self.add(decoder, module, [&a, &b], None, None, scale)
+    }
+
+    /// Whether the last projection is another one.
+    pub(crate) fn changes_head(&self, head: &str) -> bool {
+        self.low_ranks.contains_key(head) || self.replacements.contains_key(&format!("{head}.weight"))
     }
 
     pub(crate) fn low_rank(&self, module: &str) -> Option<&LowRank> {

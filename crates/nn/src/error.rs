@@ -164,3 +164,13 @@ impl From<ShapeError> for NnError {
         Self::DTensor(TensorError::from(error).into())
     }
 }
+
+impl NnError {
+    /// As it passes through a region that is computed again.
+    pub(crate) fn into_dtensor(self) -> DTensorError {
+        match self {
+            Self::DTensor(error) => error,
+            other => DTensorError::Rule { op: "a layer", reason: other.to_string() },
+        }
+    }
+}

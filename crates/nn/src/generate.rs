@@ -167,7 +167,12 @@ impl<'a> Generation<'a> {
         };
         let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
         let input = Input::Tokens(self.decoder.tokens(&rows)?);
-        let pass = Pass { cache: Some(&mut self.cache), lengths: Some(&lengths), adapter: self.adapter };
+        let pass = Pass {
+            cache: Some(&mut self.cache),
+            lengths: Some(&lengths),
+            adapter: self.adapter,
+            ..Pass::default()
+        };
         let hidden = self.decoder.hidden(input, pass)?;
         let last: Vec<(usize, usize)> =
             lengths.iter().enumerate().map(|(row, length)| (row, length - 1)).collect();

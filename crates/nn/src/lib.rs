@@ -20,6 +20,7 @@ mod error;
 mod experts;
 mod generate;
 mod linear;
+mod loss;
 mod merge;
 mod mlp;
 mod norm;
@@ -37,12 +38,13 @@ pub use config::{
     HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
     RopeConfig, RopeScaling, WindowConfig,
 };
-pub use decoder::{Decoder, Input, Pass};
+pub use decoder::{Decoder, Dropout, Input, Kept, Pass};
 pub use error::NnError;
 pub use generate::{Finish, Generated, Generation, Request, Token};
+pub use loss::IGNORED;
 pub use merge::merged;
 pub use parameter::{Initial, ParameterSpec, initial_values, parameters};
-pub use plan::{Parallel, Plan, PlanError};
+pub use plan::{Parallel, Plan, PlanError, Positions, Usage};
 pub use sample::{Sampler, Sampling, SamplingError};
 pub use score::Likeliest;
 pub use stage::Stage;

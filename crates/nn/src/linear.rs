@@ -27,12 +27,7 @@ impl Linear {
         match run.low_rank(&self.module) {
             None => Ok(x.linear(&weight, bias.as_ref(), residual)?),
             Some((low_rank, strength)) => {
-                let plain = x.linear(&weight, None, None)?;
-                let mut out = low_rank.changed(&plain, x, strength)?;
-                for more in bias.iter().chain(residual) {
-                    out = out.add(more)?;
-                }
-                Ok(out)
+                low_rank.applied(run, &self.module, x, [Some(&weight), bias.as_ref(), residual], strength)
             }
         }
     }

@@ -193,7 +193,7 @@ pub fn initial_values(
 }
 
 /// FNV-1a: a number that is the same on all machines.
-fn number_of(name: &str) -> u64 {
+pub(crate) fn number_of(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use shardloom_dtensor::{DTensor, ShardingPlan, name_matches};
-use shardloom_layout::{Hint, Layout, Mesh, Placement};
+use shardloom_dtensor::{DTensor, DTensorError, Release, ShardingPlan, name_matches};
+use shardloom_layout::{DType, Hint, Layout, Mesh, Placement};
 
 use crate::error::NnError;
 use crate::parameter::ParameterSpec;
@@ -105,6 +105,30 @@ impl Hint for PlanError {
 #[derive(Clone, Debug)]
 pub struct Plan {
     sharding: ShardingPlan,
+    usage: Usage,
+}
+
+/// How parameters are used, and what is between layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What is computed in; as parameters are kept if not given.
+    pub dtype: Option<DType>,
+    /// What becomes of gathered parameters before the backward pass.
+    pub release: Release,
+    /// Layers whose parameters are gathered ahead.
+    pub ahead: usize,
+    /// Who has which positions between layers.
+    pub positions: Positions,
+}
+
+/// Who has which positions between layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Positions {
+    /// All ranks have all.
+    #[default]
+    Whole,
+    /// Tensor-parallel ranks share them.
+    Shared,
 }
 
 impl Plan {
@@ -152,7 +176,57 @@ impl Plan {
                 return Err(PlanError::TooManyRanks { tp, most }.into());
             }
         }
-        Ok(Self { sharding })
+        Ok(Self { sharding, usage: Usage::default() })
+    }
+
+    /// The same plan with another way to use parameters.
+    pub fn with_usage(self, usage: Usage) -> Self {
+        Self { usage, ..self }
+    }
+
+    /// How parameters are used.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The layout of a batch's rows, shared by all data-parallel ranks.
+    pub fn batch_layout(&self) -> Result<Layout, NnError> {
+        let mesh = self.mesh();
+        let placement = |axis: usize| match mesh.axis_name(axis) {
+            "rdp" | "sdp" => Placement::Shard(0),
+            _ => Placement::Replicate,
+        };
+        Ok(Layout::new(mesh, &(0..mesh.ndim()).map(placement).collect::<Vec<_>>())?)
+    }
+
+    /// The layout of `[batch, time, hidden]` between layers and stages.
+    pub fn hidden_layout(&self, batch: Layout) -> Result<Layout, NnError> {
+        self.along_positions(batch, Placement::Shard(1))
+    }
+
+    /// A layout with another placement along the axis that shares positions, if
+    /// one does.
+    fn along_positions(&self, layout: Layout, placement: Placement) -> Result<Layout, NnError> {
+        let mesh = self.mesh();
+        let axis = mesh.axis("tp").ok().filter(|&axis| mesh.axis_size(axis) > 1);
+        let Some(axis) = axis.filter(|_| self.usage.positions == Positions::Shared) else {
+            return Ok(layout);
+        };
+        let mut placements = layout.placements().to_vec();
+        placements[axis] = placement;
+        Ok(Layout::new(mesh, &placements)?)
+    }
+
+    /// What goes into a part of a layer, with all positions.
+    pub(crate) fn entered(&self, x: DTensor) -> Result<DTensor, NnError> {
+        Ok(x.redistribute(self.along_positions(x.layout(), Placement::Replicate)?)?)
+    }
+
+    /// What comes out of a part of a layer, as it is between them: with all sums
+    /// done.
+    pub(crate) fn left(&self, x: DTensor) -> Result<DTensor, NnError> {
+        let settled = settled_layout(x.layout())?;
+        Ok(x.redistribute(self.along_positions(settled, Placement::Shard(1))?)?)
     }
 
     /// The mesh.
@@ -172,20 +246,38 @@ impl Plan {
 
     /// A parameter as it is used.
     pub(crate) fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
-        Ok(self.sharding.used(name, parameter)?)
+        self.used_in(self.used_layout_of(name), parameter)
+    }
+
+    /// The same where the layout is known.
+    pub(crate) fn used_in(&self, layout: Layout, parameter: &DTensor) -> Result<DTensor, NnError> {
+        Ok(parameter.used(layout, self.dtype_of(parameter), self.usage.release)?)
+    }
+
+    /// Begins to gather a parameter.
+    pub(crate) fn ahead(&self, layout: Layout, parameter: &DTensor) -> Result<(), DTensorError> {
+        parameter.fetch_ahead(layout, self.dtype_of(parameter))
+    }
+
+    fn dtype_of(&self, parameter: &DTensor) -> DType {
+        self.usage.dtype.unwrap_or_else(|| parameter.dtype())
     }
 }
 
 /// What comes out of a part of the model, with all sums done.
 pub(crate) fn settled(x: DTensor) -> Result<DTensor, NnError> {
-    let layout = x.layout();
+    let layout = settled_layout(x.layout())?;
+    Ok(x.redistribute(layout)?)
+}
+
+fn settled_layout(layout: Layout) -> Result<Layout, NnError> {
     if layout.pending().next().is_none() {
-        return Ok(x);
+        return Ok(layout);
     }
     let placements: Vec<Placement> = layout
         .placements()
         .iter()
         .map(|placement| if placement.pending().is_some() { Placement::Replicate } else { *placement })
         .collect();
-    Ok(x.redistribute(Layout::new(layout.mesh(), &placements)?)?)
+    Ok(Layout::new(layout.mesh(), &placements)?)
 }

@@ -34,7 +34,7 @@ impl Decoder {
             }
             let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
             let input = Input::Tokens(self.tokens(rows)?);
-            let hidden = self.hidden(input, Pass { lengths: Some(&lengths), adapter, cache: None })?;
+            let hidden = self.hidden(input, Pass { lengths: Some(&lengths), adapter, ..Pass::default() })?;
             let places: Vec<(usize, usize)> = lengths
                 .iter()
                 .enumerate()

@@ -42,6 +42,6 @@ pub use host_memory::HostMemory;
 pub use kernels::order::Order;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use random::Stream;
-pub use tape::{Context, Function, Gradients, apply, backward, no_grad, recompute};
+pub use tape::{Context, Function, Gradients, apply, backward, no_grad, recompute, recompute_over};
 pub use tensor::Tensor;
 pub use vectors::Level;

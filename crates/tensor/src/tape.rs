@@ -10,14 +10,14 @@ mod hook;
 mod recompute;
 mod sweep;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shardloom_layout::{DType, Shape};
 use smallvec::SmallVec;
 
-pub use recompute::recompute;
+pub use recompute::{recompute, recompute_over};
 pub use sweep::{Gradients, backward};
 
 use hook::Hooks;
@@ -101,12 +101,18 @@ enum Kept {
     Tensor(Tensor),
     /// The result of a cheap function that is itself on the tape.
     Again(Arc<Note>),
+    /// What its owner makes again.
+    Remade(Arc<Maker>),
 }
+
+/// Makes a tensor again.
+pub(crate) type Maker = dyn Fn() -> Result<Tensor, TensorError> + Send + Sync;
 
 impl Kept {
     fn new(tensor: &Tensor) -> Self {
         match tensor.origin() {
             Origin::Output { note, index: 0 } if note.function.is_cheap() => Self::Again(Arc::clone(note)),
+            Origin::Remade(maker) => Self::Remade(Arc::clone(maker)),
             _ => Self::Tensor(tensor.detach()),
         }
     }
@@ -114,6 +120,7 @@ impl Kept {
     fn tensor(&self) -> Result<Tensor, TensorError> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Remade(maker) => Ok(maker()?.detach()),
             Self::Again(note) => {
                 let inputs = note.with_context(|context| {
                     context.kept.iter().map(Self::tensor).collect::<Result<Vec<_>, _>>()
@@ -132,6 +139,17 @@ impl Context {
     pub fn save(&mut self, tensors: &[&Tensor]) {
         if self.needed.contains(&true) {
             self.kept.extend(tensors.iter().map(|tensor| Kept::new(tensor)));
+        }
+    }
+
+    /// Keeps each tensor if the gradient of an input, given by its place, is
+    /// wanted, and its shape alone if not.
+    pub(crate) fn save_for(&mut self, tensors: &[(&Tensor, usize)]) {
+        for (tensor, input) in tensors {
+            match self.needs(*input) {
+                true => self.save(&[tensor]),
+                false => self.save(&[&tensor.shape_only()]),
+            }
         }
     }
 
@@ -162,6 +180,8 @@ impl Context {
 #[derive(Clone)]
 pub(crate) enum Origin {
     Constant,
+    /// A constant that need not be kept.
+    Remade(Arc<Maker>),
     Parameter(Arc<Parameter>),
     Output { note: Arc<Note>, index: usize },
 }
@@ -248,31 +268,41 @@ pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
 }
 
 thread_local! {
-    static CLOSED: Cell<bool> = const { Cell::new(false) };
+    /// Inside a closed region, the parameters that it may use.
+    static CLOSED: RefCell<Option<Arc<[u64]>>> = const { RefCell::new(None) };
 }
 
-/// Makes the use of any tensor that tracks gradients an error on this thread
-/// while it lives.
+/// Makes the use of a tensor that tracks gradients an error on this thread
+/// while it lives, but for some parameters.
 struct Closed {
-    before: bool,
+    before: Option<Arc<[u64]>>,
 }
 
 impl Closed {
-    fn new() -> Self {
-        Self { before: CLOSED.replace(true) }
+    fn new(open: Arc<[u64]>) -> Self {
+        Self { before: CLOSED.replace(Some(open)) }
+    }
+
+    /// Whether a tensor's gradient would be lost.
+    fn loses(tensor: &Tensor) -> bool {
+        CLOSED.with_borrow(|closed| match (closed, tensor.origin()) {
+            (None, _) | (_, Origin::Constant | Origin::Remade(_)) => false,
+            (Some(open), Origin::Parameter(parameter)) => !open.contains(&parameter.number),
+            (Some(_), Origin::Output { .. }) => true,
+        })
     }
 }
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        CLOSED.set(self.before);
+        CLOSED.replace(self.before.take());
     }
 }
 
 /// Applies a function and, if an input tracks gradients, notes it on the tape.
 pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
     let recording = is_recording();
-    if CLOSED.get() && inputs.iter().any(Tensor::tracks_gradient) {
+    if inputs.iter().any(Closed::loses) {
         return Err(TensorError::Captured { function: function.name() });
     }
     let needed: SmallVec<[bool; 4]> =

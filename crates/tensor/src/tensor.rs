@@ -102,9 +102,18 @@ impl Tensor {
         self.with_origin(Origin::Constant)
     }
 
+    /// The same elements, cut off from the tape, and not kept by it: whatever
+    /// needs them for a gradient has them made again.
+    pub fn remade_by(
+        &self,
+        maker: impl Fn() -> Result<Self, TensorError> + Send + Sync + 'static,
+    ) -> Self {
+        self.with_origin(Origin::Remade(Arc::new(maker)))
+    }
+
     /// Whether gradients flow through this tensor.
     pub fn tracks_gradient(&self) -> bool {
-        !matches!(self.0.origin, Origin::Constant)
+        !matches!(self.0.origin, Origin::Constant | Origin::Remade(_))
     }
 
     /// Whether this is a tensor whose gradient is wanted, rather than the result

@@ -1,6 +1,6 @@
 //! Cross-entropy, alone and fused with the projection that makes the logits.
 
-use shardloom_layout::Shape;
+use shardloom_layout::{DType, Shape};
 
 use super::{common, computed, indices, mismatch, one_device};
 use crate::backend::on;
@@ -72,7 +72,7 @@ impl Function for CrossEntropyFunction {
 }
 
 /// The most logits that exist at a time.
-const CHUNK: usize = 1 << 22;
+const CHUNK: usize = 1 << 24;
 
 struct ProjectedCrossEntropy {
     options: CrossEntropy,
@@ -112,7 +112,9 @@ impl Function for ProjectedCrossEntropy {
         let at_once = (CHUNK / classes.max(1)).clamp(1, rows.max(1));
         let divisor = self.options.divisor.unwrap_or(total as f64);
         let empty = if divisor == 0.0 { f64::NAN } else { 0.0 };
-        let mut loss = Tensor::full(empty, dtype, &[], device)?;
+        // Half types hold too little of a loss, and of sums over many rows.
+        let wide = if dtype.size() < 4 { DType::F32 } else { dtype };
+        let mut loss = Tensor::full(empty, wide, &[], device)?;
         let options = CrossEntropy { divisor: None, ..self.options };
         let mut of_hidden = Vec::new();
         let mut of_weight: Option<Tensor> = None;
@@ -126,22 +128,24 @@ impl Function for ProjectedCrossEntropy {
                 of_hidden.push(Tensor::full(0.0, dtype, &[count, width], device)?);
                 continue;
             }
-            let logits = part.linear(weight, None, None)?;
+            let logits = part.linear(weight, None, None)?.cast(wide)?;
             let part_loss = on(device).cross_entropy(&logits, &targets, options)?;
             loss.add_assign(&part_loss.scale(share)?)?;
             if !context.needs(0) && !context.needs(1) {
                 continue;
             }
-            let share = Tensor::full(share, dtype, &[], device)?;
-            let of_logits = on(device).cross_entropy_gradient(logits, &targets, &share, options)?;
+            let share = Tensor::full(share, wide, &[], device)?;
+            let of_logits = on(device).cross_entropy_gradient(logits, &targets, &share, options)?.cast(dtype)?;
             if context.needs(0) {
                 of_hidden.push(of_logits.matmul(weight)?);
             }
             if context.needs(1) {
                 let of_part = of_logits.transpose(0, 1)?.matmul(&part)?;
                 match &mut of_weight {
-                    Some(sum) => sum.add_assign(&of_part)?,
-                    None => of_weight = Some(of_part),
+                    Some(sum) => sum.add_assign(&of_part.cast(wide)?)?,
+                    // One part is as exact as it will be.
+                    None if at_once == rows => of_weight = Some(of_part),
+                    None => of_weight = Some(of_part.cast(wide)?),
                 }
             }
         }
@@ -151,7 +155,7 @@ impl Function for ProjectedCrossEntropy {
             Tensor::full(0.0, dtype, hidden.shape(), device)?
         };
         let of_weight = match of_weight {
-            Some(of_weight) => of_weight,
+            Some(of_weight) => of_weight.cast(dtype)?,
             None if context.needs(1) => Tensor::full(0.0, dtype, weight.shape(), device)?,
             None => weight.shape_only(),
         };
@@ -164,11 +168,16 @@ impl Function for ProjectedCrossEntropy {
         context: Context,
         gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let (Some(g), [of_hidden, of_weight]) = (&gradients[0], context.saved()) else {
-            return Ok(vec![None, None, None]);
-        };
-        let of_hidden = context.needs(0).then(|| of_hidden.mul(g)).transpose()?;
-        let of_weight = context.needs(1).then(|| of_weight.mul(g)).transpose()?;
+        let needs = [context.needs(0), context.needs(1)];
+        let Some(g) = &gradients[0] else { return Ok(vec![None, None, None]) };
+        // Mostly it is one, and large tensors stay as they are.
+        let one = g.device() != Device::Meta && g.cast(DType::F64)?.item::<f64>()? == 1.0;
+        let mut scaled = context.into_saved().into_iter().zip(needs).map(|(tensor, needed)| {
+            needed.then(|| if one { Ok(tensor) } else { tensor.mul(&g.cast(tensor.dtype())?) }).transpose()
+        });
+        let (of_hidden, of_weight) =
+            (scaled.next().transpose()?.flatten(), scaled.next().transpose()?.flatten());
+        drop(scaled);
         Ok(vec![of_hidden, of_weight, None])
     }
 }

@@ -9,8 +9,11 @@ use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 use crate::view::broadcast;
 
-/// `a @ b`, and what is added to it.
-struct Product {
+/// `a @ b`.
+struct Product;
+
+/// `x @ weightᵀ`, and what is added to it.
+struct Linear {
     bias: Option<usize>,
     residual: Option<usize>,
 }
@@ -58,25 +61,16 @@ fn batch(x: &Tensor) -> Result<Shape, TensorError> {
 
 impl Function for Product {
     fn name(&self) -> &'static str {
-        if self.bias.is_none() && self.residual.is_none() { "matmul" } else { "linear" }
+        "matmul"
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let name = self.name();
-        let operands: Vec<&Tensor> = inputs.iter().collect();
-        let (device, dtype) = common(name, &operands)?;
-        computed(name, dtype)?;
         let (a, b) = (&inputs[0], &inputs[1]);
-        context.save(&[a, b]);
-        let (a, b, shape) = fit(name, a, b)?;
-        let bias = self.bias.map(|place| inputs[place].packed(name)).transpose()?;
-        let residual = self.residual.map(|place| inputs[place].packed(name)).transpose()?;
-        let fits = bias.as_ref().is_none_or(|bias| bias.shape()[..] == shape[shape.ndim() - 1..])
-            && residual.as_ref().is_none_or(|residual| *residual.shape() == shape);
-        if !fits {
-            return Err(mismatch(name, &operands));
-        }
-        Ok(vec![on(device).matmul(&a, &b, bias.as_ref(), residual.as_ref(), &shape)?])
+        let (device, dtype) = common("matmul", &[a, b])?;
+        computed("matmul", dtype)?;
+        context.save_for(&[(a, 1), (b, 0)]);
+        let (a, b, shape) = fit("matmul", a, b)?;
+        Ok(vec![on(device).matmul(&a, &b, None, None, &shape)?])
     }
 
     fn backward(
@@ -84,9 +78,8 @@ impl Function for Product {
         context: Context,
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
-        let inputs = 2 + usize::from(self.bias.is_some()) + usize::from(self.residual.is_some());
-        let mut of_inputs = vec![None; inputs];
-        let needs: Vec<bool> = (0..inputs).map(|input| context.needs(input)).collect();
+        let mut of_inputs = vec![None; 2];
+        let needs = [context.needs(0), context.needs(1)];
         let mut saved = context.into_saved();
         let (Some(g), Some(b), Some(a)) = (gradients[0].take(), saved.pop(), saved.pop()) else {
             return Ok(of_inputs);
@@ -106,6 +99,54 @@ impl Function for Product {
         if needs[0] {
             of_inputs[0] = Some(product_to(&g, &turned(&b)?, &shape)?);
         }
+        Ok(of_inputs)
+    }
+}
+
+impl Function for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+        let operands: Vec<&Tensor> = inputs.iter().collect();
+        let (device, dtype) = common("linear", &operands)?;
+        computed("linear", dtype)?;
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        context.save_for(&[(x, 1), (weight, 0)]);
+        let (x, weight, shape) = fit("linear", x, &turned(weight)?)?;
+        let bias = self.bias.map(|place| inputs[place].packed("linear")).transpose()?;
+        let residual = self.residual.map(|place| inputs[place].packed("linear")).transpose()?;
+        let fits = bias.as_ref().is_none_or(|bias| bias.shape()[..] == shape[shape.ndim() - 1..])
+            && residual.as_ref().is_none_or(|residual| *residual.shape() == shape);
+        if !fits {
+            return Err(mismatch("linear", &operands));
+        }
+        Ok(vec![on(device).matmul(&x, &weight, bias.as_ref(), residual.as_ref(), &shape)?])
+    }
+
+    fn backward(
+        &self,
+        context: Context,
+        mut gradients: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+        let inputs = 2 + usize::from(self.bias.is_some()) + usize::from(self.residual.is_some());
+        let mut of_inputs = vec![None; inputs];
+        let needs: Vec<bool> = (0..inputs).map(|input| context.needs(input)).collect();
+        let mut saved = context.into_saved();
+        let (Some(g), Some(weight), Some(x)) = (gradients[0].take(), saved.pop(), saved.pop()) else {
+            return Ok(of_inputs);
+        };
+        if needs[1] {
+            // Laid out as the weight is, so that optimizers need not turn it.
+            of_inputs[1] = Some(turned(&g.flattened()?)?.matmul(&x.flattened()?)?);
+        }
+        // Its memory may be needed for what comes.
+        drop(x);
+        if needs[0] {
+            of_inputs[0] = Some(g.matmul(&weight)?);
+        }
+        drop(weight);
         if let Some(place) = self.bias.filter(|&place| needs[place]) {
             let leading: Vec<usize> = (0..g.shape().ndim() - 1).collect();
             of_inputs[place] = Some(g.sum(&leading)?);
@@ -168,7 +209,7 @@ impl Tensor {
     /// An element of the result depends on its row and its column alone, bit
     /// for bit, whatever else is multiplied with them.
     pub fn matmul(&self, other: &Self) -> Result<Self, TensorError> {
-        apply_one(Product { bias: None, residual: None }, &[self.clone(), other.clone()])
+        apply_one(Product, &[self.clone(), other.clone()])
     }
 
     /// `self @ weightᵀ + bias + residual` in one pass: the weight is
@@ -182,14 +223,14 @@ impl Tensor {
         if weight.shape().ndim() != 2 {
             return Err(mismatch("linear", &[self, weight]));
         }
-        let mut inputs = vec![self.clone(), turned(weight)?];
+        let mut inputs = vec![self.clone(), weight.clone()];
         let mut place = |operand: Option<&Self>| {
             operand.map(|operand| {
                 inputs.push(operand.clone());
                 inputs.len() - 1
             })
         };
-        let function = Product { bias: place(bias), residual: place(residual) };
+        let function = Linear { bias: place(bias), residual: place(residual) };
         apply_one(function, &inputs)
     }
 

@@ -1,11 +1,17 @@
 //! Trading time for memory: a region that is computed again instead of kept.
 
-use super::{Closed, Context, Function, apply, backward};
+use std::sync::Arc;
+
+use super::{Closed, Context, Function, Origin, apply, backward};
 use crate::error::TensorError;
 use crate::tensor::Tensor;
 
 struct Region<F> {
     region: F,
+    /// How many of the inputs go into the region; parameters follow.
+    given: usize,
+    /// Parameters that the region uses by itself.
+    parameters: Arc<[u64]>,
 }
 
 /// Computes a region of which only the inputs are kept; whatever else it needs
@@ -13,9 +19,9 @@ struct Region<F> {
 /// same, bit for bit: randomness belongs to elements, not to the order of
 /// drawing.
 ///
-/// Everything that is differentiated goes through `inputs`, parameters
-/// included. A region that uses another tensor that tracks gradients is an
-/// error, because that gradient would be lost.
+/// Everything that is differentiated goes through `inputs`. A region that uses
+/// another tensor that tracks gradients is an error, because that gradient
+/// would be lost; see [`recompute_over`] for parameters.
 ///
 /// ```
 /// use shardloom_tensor::{Tensor, TensorError, backward, recompute};
@@ -30,7 +36,23 @@ pub fn recompute(
     inputs: &[Tensor],
     region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
 ) -> Result<Vec<Tensor>, TensorError> {
-    apply(Region { region }, inputs)
+    recompute_over(inputs, &[], region)
+}
+
+/// The same for a region that uses some parameters by itself. It is given the
+/// inputs alone.
+pub fn recompute_over(
+    inputs: &[Tensor],
+    parameters: &[Tensor],
+    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>, TensorError> {
+    let numbers = parameters.iter().filter_map(|parameter| match parameter.origin() {
+        Origin::Parameter(parameter) => Some(parameter.number),
+        _ => None,
+    });
+    let function = Region { region, given: inputs.len(), parameters: numbers.collect() };
+    let all: Vec<Tensor> = inputs.iter().chain(parameters).cloned().collect();
+    apply(function, &all)
 }
 
 impl<F> Function for Region<F>
@@ -42,9 +64,10 @@ where
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        context.save(&inputs.iter().collect::<Vec<_>>());
-        let detached: Vec<Tensor> = inputs.iter().map(Tensor::detach).collect();
-        let _closed = Closed::new();
+        let given = &inputs[..self.given];
+        context.save(&given.iter().collect::<Vec<_>>());
+        let detached: Vec<Tensor> = given.iter().map(Tensor::detach).collect();
+        let _closed = Closed::new(Arc::clone(&self.parameters));
         (self.region)(&detached)
     }
 
@@ -64,12 +87,14 @@ where
             .filter(|(output, _)| output.tracks_gradient())
             .collect();
         if asked.is_empty() {
-            return Ok(vec![None; inputs.len()]);
+            return Ok(vec![None; inputs.len() + self.parameters.len()]);
         }
-        let found = backward(asked)?;
-        inputs
-            .iter()
-            .map(|input| found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose())
-            .collect()
+        let mut found = backward(asked)?;
+        let mut all = Vec::with_capacity(inputs.len() + self.parameters.len());
+        for input in &inputs {
+            all.push(found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose()?);
+        }
+        all.extend(self.parameters.iter().map(|number| found.take(*number)));
+        Ok(all)
     }
 }

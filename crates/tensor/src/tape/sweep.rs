@@ -22,8 +22,13 @@ impl Gradients {
     pub fn of(&self, parameter: &Tensor) -> Option<&Tensor> {
         match parameter.origin() {
             Origin::Parameter(parameter) => self.by_parameter.get(&parameter.number),
-            Origin::Constant | Origin::Output { .. } => None,
+            Origin::Constant | Origin::Remade(_) | Origin::Output { .. } => None,
         }
+    }
+
+    /// The same by number, taken out.
+    pub(super) fn take(&mut self, parameter: u64) -> Option<Tensor> {
+        self.by_parameter.remove(&parameter)
     }
 
     fn add(&mut self, parameter: u64, gradient: Tensor) -> Result<(), TensorError> {
@@ -117,7 +122,7 @@ impl Expected {
         let mut seen = FxHashSet::default();
         let mut waiting: Vec<Arc<Note>> = Vec::new();
         let mut visit = |origin: &Origin, waiting: &mut Vec<Arc<Note>>| match origin {
-            Origin::Constant => {}
+            Origin::Constant | Origin::Remade(_) => {}
             Origin::Parameter(parameter) if parameter.hooks.is_empty() => {}
             Origin::Parameter(parameter) => {
                 expected.uses.entry(parameter.number).or_insert_with(|| (Arc::clone(parameter), 0)).1 += 1;
@@ -148,7 +153,7 @@ struct Sweep {
 impl Sweep {
     fn give(&mut self, origin: &Origin, gradient: Tensor) -> Result<(), TensorError> {
         match origin {
-            Origin::Constant => Ok(()),
+            Origin::Constant | Origin::Remade(_) => Ok(()),
             Origin::Parameter(parameter) => self.gradients.add(parameter.number, gradient),
             Origin::Output { note, index } => {
                 let arrived = self.arrived.entry(note.number).or_insert_with(|| {

@@ -1,0 +1,132 @@
+//! Work with ranks that goes on behind that of the caller.
+//!
+//! One thread does what was handed to it, in order, with gangs of its own: so
+//! its collectives never mix with those of the thread that computes, and every
+//! rank makes them in the same order.
+
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use crate::error::DTensorError;
+use crate::ranks::{Ranks, locked};
+
+/// Jobs that may wait at a time. Each may hold the gradient of a parameter.
+const MOST: usize = 24;
+
+type Job = Box<dyn FnOnce(&Arc<Ranks>) + Send>;
+
+/// A thread that works through jobs.
+pub(crate) struct Background {
+    jobs: Option<Sender<Job>>,
+    worker: Option<JoinHandle<()>>,
+    backlog: Arc<Backlog>,
+    /// The ranks as its thread sees them.
+    pub(crate) ranks: Arc<Ranks>,
+}
+
+#[derive(Default)]
+struct Backlog {
+    count: Mutex<usize>,
+    fewer: Condvar,
+    failure: Mutex<Option<DTensorError>>,
+}
+
+impl Backlog {
+    fn wait_for_at_most(&self, most: usize) {
+        let mut count = locked(&self.count);
+        while *count > most {
+            count = self.fewer.wait(count).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+}
+
+/// Counts a job as done even if it panics.
+struct Done(Arc<Backlog>);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        *locked(&self.0.count) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
+
+/// A result that is still under way.
+pub(crate) struct Later<T>(Receiver<Result<T, DTensorError>>);
+
+impl<T> Later<T> {
+    pub(crate) fn wait(self) -> Result<T, DTensorError> {
+        self.0.recv().unwrap_or(Err(DTensorError::Background))
+    }
+}
+
+impl Background {
+    pub(crate) fn new(ranks: Arc<Ranks>) -> Self {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        let own = Arc::clone(&ranks);
+        let worker = thread::spawn(move || inbox.into_iter().for_each(|job| job(&own)));
+        Self { jobs: Some(jobs), worker: Some(worker), backlog: Arc::default(), ranks }
+    }
+
+    fn post(&self, job: Job) {
+        self.backlog.wait_for_at_most(MOST - 1);
+        *locked(&self.backlog.count) += 1;
+        let done = Done(Arc::clone(&self.backlog));
+        let job: Job = Box::new(move |ranks| {
+            let _done = done;
+            job(ranks);
+        });
+        // If the thread is gone the job is dropped, which whoever waits for it
+        // is told.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    /// Starts a job whose result somebody will ask for.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Arc<Ranks>) -> Result<T, DTensorError> + Send + 'static,
+    ) -> Later<T> {
+        let (deliver, receiver) = mpsc::channel();
+        self.post(Box::new(move |ranks| {
+            // Nobody may be waiting any more, which is no fault.
+            let _ = deliver.send(job(ranks));
+        }));
+        Later(receiver)
+    }
+
+    /// Starts a job that only may fail, which [`finish`](Self::finish) tells.
+    pub(crate) fn leave(
+        &self,
+        job: impl FnOnce(&Arc<Ranks>) -> Result<(), DTensorError> + Send + 'static,
+    ) {
+        let backlog = Arc::clone(&self.backlog);
+        self.post(Box::new(move |ranks| {
+            if let Err(error) = job(ranks) {
+                locked(&backlog.failure).get_or_insert(error);
+            }
+        }));
+    }
+
+    /// Waits until everything is done.
+    pub(crate) fn finish(&self) -> Result<(), DTensorError> {
+        self.backlog.wait_for_at_most(0);
+        if self.worker.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Err(DTensorError::Background);
+        }
+        match locked(&self.backlog.failure).clone() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // A rank that panics must be seen to leave at once.
+        if let Some(worker) = self.worker.take().filter(|_| !thread::panicking()) {
+            // A panic in a job was told to whoever waited for it.
+            let _ = worker.join();
+        }
+    }
+}

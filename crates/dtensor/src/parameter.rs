@@ -1,0 +1,181 @@
+//! Parameters as training needs them: gathered where they are used, with
+//! gradients that add up where they are held.
+//!
+//! Gradients of a trained parameter do not come out of the backward pass but
+//! add up in the parameter, over as many passes as there are, as each rank's
+//! share of a sum; ranks that hold parts of it reduce to their parts at once.
+//! [`settle`](DTensor::settle) makes the sums.
+
+use std::sync::{Arc, Mutex};
+
+use shardloom_layout::{DType, Layout, Plan};
+use shardloom_tensor::Tensor;
+
+use crate::background::Later;
+use crate::bill::{Cause, Pass};
+use crate::carry::carry;
+use crate::dtensor::DTensor;
+use crate::error::DTensorError;
+use crate::moves::share_layout;
+use crate::ranks::{Ranks, locked};
+
+/// Whether a parameter is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is.
+    Trained,
+    /// It stays as it is.
+    Frozen,
+}
+
+/// What becomes of the gathered form of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Release {
+    /// The tape keeps it for the backward pass.
+    #[default]
+    Keep,
+    /// It goes, and is gathered again.
+    AfterUse,
+}
+
+/// What is under way to a parameter and from it.
+#[derive(Default)]
+pub(crate) struct Slot {
+    ahead: Mutex<Option<Ahead>>,
+    sum: Mutex<Sum>,
+}
+
+struct Ahead {
+    layout: Layout,
+    dtype: DType,
+    later: Later<Tensor>,
+}
+
+#[derive(Default)]
+struct Sum {
+    /// This rank's share.
+    shares: Option<Tensor>,
+    /// What was summed over all ranks.
+    whole: Option<Tensor>,
+}
+
+fn added(sum: &mut Option<Tensor>, more: Tensor) -> Result<(), DTensorError> {
+    match sum {
+        Some(sum) => Ok(sum.add_assign(&more)?),
+        None => {
+            *sum = Some(more);
+            Ok(())
+        }
+    }
+}
+
+impl Slot {
+    /// Carries a gradient to where the parameter is held, and adds it there.
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        ranks: &Ranks,
+        back: &Arc<Plan>,
+        gradient: Tensor,
+        cause: Cause,
+    ) -> Result<(), DTensorError> {
+        let (slot, back) = (Arc::clone(self), Arc::clone(back));
+        let work = move |ranks: &Ranks| {
+            let gradient = carry(ranks, &back, gradient, cause)?;
+            added(&mut locked(&slot.sum).shares, gradient)
+        };
+        match ranks.background() {
+            None => work(ranks),
+            Some(background) => {
+                background.leave(move |ranks| work(ranks));
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn take_ahead(&self, layout: Layout, dtype: DType) -> Option<Later<Tensor>> {
+        let mut ahead = locked(&self.ahead);
+        ahead.take_if(|ahead| ahead.layout == layout && ahead.dtype == dtype).map(|ahead| ahead.later)
+    }
+
+    /// Drops what was fetched: the parameter changes.
+    pub(crate) fn forget_ahead(&self) {
+        if let Some(ahead) = locked(&self.ahead).take() {
+            // It must be done with the old elements before there are new ones.
+            let _ = ahead.later.wait();
+        }
+    }
+}
+
+impl DTensor {
+    /// Begins to bring a parameter to where it will be [used](Self::used), while
+    /// the caller goes on. Does nothing without [`Ranks::overlap`], nor where
+    /// nothing moves.
+    pub fn fetch_ahead(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
+        let (Some(slot), Some(background)) = (self.slot(), self.ranks().background()) else { return Ok(()) };
+        let plan = self.ranks().plan(self.layout(), layout, self.shape(), dtype)?;
+        if plan.collectives() == 0 || locked(&slot.ahead).is_some() {
+            return Ok(());
+        }
+        let local = self.to_local().detach();
+        let later = background.start(move |ranks| {
+            carry(ranks, &plan, local.cast(dtype)?, Cause { op: "use", pass: Pass::Forward })
+        });
+        *locked(&slot.ahead) = Some(Ahead { layout, dtype, later });
+        Ok(())
+    }
+
+    /// Begins to sum what has added up over all ranks. Gradients that come later
+    /// may be settled later.
+    pub fn settle(&self) -> Result<(), DTensorError> {
+        let Some(slot) = self.slot() else { return Ok(()) };
+        let plan = self.ranks().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
+        let slot = Arc::clone(slot);
+        let work = move |ranks: &Ranks| {
+            let shares = locked(&slot.sum).shares.take();
+            let Some(shares) = shares else { return Ok(()) };
+            let whole = carry(ranks, &plan, shares, Cause { op: "settle", pass: Pass::Backward })?;
+            added(&mut locked(&slot.sum).whole, whole)
+        };
+        match self.ranks().background() {
+            None => work(self.ranks()),
+            Some(background) => {
+                background.leave(move |ranks| work(ranks));
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the gradient that has added up in a trained parameter, summed over
+    /// all ranks and held as the parameter is. All ranks call this together.
+    pub fn take_gradient(&self) -> Result<Option<Self>, DTensorError> {
+        let Some(slot) = self.slot() else { return Ok(None) };
+        self.settle()?;
+        self.ranks().finish()?;
+        let whole = locked(&slot.sum).whole.take();
+        whole.map(|whole| Self::from_local(self.ranks(), whole, self.layout(), self.shape())).transpose()
+    }
+
+    /// Forgets gradients that have added up.
+    pub fn drop_gradient(&self) -> Result<(), DTensorError> {
+        let Some(slot) = self.slot() else { return Ok(()) };
+        self.ranks().finish()?;
+        *locked(&slot.sum) = Sum::default();
+        Ok(())
+    }
+
+    /// The same tensor; on its way back, its gradient makes something happen.
+    pub fn on_way_back(
+        &self,
+        happen: impl Fn() -> Result<(), DTensorError> + Send + Sync + 'static,
+    ) -> Result<Self, DTensorError> {
+        if !self.tracks_gradient() {
+            return Ok(self.clone());
+        }
+        let ranks = Arc::clone(self.ranks());
+        let watched = self.to_local().watched(move |gradient| {
+            happen().map_err(|error| error.inside("on_way_back", &ranks))?;
+            Ok(gradient)
+        })?;
+        Self::wrapped("on_way_back", self.ranks(), watched, Arc::clone(self.kind()))
+    }
+}

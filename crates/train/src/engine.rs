@@ -1,0 +1,179 @@
+//! What one rank trains: its stages of the model, their gradients, and the
+//! optimizer's step.
+//!
+//! Gradients add up in the parameters over the micro-batches of a step. Losses
+//! are divided by the number of targets of the whole batch, so that loss and
+//! gradients are the same however the batch is split over micro-batches, ranks
+//! and accumulation.
+
+mod flight;
+mod parameters;
+mod step;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use shardloom_dtensor::{DTensor, Ranks, Role};
+use shardloom_gang::Gangs;
+use shardloom_layout::DType;
+use shardloom_nn::{Adapter, Decoder, Dropout, Kept};
+use shardloom_tensor::Tensor;
+
+use crate::error::TrainError;
+use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
+use crate::pipeline::{Action, Schedule};
+
+pub use flight::MicroBatch;
+pub use step::{Stepped, StepSettings};
+
+/// One stage of the model on this rank.
+pub struct StageModel {
+    /// Which stage, counted over the whole pipeline.
+    pub number: usize,
+    /// Its layers.
+    pub decoder: Decoder,
+    /// What is trained instead of the layers, if it is an adapter.
+    pub adapter: Option<Adapter>,
+    /// What the optimizer keeps for each trained parameter.
+    states: BTreeMap<String, Vec<Tensor>>,
+    /// The share of each trained parameter that decays.
+    decays: BTreeMap<String, f64>,
+}
+
+/// What one rank trains.
+pub struct Engine {
+    pub(crate) gangs: Gangs,
+    pub(crate) ranks: Arc<Ranks>,
+    pub(crate) stages: Vec<StageModel>,
+    /// Stages of the whole pipeline.
+    pub(crate) stage_count: usize,
+    pub(crate) schedule: Arc<Schedule>,
+    pub(crate) optimizer: Box<dyn Optimizer>,
+    kept: Kept,
+    dropout: f64,
+}
+
+/// What an engine is made of besides its stages.
+pub struct EngineSettings<'a> {
+    /// The ranks.
+    pub gangs: Gangs,
+    /// The same as tensors see them.
+    pub ranks: Arc<Ranks>,
+    /// Who does what when.
+    pub schedule: Arc<Schedule>,
+    /// What gradients do to weights.
+    pub optimizer: Box<dyn Optimizer>,
+    /// Which parameters decay.
+    pub decay: &'a WeightDecay,
+    /// Which parameters stay as they are.
+    pub frozen: &'a Patterns,
+    /// What the tape keeps of a layer.
+    pub kept: Kept,
+    /// The share of its inputs that an adapter does not see.
+    pub dropout: f64,
+}
+
+impl Engine {
+    /// An engine of some stages, given by their numbers. Every rank.
+    pub fn new(
+        settings: EngineSettings<'_>,
+        stages: Vec<(usize, Decoder, Option<Adapter>)>,
+    ) -> Result<Self, TrainError> {
+        let EngineSettings { gangs, ranks, schedule, optimizer, decay, frozen, kept, dropout } = settings;
+        let mut made = Vec::with_capacity(stages.len());
+        for (number, mut decoder, mut adapter) in stages {
+            for (name, value) in decoder.parameters_mut() {
+                let role = match adapter.is_some() || frozen.matches(name) {
+                    true => Role::Frozen,
+                    false => Role::Trained,
+                };
+                *value = value.parameter(role);
+            }
+            for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
+                *value = value.parameter(Role::Trained);
+            }
+            let mut stage = StageModel {
+                number,
+                decoder,
+                adapter,
+                states: BTreeMap::new(),
+                decays: BTreeMap::new(),
+            };
+            let (mut states, mut decays) = (BTreeMap::new(), BTreeMap::new());
+            for (name, value) in stage.trained() {
+                states.insert(name.clone(), initial_states(&*optimizer, value.to_local())?);
+                let share = decay.of(&name, value.shape().ndim());
+                decays.insert(name, share);
+            }
+            (stage.states, stage.decays) = (states, decays);
+            made.push(stage);
+        }
+        let stage_count = schedule.stages();
+        if let Some(stage) = made.first() {
+            ranks.overlap(stage.decoder.plan().mesh())?;
+        }
+        Ok(Self { gangs, ranks, stages: made, stage_count, schedule, optimizer, kept, dropout })
+    }
+
+    /// This rank's stages.
+    pub fn stages(&self) -> &[StageModel] {
+        &self.stages
+    }
+
+    /// What this rank does in a step.
+    fn program(&self) -> &[Action] {
+        self.schedule.program(self.gangs.pp.rank())
+    }
+
+    fn stage(&self, number: usize) -> Result<&StageModel, TrainError> {
+        let found = self.stages.iter().find(|stage| stage.number == number);
+        found.ok_or(TrainError::NoStage { number, rank: self.gangs.root.rank() })
+    }
+
+    /// What is computed in between stages.
+    fn compute_dtype(&self) -> DType {
+        let stage = self.stages.first();
+        let usage = stage.and_then(|stage| stage.decoder.plan().usage().dtype);
+        let held = stage.and_then(|stage| stage.decoder.parameters().first()).map(|(_, value)| value.dtype());
+        usage.or(held).unwrap_or(DType::F32)
+    }
+
+    fn dropout(&self, step: u64, micro: usize) -> Option<Dropout> {
+        let seed = step.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(micro as u64);
+        (self.dropout > 0.0).then_some(Dropout { probability: self.dropout, seed })
+    }
+}
+
+impl StageModel {
+    /// What is trained, by name.
+    pub fn trained(&self) -> Vec<(String, &DTensor)> {
+        match &self.adapter {
+            Some(adapter) => adapter.matrices(),
+            None => self
+                .decoder
+                .parameters()
+                .iter()
+                .filter(|(_, value)| value.tracks_gradient())
+                .map(|(name, value)| (name.clone(), value))
+                .collect(),
+        }
+    }
+
+    /// The same, to be changed.
+    fn trained_mut(&mut self) -> Vec<(String, &mut DTensor)> {
+        match &mut self.adapter {
+            Some(adapter) => adapter.matrices_mut(),
+            None => self
+                .decoder
+                .parameters_mut()
+                .iter_mut()
+                .filter(|(_, value)| value.tracks_gradient())
+                .map(|(name, value)| (name.clone(), value))
+                .collect(),
+        }
+    }
+
+    fn change(&self) -> Option<(&Adapter, f64)> {
+        self.adapter.as_ref().map(|adapter| (adapter, 1.0))
+    }
+}

@@ -1,0 +1,249 @@
+//! Micro-batches on their way through this rank's stages.
+
+use std::collections::BTreeMap;
+
+use shardloom_dtensor::{DTensor, Settling, backward};
+use shardloom_gang::{Elements, ElementsMut};
+use shardloom_layout::Shape;
+use shardloom_nn::{Input, Pass};
+use shardloom_tensor::{Tensor, TensorError, no_grad};
+
+use super::{Engine, StageModel};
+use crate::error::TrainError;
+use crate::pipeline::{Action, Message};
+
+/// Rows that this rank computes at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// How many.
+    pub rows: usize,
+    /// Their tokens, one row behind the other, all of the same length.
+    pub inputs: Vec<i64>,
+    /// What comes behind each token; [`IGNORED`](shardloom_nn::IGNORED) where
+    /// that does not count.
+    pub targets: Vec<i64>,
+}
+
+impl MicroBatch {
+    fn time(&self) -> usize {
+        self.inputs.len() / self.rows.max(1)
+    }
+}
+
+/// One micro-batch in one stage, between its forward and its backward pass.
+struct Flying {
+    /// What came from the stage before.
+    input: Option<DTensor>,
+    /// What goes to the next one, or the loss.
+    output: DTensor,
+}
+
+/// What is under way in a step.
+#[derive(Default)]
+struct Flight {
+    flying: BTreeMap<(usize, usize), Flying>,
+    /// Hidden states that came in, and that go out, by stage and micro-batch.
+    arrived: BTreeMap<(usize, usize), DTensor>,
+    leaving: BTreeMap<(usize, usize), DTensor>,
+    /// Their gradients.
+    gradients_arrived: BTreeMap<(usize, usize), DTensor>,
+    gradients_leaving: BTreeMap<(usize, usize), DTensor>,
+    loss: f64,
+}
+
+/// What a message is known by. Tags are 32 bits wide; what is too far apart to
+/// be under way at once may share one.
+fn tag(message: Message, stage: usize, micro: usize) -> u32 {
+    let kind = match message {
+        Message::Activation => 0,
+        Message::Gradient => 1,
+    };
+    0x2000_0000 | ((stage as u32 & 0xfff) << 16) | ((micro as u32 & 0x7fff) << 1) | kind
+}
+
+impl Engine {
+    /// All forward and backward passes of a step. Gradients add up in the
+    /// parameters. Returns this rank's share of the loss.
+    pub fn passes(&mut self, step: u64, micros: &[MicroBatch], targets: f64) -> Result<f64, TrainError> {
+        let mut flight = Flight::default();
+        let program = self.program().to_vec();
+        let mut left: BTreeMap<usize, usize> = BTreeMap::new();
+        for action in &program {
+            if let Action::Backward { stage, .. } = action {
+                *left.entry(*stage).or_default() += 1;
+            }
+        }
+        for action in program {
+            match action {
+                Action::Forward { stage, micro } => {
+                    self.forward(&mut flight, stage, micro, step, micros, targets)?;
+                }
+                Action::Backward { stage, micro } => {
+                    let left = left.entry(stage).or_insert(1);
+                    *left -= 1;
+                    // Gradients of a layer are whole as soon as the last pass is
+                    // through it.
+                    let settling = if *left == 0 { Settling::Early } else { Settling::Late };
+                    self.ranks.set_settling(settling);
+                    let done = self.backward(&mut flight, stage, micro);
+                    self.ranks.set_settling(Settling::Late);
+                    done?;
+                }
+                Action::Send { message, stage, micro, to } => {
+                    let leaving = match message {
+                        Message::Activation => &mut flight.leaving,
+                        Message::Gradient => &mut flight.gradients_leaving,
+                    };
+                    let sent = leaving.remove(&(stage, micro)).ok_or(TrainError::Schedule { stage, micro })?;
+                    self.send(&sent, to, tag(message, stage, micro))?;
+                }
+                Action::Receive { message, stage, micro, from } => {
+                    let received = self.receive(&micros[micro], from, tag(message, stage, micro))?;
+                    match message {
+                        Message::Activation => flight.arrived.insert((stage, micro), received),
+                        Message::Gradient => flight.gradients_arrived.insert((stage, micro), received),
+                    };
+                }
+            }
+        }
+        Ok(flight.loss)
+    }
+
+    fn forward(
+        &self,
+        flight: &mut Flight,
+        number: usize,
+        micro: usize,
+        step: u64,
+        micros: &[MicroBatch],
+        targets: f64,
+    ) -> Result<(), TrainError> {
+        let (stage, batch) = (self.stage(number)?, &micros[micro]);
+        let input = match number {
+            0 => None,
+            _ => {
+                let arrived = flight.arrived.remove(&(number, micro));
+                let arrived = arrived.ok_or(TrainError::Schedule { stage: number, micro })?;
+                // Where nothing below is trained, nothing goes back.
+                Some(arrived.requires_grad())
+            }
+        };
+        let hidden = self.hidden(stage, batch, input.as_ref(), Pass {
+            adapter: stage.change(),
+            kept: self.kept,
+            dropout: self.dropout(step, micro),
+            ..Pass::default()
+        })?;
+        let output = if number + 1 == self.stage_count {
+            let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
+            let loss = stage.decoder.loss(&hidden, &of_rows, targets, stage.change())?;
+            flight.loss += f64::from(loss.detach().to_local().item::<f32>()?);
+            loss
+        } else {
+            flight.leaving.insert((number, micro), hidden.detach());
+            hidden
+        };
+        flight.flying.insert((number, micro), Flying { input, output });
+        Ok(())
+    }
+
+    fn hidden(
+        &self,
+        stage: &StageModel,
+        batch: &MicroBatch,
+        input: Option<&DTensor>,
+        pass: Pass<'_>,
+    ) -> Result<DTensor, TrainError> {
+        let input = match input {
+            Some(hidden) => Input::Hidden(hidden.clone()),
+            None => Input::Tokens(stage.decoder.batch(&batch.inputs, batch.rows)?),
+        };
+        Ok(stage.decoder.hidden(input, pass)?)
+    }
+
+    fn backward(&self, flight: &mut Flight, stage: usize, micro: usize) -> Result<(), TrainError> {
+        let missing = TrainError::Schedule { stage, micro };
+        let Flying { input, output } = flight.flying.remove(&(stage, micro)).ok_or(missing.clone())?;
+        let gradient = match stage + 1 == self.stage_count {
+            true => None,
+            false => Some(flight.gradients_arrived.remove(&(stage, micro)).ok_or(missing)?),
+        };
+        if !output.tracks_gradient() {
+            // Only a first stage without anything to train, and nobody waits.
+            return Ok(());
+        }
+        let gradients = backward([(output, gradient)])?;
+        if let Some(input) = input {
+            let found = gradients.of(&input).transpose()?;
+            let found = found.ok_or(TrainError::NoGradient { name: format!("the input of stage {stage}") })?;
+            flight.gradients_leaving.insert((stage, micro), found);
+        }
+        Ok(())
+    }
+
+    /// The held-out loss of rows, without gradients: this rank's share of the
+    /// sum over all targets.
+    pub fn measure(&self, micros: &[MicroBatch]) -> Result<f64, TrainError> {
+        let mut loss = 0.0;
+        let (pp, stages) = (self.gangs.pp.size(), self.stage_count);
+        for batch in micros {
+            for stage in &self.stages {
+                let number = stage.number;
+                let input = match number {
+                    0 => None,
+                    _ => Some(self.receive(batch, (number - 1) % pp, tag(Message::Activation, number, 0))?),
+                };
+                let pass = Pass { adapter: stage.change(), ..Pass::default() };
+                let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), pass))?;
+                if number + 1 == stages {
+                    let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
+                    let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
+                    loss += f64::from(sum.to_local().item::<f32>()?);
+                } else {
+                    self.send(&hidden, (number + 1) % pp, tag(Message::Activation, number + 1, 0))?;
+                }
+            }
+        }
+        Ok(loss)
+    }
+
+    fn send(&self, tensor: &DTensor, to: usize, tag: u32) -> Result<(), TrainError> {
+        let local = tensor.to_local();
+        let sent = local.read_host(|bytes| {
+            let data = Elements::from_bytes(local.dtype(), bytes)?;
+            self.gangs.pp.send(data, to, tag)
+        })?;
+        Ok(sent?)
+    }
+
+    /// Hidden states of a micro-batch, or their gradients, from another stage.
+    fn receive(&self, batch: &MicroBatch, from: usize, tag: u32) -> Result<DTensor, TrainError> {
+        let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
+        let plan = stage.decoder.plan();
+        let layout = plan.hidden_layout(plan.batch_layout()?)?;
+        let mesh = plan.mesh();
+        let sharers: usize = ["rdp", "sdp"]
+            .iter()
+            .filter_map(|name| mesh.axis(name).ok())
+            .map(|axis| mesh.axis_size(axis))
+            .product();
+        let shape = [batch.rows * sharers, batch.time(), stage.decoder.config().hidden];
+        let shape = Shape::new(&shape).map_err(TensorError::from)?;
+        let local = layout.local_shape(&shape, self.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
+        let dtype = self.compute_dtype();
+        let mut failure = None;
+        let received = Tensor::from_host(dtype, &local, |into| {
+            let done = ElementsMut::from_bytes(dtype, into)
+                .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into));
+            done.map_err(|error| {
+                let reason = error.to_string();
+                failure = Some(error);
+                TensorError::Outside { function: "receive", reason }
+            })
+        });
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        Ok(DTensor::from_local(&self.ranks, received?, layout, &shape)?)
+    }
+}

@@ -1,0 +1,201 @@
+//! From gradients to new weights.
+
+use std::collections::BTreeMap;
+
+use shardloom_dtensor::{DTensor, global_norm};
+use shardloom_gang::{Elements, ElementsMut, GangExt};
+use shardloom_layout::ReduceOp;
+use shardloom_tensor::{Tensor, TensorError};
+
+use super::{Engine, MicroBatch};
+use crate::error::TrainError;
+use crate::optimizer::StepInfo;
+
+/// The embedding, which a tied head shares.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The tag of gradients that tied stages exchange.
+const TIED: u32 = 0x3000_0001;
+
+/// What a step is told.
+pub struct StepSettings<'a> {
+    /// Which step, counted from 1.
+    pub number: u64,
+    /// The step size.
+    pub learning_rate: f64,
+    /// From the norm of all gradients, what they are multiplied by.
+    pub clip: &'a dyn Fn(f64) -> f64,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// The mean loss over all targets of the batch.
+    pub loss: f64,
+    /// The norm of all gradients together, before they were clipped.
+    pub gradient_norm: f64,
+    /// Targets of the whole batch.
+    pub targets: u64,
+}
+
+/// Gradients of one stage, by name.
+type StageGradients = BTreeMap<String, DTensor>;
+
+impl Engine {
+    /// One step: all passes, the norm, the optimizer. Every rank, each with its
+    /// own rows. Nothing is changed if the loss or the norm is no number.
+    pub fn step(&mut self, settings: &StepSettings<'_>, micros: &[MicroBatch]) -> Result<Stepped, TrainError> {
+        let targets = self.count_targets(micros)?;
+        let share = self.passes(settings.number, micros, (targets as f64).max(1.0))?;
+        let loss = self.loss(share)?;
+        let gradients = self.gradients()?;
+        let gradient_norm = self.norm(&gradients)?;
+        let stepped = Stepped { loss, gradient_norm, targets };
+        if !loss.is_finite() || !gradient_norm.is_finite() {
+            return Ok(stepped);
+        }
+        let scale = (settings.clip)(gradient_norm);
+        let Self { stages, optimizer, .. } = self;
+        for (stage, mut gradients) in stages.iter_mut().zip(gradients) {
+            let mut states = std::mem::take(&mut stage.states);
+            let decays = std::mem::take(&mut stage.decays);
+            let mut all = || -> Result<(), TrainError> {
+                for (name, value) in stage.trained_mut() {
+                    let missing = || TrainError::NoGradient { name: name.clone() };
+                    let gradient = gradients.remove(&name).ok_or_else(missing)?;
+                    let states = states.get_mut(&name).ok_or_else(missing)?;
+                    let info = StepInfo {
+                        number: settings.number,
+                        learning_rate: settings.learning_rate,
+                        weight_decay: decays.get(&name).copied().unwrap_or(0.0),
+                        gradient_scale: scale,
+                    };
+                    value.change_local(|local| optimizer.step(&info, local, gradient.to_local(), states))?;
+                }
+                Ok(())
+            };
+            let done = all();
+            (stage.states, stage.decays) = (states, decays);
+            done?;
+        }
+        Ok(stepped)
+    }
+
+    /// Whether this rank speaks for its rows: ranks that share layers, or hold
+    /// other stages, have the same ones.
+    fn speaks(&self) -> bool {
+        self.gangs.tp.rank() == 0 && self.gangs.pp.rank() == 0
+    }
+
+    /// Targets of the rows of all ranks.
+    pub fn count_targets(&self, micros: &[MicroBatch]) -> Result<u64, TrainError> {
+        let counted = |target: &&i64| **target != shardloom_nn::IGNORED;
+        let own: usize = micros.iter().map(|micro| micro.targets.iter().filter(counted).count()).sum();
+        let mut total = [if self.speaks() { own as u64 } else { 0 }];
+        self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;
+        Ok(total[0])
+    }
+
+    /// The loss, from the shares of all ranks.
+    pub fn loss(&self, share: f64) -> Result<f64, TrainError> {
+        // Ranks of the last stage have shares, and those that share its layers
+        // have the same one.
+        let mut total = [if self.gangs.tp.rank() == 0 { share } else { 0.0 }];
+        self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;
+        Ok(total[0])
+    }
+
+    /// All gradients, summed over ranks, by stage.
+    fn gradients(&mut self) -> Result<Vec<StageGradients>, TrainError> {
+        // All sums are begun before the first is waited for.
+        for stage in &self.stages {
+            for (_, value) in stage.trained() {
+                value.settle()?;
+            }
+        }
+        let mut all = Vec::with_capacity(self.stages.len());
+        for stage in &self.stages {
+            let mut gradients = BTreeMap::new();
+            for (name, value) in stage.trained() {
+                let gradient = value.take_gradient()?;
+                let gradient = gradient.ok_or_else(|| TrainError::NoGradient { name: name.clone() })?;
+                gradients.insert(name, gradient);
+            }
+            all.push(gradients);
+        }
+        self.tie(&mut all)?;
+        Ok(all)
+    }
+
+    /// The first and the last stage, where a tied head makes them share a
+    /// parameter on different ranks.
+    pub(super) fn tied_peer(&self) -> Option<(usize, usize)> {
+        let stage = self.stages.first()?;
+        let shared = stage.decoder.config().head.tied && self.stage_count > 1;
+        let (pp, last) = (self.gangs.pp.size(), self.stage_count - 1);
+        let pair = (0, last % pp);
+        (shared && pair.0 != pair.1).then_some(pair)
+    }
+
+    /// Adds up the gradients of a parameter that two stages share, in the same
+    /// order on both.
+    fn tie(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
+        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let rank = self.gangs.pp.rank();
+        let (number, peer) = match rank {
+            _ if rank == first => (0, last),
+            _ if rank == last => (self.stage_count - 1, first),
+            _ => return Ok(()),
+        };
+        let place = self.stages.iter().position(|stage| stage.number == number);
+        let Some(gradient) = place.and_then(|place| all[place].get_mut(EMBEDDING)) else { return Ok(()) };
+        let local = gradient.to_local();
+        let sent = local.read_host(|bytes| {
+            self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED)
+        })?;
+        sent?;
+        let other = self.received(local, peer, TIED)?;
+        let (mut sum, more) = if number == 0 { (local.clone(), other) } else { (other, local.clone()) };
+        sum.add_assign(&more)?;
+        *gradient = DTensor::from_local(&self.ranks, sum, gradient.layout(), gradient.shape())?;
+        Ok(())
+    }
+
+    /// A tensor like another one, from another stage.
+    pub(super) fn received(&self, like: &Tensor, from: usize, tag: u32) -> Result<Tensor, TrainError> {
+        let mut failure = None;
+        let received = Tensor::from_host(like.dtype(), like.shape(), |into| {
+            let done = ElementsMut::from_bytes(like.dtype(), into)
+                .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into));
+            done.map_err(|error| {
+                let reason = error.to_string();
+                failure = Some(error);
+                TensorError::Outside { function: "receive", reason }
+            })
+        });
+        match failure {
+            Some(error) => Err(error.into()),
+            None => Ok(received?),
+        }
+    }
+
+    /// The norm of all gradients together, each counted once.
+    fn norm(&self, all: &[StageGradients]) -> Result<f64, TrainError> {
+        let tied = self.tied_peer();
+        let mut squares = 0.0;
+        for (stage, gradients) in self.stages.iter().zip(all) {
+            let again = tied.is_some() && stage.number + 1 == self.stage_count;
+            let counted: Vec<&DTensor> = gradients
+                .iter()
+                .filter(|(name, _)| !(again && name.as_str() == EMBEDDING))
+                .map(|(_, gradient)| gradient)
+                .collect();
+            if !counted.is_empty() {
+                squares += global_norm(&counted)?.powi(2);
+            }
+        }
+        let mut total = [squares];
+        self.gangs.pp.all_reduce(&mut total, ReduceOp::Sum)?;
+        Ok(total[0].sqrt())
+    }
+}
