@@ -7,7 +7,7 @@
 //!
 //! Another optimizer is another file and one line in [`from_config`]. What the
 //! learning rate is at a step, and which parameters decay, is told from
-//! outside: [`WeightDecay`].
+//! outside: [`LearningRate`](crate::schedule::LearningRate), [`WeightDecay`].
 
 mod adamw;
 mod error;
