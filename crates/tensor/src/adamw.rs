@@ -1,6 +1,7 @@
 //! The AdamW optimizer in one pass, and the norm that gradients are clipped by.
 
 use crate::backend::on;
+use crate::device::Device;
 use crate::error::TensorError;
 use crate::ops::common;
 use crate::tensor::Tensor;
@@ -18,12 +19,22 @@ pub struct AdamW {
     pub eps: f64,
     /// The share of a parameter that a step of size 1 takes away.
     pub weight_decay: f64,
+    /// What gradients are multiplied by before anything else, such as the
+    /// factor that clips them. With 1 nothing changes, not even a bit.
+    pub gradient_scale: f64,
 }
 
 /// PyTorch's defaults.
 impl Default for AdamW {
     fn default() -> Self {
-        Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
+        Self {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 1e-2,
+            gradient_scale: 1.0,
+        }
     }
 }
 
@@ -56,6 +67,8 @@ pub(crate) struct Step {
     pub(crate) size: f64,
     /// What the root of the mean square is multiplied by, for the same reason.
     pub(crate) root: f64,
+    /// What gradients are multiplied by.
+    pub(crate) scale: f64,
 }
 
 impl AdamW {
@@ -70,15 +83,19 @@ impl AdamW {
         gradient: &Tensor,
         moments: &mut Moments,
     ) -> Result<(), TensorError> {
-        let operands = [&*parameter, gradient, &moments.mean, &moments.square];
-        if operands.iter().any(|x| x.shape() != parameter.shape()) {
-            let shapes = operands.iter().map(|x| x.shape().clone()).collect();
-            return Err(TensorError::Shapes { op: "adamw", shapes });
-        }
-        let (device, dtype) = common("adamw", &operands)?;
-        if !dtype.is_float() || dtype.size() == 1 {
-            return Err(TensorError::DType { op: "adamw", dtype });
-        }
+        self.step_with(number, parameter, gradient, [&mut moments.mean, &mut moments.square])
+    }
+
+    /// The same, with the running means of gradients and of their squares held
+    /// as two tensors by themselves.
+    pub fn step_with(
+        &self,
+        number: u64,
+        parameter: &mut Tensor,
+        gradient: &Tensor,
+        [mean, square]: [&mut Tensor; 2],
+    ) -> Result<(), TensorError> {
+        let device = alike("adamw", &[&*parameter, gradient, &*mean, &*square])?;
         let correction = |beta: f64| 1.0 - beta.powf(number as f64);
         let step = Step {
             beta1: self.beta1,
@@ -87,10 +104,25 @@ impl AdamW {
             kept: 1.0 - self.learning_rate * self.weight_decay,
             size: self.learning_rate / correction(self.beta1),
             root: 1.0 / correction(self.beta2).sqrt(),
+            scale: self.gradient_scale,
         };
         let gradient = gradient.packed("adamw")?;
-        on(device).adamw(&step, &gradient, [parameter, &mut moments.mean, &mut moments.square])
+        on(device).adamw(&step, &gradient, [parameter, mean, square])
     }
+}
+
+/// Checks that what an optimizer changes has one shape, one place and one dtype
+/// that is computed in.
+pub(crate) fn alike(op: &'static str, operands: &[&Tensor]) -> Result<Device, TensorError> {
+    if operands.iter().any(|x| x.shape() != operands[0].shape()) {
+        let shapes = operands.iter().map(|x| x.shape().clone()).collect();
+        return Err(TensorError::Shapes { op, shapes });
+    }
+    let (device, dtype) = common(op, operands)?;
+    if !dtype.is_float() || dtype.size() == 1 {
+        return Err(TensorError::DType { op, dtype });
+    }
+    Ok(device)
 }
 
 /// The Euclidean norm of all elements of all tensors together. Squares are

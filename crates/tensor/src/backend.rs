@@ -25,6 +25,7 @@ use crate::kernels::rope::Turn;
 use crate::kernels::rows::Softmax;
 use crate::ops::{CrossEntropy, RopeStyle};
 use crate::random::{Draw, Indices};
+use crate::sgd::Sgd;
 use crate::tensor::Tensor;
 use crate::view::View;
 
@@ -179,6 +180,16 @@ pub(crate) trait Backend: Sync {
 
     /// One AdamW step in place.
     fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError>;
+
+    /// One step of gradient descent in place, with momentum if there is a
+    /// running sum of gradients.
+    fn sgd(
+        &self,
+        step: &Sgd,
+        gradient: &Tensor,
+        parameter: &mut Tensor,
+        buffer: Option<&mut Tensor>,
+    ) -> Result<(), TensorError>;
 
     /// The sum of squares. Waits for the result.
     fn squares(&self, x: &Tensor) -> Result<f64, TensorError>;

@@ -132,6 +132,16 @@ pub enum TensorError {
         /// The address of that byte.
         address: usize,
     },
+    /// An optimizer was given more or fewer tensors than it keeps.
+    #[error("{op} keeps {expected} tensors for each parameter, but {found} were given")]
+    StateCount {
+        /// The optimizer.
+        op: &'static str,
+        /// How many it keeps.
+        expected: usize,
+        /// How many were given.
+        found: usize,
+    },
     /// A tensor that is written to while the tape needs it.
     #[error("{op}: a tensor of shape {shape} tracks gradients, which writing in place would lose")]
     TracksGradient {
@@ -262,6 +272,7 @@ impl Hint for TensorError {
             Self::Misaligned { dtype, .. } => {
                 format!("copy the bytes, or let them begin at a multiple of {}", dtype.size())
             }
+            Self::StateCount { .. } => "give it one tensor for each name in its `states`".to_owned(),
             Self::TracksGradient { .. } => "detach it, or write inside `no_grad`".to_owned(),
             Self::ReadAs { dtype, .. } => format!("cast it first, or read it as {dtype}"),
             _ => return None,

@@ -15,6 +15,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;
+pub(crate) mod sgd;
 pub(crate) mod strides;
 
 use bytemuck::Pod;

@@ -237,7 +237,14 @@ fn values_agree_with_torch() {
 fn adamw_and_the_global_norm_agree_with_torch() {
     let record: Record = serde_json::from_str(include_str!("torch/values.json")).unwrap();
     let Steps { start, gradients, end, norm } = record.adamw;
-    let options = AdamW { learning_rate: 0.02, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
+    let options = AdamW {
+        learning_rate: 0.02,
+        beta1: 0.8,
+        beta2: 0.95,
+        eps: 1e-6,
+        weight_decay: 0.1,
+        gradient_scale: 1.0,
+    };
     for dtype in [DType::F64, DType::F32] {
         let mut parameter = tensor(&start, &[start.len()], dtype);
         let mut moments = Moments::zero(&parameter).unwrap();

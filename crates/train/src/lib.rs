@@ -1,7 +1,11 @@
 //! Training: one file says what is trained, on what, and how.
 //!
 //! - A [`Config`] is that file, as types: `model`, `data`, `train`.
+//! - An [`optimizer`] says what gradients do to weights.
+//! - A [`schedule`] says what the learning rate is at a step.
 
 pub mod config;
+pub mod optimizer;
+pub mod schedule;
 
 pub use config::Config;

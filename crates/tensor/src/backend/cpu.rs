@@ -13,9 +13,10 @@ use crate::kernels::order::{self, Direction, Order};
 use crate::kernels::reduce::{self, Reduction};
 use crate::kernels::rope::{self, Turn};
 use crate::kernels::rows::{self, Softmax};
-use crate::kernels::{adamw, copy, cross_entropy, index, matmul, norm, random};
+use crate::kernels::{adamw, copy, cross_entropy, index, matmul, norm, random, sgd};
 use crate::ops::{CrossEntropy, RopeStyle};
 use crate::random::{Draw, Indices};
+use crate::sgd::Sgd;
 use crate::tensor::Tensor;
 use crate::view::View;
 
@@ -206,6 +207,16 @@ impl Backend for Cpu {
 
     fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError> {
         with_float!("adamw", gradient.dtype(), T => adamw::adamw::<T>(step, gradient, state))
+    }
+
+    fn sgd(
+        &self,
+        step: &Sgd,
+        gradient: &Tensor,
+        parameter: &mut Tensor,
+        buffer: Option<&mut Tensor>,
+    ) -> Result<(), TensorError> {
+        with_float!("sgd", gradient.dtype(), T => sgd::sgd::<T>(step, gradient, parameter, buffer))
     }
 
     fn squares(&self, x: &Tensor) -> Result<f64, TensorError> {

@@ -15,6 +15,7 @@ use crate::kernels::rope::Turn;
 use crate::kernels::rows::Softmax;
 use crate::ops::{CrossEntropy, RopeStyle};
 use crate::random::{Draw, Indices};
+use crate::sgd::Sgd;
 use crate::tensor::Tensor;
 use crate::view::View;
 
@@ -238,6 +239,23 @@ impl Backend for Meta {
 
     fn adamw(&self, _: &Step, gradient: &Tensor, [p, m, v]: [&mut Tensor; 3]) -> Result<(), TensorError> {
         note("adamw", 14 * count(gradient.shape()), &[gradient, p, m, v], &[p, m, v]);
+        Ok(())
+    }
+
+    fn sgd(
+        &self,
+        _: &Sgd,
+        gradient: &Tensor,
+        parameter: &mut Tensor,
+        buffer: Option<&mut Tensor>,
+    ) -> Result<(), TensorError> {
+        let elements = count(gradient.shape());
+        match buffer {
+            None => note("sgd", 5 * elements, &[gradient, parameter], &[parameter]),
+            Some(buffer) => {
+                note("sgd", 7 * elements, &[gradient, parameter, buffer], &[parameter, buffer]);
+            }
+        }
         Ok(())
     }
 

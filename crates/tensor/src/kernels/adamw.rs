@@ -44,13 +44,13 @@ impl<T: Float> WithSimd for Piece<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let wide = |value: f64| T::Wide::from_f64(value).unwrap_or_else(T::Wide::nan);
-        let Step { beta1, beta2, eps, kept, size, root } = *self.step;
+        let Step { beta1, beta2, eps, kept, size, root, scale } = *self.step;
         let (rest1, rest2) = (wide(1.0 - beta1), wide(1.0 - beta2));
         let (beta1, beta2, eps) = (wide(beta1), wide(beta2), wide(eps));
-        let (kept, size, root) = (wide(kept), wide(size), wide(root));
+        let (kept, size, root, scale) = (wide(kept), wide(size), wide(root), wide(scale));
         let state = self.parameter.iter_mut().zip(self.mean).zip(self.square);
         for (((p, m), v), g) in state.zip(self.gradient) {
-            let g = g.widen();
+            let g = g.widen() * scale;
             let mean = m.widen() * beta1 + g * rest1;
             let square = v.widen() * beta2 + g * g * rest2;
             let direction = mean / (square.sqrt() * root + eps);

@@ -1,0 +1,89 @@
+//! Numbers with which an optimizer cannot work.
+
+use shardloom_layout::Hint;
+
+use crate::config::OptimizerConfig;
+
+/// Why there is no such optimizer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimizerError {
+    /// A number outside the range in which it means something.
+    #[error("`train.optimizer.{key}` is {found}")]
+    Number {
+        /// The key.
+        key: &'static str,
+        /// The number as given.
+        found: String,
+        /// What it must be.
+        range: &'static str,
+    },
+}
+
+impl Hint for OptimizerError {
+    fn hint(&self) -> Option<String> {
+        let Self::Number { key, range, .. } = self;
+        Some(format!("set `train.optimizer.{key}` to a number {range}"))
+    }
+}
+
+const NOT_NEGATIVE: &str = "of at least 0";
+const BELOW_ONE: &str = "of at least 0 and below 1";
+
+/// Checks all numbers, those of other optimizers too: a mistake is found when
+/// it is made, not when the kind is changed.
+pub(super) fn check(config: &OptimizerConfig) -> Result<(), OptimizerError> {
+    let [first, second] = config.betas;
+    let numbers = [
+        ("lr", config.lr, NOT_NEGATIVE),
+        ("betas[0]", first, BELOW_ONE),
+        ("betas[1]", second, BELOW_ONE),
+        ("eps", config.eps, NOT_NEGATIVE),
+        ("momentum", config.momentum, BELOW_ONE),
+        ("weight_decay", config.weight_decay, NOT_NEGATIVE),
+        ("max_grad_norm", config.max_grad_norm, NOT_NEGATIVE),
+    ];
+    for (key, value, range) in numbers {
+        let limit = if range == BELOW_ONE { 1.0 } else { f64::INFINITY };
+        // A number that is none is in no range.
+        if !(0.0..limit).contains(&value) {
+            return Err(OptimizerError::Number { key, found: value.to_string(), range });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn every_number_has_its_range() {
+        type Change = fn(&mut OptimizerConfig, f64);
+        let keys: [(&str, f64, Change); 7] = [
+            ("lr", f64::INFINITY, |config, x| config.lr = x),
+            ("betas[0]", 1.0, |config, x| config.betas[0] = x),
+            ("betas[1]", 1.0, |config, x| config.betas[1] = x),
+            ("eps", f64::INFINITY, |config, x| config.eps = x),
+            ("momentum", 1.0, |config, x| config.momentum = x),
+            ("weight_decay", f64::INFINITY, |config, x| config.weight_decay = x),
+            ("max_grad_norm", f64::INFINITY, |config, x| config.max_grad_norm = x),
+        ];
+        for (key, limit, change) in keys {
+            for value in [-1e-9, limit, f64::NAN] {
+                let mut config = OptimizerConfig::default();
+                change(&mut config, value);
+                let error = check(&config).unwrap_err();
+                assert_eq!(error.to_string(), format!("`train.optimizer.{key}` is {value}"));
+                assert!(error.hint().unwrap().contains(key));
+            }
+            for value in [0.0, 0.5] {
+                let mut config = OptimizerConfig::default();
+                change(&mut config, value);
+                assert_eq!(check(&config), Ok(()));
+            }
+        }
+    }
+}

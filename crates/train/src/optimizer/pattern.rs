@@ -1,0 +1,234 @@
+//! Parameters by pattern.
+//!
+//! A pattern is a name from its beginning, part by part between dots, and holds
+//! for everything below what it names: `model.layers.0` is all of layer 0. `*`
+//! stands for any part, or for any letters within one: `model.layers.*.mlp`,
+//! `model.layers.*.self_attn.*_proj`. It never stands for a dot, so how deep a
+//! pattern reaches is seen by counting.
+
+use std::collections::BTreeSet;
+
+use shardloom_layout::{Hint, nearest};
+
+/// What is wrong with a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PatternError {
+    /// Nothing between two dots, or nothing at all.
+    #[error("the pattern `{pattern}` in `{key}` has an empty part")]
+    EmptyPart {
+        /// Where it stands.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+    },
+    /// There is no such parameter.
+    #[error("the pattern `{pattern}` in `{key}` matches no parameter")]
+    Unmatched {
+        /// Where it stands.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+        /// The pattern that it most likely means.
+        near: Option<String>,
+    },
+}
+
+impl Hint for PatternError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::EmptyPart { .. } => "write `*` for any part of a name".to_owned(),
+            Self::Unmatched { near: Some(near), .. } => format!("did you mean `{near}`?"),
+            Self::Unmatched { near: None, .. } => {
+                "write a name from its beginning, with `*` for any part, as in `model.layers.*.mlp`"
+                    .to_owned()
+            }
+        })
+    }
+}
+
+/// Patterns, of which one must hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patterns {
+    key: &'static str,
+    patterns: Vec<String>,
+}
+
+impl Patterns {
+    /// Patterns that stand under a key of the configuration.
+    pub fn new(key: &'static str, patterns: &[String]) -> Result<Self, PatternError> {
+        match patterns.iter().find(|pattern| pattern.split('.').any(str::is_empty)) {
+            Some(pattern) => Err(PatternError::EmptyPart { key, pattern: pattern.clone() }),
+            None => Ok(Self { key, patterns: patterns.to_vec() }),
+        }
+    }
+
+    /// Whether any pattern holds for a parameter.
+    pub fn matches(&self, name: &str) -> bool {
+        self.patterns.iter().any(|pattern| holds(pattern, name))
+    }
+
+    /// Checks that each pattern holds for at least one of all parameters.
+    pub fn check<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<(), PatternError> {
+        let names: Vec<&str> = names.into_iter().collect();
+        for pattern in &self.patterns {
+            if !names.iter().any(|name| holds(pattern, name)) {
+                let near = near(pattern, &names);
+                return Err(PatternError::Unmatched { key: self.key, pattern: pattern.clone(), near });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn holds(pattern: &str, name: &str) -> bool {
+    let mut parts = name.split('.');
+    pattern.split('.').all(|wanted| parts.next().is_some_and(|part| fits(wanted, part)))
+}
+
+/// Whether one part fits, `*` being any letters. Of several ways to cut a part
+/// at the stars the shortest is tried first, and only the last star is ever
+/// moved, which is enough.
+fn fits(pattern: &str, part: &str) -> bool {
+    let (pattern, part) = (pattern.as_bytes(), part.as_bytes());
+    let (mut at, mut place) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while place < part.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, place));
+                at += 1;
+            }
+            Some(wanted) if *wanted == part[place] => {
+                at += 1;
+                place += 1;
+            }
+            _ => {
+                let Some((star_at, begun)) = star else { return false };
+                star = Some((star_at, begun + 1));
+                at = star_at + 1;
+                place = begun + 1;
+            }
+        }
+    }
+    pattern[at..].iter().all(|rest| *rest == b'*')
+}
+
+/// The pattern that was meant: one that lacks its beginning is completed; one
+/// with a mistake is compared with what there is at its depth.
+fn near(pattern: &str, names: &[&str]) -> Option<String> {
+    let wanted: Vec<&str> = pattern.split('.').collect();
+    let mut candidates = BTreeSet::new();
+    for name in names {
+        let parts: Vec<&str> = name.split('.').collect();
+        for start in 1..parts.len() {
+            let below = parts[start..].join(".");
+            if holds(pattern, &below) {
+                // Layers are numbered; what is meant is rarely one of them.
+                let before = parts[..start].iter().map(|part| if is_number(part) { "*" } else { part });
+                return Some(before.chain(wanted.iter().copied()).collect::<Vec<_>>().join("."));
+            }
+        }
+        let kept = |(wanted, part): (&&'_ str, &&'_ str)| {
+            if fits(wanted, part) { (*wanted).to_owned() } else { (*part).to_owned() }
+        };
+        if parts.len() >= wanted.len() {
+            candidates.insert(wanted.iter().zip(&parts).map(kept).collect::<Vec<_>>().join("."));
+        }
+    }
+    nearest(pattern, candidates.iter().map(String::as_str)).map(str::to_owned)
+}
+
+fn is_number(part: &str) -> bool {
+    part.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NAMES: [&str; 6] = [
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ];
+
+    fn matched(patterns: &[&str]) -> Vec<usize> {
+        let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let patterns = Patterns::new("freeze", &patterns).unwrap();
+        (0..NAMES.len()).filter(|number| patterns.matches(NAMES[*number])).collect()
+    }
+
+    #[test]
+    fn a_pattern_holds_for_everything_below_what_it_names() {
+        assert_eq!(matched(&[]), [0usize; 0]);
+        assert_eq!(matched(&["model"]), [0, 1, 2, 3, 4]);
+        assert_eq!(matched(&["model.layers.0"]), [1, 2]);
+        assert_eq!(matched(&["model.layers.*.self_attn"]), [1, 3]);
+        assert_eq!(matched(&["model.layers.*.*.*_proj"]), [1, 2, 3]);
+        assert_eq!(matched(&["model.layers.*.*.q*j"]), [1, 3]);
+        assert_eq!(matched(&["*.norm", "lm_head.weight"]), [4, 5]);
+        assert_eq!(matched(&["lm_head.weight.more"]), [0usize; 0]);
+        assert_eq!(matched(&["lm"]), [0usize; 0]);
+        assert_eq!(matched(&["norm"]), [0usize; 0]);
+    }
+
+    #[test]
+    fn an_empty_part_is_an_error() {
+        for pattern in ["", ".", "model.", ".model", "a..b"] {
+            let error = Patterns::new("freeze", &[pattern.to_owned()]).unwrap_err();
+            assert_eq!(error, PatternError::EmptyPart { key: "freeze", pattern: pattern.to_owned() });
+            assert_eq!(error.hint().unwrap(), "write `*` for any part of a name");
+        }
+    }
+
+    #[test]
+    fn a_pattern_without_a_parameter_is_told_with_the_near_name() {
+        let near = |pattern: &str| {
+            let patterns = Patterns::new("freeze", &["lm_head".to_owned(), pattern.to_owned()]).unwrap();
+            match patterns.check(NAMES).unwrap_err() {
+                PatternError::Unmatched { key: "freeze", pattern: found, near } if found == pattern => near,
+                other => panic!("{other}"),
+            }
+        };
+        assert_eq!(near("model.embed_token").as_deref(), Some("model.embed_tokens"));
+        assert_eq!(near("model.layers.*.self_atn").as_deref(), Some("model.layers.*.self_attn"));
+        assert_eq!(near("q_proj").as_deref(), Some("model.layers.*.self_attn.q_proj"));
+        assert_eq!(near("layers.*.mlp").as_deref(), Some("model.layers.*.mlp"));
+        assert_eq!(near("vision_tower"), None);
+        let error = Patterns::new("freeze", &["vision_tower".to_owned()]).unwrap().check(NAMES).unwrap_err();
+        assert!(error.hint().unwrap().starts_with("write a name from its beginning"));
+        assert_eq!(error.to_string(), "the pattern `vision_tower` in `freeze` matches no parameter");
+    }
+
+    /// Every way to read a star, tried one after the other.
+    fn slowly(pattern: &[u8], part: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => part.is_empty(),
+            Some((b'*', rest)) => (0..=part.len()).any(|taken| slowly(rest, &part[taken..])),
+            Some((wanted, rest)) => part.first() == Some(wanted) && slowly(rest, &part[1..]),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn stars_are_read_in_every_way(pattern in "[ab*]{0,7}", part in "[ab]{0,9}") {
+            prop_assert_eq!(fits(&pattern, &part), slowly(pattern.as_bytes(), part.as_bytes()));
+        }
+
+        #[test]
+        fn what_is_suggested_matches_something(pattern in "(model|layers|[0-2*]|q_proj|mlp|nrm)(\\.(model|layers|[0-2*]|q_proj|mlp|nrm)){0,3}") {
+            let patterns = Patterns::new("freeze", &[pattern]).unwrap();
+            if let Err(PatternError::Unmatched { near: Some(near), .. }) = patterns.check(NAMES) {
+                prop_assert!(Patterns::new("freeze", &[near]).unwrap().check(NAMES).is_ok());
+            }
+        }
+    }
+}
