@@ -7,7 +7,6 @@
 //! and accumulation.
 
 mod flight;
-mod parameters;
 mod step;
 
 use std::collections::BTreeMap;

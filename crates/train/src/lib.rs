@@ -5,7 +5,11 @@
 //! - A [`schedule`] says what the learning rate is at a step.
 
 pub mod config;
+pub mod engine;
+mod error;
 pub mod optimizer;
+pub mod pipeline;
 pub mod schedule;
 
 pub use config::Config;
+pub use error::TrainError;

@@ -51,14 +51,14 @@ struct Flight {
     loss: f64,
 }
 
-/// What a message is known by. Tags are 32 bits wide; what is too far apart to
-/// be under way at once may share one.
-fn tag(message: Message, stage: usize, micro: usize) -> u32 {
+/// What a message is known by: which way it goes between which stages. Tags are
+/// 32 bits wide; what is too far apart to be under way at once may share one.
+fn tag(message: Message, below: usize, micro: usize) -> u32 {
     let kind = match message {
         Message::Activation => 0,
         Message::Gradient => 1,
     };
-    0x2000_0000 | ((stage as u32 & 0xfff) << 16) | ((micro as u32 & 0x7fff) << 1) | kind
+    0x2000_0000 | ((below as u32 & 0xfff) << 16) | ((micro as u32 & 0x7fff) << 1) | kind
 }
 
 impl Engine {
@@ -95,10 +95,18 @@ impl Engine {
                         Message::Gradient => &mut flight.gradients_leaving,
                     };
                     let sent = leaving.remove(&(stage, micro)).ok_or(TrainError::Schedule { stage, micro })?;
-                    self.send(&sent, to, tag(message, stage, micro))?;
+                    let below = match message {
+                        Message::Activation => stage,
+                        Message::Gradient => stage - 1,
+                    };
+                    self.send(&sent, to, tag(message, below, micro))?;
                 }
                 Action::Receive { message, stage, micro, from } => {
-                    let received = self.receive(&micros[micro], from, tag(message, stage, micro))?;
+                    let below = match message {
+                        Message::Activation => stage - 1,
+                        Message::Gradient => stage,
+                    };
+                    let received = self.receive(&micros[micro], from, tag(message, below, micro))?;
                     match message {
                         Message::Activation => flight.arrived.insert((stage, micro), received),
                         Message::Gradient => flight.gradients_arrived.insert((stage, micro), received),
@@ -191,7 +199,7 @@ impl Engine {
                 let number = stage.number;
                 let input = match number {
                     0 => None,
-                    _ => Some(self.receive(batch, (number - 1) % pp, tag(Message::Activation, number, 0))?),
+                    _ => Some(self.receive(batch, (number - 1) % pp, tag(Message::Activation, number - 1, 0))?),
                 };
                 let pass = Pass { adapter: stage.change(), ..Pass::default() };
                 let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), pass))?;
@@ -200,7 +208,7 @@ impl Engine {
                     let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
                     loss += f64::from(sum.to_local().item::<f32>()?);
                 } else {
-                    self.send(&hidden, (number + 1) % pp, tag(Message::Activation, number + 1, 0))?;
+                    self.send(&hidden, (number + 1) % pp, tag(Message::Activation, number, 0))?;
                 }
             }
         }
