@@ -2,6 +2,7 @@
 //!
 //! - A [`Config`] is that file, as types: `model`, `data`, `train`.
 //! - An [`optimizer`] says what gradients do to weights.
+//! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
 //! - A [`schedule`] says what the learning rate is at a step.
 
 pub mod config;
