@@ -211,6 +211,12 @@ impl Tensor {
         Ok(read(self.packed("read_host")?.bytes("read_host")?))
     }
 
+    /// The bytes of its elements in row-major order, if they lie like this in
+    /// host memory.
+    pub fn host_bytes(&self) -> Option<&[u8]> {
+        (self.is_contiguous() && self.device() != Device::Meta).then(|| self.bytes("host_bytes").ok()).flatten()
+    }
+
     /// The elements of a contiguous tensor.
     pub(crate) fn elements<T: Element>(&self, op: &'static str) -> Result<&[T], TensorError> {
         debug_assert!(T::DTYPE == self.dtype());

@@ -34,7 +34,7 @@ pub struct StageModel {
     /// What is trained instead of the layers, if it is an adapter.
     pub adapter: Option<Adapter>,
     /// What the optimizer keeps for each trained parameter.
-    states: BTreeMap<String, Vec<Tensor>>,
+    pub(crate) states: BTreeMap<String, Vec<Tensor>>,
     /// The share of each trained parameter that decays.
     decays: BTreeMap<String, f64>,
 }
@@ -107,7 +107,7 @@ impl Engine {
             (stage.states, stage.decays) = (states, decays);
             made.push(stage);
         }
-        let stage_count = schedule.stages();
+        let stage_count = schedule.stages;
         if let Some(stage) = made.first() {
             ranks.overlap(stage.decoder.plan().mesh())?;
         }
@@ -121,7 +121,7 @@ impl Engine {
 
     /// What this rank does in a step.
     fn program(&self) -> &[Action] {
-        self.schedule.program(self.gangs.pp.rank())
+        &self.schedule.ranks[self.gangs.pp.rank()]
     }
 
     fn stage(&self, number: usize) -> Result<&StageModel, TrainError> {
@@ -159,7 +159,7 @@ impl StageModel {
     }
 
     /// The same, to be changed.
-    fn trained_mut(&mut self) -> Vec<(String, &mut DTensor)> {
+    pub(crate) fn trained_mut(&mut self) -> Vec<(String, &mut DTensor)> {
         match &mut self.adapter {
             Some(adapter) => adapter.matrices_mut(),
             None => self

@@ -34,6 +34,24 @@ pub enum TrainError {
         /// The parameter.
         name: String,
     },
+    /// A checkpoint that does not say how far a run was.
+    #[error("{location} does not tell how far the run was: {message}")]
+    Progress {
+        /// The checkpoint.
+        location: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// A checkpoint of a run with another optimizer.
+    #[error("{location} was trained with `{found}`, and the run asks for `{asked}`")]
+    OtherOptimizer {
+        /// The checkpoint.
+        location: String,
+        /// Its optimizer.
+        found: String,
+        /// The one asked for.
+        asked: &'static str,
+    },
     /// The model was not found or not loaded.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -72,6 +90,10 @@ impl Hint for TrainError {
             Self::Checkpoint(error) => error.hint(),
             Self::Gangs(error) => error.hint(),
             Self::Gang(error) => error.hint(),
+            Self::Progress { .. } => Some("go on from a checkpoint that a training run saved".to_owned()),
+            Self::OtherOptimizer { found, .. } => Some(format!(
+                "set `train.optimizer.kind: {found}`, or begin a new run with `model.weights_path`"
+            )),
             Self::NoStage { .. } | Self::Schedule { .. } => None,
         }
     }

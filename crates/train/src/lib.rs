@@ -8,6 +8,7 @@
 pub mod config;
 pub mod engine;
 mod error;
+pub mod keep;
 pub mod optimizer;
 pub mod pipeline;
 pub mod schedule;

@@ -1,6 +1,6 @@
 //! Micro-batches on their way through this rank's stages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use shardloom_dtensor::{DTensor, Settling, backward};
 use shardloom_gang::{Elements, ElementsMut};
@@ -10,7 +10,7 @@ use shardloom_tensor::{Tensor, TensorError, no_grad};
 
 use super::{Engine, StageModel};
 use crate::error::TrainError;
-use crate::pipeline::{Action, Message};
+use crate::pipeline::{Action, Message, Payload};
 
 /// Rows that this rank computes at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,23 +42,35 @@ struct Flying {
 #[derive(Default)]
 struct Flight {
     flying: BTreeMap<(usize, usize), Flying>,
-    /// Hidden states that came in, and that go out, by stage and micro-batch.
-    arrived: BTreeMap<(usize, usize), DTensor>,
-    leaving: BTreeMap<(usize, usize), DTensor>,
-    /// Their gradients.
-    gradients_arrived: BTreeMap<(usize, usize), DTensor>,
-    gradients_leaving: BTreeMap<(usize, usize), DTensor>,
+    /// Hidden states and their gradients: made, and not used or sent; received,
+    /// and not used.
+    waiting: HashMap<Message, DTensor>,
     loss: f64,
 }
 
-/// What a message is known by: which way it goes between which stages. Tags are
-/// 32 bits wide; what is too far apart to be under way at once may share one.
-fn tag(message: Message, below: usize, micro: usize) -> u32 {
-    let kind = match message {
-        Message::Activation => 0,
-        Message::Gradient => 1,
+impl Flight {
+    fn take(&mut self, message: Message) -> Result<DTensor, TrainError> {
+        let Message { stage, micro, .. } = message;
+        self.waiting.remove(&message).ok_or(TrainError::Schedule { stage, micro })
+    }
+}
+
+/// What a message is known by. Tags are 32 bits wide; what is too far apart to
+/// be under way at once may share one.
+fn tag(message: Message) -> u32 {
+    let kind = match message.payload {
+        Payload::Activation => 0,
+        Payload::Gradient => 1,
     };
-    0x2000_0000 | ((below as u32 & 0xfff) << 16) | ((micro as u32 & 0x7fff) << 1) | kind
+    0x2000_0000 | ((message.stage as u32 & 0xfff) << 16) | ((message.micro as u32 & 0x7fff) << 1) | kind
+}
+
+fn activation(stage: usize, micro: usize) -> Message {
+    Message { payload: Payload::Activation, stage, micro }
+}
+
+fn gradient(stage: usize, micro: usize) -> Message {
+    Message { payload: Payload::Gradient, stage, micro }
 }
 
 impl Engine {
@@ -89,28 +101,13 @@ impl Engine {
                     self.ranks.set_settling(Settling::Late);
                     done?;
                 }
-                Action::Send { message, stage, micro, to } => {
-                    let leaving = match message {
-                        Message::Activation => &mut flight.leaving,
-                        Message::Gradient => &mut flight.gradients_leaving,
-                    };
-                    let sent = leaving.remove(&(stage, micro)).ok_or(TrainError::Schedule { stage, micro })?;
-                    let below = match message {
-                        Message::Activation => stage,
-                        Message::Gradient => stage - 1,
-                    };
-                    self.send(&sent, to, tag(message, below, micro))?;
+                Action::Send { peer, message } => {
+                    let sent = flight.take(message)?;
+                    self.send(&sent, peer, tag(message))?;
                 }
-                Action::Receive { message, stage, micro, from } => {
-                    let below = match message {
-                        Message::Activation => stage - 1,
-                        Message::Gradient => stage,
-                    };
-                    let received = self.receive(&micros[micro], from, tag(message, below, micro))?;
-                    match message {
-                        Message::Activation => flight.arrived.insert((stage, micro), received),
-                        Message::Gradient => flight.gradients_arrived.insert((stage, micro), received),
-                    };
+                Action::Receive { peer, message } => {
+                    let received = self.receive(&micros[message.micro], peer, tag(message))?;
+                    flight.waiting.insert(message, received);
                 }
             }
         }
@@ -129,12 +126,7 @@ impl Engine {
         let (stage, batch) = (self.stage(number)?, &micros[micro]);
         let input = match number {
             0 => None,
-            _ => {
-                let arrived = flight.arrived.remove(&(number, micro));
-                let arrived = arrived.ok_or(TrainError::Schedule { stage: number, micro })?;
-                // Where nothing below is trained, nothing goes back.
-                Some(arrived.requires_grad())
-            }
+            _ => Some(flight.take(activation(number - 1, micro))?.requires_grad()),
         };
         let hidden = self.hidden(stage, batch, input.as_ref(), Pass {
             adapter: stage.change(),
@@ -148,7 +140,7 @@ impl Engine {
             flight.loss += f64::from(loss.detach().to_local().item::<f32>()?);
             loss
         } else {
-            flight.leaving.insert((number, micro), hidden.detach());
+            flight.waiting.insert(activation(number, micro), hidden.detach());
             hidden
         };
         flight.flying.insert((number, micro), Flying { input, output });
@@ -171,20 +163,20 @@ impl Engine {
 
     fn backward(&self, flight: &mut Flight, stage: usize, micro: usize) -> Result<(), TrainError> {
         let missing = TrainError::Schedule { stage, micro };
-        let Flying { input, output } = flight.flying.remove(&(stage, micro)).ok_or(missing.clone())?;
-        let gradient = match stage + 1 == self.stage_count {
+        let Flying { input, output } = flight.flying.remove(&(stage, micro)).ok_or(missing)?;
+        let of_output = match stage + 1 == self.stage_count {
             true => None,
-            false => Some(flight.gradients_arrived.remove(&(stage, micro)).ok_or(missing)?),
+            false => Some(flight.take(gradient(stage + 1, micro))?),
         };
         if !output.tracks_gradient() {
             // Only a first stage without anything to train, and nobody waits.
             return Ok(());
         }
-        let gradients = backward([(output, gradient)])?;
+        let gradients = backward([(output, of_output)])?;
         if let Some(input) = input {
             let found = gradients.of(&input).transpose()?;
             let found = found.ok_or(TrainError::NoGradient { name: format!("the input of stage {stage}") })?;
-            flight.gradients_leaving.insert((stage, micro), found);
+            flight.waiting.insert(gradient(stage, micro), found);
         }
         Ok(())
     }
@@ -195,11 +187,13 @@ impl Engine {
         let mut loss = 0.0;
         let (pp, stages) = (self.gangs.pp.size(), self.stage_count);
         for batch in micros {
+            let mut here = None;
             for stage in &self.stages {
                 let number = stage.number;
                 let input = match number {
                     0 => None,
-                    _ => Some(self.receive(batch, (number - 1) % pp, tag(Message::Activation, number - 1, 0))?),
+                    _ if pp == 1 => here.take(),
+                    _ => Some(self.receive(batch, (number - 1) % pp, tag(activation(number - 1, 0)))?),
                 };
                 let pass = Pass { adapter: stage.change(), ..Pass::default() };
                 let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), pass))?;
@@ -207,8 +201,10 @@ impl Engine {
                     let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
                     let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
                     loss += f64::from(sum.to_local().item::<f32>()?);
+                } else if pp == 1 {
+                    here = Some(hidden);
                 } else {
-                    self.send(&hidden, (number + 1) % pp, tag(Message::Activation, number, 0))?;
+                    self.send(&hidden, (number + 1) % pp, tag(activation(number, 0)))?;
                 }
             }
         }

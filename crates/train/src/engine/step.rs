@@ -129,7 +129,7 @@ impl Engine {
 
     /// The first and the last stage, where a tied head makes them share a
     /// parameter on different ranks.
-    pub(super) fn tied_peer(&self) -> Option<(usize, usize)> {
+    pub(crate) fn tied_peer(&self) -> Option<(usize, usize)> {
         let stage = self.stages.first()?;
         let shared = stage.decoder.config().head.tied && self.stage_count > 1;
         let (pp, last) = (self.gangs.pp.size(), self.stage_count - 1);
@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// A tensor like another one, from another stage.
-    pub(super) fn received(&self, like: &Tensor, from: usize, tag: u32) -> Result<Tensor, TrainError> {
+    pub(crate) fn received(&self, like: &Tensor, from: usize, tag: u32) -> Result<Tensor, TrainError> {
         let mut failure = None;
         let received = Tensor::from_host(like.dtype(), like.shape(), |into| {
             let done = ElementsMut::from_bytes(like.dtype(), into)

@@ -1,0 +1,250 @@
+//! What a checkpoint holds of a run, and going on from it.
+//!
+//! Tensors are saved by name, each rank its part, wherever it was computed, so
+//! a run goes on with any other number of ranks. A parameter that two stages
+//! share is saved by the first.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
+use shardloom_checkpoint::{
+    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State,
+    Target, TensorSpec, load,
+};
+use shardloom_dtensor::DTensor;
+use shardloom_gang::Elements;
+use shardloom_tensor::{HostMemory, Tensor};
+
+use crate::engine::{Engine, StageModel};
+use crate::error::TrainError;
+
+/// The embedding, which a tied head shares.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Under which name a checkpoint says how far a run was.
+const PROGRESS: &str = "trainer";
+
+/// What stands before the names of an adapter's tensors, as PEFT has them.
+const PEFT_PREFIX: &str = "base_model.model.";
+
+/// The tag under which tied stages hand on what was loaded.
+const LOADED: u32 = 0x3000_0002;
+
+/// How far a run is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps that were done.
+    pub step: u64,
+    /// Tokens that were read.
+    pub tokens: u64,
+    /// Targets that counted.
+    pub targets: u64,
+    /// Where the data is.
+    pub data: serde_json::Value,
+    /// The lowest held-out loss so far.
+    pub best: Option<f64>,
+    /// The optimizer.
+    pub optimizer: String,
+}
+
+/// Which part of a tensor this rank holds.
+fn spec(value: &DTensor) -> TensorSpec {
+    TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held: Held::Layout(value.layout()) }
+}
+
+impl Engine {
+    /// Whether a stage leaves a parameter to the first one.
+    fn leaves(&self, stage: &StageModel, name: &str) -> bool {
+        name == EMBEDDING && stage.number > 0 && stage.decoder.config().head.tied
+    }
+
+    /// What this rank holds of a checkpoint: names, specs and tensors, of the
+    /// model and of the training.
+    fn holdings(&self) -> Vec<(String, TensorSpec, &Tensor, Part)> {
+        let mut all = Vec::new();
+        for stage in &self.stages {
+            let adapter = stage.adapter.is_some();
+            let trained = stage.trained();
+            match adapter {
+                true => {
+                    for (name, value) in &trained {
+                        let name = format!("{PEFT_PREFIX}{name}");
+                        all.push((name, spec(value), value.to_local(), Part::Model));
+                    }
+                }
+                false => {
+                    for (name, value) in stage.decoder.parameters() {
+                        if !self.leaves(stage, name) {
+                            all.push((name.clone(), spec(value), value.to_local(), Part::Model));
+                        }
+                    }
+                }
+            }
+            for (name, value) in trained {
+                if self.leaves(stage, &name) {
+                    continue;
+                }
+                let states = stage.states.get(&name).into_iter().flatten();
+                for (kept, tensor) in self.optimizer.states().iter().zip(states) {
+                    all.push((format!("optimizer.{kept}.{name}"), spec(value), tensor, Part::Training));
+                }
+            }
+        }
+        all
+    }
+
+    /// Saves this rank's part of a checkpoint. Every rank. In the background,
+    /// only copying holds the caller up; how long is returned.
+    pub fn save(
+        &self,
+        saver: &mut Saver,
+        target: &Target,
+        progress: &Progress,
+        assets: BTreeMap<String, Vec<u8>>,
+        pace: Pace,
+    ) -> Result<Duration, TrainError> {
+        let holdings = self.holdings();
+        // What does not lie as files have it is copied first.
+        let packed: Vec<Option<Vec<u8>>> = holdings
+            .iter()
+            .map(|(_, _, tensor, _)| match tensor.host_bytes() {
+                Some(_) => Ok(None),
+                None => tensor.read_host(<[u8]>::to_vec).map(Some),
+            })
+            .collect::<Result<_, _>>()?;
+        let mut state = State::new();
+        let mut budget = 0;
+        for ((name, spec, tensor, part), packed) in holdings.iter().zip(&packed) {
+            let bytes = packed.as_deref().or_else(|| tensor.host_bytes()).unwrap_or_default();
+            budget += bytes.len() as u64;
+            let local = LocalTensor { spec: spec.clone(), bytes };
+            match part {
+                Part::Model => state.model(name.clone(), local),
+                Part::Training => state.training(name.clone(), local),
+            };
+        }
+        let about = |error: shardloom_checkpoint::NotJson| TrainError::Progress {
+            location: "the run".to_owned(),
+            message: error.to_string(),
+        };
+        state.value(PROGRESS, progress).map_err(about)?;
+        let options = SaveOptions {
+            format: SaveFormat::Native,
+            assets,
+            step: Some(progress.step),
+            budget: budget + (1 << 20),
+            ..SaveOptions::default()
+        };
+        match pace {
+            Pace::Background(observer) => Ok(saver.save_async(&state, target, &options, observer)?),
+            Pace::Waiting(observer) => Ok(saver.save(&state, target, &options, observer)?.stall),
+        }
+    }
+
+    /// Goes on from a checkpoint, on any mesh: takes what the optimizer had kept,
+    /// and an adapter's matrices, and returns how far the run was. Weights that
+    /// are trained themselves were loaded with the model. Every rank.
+    pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        let names = self.optimizer.states();
+        let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
+        for (place, stage) in self.stages.iter().enumerate() {
+            for (name, value) in stage.trained() {
+                if self.leaves(stage, &name) {
+                    continue;
+                }
+                let memory = || HostMemory::new(value.dtype(), value.to_local().shape());
+                if stage.adapter.is_some() {
+                    memories.push((place, name.clone(), None, spec(value), memory()?));
+                }
+                for state in 0..names.len() {
+                    memories.push((place, name.clone(), Some(state), spec(value), memory()?));
+                }
+            }
+        }
+        let mut progress = Vec::new();
+        let mut state = LoadState::new();
+        for (_, name, kept, spec, memory) in &mut memories {
+            let name = match kept {
+                None => format!("{PEFT_PREFIX}{name}"),
+                Some(kept) => format!("optimizer.{}.{name}", names[*kept]),
+            };
+            state.tensor(name, spec.clone(), memory.bytes_mut());
+        }
+        state.bytes(PROGRESS, &mut progress);
+        let options =
+            LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+        load(source, state, &*self.gangs.root, &options, observer)?;
+        for (place, name, kept, _, memory) in memories {
+            let stage = &mut self.stages[place];
+            let loaded = memory.into_tensor();
+            match kept {
+                None => {
+                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {
+                        value.change_local(|local| local.assign(0, 0, &loaded))?;
+                    }
+                }
+                Some(kept) => {
+                    let states = stage.states.get_mut(&name);
+                    if let Some(held) = states.and_then(|states| states.get_mut(kept)) {
+                        *held = loaded;
+                    }
+                }
+            }
+        }
+        self.hand_on_tied()?;
+        let location = source.storage.location();
+        let progress: Progress = serde_json::from_slice(&progress)
+            .map_err(|error| TrainError::Progress { location: location.clone(), message: error.to_string() })?;
+        if progress.optimizer != self.optimizer.name() {
+            let (found, asked) = (progress.optimizer, self.optimizer.name());
+            return Err(TrainError::OtherOptimizer { location, found, asked });
+        }
+        Ok(progress)
+    }
+
+    /// Gives the last stage what the first one loaded for both.
+    fn hand_on_tied(&mut self) -> Result<(), TrainError> {
+        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let rank = self.gangs.pp.rank();
+        let place = |number: usize| self.stages.iter().position(|stage| stage.number == number);
+        if rank == first {
+            let states = place(0).and_then(|place| self.stages[place].states.get(EMBEDDING));
+            for tensor in states.into_iter().flatten() {
+                let sent = tensor.read_host(|bytes| {
+                    self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
+                })?;
+                sent?;
+            }
+        } else if rank == last
+            && let Some(place) = place(self.stage_count - 1)
+        {
+            for state in 0..self.optimizer.states().len() {
+                let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());
+                let Some(like) = like else { continue };
+                let received = self.received(&like, first, LOADED)?;
+                if let Some(states) = self.stages[place].states.get_mut(EMBEDDING) {
+                    states[state] = received;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which part of a checkpoint a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Model,
+    Training,
+}
+
+/// Whether the caller waits for a save.
+pub enum Pace<'a> {
+    /// It does not.
+    Background(Arc<dyn Observer + Send + Sync>),
+    /// It does.
+    Waiting(&'a dyn Observer),
+}
