@@ -1,0 +1,264 @@
+//! Training steps beside PyTorch and peft, and what an asynchronous save costs.
+//!
+//! Every measurement is a process of its own, ours and theirs in turns. Set
+//! `SHARDLOOM_PEER_PYTHON` to a Python that has torch, transformers and peft,
+//! and `SHARDLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
+//! Words after `--` choose cases: full, lora, f32, bf16, save.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use shardloom_bench::{Goal, Report, short};
+use shardloom_checkpoint::{Saver, Target};
+use shardloom_dtensor::{Ranks, Release};
+use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use shardloom_hub::cards::CardStore;
+use shardloom_hub::fetch::FetchSettings;
+use shardloom_hub::{Families, Hub, LoadOptions};
+use shardloom_layout::DType;
+use shardloom_nn::{Adapter, Kept, Usage};
+use shardloom_train::config::{OptimizerConfig, PipelineSchedule};
+use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use shardloom_train::keep::{Pace, Progress};
+use shardloom_train::optimizer::{Patterns, WeightDecay, clipping, from_config};
+use shardloom_train::pipeline::Schedule;
+
+const ROUNDS: usize = 3;
+const ROWS: usize = 4;
+const TIME: usize = 128;
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--bench")).collect();
+    if let [own, case, folder, dtype] = words.as_slice()
+        && own == "ours"
+    {
+        return ours(case, Path::new(folder), dtype);
+    }
+    let Some(folder) = std::env::var_os("SHARDLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
+    let wanted = |name: &str| words.is_empty() || words.iter().all(|word| name.contains(word.as_str()));
+    let mut report = Report::new();
+    for case in ["full", "lora"] {
+        for (dtype, theirs) in [("f32", "float32"), ("bf16", "bfloat16")] {
+            if wanted(&format!("{case} {dtype}")) {
+                step(&mut report, &folder, case, [dtype, theirs]);
+            }
+        }
+    }
+    if wanted("save") {
+        save(&mut report, &folder);
+    }
+    report.print();
+}
+
+fn engine(folder: &Path, case: &str, dtype: &str) -> Engine {
+    let mut families = Families::new();
+    shardloom_models::register(&mut families).expect("families differ in name");
+    let hub = Hub {
+        cards: CardStore::new([]),
+        families,
+        fetch: Ok(FetchSettings::in_folders("none", "none")),
+        model_path: Vec::new(),
+    };
+    let lora = case == "lora";
+    let compute: DType = dtype.parse().expect("a dtype");
+    let model = hub.open(&folder.display().to_string(), &()).expect("a model");
+    let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).expect("gangs");
+    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let usage = Usage {
+        dtype: (compute != DType::F32).then_some(compute),
+        release: Release::AfterUse,
+        ..Usage::default()
+    };
+    let options = LoadOptions {
+        gangs: Some(gangs.clone()),
+        dtype: Some(if lora { compute } else { DType::F32 }),
+        usage,
+        ranks: Some(Arc::clone(&ranks)),
+        ..LoadOptions::default()
+    };
+    let decoder = model.load(&options, &()).expect("loaded").decoder;
+    let adapter = lora.then(|| {
+        let ends = ["q_proj", "k_proj", "v_proj", "o_proj"];
+        let modules: Vec<String> = decoder
+            .parameters()
+            .iter()
+            .filter_map(|(name, _)| name.strip_suffix(".weight"))
+            .filter(|module| ends.iter().any(|end| module.ends_with(end)))
+            .map(str::to_owned)
+            .collect();
+        let mut adapter = Adapter::new();
+        for module in modules {
+            adapter.add_new(&decoder, &module, 8, 2.0, 0).expect("a module");
+        }
+        adapter
+    });
+    let optimizer = OptimizerConfig { lr: 1e-4, ..OptimizerConfig::default() };
+    let settings = EngineSettings {
+        gangs,
+        ranks,
+        schedule: Arc::new(Schedule::new(PipelineSchedule::default(), 1, 1, 1).expect("a schedule")),
+        optimizer: from_config(&optimizer).expect("an optimizer"),
+        decay: &WeightDecay::new(&optimizer, []).expect("no patterns"),
+        frozen: &Patterns::new("none", &[]).expect("no patterns"),
+        kept: Kept::All,
+        dropout: 0.0,
+    };
+    Engine::new(settings, vec![(0, decoder, adapter)]).expect("an engine")
+}
+
+fn one_step(engine: &mut Engine, number: u64) -> f64 {
+    let vocabulary = engine.stages()[0].decoder.config().vocabulary;
+    let token = |row: usize, place: usize| ((7919 * (row * TIME + place) + 13) % vocabulary) as i64;
+    let all = |ahead: usize| {
+        (0..ROWS).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
+    };
+    let batch = MicroBatch { rows: ROWS, inputs: all(0), targets: all(1) };
+    let clip = |norm: f64| clipping(norm, 1.0);
+    let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip };
+    engine.step(&settings, &[batch]).expect("a step").loss
+}
+
+/// One measurement of ours, told as one line of JSON.
+#[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
+fn ours(case: &str, folder: &Path, dtype: &str) {
+    let mut engine = engine(folder, case, dtype);
+    let (mut times, mut losses) = (Vec::new(), Vec::new());
+    for number in 1..=7 {
+        let begin = Instant::now();
+        losses.push(one_step(&mut engine, number));
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    let seconds = middle(times.split_off(2));
+    let memory = peak();
+    let mut stalls = Vec::new();
+    if case == "save" {
+        let gang = solo(GangOptions::default());
+        let mut saver = Saver::new(gang).expect("a saver");
+        let folder = std::env::temp_dir().join(format!("shardloom-bench-train-{}", std::process::id()));
+        for step in 0..4 {
+            let progress = Progress {
+                step,
+                tokens: 0,
+                targets: 0,
+                data: Value::Null,
+                best: None,
+                optimizer: "adamw".to_owned(),
+            };
+            let target = Target::Folder(folder.join(format!("step_{step}")));
+            let begin = Instant::now();
+            let pace = Pace::Background(Arc::new(()));
+            engine.save(&mut saver, &target, &progress, BTreeMap::new(), pace).expect("saved");
+            let stall = begin.elapsed().as_secs_f64();
+            // Steps beside the save are slower, which is a cost of it too.
+            let begin = Instant::now();
+            let mut beside = 0;
+            while beside < 2 || saver.is_saving() {
+                one_step(&mut engine, 8 + step);
+                beside += 1;
+            }
+            let slower = begin.elapsed().as_secs_f64() - f64::from(beside) * seconds;
+            saver.wait().expect("saved");
+            stalls.push(json!({"stall": stall, "slower": slower, "beside": beside}));
+        }
+        let _ = std::fs::remove_dir_all(folder);
+    }
+    println!("{}", json!({"seconds": seconds, "peak": memory, "losses": losses, "stalls": stalls}));
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The most memory that this process has had.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number =
+        line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse::<u64>().ok());
+    number.unwrap_or(0) * 1024
+}
+
+fn asked(command: &mut Command) -> Value {
+    let output = command.output().expect("the process starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().next_back().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|_| {
+        panic!("no answer from {command:?}: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
+    let own = std::env::current_exe().expect("this program");
+    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("SHARDLOOM_THREADS", "2"))
+}
+
+fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
+    let python = std::env::var_os("SHARDLOOM_PEER_PYTHON")?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train_torch.py");
+    let mut command = Command::new(python);
+    command.arg(script).arg(case).arg(folder).args(["--dtype", dtype]);
+    Some(asked(command.env("HF_HUB_OFFLINE", "1")))
+}
+
+fn number(value: &Value, path: &str) -> f64 {
+    value.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)
+}
+
+fn seconds(value: f64) -> String {
+    short(Duration::from_secs_f64(value))
+}
+
+fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 2]) {
+    let (mut own, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        own.push(ask_ours(case, folder, dtype));
+        beside.extend(ask_theirs(case, folder, theirs));
+    }
+    let of = |all: &[Value], path: &str| middle(all.iter().map(|value| number(value, path)).collect());
+    let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
+    if beside.is_empty() {
+        report.note(&format!("{case} step in {dtype}"), [&seconds(of(&own, "/seconds")), ""], f64::NAN);
+        return;
+    }
+    let (ours, peer) = (of(&own, "/seconds"), of(&beside, "/seconds"));
+    report.ratio(
+        &format!("{case} step in {dtype} / PyTorch"),
+        [&seconds(ours), &seconds(peer)],
+        peer / ours,
+        Goal::AtLeast(1.2),
+    );
+    let (ours, peer) = (of(&own, "/peak"), of(&beside, "/peak"));
+    report.ratio(
+        &format!("its peak memory in {dtype} / PyTorch"),
+        [&gigabytes(ours), &gigabytes(peer)],
+        ours / peer,
+        Goal::AtMost(0.7),
+    );
+    let off = (0..7)
+        .map(|step| format!("/losses/{step}"))
+        .map(|path| (number(&own[0], &path) / number(&beside[0], &path) - 1.0).abs())
+        .fold(0.0, f64::max);
+    report.note(&format!("largest difference of its losses in {dtype}"), ["", ""], off);
+}
+
+/// What holds a run up that saves every hundred steps.
+fn save(report: &mut Report, folder: &Path) {
+    let found = ask_ours("save", folder, "f32");
+    let step = number(&found, "/seconds");
+    // The first one takes memory that the others use again.
+    let later = |path: &str| middle((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect());
+    let (stall, slower) = (later("stall"), later("slower"));
+    report.ratio(
+        "stall of an asynchronous save / 100 steps",
+        [&seconds(stall), &seconds(100.0 * step)],
+        stall / (100.0 * step),
+        Goal::AtMost(0.05),
+    );
+    report.note("the same / one step", [&seconds(stall), &seconds(step)], stall / step);
+    report.note("how much slower steps beside it were / 100 steps", [&seconds(slower.max(0.0)), ""], slower / (100.0 * step));
+}
