@@ -1,14 +1,18 @@
 //! Training: one file says what is trained, on what, and how.
 //!
 //! - A [`Config`] is that file, as types: `model`, `data`, `train`.
+//! - An [`engine`] is what one rank trains: its stages, gradients, the step.
 //! - An [`optimizer`] says what gradients do to weights.
 //! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
 //! - A [`schedule`] says what the learning rate is at a step.
+//! - [`metrics`] go to files, step by step.
+//! - [`keep`] says what a checkpoint holds of a run.
 
 pub mod config;
 pub mod engine;
 mod error;
 pub mod keep;
+pub mod metrics;
 pub mod optimizer;
 pub mod pipeline;
 pub mod schedule;

@@ -1,0 +1,228 @@
+//! Records as lines of JSON.
+//!
+//! A line is written in one piece when its step is done, and never changed. A
+//! process that is killed can leave at most a part of the last one, which is
+//! dropped when the file is opened again, as are lines of steps that will be
+//! done again. What is kept then is written to a new file that takes the old
+//! one's place, so that no moment exists in which lines are lost.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::error::MetricsError;
+use super::{Record, Sink};
+
+/// A file with a line of JSON for each record.
+#[derive(Debug)]
+pub struct Jsonl {
+    file: File,
+    path: PathBuf,
+}
+
+/// All that must be known of a line.
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+}
+
+impl Jsonl {
+    /// Opens or makes a file for a run that goes on after step `after`: lines
+    /// of later steps are dropped. Folders on the way are made.
+    pub fn open(path: &Path, after: u64) -> Result<Self, MetricsError> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(MetricsError::of(folder, "made"))?;
+        }
+        forget(path, after)?;
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        Ok(Self { file: file.map_err(MetricsError::of(path, "opened"))?, path: path.to_owned() })
+    }
+}
+
+impl Sink for Jsonl {
+    fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
+        let failed = MetricsError::of(&self.path, "written");
+        let mut line = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(failed)
+    }
+}
+
+/// Drops lines of steps after `after`, and a last line that is not whole. A
+/// file in which nothing is to be dropped is not touched.
+fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
+    let old = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(MetricsError::of(path, "opened")(error)),
+    };
+    let mut lines = Lines { from: old, path, number: 0, line: Vec::new() };
+    let mut kept: u64 = 0;
+    // Up to here nothing has to be copied.
+    let first_dropped = loop {
+        match lines.next(after)? {
+            None => return Ok(()),
+            Some(Verdict::Keep) if lines.line.ends_with(b"\n") => kept += lines.line.len() as u64,
+            Some(verdict) => break verdict,
+        }
+    };
+    let beside = path.with_extension("jsonl.new");
+    let failed = || MetricsError::of(&beside, "written");
+    let mut new = BufWriter::new(File::create(&beside).map_err(failed())?);
+    let whole = File::open(path).map_err(MetricsError::of(path, "opened"))?;
+    std::io::copy(&mut std::io::Read::take(whole, kept), &mut new).map_err(failed())?;
+    let mut verdict = Some(first_dropped);
+    while let Some(current) = verdict {
+        if current == Verdict::Keep {
+            // The last line may be whole and lack only its end.
+            let ended = lines.line.strip_suffix(b"\n").unwrap_or(&lines.line);
+            new.write_all(ended).and_then(|()| new.write_all(b"\n")).map_err(failed())?;
+        }
+        verdict = lines.next(after)?;
+    }
+    new.into_inner().map_err(|error| failed()(error.into_error()))?.sync_all().map_err(failed())?;
+    fs::rename(&beside, path).map_err(MetricsError::of(path, "replaced"))
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Keep,
+    Drop,
+}
+
+struct Lines<'a> {
+    from: BufReader<File>,
+    path: &'a Path,
+    number: u64,
+    line: Vec<u8>,
+}
+
+impl Lines<'_> {
+    fn next(&mut self, after: u64) -> Result<Option<Verdict>, MetricsError> {
+        self.line.clear();
+        self.number += 1;
+        let read =
+            self.from.read_until(b'\n', &mut self.line).map_err(MetricsError::of(self.path, "read"))?;
+        if read == 0 {
+            return Ok(None);
+        }
+        match serde_json::from_slice::<Line>(&self.line) {
+            Ok(Line { step }) => Ok(Some(if step <= after { Verdict::Keep } else { Verdict::Drop })),
+            // Only the last line can lack its end.
+            Err(_) if !self.line.ends_with(b"\n") => Ok(Some(Verdict::Drop)),
+            Err(_) => Err(MetricsError::NotMetrics { path: self.path.to_owned(), line: self.number }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use proptest::prelude::*;
+    use shardloom_layout::Hint as _;
+
+    use super::*;
+
+    fn record(step: u64) -> Record {
+        Record { loss: Some(1.0 / step as f64), ..Record::new(step) }
+    }
+
+    fn write(path: &Path, after: u64, steps: impl IntoIterator<Item = u64>) {
+        let mut file = Jsonl::open(path, after).unwrap();
+        steps.into_iter().for_each(|step| file.record(&record(step)).unwrap());
+    }
+
+    fn steps(path: &Path) -> Vec<u64> {
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.is_empty() || text.ends_with('\n'));
+        text.lines().map(|line| serde_json::from_str::<Record>(line).unwrap().step).collect()
+    }
+
+    #[test]
+    fn a_line_is_what_it_was_when_the_step_was_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b/metrics.jsonl");
+        write(&path, 0, [1, 2]);
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "{\"step\":1,\"loss\":1.0}\n{\"step\":2,\"loss\":0.5}\n"
+        );
+    }
+
+    #[test]
+    fn steps_that_are_done_again_are_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        write(&path, 0, 1..=10);
+        write(&path, 6, 7..=12);
+        assert_eq!(steps(&path), (1..=12).collect::<Vec<_>>());
+        write(&path, 12, []);
+        assert_eq!(steps(&path).len(), 12);
+        write(&path, 0, []);
+        assert_eq!(steps(&path), [0; 0]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn several_lines_of_a_step_stay_or_go_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        write(&path, 0, [1, 2, 2, 3, 2]);
+        write(&path, 2, [3]);
+        assert_eq!(steps(&path), [1, 2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn a_file_with_something_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        for text in ["{\"step\":1}\nhello\n{\"step\":2}\n", "{\"step\":5}\n\n", "[]\nx\n"] {
+            fs::write(&path, text).unwrap();
+            let error = Jsonl::open(&path, 1).unwrap_err();
+            assert!(matches!(error, MetricsError::NotMetrics { .. }), "{error}");
+            assert!(error.hint().unwrap().starts_with("move "));
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::write(&path, "{\"step\":1}\nhello\n").unwrap();
+        let error = Jsonl::open(&path, 1).unwrap_err();
+        assert_eq!(error, MetricsError::NotMetrics { path, line: 2 });
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Jsonl::open(folder.path(), 0).unwrap_err();
+        assert!(matches!(error, MetricsError::File { .. }), "{error}");
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = Jsonl::open(&file.join("metrics.jsonl"), 0).unwrap_err();
+        assert!(matches!(&error, MetricsError::File { path, done: "made", .. } if *path == file), "{error}");
+    }
+
+    proptest! {
+        // Each case waits for the disk.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Wherever a process is killed, whole lines stay and the rest goes.
+        #[test]
+        fn a_file_that_was_cut_anywhere_goes_on(cut in 0..300_usize, after in 0..12_u64, garbage in "[\\x00-\\x09a-z]{0,5}") {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("metrics.jsonl");
+            write(&path, 0, 1..=10);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes.truncate(cut);
+            let whole = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+            // A line that lacks only its end is whole as well.
+            let ended = bytes.ends_with(b"}") && garbage.trim().is_empty();
+            bytes.extend(garbage.bytes());
+            fs::write(&path, &bytes).unwrap();
+            write(&path, after, []);
+            let last = after.min(whole + u64::from(ended));
+            prop_assert_eq!(steps(&path), (1..=last).collect::<Vec<_>>());
+        }
+    }
+}

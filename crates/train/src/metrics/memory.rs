@@ -1,0 +1,57 @@
+//! How much memory a process has had.
+
+use std::fs;
+
+use shardloom_tensor::memory;
+
+/// The most memory that this process has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes in tensors.
+    pub tensors: u64,
+    /// Bytes that the system gave it for anything, where the system says so.
+    pub process: Option<u64>,
+}
+
+/// The most memory that this process has had so far.
+pub fn peak_memory() -> Memory {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    Memory { tensors: memory::statistics().high_water as u64, process: high_water(&status) }
+}
+
+/// The high-water mark in what Linux tells of a process.
+fn high_water(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use shardloom_layout::DType;
+    use shardloom_tensor::{Device, Tensor};
+
+    use super::*;
+
+    #[test]
+    fn what_linux_tells_is_understood() {
+        let status = "Name:\tx\nVmPeak:\t  999 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 7 kB\n";
+        assert_eq!(high_water(status), Some(12345 * 1024));
+        for other in ["", "VmHWM:", "VmHWM:\t12 MB", "VmHWM:\t-1 kB", "VmHWM:\t99999999999999999999 kB"] {
+            assert_eq!(high_water(other), None);
+        }
+    }
+
+    #[test]
+    fn a_large_tensor_is_seen() {
+        let bytes = 32 << 20;
+        let tensor = Tensor::full(1.0, DType::F32, &[bytes / 4], Device::Cpu).unwrap();
+        let memory = peak_memory();
+        assert!(memory.tensors >= bytes as u64);
+        assert!(memory.process.is_none_or(|process| process >= bytes as u64), "{memory:?}");
+        drop(tensor);
+        assert!(peak_memory().tensors >= bytes as u64);
+    }
+}
