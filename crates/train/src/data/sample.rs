@@ -9,6 +9,8 @@
 //!   added. What assistants write counts, with the token that ends their turn,
 //!   but not white space that a template puts behind that token.
 //!
+//! Special tokens that a document spells out are recognised as such.
+//!
 //! The first token of a document never counts: nothing of the document stands
 //! before it that it could be told from. So the same tokens count however
 //! documents are cut into rows.
