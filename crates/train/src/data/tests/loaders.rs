@@ -305,21 +305,20 @@ fn batches_are_prepared_ahead_and_the_state_is_that_of_what_was_given() {
 
 #[test]
 fn an_error_ahead_comes_when_its_batch_is_taken() {
-    let mut text = lines(&["one", "two"]);
+    let mut text = lines(&["one", "two", "three"]);
     text.extend(b"{\"text\": 7}\n");
     let folder = folder(&[("x.jsonl", &text)]);
     let changes = json!({"rows": "padded", "shuffle": false});
     let load = || Loader::new(settings(&folder, changes.clone())).unwrap();
-    let mut ahead = load().prefetched(1, vec![0..1]).unwrap();
+    let mut ahead = load().prefetched(2, vec![0..2]).unwrap();
     let mut plain = load();
-    for _ in 0..2 {
-        assert_eq!(ahead.next_batch(), plain.next_batch(1, &[0..1]));
-    }
+    assert_eq!(ahead.next_batch(), plain.next_batch(2, &[0..2]));
+    // The first row of the next batch is good, the second is not.
     let state = ahead.state();
-    let error = plain.next_batch(1, &[0..1]);
-    assert!(matches!(error, Err(DataError::WrongType { line: 3, .. })));
+    let error = plain.next_batch(2, &[0..2]);
+    assert!(matches!(error, Err(DataError::WrongType { line: 4, .. })));
     assert_eq!((ahead.next_batch(), ahead.next_batch()), (error.clone(), error.clone()));
     // Neither has moved.
     assert_eq!((ahead.state(), plain.state()), (state.clone(), state));
-    assert_eq!(plain.next_batch(1, &[0..1]), error);
+    assert_eq!(plain.next_batch(2, &[0..2]), error);
 }
