@@ -1,6 +1,7 @@
 //! Training: one file says what is trained, on what, and how.
 //!
 //! - A [`Config`] is that file, as types: `model`, `data`, `train`.
+//! - [`data`] goes from files to rows that a model is trained on.
 //! - An [`engine`] is what one rank trains: its stages, gradients, the step.
 //! - An [`optimizer`] says what gradients do to weights.
 //! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
@@ -9,6 +10,7 @@
 //! - [`keep`] says what a checkpoint holds of a run.
 
 pub mod config;
+pub mod data;
 pub mod engine;
 mod error;
 pub mod keep;

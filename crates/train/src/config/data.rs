@@ -10,7 +10,9 @@ pub struct DataConfig {
     /// Where texts come from.
     #[serde(default)]
     pub r#type: DataType,
-    /// Files, or folders with files; `*` stands for any part of a name.
+    /// Files, folders, or patterns in which `*` stands for any part of a name
+    /// and `**` for any folders. Of folders, all files are read that end in
+    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` or `.ndjson`.
     #[serde(default)]
     pub paths: Vec<String>,
     /// Files that are held out to measure on.
@@ -19,7 +21,8 @@ pub struct DataConfig {
     /// What a line of a JSONL file is.
     #[serde(default)]
     pub form: Form,
-    /// The longest row, in tokens.
+    /// The length of a row, in tokens. Longer texts go on in the next row;
+    /// longer prompts and conversations are cut off at the end.
     #[serde(default = "max_seq_len")]
     pub max_seq_len: usize,
     /// How documents become rows.
@@ -37,8 +40,8 @@ pub struct DataConfig {
     /// A chat template in a file, instead of the model's own.
     #[serde(default)]
     pub chat_template: Option<String>,
-    /// A text file is one document, unless a line like this stands between
-    /// several.
+    /// A text file is one document, unless a line that is exactly this stands
+    /// between several.
     #[serde(default)]
     pub separator: Option<String>,
 }

@@ -1,0 +1,149 @@
+//! A line of a JSONL file as a document.
+
+use shardloom_hub::text::{Data, Message};
+
+use super::error::DataError;
+use crate::config::Form;
+
+/// What a document says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Content {
+    /// A text, all of which is to be learned.
+    Text(String),
+    /// A text of two parts, the second of which is to be learned.
+    Prompt { prompt: String, completion: String },
+    /// A conversation, in which answers are to be learned.
+    Chat { messages: Vec<Message>, tools: Option<Vec<Data>> },
+}
+
+/// Where a document comes from, for errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) file: String,
+    pub(super) line: usize,
+}
+
+/// Reads a line. Keys that documents do not have are passed over, since data
+/// often come with notes about themselves.
+pub(super) fn content(line: &str, form: Form, origin: &Origin) -> Result<Content, DataError> {
+    let Origin { file, line: number } = origin;
+    let data: Data = serde_json::from_str(line).map_err(|error| {
+        // The library counts lines of what it is given, which is one line.
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+        DataError::Syntax { file: file.clone(), line: *number, column: error.column(), message }
+    })?;
+    let Data::Map(fields) = data else {
+        let (key, found) = ("the line".to_owned(), kind(&data));
+        return Err(DataError::WrongType {
+            file: file.clone(),
+            line: *number,
+            key,
+            expected: "an object",
+            found,
+        });
+    };
+    let mut record = Record { fields, origin };
+    match record.form(form)? {
+        Form::Text | Form::Auto => Ok(Content::Text(record.text("text")?)),
+        Form::PromptCompletion => {
+            Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
+        }
+        Form::Chat => Ok(Content::Chat { messages: record.messages()?, tools: record.tools()? }),
+    }
+}
+
+struct Record<'a> {
+    fields: Vec<(String, Data)>,
+    origin: &'a Origin,
+}
+
+impl Record<'_> {
+    /// Which kind of document this is.
+    fn form(&self, form: Form) -> Result<Form, DataError> {
+        if form != Form::Auto {
+            return Ok(form);
+        }
+        let keys = [
+            ("text", Form::Text),
+            ("prompt", Form::PromptCompletion),
+            ("completion", Form::PromptCompletion),
+            ("messages", Form::Chat),
+        ];
+        let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
+        let told: Vec<(&str, Form)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
+        let Origin { file, line } = self.origin.clone();
+        let Some(&(_, first)) = told.first() else {
+            return Err(DataError::Shape { file, line, keys: self.keys() });
+        };
+        if told.iter().any(|&(_, form)| form != first) {
+            let keys = told.into_iter().map(|(key, _)| key.to_owned()).collect();
+            return Err(DataError::Ambiguous { file, line, keys });
+        }
+        Ok(first)
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.fields.iter().map(|(key, _)| key.clone()).collect()
+    }
+
+    fn find(&mut self, key: &str) -> Option<Data> {
+        let at = self.fields.iter().position(|(name, _)| name == key)?;
+        Some(std::mem::replace(&mut self.fields[at].1, Data::Null))
+    }
+
+    fn take(&mut self, key: &'static str) -> Result<Data, DataError> {
+        let Origin { file, line } = self.origin.clone();
+        self.find(key).ok_or_else(|| DataError::MissingKey { file, line, key, keys: self.keys() })
+    }
+
+    fn text(&mut self, key: &'static str) -> Result<String, DataError> {
+        match self.take(key)? {
+            Data::Text(text) => Ok(text),
+            other => Err(self.wrong(key.to_owned(), "a text", kind(&other))),
+        }
+    }
+
+    fn messages(&mut self) -> Result<Vec<Message>, DataError> {
+        let list = match self.take("messages")? {
+            Data::List(list) if !list.is_empty() => list,
+            Data::List(_) => {
+                return Err(self.wrong("messages".to_owned(), "a list of messages", "an empty list"));
+            }
+            other => return Err(self.wrong("messages".to_owned(), "a list of messages", kind(&other))),
+        };
+        let message = |(at, data): (usize, Data)| {
+            let found = match &data {
+                Data::Map(_) => "an object without one",
+                other => kind(other),
+            };
+            let wrong = || self.wrong(format!("messages[{at}]"), "an object with a text `role`", found);
+            Message::try_from(data).map_err(|_| wrong())
+        };
+        list.into_iter().enumerate().map(message).collect()
+    }
+
+    fn tools(&mut self) -> Result<Option<Vec<Data>>, DataError> {
+        match self.find("tools") {
+            None | Some(Data::Null) => Ok(None),
+            Some(Data::List(tools)) => Ok(Some(tools)),
+            Some(other) => Err(self.wrong("tools".to_owned(), "a list of tools", kind(&other))),
+        }
+    }
+
+    fn wrong(&self, key: String, expected: &'static str, found: &'static str) -> DataError {
+        let Origin { file, line } = self.origin.clone();
+        DataError::WrongType { file, line, key, expected, found }
+    }
+}
+
+fn kind(data: &Data) -> &'static str {
+    match data {
+        Data::Null => "null",
+        Data::Bool(_) => "true or false",
+        Data::Number(_) => "a number",
+        Data::Text(_) => "a text",
+        Data::List(_) => "a list",
+        Data::Map(_) => "an object",
+    }
+}

@@ -1,0 +1,164 @@
+//! Where documents begin and end in a file, found by reading it once.
+
+use super::error::DataError;
+use super::lines::{Content, Line, Whole, each_line};
+use super::paths::{FoundFile, Kind};
+
+/// A document's place in its file. There may be very many, so they are small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) start: u64,
+    pub(super) bytes: u32,
+    /// Its first line, from one.
+    pub(super) line: u32,
+}
+
+/// Appends the documents of a file to `entries`.
+pub(super) fn scan(
+    file: &FoundFile,
+    separator: Option<&str>,
+    entries: &mut Vec<Entry>,
+) -> Result<Whole, DataError> {
+    let before = entries.len();
+    let whole = match file.kind {
+        Kind::Lines => each_line(&file.path, 0, &mut |line| {
+            if line.content == Content::Some {
+                entries.push(entry(file, line.start, line.end, line.number)?);
+            }
+            Ok(())
+        }),
+        Kind::Text => text(file, separator, entries),
+    }?;
+    if entries.len() == before {
+        return Err(DataError::Empty { file: file.path.display().to_string() });
+    }
+    Ok(whole)
+}
+
+/// A text in the making: its start, its end so far, its first line.
+struct Open {
+    start: u64,
+    end: u64,
+    line: usize,
+    content: Content,
+}
+
+fn text(file: &FoundFile, separator: Option<&str>, entries: &mut Vec<Entry>) -> Result<Whole, DataError> {
+    // One byte more than a separator with its `\r`, to see that a line is longer.
+    let keep = separator.map_or(0, |separator| separator.len() + 2);
+    let separates = |line: &Line<'_>| {
+        let head = line.head.strip_suffix(b"\r").unwrap_or(line.head);
+        separator.is_some_and(|separator| separator.as_bytes() == head)
+    };
+    let mut open: Option<Open> = None;
+    let mut close = |open: &mut Option<Open>| match open.take() {
+        Some(Open { start, end, line, content: Content::Some }) => {
+            entries.push(entry(file, start, end, line)?);
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    let whole = each_line(&file.path, keep, &mut |line| {
+        if separates(&line) {
+            return close(&mut open);
+        }
+        let text = open.get_or_insert(Open {
+            start: line.start,
+            end: line.end,
+            line: line.number,
+            content: Content::Blank,
+        });
+        text.end = line.end;
+        if line.content == Content::Some {
+            text.content = Content::Some;
+        }
+        Ok(())
+    })?;
+    close(&mut open)?;
+    Ok(whole)
+}
+
+fn entry(file: &FoundFile, start: u64, end: u64, line: usize) -> Result<Entry, DataError> {
+    let small = |what: &'static str, number: u64| {
+        u32::try_from(number).map_err(|_| DataError::TooLarge {
+            file: file.path.display().to_string(),
+            line,
+            what,
+            limit: u64::from(u32::MAX),
+        })
+    };
+    Ok(Entry {
+        start,
+        bytes: small("the number of bytes of a document", end - start)?,
+        line: small("the number of a line", line as u64)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    fn scanned(kind: Kind, text: &str, separator: Option<&str>) -> Result<Vec<(String, u32)>, DataError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let found = FoundFile { path: file.path().to_owned(), name: "x".to_owned(), kind };
+        let mut entries = Vec::new();
+        scan(&found, separator, &mut entries)?;
+        let cut = |entry: &Entry| {
+            let start = entry.start as usize;
+            (text[start..start + entry.bytes as usize].to_owned(), entry.line)
+        };
+        Ok(entries.iter().map(cut).collect())
+    }
+
+    fn expect(found: Result<Vec<(String, u32)>, DataError>, expected: &[(&str, u32)]) {
+        let found = found.unwrap();
+        let found: Vec<(&str, u32)> = found.iter().map(|(text, line)| (text.as_str(), *line)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_text_is_one_document_or_several() {
+        expect(scanned(Kind::Text, "\none\n---\ntwo\n", None), &[("\none\n---\ntwo\n", 1)]);
+        let text = "one\n---\n\n---\r\n---\n\ntwo\n---- \n---\nthree";
+        let expected = [("one\n", 1), ("\ntwo\n---- \n", 6), ("three", 10)];
+        expect(scanned(Kind::Text, text, Some("---")), &expected);
+        // An empty line may stand between documents too.
+        expect(scanned(Kind::Text, "a\nb\n\n\nc", Some("")), &[("a\nb\n", 1), ("c", 5)]);
+    }
+
+    #[test]
+    fn a_line_is_one_document() {
+        expect(
+            scanned(Kind::Lines, "{}\n\n \r\n[]\r\n7", Some("7")),
+            &[("{}\n", 1), ("[]\r\n", 4), ("7", 5)],
+        );
+    }
+
+    #[test]
+    fn files_without_documents_are_told() {
+        for (kind, text, separator) in [
+            (Kind::Text, "", None),
+            (Kind::Text, " \n", None),
+            (Kind::Text, "-\n-\n", Some("-")),
+            (Kind::Lines, "\n\n", None),
+        ] {
+            assert!(matches!(scanned(kind, text, separator), Err(DataError::Empty { .. })), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn absurd_documents_are_refused() {
+        let file = FoundFile { path: "x.txt".into(), name: "x.txt".to_owned(), kind: Kind::Text };
+        let large = |error: DataError| match error {
+            DataError::TooLarge { what, line, .. } => (what, line),
+            other => panic!("{other:?}"),
+        };
+        let (what, line) = large(entry(&file, 7, 8 + u64::from(u32::MAX), 3).unwrap_err());
+        assert_eq!((what.contains("bytes"), line), (true, 3));
+        let (what, _) = large(entry(&file, 0, 1, 1 << 32).unwrap_err());
+        assert!(what.contains("line"));
+    }
+}

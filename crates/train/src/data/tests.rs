@@ -1,0 +1,11 @@
+//! Data from files to rows, as a trainer sees them.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod chats;
+mod failures;
+mod files;
+mod loaders;
+mod masks;
+mod stage;
+mod streams;

@@ -1,0 +1,233 @@
+//! Every way to fail, with the file and the line, and what to do about it.
+
+use serde_json::{Value, json};
+use shardloom_layout::Hint;
+
+use super::stage::{all_rows, folder, inside, settings, write};
+use crate::data::error::DataError;
+use crate::data::{DataSettings, Epochs, Loader};
+
+/// The error of all documents of a file, and its hint.
+fn told(name: &str, bytes: &[u8], changes: Value) -> (String, String) {
+    let folder = folder(&[(name, bytes)]);
+    let error = match Loader::new(settings(&folder, changes)) {
+        Ok(mut loader) => loader.count_epoch(&mut |_| {}).unwrap_err(),
+        Err(error) => error,
+    };
+    let inside = format!("{}/", folder.path().display());
+    (error.to_string().replace(&inside, ""), error.hint().unwrap_or_default())
+}
+
+#[test]
+fn lines_that_are_no_documents_are_named() {
+    let cases = [
+        ("{\"text\": }", json!({}), "x.jsonl:3:10: expected value", ""),
+        ("7", json!({}), "x.jsonl:3: `the line` should be an object, but is a number", ""),
+        (
+            "{\"txt\": \"a\", \"id\": 1}",
+            json!({}),
+            "x.jsonl:3: no kind of document has the keys `txt`, `id`",
+            "rename `txt` to `text`",
+        ),
+        (
+            "{}",
+            json!({}),
+            "x.jsonl:3: no kind of document has the keys (none)",
+            "a line has `text`, or `prompt` and `completion`, or `messages`",
+        ),
+        (
+            "{\"instruction\": \"a\", \"output\": \"b\"}",
+            json!({}),
+            "x.jsonl:3: no kind of document has the keys `instruction`, `output`",
+            "a line has `text`, or `prompt` and `completion`, or `messages`",
+        ),
+        (
+            "{\"text\": \"a\", \"prompt\": \"b\"}",
+            json!({}),
+            "x.jsonl:3: the keys `text`, `prompt` are those of several kinds of document",
+            "say which in `data.form`: text, prompt_completion or chat",
+        ),
+        (
+            "{\"prompt\": \"a\", \"completions\": \"b\"}",
+            json!({}),
+            "x.jsonl:3: `completion` is missing; there are `prompt`, `completions`",
+            "rename `completions` to `completion`",
+        ),
+        ("{\"id\": \"a\"}", json!({"form": "text"}), "x.jsonl:3: `text` is missing; there are `id`", ""),
+        ("{\"text\": null}", json!({}), "x.jsonl:3: `text` should be a text, but is null", ""),
+        (
+            "{\"prompt\": [], \"completion\": \"\"}",
+            json!({}),
+            "x.jsonl:3: `prompt` should be a text, but is a list",
+            "",
+        ),
+        (
+            "{\"messages\": {}}",
+            json!({}),
+            "x.jsonl:3: `messages` should be a list of messages, but is an object",
+            "write messages as {\"role\": \"user\", \"content\": \"…\"}",
+        ),
+        (
+            "{\"messages\": []}",
+            json!({}),
+            "x.jsonl:3: `messages` should be a list of messages, but is an empty list",
+            "write messages as {\"role\": \"user\", \"content\": \"…\"}",
+        ),
+        (
+            "{\"messages\": [{\"role\": \"user\"}, \"hi\"]}",
+            json!({}),
+            "x.jsonl:3: `messages[1]` should be an object with a text `role`, but is a text",
+            "write messages as {\"role\": \"user\", \"content\": \"…\"}",
+        ),
+        (
+            "{\"messages\": [{\"from\": \"user\"}]}",
+            json!({}),
+            "x.jsonl:3: `messages[0]` should be an object with a text `role`, but is an object without one",
+            "write messages as {\"role\": \"user\", \"content\": \"…\"}",
+        ),
+        (
+            "{\"messages\": [{\"role\": \"user\"}], \"tools\": true}",
+            json!({}),
+            "x.jsonl:3: `tools` should be a list of tools, but is true or false",
+            "",
+        ),
+        (
+            "{\"messages\": [{\"role\": \"user\"}]}",
+            json!({}),
+            "x.jsonl:3: a conversation, but the model has no chat template",
+            "name a file with one in `data.chat_template`",
+        ),
+    ];
+    for (line, changes, error, hint) in cases {
+        // In the first place, where it is found at once, and further behind.
+        let alone = told("x.jsonl", format!("\n\n{line}").as_bytes(), changes.clone());
+        assert_eq!(alone, (error.to_owned(), hint.to_owned()), "{line}");
+        if changes == json!({}) {
+            let behind = told("x.jsonl", format!("{{\"text\": \"a\"}}\n\n{line}\n").as_bytes(), changes);
+            assert_eq!(behind, alone, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_form_that_is_given_is_not_guessed() {
+    let folder = folder(&[("x.jsonl", b"{\"text\": \"a\", \"prompt\": \"b\", \"completion\": \"c\"}")]);
+    for (form, targets) in [("text", 2), ("prompt_completion", 2)] {
+        let mut loader = Loader::new(settings(&folder, json!({"form": form}))).unwrap();
+        assert_eq!(loader.count_epoch(&mut |_| {}).unwrap().targets, targets);
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_are_named() {
+    let error = |name: &str, bytes: &[u8]| told(name, bytes, json!({"separator": "--"})).0;
+    assert_eq!(error("x.txt", b"a\nb\n--\nc\nd\xFF"), "x.txt:5: bytes that are not UTF-8");
+    assert_eq!(
+        error("x.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xFF\"}"),
+        "x.jsonl:2: bytes that are not UTF-8"
+    );
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let told = |name: &str, bytes: &[u8]| told(name, bytes, json!({})).0;
+    assert_eq!(told("x.txt", b" \n"), "`x.txt` has no documents");
+    assert_eq!(told("x.jsonl", b""), "`x.jsonl` has no documents");
+    let folder = folder(&[("x.json", b"{}"), ("y.bin", b"")]);
+    let error = |path: String| {
+        let error = Loader::new(settings(&folder, json!({"paths": [path]}))).map(|_| ()).unwrap_err();
+        assert!(error.hint().is_some() || matches!(error, DataError::Pattern { .. }), "{error}");
+        error
+    };
+    let path = inside(&folder, "x.json");
+    assert_eq!(error(path.clone()), DataError::Json { file: path });
+    let path = folder.path().to_str().unwrap().to_owned();
+    assert_eq!(error(path.clone()), DataError::NoFiles { path });
+    let path = inside(&folder, "nothing");
+    assert_eq!(error(path.clone()), DataError::NotFound { path });
+    let path = inside(&folder, "*.txt");
+    assert_eq!(error(path.clone()), DataError::NoFiles { path });
+    let path = inside(&folder, "nothing");
+    assert_eq!(error(format!("{path}/*.txt")), DataError::NotFound { path });
+    let pattern = inside(&folder, "[z");
+    assert!(matches!(error(pattern.clone()), DataError::Pattern { pattern: found, .. } if found == pattern));
+    let none = Loader::new(settings(&folder, json!({"paths": []}))).map(|_| ());
+    assert_eq!(none, Err(DataError::NoPaths));
+}
+
+#[test]
+fn files_that_change_during_a_run_are_noticed() {
+    let folder = folder(&[("x.txt", b"xxx")]);
+    let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
+    let file = inside(&folder, "x.txt");
+    write(folder.path(), "x.txt", b"xxxx");
+    let changed = DataError::Changed { file: file.clone(), scanned: 3, found: 4 };
+    assert_eq!(loader.next_batch(1, &[0..1]), Err(changed));
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(loader.next_batch(1, &[0..1]), Err(DataError::Vanished { file }));
+    // Put back as it was, the run goes on.
+    write(folder.path(), "x.txt", b"xxx");
+    assert!(loader.next_batch(1, &[0..1]).unwrap().is_some());
+}
+
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_read_is_named() {
+    let folder = folder(&[("a/x.txt", b"x")]);
+    std::os::unix::fs::symlink("/nowhere/at all", folder.path().join("a/gone.txt")).unwrap();
+    let error = Loader::new(settings(&folder, json!({}))).map(|_| ()).unwrap_err();
+    assert!(matches!(error, DataError::Read { file, .. } if file == inside(&folder, "a/gone.txt")));
+}
+
+#[test]
+fn settings_that_make_no_sense_are_told() {
+    let folder = folder(&[("x.txt", b"xxx"), ("x.jsonl", b"{\"prompt\": \"long\", \"completion\": \"x\"}")]);
+    let error = |changes: Value| Loader::new(settings(&folder, changes)).map(|_| ()).unwrap_err();
+    assert_eq!(error(json!({"max_seq_len": 0})), DataError::NoLength);
+    assert_eq!(error(json!({"separator": "a\nb"})), DataError::Separator { separator: "a\nb".to_owned() });
+    let none = DataSettings { tokenizer: None, ..settings(&folder, json!({})) };
+    assert_eq!(Loader::new(none).map(|_| ()), Err(DataError::NoTokenizer));
+
+    let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
+    assert_eq!(loader.next_batch(0, &[]), Err(DataError::NoRows));
+    for (mine, start, end) in [(vec![0..5], 0, 5), (vec![1..3, 2..4], 2, 4), (vec![3..4, 0..1], 0, 1)] {
+        assert_eq!(loader.next_batch(4, &mine), Err(DataError::Mine { start, end, rows: 4 }));
+    }
+    let backwards = std::ops::Range { start: 2, end: 1 };
+    assert_eq!(loader.next_batch(4, &[backwards]), Err(DataError::Mine { start: 2, end: 1, rows: 4 }));
+    assert_eq!(loader.next_batch(4, &[]).unwrap().unwrap().rows, []);
+}
+
+#[test]
+fn data_without_anything_to_learn_do_not_run_for_ever() {
+    let line =
+        b"{\"prompt\": \"long\", \"completion\": \"x\"}\n{\"prompt\": \"longer\", \"completion\": \"y\"}";
+    let folder = folder(&[("x.jsonl", line)]);
+    for epochs in [Epochs::Endless, Epochs::Times(1), Epochs::Times(3)] {
+        let changes = json!({"max_seq_len": 3});
+        let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
+        let expected = DataError::NothingCounts { documents: 2 };
+        assert_eq!(loader.next_batch(1, &[0..1]), Err(expected.clone()));
+        assert_eq!(loader.count_epoch(&mut |_| {}), Err(expected));
+    }
+    let mut none =
+        Loader::new(DataSettings { epochs: Epochs::Times(0), ..settings(&folder, json!({})) }).unwrap();
+    assert_eq!(none.next_batch(1, &[0..1]), Ok(None));
+}
+
+/// The end of one epoch and the beginning of the next may both be without the
+/// one document that counts.
+#[test]
+fn one_document_that_counts_is_enough() {
+    let mut lines = "{\"text\": \"x\"}\n".to_owned();
+    lines += &"{\"prompt\": \"long\", \"completion\": \"x\"}\n".repeat(9);
+    let folder = folder(&[("x.jsonl", lines.as_bytes())]);
+    for rows in ["packed", "padded"] {
+        let changes = json!({"max_seq_len": 2, "rows": rows});
+        let epochs = Epochs::Times(40);
+        let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
+        let count = loader.count_epoch(&mut |_| {}).unwrap();
+        assert_eq!((count.left_out, count.tokens), (9, 3));
+        assert_eq!(all_rows(&mut loader).len() as u64, count.rows_in(40));
+    }
+}

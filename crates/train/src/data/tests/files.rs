@@ -1,0 +1,115 @@
+//! Paths become files, and files documents.
+
+use serde_json::json;
+
+use super::stage::{folder, inside, settings, write};
+use crate::config::Form;
+use crate::data::documents::Documents;
+use crate::data::error::DataError;
+use crate::data::paths::{Found, Kind};
+use crate::data::record::Content;
+use crate::data::{Extent, Loader};
+
+fn names(paths: &[String]) -> Result<Vec<String>, DataError> {
+    Ok(Found::new(paths)?.files.into_iter().map(|file| file.name).collect())
+}
+
+#[test]
+fn folders_are_read_with_all_that_is_in_them() {
+    let folder = folder(&[
+        ("b.txt", b"x"),
+        ("a/z.MD", b"x"),
+        ("a/c.jsonl", b"{}"),
+        ("a/picture.png", b"x"),
+        ("B.text", b"x"),
+        (".hidden.txt", b"x"),
+        (".git/x.txt", b"x"),
+        ("a.markdown", b"x"),
+        ("script.py", b"x"),
+    ]);
+    let all = folder.path().to_str().unwrap().to_owned();
+    let found = Found::new(std::slice::from_ref(&all)).unwrap();
+    let names: Vec<&str> = found.files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["B.text", "a.markdown", "a/c.jsonl", "a/z.MD", "b.txt"]);
+    assert_eq!(found.passed_over, 2);
+    assert_eq!(found.files[2].kind, Kind::Lines);
+
+    // A file that is named comes in its place, whatever its ending, and once.
+    let script = inside(&folder, "script.py");
+    let found = Found::new(&[script.clone(), all, script]).unwrap();
+    assert_eq!((found.files.len(), found.files[0].name.as_str()), (6, "script.py"));
+    assert_eq!((found.files[0].kind, found.passed_over), (Kind::Text, 1));
+}
+
+#[test]
+fn patterns_match_files_and_folders() {
+    let folder = folder(&[
+        ("2023/a.txt", b"x"),
+        ("2024-1/a.txt", b"x"),
+        ("2024-1/deep/b.txt", b"x"),
+        ("2024-1/other.bin", b"x"),
+        ("2024-2/c.jsonl", b"{}"),
+        ("2024.txt", b"x"),
+    ]);
+    let of = |pattern: &str| names(&[inside(&folder, pattern)]).unwrap();
+    assert_eq!(of("*.txt"), ["2024.txt"]);
+    assert_eq!(of("*/a.txt"), ["2023/a.txt", "2024-1/a.txt"]);
+    assert_eq!(of("2024-?"), ["2024-1/a.txt", "2024-1/deep/b.txt", "2024-2/c.jsonl"]);
+    assert_eq!(of("**/{a,b}.txt"), ["2023/a.txt", "2024-1/a.txt", "2024-1/deep/b.txt"]);
+    assert_eq!(of("2024-1/**"), ["a.txt", "deep/b.txt", "other.bin"]);
+    assert_eq!(of("2024-[2-9]/*"), ["2024-2/c.jsonl"]);
+    let found = Found::new(&[inside(&folder, "2024-1/**")]).unwrap();
+    assert_eq!(found.passed_over, 0);
+    assert_eq!(Found::new(&[inside(&folder, "2024-*")]).unwrap().passed_over, 1);
+
+    // What is there by this very name is no pattern.
+    write(folder.path(), "odd[1].txt", b"x");
+    assert_eq!(of("odd[1].txt"), ["odd[1].txt"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_that_go_in_circles_end() {
+    let folder = folder(&[("a/x.txt", b"x")]);
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("a/up")).unwrap();
+    std::os::unix::fs::symlink(inside(&folder, "a/x.txt"), folder.path().join("link.txt")).unwrap();
+    let all = folder.path().to_str().unwrap().to_owned();
+    assert_eq!(names(&[all]).unwrap(), ["a/x.txt", "link.txt"]);
+}
+
+#[test]
+fn documents_are_read_where_they_lie() {
+    let lines = "{\"text\": \"one\"}\n\n{\"prompt\": \"p\", \"completion\": \"c\", \"id\": 7}\r\n\
+        {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"tools\": null}";
+    let folder = folder(&[
+        ("a.txt", b"\xEF\xBB\xBFfirst\n===\nsecond\n"),
+        ("b.jsonl", lines.as_bytes()),
+        ("c.md", b"# third"),
+    ]);
+    let all = folder.path().to_str().unwrap().to_owned();
+    let documents = Documents::new(&[all], Some("==="), Form::Auto).unwrap();
+    let read = |number: usize| {
+        let (origin, content) = documents.read(number).unwrap();
+        let name = origin.file.rsplit('/').next().unwrap().to_owned();
+        (format!("{name}:{}", origin.line), content)
+    };
+    let text = |text: &str| Content::Text(text.to_owned());
+    assert_eq!(read(0), ("a.txt:1".to_owned(), text("first\n")));
+    assert_eq!(read(1), ("a.txt:3".to_owned(), text("second\n")));
+    assert_eq!(read(2), ("b.jsonl:1".to_owned(), text("one")));
+    let prompt = Content::Prompt { prompt: "p".to_owned(), completion: "c".to_owned() };
+    assert_eq!(read(3), ("b.jsonl:3".to_owned(), prompt));
+    let (origin, chat) = read(4);
+    assert_eq!(origin, "b.jsonl:4");
+    assert!(matches!(chat, Content::Chat { messages, tools: None } if messages[0].role() == "user"));
+    assert_eq!(read(5), ("c.md:1".to_owned(), text("# third")));
+    let bytes = (20 + lines.len() + 7) as u64;
+    assert_eq!(documents.extent(), Extent { files: 3, passed_over: 0, documents: 6, bytes });
+}
+
+#[test]
+fn a_loader_says_how_much_there_is() {
+    let folder = folder(&[("a.txt", b"abc"), ("b.png", b"x")]);
+    let loader = Loader::new(settings(&folder, json!({}))).unwrap();
+    assert_eq!(loader.extent(), Some(Extent { files: 1, passed_over: 1, documents: 1, bytes: 3 }));
+}
