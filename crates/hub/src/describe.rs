@@ -11,16 +11,23 @@
 //! Numbers can be changed on the way: `{from: n_embd, times: 4}`, `over: 2`,
 //! `power: 0.5`, in this order.
 
+mod error;
+mod position;
+
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_layout::{Hint, nearest};
+use shardloom_layout::nearest;
 use shardloom_nn::{DecoderConfig, Parallel};
 
 use crate::config::{ConfigError, overridden};
 use crate::family::AnyFamily;
+
+pub use error::DescribeError;
+use position::{line_of, line_of_word};
 
 /// The file that describes a family.
 pub const DESCRIPTION_FILE: &str = "model.yaml";
@@ -58,58 +65,6 @@ pub struct Description {
     pub archs: std::collections::BTreeMap<String, Map<String, Value>>,
 }
 
-/// Why a described family cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DescribeError {
-    /// Nothing is described under this name.
-    #[error("no model is described under `{name}`")]
-    Missing {
-        /// The name.
-        name: String,
-        /// Every place that was looked at.
-        searched: Vec<String>,
-        /// A name that is described.
-        near: Option<String>,
-    },
-    /// A name that is no dotted path.
-    #[error("`{name}` is no dotted name of a described model")]
-    Name {
-        /// The name.
-        name: String,
-    },
-    /// The file cannot be read.
-    #[error("cannot read {file}: {message}")]
-    Read {
-        /// The file.
-        file: String,
-        /// In the system's words.
-        message: String,
-    },
-    /// The file is not a description.
-    #[error("{file} is broken: {message}")]
-    Broken {
-        /// The file.
-        file: String,
-        /// What is wrong, and where.
-        message: String,
-    },
-}
-
-impl Hint for DescribeError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Missing { near: Some(near), .. } => Some(format!("write `{near}`")),
-            Self::Missing { searched, .. } if searched.is_empty() => {
-                Some("give a folder to search with --model-path or SHARDLOOM_MODEL_PATH".to_owned())
-            }
-            Self::Missing { searched, .. } => Some(format!("searched {}", searched.join(", "))),
-            Self::Name { .. } => Some("write it as folders with dots between: my_org.my_model".to_owned()),
-            Self::Read { .. } | Self::Broken { .. } => None,
-        }
-    }
-}
-
 /// A described family under its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
@@ -130,16 +85,51 @@ impl Described {
 
     /// Reads a description from its text.
     pub fn parse(name: &str, file: &Path, text: &str) -> Result<Self, DescribeError> {
-        let broken = |message: String| DescribeError::Broken { file: file.display().to_string(), message };
-        let description: Description =
-            serde_saphyr::from_str(text).map_err(|error| broken(error.to_string()))?;
+        let broken =
+            |line, message| DescribeError::Broken { file: file.display().to_string(), line, message };
+        let description: Description = serde_saphyr::from_str(text).map_err(|error| {
+            let message = error.without_snippet().to_string();
+            // The line is told with the file.
+            let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+            broken(error.location().map(|place| place.line()), message)
+        })?;
         let described = Self { name: name.to_owned(), file: file.to_owned(), description };
-        // Every arch must make a decoder; without archs, the keys must.
-        for (arch, config) in &described.description.archs {
-            described.decoder(config).map_err(|error| broken(format!("arch `{arch}`: {error}")))?;
+        if let Err(error) = described.check_references() {
+            let line = match &error {
+                ConfigError::UnknownKey { key, .. } => described.line_of_reference(text, key),
+                _ => None,
+            };
+            return Err(broken(line.or_else(|| line_of(text, &["decoder"])), error.to_string()));
         }
-        described.check_references().map_err(|error| broken(error.to_string()))?;
+        // Every arch must make a decoder.
+        for (arch, config) in &described.description.archs {
+            if let Err(error) = described.decoder(config) {
+                let line = of_decoder(text, &error).or_else(|| line_of(text, &["archs", arch]));
+                return Err(broken(line, format!("arch `{arch}`: {error}")));
+            }
+        }
+        // Without archs, the defaults must, if they say everything.
+        let Description { archs, config, optional, .. } = &described.description;
+        let complete = optional.is_empty() && config.values().all(|default| !default.is_null());
+        if archs.is_empty() && complete {
+            described.decoder(&Map::new()).map_err(|error| {
+                let line = of_decoder(text, &error).or_else(|| line_of(text, &["decoder"]));
+                broken(line, error.to_string())
+            })?;
+        }
         Ok(described)
+    }
+
+    /// Where a key is taken from the configuration that is none of its keys.
+    fn line_of_reference(&self, text: &str, key: &str) -> Option<u64> {
+        let mut found = None;
+        // As it is written, with what stands behind a dot.
+        references(&Value::Object(self.description.decoder.clone()), &mut |path| {
+            if found.is_none() && path.split('.').next() == Some(key) {
+                found = line_of_word(text, "decoder", path);
+            }
+        });
+        found
     }
 
     /// Finds a description by its dotted name.
@@ -157,17 +147,17 @@ impl Described {
                 parts.iter().fold(folder.clone(), |path, part| path.join(part)).join(DESCRIPTION_FILE)
             })
             .collect();
-        match places.iter().find(|place| place.is_file()) {
-            Some(file) => Self::read(name, file),
-            None => {
-                let all = Self::names(search);
-                Err(DescribeError::Missing {
-                    name: name.to_owned(),
-                    near: nearest(name, all.iter().map(String::as_str)).map(str::to_owned),
-                    searched: places.iter().map(|place| place.display().to_string()).collect(),
-                })
+        for place in &places {
+            if is_there(place)? {
+                return Self::read(name, place);
             }
         }
+        let all = Self::names(search);
+        Err(DescribeError::Missing {
+            name: name.to_owned(),
+            near: nearest(name, all.iter().map(String::as_str)).map(str::to_owned),
+            searched: places.iter().map(|place| place.display().to_string()).collect(),
+        })
     }
 
     /// Every dotted name that is described on a search path.
@@ -229,6 +219,36 @@ impl Described {
         references(&Value::Object(self.description.decoder.clone()), &mut look);
         wrong.map_or(Ok(()), Err)
     }
+}
+
+/// Whether there is a file. What is there and cannot be used is not missing.
+fn is_there(place: &Path) -> Result<bool, DescribeError> {
+    let file = || place.display().to_string();
+    match std::fs::metadata(place) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(found) if found.is_dir() => Err(DescribeError::NotAFile { file: file(), found: "a folder" }),
+        Ok(_) => Err(DescribeError::NotAFile { file: file(), found: "something else" }),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            match std::fs::symlink_metadata(place) {
+                Ok(_) => Err(DescribeError::NotAFile { file: file(), found: "a link that leads nowhere" }),
+                Err(_) => Ok(false),
+            }
+        }
+        Err(error) => Err(DescribeError::Read { file: file(), message: error.to_string() }),
+    }
+}
+
+/// The line of what is wrong with the decoder itself, if that is what an error
+/// is about.
+fn of_decoder(text: &str, error: &ConfigError) -> Option<u64> {
+    let ConfigError::Value { key, found, .. } = error else { return None };
+    if key != "decoder" {
+        return None;
+    }
+    // The parser names what it does not know. A value of another kind comes
+    // from elsewhere.
+    let word = || found.split('`').nth(1).and_then(|word| line_of_word(text, "decoder", word));
+    if found.starts_with("missing field") { line_of(text, &["decoder"]) } else { word() }
 }
 
 /// Descriptions below a folder, as dotted names.

@@ -1,5 +1,6 @@
 //! What the configurations of Llama and its relatives have in common.
 
+use shardloom_checkpoint::{KeyMap, KeyRule};
 use shardloom_hub::{ConfigError, family_config};
 use shardloom_nn::{
     Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, LayerChoice, MlpConfig, NormConfig,
@@ -93,6 +94,13 @@ impl TransformerConfig {
             initializer: self.initializer_range,
         })
     }
+}
+
+/// Old checkpoints hold the frequencies of angles, which follow from the
+/// configuration.
+pub(crate) fn no_frequencies() -> KeyMap {
+    let key = |key: &str| KeyRule::Drop { key: key.to_owned() };
+    KeyMap { rules: vec![key("model.layers.{}.self_attn.rotary_emb.inv_freq"), key("rope_freqs.weight")] }
 }
 
 family_config! {

@@ -4,105 +4,30 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use shardloom_hub::Families;
 use shardloom_hub::cards::{Card, CardSource, CardStore, ModelAddress};
 
-/// Every arch, and how many parameters the published model of that size has.
-/// What is tied counts once, although some checkpoints hold it twice.
-const ARCHS: &[(&str, &[(&str, u64)])] = &[
-    (
-        "llama",
-        &[
-            ("llama2_7b", 6_738_415_616),
-            ("llama2_13b", 13_015_864_320),
-            ("llama2_70b", 68_976_648_192),
-            ("llama3_8b", 8_030_261_248),
-            ("llama3_70b", 70_553_706_496),
-            ("llama3_1_8b", 8_030_261_248),
-            ("llama3_1_70b", 70_553_706_496),
-            ("llama3_1_405b", 405_853_388_800),
-            ("llama3_2_1b", 1_235_814_400),
-            ("llama3_2_3b", 3_212_749_824),
-            ("llama3_3_70b", 70_553_706_496),
-            ("smollm_135m", 134_515_008),
-            ("smollm_360m", 361_821_120),
-            ("smollm_1_7b", 1_711_376_384),
-            ("smollm2_135m", 134_515_008),
-            ("smollm2_360m", 361_821_120),
-            ("smollm2_1_7b", 1_711_376_384),
-            ("tinyllama_1_1b", 1_100_048_384),
-        ],
-    ),
-    (
-        "mistral",
-        &[
-            ("mistral_7b_v0_1", 7_241_732_096),
-            ("mistral_7b_v0_2", 7_241_732_096),
-            ("mistral_7b_v0_3", 7_248_023_552),
-            ("mistral_nemo_12b", 12_247_782_400),
-            ("mistral_small_24b", 23_572_403_200),
-            ("ministral_8b", 8_019_808_256),
-        ],
-    ),
-    (
-        "qwen2",
-        &[
-            ("qwen2_0_5b", 494_032_768),
-            ("qwen2_1_5b", 1_543_714_304),
-            ("qwen2_7b", 7_615_616_512),
-            ("qwen2_72b", 72_706_203_648),
-            ("qwen2_5_0_5b", 494_032_768),
-            ("qwen2_5_1_5b", 1_543_714_304),
-            ("qwen2_5_3b", 3_085_938_688),
-            ("qwen2_5_7b", 7_615_616_512),
-            ("qwen2_5_14b", 14_770_033_664),
-            ("qwen2_5_32b", 32_763_876_352),
-            ("qwen2_5_72b", 72_706_203_648),
-        ],
-    ),
-    (
-        "qwen3",
-        &[
-            ("qwen3_0_6b", 596_049_920),
-            ("qwen3_1_7b", 1_720_574_976),
-            ("qwen3_4b", 4_022_468_096),
-            ("qwen3_8b", 8_190_735_360),
-            ("qwen3_14b", 14_768_307_200),
-            ("qwen3_32b", 32_762_123_264),
-        ],
-    ),
-    (
-        "qwen3_moe",
-        &[
-            ("qwen3_30b_a3b", 30_532_122_624),
-            ("qwen3_235b_a22b", 235_093_634_560),
-            ("qwen3_coder_30b_a3b", 30_532_122_624),
-            ("qwen3_coder_480b_a35b", 480_154_875_392),
-        ],
-    ),
-    (
-        "gpt2",
-        &[
-            ("gpt2", 124_439_808),
-            ("gpt2_medium", 354_823_168),
-            ("gpt2_large", 774_030_080),
-            ("gpt2_xl", 1_557_611_200),
-            ("distilgpt2", 81_912_576),
-        ],
-    ),
-];
+/// The folders of the families, sorted.
+fn folders() -> Vec<(String, PathBuf)> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders: Vec<(String, PathBuf)> = std::fs::read_dir(sources)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), path))
+        .collect();
+    folders.sort();
+    folders
+}
 
-/// What the files of archs say.
-const TEXTS: &[(&str, &str)] = &[
-    ("llama", include_str!("../src/llama/archs.yaml")),
-    ("mistral", include_str!("../src/mistral/archs.yaml")),
-    ("qwen2", include_str!("../src/qwen2/archs.yaml")),
-    ("qwen3", include_str!("../src/qwen3/archs.yaml")),
-    ("qwen3_moe", include_str!("../src/qwen3_moe/archs.yaml")),
-    ("gpt2", include_str!("../src/gpt2/archs.yaml")),
-];
+/// A map in a family's folder.
+fn read(folder: &Path, file: &str) -> BTreeMap<String, Value> {
+    let text = std::fs::read_to_string(folder.join(file)).unwrap();
+    serde_saphyr::from_str(&text).unwrap()
+}
 
 fn families() -> Families {
     let mut families = Families::new();
@@ -133,17 +58,16 @@ fn config(families: &Families, card: &Card) -> Map<String, Value> {
 #[test]
 fn archs_have_as_many_parameters_as_the_published_models() {
     let families = families();
-    let known: Vec<&str> = families.iter().map(|family| family.name()).collect();
-    assert_eq!(known, ARCHS.iter().map(|(family, _)| *family).collect::<Vec<_>>());
     let mut wrong = Vec::new();
-    for (name, published) in ARCHS {
-        let family = families.get(name).unwrap();
-        let expected: BTreeSet<String> = published.iter().map(|(arch, _)| (*arch).to_owned()).collect();
+    for (name, folder) in folders() {
+        let published = read(&folder, "parameters.yaml");
+        let family = families.get(&name).unwrap();
+        let expected: BTreeSet<String> = published.keys().cloned().collect();
         assert_eq!(family.archs().into_iter().collect::<BTreeSet<_>>(), expected, "{name}");
-        for (arch, count) in *published {
-            let config = family.maybe_arch_config(arch).unwrap();
+        for (arch, count) in published {
+            let config = family.maybe_arch_config(&arch).unwrap();
             let found = family.decoder(&config).unwrap().parameter_count();
-            if found != *count {
+            if count != found {
                 wrong.push(format!("{arch} has {found} parameters, not {count}"));
             }
         }
@@ -154,14 +78,13 @@ fn archs_have_as_many_parameters_as_the_published_models() {
 #[test]
 fn archs_are_all_read_and_have_no_keys_that_mean_nothing() {
     let families = families();
-    assert_eq!(families.iter().count(), TEXTS.len());
-    for (name, text) in TEXTS {
-        let family = families.get(name).unwrap();
-        let written: BTreeMap<String, Map<String, Value>> = serde_saphyr::from_str(text).unwrap();
+    for (name, folder) in folders() {
+        let family = families.get(&name).unwrap();
+        let written = read(&folder, "archs.yaml");
         assert_eq!(family.archs().len(), written.len(), "{name}");
         for (arch, keys) in written {
             let read = family.maybe_arch_config(&arch).unwrap();
-            for (key, value) in keys {
+            for (key, value) in keys.as_object().unwrap().clone() {
                 // Written as a whole number or not, a number is the same.
                 let same = match (read.get(&key), value.as_f64()) {
                     (Some(read), Some(value)) => read.as_f64() == Some(value),
@@ -195,8 +118,8 @@ fn archs_have_cards() {
     let store = store();
     let used: BTreeSet<String> =
         cards(&store).iter().map(|card| card.model_arch().unwrap().to_owned()).collect();
-    for (arch, _) in ARCHS.iter().flat_map(|(_, archs)| *archs) {
-        assert!(used.contains(*arch), "no card has the arch {arch}");
+    for arch in families().iter().flat_map(|family| family.archs()) {
+        assert!(used.contains(&arch), "no card has the arch {arch}");
     }
 }
 

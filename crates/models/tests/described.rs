@@ -14,7 +14,7 @@ use shardloom_checkpoint::{
     Held, LocalTensor, SaveFormat, SaveOptions, Saver, Source, State, Target, TensorSpec,
 };
 use shardloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use shardloom_hub::{AnyFamily, Described, LoadOptions, arch_config, load_decoder};
+use shardloom_hub::{AnyFamily, DescribeError, Described, LoadOptions, arch_config, load_decoder};
 use shardloom_layout::{DType, Region, Shape};
 use shardloom_nn::Decoder;
 
@@ -215,12 +215,42 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
         Described::find("org.model", &search).unwrap_err().to_string()
     };
     let text = refused("decoder: {hidden: 3}\nkeyz: []\n");
-    assert!(text.contains("model.yaml is broken") && text.contains("keyz") && text.contains('2'), "{text}");
-    let text = refused("config: {width: null}\ndecoder: {hidden: {from: widht}}\n");
-    assert!(text.ends_with("is broken: `widht` is not a key of this configuration"), "{text}");
+    assert!(text.contains("model.yaml:2 is broken: unknown field `keyz`"), "{text}");
+    let text = refused("config: {width: null}\ndecoder:\n  hidden:\n    from: widht.x\n");
+    assert!(text.ends_with(":4 is broken: `widht` is not a key of this configuration"), "{text}");
     let example = std::fs::read_to_string(examples()[0].join("my_org/my_moe/model.yaml")).unwrap();
+    let line = |text: &str, word: &str| 1 + text.lines().position(|line| line.contains(word)).unwrap();
     let text = refused(&example.replace("heads: 4", "heads: 5"));
-    assert!(text.contains("arch `tiny`"), "{text}");
+    let place = format!("model.yaml:{} is broken: arch `tiny`: ", line(&example, "  tiny:"));
+    assert!(text.contains(&place), "{text}");
+    let wrong = example.replace("kv_heads:", "kv_haeds:");
+    let text = refused(&wrong);
+    assert!(text.contains(&format!("model.yaml:{} is broken: ", line(&wrong, "kv_haeds"))), "{text}");
+    assert!(text.contains("kv_haeds"), "{text}");
+    // Without archs, what the keys say by themselves must make a decoder.
+    let text = refused("config: {width: 8}\ndecoder:\n  hiden: {from: width}\n");
+    assert!(text.contains("model.yaml:3 is broken: ") && text.contains("hiden"), "{text}");
+    let text = refused("decoder: {hidden: 3\n");
+    assert!(text.contains("model.yaml:1 is broken: "), "{text}");
+    // What is in the place of the file is not missing.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let error = Described::find("org.model", &search).unwrap_err();
+    assert!(error.to_string().ends_with("is expected to be a file, but is a folder instead"), "{error}");
+    assert!(shardloom_layout::Hint::hint(&error).is_some());
+    std::fs::remove_dir(&file).unwrap();
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("nowhere", &file).unwrap();
+        let error = Described::find("org.model", &search).unwrap_err();
+        assert!(error.to_string().ends_with("is a link that leads nowhere instead"), "{error}");
+        std::fs::remove_file(&file).unwrap();
+    }
+    std::fs::write(&file, [0xff]).unwrap();
+    assert!(matches!(Described::find("org.model", &search), Err(DescribeError::Read { .. })));
+    // A file in the place of a folder leads to nothing.
+    std::fs::write(search[0].join("file"), "").unwrap();
+    assert!(matches!(Described::find("file.model", &search), Err(DescribeError::Missing { .. })));
     let error = Described::find("org.modle", &search).unwrap_err();
     assert_eq!(error.to_string(), "no model is described under `org.modle`");
     assert_eq!(shardloom_layout::Hint::hint(&error).as_deref(), Some("write `org.model`"));

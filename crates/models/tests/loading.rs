@@ -15,7 +15,8 @@ use shardloom_hub::{
     AnyFamily, Hub, HubError, LoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
 };
 use shardloom_layout::{DType, Hint};
-use shardloom_models::{Llama, LlamaConfig, Qwen2};
+use shardloom_models::llama::{Llama, LlamaConfig};
+use shardloom_models::qwen2::Qwen2;
 use shardloom_nn::{Input, Pass};
 use shardloom_tensor::Device;
 

@@ -3,13 +3,34 @@
 //! Three sections: `model`, `data`, `train`. These types are the only place
 //! where keys, defaults and meanings are written down; the JSON schema and the
 //! reference page are made from them.
+//!
+//! [`read`] makes one from a text, or says everything that is wrong with it.
 
+mod check;
+mod conform;
 mod data;
+mod dump;
+mod fault;
 mod model;
+mod outline;
+mod overrides;
+mod place;
+mod read;
+mod reference;
 mod train;
+mod tree;
+mod variable;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use dump::dump;
+pub use fault::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
+pub use outline::schema;
+pub use place::Place;
+pub use read::{read, read_file};
+pub use reference::reference;
+pub use variable::Lookup;
 
 pub use data::{DataConfig, DataType, Form, Masking, Rows};
 pub use model::{LoraConfig, ModelConfig};
@@ -25,9 +46,9 @@ pub use train::{
 pub struct Config {
     /// What is trained.
     pub model: ModelConfig,
-    /// On what.
+    /// What it is trained on.
     pub data: DataConfig,
-    /// How.
+    /// How it is trained.
     #[serde(default)]
     pub train: TrainConfig,
 }

@@ -13,8 +13,8 @@ pub struct ModelConfig {
     /// The spec: a built-in one (`llama`), or the dotted name of one that was
     /// registered or is described in a file (`my_org.my_moe`).
     pub name: String,
-    /// A preset of the model's configuration, for models that begin from
-    /// nothing.
+    /// A preset of the model's configuration. Without it, the configuration is
+    /// what the weights say of themselves.
     #[serde(default)]
     pub arch: Option<String>,
     /// Where weights come from: a card, a folder, a file, `org/name` on Hugging
@@ -30,7 +30,7 @@ pub struct ModelConfig {
     #[serde(default)]
     pub freeze_modules: Vec<String>,
     /// Which dim of which parameters tensor parallelism shares, where it is not
-    /// what the model says.
+    /// what the model says. `*` stands for one part of a name.
     #[serde(default)]
     pub tp_plan: BTreeMap<String, usize>,
     /// Keys of the model's configuration with other values.

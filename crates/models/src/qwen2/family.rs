@@ -5,8 +5,7 @@ use shardloom_hub::{ConfigError, Family, family_config};
 use shardloom_nn::DecoderConfig;
 
 use crate::archs::archs;
-use crate::llama::no_frequencies;
-use crate::transformer::{TransformerConfig, WindowKeys};
+use crate::transformer::{TransformerConfig, WindowKeys, no_frequencies};
 
 family_config! {
     /// The configuration of a Qwen 2.
@@ -24,6 +23,9 @@ family_config! {
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen2;
 
+/// As it is registered.
+pub const FAMILY: Qwen2 = Qwen2;
+
 impl Family for Qwen2 {
     type Config = Qwen2Config;
 
@@ -36,7 +38,7 @@ impl Family for Qwen2 {
     }
 
     fn archs(&self) -> Vec<(String, Qwen2Config)> {
-        archs(include_str!("qwen2/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &Qwen2Config) -> Result<DecoderConfig, ConfigError> {

@@ -1,11 +1,11 @@
 //! Llama 2 and 3, and what is built like them: SmolLM2, TinyLlama.
 
-use shardloom_checkpoint::{Index, KeyMap, KeyRule};
+use shardloom_checkpoint::{Index, KeyMap};
 use shardloom_hub::{ConfigError, Family, family_config};
 use shardloom_nn::DecoderConfig;
 
 use crate::archs::archs;
-use crate::transformer::TransformerConfig;
+use crate::transformer::{TransformerConfig, no_frequencies};
 
 family_config! {
     /// The configuration of a Llama.
@@ -24,6 +24,9 @@ family_config! {
 #[derive(Clone, Copy, Debug)]
 pub struct Llama;
 
+/// As it is registered.
+pub const FAMILY: Llama = Llama;
+
 impl Family for Llama {
     type Config = LlamaConfig;
 
@@ -36,7 +39,7 @@ impl Family for Llama {
     }
 
     fn archs(&self) -> Vec<(String, LlamaConfig)> {
-        archs(include_str!("llama/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &LlamaConfig) -> Result<DecoderConfig, ConfigError> {
@@ -50,11 +53,4 @@ impl Family for Llama {
     fn keys(&self, _config: &LlamaConfig, _index: &Index) -> KeyMap {
         no_frequencies()
     }
-}
-
-/// Old checkpoints hold the frequencies of angles, which follow from the
-/// configuration.
-pub(crate) fn no_frequencies() -> KeyMap {
-    let key = |key: &str| KeyRule::Drop { key: key.to_owned() };
-    KeyMap { rules: vec![key("model.layers.{}.self_attn.rotary_emb.inv_freq"), key("rope_freqs.weight")] }
 }

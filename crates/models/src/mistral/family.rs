@@ -5,8 +5,7 @@ use shardloom_hub::{ConfigError, Family, family_config};
 use shardloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
 
 use crate::archs::archs;
-use crate::llama::no_frequencies;
-use crate::transformer::TransformerConfig;
+use crate::transformer::{TransformerConfig, no_frequencies};
 
 family_config! {
     /// The configuration of a Mistral.
@@ -23,6 +22,9 @@ family_config! {
 #[derive(Clone, Copy, Debug)]
 pub struct Mistral;
 
+/// As it is registered.
+pub const FAMILY: Mistral = Mistral;
+
 impl Family for Mistral {
     type Config = MistralConfig;
 
@@ -35,7 +37,7 @@ impl Family for Mistral {
     }
 
     fn archs(&self) -> Vec<(String, MistralConfig)> {
-        archs(include_str!("mistral/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &MistralConfig) -> Result<DecoderConfig, ConfigError> {

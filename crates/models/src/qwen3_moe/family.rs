@@ -34,6 +34,9 @@ family_config! {
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen3Moe;
 
+/// As it is registered.
+pub const FAMILY: Qwen3Moe = Qwen3Moe;
+
 impl Family for Qwen3Moe {
     type Config = Qwen3MoeConfig;
 
@@ -46,7 +49,7 @@ impl Family for Qwen3Moe {
     }
 
     fn archs(&self) -> Vec<(String, Qwen3MoeConfig)> {
-        archs(include_str!("qwen3_moe/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &Qwen3MoeConfig) -> Result<DecoderConfig, ConfigError> {

@@ -45,6 +45,9 @@ family_config! {
 #[derive(Clone, Copy, Debug)]
 pub struct Gpt2;
 
+/// As it is registered.
+pub const FAMILY: Gpt2 = Gpt2;
+
 impl Family for Gpt2 {
     type Config = Gpt2Config;
 
@@ -57,7 +60,7 @@ impl Family for Gpt2 {
     }
 
     fn archs(&self) -> Vec<(String, Gpt2Config)> {
-        archs(include_str!("gpt2/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &Gpt2Config) -> Result<DecoderConfig, ConfigError> {

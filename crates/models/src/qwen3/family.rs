@@ -37,6 +37,9 @@ impl Qwen3Config {
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen3;
 
+/// As it is registered.
+pub const FAMILY: Qwen3 = Qwen3;
+
 impl Family for Qwen3 {
     type Config = Qwen3Config;
 
@@ -49,7 +52,7 @@ impl Family for Qwen3 {
     }
 
     fn archs(&self) -> Vec<(String, Qwen3Config)> {
-        archs(include_str!("qwen3/archs.yaml"))
+        archs(include_str!("archs.yaml"))
     }
 
     fn decoder(&self, config: &Qwen3Config) -> Result<DecoderConfig, ConfigError> {

@@ -1,0 +1,340 @@
+//! A YAML text as values that know where they were written.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
+use serde_json::Value;
+use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Options, Spanned};
+
+use super::place::Mark;
+
+/// How deep maps and lists may lie in each other.
+const MAX_DEPTH: usize = 48;
+/// How many values there may be.
+const MAX_NODES: usize = 50_000;
+/// How many of them may come from aliases.
+const MAX_REPLAYED: usize = 20_000;
+/// How much of a line is shown.
+const SHOWN: usize = 100;
+
+/// A value, and where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Node {
+    pub mark: Mark,
+    pub content: Content,
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Content {
+    Nothing,
+    Bool(bool),
+    Whole(i128),
+    /// Any other number, finite or not.
+    Decimal(f64),
+    Text {
+        text: String,
+        style: Style,
+    },
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// Whether a text was written with quotes. Without, it would be something else
+/// if it looked like that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    Quoted,
+}
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub key: String,
+    pub mark: Mark,
+    pub value: Node,
+}
+
+/// Why a text is no YAML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SyntaxError {
+    pub line: u64,
+    pub column: u64,
+    pub message: String,
+    pub snippet: String,
+}
+
+impl Node {
+    /// The value of a text in a file.
+    pub(super) fn parse(text: &str) -> Result<Self, SyntaxError> {
+        // A mark at the beginning is no content, and would move all places.
+        let text = text.trim_start_matches('\u{feff}');
+        let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options());
+        raw.map(|raw| node(raw, text)).map_err(|error| syntax_error(&error, text))
+    }
+
+    /// A value that is in no file.
+    pub(super) fn from_json(value: &Value) -> Self {
+        let content = match value {
+            Value::Null => Content::Nothing,
+            Value::Bool(value) => Content::Bool(*value),
+            Value::Number(number) => match number.as_i128() {
+                Some(whole) => Content::Whole(whole),
+                None => Content::Decimal(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Value::String(text) => Content::Text { text: text.clone(), style: Style::Quoted },
+            Value::Array(list) => Content::List(list.iter().map(Self::from_json).collect()),
+            Value::Object(map) => Content::Map(
+                map.iter()
+                    .map(|(key, value)| Entry {
+                        key: key.clone(),
+                        mark: Mark::Default,
+                        value: Self::from_json(value),
+                    })
+                    .collect(),
+            ),
+        };
+        Self { mark: Mark::Default, content }
+    }
+
+    /// The same, with everything in it, as if written elsewhere.
+    pub(super) fn marked(mut self, mark: Mark) -> Self {
+        self.mark = mark;
+        match &mut self.content {
+            Content::List(list) => {
+                list.iter_mut().for_each(|node| *node = std::mem::replace(node, NOTHING).marked(mark));
+            }
+            Content::Map(map) => map.iter_mut().for_each(|entry| {
+                entry.mark = mark;
+                entry.value = std::mem::replace(&mut entry.value, NOTHING).marked(mark);
+            }),
+            _ => {}
+        }
+        self
+    }
+
+    /// Where a value is written, or else the nearest thing around it.
+    pub(super) fn mark_of(&self, path: &str) -> Mark {
+        let (mut node, mut mark) = (self, self.mark);
+        for part in path.split('.') {
+            let inner = match &node.content {
+                Content::Map(map) => map.iter().rev().find(|entry| entry.key == part).map(|entry| {
+                    // A map or list begins below its key.
+                    let at = match entry.value.content {
+                        Content::Map(_) | Content::List(_) | Content::Nothing => entry.mark,
+                        _ => entry.value.mark,
+                    };
+                    (at, &entry.value)
+                }),
+                Content::List(list) => {
+                    part.parse::<usize>().ok().and_then(|index| list.get(index)).map(|node| (node.mark, node))
+                }
+                _ => None,
+            };
+            let Some((at, inner)) = inner else { break };
+            (mark, node) = (at, inner);
+        }
+        mark
+    }
+
+    /// What it is, in words.
+    pub(super) fn shown(&self) -> String {
+        match &self.content {
+            Content::Nothing => "nothing".to_owned(),
+            Content::Bool(value) => format!("`{value}`"),
+            Content::Whole(value) => format!("the number {value}"),
+            Content::Decimal(value) => format!("the number {value}"),
+            Content::Text { text, .. } => format!("the text `{}`", cropped(text)),
+            Content::List(_) => "a list".to_owned(),
+            Content::Map(_) => "a map".to_owned(),
+        }
+    }
+}
+
+/// What stands in a place while its value is changed.
+const NOTHING: Node = Node { mark: Mark::Default, content: Content::Nothing };
+
+/// A text of which not more than a line is shown.
+pub(super) fn cropped(text: &str) -> String {
+    const MOST: usize = 60;
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.chars().count() <= MOST { line } else { line.chars().take(MOST).chain(['…']).collect() }
+}
+
+fn options() -> Options {
+    let mut budget = serde_saphyr::Budget::default();
+    budget.max_depth = MAX_DEPTH;
+    budget.max_nodes = MAX_NODES;
+    budget.max_events = 4 * MAX_NODES;
+    budget.max_recorded_anchor_events = MAX_REPLAYED;
+    let mut options = Options::default();
+    options.alias_limits.max_total_replayed_events = MAX_REPLAYED;
+    options.budget = Some(budget);
+    options.with_snippet = false;
+    options.emit_comments = false;
+    options.strict_booleans = true;
+    options.reject_unsupported_tags = true;
+    options.non_finite_float_policy = NonFiniteFloatPolicy::PassThrough;
+    // All of them are given out, so that each can be told.
+    options.duplicate_keys = DuplicateKeyPolicy::LastWins;
+    options
+}
+
+fn syntax_error(error: &serde_saphyr::Error, text: &str) -> SyntaxError {
+    use serde_saphyr::Error;
+    let (line, column) =
+        error.location().map_or((1, 1), |place| (place.line().max(1), place.column().max(1)));
+    let message = match error.without_snippet() {
+        Error::MultipleDocuments { .. } => "there is more than one document".to_owned(),
+        Error::NullIntoString { .. } => "a key is empty".to_owned(),
+        other => {
+            let message = other.to_string();
+            // The place is told elsewhere.
+            message.split(" at line ").next().unwrap_or_default().to_owned()
+        }
+    };
+    SyntaxError { line, column, message: cropped(&message), snippet: snippet(text, line, column) }
+}
+
+/// A line, and a mark below the place.
+fn snippet(text: &str, line: u64, column: u64) -> String {
+    let index = usize::try_from(line - 1).unwrap_or(usize::MAX);
+    let column = usize::try_from(column - 1).unwrap_or(0);
+    let whole: Vec<char> = text
+        .lines()
+        .nth(index)
+        .unwrap_or_default()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let start = column.saturating_sub(SHOWN / 2).min(whole.len());
+    let shown: String = whole[start..].iter().take(SHOWN).collect();
+    let number = line.to_string();
+    let margin = " ".repeat(number.len());
+    let indent = " ".repeat(column.saturating_sub(start).min(SHOWN));
+    format!("{number} | {}\n{margin} | {indent}^", shown.trim_end())
+}
+
+fn node(raw: Spanned<Raw>, text: &str) -> Node {
+    let mark = Mark::At { line: raw.referenced.line(), column: raw.referenced.column() };
+    let content = match raw.value {
+        Raw::Plain(content) => content,
+        Raw::Text(value) => {
+            let span = raw.defined.span();
+            let written = span.byte_offset().zip(span.byte_len()).and_then(|(start, length)| {
+                text.get(usize::try_from(start).ok()?..usize::try_from(start + length).ok()?)
+            });
+            // Blocks have lines; what has quotes begins with one.
+            let plain =
+                written.is_some_and(|written| !written.starts_with(['\'', '"']) && !written.contains('\n'));
+            Content::Text { text: value, style: if plain { Style::Plain } else { Style::Quoted } }
+        }
+        Raw::List(list) => Content::List(list.into_iter().map(|raw| node(raw, text)).collect()),
+        Raw::Map(map) => Content::Map(
+            map.into_iter()
+                .map(|(key, value)| Entry {
+                    mark: Mark::At { line: key.referenced.line(), column: key.referenced.column() },
+                    key: key.value,
+                    value: node(value, text),
+                })
+                .collect(),
+        ),
+    };
+    Node { mark, content }
+}
+
+/// A value as the parser gives it.
+enum Raw {
+    Plain(Content),
+    Text(String),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Raw, E> {
+        Ok(Raw::Plain(Content::Nothing))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+        Ok(Raw::Plain(Content::Bool(value)))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
+        Ok(Raw::Plain(Content::Whole(value.into())))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
+        Ok(Raw::Plain(Content::Whole(value.into())))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
+        Ok(Raw::Plain(Content::Decimal(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
+        Ok(Raw::Text(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Raw, E> {
+        Ok(Raw::Text(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Raw, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = values.next_element()? {
+            list.push(value);
+        }
+        Ok(Raw::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Raw, A::Error> {
+        let mut map = Vec::new();
+        while let Some(pair) = pairs.next_entry()? {
+            map.push(pair);
+        }
+        Ok(Raw::Map(map))
+    }
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.content {
+            Content::Nothing => serializer.serialize_unit(),
+            Content::Bool(value) => serializer.serialize_bool(*value),
+            Content::Whole(value) => match (u64::try_from(*value), i64::try_from(*value)) {
+                (Ok(value), _) => serializer.serialize_u64(value),
+                (_, Ok(value)) => serializer.serialize_i64(value),
+                _ => serializer.serialize_i128(*value),
+            },
+            Content::Decimal(value) => serializer.serialize_f64(*value),
+            Content::Text { text, .. } => serializer.serialize_str(text),
+            Content::List(list) => {
+                let mut values = serializer.serialize_seq(Some(list.len()))?;
+                list.iter().try_for_each(|node| values.serialize_element(node))?;
+                values.end()
+            }
+            Content::Map(map) => {
+                let mut entries = serializer.serialize_map(Some(map.len()))?;
+                map.iter().try_for_each(|entry| entries.serialize_entry(&entry.key, &entry.value))?;
+                entries.end()
+            }
+        }
+    }
+}
