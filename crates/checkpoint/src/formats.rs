@@ -209,6 +209,16 @@ impl Source {
         Ok(Self::new(index, storage))
     }
 
+    /// The adapter alone in a checkpoint of its training; `None` if this is no
+    /// such checkpoint.
+    pub fn as_adapter(&self) -> Result<Option<Self>, CheckpointError> {
+        if self.manifest.is_none() {
+            return Ok(None);
+        }
+        let index = peft::read_folder(&*self.storage, &self.storage.list()?)?;
+        Ok(index.map(|index| Self::new(index, Arc::clone(&self.storage))))
+    }
+
     /// Checks that bytes are those that were saved, where that is known.
     pub(crate) fn check_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name)) else {

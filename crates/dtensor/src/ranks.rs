@@ -36,6 +36,9 @@ pub enum Numbers {
     /// No infinity and no NaN: the first operation that gives one is an error.
     /// Every result is looked at, which takes time.
     Finite,
+    /// The same, but the first one is only noted, for
+    /// [`Ranks::take_noted`], and all ranks go on.
+    Noted,
 }
 
 /// When the gradients of trained parameters are summed over ranks.
@@ -68,6 +71,9 @@ pub struct Ranks {
     /// What goes on while this thread computes.
     background: OnceLock<Background>,
     settling: AtomicU8,
+    /// Where in a model operations are, and the first that went wrong.
+    place: Mutex<String>,
+    noted: Mutex<Option<(String, DTensorError)>>,
 }
 
 /// Plans by source, target, shape and dtype.
@@ -118,6 +124,8 @@ impl Ranks {
             bill: Mutex::default(),
             background: OnceLock::new(),
             settling: AtomicU8::new(0),
+            place: Mutex::default(),
+            noted: Mutex::default(),
         })
     }
 
@@ -174,13 +182,37 @@ impl Ranks {
         if nothing == 0.0 {
             return Ok(());
         }
-        Err(DTensorError::NotFinite {
+        let error = DTensorError::NotFinite {
             op,
             pass,
             rank: self.rank,
             local: local.shape().clone(),
             dtype: local.dtype(),
-        })
+        };
+        if self.numbers.load(Ordering::Relaxed) == Numbers::Noted as u8 {
+            let place = locked(&self.place).clone();
+            locked(&self.noted).get_or_insert((place, error));
+            return Ok(());
+        }
+        Err(error)
+    }
+
+    /// Whether results are looked at.
+    pub fn looks_at_numbers(&self) -> bool {
+        self.numbers.load(Ordering::Relaxed) != Numbers::Any as u8
+    }
+
+    /// Says in which part of a model operations are, for those who read notes.
+    pub fn set_place(&self, place: &str) {
+        if self.looks_at_numbers() {
+            place.clone_into(&mut locked(&self.place));
+        }
+    }
+
+    /// The first result that was not finite under [`Numbers::Noted`], and in
+    /// which part of the model it was.
+    pub fn take_noted(&self) -> Option<(String, DTensorError)> {
+        locked(&self.noted).take()
     }
 
     /// The operations that were run so far, by name and in order.

@@ -260,6 +260,9 @@ pub fn load_adapter(
     config: &Map<String, Value>,
     observer: &dyn Observer,
 ) -> Result<Adapter, HubError> {
+    // What was saved while it was trained holds more than an adapter.
+    let alone = source.as_adapter()?;
+    let source = alone.as_ref().unwrap_or(source);
     let peft = peft::to_peft(&source.index, None)?;
     let parsed: Result<Map<String, Value>, _> = serde_json::from_str(&peft.config);
     let adapter_config = parsed.map_err(|error| AdapterError::NotJson { message: error.to_string() })?;

@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use shardloom_checkpoint::{
-    ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
+    ConvertOptions, ConvertReport, Format, Index, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
     Saver, Source, State, Target, TensorSpec, convert,
 };
+use shardloom_checkpoint::storage::LocalStorage;
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Region};
 use shardloom_nn::{Decoder, NnError, merged};
 
 use crate::error::HubError;
-use crate::load::LoadOptions;
-use crate::model::Model;
+use crate::family::AnyFamily;
+use crate::load::{LoadOptions, belongs_to_training};
+use crate::model::{Files, Model};
 
 /// Files that make a tokenizer, and what goes with them.
 const TEXT_FILES: &[&str] = &[
@@ -53,10 +55,22 @@ pub fn export(
                 ..SaveOptions::default()
             };
             // Frequencies of angles are in the configuration.
-            let names = model.source().index.tensors().keys();
-            let only = names.filter(|name| *name != "rope_freqs.weight").cloned().collect();
+            let wanted = |name: &&String| {
+                *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name)
+            };
+            let mut source = model.source().clone();
+            let mut only = source.index.tensors().keys().filter(wanted).cloned().collect();
+            let back = if model.has_our_names()? { published_names(model)? } else { KeyMap::default() };
+            if !back.rules.is_empty() {
+                let training: Vec<KeyRule> = (source.index.tensors().keys())
+                    .filter(|name| belongs_to_training(model.source(), name))
+                    .map(|name| KeyRule::Drop { key: name.clone() })
+                    .collect();
+                source = source.with_keys(&KeyMap { rules: [training, back.rules].concat() })?;
+                only = source.index.tensors().keys().cloned().collect();
+            }
             let how = ConvertOptions { save, dtype: options.dtype, only: Some(only) };
-            Ok(convert(model.source(), &Target::Folder(target.to_owned()), &how, observer)?)
+            Ok(convert(&source, &Target::Folder(target.to_owned()), &how, observer)?)
         }
         Some((folder, strength)) => {
             let load = LoadOptions { dtype: options.dtype, ..LoadOptions::default() };
@@ -104,7 +118,14 @@ pub fn save_decoder(
 
 /// The rules that lead from our names back to the published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
-    let keys = model.keys()?;
+    let about = |source| HubError::Config { about: format!("model `{}`", model.name()), source };
+    // Names of what we trained say nothing of those that others use.
+    let index = match model.has_our_names()? {
+        true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
+            .map_err(shardloom_checkpoint::CheckpointError::from)?,
+        false => Index::clone(&model.source().index),
+    };
+    let keys = model.family().keys(model.config(), &index).map_err(about)?;
     let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
     let back = KeyMap { rules }.inverse();
     Ok(back.map_err(shardloom_checkpoint::CheckpointError::from)?)
@@ -138,9 +159,22 @@ fn assets(
     config: &Map<String, Value>,
     dtype: Option<DType>,
 ) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
+    let mut assets = text_files(model)?;
+    let own = crate::model::own_config(model.source())?.unwrap_or_default();
+    let stored =
+        model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
+    let published = published_config(&**model.family(), own, config, dtype.or(stored));
+    assets.insert("config.json".to_owned(), json(&Value::Object(published)));
+    Ok(assets)
+}
+
+fn json(value: &Value) -> Vec<u8> {
+    serde_json::to_vec_pretty(value).unwrap_or_default()
+}
+
+/// The files of a model's tokenizer, and what goes with them.
+pub fn text_files(model: &Model) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
     let mut assets = BTreeMap::new();
-    let json = |value: &Value| serde_json::to_vec_pretty(value).unwrap_or_default();
-    assets.insert("config.json".to_owned(), json(&Value::Object(published_config(model, config, dtype)?)));
     let checkpoint = shardloom_checkpoint::CheckpointError::from;
     for name in TEXT_FILES {
         if let Some(bytes) = model.text_source.read(name).map_err(checkpoint)? {
@@ -168,27 +202,41 @@ fn assets(
     Ok(assets)
 }
 
+/// The files of a tokenizer in a folder, and what goes with them.
+pub fn text_files_of_folder(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
+    let files = Files(std::sync::Arc::new(LocalStorage::new(folder)));
+    let mut found = BTreeMap::new();
+    for name in TEXT_FILES {
+        let read = files.read(name).map_err(shardloom_checkpoint::CheckpointError::from)?;
+        found.extend(read.map(|bytes| ((*name).to_owned(), bytes)));
+    }
+    Ok(found)
+}
+
+/// The `config.json` of a model that was made or changed here.
+pub fn config_file(family: &dyn AnyFamily, config: &Map<String, Value>, dtype: DType) -> Vec<u8> {
+    json(&Value::Object(published_config(family, Map::new(), config, Some(dtype))))
+}
+
 /// What other programs need of a configuration: what the checkpoint said of
 /// itself, with what we know better.
 fn published_config(
-    model: &Model,
+    family: &dyn AnyFamily,
+    own: Map<String, Value>,
     config: &Map<String, Value>,
     dtype: Option<DType>,
-) -> Result<Map<String, Value>, HubError> {
-    let mut published = crate::model::own_config(model.source())?.unwrap_or_default();
+) -> Map<String, Value> {
+    let mut published = own;
     for (key, value) in config {
         // What was not said and is not set need not be said now.
         if published.contains_key(key) || !value.is_null() {
             published.insert(key.clone(), value.clone());
         }
     }
-    let family = model.family();
     let model_type = family.model_types().into_iter().next().unwrap_or_default();
     published.entry("model_type").or_insert_with(|| model_type.into());
     published.entry("architectures").or_insert_with(|| vec![family.architecture()].into());
-    let stored =
-        model.source().index.tensors().values().map(|entry| entry.dtype).find(|dtype| dtype.is_float());
-    let name = match dtype.or(stored) {
+    let name = match dtype {
         Some(DType::F32) => Some("float32"),
         Some(DType::Bf16) => Some("bfloat16"),
         Some(DType::F16) => Some("float16"),
@@ -199,5 +247,5 @@ fn published_config(
         published.remove("dtype");
         published.insert("torch_dtype".to_owned(), name.into());
     }
-    Ok(published)
+    published
 }

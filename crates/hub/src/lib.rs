@@ -25,7 +25,7 @@ pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, overridden};
 pub use describe::{DESCRIPTION_FILE, DescribeError, Described, Description};
 pub use error::{HubError, Misfit};
-pub use export::{ExportOptions, export, save_decoder};
+pub use export::{ExportOptions, config_file, export, save_decoder, text_files, text_files_of_folder};
 pub use families::{Families, FamilyError, arch_config};
 pub use family::{AnyFamily, Family, SharedFamily};
 pub use hub::{Fetched, Found, Hub, Place};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::storage::Way;
 use shardloom_checkpoint::{
-    Held, Index, KeyMap, KeyRule, LoadReport, Observer, ReadOptions, Source, TensorSpec, Verify, Want, load,
+    Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want, load,
     read,
 };
 use shardloom_dtensor::{DTensor, Ranks};
@@ -132,11 +132,19 @@ fn under_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> 
 /// The same, of a checkpoint that is known to be of the model.
 fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
     let source = under_model_names(source, keys, config)?;
-    let misfit = misfit(&source.index, config);
+    let mut misfit = misfit(&source.index, config);
+    // What belongs to the training is there for whoever goes on with it.
+    misfit.unexpected.retain(|name| !belongs_to_training(&source, name));
     if misfit.is_empty() {
         return Ok(source);
     }
     Err(HubError::Incompatible { location: source.storage.location(), misfit })
+}
+
+/// Whether a tensor of a checkpoint is not the model's.
+pub(crate) fn belongs_to_training(source: &Source, name: &str) -> bool {
+    let said = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
+    said.is_some_and(|tensor| tensor.part == Part::Training)
 }
 
 /// Every key that does not fit.
@@ -181,14 +189,14 @@ fn computes(dtype: DType) -> bool {
 }
 
 /// A rank's part of a parameter, on its way.
-enum Part {
+enum Arriving {
     /// Memory to be read into.
     Read(HostMemory),
     /// The file itself.
     Mapped(Tensor),
 }
 
-impl Part {
+impl Arriving {
     fn new(
         source: &Source,
         seat: &Seat,
@@ -253,13 +261,13 @@ pub fn load_decoder(
     }
     let mut parts = Vec::with_capacity(seat.specs.len());
     for spec in &seat.specs {
-        parts.push(Part::new(&source, &seat, spec, dtype, options.way)?);
+        parts.push(Arriving::new(&source, &seat, spec, dtype, options.way)?);
     }
     let mut state = LoadState::new();
     for (spec, part) in seat.specs.iter().zip(&mut parts) {
         let held = Held::Layout(seat.plan.layout_of(&spec.name));
         let wanted = TensorSpec { dtype, shape: spec.shape.clone(), held };
-        if let Part::Read(memory) = part {
+        if let Arriving::Read(memory) = part {
             state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
         }
     }

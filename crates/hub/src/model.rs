@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use shardloom_checkpoint::formats::gguf::{self, GgufValue};
 use shardloom_checkpoint::{Format, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
 use shardloom_layout::{DType, Region};
-use shardloom_nn::{Adapter, Decoder, DecoderConfig};
+use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
 use crate::adapter::load_adapter;
 use crate::cards::Card;
@@ -152,10 +152,22 @@ impl Model {
         self.family.decoder(&self.config).map_err(about)
     }
 
-    /// From the names in its checkpoint to those of the decoder.
+    /// From the names in its checkpoint to those of the decoder. What we trained
+    /// has the decoder's names already.
     pub fn keys(&self) -> Result<KeyMap, HubError> {
+        if self.has_our_names()? {
+            return Ok(KeyMap::default());
+        }
         let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
         self.family.keys(&self.config, &self.source.index).map_err(about)
+    }
+
+    /// Whether its checkpoint was saved under the decoder's names.
+    pub(crate) fn has_our_names(&self) -> Result<bool, HubError> {
+        let config = self.decoder_config()?;
+        let found = self.source.index.tensors();
+        let mut wanted = parameters(&config, &Stage::whole(config.layers)).into_iter();
+        Ok(self.source.manifest.is_some() && wanted.all(|spec| found.contains_key(&spec.name)))
     }
 
     /// Loads it. Every rank of the gangs.

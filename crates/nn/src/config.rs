@@ -514,6 +514,24 @@ impl DecoderConfig {
         self.experts.as_ref().filter(|experts| experts.layers.has(layer))
     }
 
+    /// How many parameters each token is multiplied with: all but what is looked
+    /// up, and of experts those that it chooses.
+    pub fn active_parameters(&self) -> u64 {
+        let specs = crate::parameters(self, &crate::Stage::whole(self.layers));
+        let used = |spec: &crate::ParameterSpec| {
+            let all = spec.shape.volume() as u64;
+            match &self.experts {
+                _ if spec.name == crate::parameter::EMBEDDING && !self.head.tied => 0,
+                _ if spec.name == crate::parameter::POSITIONS => 0,
+                Some(experts) if spec.name.contains(".experts.") => {
+                    all * experts.chosen as u64 / (experts.count as u64).max(1)
+                }
+                _ => all,
+            }
+        };
+        specs.iter().map(used).sum()
+    }
+
     /// How many parameters it has.
     pub fn parameter_count(&self) -> u64 {
         let specs = crate::parameters(self, &crate::Stage::whole(self.layers));

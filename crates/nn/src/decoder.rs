@@ -424,6 +424,15 @@ impl Decoder {
     /// before are gathered again.
     fn watched_above(&self, place: usize, x: DTensor) -> Result<DTensor, NnError> {
         let usage = self.body.plan.usage();
+        let x = if self.body.ranks.looks_at_numbers() && x.tracks_gradient() {
+            let (ranks, number) = (Arc::clone(&self.body.ranks), self.body.stage.layers.start + place);
+            x.on_way_back(move || {
+                ranks.set_place(&format!("model.layers.{number}"));
+                Ok(())
+            })?
+        } else {
+            x
+        };
         if usage.ahead == 0 || usage.release == Release::Keep || !x.tracks_gradient() {
             return Ok(x);
         }
@@ -481,6 +490,7 @@ impl Decoder {
     fn embedded(&self, run: &Run<'_>, tokens: &DTensor, standing: &Standing) -> Result<DTensor, NnError> {
         let first = self.body.stage.is_first().then(|| self.place(EMBEDDING)).flatten();
         let place = first.ok_or_else(|| self.wrong_stage("begin with tokens"))?;
+        self.body.ranks.set_place(EMBEDDING);
         let mut x = run.parameter(place)?.embedding(tokens)?;
         if let Some((low_rank, strength)) = run.low_rank(EMBEDDING.trim_end_matches(".weight")) {
             x = low_rank.changed_embedding(&x, tokens, strength)?;
@@ -513,6 +523,7 @@ impl Decoder {
         let head = if self.body.config.head.tied { EMBEDDING } else { "lm_head.weight" };
         let last = self.body.stage.is_last().then(|| self.place(head)).flatten();
         let place = last.ok_or_else(|| self.wrong_stage("give logits"))?;
+        self.body.ranks.set_place(HEAD);
         // An embedding that is tied is not replaced along with the embedding.
         let own =
             adapter.and_then(|(adapter, strength)| Some((adapter.replacement("lm_head.weight")?, strength)));
@@ -566,6 +577,9 @@ impl Body {
     ) -> Result<DTensor, NnError> {
         let (config, plan, layer) = (&self.config, &self.plan, &self.layers[place]);
         let number = self.stage.layers.start + place;
+        if self.ranks.looks_at_numbers() {
+            self.ranks.set_place(&format!("model.layers.{number}"));
+        }
         let normed = |norm: &Option<Norm>, x: &DTensor| match norm {
             Some(norm) => norm.apply(run, &config.norm, x),
             None => Ok(x.clone()),

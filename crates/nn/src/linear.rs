@@ -22,6 +22,7 @@ impl Linear {
         x: &DTensor,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
+        x.ranks().set_place(&self.module);
         let weight = run.parameter(self.weight)?;
         let bias = self.bias.map(|place| run.parameter(place)).transpose()?;
         match run.low_rank(&self.module) {

@@ -55,6 +55,7 @@ impl Decoder {
                 mesh.axis_size(axis) > 1 && matches!(layout.placements()[axis], Placement::Shard(_))
             });
             if !shared {
+                self.ranks().set_place(HEAD);
                 let weight = self.plan().used_in(layout, value)?;
                 return Ok(rows.projected_cross_entropy(&weight, &targets, options)?);
             }

@@ -22,6 +22,7 @@ mod quickstart;
 mod score;
 mod serve;
 mod tokenize;
+mod train;
 mod verify;
 
 use std::process::ExitCode;
@@ -38,9 +39,9 @@ use output::Output;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
 
-/// Find, load, run and keep language models, on one process or thousands.
+/// Find, load, train, run and keep language models, on one process or thousands.
 ///
-/// Training and judging them is to come.
+/// Judging what training changed is to come.
 #[derive(Parser)]
 #[command(name = "shardloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {
@@ -153,6 +154,17 @@ enum Command {
   SHARDLOOM_API_KEY=… shardloom serve ./my-model --host 0.0.0.0")]
     Serve(serve::ServeArgs),
 
+    /// Train a model as a file says: from nothing, from weights, or an adapter of them.
+    ///
+    /// A run that was ended goes on where it was, on as many ranks as there are now.
+    #[command(after_help = "Examples:
+  shardloom train run.yaml
+  shardloom train run.yaml --ranks 4 train.accelerator.tp=2 train.optimizer.lr=1e-4
+  mpirun -n 4 shardloom train run.yaml       on MPI ranks (build with --features mpi)
+  shardloom train run.yaml --dump-config
+  shardloom train --reference | less")]
+    Train(train::TrainArgs),
+
     /// Show how likely a model finds a text, token by token.
     #[command(after_help = "Examples:
   shardloom score smollm2_135m 'The cat sat on the mat'
@@ -224,6 +236,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Score(args) => score::run(&args, output),
         Command::Serve(args) => serve::run(&args, output),
         Command::Tokenize(args) => tokenize::run(&args, output),
+        Command::Train(args) => train::run(&args, output),
         Command::Export(args) => export::run(&args, output),
         Command::Completions { shell } => completions(shell, output),
     };

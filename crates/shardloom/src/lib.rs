@@ -9,6 +9,7 @@
 //! - [`nn`]: one configurable decoder, its cache, adapters and generation.
 //! - [`hub`]: models by name.
 //! - [`models`]: the families of models.
+//! - [`train`]: training runs.
 //! - [`serve`]: an OpenAI-compatible server.
 //! - [`standard`]: the hub as this program starts it.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
@@ -24,6 +25,7 @@ pub use shardloom_models as models;
 pub use shardloom_nn as nn;
 pub use shardloom_serve as serve;
 pub use shardloom_tensor as tensor;
+pub use shardloom_train as train;
 
 pub mod launch;
 pub mod standard;

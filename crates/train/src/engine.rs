@@ -6,6 +6,7 @@
 //! gradients are the same however the batch is split over micro-batches, ranks
 //! and accumulation.
 
+mod finite;
 mod flight;
 mod step;
 

@@ -4,9 +4,19 @@ use shardloom_checkpoint::CheckpointError;
 use shardloom_dtensor::DTensorError;
 use shardloom_gang::{GangError, GangsError};
 use shardloom_hub::HubError;
+use shardloom_hub::cards::RunError;
 use shardloom_layout::Hint;
 use shardloom_nn::NnError;
 use shardloom_tensor::TensorError;
+
+use crate::config::ConfigErrors;
+use crate::data::DataError;
+use crate::metrics::MetricsError;
+use crate::optimizer::{OptimizerError, PatternError};
+use crate::pipeline::{Fault, PipelineError};
+use crate::schedule::ScheduleError;
+use crate::sizes::SizeErrors;
+use crate::spec::SpecError;
 
 /// Why a run was not done.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -52,6 +62,96 @@ pub enum TrainError {
         /// The one asked for.
         asked: &'static str,
     },
+    /// Numbers that are none.
+    #[error("step {step} has the loss {loss} and the gradient norm {gradient_norm}: {what}")]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// Its loss.
+        loss: String,
+        /// The norm of its gradients.
+        gradient_norm: String,
+        /// Where it began.
+        what: String,
+    },
+    /// A folder that has a run, where a new one was to begin.
+    #[error("`{folder}` has a run already, at step {step}")]
+    RunExists {
+        /// The folder.
+        folder: String,
+        /// Its last checkpoint.
+        step: u64,
+    },
+    /// A folder without a run that could go on.
+    #[error("`{folder}` has no checkpoint to go on from")]
+    NothingToResume {
+        /// The folder.
+        folder: String,
+    },
+    /// A folder that cannot be written to.
+    #[error("cannot write to `{path}`: {message}")]
+    Folder {
+        /// The folder.
+        path: String,
+        /// In the system's words.
+        message: String,
+    },
+    /// Weights of another kind of model.
+    #[error("`model.name` is `{spec}`, but the weights `{weights}` are of the family `{found}`")]
+    OtherFamily {
+        /// The spec.
+        spec: String,
+        /// The weights' family.
+        found: String,
+        /// The weights.
+        weights: String,
+    },
+    /// Texts, but nothing that makes tokens of them.
+    #[error("there is no tokenizer for the texts")]
+    NoTokenizer,
+    /// A tokenizer that is not on a filesystem.
+    #[error("the tokenizer `{path}` is not in a folder")]
+    TokenizerPlace {
+        /// Where it is.
+        path: String,
+    },
+    /// Random tokens without a number of steps.
+    #[error("random tokens have no end, and `train.max_steps` is not set")]
+    EndlessData,
+    /// A rank could not read some of the documents.
+    #[error("documents could not be counted: {reason}")]
+    Counting {
+        /// Why.
+        reason: String,
+    },
+    /// An adapter without weights that it changes.
+    #[error("`model.lora` needs weights that it changes")]
+    NoBase,
+    /// An adapter of a model whose modules have other names elsewhere.
+    #[error("modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know")]
+    ForeignModules {
+        /// The family.
+        family: String,
+    },
+    /// A module that no adapter can change.
+    #[error("no module is called `{target}`")]
+    NoSuchModule {
+        /// The target.
+        target: String,
+        /// What was meant.
+        near: Option<String>,
+    },
+    /// An adapter that does more than low-rank changes.
+    #[error("the adapter `{path}` changes `{name}` in a way that is not trained here")]
+    Untrainable {
+        /// The adapter.
+        path: String,
+        /// What it changes.
+        name: String,
+    },
+    /// A suite that nobody can run.
+    #[error("`train.eval.sway` is set, but this program has no `sway`")]
+    NoSway,
     /// The model was not found or not loaded.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -61,6 +161,39 @@ pub enum TrainError {
     /// A checkpoint was not read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The run's file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The model's spec was not found, or refuses.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Ranks, model and batch do not fit each other.
+    #[error(transparent)]
+    Sizes(#[from] SizeErrors),
+    /// The data cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The optimizer refuses.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// A pattern that matches nothing.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// A learning rate that is none.
+    #[error(transparent)]
+    LearningRate(#[from] ScheduleError),
+    /// A pipeline that cannot be.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// A pipeline's program that is wrong.
+    #[error(transparent)]
+    Program(#[from] Fault),
+    /// What is told of a step cannot be kept.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The run's cards cannot be published.
+    #[error(transparent)]
+    Cards(#[from] RunError),
     /// Ranks did not come together.
     #[error(transparent)]
     Gangs(#[from] GangsError),
@@ -85,6 +218,38 @@ impl Hint for TrainError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NoGradient { .. } => Some("name it in `model.freeze_modules`".to_owned()),
+            Self::NotFinite { .. } => Some(
+                "lower `train.optimizer.lr`, warm up longer, or look at the data of the step; weights are \
+                 as they were before it"
+                    .to_owned(),
+            ),
+            Self::RunExists { .. } => Some(
+                "choose another `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
+                    .to_owned(),
+            ),
+            Self::NothingToResume { .. } => Some("set `train.checkpoint.resume: auto`".to_owned()),
+            Self::Folder { .. } => Some("set `train.checkpoint.output_dir` to a folder of yours".to_owned()),
+            Self::OtherFamily { found, .. } => Some(format!("set `model.name: {found}`")),
+            Self::NoTokenizer => Some("set `model.tokenizer_path`, or `model.weights_path`".to_owned()),
+            Self::TokenizerPlace { .. } => Some("set `model.tokenizer_path` to a folder".to_owned()),
+            Self::EndlessData => Some("set `train.max_steps`".to_owned()),
+            Self::Counting { .. } => Some("mend the file, or set `train.max_steps`".to_owned()),
+            Self::NoBase => Some("set `model.weights_path`".to_owned()),
+            Self::ForeignModules { .. } => Some("train all weights: leave `model.lora` out".to_owned()),
+            Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
+            Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
+            Self::NoSway => Some("leave it out".to_owned()),
+            Self::Config(_) => None,
+            Self::Spec(error) => error.hint(),
+            Self::Sizes(error) => error.hint(),
+            Self::Data(error) => error.hint(),
+            Self::Optimizer(error) => error.hint(),
+            Self::Pattern(error) => error.hint(),
+            Self::LearningRate(error) => error.hint(),
+            Self::Pipeline(error) => error.hint(),
+            Self::Program(error) => error.hint(),
+            Self::Metrics(error) => error.hint(),
+            Self::Cards(error) => error.hint(),
             Self::Hub(error) => error.hint(),
             Self::Nn(error) => error.hint(),
             Self::Checkpoint(error) => error.hint(),

@@ -34,7 +34,7 @@ const PEFT_PREFIX: &str = "base_model.model.";
 const LOADED: u32 = 0x3000_0002;
 
 /// How far a run is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Steps that were done.
     pub step: u64,

@@ -7,8 +7,11 @@
 //! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
 //! - A [`schedule`] says what the learning rate is at a step.
 //! - [`metrics`] go to files, step by step.
+//! - A [`spec`] is what a model is to a trainer; [`sizes`] says how ranks share it.
+//! - A [`callback`] is what others may do while a run goes on; [`train`] is the run.
 //! - [`keep`] says what a checkpoint holds of a run.
 
+pub mod callback;
 pub mod config;
 pub mod data;
 pub mod engine;
@@ -18,6 +21,10 @@ pub mod metrics;
 pub mod optimizer;
 pub mod pipeline;
 pub mod schedule;
+pub mod sizes;
+pub mod spec;
+mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
+pub use trainer::{End, Outcome, TrainRequest, train};

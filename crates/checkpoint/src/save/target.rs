@@ -34,6 +34,9 @@ pub enum Target {
     Objects(Arc<dyn Storage>),
 }
 
+/// The file that makes a folder an adapter's.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// The longest header that readers of safetensors accept.
 const MAX_HEADER: usize = 100_000_000;
 
@@ -41,7 +44,8 @@ const MAX_HEADER: usize = 100_000_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SaveFormat {
     /// A Hugging Face folder with a manifest: everything can be verified, and
-    /// a training resumed.
+    /// a training resumed. With an `adapter_config.json` among its assets it is
+    /// an adapter folder, which PEFT reads too.
     #[default]
     Native,
     /// A Hugging Face folder and nothing else.
@@ -432,6 +436,9 @@ impl Planned {
             (SaveFormat::Native, Target::Objects(_)) => Ok(Self::chunks(batch, rank)),
             (format, Target::Objects(storage)) => {
                 Err(TargetError::NotForObjects { location: storage.location(), format }.into())
+            }
+            (SaveFormat::Native, Target::Folder(_)) if options.assets.contains_key(ADAPTER_CONFIG) => {
+                Ok(Self::together(stored, SaveFormat::Peft, options.shard_size))
             }
             (format, Target::Folder(_)) => Ok(Self::together(stored, format, options.shard_size)),
         }

@@ -1,5 +1,7 @@
 //! How much there is to learn, counted exactly.
 
+use serde::{Deserialize, Serialize};
+
 use super::sample::{Fate, Sample};
 use crate::config::Rows;
 
@@ -23,7 +25,7 @@ pub struct Count {
 }
 
 /// What is known of one document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measure {
     /// Its tokens; none if it is left out.
     pub tokens: u32,

@@ -22,7 +22,7 @@ pub struct Row {
 
 impl Row {
     /// A row without tokens.
-    pub(super) fn empty(size: usize, pad: u32) -> Self {
+    pub(crate) fn empty(size: usize, pad: u32) -> Self {
         Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0 }
     }
 

@@ -26,7 +26,7 @@ use super::record::{Content, Origin};
 use crate::config::Masking;
 
 /// What became of a document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Fate {
     /// It is there as it was.
     Whole,

@@ -8,7 +8,7 @@ use shardloom_layout::Shape;
 use shardloom_nn::{Input, Pass};
 use shardloom_tensor::{Tensor, TensorError, no_grad};
 
-use super::{Engine, StageModel};
+use super::{Engine, StageModel, StepSettings};
 use crate::error::TrainError;
 use crate::pipeline::{Action, Message, Payload};
 
@@ -76,7 +76,15 @@ fn gradient(stage: usize, micro: usize) -> Message {
 impl Engine {
     /// All forward and backward passes of a step. Gradients add up in the
     /// parameters. Returns this rank's share of the loss.
-    pub fn passes(&mut self, step: u64, micros: &[MicroBatch], targets: f64) -> Result<f64, TrainError> {
+    pub fn passes(
+        &mut self,
+        settings: &StepSettings<'_>,
+        micros: &[MicroBatch],
+        targets: f64,
+    ) -> Result<f64, TrainError> {
+        let step = settings.number;
+        let mut done = 0;
+        let of = micros.len() * self.stages.len();
         let mut flight = Flight::default();
         let program = self.program().to_vec();
         let mut left: BTreeMap<usize, usize> = BTreeMap::new();
@@ -97,9 +105,11 @@ impl Engine {
                     // through it.
                     let settling = if *left == 0 { Settling::Early } else { Settling::Late };
                     self.ranks.set_settling(settling);
-                    let done = self.backward(&mut flight, stage, micro);
+                    let passed = self.backward(&mut flight, stage, micro);
                     self.ranks.set_settling(Settling::Late);
-                    done?;
+                    passed?;
+                    done += 1;
+                    (settings.substep)(done, of);
                 }
                 Action::Send { peer, message } => {
                     let sent = flight.take(message)?;

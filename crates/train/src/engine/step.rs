@@ -25,6 +25,8 @@ pub struct StepSettings<'a> {
     pub learning_rate: f64,
     /// From the norm of all gradients, what they are multiplied by.
     pub clip: &'a dyn Fn(f64) -> f64,
+    /// Told after each micro-batch: how many of how many are done.
+    pub substep: &'a dyn Fn(usize, usize),
 }
 
 /// What a step did.
@@ -46,7 +48,7 @@ impl Engine {
     /// own rows. Nothing is changed if the loss or the norm is no number.
     pub fn step(&mut self, settings: &StepSettings<'_>, micros: &[MicroBatch]) -> Result<Stepped, TrainError> {
         let targets = self.count_targets(micros)?;
-        let share = self.passes(settings.number, micros, (targets as f64).max(1.0))?;
+        let share = self.passes(settings, micros, (targets as f64).max(1.0))?;
         let loss = self.loss(share)?;
         let gradients = self.gradients()?;
         let gradient_norm = self.norm(&gradients)?;

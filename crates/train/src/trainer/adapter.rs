@@ -1,0 +1,87 @@
+//! Adapters that are trained.
+
+use serde_json::json;
+use shardloom_checkpoint::{Observer, Source};
+use shardloom_hub::Model;
+use shardloom_layout::nearest;
+use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
+
+use crate::config::LoraConfig;
+use crate::error::TrainError;
+
+/// What the product of matrices is multiplied by.
+pub(super) fn scale(config: &LoraConfig) -> f64 {
+    let rank = config.rank as f64;
+    config.alpha / if config.use_rslora { rank.sqrt() } else { rank }
+}
+
+/// Checks that every target is a module of the model.
+pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Result<(), TrainError> {
+    let specs = parameters(decoder, &Stage::whole(decoder.layers));
+    let modules: Vec<&str> = specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim())).collect();
+    for target in &config.target_modules {
+        if !modules.iter().any(|module| fits(module, target)) {
+            let last = modules.iter().filter_map(|module| module.rsplit('.').next());
+            let near = nearest(target, last).map(str::to_owned);
+            return Err(TrainError::NoSuchModule { target: target.clone(), near });
+        }
+    }
+    Ok(())
+}
+
+fn module_of(name: &str, ndim: usize) -> Option<&str> {
+    let module = name.strip_suffix(".weight").filter(|_| ndim == 2)?;
+    (module != "model.embed_tokens" && module != "model.embed_positions").then_some(module)
+}
+
+fn fits(module: &str, target: &str) -> bool {
+    module == target || module.strip_suffix(target).is_some_and(|rest| rest.ends_with('.'))
+}
+
+/// A new adapter for a stage, or one to go on with.
+pub(super) fn adapter(
+    config: &LoraConfig,
+    model: &Model,
+    decoder: &Decoder,
+    seed: u64,
+    observer: &dyn Observer,
+) -> Result<Adapter, TrainError> {
+    if let Some(path) = &config.adapter_path {
+        let adapter = model.adapter(decoder, &Source::open(path)?, observer)?;
+        if let Some(name) = adapter.untrainable() {
+            return Err(TrainError::Untrainable { path: path.clone(), name: name.to_owned() });
+        }
+        return Ok(adapter);
+    }
+    let modules: Vec<String> = decoder
+        .parameters()
+        .iter()
+        .filter_map(|(name, value)| module_of(name, value.shape().ndim()))
+        .filter(|module| config.target_modules.iter().any(|target| fits(module, target)))
+        .map(str::to_owned)
+        .collect();
+    let mut adapter = Adapter::new();
+    for module in modules {
+        adapter.add_new(decoder, &module, config.rank, scale(config), seed)?;
+    }
+    Ok(adapter)
+}
+
+/// What PEFT must know of it.
+pub(super) fn config_file(config: &LoraConfig, base: &str) -> Vec<u8> {
+    let file = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": config.target_modules,
+        "use_rslora": config.use_rslora,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "modules_to_save": null,
+    });
+    serde_json::to_vec_pretty(&file).unwrap_or_default()
+}

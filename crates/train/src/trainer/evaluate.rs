@@ -1,0 +1,96 @@
+//! Measuring a model on the way.
+
+use shardloom_gang::Gang;
+use shardloom_hub::text::{Special, SpecialText, Tokenizer};
+use shardloom_nn::{Generation, Request, Sampling};
+use shardloom_tensor::no_grad;
+
+use super::batch::cut;
+use crate::callback::Evaluation;
+use crate::config::{Config, SampleConfig};
+use crate::data::{Loader, Row};
+use crate::engine::Engine;
+use crate::error::TrainError;
+use crate::sizes::ParallelSizes;
+
+/// Rows that are held out, as far as they are this rank's.
+pub(super) struct HeldOut {
+    rows: Vec<Row>,
+    micro_rows: usize,
+    /// The step at which the model was measured last.
+    pub(super) measured: Option<u64>,
+}
+
+impl HeldOut {
+    pub(super) fn new(
+        config: &Config,
+        loader: &Loader,
+        sizes: &ParallelSizes,
+        gang: &dyn Gang,
+    ) -> Result<Self, TrainError> {
+        let (micro_rows, dp) = (sizes.micro_batch_size, sizes.dp());
+        let mut rows = loader.eval_rows(config.train.eval.max_rows)?;
+        if let Some(first) = rows.first() {
+            // All ranks compute as many, some of them nothing.
+            let size = first.inputs.len();
+            let empty = Row::empty(size, 0);
+            rows.resize(rows.len().next_multiple_of(micro_rows * dp), empty);
+        }
+        // Neighbours in the mesh order share rows: tensor parallel first, then
+        // data parallel.
+        let own = gang.rank() / sizes.tp % dp;
+        let rows = rows.into_iter().skip(own).step_by(dp).collect();
+        Ok(Self { rows, micro_rows, measured: None })
+    }
+
+    /// Measures. Every rank.
+    pub(super) fn evaluate(
+        &self,
+        engine: &Engine,
+        config: &Config,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Evaluation, TrainError> {
+        let mut evaluation = Evaluation::default();
+        if !self.rows.is_empty() {
+            let micros = cut(&self.rows, self.micro_rows, engine)?;
+            let targets = engine.count_targets(&micros)?;
+            let sum = engine.loss(engine.measure(&micros)?)?;
+            evaluation.loss = Some(sum / (targets as f64).max(1.0));
+            evaluation.targets = targets;
+        }
+        let samples = &config.train.eval.samples;
+        if let (Some(tokenizer), false) = (tokenizer, samples.prompts.is_empty() || engine.stage_count > 1) {
+            evaluation.samples = written(engine, samples, tokenizer, config.train.seed)?;
+        }
+        Ok(evaluation)
+    }
+}
+
+/// What the model writes behind each prompt.
+fn written(
+    engine: &Engine,
+    config: &SampleConfig,
+    tokenizer: &Tokenizer,
+    seed: u64,
+) -> Result<Vec<(String, String)>, TrainError> {
+    let Some(stage) = engine.stages().first() else { return Ok(Vec::new()) };
+    let mut samples = Vec::with_capacity(config.prompts.len());
+    for prompt in &config.prompts {
+        let mut tokens = tokenizer.encode(prompt, Special::Add).map_err(shardloom_hub::HubError::from)?;
+        if tokens.is_empty() {
+            tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
+        }
+        let request = Request {
+            prompts: vec![tokens],
+            max_new_tokens: config.max_tokens,
+            sampling: Sampling { temperature: config.temperature, seed, ..Sampling::default() },
+            stop: tokenizer.eos().to_vec(),
+            ..Request::default()
+        };
+        let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
+        let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;
+        let tokens = made.into_iter().next().map(|made| made.tokens).unwrap_or_default();
+        samples.push((prompt.clone(), tokenizer.decode(&tokens, SpecialText::Skip)));
+    }
+    Ok(samples)
+}
