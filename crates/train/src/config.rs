@@ -25,6 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use dump::dump;
+pub(crate) use fault::divisors;
 pub use fault::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use outline::schema;
 pub use place::Place;

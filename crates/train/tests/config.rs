@@ -208,6 +208,9 @@ fn a_file_is_read_from_its_place() {
     assert!(matches!(problem(&file), Problem::Unreadable { .. }));
     std::fs::write(&file, vec![b'#'; 2 << 20]).unwrap();
     assert!(matches!(problem(&file), Problem::TooLong { .. }));
+    // A file without an end.
+    #[cfg(unix)]
+    assert!(matches!(problem(std::path::Path::new("/dev/zero")), Problem::TooLong { .. }));
 }
 
 #[test]

@@ -36,9 +36,9 @@ pub enum Problem {
         message: String,
     },
     /// The file is longer than anybody writes.
-    #[error("has {bytes} bytes, more than {most}")]
+    #[error("has {bytes} bytes or more, but can have {most}")]
     TooLong {
-        /// How long it is.
+        /// How much of it was seen.
         bytes: u64,
         /// The most.
         most: u64,

@@ -7,6 +7,7 @@
 //! place. What is left without the faults is still checked by all rules that
 //! do not depend on them.
 
+use std::io::Read;
 use std::path::Path;
 
 use super::Config;
@@ -19,7 +20,7 @@ use super::place::{Mark, Place, Texts};
 use super::tree::{Content, Node};
 use super::variable::{Lookup, fill};
 
-/// The longest file that is read.
+/// The longest file that is taken.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Reads a run's file.
@@ -85,12 +86,10 @@ pub fn read(
 pub fn read_file(file: &Path, overrides: &[String], variable: Lookup<'_>) -> Result<Config, ConfigErrors> {
     let name = file.display().to_string();
     let unreadable = |error: std::io::Error| alone(&name, Problem::Unreadable { message: error.to_string() });
-    // Looked at before it is read: it may be anything.
-    let bytes = std::fs::metadata(file).map_err(unreadable)?.len();
-    if bytes > MOST_BYTES {
-        return Err(alone(&name, Problem::TooLong { bytes, most: MOST_BYTES }));
-    }
-    let text = std::fs::read_to_string(file).map_err(unreadable)?;
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    // Not more than can be used: it may be anything, and without an end.
+    opened.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
     read(&text, &name, overrides, variable)
 }
 

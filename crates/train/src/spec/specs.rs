@@ -1,0 +1,115 @@
+//! The specs there are, and finding one by name.
+//!
+//! A name without a dot is built in: a family of the program. A name with dots
+//! is a spec that was registered under it, or else a path: `my_org.my_moe` is
+//! described in `my_org/my_moe/model.yaml` on the hub's model path. So a run's
+//! file needs one name, and no table leads from names to places.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use shardloom_hub::cards::Card;
+use shardloom_hub::{DescribeError, Described, Hub};
+use shardloom_layout::nearest;
+
+use super::error::{Namesake, SpecError};
+use super::family::FamilySpec;
+use super::name::check;
+use super::{ModelSpec, SharedSpec};
+
+/// Specs that are registered in code. Filled when a program starts; nothing
+/// registers itself.
+#[derive(Clone, Default)]
+pub struct Specs {
+    registered: BTreeMap<String, SharedSpec>,
+}
+
+impl Specs {
+    /// None but those that the hub has.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a spec under a name.
+    pub fn register_spec(&mut self, name: &str, spec: impl ModelSpec + 'static) -> Result<(), SpecError> {
+        check(name)?;
+        if self.registered.contains_key(name) {
+            return Err(SpecError::Twice { name: name.to_owned() });
+        }
+        self.registered.insert(name.to_owned(), Arc::new(spec));
+        Ok(())
+    }
+
+    /// The spec that a name means.
+    ///
+    /// A description that is found and cannot be used is an error of its own:
+    /// only what is nowhere is unknown.
+    pub fn discover(&self, hub: &Hub, name: &str) -> Result<SharedSpec, SpecError> {
+        check(name)?;
+        let family = hub.families.maybe_get(name);
+        let searched = match (self.registered.get(name), family) {
+            (Some(_), Some(_)) => return Err(SpecError::Twice { name: name.to_owned() }),
+            (Some(spec), None) => return Ok(Arc::clone(spec)),
+            (None, Some(family)) => return Ok(Arc::new(FamilySpec::new(Arc::clone(family)))),
+            (None, None) if !name.contains('.') => Vec::new(),
+            (None, None) => match Described::find(name, &hub.model_path) {
+                Ok(described) => return Ok(Arc::new(FamilySpec::new(Arc::new(described)))),
+                Err(DescribeError::Missing { searched, .. }) => searched,
+                Err(other) => return Err(other.into()),
+            },
+        };
+        Err(self.unknown(hub, name, searched))
+    }
+
+    /// Names of specs that are part of the program, registered besides, and
+    /// described on the hub's model path.
+    pub fn names(&self, hub: &Hub) -> Vec<String> {
+        let mut names = built_in(hub);
+        names.extend(self.registered.keys().cloned());
+        names.extend(Described::names(&hub.model_path));
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    fn unknown(&self, hub: &Hub, name: &str, searched: Vec<String>) -> SpecError {
+        let all = self.names(hub);
+        let mut near: Vec<String> =
+            nearest(name, all.iter().map(String::as_str)).map(str::to_owned).into_iter().collect();
+        // A path to something that is built in, or the end of a path.
+        let last = |name: &str| name.rsplit('.').next().map(str::to_owned);
+        let alike = |other: &&String| {
+            !near.contains(other)
+                && (last(other) == last(name))
+                && (other.contains('.') != name.contains('.'))
+        };
+        let more: Vec<String> = all.iter().filter(alike).cloned().collect();
+        near.extend(more);
+        SpecError::Unknown {
+            name: name.to_owned(),
+            near,
+            built_in: built_in(hub),
+            registered: self.registered.keys().cloned().collect(),
+            searched,
+            namesake: namesake(hub, name),
+        }
+    }
+}
+
+fn built_in(hub: &Hub) -> Vec<String> {
+    let mut names: Vec<String> = hub.families.iter().map(|family| family.name().to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// What else has this name.
+fn namesake(hub: &Hub, name: &str) -> Option<Namesake> {
+    if hub.cards.knows(name) {
+        let card = hub.cards.card(name).ok();
+        return Some(Namesake::Card {
+            family: card.as_ref().and_then(Card::model_family).map(str::to_owned),
+        });
+    }
+    let family = hub.families.iter().find(|family| family.archs().iter().any(|arch| arch == name))?;
+    Some(Namesake::Arch { family: family.name().to_owned() })
+}
