@@ -209,9 +209,14 @@ impl Engine {
     fn hand_on_tied(&mut self) -> Result<(), TrainError> {
         let Some((first, last)) = self.tied_peer() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
-        let place = |number: usize| self.stages.iter().position(|stage| stage.number == number);
-        if rank == first {
-            let states = place(0).and_then(|place| self.stages[place].states.get(EMBEDDING));
+        let (begin, end) = (self.place_of(0), self.place_of(self.stage_count - 1));
+        if let (Some(begin), Some(end)) = (begin, end) {
+            // Both are here.
+            if let Some(states) = self.stages[begin].states.get(EMBEDDING).cloned() {
+                self.stages[end].states.insert(EMBEDDING.to_owned(), states);
+            }
+        } else if rank == first {
+            let states = begin.and_then(|place| self.stages[place].states.get(EMBEDDING));
             for tensor in states.into_iter().flatten() {
                 let sent = tensor.read_host(|bytes| {
                     self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
@@ -219,7 +224,7 @@ impl Engine {
                 sent?;
             }
         } else if rank == last
-            && let Some(place) = place(self.stage_count - 1)
+            && let Some(place) = end
         {
             for state in 0..self.optimizer.states().len() {
                 let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());

@@ -47,6 +47,8 @@ fn however_ranks_share_the_work_losses_are_the_same() {
     }
 }
 
+/// Steps are small enough that training does not make more of differences: with
+/// 1e-2 those of tensor parallelism grow to 7e-4 within fifty steps.
 #[test]
 fn fifty_steps_end_alike() {
     let hows = [
@@ -57,7 +59,7 @@ fn fifty_steps_end_alike() {
         shared(4, 1, 2, 1),
         shared(4, 2, 1, 2).micros(2).in_turns(),
     ];
-    compare("llama", &Recipe::of(models::llama()), &hows, 50, 1e-4);
+    compare("llama", &Recipe::of(models::llama()).with_learning_rate(2e-3), &hows, 50, 1e-4);
 }
 
 #[test]
@@ -68,6 +70,9 @@ fn whatever_a_model_is_made_of_ranks_can_share_it() {
         shared(2, 1, 2, 1).sequence().recomputed(),
         shared(2, 2, 1, 1).micros(3).in_turns(),
         shared(4, 1, 2, 2).after_use().recomputed().micros(2),
+        shared(4, 2, 2, 1).micros(2).in_turns(),
+        // Neither heads nor widths can be shared by three evenly.
+        shared(3, 1, 3, 1),
     ];
     let models: [(&str, DecoderConfig); 5] = [
         ("gpt2", models::gpt2()),
@@ -77,7 +82,7 @@ fn whatever_a_model_is_made_of_ranks_can_share_it() {
         ("parallel", models::parallel()),
     ];
     for (name, config) in models {
-        compare(name, &Recipe::of(config), &hows, 8, 1e-4);
+        compare(name, &Recipe::of(config).with_learning_rate(3e-3), &hows, 8, 1e-4);
     }
 }
 
@@ -144,7 +149,7 @@ fn descent_with_momentum_is_shared_alike() {
 fn half_precision_is_close_and_shared_alike() {
     let steps = 20;
     for (name, config) in [("llama", models::llama()), ("gemma", models::gemma())] {
-        let recipe = Recipe::of(config);
+        let recipe = Recipe::of(config).with_learning_rate(2e-3);
         let exact = run(&recipe, &alone(), steps);
         let half = run(&recipe, &alone().bf16(), steps);
         let most = losses_apart(&half, &exact);
@@ -164,7 +169,7 @@ fn half_precision_is_close_and_shared_alike() {
         for how in hows {
             let most = losses_apart(&run(&recipe, &how.bf16(), steps), &half);
             println!("{name}: bf16 is {most:.1e} from bf16 alone with {how:?}");
-            assert!(most < 0.01, "{name}, {how:?}: {most:.1e}");
+            assert!(most < 0.004, "{name}, {how:?}: {most:.1e}");
         }
     }
 }

@@ -47,6 +47,11 @@ impl Recipe {
         Self { trained: Trained::NewAdapter, ..self }
     }
 
+    /// Another step size.
+    pub fn with_learning_rate(self, lr: f64) -> Self {
+        Self { optimizer: OptimizerConfig { lr, ..self.optimizer }, ..self }
+    }
+
     /// Another optimizer.
     pub fn with_sgd(self) -> Self {
         let kind = OptimizerKind::Sgd;
