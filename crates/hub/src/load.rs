@@ -131,8 +131,15 @@ fn under_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> 
 
 /// The same, of a checkpoint that is known to be of the model.
 fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+    // What a training run keeps for itself is not the model's.
+    let manifest = source.manifest.clone();
+    let of_training = |name: &String| {
+        let told = manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
+        told.is_some_and(|tensor| tensor.part == shardloom_checkpoint::Part::Training)
+    };
     let source = under_model_names(source, keys, config)?;
-    let misfit = misfit(&source.index, config);
+    let mut misfit = misfit(&source.index, config);
+    misfit.unexpected.retain(|name| !of_training(name));
     if misfit.is_empty() {
         return Ok(source);
     }
