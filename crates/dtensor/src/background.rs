@@ -39,6 +39,20 @@ impl Backlog {
             count = self.fewer.wait(count).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
+
+    /// What went wrong, if something did.
+    fn told(&self) -> Result<(), DTensorError> {
+        locked(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    /// Does a job, unless one before it failed: other ranks may be waiting in
+    /// that one, and would take the next for it.
+    fn run<T>(&self, job: impl FnOnce() -> Result<T, DTensorError>) -> Result<T, DTensorError> {
+        self.told()?;
+        job().inspect_err(|error| {
+            locked(&self.failure).get_or_insert_with(|| error.clone());
+        })
+    }
 }
 
 /// Counts a job as done even if it panics.
@@ -46,6 +60,10 @@ struct Done(Arc<Backlog>);
 
 impl Drop for Done {
     fn drop(&mut self) {
+        // Known before it counts as done: the thread itself ends later.
+        if thread::panicking() {
+            locked(&self.0.failure).get_or_insert(DTensorError::Background);
+        }
         *locked(&self.0.count) -= 1;
         self.0.fewer.notify_all();
     }
@@ -87,36 +105,33 @@ impl Background {
         job: impl FnOnce(&Arc<Ranks>) -> Result<T, DTensorError> + Send + 'static,
     ) -> Later<T> {
         let (deliver, receiver) = mpsc::channel();
+        let backlog = Arc::clone(&self.backlog);
         self.post(Box::new(move |ranks| {
             // Nobody may be waiting any more, which is no fault.
-            let _ = deliver.send(job(ranks));
+            let _ = deliver.send(backlog.run(|| job(ranks)));
         }));
         Later(receiver)
     }
 
-    /// Starts a job that only may fail, which [`finish`](Self::finish) tells.
+    /// Starts a job that only may fail, which [`finish`](Self::finish) tells, or
+    /// whoever comes with another job before.
     pub(crate) fn leave(
         &self,
         job: impl FnOnce(&Arc<Ranks>) -> Result<(), DTensorError> + Send + 'static,
-    ) {
+    ) -> Result<(), DTensorError> {
+        self.backlog.told()?;
         let backlog = Arc::clone(&self.backlog);
         self.post(Box::new(move |ranks| {
-            if let Err(error) = job(ranks) {
-                locked(&backlog.failure).get_or_insert(error);
-            }
+            // What goes wrong is remembered.
+            let _ = backlog.run(|| job(ranks));
         }));
+        Ok(())
     }
 
     /// Waits until everything is done.
     pub(crate) fn finish(&self) -> Result<(), DTensorError> {
         self.backlog.wait_for_at_most(0);
-        if self.worker.as_ref().is_some_and(JoinHandle::is_finished) {
-            return Err(DTensorError::Background);
-        }
-        match locked(&self.backlog.failure).clone() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.backlog.told()
     }
 }
 

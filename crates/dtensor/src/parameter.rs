@@ -85,10 +85,7 @@ impl Slot {
         };
         match ranks.background() {
             None => work(ranks),
-            Some(background) => {
-                background.leave(move |ranks| work(ranks));
-                Ok(())
-            }
+            Some(background) => background.leave(move |ranks| work(ranks)),
         }
     }
 
@@ -138,10 +135,7 @@ impl DTensor {
         };
         match self.ranks().background() {
             None => work(self.ranks()),
-            Some(background) => {
-                background.leave(move |ranks| work(ranks));
-                Ok(())
-            }
+            Some(background) => background.leave(move |ranks| work(ranks)),
         }
     }
 

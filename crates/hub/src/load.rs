@@ -131,10 +131,11 @@ fn under_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> 
 
 /// The same, of a checkpoint that is known to be of the model.
 fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+    let told = source;
     let source = under_model_names(source, keys, config)?;
     let mut misfit = misfit(&source.index, config);
-    // What belongs to the training is there for whoever goes on with it.
-    misfit.unexpected.retain(|name| !belongs_to_training(&source, name));
+    // What a training run keeps for itself is not the model's.
+    misfit.unexpected.retain(|name| !belongs_to_training(told, name));
     if misfit.is_empty() {
         return Ok(source);
     }

@@ -12,6 +12,7 @@ use crate::decoder::Run;
 use crate::error::NnError;
 use crate::linear::Linear;
 use crate::norm::Norm;
+use crate::plan::settled;
 use crate::rope::{Rope, turned};
 
 /// Where the parameters of an attention are.
@@ -115,7 +116,9 @@ impl Attention {
         let project = |linear: &Linear, heads: usize, norm: Option<&Norm>| -> Result<DTensor, NnError> {
             let mut all = linear.apply(run, x, None)?;
             if let (Some(QkNorm::Whole), Some(norm)) = (options.qk_norm, norm) {
-                all = norm.apply(run, &config.norm, &all)?;
+                // Ranks that share heads see whole rows for the norm alone.
+                all = settled(all)?;
+                all = norm.apply(run, &config.norm, &all)?.redistribute(all.layout())?;
             }
             let mut heads = all.reshape(&Shape::new(&[batch, time, heads, width])?)?;
             if let (Some(QkNorm::Head), Some(norm)) = (options.qk_norm, norm) {

@@ -201,15 +201,23 @@ impl Plan {
 
     /// The layout of `[batch, time, hidden]` between layers and stages.
     pub fn hidden_layout(&self, batch: Layout) -> Result<Layout, NnError> {
-        self.along_positions(batch, Placement::Shard(1))
+        self.along_tp(batch, self.between_layers())
     }
 
-    /// A layout with another placement along the axis that shares positions, if
+    /// What tensor-parallel ranks have of `[batch, time, hidden]` between layers.
+    fn between_layers(&self) -> Placement {
+        match self.usage.positions {
+            Positions::Whole => Placement::Replicate,
+            Positions::Shared => Placement::Shard(1),
+        }
+    }
+
+    /// A layout with another placement along the axis that shares layers, if
     /// one does.
-    fn along_positions(&self, layout: Layout, placement: Placement) -> Result<Layout, NnError> {
+    fn along_tp(&self, layout: Layout, placement: Placement) -> Result<Layout, NnError> {
         let mesh = self.mesh();
         let axis = mesh.axis("tp").ok().filter(|&axis| mesh.axis_size(axis) > 1);
-        let Some(axis) = axis.filter(|_| self.usage.positions == Positions::Shared) else {
+        let Some(axis) = axis.filter(|&axis| layout.placements()[axis] != placement) else {
             return Ok(layout);
         };
         let mut placements = layout.placements().to_vec();
@@ -219,14 +227,15 @@ impl Plan {
 
     /// What goes into a part of a layer, with all positions.
     pub(crate) fn entered(&self, x: DTensor) -> Result<DTensor, NnError> {
-        Ok(x.redistribute(self.along_positions(x.layout(), Placement::Replicate)?)?)
+        Ok(x.redistribute(self.along_tp(x.layout(), Placement::Replicate)?)?)
     }
 
     /// What comes out of a part of a layer, as it is between them: with all sums
-    /// done.
+    /// done, and all ranks that share layers with the same part, however the
+    /// layer was computed.
     pub(crate) fn left(&self, x: DTensor) -> Result<DTensor, NnError> {
         let settled = settled_layout(x.layout())?;
-        Ok(x.redistribute(self.along_positions(settled, Placement::Shard(1))?)?)
+        Ok(x.redistribute(self.along_tp(settled, self.between_layers())?)?)
     }
 
     /// The mesh.

@@ -8,7 +8,7 @@ use half::bf16;
 use shardloom_layout::{DType, Hint, Shape};
 use shardloom_tensor::{
     AdamW, Context, Device, Function, Moments, Order, Tensor, TensorError, apply, backward, counted, no_grad,
-    recompute,
+    recompute, recompute_over,
 };
 
 fn ones(dims: &[usize]) -> Tensor {
@@ -246,6 +246,26 @@ fn a_recomputed_region_cannot_lose_a_gradient() {
     assert_eq!(error.hint().unwrap(), "pass it to the region as an input, or detach it");
     // The tape goes on as before.
     assert!(hidden.exp().unwrap().tracks_gradient());
+}
+
+/// A region may use parameters that it names: several times in half precision,
+/// whose sums have more digits, and beside some that are not trained.
+#[test]
+fn a_recomputed_region_has_parameters_of_its_own() {
+    let half = |value: f64| Tensor::full(value, DType::Bf16, &[2], Device::Cpu).unwrap();
+    let (x, trained, fixed) = (half(3.0).requires_grad(), half(2.0).requires_grad(), half(5.0));
+    let named = [fixed.clone(), trained.clone()];
+    let (own, constant) = (trained.clone(), fixed);
+    let made = recompute_over(&[x.clone()], &named, move |x| {
+        Ok(vec![x[0].mul(&own)?.mul(&constant)?.add(&own)?])
+    });
+    let gradients = backward([(made.unwrap().remove(0), None)]).unwrap();
+    let told = |tensor: &Tensor| {
+        let gradient = gradients.of(tensor).unwrap();
+        (gradient.dtype(), gradient.cast(DType::F64).unwrap().to_vec::<f64>().unwrap())
+    };
+    assert_eq!(told(&x), (DType::Bf16, vec![10.0; 2]));
+    assert_eq!(told(&trained), (DType::Bf16, vec![16.0; 2]));
 }
 
 #[test]

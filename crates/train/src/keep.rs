@@ -55,6 +55,11 @@ fn spec(value: &DTensor) -> TensorSpec {
     TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held: Held::Layout(value.layout()) }
 }
 
+/// Everything that is asked for must be there; what else is does not matter.
+fn options() -> LoadOptions {
+    LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() }
+}
+
 impl Engine {
     /// Whether a stage leaves a parameter to the first one.
     fn leaves(&self, stage: &StageModel, name: &str) -> bool {
@@ -148,6 +153,7 @@ impl Engine {
     /// and an adapter's matrices, and returns how far the run was. Weights that
     /// are trained themselves were loaded with the model. Every rank.
     pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        let progress = self.progress(source, observer)?;
         let names = self.optimizer.states();
         let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
         for (place, stage) in self.stages.iter().enumerate() {
@@ -164,7 +170,6 @@ impl Engine {
                 }
             }
         }
-        let mut progress = Vec::new();
         let mut state = LoadState::new();
         for (_, name, kept, spec, memory) in &mut memories {
             let name = match kept {
@@ -173,17 +178,18 @@ impl Engine {
             };
             state.tensor(name, spec.clone(), memory.bytes_mut());
         }
-        state.bytes(PROGRESS, &mut progress);
-        let options =
-            LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
-        load(source, state, &*self.gangs.root, &options, observer)?;
+        load(source, state, &*self.gangs.root, &options(), observer)?;
         for (place, name, kept, _, memory) in memories {
             let stage = &mut self.stages[place];
             let loaded = memory.into_tensor();
             match kept {
                 None => {
                     for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {
-                        value.change_local(|local| local.assign(0, 0, &loaded))?;
+                        let loaded = loaded.requires_grad();
+                        value.change_local(|local| {
+                            *local = loaded;
+                            Ok(())
+                        })?;
                     }
                 }
                 Some(kept) => {
@@ -195,6 +201,16 @@ impl Engine {
             }
         }
         self.hand_on_tied()?;
+        Ok(progress)
+    }
+
+    /// How far a run was. Whatever else is in a checkpoint is of use only if it
+    /// was trained in the same way.
+    fn progress(&self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        let mut progress = Vec::new();
+        let mut state = LoadState::new();
+        state.bytes(PROGRESS, &mut progress);
+        load(source, state, &*self.gangs.root, &options(), observer)?;
         let location = source.storage.location();
         let progress: Progress = serde_json::from_slice(&progress)
             .map_err(|error| TrainError::Progress { location: location.clone(), message: error.to_string() })?;
@@ -209,9 +225,14 @@ impl Engine {
     fn hand_on_tied(&mut self) -> Result<(), TrainError> {
         let Some((first, last)) = self.tied_peer() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
-        let place = |number: usize| self.stages.iter().position(|stage| stage.number == number);
-        if rank == first {
-            let states = place(0).and_then(|place| self.stages[place].states.get(EMBEDDING));
+        let (begin, end) = (self.place_of(0), self.place_of(self.stage_count - 1));
+        if let (Some(begin), Some(end)) = (begin, end) {
+            // Both are here.
+            if let Some(states) = self.stages[begin].states.get(EMBEDDING).cloned() {
+                self.stages[end].states.insert(EMBEDDING.to_owned(), states);
+            }
+        } else if rank == first {
+            let states = begin.and_then(|place| self.stages[place].states.get(EMBEDDING));
             for tensor in states.into_iter().flatten() {
                 let sent = tensor.read_host(|bytes| {
                     self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
@@ -219,7 +240,7 @@ impl Engine {
                 sent?;
             }
         } else if rank == last
-            && let Some(place) = place(self.stage_count - 1)
+            && let Some(place) = end
         {
             for state in 0..self.optimizer.states().len() {
                 let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use shardloom_layout::DType;
+
 use super::{Closed, Context, Function, Origin, apply, backward};
 use crate::error::TensorError;
 use crate::tensor::Tensor;
@@ -12,6 +14,8 @@ struct Region<F> {
     given: usize,
     /// Parameters that the region uses by itself.
     parameters: Arc<[u64]>,
+    /// What their gradients are to be.
+    dtypes: Vec<DType>,
 }
 
 /// Computes a region of which only the inputs are kept; whatever else it needs
@@ -40,17 +44,19 @@ pub fn recompute(
 }
 
 /// The same for a region that uses some parameters by itself. It is given the
-/// inputs alone.
+/// inputs alone. Parameters that are not trained need not be named, but may be.
 pub fn recompute_over(
     inputs: &[Tensor],
     parameters: &[Tensor],
     region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
 ) -> Result<Vec<Tensor>, TensorError> {
-    let numbers = parameters.iter().filter_map(|parameter| match parameter.origin() {
-        Origin::Parameter(parameter) => Some(parameter.number),
+    let trained = parameters.iter().filter_map(|parameter| match parameter.origin() {
+        Origin::Parameter(origin) => Some((origin.number, parameter)),
         _ => None,
     });
-    let function = Region { region, given: inputs.len(), parameters: numbers.collect() };
+    let (numbers, parameters): (Vec<u64>, Vec<&Tensor>) = trained.unzip();
+    let dtypes = parameters.iter().map(|parameter| parameter.dtype()).collect();
+    let function = Region { region, given: inputs.len(), parameters: numbers.into(), dtypes };
     let all: Vec<Tensor> = inputs.iter().chain(parameters).cloned().collect();
     apply(function, &all)
 }
@@ -94,7 +100,10 @@ where
         for input in &inputs {
             all.push(found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose()?);
         }
-        all.extend(self.parameters.iter().map(|number| found.take(*number)));
+        for (number, dtype) in self.parameters.iter().zip(&self.dtypes) {
+            // Several uses of half types are summed in more digits.
+            all.push(found.take(*number).map(|gradient| gradient.cast(*dtype)).transpose()?);
+        }
         Ok(all)
     }
 }

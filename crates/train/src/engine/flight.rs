@@ -147,7 +147,7 @@ impl Engine {
         let output = if number + 1 == self.stage_count {
             let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
             let loss = stage.decoder.loss(&hidden, &of_rows, targets, stage.change())?;
-            flight.loss += f64::from(loss.detach().to_local().item::<f32>()?);
+            flight.loss += self.share_of(&loss)?;
             loss
         } else {
             flight.waiting.insert(activation(number, micro), hidden.detach());
@@ -186,7 +186,9 @@ impl Engine {
         if let Some(input) = input {
             let found = gradients.of(&input).transpose()?;
             let found = found.ok_or(TrainError::NoGradient { name: format!("the input of stage {stage}") })?;
-            flight.waiting.insert(gradient(stage, micro), found);
+            // Gradients of half types that come from several uses are summed in
+            // more digits; what is sent has those of the input.
+            flight.waiting.insert(gradient(stage, micro), found.cast(input.dtype())?);
         }
         Ok(())
     }
@@ -210,7 +212,7 @@ impl Engine {
                 if number + 1 == stages {
                     let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
                     let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
-                    loss += f64::from(sum.to_local().item::<f32>()?);
+                    loss += self.share_of(&sum)?;
                 } else if pp == 1 {
                     here = Some(hidden);
                 } else {
@@ -219,6 +221,20 @@ impl Engine {
             }
         }
         Ok(loss)
+    }
+
+    /// What this rank adds to a sum over all ranks to which a loss is added
+    /// once: where ranks have the same value, the first of them speaks.
+    fn share_of(&self, loss: &DTensor) -> Result<f64, TrainError> {
+        let layout = loss.layout();
+        let mesh = layout.mesh();
+        for axis in (0..mesh.ndim()).filter(|&axis| layout.placements()[axis].pending().is_none()) {
+            let peers = mesh.peers(self.ranks.rank(), axis).map_err(shardloom_dtensor::DTensorError::from)?;
+            if peers.first() != Some(&self.ranks.rank()) {
+                return Ok(0.0);
+            }
+        }
+        Ok(f64::from(loss.detach().to_local().item::<f32>()?))
     }
 
     fn send(&self, tensor: &DTensor, to: usize, tag: u32) -> Result<(), TrainError> {

@@ -100,9 +100,7 @@ impl Engine {
 
     /// The loss, from the shares of all ranks.
     pub fn loss(&self, share: f64) -> Result<f64, TrainError> {
-        // Ranks of the last stage have shares, and those that share its layers
-        // have the same one.
-        let mut total = [if self.gangs.tp.rank() == 0 { share } else { 0.0 }];
+        let mut total = [share];
         self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;
         Ok(total[0])
     }
@@ -129,14 +127,17 @@ impl Engine {
         Ok(all)
     }
 
-    /// The first and the last stage, where a tied head makes them share a
-    /// parameter on different ranks.
+    /// The ranks of the first and the last stage, where a tied head makes them
+    /// share a parameter. A pipeline of one rank has both.
     pub(crate) fn tied_peer(&self) -> Option<(usize, usize)> {
         let stage = self.stages.first()?;
         let shared = stage.decoder.config().head.tied && self.stage_count > 1;
-        let (pp, last) = (self.gangs.pp.size(), self.stage_count - 1);
-        let pair = (0, last % pp);
-        (shared && pair.0 != pair.1).then_some(pair)
+        shared.then(|| (0, (self.stage_count - 1) % self.gangs.pp.size()))
+    }
+
+    /// Where a stage is among those of this rank.
+    pub(crate) fn place_of(&self, number: usize) -> Option<usize> {
+        self.stages.iter().position(|stage| stage.number == number)
     }
 
     /// Adds up the gradients of a parameter that two stages share, in the same
@@ -144,12 +145,24 @@ impl Engine {
     fn tie(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
         let Some((first, last)) = self.tied_peer() else { return Ok(()) };
         let rank = self.gangs.pp.rank();
+        if first == last {
+            let places = (self.place_of(0), self.place_of(self.stage_count - 1));
+            let (Some(begin), Some(end)) = places else { return Ok(()) };
+            let pair = (all[begin].get(EMBEDDING), all[end].get(EMBEDDING));
+            let (Some(gradient), Some(more)) = pair else { return Ok(()) };
+            let mut sum = gradient.to_local().clone();
+            sum.add_assign(more.to_local())?;
+            let sum = DTensor::from_local(&self.ranks, sum, gradient.layout(), gradient.shape())?;
+            all[begin].insert(EMBEDDING.to_owned(), sum.clone());
+            all[end].insert(EMBEDDING.to_owned(), sum);
+            return Ok(());
+        }
         let (number, peer) = match rank {
             _ if rank == first => (0, last),
             _ if rank == last => (self.stage_count - 1, first),
             _ => return Ok(()),
         };
-        let place = self.stages.iter().position(|stage| stage.number == number);
+        let place = self.place_of(number);
         let Some(gradient) = place.and_then(|place| all[place].get_mut(EMBEDDING)) else { return Ok(()) };
         let local = gradient.to_local();
         let sent = local.read_host(|bytes| {

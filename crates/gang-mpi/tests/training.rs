@@ -1,0 +1,123 @@
+//! Training on MPI ranks gives the bits of thread ranks.
+//!
+//! Without arguments that it knows this is the test: it trains on threads,
+//! starts itself under `mpirun`, and compares. Started there, with `rank` and
+//! the number of an arrangement, it is one rank and prints what it saw.
+
+#![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
+#![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
+
+#[path = "../../train/tests/trainer/mod.rs"]
+mod trainer;
+
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use shardloom_gang::GangOptions;
+use shardloom_gang_mpi::{MpiOptions, MpiWorld};
+use shardloom_train::engine::Stepped;
+use trainer::{Arrangement, Recipe, models, shared};
+
+const STEPS: u64 = 50;
+
+/// Longer than any job takes, even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What is compared.
+fn arrangements() -> Vec<(&'static str, Recipe, Arrangement)> {
+    let llama = || Recipe::of(models::llama());
+    vec![
+        ("DP2", llama(), shared(2, 1, 1, 1)),
+        ("FSDP2", llama(), shared(2, 1, 1, 2).after_use()),
+        ("TP2", llama(), shared(2, 1, 2, 1).sequence()),
+        ("PP2", llama(), shared(2, 2, 1, 1).micros(4).interleaved(2)),
+        ("tied PP2", Recipe::of(models::gpt2()), shared(2, 2, 1, 1).micros(2).in_turns()),
+        ("adapter FSDP2", llama().with_adapter(), shared(2, 1, 1, 2).after_use().recomputed()),
+        ("bf16 TP2", llama(), shared(2, 1, 2, 1).bf16()),
+        ("DP2 x TP2", llama(), shared(4, 1, 2, 1)),
+        ("FSDP2 x PP2", llama(), shared(4, 2, 1, 2).micros(2).in_turns().after_use()),
+        ("DP2 x FSDP2", llama(), shared(4, 1, 1, 2).after_use()),
+    ]
+}
+
+/// Steps as text that keeps every bit.
+fn written(steps: &[Stepped]) -> Vec<String> {
+    let bits = |step: &Stepped| {
+        format!("{:016x} {:016x} {}", step.loss.to_bits(), step.gradient_norm.to_bits(), step.targets)
+    };
+    steps.iter().map(bits).collect()
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, number] = &arguments[..]
+        && word == "rank"
+    {
+        return rank(number.parse().unwrap());
+    }
+    // As the test harness does: a word chooses tests that have it in their names.
+    let chosen = |name: &str| {
+        let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
+        words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
+    };
+    if arguments.iter().any(|word| word == "--list") {
+        return;
+    }
+    for (number, (name, recipe, how)) in arrangements().into_iter().enumerate() {
+        if !chosen(name) {
+            continue;
+        }
+        let expected = written(&trainer::run(&recipe, &how, STEPS));
+        let output = mpirun(how.ranks, number);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{name}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        for rank in 0..how.ranks {
+            let start = format!("rank {rank}: ");
+            let found: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&start)).collect();
+            assert_eq!(found, expected, "{name}: rank {rank} differs from thread ranks");
+        }
+        println!("test {name}: {STEPS} steps, the same bits on MPI ranks and on threads ... ok");
+    }
+}
+
+/// One rank of a job.
+fn rank(number: usize) {
+    let (_, recipe, how) = arrangements().swap_remove(number);
+    let world = MpiWorld::join(MpiOptions { gang: GangOptions::default(), max_message: 1 << 30 }).unwrap();
+    let root = world.root();
+    let rank = root.rank();
+    for line in written(&trainer::train(root, &recipe, &how, STEPS)) {
+        println!("rank {rank}: {line}");
+    }
+    world.leave().unwrap();
+}
+
+/// This program as the ranks of a job. One that hangs is ended and fails the
+/// test.
+fn mpirun(ranks: usize, number: usize) -> Output {
+    // Jobs that start at the same moment quarrel over one session folder.
+    let session = tempfile::tempdir().unwrap();
+    let mut job = Command::new("mpirun")
+        .env("TMPDIR", session.path())
+        .args(["--oversubscribe", "-n", &ranks.to_string()])
+        .arg(std::env::current_exe().unwrap())
+        .args(["rank", &number.to_string()])
+        // Containers run as root, which mpirun refuses unless told twice.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("mpirun is needed: install openmpi-bin");
+    let begun = Instant::now();
+    // What is printed fits into a pipe, so nobody needs to read meanwhile.
+    while job.try_wait().unwrap().is_none() {
+        if begun.elapsed() > LIMIT {
+            job.kill().unwrap();
+            panic!("{:?} hangs: {:?}", arrangements()[number].0, job.wait_with_output().unwrap());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    job.wait_with_output().unwrap()
+}

@@ -1,0 +1,307 @@
+//! Small models, and ranks that train them together: what tests of the engine
+//! have in common.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+#![allow(dead_code, reason = "no test needs all of it")]
+
+pub mod models;
+
+use std::sync::Arc;
+
+use shardloom_checkpoint::{KeyMap, Source};
+use shardloom_dtensor::{Ranks, Release};
+use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
+use shardloom_hub::{LoadOptions, load_decoder, new_decoder};
+use shardloom_layout::DType;
+use shardloom_nn::{Adapter, Decoder, DecoderConfig, Kept, Parallel, Positions, Stage, Usage};
+use shardloom_tensor::Tensor;
+use shardloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
+use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings, Stepped};
+use shardloom_train::optimizer::{Patterns, WeightDecay, clipping, from_config};
+use shardloom_train::pipeline::Schedule;
+
+/// Tokens in a row.
+pub const TIME: usize = 12;
+/// Rows in a batch: two, three and four ranks can share them.
+pub const ROWS: usize = 12;
+/// Tokens that there are.
+pub const VOCABULARY: usize = 48;
+
+/// What is trained, whoever does it.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    pub config: DecoderConfig,
+    pub trained: Trained,
+    pub optimizer: OptimizerConfig,
+}
+
+impl Recipe {
+    /// All weights of a model, with AdamW.
+    pub fn of(config: DecoderConfig) -> Self {
+        let optimizer = OptimizerConfig { lr: 1e-2, ..OptimizerConfig::default() };
+        Self { config, trained: Trained::Weights, optimizer }
+    }
+
+    /// A new adapter of every projection.
+    pub fn with_adapter(self) -> Self {
+        Self { trained: Trained::NewAdapter, ..self }
+    }
+
+    /// Another step size.
+    pub fn with_learning_rate(self, lr: f64) -> Self {
+        Self { optimizer: OptimizerConfig { lr, ..self.optimizer }, ..self }
+    }
+
+    /// Another optimizer.
+    pub fn with_sgd(self) -> Self {
+        let kind = OptimizerKind::Sgd;
+        Self { optimizer: OptimizerConfig { kind, lr: 0.1, ..self.optimizer }, ..self }
+    }
+}
+
+/// Which parameters change.
+#[derive(Clone, Debug)]
+pub enum Trained {
+    /// Those of the model.
+    Weights,
+    /// Those of an adapter that changes nothing at first.
+    NewAdapter,
+    /// Those of an adapter that is given: modules with `A` and `B`, and a scale.
+    Adapter(Arc<Vec<(String, [Tensor; 2])>>, f64),
+}
+
+impl Trained {
+    /// The adapter of a stage.
+    fn adapter(&self, decoder: &Decoder) -> Option<Adapter> {
+        let mut adapter = Adapter::new();
+        match self {
+            Self::Weights => return None,
+            Self::NewAdapter => {
+                let names = decoder.parameters().iter().map(|(name, _)| name);
+                let modules = names.filter_map(|name| name.strip_suffix(".weight"));
+                for module in modules.filter(|module| module.ends_with("_proj")) {
+                    adapter.add_new(decoder, module, 4, 2.0, 3).unwrap();
+                }
+            }
+            Self::Adapter(matrices, scale) => {
+                let here = |module: &str| decoder.parameter(&format!("{module}.weight")).is_some();
+                for (module, [a, b]) in matrices.iter().filter(|(module, _)| here(module)) {
+                    adapter.add(decoder, module, [a, b], None, None, *scale).unwrap();
+                }
+            }
+        }
+        Some(adapter)
+    }
+}
+
+/// How ranks share the work.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrangement {
+    pub ranks: usize,
+    pub sizes: GangSizes,
+    pub micros: usize,
+    pub schedule: PipelineSchedule,
+    /// Stages on each rank of a pipeline.
+    pub chunks: usize,
+    pub kept: Kept,
+    pub usage: Usage,
+}
+
+/// One rank that does everything at once.
+pub fn alone() -> Arrangement {
+    Arrangement {
+        ranks: 1,
+        sizes: GangSizes { pp: 1, tp: 1, sdp: Some(1) },
+        micros: 1,
+        schedule: PipelineSchedule::GPipe,
+        chunks: 1,
+        kept: Kept::All,
+        usage: Usage::default(),
+    }
+}
+
+/// Ranks with these sizes; what is left of them has copies.
+pub fn shared(ranks: usize, pp: usize, tp: usize, sdp: usize) -> Arrangement {
+    Arrangement { ranks, sizes: GangSizes { pp, tp, sdp: Some(sdp) }, ..alone() }
+}
+
+impl Arrangement {
+    pub fn micros(self, micros: usize) -> Self {
+        Self { micros, ..self }
+    }
+
+    /// Gathered parameters go after use, and those of the next layer are
+    /// gathered ahead.
+    pub fn after_use(self) -> Self {
+        let usage = Usage { release: Release::AfterUse, ahead: 1, ..self.usage };
+        Self { usage, ..self }
+    }
+
+    /// Tensor-parallel ranks share positions too.
+    pub fn sequence(self) -> Self {
+        Self { usage: Usage { positions: Positions::Shared, ..self.usage }, ..self }
+    }
+
+    /// Layers are computed again.
+    pub fn recomputed(self) -> Self {
+        Self { kept: Kept::Input, ..self }
+    }
+
+    /// Computes in bf16, with weights and sums of gradients in f32.
+    pub fn bf16(self) -> Self {
+        Self { usage: Usage { dtype: Some(DType::Bf16), ..self.usage }, ..self }
+    }
+
+    /// One forward, one backward.
+    pub fn in_turns(self) -> Self {
+        Self { schedule: PipelineSchedule::OneForwardOneBackward, ..self }
+    }
+
+    /// Several stages on each rank.
+    pub fn interleaved(self, chunks: usize) -> Self {
+        Self { schedule: PipelineSchedule::Interleaved, chunks, ..self }
+    }
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy)]
+pub enum Weights<'a> {
+    /// Chance, the same for every arrangement.
+    New,
+    /// A checkpoint.
+    Of(&'a Source),
+}
+
+/// One rank of a training.
+pub struct Trainer {
+    pub engine: Engine,
+    pub gangs: Gangs,
+    optimizer: OptimizerConfig,
+    micros: usize,
+}
+
+impl Trainer {
+    pub fn new(root: Arc<dyn Gang>, recipe: &Recipe, how: &Arrangement, weights: Weights<'_>) -> Self {
+        let gangs = Gangs::new(root, &how.sizes).unwrap();
+        let ranks = Ranks::new(Arc::clone(&gangs.root));
+        let schedule = Schedule::new(how.schedule, gangs.pp.size(), how.chunks, how.micros).unwrap();
+        let mut stages = Vec::new();
+        for number in schedule.stages_of(gangs.pp.rank()) {
+            let options = LoadOptions {
+                gangs: Some(gangs.clone()),
+                dtype: Some(DType::F32),
+                stage: Some(Stage::one_of(recipe.config.layers, number, schedule.stages).unwrap()),
+                usage: how.usage,
+                ranks: Some(Arc::clone(&ranks)),
+                ..LoadOptions::default()
+            };
+            let parallel = Parallel::default();
+            let decoder = match weights {
+                Weights::New => new_decoder(&recipe.config, &parallel, 7, &options).unwrap(),
+                Weights::Of(source) => {
+                    let keys = KeyMap::default();
+                    load_decoder(source, &recipe.config, &keys, &parallel, &options, &()).unwrap().decoder
+                }
+            };
+            let adapter = recipe.trained.adapter(&decoder);
+            stages.push((number, decoder, adapter));
+        }
+        let settings = EngineSettings {
+            gangs: gangs.clone(),
+            ranks,
+            schedule: Arc::new(schedule),
+            optimizer: from_config(&recipe.optimizer).unwrap(),
+            decay: &WeightDecay::new(&recipe.optimizer, []).unwrap(),
+            frozen: &Patterns::new("none", &[]).unwrap(),
+            kept: how.kept,
+            dropout: 0.0,
+        };
+        let engine = Engine::new(settings, stages).unwrap();
+        Self { engine, gangs, optimizer: recipe.optimizer.clone(), micros: how.micros }
+    }
+
+    /// One step with a batch that follows from its number.
+    pub fn step(&mut self, number: u64) -> Stepped {
+        let (inputs, targets) = batch(number);
+        self.step_with(number, self.optimizer.lr, &inputs, &targets, ROWS)
+    }
+
+    /// One step with a batch of the whole world.
+    pub fn step_with(
+        &mut self,
+        number: u64,
+        learning_rate: f64,
+        inputs: &[i64],
+        targets: &[i64],
+        rows: usize,
+    ) -> Stepped {
+        let micros = self.own_rows(inputs, targets, rows);
+        let most = self.optimizer.max_grad_norm;
+        let clip = |norm: f64| clipping(norm, most);
+        self.engine.step(&StepSettings { number, learning_rate, clip: &clip }, &micros).unwrap()
+    }
+
+    /// This rank's rows of a batch, as micro-batches.
+    pub fn own_rows(&self, inputs: &[i64], targets: &[i64], rows: usize) -> Vec<MicroBatch> {
+        let time = inputs.len() / rows;
+        let of_rank = rows / self.gangs.dp.size();
+        let rows = of_rank / self.micros;
+        assert_eq!(rows * self.micros * self.gangs.dp.size() * time, inputs.len(), "rows can be shared");
+        (0..self.micros)
+            .map(|micro| {
+                let first = (self.gangs.dp.rank() * of_rank + micro * rows) * time;
+                let part = first..first + rows * time;
+                MicroBatch { rows, inputs: inputs[part.clone()].to_vec(), targets: targets[part].to_vec() }
+            })
+            .collect()
+    }
+}
+
+/// A batch to learn: each token follows from the one before. Some do not count,
+/// and rows have different numbers of those.
+pub fn batch(number: u64) -> (Vec<i64>, Vec<i64>) {
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for row in 0..ROWS {
+        let mut token = ((number as usize * 31 + row * 17) % VOCABULARY) as i64;
+        for place in 0..TIME {
+            inputs.push(token);
+            token = (token * 5 + 7) % VOCABULARY as i64;
+            targets.push(if (row * 3 + place * row) % 5 == 2 { shardloom_nn::IGNORED } else { token });
+        }
+    }
+    (inputs, targets)
+}
+
+/// What one rank sees of some steps.
+pub fn train(root: Arc<dyn Gang>, recipe: &Recipe, how: &Arrangement, steps: u64) -> Vec<Stepped> {
+    let mut trainer = Trainer::new(root, recipe, how, Weights::New);
+    (1..=steps).map(|number| trainer.step(number)).collect()
+}
+
+/// The same on thread ranks, which must all see the same.
+pub fn run(recipe: &Recipe, how: &Arrangement, steps: u64) -> Vec<Stepped> {
+    let all = threads::run(how.ranks, GangOptions::default(), |root| train(root, recipe, how, steps)).unwrap();
+    assert!(all.iter().all(|seen| *seen == all[0]), "{how:?}: ranks disagree");
+    all.into_iter().next().unwrap()
+}
+
+/// How far losses and norms of two runs are apart at most, as a share, and at
+/// which step.
+pub fn apart(found: &[Stepped], expected: &[Stepped]) -> (f64, usize) {
+    assert_eq!(found.len(), expected.len());
+    let share = |a: f64, b: f64| if a == b { 0.0 } else { (a - b).abs() / b.abs() };
+    let of_step = |(step, (found, expected)): (usize, (&Stepped, &Stepped))| {
+        assert_eq!(found.targets, expected.targets, "step {step}");
+        let norm = share(found.gradient_norm, expected.gradient_norm);
+        let both = [share(found.loss, expected.loss), norm];
+        // What is no number is as far as can be.
+        (both.into_iter().map(|one| if one.is_nan() { f64::INFINITY } else { one }).fold(0.0, f64::max), step)
+    };
+    found.iter().zip(expected).enumerate().map(of_step).fold((0.0, 0), |most, one| if one.0 > most.0 { one } else { most })
+}
+
+/// The greatest share that losses are apart at any step.
+pub fn losses_apart(found: &[Stepped], expected: &[Stepped]) -> f64 {
+    let shares = found.iter().zip(expected).map(|(found, expected)| (found.loss / expected.loss - 1.0).abs());
+    shares.map(|share| if share.is_nan() { f64::INFINITY } else { share }).fold(0.0, f64::max)
+}
