@@ -7,10 +7,12 @@
 //! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
 //! - A [`schedule`] says what the learning rate is at a step.
 //! - [`metrics`] go to files, step by step.
+//! - A [`dry`] run says what a run would do, for any number of ranks.
 //! - [`keep`] says what a checkpoint holds of a run.
 
 pub mod config;
 pub mod data;
+pub mod dry;
 pub mod engine;
 mod error;
 pub mod keep;

@@ -14,7 +14,7 @@ use shardloom_nn::{
     NormConfig, NormKind, Parallel, PositionConfig, Positions, ResidualForm, RopeConfig, RopeScaling, Stage,
     Usage,
 };
-use shardloom_train::config::OptimizerConfig;
+use shardloom_train::config::{OptimizerConfig, PipelineSchedule};
 use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use shardloom_train::optimizer::{Patterns, WeightDecay, clipping, from_config};
 use shardloom_train::pipeline::Schedule;
@@ -134,7 +134,7 @@ fn train(root: Arc<dyn Gang>, kind: Kind, how: Arrangement, steps: usize) -> Vec
     let settings = EngineSettings {
         gangs: gangs.clone(),
         ranks,
-        schedule: Arc::new(Schedule::gpipe(gangs.pp.size(), how.micros)),
+        schedule: Arc::new(Schedule::new(PipelineSchedule::GPipe, gangs.pp.size(), 1, how.micros).unwrap()),
         optimizer: from_config(&optimizer).unwrap(),
         decay: &WeightDecay::new(&optimizer, []).unwrap(),
         frozen: &Patterns::new("none", &[]).unwrap(),
