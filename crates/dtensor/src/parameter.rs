@@ -106,17 +106,25 @@ impl Slot {
 impl DTensor {
     /// Begins to bring a parameter to where it will be [used](Self::used), while
     /// the caller goes on. Does nothing without [`Ranks::overlap`], nor where
-    /// nothing moves.
+    /// nothing moves. In a dry run, which has nobody to wait for, it is done at
+    /// once, so that memory and bill are those of a run that overlaps.
     pub fn fetch_ahead(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
-        let (Some(slot), Some(background)) = (self.slot(), self.ranks().background()) else { return Ok(()) };
-        let plan = self.ranks().plan(self.layout(), layout, self.shape(), dtype)?;
+        let (ranks, background) = (self.ranks(), self.ranks().background());
+        let Some(slot) = self.slot().filter(|_| background.is_some() || ranks.gang().is_none()) else {
+            return Ok(());
+        };
+        let plan = ranks.plan(self.layout(), layout, self.shape(), dtype)?;
         if plan.collectives() == 0 || locked(&slot.ahead).is_some() {
             return Ok(());
         }
         let local = self.to_local().detach();
-        let later = background.start(move |ranks| {
+        let fetch = move |ranks: &Ranks| {
             carry(ranks, &plan, local.cast(dtype)?, Cause { op: "use", pass: Pass::Forward })
-        });
+        };
+        let later = match background {
+            Some(background) => background.start(move |ranks| fetch(ranks)),
+            None => Later::now(fetch(ranks)),
+        };
         *locked(&slot.ahead) = Some(Ahead { layout, dtype, later });
         Ok(())
     }

@@ -49,19 +49,13 @@ impl Standing {
         }
         if let Some(rope) = rope {
             let tables = if standing.is_uneven() {
-                rope.tables(standing.starts.iter().copied())?
+                rope.tables(standing.starts.iter().copied(), device)?
             } else {
                 let start = standing.starts.first().copied().unwrap_or(0);
-                rope.tables(start..start + time)?
+                rope.tables(start..start + time, device)?
             };
             let replicated = Layout::replicated(layout.mesh());
-            let [cos, sin] = tables.map(|table| {
-                let table = match device {
-                    Device::Meta => Tensor::zeros(table.dtype(), table.shape(), Device::Meta)?,
-                    _ => table,
-                };
-                DTensor::distribute(ranks, &table, replicated)
-            });
+            let [cos, sin] = tables.map(|table| DTensor::distribute(ranks, &table, replicated));
             standing.angles = Some([cos?, sin?]);
         }
         Ok(standing)

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use shardloom_dtensor::{DTensor, Ranks, Release, Settling, recompute};
-use shardloom_layout::{Layout, Shape, nearest};
-use shardloom_tensor::Tensor;
+use shardloom_layout::{DType, Layout, Shape, nearest};
+use shardloom_tensor::{Device, Tensor};
 
 use crate::adapter::{Adapter, LowRank};
 use crate::attention::{Attention, Standing};
@@ -508,7 +508,10 @@ impl Decoder {
                 .iter()
                 .flat_map(|&start| (start..start + time).map(|position| (position as i64).min(last)))
                 .collect();
-            let positions = Tensor::from_slice(&positions, tokens.shape())?;
+            let positions = match tokens.device() {
+                Device::Meta => Tensor::zeros(DType::I64, tokens.shape(), Device::Meta)?,
+                _ => Tensor::from_slice(&positions, tokens.shape())?,
+            };
             let replicated = Layout::replicated(self.body.plan.mesh());
             let positions = DTensor::distribute(&self.body.ranks, &positions, replicated)?;
             x = x.add(&settled(run.parameter(place)?.embedding(&positions)?)?)?;

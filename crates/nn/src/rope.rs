@@ -1,7 +1,8 @@
 //! Angles of positions.
 
 use shardloom_dtensor::DTensor;
-use shardloom_tensor::{RopeStyle, Tensor};
+use shardloom_layout::DType;
+use shardloom_tensor::{Device, RopeStyle, Tensor};
 
 use crate::config::{RopeConfig, RopeScaling};
 use crate::error::NnError;
@@ -78,12 +79,18 @@ impl Rope {
         Self { frequencies, factor }
     }
 
-    /// Cosines and sines of some positions.
+    /// Cosines and sines of some positions. Where there are no data, none are
+    /// computed.
     pub(crate) fn tables(
         &self,
         positions: impl ExactSizeIterator<Item = usize>,
+        device: Device,
     ) -> Result<[Tensor; 2], NnError> {
         let dims = [positions.len(), self.frequencies.len()];
+        if device == Device::Meta {
+            let empty = || Tensor::zeros(DType::F32, &dims, Device::Meta);
+            return Ok([empty()?, empty()?]);
+        }
         let count = dims[0] * dims[1];
         let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for position in positions {

@@ -7,7 +7,8 @@
 //!
 //! - Views (narrow, permute, expand, reshape) copy nothing where they can.
 //! - Memory comes from a caching allocator with a budget; see [`memory`].
-//! - [`Device::Meta`] computes shapes and [`counted`] costs without data.
+//! - [`Device::Meta`] computes shapes and [`counted`] costs without data, and a [`Meter`]
+//!   what memory it would take.
 //! - Results do not depend on the number of threads, nor a row's on its batch.
 //! - [`recompute`] trades time for memory.
 //!
@@ -24,6 +25,7 @@ mod element;
 mod error;
 mod host_memory;
 mod kernels;
+mod meter;
 mod ops;
 mod parallel;
 mod random;
@@ -41,6 +43,7 @@ pub use element::{Element, Float};
 pub use error::TensorError;
 pub use host_memory::HostMemory;
 pub use kernels::order::Order;
+pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use random::Stream;
 pub use sgd::Sgd;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::memory::Block;
+use crate::meter::Phantom;
 
 /// Memory that tensors share. Written once, when it is made; afterwards read
 /// only, unless a single tensor holds it.
@@ -18,7 +19,8 @@ pub(crate) enum Buffer {
     Cpu(Block),
     /// A part of what an owner has, never changed.
     Shared(Owner, Range<usize>),
-    Meta,
+    /// No bytes; they count if somebody does.
+    Meta(#[expect(dead_code, reason = "it counts as long as it is there")] Option<Phantom>),
 }
 
 impl Storage {
@@ -31,14 +33,20 @@ impl Storage {
         Self(Arc::new(Buffer::Shared(owner, range)))
     }
 
-    pub(crate) fn meta() -> Self {
-        Self(Arc::new(Buffer::Meta))
+    /// No data, but as much memory as this would take.
+    pub(crate) fn meta(bytes: u64) -> Self {
+        Self(Arc::new(Buffer::Meta(Phantom::new(bytes))))
+    }
+
+    /// No data and no memory, for a shape.
+    pub(crate) fn nothing() -> Self {
+        Self(Arc::new(Buffer::Meta(None)))
     }
 
     pub(crate) fn device(&self) -> Device {
         match *self.0 {
             Buffer::Cpu(_) | Buffer::Shared(..) => Device::Cpu,
-            Buffer::Meta => Device::Meta,
+            Buffer::Meta(_) => Device::Meta,
         }
     }
 
@@ -47,7 +55,7 @@ impl Storage {
         match &*self.0 {
             Buffer::Cpu(block) => Some(block.bytes()),
             Buffer::Shared(owner, range) => Some(&(**owner).as_ref()[range.clone()]),
-            Buffer::Meta => None,
+            Buffer::Meta(_) => None,
         }
     }
 
@@ -56,7 +64,7 @@ impl Storage {
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match Arc::get_mut(&mut self.0)? {
             Buffer::Cpu(block) => Some(block.bytes_mut()),
-            Buffer::Shared(..) | Buffer::Meta => None,
+            Buffer::Shared(..) | Buffer::Meta(_) => None,
         }
     }
 }

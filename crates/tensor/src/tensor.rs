@@ -69,7 +69,13 @@ impl Tensor {
 
     /// A tensor without data.
     pub(crate) fn meta(shape: Shape, dtype: DType) -> Self {
-        Self::new(Storage::meta(), View::contiguous(shape), dtype)
+        let bytes = shape.volume() as u64 * dtype.size() as u64;
+        Self::new(Storage::meta(bytes), View::contiguous(shape), dtype)
+    }
+
+    /// A shape and a dtype, which take no memory.
+    pub(crate) fn nothing(shape: Shape, dtype: DType) -> Self {
+        Self::new(Storage::nothing(), View::contiguous(shape), dtype)
     }
 
     /// The same elements, with another place on the tape.
@@ -292,7 +298,7 @@ impl Tensor {
 
     /// The shape and dtype without the memory.
     pub(crate) fn shape_only(&self) -> Self {
-        Self::meta(self.shape().clone(), self.dtype())
+        Self::nothing(self.shape().clone(), self.dtype())
     }
 
     pub(crate) fn check_dim(&self, op: &'static str, dim: usize) -> Result<(), TensorError> {

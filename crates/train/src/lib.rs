@@ -9,11 +9,13 @@
 //! - [`metrics`] go to files, step by step.
 //! - A [`spec`] is what a model is to a trainer; [`sizes`] says how ranks share it.
 //! - A [`callback`] is what others may do while a run goes on; [`train`] is the run.
+//! - A [`dry`] run says what a run would do, for any number of ranks.
 //! - [`keep`] says what a checkpoint holds of a run.
 
 pub mod callback;
 pub mod config;
 pub mod data;
+pub mod dry;
 pub mod engine;
 mod error;
 pub mod keep;

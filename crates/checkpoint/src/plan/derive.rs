@@ -71,6 +71,17 @@ impl Tiles {
 pub(super) struct TileCache(FxHashMap<(LayoutId, Shape), Arc<Tiles>>);
 
 impl TileCache {
+    /// Items that subjects are written in, of those that were derived.
+    pub(super) fn count(&self, subjects: &[Subject]) -> usize {
+        let items = |subject: &Subject| match &subject.kind {
+            SubjectKind::Laid { layout, shape, .. } => {
+                self.0.get(&(layout.id(), shape.clone())).map_or(0, |tiles| tiles.regions.len())
+            }
+            SubjectKind::Boxed { .. } | SubjectKind::Bytes { .. } => 1,
+        };
+        subjects.iter().map(items).sum()
+    }
+
     fn get(&mut self, name: &str, layout: Layout, shape: &Shape) -> Result<Arc<Tiles>, PlanError> {
         let key = (layout.id(), shape.clone());
         if let Some(tiles) = self.0.get(&key) {

@@ -6,7 +6,7 @@ use std::fmt;
 use shardloom_gang::{Gang, GangError, GangExt};
 use shardloom_layout::{DType, Hint, Layout, LayoutError, Placement, Region, Shape, TilingError};
 
-use super::balance::Redundancy;
+use super::balance::{Load, Redundancy};
 use super::derive::{TileCache, derive};
 use super::gather;
 use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
@@ -260,6 +260,17 @@ impl StandardSavePlanner {
     /// the exchange.
     pub fn new() -> Self {
         Self { exchange_below: 8 << 10, ..Self::default() }
+    }
+
+    /// What all ranks together write, as far as [`derived_plan`] tells it: how
+    /// much each does, and how many items there are.
+    ///
+    /// [`derived_plan`]: SavePlanner::derived_plan
+    pub fn derived_load(&mut self) -> Result<(Load, usize), PlanError> {
+        let context = self.context.ok_or(PlanError::NotConfigured)?;
+        let (_, load) =
+            derive(&self.subjects, &mut self.tiles, context.rank, context.world, self.redundancy)?;
+        Ok((load, self.tiles.count(&self.subjects)))
     }
 
     /// A digest of all that the plan depends on; `None` if it depends on what

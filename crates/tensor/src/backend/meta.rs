@@ -47,6 +47,17 @@ fn like(kernel: &'static str, each: u64, reads: &[&Tensor]) -> Made {
     made(kernel, each * count(first.shape()), reads, first.shape(), first.dtype())
 }
 
+/// A result in the place of an operand that is used up, at so many operations
+/// for each element.
+fn in_place(kernel: &'static str, each: u64, reads: &[&Tensor], used_up: Tensor) -> Made {
+    let (shape, dtype) = (used_up.shape().clone(), used_up.dtype());
+    let all: Vec<&Tensor> = reads.iter().copied().chain([&used_up]).collect();
+    note(kernel, each * count(&shape), &all, &[&used_up]);
+    // Nobody else may hold it, and then its memory is free for the result.
+    drop(used_up);
+    Ok(Tensor::meta(shape, dtype))
+}
+
 impl Backend for Meta {
     fn fill(&self, _: f64, dtype: DType, shape: &Shape) -> Made {
         made("fill", 0, &[], shape, dtype)
@@ -73,7 +84,7 @@ impl Backend for Meta {
     }
 
     fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Made {
-        like(op.name(), 2, &[x, &gradient])
+        in_place(op.name(), 2, &[x], gradient)
     }
 
     fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Made {
@@ -91,8 +102,10 @@ impl Backend for Meta {
     }
 
     fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo {
-        let of_a = like(Binary::Gate(gate).name(), 8, &[a, &b, &gradient])?;
-        Ok([of_a, made(Binary::Gate(gate).name(), 0, &[], b.shape(), b.dtype())?])
+        let of_a = in_place(Binary::Gate(gate).name(), 8, &[a, &b], gradient)?;
+        let (shape, dtype) = (b.shape().clone(), b.dtype());
+        drop(b);
+        Ok([of_a, made(Binary::Gate(gate).name(), 0, &[], &shape, dtype)?])
     }
 
     fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made {
@@ -147,7 +160,7 @@ impl Backend for Meta {
     }
 
     fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, _: usize) -> Made {
-        like(op.name(), 4, &[y, &gradient])
+        in_place(op.name(), 4, &[y], gradient)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, _: f64) -> Made {
@@ -155,7 +168,7 @@ impl Backend for Meta {
     }
 
     fn rms_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, _: f64) -> MadeTwo {
-        let of_x = like("rms_norm", 11, &[x, weight, &gradient])?;
+        let of_x = in_place("rms_norm", 11, &[x, weight], gradient)?;
         Ok([of_x, made("rms_norm", 0, &[], weight.shape(), weight.dtype())?])
     }
 
@@ -164,7 +177,7 @@ impl Backend for Meta {
     }
 
     fn layer_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, _: f64) -> MadeThree {
-        let of_x = like("layer_norm", 16, &[x, weight, &gradient])?;
+        let of_x = in_place("layer_norm", 16, &[x, weight], gradient)?;
         let of_weight = || made("layer_norm", 0, &[], weight.shape(), weight.dtype());
         Ok([of_x, of_weight()?, of_weight()?])
     }
@@ -212,11 +225,14 @@ impl Backend for Meta {
     }
 
     fn scatter(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Made {
-        like("scatter", 0, &[&base, indices, source])
+        in_place("scatter", 0, &[indices, source], base)
     }
 
     fn scatter_add(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Made {
-        made("scatter_add", count(source.shape()), &[&base, indices, source], base.shape(), base.dtype())
+        let (shape, dtype) = (base.shape().clone(), base.dtype());
+        note("scatter_add", count(source.shape()), &[&base, indices, source], &[&base]);
+        drop(base);
+        Ok(Tensor::meta(shape, dtype))
     }
 
     fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, _: CrossEntropy) -> Made {
@@ -225,7 +241,7 @@ impl Backend for Meta {
     }
 
     fn cross_entropy_gradient(&self, logits: Tensor, targets: &Tensor, _: &Tensor, _: CrossEntropy) -> Made {
-        like("cross_entropy", 4, &[&logits, targets])
+        in_place("cross_entropy", 4, &[targets], logits)
     }
 
     fn cumsum(&self, x: &Tensor, _: usize, _: Direction) -> Made {

@@ -107,7 +107,7 @@ impl Function for ProjectedCrossEntropy {
         if width != depth {
             return Err(mismatch(self.name(), &[hidden, weight, targets]));
         }
-        self.options.check(&Tensor::meta(Shape::new(&[rows, classes])?, dtype), targets)?;
+        self.options.check(&Tensor::nothing(Shape::new(&[rows, classes])?, dtype), targets)?;
         let total = self.counted(targets)?;
         let at_once = (CHUNK / classes.max(1)).clamp(1, rows.max(1));
         let divisor = self.options.divisor.unwrap_or(total as f64);
@@ -170,8 +170,9 @@ impl Function for ProjectedCrossEntropy {
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let needs = [context.needs(0), context.needs(1)];
         let Some(g) = &gradients[0] else { return Ok(vec![None, None, None]) };
-        // Mostly it is one, and large tensors stay as they are.
-        let one = g.device() != Device::Meta && g.cast(DType::F64)?.item::<f64>()? == 1.0;
+        // Mostly it is one, and large tensors stay as they are. Where there are
+        // no numbers, that is what is counted.
+        let one = g.device() == Device::Meta || g.cast(DType::F64)?.item::<f64>()? == 1.0;
         let mut scaled = context.into_saved().into_iter().zip(needs).map(|(tensor, needed)| {
             needed.then(|| if one { Ok(tensor) } else { tensor.mul(&g.cast(tensor.dtype())?) }).transpose()
         });

@@ -179,7 +179,7 @@ impl Function for GroupedProduct {
             _ => false,
         };
         if !fits {
-            let groups = Tensor::meta(Shape::new(&[self.groups.len()])?, dtype);
+            let groups = Tensor::nothing(Shape::new(&[self.groups.len()])?, dtype);
             return Err(mismatch("grouped_matmul", &[&x, weights, &groups]));
         }
         context.save(&[&x, weights]);

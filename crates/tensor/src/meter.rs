@@ -1,0 +1,167 @@
+//! The memory that work would take, counted on meta tensors.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts the memory that meta tensors would take if they had data: as the
+/// [allocator](crate::memory) counts, but in bytes as they are asked for.
+///
+/// Tensors count that are made while it [watches](Self::watch), until the last
+/// view of them is gone. Shapes that a tape keeps without their elements do not.
+///
+/// ```
+/// use shardloom_layout::DType;
+/// use shardloom_tensor::{Device, Meter, Tensor, TensorError};
+///
+/// let meter = Meter::new();
+/// let x = meter.watch(|| {
+///     let x = Tensor::zeros(DType::F32, &[1000], Device::Meta)?.requires_grad();
+///     x.exp()?.tanh()
+/// })?;
+/// // The result, and what its gradient needs; the exponential is made again.
+/// assert_eq!(meter.in_use(), 2 * 4000);
+/// assert_eq!(meter.high_water(), 3 * 4000);
+/// drop(x);
+/// assert_eq!(meter.in_use(), 0);
+/// # Ok::<(), TensorError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Meter(Arc<Levels>);
+
+#[derive(Debug, Default)]
+struct Levels {
+    in_use: AtomicU64,
+    high_water: AtomicU64,
+}
+
+thread_local! {
+    static WATCHING: RefCell<Option<Meter>> = const { RefCell::new(None) };
+}
+
+/// Puts back who watched before, whatever happens in between.
+struct Before(Option<Meter>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        WATCHING.replace(self.0.take());
+    }
+}
+
+impl Meter {
+    /// A meter that has seen nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs `work` and counts what it makes, on this thread. No other meter
+    /// counts it too.
+    pub fn watch<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _before = Before(WATCHING.replace(Some(self.clone())));
+        work()
+    }
+
+    /// Bytes of the tensors that are there.
+    pub fn in_use(&self) -> u64 {
+        self.0.in_use.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that were there at a time.
+    pub fn high_water(&self) -> u64 {
+        self.0.high_water.load(Ordering::Relaxed)
+    }
+
+    /// Starts a new high-water mark from what is there now.
+    pub fn reset_high_water(&self) {
+        self.0.high_water.store(self.in_use(), Ordering::Relaxed);
+    }
+}
+
+/// Memory that only counts, until it is dropped.
+pub(crate) struct Phantom {
+    bytes: u64,
+    meter: Meter,
+}
+
+impl Phantom {
+    /// So many bytes, if somebody counts.
+    pub(crate) fn new(bytes: u64) -> Option<Self> {
+        let meter = WATCHING.with_borrow(Clone::clone)?;
+        let in_use = meter.0.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        meter.0.high_water.fetch_max(in_use, Ordering::Relaxed);
+        Some(Self { bytes, meter })
+    }
+}
+
+impl Drop for Phantom {
+    fn drop(&mut self) {
+        self.meter.0.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_layout::DType;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::tensor::Tensor;
+
+    fn meta(count: usize) -> Tensor {
+        Tensor::zeros(DType::F32, &[count], Device::Meta).unwrap()
+    }
+
+    #[test]
+    fn views_share_and_the_last_one_frees() {
+        let meter = Meter::new();
+        let (x, part) = meter.watch(|| {
+            let x = meta(10);
+            let part = x.narrow(0, 2, 3).unwrap().detach();
+            (x, part)
+        });
+        assert_eq!(meter.in_use(), 40);
+        drop(x);
+        assert_eq!(meter.in_use(), 40);
+        drop(part);
+        assert_eq!((meter.in_use(), meter.high_water()), (0, 40));
+    }
+
+    #[test]
+    fn only_who_watches_counts_and_only_meanwhile() {
+        let (outer, inner) = (Meter::new(), Meter::new());
+        let _unseen = meta(1);
+        let kept = outer.watch(|| [meta(2), inner.watch(|| meta(3)), meta(4)]);
+        let _unseen = meta(5);
+        assert_eq!((outer.in_use(), inner.in_use()), (24, 12));
+        drop(kept);
+        outer.reset_high_water();
+        assert_eq!((outer.in_use(), outer.high_water(), inner.high_water()), (0, 0, 12));
+    }
+
+    #[test]
+    fn who_watched_before_watches_on_after_a_panic() {
+        let meter = Meter::new();
+        let caught = std::panic::catch_unwind(|| Meter::new().watch(|| panic!("on purpose")));
+        assert!(caught.is_err());
+        let _unseen = meta(1);
+        assert_eq!(meter.in_use(), 0);
+    }
+
+    #[test]
+    fn shapes_alone_take_nothing_and_gradients_take_memory_over() {
+        let meter = Meter::new();
+        meter.watch(|| {
+            let x = meta(100).requires_grad();
+            let sum = x.add(&x).unwrap();
+            // The parameter and the sum; the tape has shapes.
+            assert_eq!(meter.in_use(), 800);
+            let y = sum.tanh().unwrap();
+            meter.reset_high_water();
+            let gradients = crate::backward([(y, Some(meta(100)))]).unwrap();
+            assert!(gradients.of(&x).is_some());
+            // What was there, the gradient that was given, and nothing more for
+            // the one behind the tanh.
+            assert!(meter.high_water() <= 800 + 3 * 400, "{}", meter.high_water());
+        });
+    }
+}

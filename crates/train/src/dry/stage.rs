@@ -1,0 +1,302 @@
+//! One stage as one rank has it, without data, and what it takes.
+
+use std::sync::Arc;
+
+use shardloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
+use shardloom_layout::{Layout, Shape, nearest};
+use shardloom_nn::{Adapter, Decoder, ParameterSpec, Plan, Stage, parameters};
+use shardloom_tensor::{Device, Meter, Tensor, counted};
+
+use super::DryError;
+use super::passes::Passes;
+use super::report::StageReport;
+use super::setup::{KEPT_IN, Setup};
+use crate::optimizer::{StepInfo, initial_states};
+
+/// What stages must have in common to take the same.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Kind {
+    first: bool,
+    last: bool,
+    /// For each layer: whether it has experts, and whether it sees far.
+    layers: Vec<[bool; 2]>,
+    /// Which parameters stay as they are.
+    frozen: Vec<bool>,
+}
+
+impl Kind {
+    pub(super) fn of(setup: &Setup<'_>, stage: &Stage) -> Self {
+        let config = setup.decoder;
+        let experts = |layer| config.experts.as_ref().is_some_and(|experts| experts.layers.has(layer));
+        let window = |layer| config.attention.window.as_ref().is_some_and(|window| window.layers.has(layer));
+        let frozen = match setup.config.model.freeze_modules.is_empty() {
+            true => Vec::new(),
+            false => parameters(config, stage).iter().map(|spec| setup.frozen.matches(&spec.name)).collect(),
+        };
+        Self {
+            first: stage.is_first(),
+            last: stage.is_last(),
+            layers: stage.layers.clone().map(|layer| [experts(layer), window(layer)]).collect(),
+            frozen,
+        }
+    }
+}
+
+/// One stage as one rank has it.
+pub(super) struct DryStage {
+    pub(super) decoder: Decoder,
+    pub(super) adapter: Option<Adapter>,
+    pub(super) ranks: Arc<Ranks>,
+    pub(super) meter: Meter,
+    states: Vec<Vec<Tensor>>,
+}
+
+impl DryStage {
+    /// A stage with its optimizer, as an engine makes it.
+    pub(super) fn new(setup: &Setup<'_>, number: usize) -> Result<Self, DryError> {
+        let (stage, plan) = (setup.stages[number].clone(), setup.plan(number)?);
+        let rank = setup.first_rank(setup.schedule.rank_of(number));
+        let ranks = Ranks::dry(rank, Registry::built_in());
+        let meter = Meter::new();
+        let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryError> {
+            let specs = parameters(setup.decoder, &stage);
+            let values = specs.into_iter().map(|spec| empty(&ranks, &plan, spec)).collect::<Result<_, _>>()?;
+            let mut decoder =
+                Decoder::new(setup.decoder.clone(), stage, plan, Arc::clone(&ranks), values)?;
+            let mut adapter = adapter(setup, &decoder)?;
+            for (name, value) in decoder.parameters_mut() {
+                let role = match adapter.is_some() || setup.frozen.matches(name) {
+                    true => Role::Frozen,
+                    false => Role::Trained,
+                };
+                *value = value.parameter(role);
+            }
+            for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
+                *value = value.parameter(Role::Trained);
+            }
+            let states = trained(&decoder, adapter.as_ref())
+                .iter()
+                .map(|value| initial_states(&*setup.optimizer, value.to_local()))
+                .collect::<Result<_, _>>()?;
+            Ok((decoder, adapter, states))
+        })?;
+        Ok(Self { decoder, adapter, ranks, meter, states })
+    }
+
+    /// Sums gradients, and takes a step with them, one after the other as an
+    /// engine does. Returns what was sent.
+    fn step(&mut self, setup: &Setup<'_>) -> Result<Vec<Item>, DryError> {
+        let Self { decoder, adapter, ranks, meter, states } = self;
+        let values = trained(decoder, adapter.as_ref());
+        meter.watch(|| {
+            values.iter().try_for_each(|value| value.settle())?;
+            let mut gradients = Vec::with_capacity(values.len());
+            for value in &values {
+                gradients.push(value.take_gradient()?);
+            }
+            let sent = ranks.take_bill();
+            let info = StepInfo { number: 1, learning_rate: 1.0, weight_decay: 0.1, gradient_scale: 1.0 };
+            for ((value, gradient), states) in values.iter().zip(gradients).zip(states) {
+                // Nothing depends on it, which a run tells when it comes to it.
+                let Some(gradient) = gradient else { continue };
+                let mut local = value.to_local().clone();
+                setup.optimizer.step(&info, &mut local, gradient.to_local(), states)?;
+            }
+            Ok(sent)
+        })
+    }
+}
+
+/// What is trained.
+fn trained(decoder: &Decoder, adapter: Option<&Adapter>) -> Vec<DTensor> {
+    match adapter {
+        Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
+        None => {
+            let values = decoder.parameters().iter().map(|(_, value)| value);
+            values.filter(|value| value.tracks_gradient()).cloned().collect()
+        }
+    }
+}
+
+/// A parameter without data.
+fn empty(ranks: &Arc<Ranks>, plan: &Plan, spec: ParameterSpec) -> Result<(String, DTensor), DryError> {
+    let layout = plan.layout_of(&spec.name);
+    let local = layout.local_shape(&spec.shape, ranks.rank())?;
+    let local = Tensor::zeros(KEPT_IN, &local, Device::Meta)?;
+    Ok((spec.name, DTensor::from_local(ranks, local, layout, &spec.shape)?))
+}
+
+/// The adapter that a run trains instead of the weights, if it does.
+fn adapter(setup: &Setup<'_>, decoder: &Decoder) -> Result<Option<Adapter>, DryError> {
+    let Some(lora) = &setup.config.model.lora else { return Ok(None) };
+    let everywhere = parameters(setup.decoder, &Stage::whole(setup.decoder.layers));
+    let modules: Vec<(&str, &Shape)> = everywhere
+        .iter()
+        .filter(|spec| spec.shape.ndim() == 2 && !spec.name.starts_with("model.embed"))
+        .filter_map(|spec| Some((spec.name.strip_suffix(".weight")?, &spec.shape)))
+        .collect();
+    let last = |module: &str| module.rsplit('.').next().unwrap_or_default().to_owned();
+    let fits = |module: &str, target: &str| {
+        module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    if let Some(target) =
+        lora.target_modules.iter().find(|target| !modules.iter().any(|(module, _)| fits(module, target)))
+    {
+        let names: Vec<String> = modules.iter().map(|(module, _)| last(module)).collect();
+        let near = nearest(target, names.iter().map(String::as_str)).map(str::to_owned);
+        return Err(DryError::Target { target: target.clone(), near });
+    }
+    let mut adapter = Adapter::new();
+    for (module, shape) in modules {
+        let here = decoder.parameter(&format!("{module}.weight")).is_some();
+        if here && lora.target_modules.iter().any(|target| fits(module, target)) {
+            let a = Tensor::zeros(KEPT_IN, &[lora.rank, shape[1]], Device::Meta)?;
+            let b = Tensor::zeros(KEPT_IN, &[shape[0], lora.rank], Device::Meta)?;
+            adapter.add(decoder, module, [&a, &b], None, None, 1.0)?;
+        }
+    }
+    Ok(Some(adapter))
+}
+
+/// What one stage takes on the rank that holds most of it.
+pub(super) struct Measured {
+    /// Elements.
+    parameters: u64,
+    trained: u64,
+    /// Bytes.
+    pub(super) parameter_bytes: u64,
+    pub(super) least_parameter_bytes: u64,
+    pub(super) gradient_bytes: u64,
+    pub(super) optimizer_bytes: u64,
+    gathered: u64,
+    pub(super) passes: Passes,
+    /// What is sent at the end of a step.
+    pub(super) settling: Vec<Item>,
+    /// Axes along which norms are added up, by the gradients that they shard.
+    pub(super) norms: Vec<(&'static str, usize)>,
+    /// Bytes above all that is kept while a step is taken.
+    pub(super) step_peak: u64,
+    step_flops: u64,
+    /// Bytes of a gradient that two stages share, if this is one of them.
+    pub(super) tied_bytes: u64,
+}
+
+impl Measured {
+    pub(super) fn new(setup: &Setup<'_>, number: usize) -> Result<Self, DryError> {
+        let mut stage = DryStage::new(setup, number)?;
+        let kept = stage.meter.in_use();
+        let values = trained(&stage.decoder, stage.adapter.as_ref());
+        let held: Vec<DTensor> = match &stage.adapter {
+            Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
+            None => Vec::new(),
+        };
+        let all = || stage.decoder.parameters().iter().map(|(_, value)| value).chain(&held);
+        let bytes = |values: &mut dyn Iterator<Item = &DTensor>| values.map(local_bytes).sum::<u64>();
+        let parameter_bytes = bytes(&mut all());
+        let gradient_bytes = bytes(&mut values.iter());
+        let elements = |bytes: u64| bytes / KEPT_IN.size() as u64;
+        let least_parameter_bytes = all().map(least_bytes).sum::<Result<u64, DryError>>()?;
+        let (gathered, norms) = (gathered(setup, &stage.decoder), norm_axes(&values));
+        let tied_bytes = stage.decoder.parameter("model.embed_tokens.weight").map_or(0, local_bytes);
+        stage.ranks.keep_bill();
+        stage.ranks.take_bill();
+        let passes = Passes::new(setup, &stage)?;
+        drop(values);
+        drop(held);
+        stage.meter.reset_high_water();
+        let before = stage.meter.in_use();
+        let (settling, costs) = counted(|| stage.step(setup));
+        let settling = settling?;
+        Ok(Self {
+            parameters: elements(parameter_bytes),
+            trained: elements(gradient_bytes),
+            parameter_bytes,
+            least_parameter_bytes,
+            gradient_bytes,
+            optimizer_bytes: kept - parameter_bytes,
+            gathered,
+            passes,
+            settling,
+            norms,
+            step_peak: stage.meter.high_water() - before,
+            step_flops: costs.total().flops,
+            tied_bytes,
+        })
+    }
+
+    pub(super) fn report(&self, number: usize, stage: &Stage) -> StageReport {
+        StageReport {
+            number,
+            first_layer: stage.layers.start,
+            layers: stage.layers.len(),
+            parameters: self.parameters,
+            trained: self.trained,
+            forward_flops: self.passes.forward_flops,
+            backward_flops: self.passes.backward_flops,
+            activations: self.passes.activations,
+            kept_weights: self.passes.kept_weights,
+            gathered: self.gathered,
+            message: self.passes.message,
+        }
+    }
+
+    /// Arithmetic of a step of so many micro-batches.
+    pub(super) fn flops_of_step(&self, micros: u64) -> u64 {
+        let passes = self.passes.forward_flops.saturating_add(self.passes.backward_flops);
+        passes.saturating_mul(micros).saturating_add(self.step_flops)
+    }
+}
+
+fn local_bytes(value: &DTensor) -> u64 {
+    value.to_local().shape().volume() as u64 * value.dtype().size() as u64
+}
+
+/// Bytes that the last rank along all axes holds: chunks get smaller.
+fn least_bytes(value: &DTensor) -> Result<u64, DryError> {
+    let layout = value.layout();
+    let last = layout.mesh().ranks().last().unwrap_or(0);
+    let local = layout.local_shape(value.shape(), last)?;
+    Ok(local.volume() as u64 * value.dtype().size() as u64)
+}
+
+/// Bytes of the weights of as many layers as are there at a time, as they are
+/// computed with; nothing if they are computed with as they are held.
+fn gathered(setup: &Setup<'_>, decoder: &Decoder) -> u64 {
+    let dtype = setup.computed_in();
+    let plan = decoder.plan();
+    let rank = decoder.ranks().rank();
+    let of_layer = |number: usize| -> u64 {
+        let start = format!("model.layers.{number}.");
+        let values = decoder.parameters().iter().filter(|(name, _)| name.starts_with(&start));
+        values
+            .filter_map(|(name, value)| {
+                let used: Layout = plan.used_layout_of(name);
+                let as_held = used == value.layout() && dtype == value.dtype();
+                let local = used.local_shape(value.shape(), rank).ok().filter(|_| !as_held)?;
+                Some(local.volume() as u64 * dtype.size() as u64)
+            })
+            .sum()
+    };
+    let layers: Vec<u64> = decoder.stage().layers.clone().map(of_layer).collect();
+    let at_once = (setup.usage().ahead + 1).min(layers.len().max(1));
+    layers.windows(at_once).map(|some| some.iter().sum()).max().unwrap_or(0)
+}
+
+/// The axes along which the norm of all gradients is summed, each as often as
+/// there are sets of axes that shard some.
+fn norm_axes(values: &[DTensor]) -> Vec<(&'static str, usize)> {
+    let mut sets: Vec<Vec<usize>> = Vec::new();
+    let mut found = Vec::new();
+    for value in values {
+        let layout = value.layout();
+        let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
+        axes.sort_unstable();
+        if !sets.contains(&axes) {
+            let mesh = layout.mesh();
+            let several = axes.iter().filter(|&&axis| mesh.axis_size(axis) > 1);
+            found.extend(several.map(|&axis| (mesh.axis_name(axis), mesh.axis_size(axis))));
+            sets.push(axes);
+        }
+    }
+    found
+}

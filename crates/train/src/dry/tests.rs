@@ -1,0 +1,456 @@
+//! What a dry run says, beside what an engine does.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use shardloom_dtensor::{Item, Ranks};
+use shardloom_gang::{Gang, GangOptions, Gangs, threads};
+use shardloom_hub::{LoadOptions, new_decoder};
+use shardloom_layout::{DType, Hint, Placement, Shape};
+use shardloom_nn::{
+    Activation, Adapter, AttentionConfig, ExpertsConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
+    PositionConfig, ResidualForm, RopeConfig, RopeScaling,
+};
+
+use super::*;
+use crate::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use crate::optimizer::WeightDecay;
+
+const TIME: usize = 12;
+const ROWS: usize = 8;
+const VOCABULARY: usize = 50;
+
+/// A decoder whose sizes do not divide evenly.
+fn decoder() -> DecoderConfig {
+    DecoderConfig {
+        vocabulary: VOCABULARY,
+        hidden: 32,
+        layers: 4,
+        max_positions: 64,
+        attention: AttentionConfig {
+            heads: 4,
+            kv_heads: 2,
+            width: 8,
+            scale: None,
+            input_bias: true,
+            output_bias: false,
+            qk_norm: None,
+            window: None,
+            soft_cap: None,
+        },
+        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
+        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
+        residual: ResidualForm::Before,
+        mlp: MlpConfig { inner: 49, activation: Activation::Silu, gating: Gating::Gated, bias: false },
+        experts: None,
+        embedding_scale: None,
+        head: HeadConfig { tied: false, bias: false, soft_cap: None },
+        initializer: 0.1,
+    }
+}
+
+fn tied() -> DecoderConfig {
+    DecoderConfig { head: HeadConfig { tied: true, bias: false, soft_cap: None }, ..decoder() }
+}
+
+fn with_experts() -> DecoderConfig {
+    let experts =
+        ExpertsConfig { count: 4, chosen: 2, inner: 24, weights: Default::default(), layers: Default::default() };
+    DecoderConfig { experts: Some(experts), ..decoder() }
+}
+
+fn config(train: &Value, model: &Value) -> Config {
+    let mut all = json!({
+        "model": { "name": "llama" },
+        "data": { "type": "dummy", "max_seq_len": TIME },
+        "train": { "global_batch_size": ROWS },
+    });
+    for (key, changes) in [("train", train), ("model", model)] {
+        for (name, value) in changes.as_object().unwrap() {
+            all[key][name] = value.clone();
+        }
+    }
+    serde_json::from_value(all).unwrap()
+}
+
+fn sizes(pp: usize, tp: usize, sdp: usize) -> GangSizes {
+    GangSizes { pp, tp, sdp: Some(sdp) }
+}
+
+fn stages(decoder: &DecoderConfig, count: usize) -> Vec<Stage> {
+    (0..count).map(|stage| Stage::one_of(decoder.layers, stage, count).unwrap()).collect()
+}
+
+fn dry(config: &Config, decoder: &DecoderConfig, sizes: GangSizes, world: usize) -> Result<DryRun, DryError> {
+    let chunks = match config.train.accelerator.pp_schedule {
+        crate::config::PipelineSchedule::Interleaved => config.train.accelerator.vpp,
+        _ => 1,
+    };
+    let stages = stages(decoder, sizes.pp * chunks);
+    let parallel = Parallel::default();
+    dry_run(&DrySettings { config, decoder, parallel: &parallel, stages: &stages, sizes, world, data: None })
+}
+
+/// What an engine holds and does in a step.
+#[derive(Clone, Debug, PartialEq)]
+struct Real {
+    parameters: u64,
+    gradients: u64,
+    optimizer: u64,
+    sent: Sent,
+}
+
+/// Counts and bytes by axis, collective, cause and pass.
+type Sent = BTreeMap<[String; 4], (u64, u64)>;
+
+fn added_up(items: &[Item]) -> Sent {
+    let mut sent = Sent::new();
+    for item in items {
+        let key = [item.axis, item.collective, item.cause.op, &item.cause.pass.to_string()].map(str::to_owned);
+        let sum = sent.entry(key).or_default();
+        *sum = (sum.0 + 1, sum.1 + item.bytes);
+    }
+    sent
+}
+
+fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a shardloom_tensor::Tensor>) -> u64 {
+    tensors.into_iter().map(|x| (x.shape().volume() * x.dtype().size()) as u64).sum()
+}
+
+/// An engine as the configuration asks for it.
+fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: GangSizes) -> Engine {
+    let gangs = Gangs::new(root, &sizes).unwrap();
+    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    ranks.keep_bill();
+    let whole = stages(decoder, 1);
+    let parallel = Parallel::default();
+    let alone = DrySettings {
+        config: &Config {
+            train: crate::config::TrainConfig {
+                accelerator: crate::config::Accelerator {
+                    pp_schedule: crate::config::PipelineSchedule::GPipe,
+                    ..config.train.accelerator.clone()
+                },
+                ..config.train.clone()
+            },
+            ..config.clone()
+        },
+        decoder,
+        parallel: &parallel,
+        stages: &whole,
+        sizes: GangSizes { pp: 1, tp: 1, sdp: None },
+        world: 1,
+        data: None,
+    };
+    let setup = Setup::new(&alone).unwrap();
+    let (usage, kept) = (setup.usage(), setup.kept());
+    let interleaved = config.train.accelerator.pp_schedule == crate::config::PipelineSchedule::Interleaved;
+    let chunks = if interleaved { config.train.accelerator.vpp } else { 1 };
+    let micros = micros_of(config, gangs.dp.size());
+    let schedule =
+        crate::pipeline::Schedule::new(config.train.accelerator.pp_schedule, sizes.pp, chunks, micros).unwrap();
+    let all = stages(decoder, schedule.stages);
+    let mut made = Vec::new();
+    for number in schedule.stages_of(gangs.pp.rank()) {
+        let options = LoadOptions {
+            gangs: Some(gangs.clone()),
+            dtype: Some(DType::F32),
+            stage: Some(all[number].clone()),
+            usage,
+            ranks: Some(Arc::clone(&ranks)),
+            ..LoadOptions::default()
+        };
+        let decoder = new_decoder(decoder, &parallel, 7, &options).unwrap();
+        let adapter = config.model.lora.as_ref().map(|lora| {
+            let mut adapter = Adapter::new();
+            let modules: Vec<String> = decoder
+                .parameters()
+                .iter()
+                .filter_map(|(name, _)| name.strip_suffix(".weight"))
+                .filter(|name| lora.target_modules.iter().any(|target| name.ends_with(&format!(".{target}"))))
+                .map(str::to_owned)
+                .collect();
+            for module in modules {
+                adapter.add_new(&decoder, &module, lora.rank, 2.0, 3).unwrap();
+            }
+            adapter
+        });
+        made.push((number, decoder, adapter));
+    }
+    let settings = EngineSettings {
+        gangs,
+        ranks,
+        schedule: Arc::new(schedule),
+        optimizer: crate::optimizer::from_config(&config.train.optimizer).unwrap(),
+        decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
+        frozen: &crate::optimizer::Patterns::new("frozen", &config.model.freeze_modules).unwrap(),
+        kept,
+        dropout: 0.0,
+    };
+    Engine::new(settings, made).unwrap()
+}
+
+fn micros_of(config: &Config, dp: usize) -> usize {
+    let rows = config.train.global_batch_size / dp;
+    rows / config.train.micro_batch_size.unwrap_or(rows)
+}
+
+fn micro_batches(config: &Config, dp: usize) -> Vec<MicroBatch> {
+    let rows = config.train.global_batch_size / dp / micros_of(config, dp);
+    let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % VOCABULARY) as i64).collect();
+    vec![MicroBatch { rows, inputs: tokens.clone(), targets: tokens }; micros_of(config, dp)]
+}
+
+/// What each rank holds and sends in its first step.
+fn real(config: &Config, decoder: &DecoderConfig, sizes: GangSizes, world: usize) -> Vec<Real> {
+    threads::run(world, GangOptions::default(), |root| {
+        let mut engine = engine(root, config, decoder, sizes);
+        let micros = micro_batches(config, engine.gangs.dp.size());
+        engine.ranks.finish().unwrap();
+        engine.ranks.take_bill();
+        let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0 };
+        engine.step(&settings, &micros).unwrap();
+        engine.ranks.finish().unwrap();
+        let sent = added_up(&engine.ranks.take_bill());
+        engine.passes(2, &micros, 1.0).unwrap();
+        let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
+        for stage in &engine.stages {
+            found.parameters += bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));
+            let matrices = stage.adapter.iter().flat_map(Adapter::matrices);
+            found.parameters += bytes_of(matrices.map(|(_, value)| value.to_local()).collect::<Vec<_>>());
+            found.optimizer += bytes_of(stage.states.values().flatten());
+            for (_, value) in stage.trained() {
+                found.gradients += bytes_of([value.take_gradient().unwrap().unwrap().to_local()]);
+            }
+        }
+        found
+    })
+    .unwrap()
+}
+
+/// A dry run's figures of a place in the pipeline in the same form. What engines
+/// send by themselves is on no bill.
+fn predicted(rank: &RankReport) -> Real {
+    let sent = rank
+        .traffic
+        .iter()
+        .filter(|item| !["pp", "world"].contains(&item.axis.as_str()))
+        .map(|item| {
+            let key = [&item.axis, &item.collective, &item.cause, &item.pass].map(Clone::clone);
+            (key, (item.count, item.bytes))
+        })
+        .collect();
+    let memory = &rank.memory;
+    let (parameters, gradients, optimizer) = (memory.parameters, memory.gradients, memory.optimizer);
+    Real { parameters, gradients, optimizer, sent }
+}
+
+fn agrees(train: Value, model: Value, decoder: &DecoderConfig, sizes: GangSizes, world: usize) {
+    let config = config(&train, &model);
+    let dry = dry(&config, decoder, sizes, world).unwrap();
+    let real = real(&config, decoder, sizes, world);
+    for place in &dry.ranks {
+        let expected = &real[place.rank];
+        let found = predicted(place);
+        assert_eq!(&found, expected, "{train} {model} {sizes:?}, rank {}", place.rank);
+        // No rank of the place holds more, and one holds as little as is said.
+        let ranks = &real[place.rank..place.rank + world / sizes.pp];
+        assert!(ranks.iter().all(|rank| rank.parameters <= found.parameters));
+        let least = ranks.iter().map(|rank| rank.parameters).min().unwrap();
+        assert_eq!(place.memory.least_parameters, least);
+    }
+}
+
+/// Ranks that share parameters, with or without letting go of them.
+fn sharded(reshard: bool, prefetch: usize) -> Value {
+    json!({ "accelerator": { "reshard_after_forward": reshard, "prefetch": prefetch } })
+}
+
+#[test]
+fn what_is_held_and_sent_is_as_predicted() {
+    let plain = json!({});
+    for decoder in [decoder(), tied(), with_experts()] {
+        agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 1, 1), 1);
+        agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 1, 1), 2);
+        for (reshard, prefetch) in [(false, 0), (false, 1), (true, 0), (true, 1), (true, 2)] {
+            agrees(sharded(reshard, prefetch), plain.clone(), &decoder, sizes(1, 1, 2), 2);
+        }
+        agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 2, 1), 2);
+        let shared = json!({ "accelerator": { "sequence_parallel": true } });
+        agrees(shared, plain.clone(), &decoder, sizes(1, 2, 1), 2);
+        agrees(json!({ "micro_batch_size": 2 }), plain.clone(), &decoder, sizes(2, 1, 1), 2);
+    }
+}
+
+#[test]
+fn so_it_is_when_everything_comes_together() {
+    let plain = json!({});
+    let all = |schedule: &str, vpp: usize| {
+        json!({
+            "micro_batch_size": 1,
+            "precision": "bf16",
+            "gradient_checkpointing": "full",
+            "accelerator": { "pp_schedule": schedule, "vpp": vpp, "sequence_parallel": true },
+        })
+    };
+    agrees(all("1f1b", 1), plain.clone(), &decoder(), sizes(2, 2, 2), 8);
+    agrees(all("gpipe", 1), plain.clone(), &tied(), sizes(2, 1, 2), 8);
+    agrees(all("interleaved", 2), plain.clone(), &decoder(), sizes(2, 1, 2), 4);
+    agrees(all("1f1b", 1), plain, &with_experts(), sizes(1, 2, 2), 4);
+    let sgd = json!({ "optimizer": { "kind": "sgd" }, "micro_batch_size": 2 });
+    agrees(sgd, json!({ "freeze_modules": ["model.embed_tokens", "model.layers.0"] }), &decoder(), sizes(1, 1, 2), 2);
+}
+
+#[test]
+fn adapters_are_held_and_sent_as_predicted() {
+    let lora = json!({ "lora": { "rank": 4, "target_modules": ["q_proj", "o_proj", "down_proj"] } });
+    for (train, sizes, world) in [
+        (json!({}), sizes(1, 1, 1), 1),
+        (sharded(true, 1), sizes(1, 1, 2), 2),
+        (json!({ "precision": "bf16" }), sizes(1, 2, 1), 2),
+        (json!({ "micro_batch_size": 2 }), sizes(2, 1, 1), 2),
+    ] {
+        agrees(train, lora.clone(), &decoder(), sizes, world);
+    }
+}
+
+/// Bytes that cross the pipeline in a step, by what is computed.
+#[test]
+fn a_pipeline_sends_hidden_states_there_and_gradients_back() {
+    let config = config(&json!({ "micro_batch_size": 2, "precision": "bf16" }), &json!({}));
+    let found = dry(&config, &tied(), sizes(2, 1, 1), 2).unwrap();
+    let message = (2 * TIME * 32 * 2) as u64;
+    let received = |place: usize, cause: &str| {
+        let items = found.ranks[place].traffic.iter().filter(|item| item.cause == cause && item.axis == "pp");
+        items.map(|item| (item.count, item.bytes)).next()
+    };
+    assert_eq!(received(0, "activation"), None);
+    assert_eq!(received(1, "activation"), Some((4, 4 * message)));
+    assert_eq!(received(0, "gradient"), Some((4, 4 * message)));
+    assert_eq!(received(1, "gradient"), None);
+    for place in 0..2 {
+        assert_eq!(received(place, "tied embedding"), Some((1, (VOCABULARY * 32 * 4) as u64)));
+    }
+}
+
+#[test]
+fn stages_that_look_alike_are_alike() {
+    let deep = DecoderConfig { layers: 12, ..decoder() };
+    let config = config(&json!({ "micro_batch_size": 2 }), &json!({}));
+    let found = dry(&config, &deep, sizes(4, 1, 1), 4).unwrap();
+    let [_, second, third, _] = &found.ranks[..] else { panic!("four places") };
+    assert_eq!(second.stages[0].forward_flops, third.stages[0].forward_flops);
+    // Freezing a layer of one makes them differ.
+    let frozen = self::config(&json!({ "micro_batch_size": 2 }), &json!({ "freeze_modules": ["model.layers.4"] }));
+    let found = dry(&frozen, &deep, sizes(4, 1, 1), 4).unwrap();
+    assert!(found.ranks[1].memory.gradients < found.ranks[2].memory.gradients);
+}
+
+#[test]
+fn the_data_tell_their_order_if_they_are_there() {
+    use crate::data::{DataSettings, Epochs};
+    let config = config(&json!({ "max_steps": 3 }), &json!({}));
+    let settings = DataSettings {
+        config: config.data.clone(),
+        tokenizer: None,
+        templates: Default::default(),
+        seed: 1,
+        vocabulary: VOCABULARY,
+        epochs: Epochs::Endless,
+    };
+    let loader = Loader::new(settings).unwrap();
+    let decoder = decoder();
+    let stages = stages(&decoder, 1);
+    let parallel = Parallel::default();
+    let settings = DrySettings {
+        config: &config,
+        decoder: &decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes: sizes(1, 1, 1),
+        world: 1,
+        data: Some(&loader),
+    };
+    let digest = loader.order_digest(3, ROWS);
+    assert_eq!(dry_run(&settings).unwrap().data, DataReport::Order { steps: 3, digest });
+    let without = dry_run(&DrySettings { data: None, ..settings }).unwrap();
+    assert_eq!(without.data, DataReport::NotThere);
+}
+
+fn fails(train: &Value, model: &Value, sizes: GangSizes, world: usize) -> DryError {
+    dry(&config(train, model), &decoder(), sizes, world).unwrap_err()
+}
+
+#[test]
+fn what_cannot_be_is_told_with_the_fix() {
+    let (none, one) = (json!({}), sizes(1, 1, 1));
+    let error = fails(&json!({ "global_batch_size": 7 }), &none, one, 2);
+    assert_eq!(error, DryError::Rows { rows: 7, sharers: 2 });
+    assert!(error.hint().unwrap().contains("`train.global_batch_size` to 8"));
+    let error = fails(&json!({ "micro_batch_size": 3 }), &none, one, 1);
+    assert_eq!(error, DryError::MicroBatches { rows: 8, at_once: 3 });
+    assert_eq!(error.hint().unwrap(), "`train.micro_batch_size` can be 1, 2, 4, 8");
+    let error = fails(&none, &json!({ "lora": { "target_modules": ["q_prj"] } }), one, 1);
+    assert_eq!(error.to_string(), "the model has no module that ends in `q_prj`");
+    assert_eq!(error.hint().unwrap(), "did you mean `q_proj`?");
+    assert!(matches!(fails(&none, &none, sizes(3, 1, 1), 4), DryError::Gangs(_)));
+    assert!(matches!(fails(&none, &none, sizes(1, 64, 1), 64), DryError::Nn(_)));
+    let sgd = json!({ "optimizer": { "lr": -1.0 } });
+    assert!(matches!(fails(&sgd, &none, one, 1), DryError::Optimizer(_)));
+    assert!(matches!(fails(&none, &json!({ "freeze_modules": ["a["] }), one, 1), DryError::Pattern(_)));
+    let uneven = json!({
+        "micro_batch_size": 8,
+        "accelerator": { "pp_schedule": "interleaved", "vpp": 2 },
+    });
+    assert!(matches!(fails(&uneven, &none, sizes(2, 1, 1), 2), DryError::Pipeline(_)));
+    let mut empty = config(&none, &none);
+    empty.data.max_seq_len = 0;
+    let error = dry(&empty, &decoder(), one, 1).unwrap_err();
+    assert_eq!(error, DryError::NoTokens);
+    assert_eq!(error.hint().unwrap(), "set `data.max_seq_len` to at least 1");
+    let (config, decoder, parallel) = (config(&none, &none), decoder(), Parallel::default());
+    let stages = stages(&decoder, 3);
+    let settings = DrySettings {
+        config: &config,
+        decoder: &decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes: sizes(2, 1, 1),
+        world: 2,
+        data: None,
+    };
+    let error = dry_run(&settings).unwrap_err();
+    assert_eq!(error, DryError::Stages { found: 3, ranks: 2, chunks: 1 });
+    assert_eq!(error.hint().unwrap(), "cut the model into 2 stages");
+}
+
+proptest! {
+    /// What makes it enough to look at the first rank.
+    #[test]
+    fn no_rank_holds_more_than_the_first_or_less_than_the_last(
+        dims in proptest::collection::vec(1usize..23, 2),
+        sizes in proptest::array::uniform3(1usize..5),
+        placements in proptest::array::uniform3(0usize..3),
+        turned in any::<bool>(),
+    ) {
+        let [rdp, sdp, tp] = sizes;
+        let mesh = shardloom_layout::Mesh::new(&[("rdp", rdp), ("sdp", sdp), ("tp", tp)]).unwrap();
+        let placements = placements.map(|dim| if dim < 2 { Placement::Shard(dim) } else { Placement::Replicate });
+        let shape = Shape::new(&dims).unwrap();
+        let order: &[(usize, &[&str])] =
+            if turned && placements[1..] == [Placement::Shard(0); 2] && placements[0] == Placement::Replicate {
+                &[(0, &["tp", "sdp"])]
+            } else {
+                &[]
+            };
+        let layout = shardloom_layout::Layout::with_split_order(mesh, &placements, order).unwrap();
+        let held: Vec<usize> =
+            mesh.ranks().map(|rank| layout.local_shape(&shape, rank).unwrap().volume()).collect();
+        prop_assert_eq!(held.iter().max(), held.first());
+        prop_assert_eq!(held.iter().min(), held.last());
+    }
+}

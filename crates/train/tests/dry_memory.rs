@@ -1,0 +1,146 @@
+//! The memory that a dry run predicts, beside what the allocator gives out. One
+//! test, because the allocator's figures are those of the whole process.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::sync::Arc;
+
+use serde_json::json;
+use shardloom_dtensor::Ranks;
+use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use shardloom_hub::{LoadOptions, new_decoder};
+use shardloom_layout::DType;
+use shardloom_nn::{
+    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, Input, Kept, MlpConfig, NormConfig, NormKind,
+    Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage, Usage,
+};
+use shardloom_tensor::memory;
+use shardloom_train::config::{Config, PipelineSchedule};
+use shardloom_train::dry::{DrySettings, MemoryReport, StageReport, dry_run};
+use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use shardloom_train::pipeline::Schedule;
+
+const TIME: usize = 256;
+const ROWS: usize = 8;
+
+fn decoder() -> DecoderConfig {
+    DecoderConfig {
+        vocabulary: 2000,
+        hidden: 128,
+        layers: 4,
+        max_positions: 512,
+        attention: AttentionConfig {
+            heads: 4,
+            kv_heads: 2,
+            width: 32,
+            scale: None,
+            input_bias: false,
+            output_bias: false,
+            qk_norm: None,
+            window: None,
+            soft_cap: None,
+        },
+        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
+        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
+        residual: ResidualForm::Before,
+        mlp: MlpConfig { inner: 352, activation: Activation::Silu, gating: Gating::Gated, bias: false },
+        experts: None,
+        embedding_scale: None,
+        head: HeadConfig { tied: false, bias: false, soft_cap: None },
+        initializer: 0.1,
+    }
+}
+
+fn predicted(config: &Config) -> (StageReport, MemoryReport) {
+    let decoder = decoder();
+    let settings = DrySettings {
+        config,
+        decoder: &decoder,
+        parallel: &Parallel::default(),
+        stages: &[Stage::whole(decoder.layers)],
+        sizes: GangSizes::default(),
+        world: 1,
+        data: None,
+    };
+    let found = dry_run(&settings).unwrap();
+    let rank = &found.ranks[0];
+    (rank.stages[0].clone(), rank.memory.clone())
+}
+
+/// Bytes that one micro-batch keeps, and the most that a step has in use.
+fn measured(config: &Config, dtype: Option<DType>, kept: Kept) -> (u64, u64) {
+    let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
+    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let before = memory::statistics().in_use;
+    let options = LoadOptions {
+        gangs: Some(gangs.clone()),
+        dtype: Some(DType::F32),
+        usage: Usage { dtype, release: shardloom_dtensor::Release::AfterUse, ahead: 1, ..Usage::default() },
+        ranks: Some(Arc::clone(&ranks)),
+        ..LoadOptions::default()
+    };
+    let decoder = new_decoder(&decoder(), &Parallel::default(), 7, &options).unwrap();
+    let rows = config.train.micro_batch_size.unwrap_or(ROWS);
+    let settings = EngineSettings {
+        gangs,
+        ranks,
+        schedule: Arc::new(Schedule::new(PipelineSchedule::GPipe, 1, 1, ROWS / rows).unwrap()),
+        optimizer: from_config(&config.train.optimizer).unwrap(),
+        decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
+        frozen: &Patterns::new("none", &[]).unwrap(),
+        kept,
+        dropout: 0.0,
+    };
+    let mut engine = Engine::new(settings, vec![(0, decoder, None)]).unwrap();
+    let tokens: Vec<i64> = (0..rows * TIME).map(|at| (at * 7 % 2000) as i64).collect();
+    let micro = MicroBatch { rows, inputs: tokens.clone(), targets: tokens };
+
+    let decoder = &engine.stages()[0].decoder;
+    let held = memory::statistics().in_use;
+    let batch = decoder.batch(&micro.inputs, rows).unwrap();
+    let hidden = decoder.hidden(Input::Tokens(batch.clone()), Pass { kept, ..Pass::default() }).unwrap();
+    let loss = decoder.loss(&hidden, &batch, 1.0, None).unwrap();
+    drop((hidden, batch));
+    let of_passes = memory::statistics().in_use - held;
+    drop(loss);
+
+    memory::reset_high_water();
+    let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0 };
+    engine.step(&settings, &vec![micro; ROWS / rows]).unwrap();
+    (of_passes as u64, (memory::statistics().high_water - before) as u64)
+}
+
+/// Blocks of the allocator are at most a sixteenth larger than what is asked
+/// for, and kernels have a little memory of their own.
+#[test]
+fn memory_is_as_predicted() {
+    for (precision, recompute, micro, dtype, kept) in [
+        ("f32", "off", 8, None, Kept::All),
+        ("f32", "off", 2, None, Kept::All),
+        ("f32", "full", 8, None, Kept::Input),
+        ("bf16", "off", 4, Some(DType::Bf16), Kept::All),
+        ("bf16", "full", 4, Some(DType::Bf16), Kept::Input),
+    ] {
+        let config: Config = serde_json::from_value(json!({
+            "model": { "name": "llama" },
+            "data": { "type": "dummy", "max_seq_len": TIME },
+            "train": {
+                "global_batch_size": ROWS,
+                "micro_batch_size": micro,
+                "precision": precision,
+                "gradient_checkpointing": recompute,
+                "accelerator": { "pp_schedule": "gpipe" },
+            },
+        }))
+        .unwrap();
+        let (stage, memory) = predicted(&config);
+        let (of_passes, most) = measured(&config, dtype, kept);
+        let said = stage.activations + stage.kept_weights;
+        let about = format!("{precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
+        let off = of_passes as f64 / said as f64;
+        assert!((0.99..1.07).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
+        let off = most as f64 / memory.peak as f64;
+        assert!((0.95..1.10).contains(&off), "at most {most}, not {} ({off:.3}); {about}", memory.peak);
+    }
+}
