@@ -118,7 +118,7 @@ fn one_step(engine: &mut Engine, number: u64) -> f64 {
     };
     let batch = MicroBatch { rows: ROWS, inputs: all(0), targets: all(1) };
     let clip = |norm: f64| clipping(norm, 1.0);
-    let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip };
+    let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip, substep: &|_, _| {} };
     engine.step(&settings, &[batch]).expect("a step").loss
 }
 

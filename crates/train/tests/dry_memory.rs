@@ -106,7 +106,7 @@ fn measured(config: &Config, dtype: Option<DType>, kept: Kept) -> (u64, u64) {
     drop(loss);
 
     memory::reset_high_water();
-    let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0 };
+    let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0, substep: &|_, _| {} };
     engine.step(&settings, &vec![micro; ROWS / rows]).unwrap();
     (of_passes as u64, (memory::statistics().high_water - before) as u64)
 }

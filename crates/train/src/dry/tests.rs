@@ -212,11 +212,11 @@ fn real(config: &Config, decoder: &DecoderConfig, sizes: GangSizes, world: usize
         let micros = micro_batches(config, engine.gangs.dp.size());
         engine.ranks.finish().unwrap();
         engine.ranks.take_bill();
-        let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0 };
+        let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0, substep: &|_, _| {} };
         engine.step(&settings, &micros).unwrap();
         engine.ranks.finish().unwrap();
         let sent = added_up(&engine.ranks.take_bill());
-        engine.passes(2, &micros, 1.0).unwrap();
+        engine.passes(&StepSettings { number: 2, ..settings }, &micros, 1.0).unwrap();
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {
             found.parameters += bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));

@@ -238,7 +238,7 @@ impl Trainer {
         let micros = self.own_rows(inputs, targets, rows);
         let most = self.optimizer.max_grad_norm;
         let clip = |norm: f64| clipping(norm, most);
-        self.engine.step(&StepSettings { number, learning_rate, clip: &clip }, &micros).unwrap()
+        self.engine.step(&StepSettings { number, learning_rate, clip: &clip, substep: &|_, _| {} }, &micros).unwrap()
     }
 
     /// This rank's rows of a batch, as micro-batches.
