@@ -3,7 +3,7 @@
 //! Every measurement is a process of its own, ours and theirs in turns. Set
 //! `SHARDLOOM_PEER_PYTHON` to a Python that has torch, transformers and peft,
 //! and `SHARDLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
-//! Words after `--` choose cases: full, lora, f32, bf16, save.
+//! Words after `--` choose cases: full, lora, f32, bf16, save, shared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use shardloom_bench::{Goal, Report, short};
 use shardloom_checkpoint::{Saver, Target};
 use shardloom_dtensor::{Ranks, Release};
-use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
 use shardloom_hub::cards::CardStore;
 use shardloom_hub::fetch::FetchSettings;
 use shardloom_hub::{Families, Hub, LoadOptions};
@@ -51,10 +51,13 @@ fn main() {
     if wanted("save") {
         save(&mut report, &folder);
     }
+    if wanted("shared") {
+        shared(&mut report, &folder);
+    }
     report.print();
 }
 
-fn engine(folder: &Path, case: &str, dtype: &str) -> Engine {
+fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine {
     let mut families = Families::new();
     shardloom_models::register(&mut families).expect("families differ in name");
     let hub = Hub {
@@ -66,11 +69,12 @@ fn engine(folder: &Path, case: &str, dtype: &str) -> Engine {
     let lora = case == "lora";
     let compute: DType = dtype.parse().expect("a dtype");
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
-    let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).expect("gangs");
+    let gangs = Gangs::new(root, &GangSizes::default()).expect("gangs");
     let ranks = Ranks::new(Arc::clone(&gangs.root));
     let usage = Usage {
         dtype: (compute != DType::F32).then_some(compute),
         release: Release::AfterUse,
+        ahead: usize::from(gangs.sdp.size() > 1),
         ..Usage::default()
     };
     let options = LoadOptions {
@@ -110,13 +114,13 @@ fn engine(folder: &Path, case: &str, dtype: &str) -> Engine {
     Engine::new(settings, vec![(0, decoder, adapter)]).expect("an engine")
 }
 
-fn one_step(engine: &mut Engine, number: u64) -> f64 {
+fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
     let vocabulary = engine.stages()[0].decoder.config().vocabulary;
     let token = |row: usize, place: usize| ((7919 * (row * TIME + place) + 13) % vocabulary) as i64;
     let all = |ahead: usize| {
-        (0..ROWS).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
+        (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
     };
-    let batch = MicroBatch { rows: ROWS, inputs: all(0), targets: all(1) };
+    let batch = MicroBatch { rows, inputs: all(0), targets: all(1) };
     let clip = |norm: f64| clipping(norm, 1.0);
     let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip, substep: &|_, _| {} };
     engine.step(&settings, &[batch]).expect("a step").loss
@@ -125,11 +129,16 @@ fn one_step(engine: &mut Engine, number: u64) -> f64 {
 /// One measurement of ours, told as one line of JSON.
 #[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
 fn ours(case: &str, folder: &Path, dtype: &str) {
-    let mut engine = engine(folder, case, dtype);
+    if case == "shared" {
+        let ranks: usize = dtype.parse().expect("a number of ranks");
+        println!("{}", memory_of(ranks, folder));
+        return;
+    }
+    let mut engine = engine(solo(GangOptions::default()), folder, case, dtype);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for number in 1..=7 {
         let begin = Instant::now();
-        losses.push(one_step(&mut engine, number));
+        losses.push(one_step(&mut engine, number, ROWS));
         times.push(begin.elapsed().as_secs_f64());
     }
     let seconds = middle(times.split_off(2));
@@ -157,7 +166,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
             let begin = Instant::now();
             let mut beside = 0;
             while beside < 2 || saver.is_saving() {
-                one_step(&mut engine, 8 + step);
+                one_step(&mut engine, 8 + step, ROWS);
                 beside += 1;
             }
             let slower = begin.elapsed().as_secs_f64() - f64::from(beside) * seconds;
@@ -246,12 +255,50 @@ fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 
     report.note(&format!("largest difference of its losses in {dtype}"), ["", ""], off);
 }
 
+/// The most bytes of tensors in full training of one row for each rank, over
+/// all ranks, and what they are to be compared with.
+fn memory_of(ranks: usize, folder: &Path) -> Value {
+    let all = threads::run(ranks, GangOptions::default(), |root| {
+        let mut engine = engine(root, folder, "full", "f32");
+        for number in 1..=2 {
+            one_step(&mut engine, number, 1);
+        }
+        let stage = &engine.stages()[0].decoder;
+        let sizes = stage.parameters().iter().map(|(_, value)| 4 * value.shape().volume() as u64);
+        (sizes.clone().sum::<u64>(), sizes.max().unwrap_or(0))
+    });
+    let (weights, largest) = all.expect("no rank panics")[0];
+    json!({
+        "high_water": shardloom_tensor::statistics().high_water,
+        "states": 4 * weights,
+        "largest": largest,
+    })
+}
+
+/// Memory of a rank that shares everything with three others: a quarter of
+/// weights, gradients and moments, what it gathers, and what one row needs.
+fn shared(report: &mut Report, folder: &Path) {
+    let (alone, four) = (ask_ours("shared", folder, "1"), ask_ours("shared", folder, "4"));
+    let states = number(&alone, "/states");
+    let activations = number(&alone, "/high_water") - states;
+    let bound = states / 4.0 + number(&alone, "/largest") + activations;
+    let each = number(&four, "/high_water") / 4.0;
+    let megabytes = |bytes: f64| format!("{:.0} MB", bytes / 1e6);
+    report.ratio(
+        "a rank of 4 / quarter of states, largest parameter, activations",
+        [&megabytes(each), &megabytes(bound)],
+        each / bound,
+        Goal::AtMost(1.0),
+    );
+}
+
 /// What holds a run up that saves every hundred steps.
 fn save(report: &mut Report, folder: &Path) {
     let found = ask_ours("save", folder, "f32");
     let step = number(&found, "/seconds");
     // The first one takes memory that the others use again.
-    let later = |path: &str| middle((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect());
+    let later =
+        |path: &str| middle((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect());
     let (stall, slower) = (later("stall"), later("slower"));
     report.ratio(
         "stall of an asynchronous save / 100 steps",
@@ -260,5 +307,9 @@ fn save(report: &mut Report, folder: &Path) {
         Goal::AtMost(0.05),
     );
     report.note("the same / one step", [&seconds(stall), &seconds(step)], stall / step);
-    report.note("how much slower steps beside it were / 100 steps", [&seconds(slower.max(0.0)), ""], slower / (100.0 * step));
+    report.note(
+        "how much slower steps beside it were / 100 steps",
+        [&seconds(slower.max(0.0)), ""],
+        slower / (100.0 * step),
+    );
 }

@@ -55,7 +55,9 @@ pub(crate) fn gradient_layout(layout: Layout, lifted: Axes) -> Result<Layout, La
 /// rank has its share, and sums are made once.
 pub(crate) fn share_layout(layout: Layout) -> Result<Layout, LayoutError> {
     let mut copies = Axes::default();
-    (0..layout.mesh().ndim()).filter(|&axis| layout.mesh().axis_size(axis) > 1).for_each(|axis| copies.insert(axis));
+    (0..layout.mesh().ndim())
+        .filter(|&axis| layout.mesh().axis_size(axis) > 1)
+        .for_each(|axis| copies.insert(axis));
     gradient_layout(layout, copies)
 }
 

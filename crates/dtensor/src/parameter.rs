@@ -133,7 +133,8 @@ impl DTensor {
     /// may be settled later.
     pub fn settle(&self) -> Result<(), DTensorError> {
         let Some(slot) = self.slot() else { return Ok(()) };
-        let plan = self.ranks().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
+        let plan =
+            self.ranks().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
         let slot = Arc::clone(slot);
         let work = move |ranks: &Ranks| {
             let shares = locked(&slot.sum).shares.take();

@@ -34,7 +34,8 @@ pub fn recompute(
             let inputs = locals.iter().zip(&kinds).map(wrap).collect::<Result<Vec<_>, _>>()?;
             region(&inputs)
         };
-        let outputs = work().map_err(|error: DTensorError| -> TensorError { error.inside("recompute", &of_region) })?;
+        let outputs =
+            work().map_err(|error: DTensorError| -> TensorError { error.inside("recompute", &of_region) })?;
         *locked(&seen) = outputs.iter().map(|output| Arc::clone(output.kind())).collect();
         Ok(outputs.iter().map(|output| output.to_local().clone()).collect())
     });

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{
-    ConvertOptions, ConvertReport, Format, Index, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
-    Saver, Source, State, Target, TensorSpec, convert,
-};
 use shardloom_checkpoint::storage::LocalStorage;
+use shardloom_checkpoint::{
+    ConvertOptions, ConvertReport, Format, Index, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat,
+    SaveOptions, Saver, Source, State, Target, TensorSpec, convert,
+};
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Region};
 use shardloom_nn::{Decoder, NnError, merged};
@@ -55,9 +55,8 @@ pub fn export(
                 ..SaveOptions::default()
             };
             // Frequencies of angles are in the configuration.
-            let wanted = |name: &&String| {
-                *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name)
-            };
+            let wanted =
+                |name: &&String| *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name);
             let mut source = model.source().clone();
             let mut only = source.index.tensors().keys().filter(wanted).cloned().collect();
             let back = if model.has_our_names()? { published_names(model)? } else { KeyMap::default() };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::storage::Way;
 use shardloom_checkpoint::{
-    Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want, load,
-    read,
+    Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want,
+    load, read,
 };
 use shardloom_dtensor::{DTensor, Ranks};
 use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};

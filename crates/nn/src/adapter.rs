@@ -210,7 +210,8 @@ impl Adapter {
     /// Why it cannot be trained, if it cannot: what changes besides its
     /// matrices.
     pub fn untrainable(&self) -> Option<&str> {
-        let odd = |(_, low_rank): &(&String, &LowRank)| low_rank.bias.is_some() || low_rank.row_factors.is_some();
+        let odd =
+            |(_, low_rank): &(&String, &LowRank)| low_rank.bias.is_some() || low_rank.row_factors.is_some();
         let module = self.low_ranks.iter().find(odd).map(|(module, _)| module);
         module.or_else(|| self.replacements.keys().next()).map(String::as_str)
     }
@@ -226,7 +227,8 @@ impl Adapter {
         seed: u64,
     ) -> Result<(), NnError> {
         let weight = decoder.parameter(&format!("{module}.weight"));
-        let weight = weight.filter(|weight| weight.shape().ndim() == 2 && format!("{module}.weight") != EMBEDDING);
+        let weight =
+            weight.filter(|weight| weight.shape().ndim() == 2 && format!("{module}.weight") != EMBEDDING);
         let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
         let (outputs, inputs) = (weight.shape()[0], weight.shape()[1]);
         let stream = Stream { seed, number: number_of(module) };

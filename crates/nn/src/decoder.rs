@@ -180,7 +180,8 @@ impl Places<'_> {
     fn layer(&self, config: &DecoderConfig, number: usize) -> Result<Layer, NnError> {
         let layer = format!("model.layers.{number}");
         let of_layer = format!("{layer}.");
-        let places = || self.by_name.iter().filter(|(name, _)| name.starts_with(&of_layer)).map(|(_, at)| *at);
+        let places =
+            || self.by_name.iter().filter(|(name, _)| name.starts_with(&of_layer)).map(|(_, at)| *at);
         let (first, last) = (places().min().unwrap_or(0), places().max().map_or(0, |last| last + 1));
         let kind = config.norm.kind;
         let norm_if = |wanted: bool, name: &str| {
@@ -393,7 +394,8 @@ impl Decoder {
         let places = body.layers[place].places.clone();
         let parameters = self.parameters[places.clone()].to_vec();
         let number = body.stage.layers.start + place;
-        let adapter = adapter.map(|(adapter, strength)| (adapter.below(&format!("model.layers.{number}.")), strength));
+        let adapter =
+            adapter.map(|(adapter, strength)| (adapter.below(&format!("model.layers.{number}.")), strength));
         let trained: Vec<DTensor> = parameters
             .iter()
             .map(|(_, value)| value)
@@ -438,7 +440,8 @@ impl Decoder {
         }
         let Some(before) = place.checked_sub(usage.ahead) else { return Ok(x) };
         let (body, places) = (Arc::clone(&self.body), self.body.layers[before].places.clone());
-        let values: Vec<DTensor> = self.parameters[places.clone()].iter().map(|(_, value)| value.clone()).collect();
+        let values: Vec<DTensor> =
+            self.parameters[places.clone()].iter().map(|(_, value)| value.clone()).collect();
         Ok(x.on_way_back(move || {
             let mut all = values.iter().zip(&body.layouts[places.clone()]);
             all.try_for_each(|(value, layout)| body.plan.ahead(*layout, value))
@@ -607,13 +610,15 @@ impl Body {
         let input = plan.entered(normed(&layer.before_attention, &x)?)?;
         match config.residual {
             ResidualForm::Before => {
-                let seen = layer.attention.apply(run, number, &input, standing, cache, inside(&x).as_ref())?;
+                let seen =
+                    layer.attention.apply(run, number, &input, standing, cache, inside(&x).as_ref())?;
                 let x = left(seen, &x)?;
                 let input = plan.entered(normed(&layer.before_mlp, &x)?)?;
                 left(work(&input, inside(&x).as_ref())?, &x)
             }
             ResidualForm::Parallel => {
-                let seen = layer.attention.apply(run, number, &input, standing, cache, inside(&x).as_ref())?;
+                let seen =
+                    layer.attention.apply(run, number, &input, standing, cache, inside(&x).as_ref())?;
                 left(work(&input, Some(&seen))?, &x)
             }
             ResidualForm::After | ResidualForm::Around => {

@@ -18,8 +18,11 @@ impl Decoder {
     pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
         let time = rows.len() / count.max(1);
         let mesh = self.plan().mesh();
-        let sharers: usize =
-            ["rdp", "sdp"].iter().filter_map(|name| mesh.axis(name).ok()).map(|axis| mesh.axis_size(axis)).product();
+        let sharers: usize = ["rdp", "sdp"]
+            .iter()
+            .filter_map(|name| mesh.axis(name).ok())
+            .map(|axis| mesh.axis_size(axis))
+            .product();
         let local = Tensor::from_slice(rows, &[count, time])?;
         let shape = Shape::new(&[count * sharers, time])?;
         Ok(DTensor::from_local(self.ranks(), local, self.plan().batch_layout()?, &shape)?)
@@ -40,7 +43,8 @@ impl Decoder {
         let [batch, time, width] = [hidden.shape()[0], hidden.shape()[1], hidden.shape()[2]];
         let rows = hidden.reshape(&Shape::new(&[batch * time, width])?)?;
         let targets = targets.reshape(&Shape::new(&[batch * time])?)?;
-        let options = CrossEntropy { ignore_index: Some(IGNORED), label_smoothing: 0.0, divisor: Some(divisor) };
+        let options =
+            CrossEntropy { ignore_index: Some(IGNORED), label_smoothing: 0.0, divisor: Some(divisor) };
         let config = &self.config().head;
         let head = if config.tied { EMBEDDING } else { "lm_head.weight" };
         let plain = !config.bias

@@ -183,7 +183,10 @@ pub(crate) enum Origin {
     /// A constant that need not be kept.
     Remade(Arc<Maker>),
     Parameter(Arc<Parameter>),
-    Output { note: Arc<Note>, index: usize },
+    Output {
+        note: Arc<Note>,
+        index: usize,
+    },
 }
 
 /// A tensor whose gradient is wanted.

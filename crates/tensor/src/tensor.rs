@@ -110,10 +110,7 @@ impl Tensor {
 
     /// The same elements, cut off from the tape, and not kept by it: whatever
     /// needs them for a gradient has them made again.
-    pub fn remade_by(
-        &self,
-        maker: impl Fn() -> Result<Self, TensorError> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn remade_by(&self, maker: impl Fn() -> Result<Self, TensorError> + Send + Sync + 'static) -> Self {
         self.with_origin(Origin::Remade(Arc::new(maker)))
     }
 
@@ -220,7 +217,9 @@ impl Tensor {
     /// The bytes of its elements in row-major order, if they lie like this in
     /// host memory.
     pub fn host_bytes(&self) -> Option<&[u8]> {
-        (self.is_contiguous() && self.device() != Device::Meta).then(|| self.bytes("host_bytes").ok()).flatten()
+        (self.is_contiguous() && self.device() != Device::Meta)
+            .then(|| self.bytes("host_bytes").ok())
+            .flatten()
     }
 
     /// The elements of a contiguous tensor.

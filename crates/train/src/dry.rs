@@ -100,7 +100,8 @@ pub fn dry_run(settings: &DrySettings<'_>) -> Result<DryRun, DryError> {
 
 fn rank_report(setup: &Setup<'_>, measured: &[&Measured], rank: usize) -> RankReport {
     let numbers: Vec<usize> = setup.schedule.stages_of(rank).collect();
-    let stages = numbers.iter().map(|&number| measured[number].report(number, &setup.stages[number])).collect();
+    let stages =
+        numbers.iter().map(|&number| measured[number].report(number, &setup.stages[number])).collect();
     let traffic = traffic::of_rank(setup, measured, rank);
     let micros = setup.micros as u64;
     let flops = numbers.iter().map(|&number| measured[number].flops_of_step(micros));

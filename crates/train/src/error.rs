@@ -128,7 +128,9 @@ pub enum TrainError {
     #[error("`model.lora` needs weights that it changes")]
     NoBase,
     /// An adapter of a model whose modules have other names elsewhere.
-    #[error("modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know")]
+    #[error(
+        "modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know"
+    )]
     ForeignModules {
         /// The family.
         family: String,

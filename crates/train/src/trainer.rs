@@ -100,9 +100,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         Some(path) => {
             let source = shardloom_checkpoint::Source::open(path)?;
             let progress = engine.resume(&source, reading)?;
-            let state = serde_json::from_value(progress.data.clone()).map_err(|error| TrainError::Progress {
-                location: path.display().to_string(),
-                message: error.to_string(),
+            let state = serde_json::from_value(progress.data.clone()).map_err(|error| {
+                TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
             })?;
             loader.restore(&state)?;
             progress

@@ -5,8 +5,8 @@
 use serde_json::json;
 use shardloom_gang::GangSizes;
 use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, Parallel,
-    PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
+    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
+    Parallel, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
 };
 use shardloom_train::config::Config;
 use shardloom_train::dry::{DryRun, DrySettings, dry_run};
@@ -106,7 +106,10 @@ fn sixteen_thousand_ranks_of_the_largest_llama() {
         }
         let axes: Vec<&str> = rank.by_axis.iter().map(|axis| axis.axis.as_str()).collect();
         assert_eq!(axes, ["pp", "rdp", "sdp", "tp", "world"]);
-        assert_eq!(rank.by_axis.iter().map(|axis| axis.bytes).sum::<u64>(), rank.traffic.iter().map(|item| item.bytes).sum::<u64>());
+        assert_eq!(
+            rank.by_axis.iter().map(|axis| axis.bytes).sum::<u64>(),
+            rank.traffic.iter().map(|item| item.bytes).sum::<u64>()
+        );
     }
     // Six operations for each weight and token, two more to compute layers
     // again, and attention on top.

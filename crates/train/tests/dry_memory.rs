@@ -11,8 +11,8 @@ use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use shardloom_hub::{LoadOptions, new_decoder};
 use shardloom_layout::DType;
 use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, Input, Kept, MlpConfig, NormConfig, NormKind,
-    Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage, Usage,
+    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, Input, Kept, MlpConfig, NormConfig,
+    NormKind, Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage, Usage,
 };
 use shardloom_tensor::memory;
 use shardloom_train::config::{Config, PipelineSchedule};

@@ -72,7 +72,7 @@ impl Function for CrossEntropyFunction {
 }
 
 /// The most logits that exist at a time.
-const CHUNK: usize = 1 << 24;
+const CHUNK: usize = 1 << 23;
 
 struct ProjectedCrossEntropy {
     options: CrossEntropy,
@@ -135,7 +135,8 @@ impl Function for ProjectedCrossEntropy {
                 continue;
             }
             let share = Tensor::full(share, wide, &[], device)?;
-            let of_logits = on(device).cross_entropy_gradient(logits, &targets, &share, options)?.cast(dtype)?;
+            let of_logits =
+                on(device).cross_entropy_gradient(logits, &targets, &share, options)?.cast(dtype)?;
             if context.needs(0) {
                 of_hidden.push(of_logits.matmul(weight)?);
             }

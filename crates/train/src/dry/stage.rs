@@ -60,9 +60,9 @@ impl DryStage {
         let meter = Meter::new();
         let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryError> {
             let specs = parameters(setup.decoder, &stage);
-            let values = specs.into_iter().map(|spec| empty(&ranks, &plan, spec)).collect::<Result<_, _>>()?;
-            let mut decoder =
-                Decoder::new(setup.decoder.clone(), stage, plan, Arc::clone(&ranks), values)?;
+            let values =
+                specs.into_iter().map(|spec| empty(&ranks, &plan, spec)).collect::<Result<_, _>>()?;
+            let mut decoder = Decoder::new(setup.decoder.clone(), stage, plan, Arc::clone(&ranks), values)?;
             let mut adapter = adapter(setup, &decoder)?;
             for (name, value) in decoder.parameters_mut() {
                 let role = match adapter.is_some() || setup.frozen.matches(name) {

@@ -58,8 +58,13 @@ fn tied() -> DecoderConfig {
 }
 
 fn with_experts() -> DecoderConfig {
-    let experts =
-        ExpertsConfig { count: 4, chosen: 2, inner: 24, weights: Default::default(), layers: Default::default() };
+    let experts = ExpertsConfig {
+        count: 4,
+        chosen: 2,
+        inner: 24,
+        weights: Default::default(),
+        layers: Default::default(),
+    };
     DecoderConfig { experts: Some(experts), ..decoder() }
 }
 
@@ -110,7 +115,8 @@ type Sent = BTreeMap<[String; 4], (u64, u64)>;
 fn added_up(items: &[Item]) -> Sent {
     let mut sent = Sent::new();
     for item in items {
-        let key = [item.axis, item.collective, item.cause.op, &item.cause.pass.to_string()].map(str::to_owned);
+        let key =
+            [item.axis, item.collective, item.cause.op, &item.cause.pass.to_string()].map(str::to_owned);
         let sum = sent.entry(key).or_default();
         *sum = (sum.0 + 1, sum.1 + item.bytes);
     }
@@ -152,7 +158,8 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
     let chunks = if interleaved { config.train.accelerator.vpp } else { 1 };
     let micros = micros_of(config, gangs.dp.size());
     let schedule =
-        crate::pipeline::Schedule::new(config.train.accelerator.pp_schedule, sizes.pp, chunks, micros).unwrap();
+        crate::pipeline::Schedule::new(config.train.accelerator.pp_schedule, sizes.pp, chunks, micros)
+            .unwrap();
     let all = stages(decoder, schedule.stages);
     let mut made = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
@@ -219,7 +226,8 @@ fn real(config: &Config, decoder: &DecoderConfig, sizes: GangSizes, world: usize
         engine.passes(&StepSettings { number: 2, ..settings }, &micros, 1.0).unwrap();
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {
-            found.parameters += bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));
+            found.parameters +=
+                bytes_of(stage.decoder.parameters().iter().map(|(_, value)| value.to_local()));
             let matrices = stage.adapter.iter().flat_map(Adapter::matrices);
             found.parameters += bytes_of(matrices.map(|(_, value)| value.to_local()).collect::<Vec<_>>());
             found.optimizer += bytes_of(stage.states.values().flatten());
@@ -302,7 +310,13 @@ fn so_it_is_when_everything_comes_together() {
     agrees(all("interleaved", 2), plain.clone(), &decoder(), sizes(2, 1, 2), 4);
     agrees(all("1f1b", 1), plain, &with_experts(), sizes(1, 2, 2), 4);
     let sgd = json!({ "optimizer": { "kind": "sgd" }, "micro_batch_size": 2 });
-    agrees(sgd, json!({ "freeze_modules": ["model.embed_tokens", "model.layers.0"] }), &decoder(), sizes(1, 1, 2), 2);
+    agrees(
+        sgd,
+        json!({ "freeze_modules": ["model.embed_tokens", "model.layers.0"] }),
+        &decoder(),
+        sizes(1, 1, 2),
+        2,
+    );
 }
 
 #[test]
@@ -345,7 +359,8 @@ fn stages_that_look_alike_are_alike() {
     let [_, second, third, _] = &found.ranks[..] else { panic!("four places") };
     assert_eq!(second.stages[0].forward_flops, third.stages[0].forward_flops);
     // Freezing a layer of one makes them differ.
-    let frozen = self::config(&json!({ "micro_batch_size": 2 }), &json!({ "freeze_modules": ["model.layers.4"] }));
+    let frozen =
+        self::config(&json!({ "micro_batch_size": 2 }), &json!({ "freeze_modules": ["model.layers.4"] }));
     let found = dry(&frozen, &deep, sizes(4, 1, 1), 4).unwrap();
     assert!(found.ranks[1].memory.gradients < found.ranks[2].memory.gradients);
 }

@@ -121,7 +121,8 @@ pub(super) fn build(
             }
             (None, None) => new_decoder(&decoder, &parallel, config.train.seed, &options)?,
         };
-        let adapter = lora.map(|lora| adapter_of(config, lora, weights.as_ref(), &made, reading)).transpose()?;
+        let adapter =
+            lora.map(|lora| adapter_of(config, lora, weights.as_ref(), &made, reading)).transpose()?;
         stages.push((number, made, adapter));
     }
     let family = spec.family();
