@@ -269,7 +269,7 @@ fn memory_of(ranks: usize, folder: &Path) -> Value {
     });
     let (weights, largest) = all.expect("no rank panics")[0];
     json!({
-        "high_water": shardloom_tensor::statistics().high_water,
+        "high_water": shardloom_tensor::memory::statistics().high_water,
         "states": 4 * weights,
         "largest": largest,
     })
