@@ -126,8 +126,19 @@ impl Launch {
             Self::Threads { ranks } => {
                 let _ = &report;
                 let results = threads::run(ranks, options, work).map_err(LaunchError::from)?;
-                let results = results.into_iter().collect::<Result<Vec<T>, E>>()?;
-                Ok(results.into_iter().next())
+                let (mut first, mut failure): (Option<T>, Option<E>) = (None, None);
+                for result in results {
+                    match result {
+                        Ok(result) => first = first.or(Some(result)),
+                        // What failed first makes others fail, who know less.
+                        Err(error) if failure.as_ref().is_none_or(E::is_consequence) => {
+                            let better = failure.is_none() || !error.is_consequence();
+                            failure = if better { Some(error) } else { failure };
+                        }
+                        Err(_) => {}
+                    }
+                }
+                failure.map_or(Ok(first), Err)
             }
             #[cfg(feature = "mpi")]
             Self::Mpi => run_mpi(options, work, report),
@@ -139,6 +150,11 @@ impl Launch {
 pub trait ExitStatus {
     /// The exit code.
     fn code(&self) -> u8;
+
+    /// Whether it only tells that other ranks failed.
+    fn is_consequence(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(feature = "mpi")]

@@ -216,6 +216,18 @@ impl From<TensorError> for TrainError {
     }
 }
 
+impl TrainError {
+    /// Whether it only tells that other ranks failed, which know more.
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            Self::Gang(_) | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
+            Self::Checkpoint(error) => matches!(error, CheckpointError::Gang(_)),
+            Self::Hub(HubError::Checkpoint(error)) => matches!(error, CheckpointError::Gang(_)),
+            _ => false,
+        }
+    }
+}
+
 impl Hint for TrainError {
     fn hint(&self) -> Option<String> {
         match self {

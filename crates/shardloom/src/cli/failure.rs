@@ -15,6 +15,8 @@ pub(super) struct Failure {
     kind: Kind,
     message: String,
     hint: Option<String>,
+    /// Whether it only tells that other ranks failed.
+    echo: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,22 +29,22 @@ enum Kind {
 impl Failure {
     /// A check gave a bad answer.
     pub(super) fn check(message: String) -> Self {
-        Self { kind: Kind::Check, message, hint: None }
+        Self { kind: Kind::Check, message, hint: None, echo: false }
     }
 
     /// The same, with something to try.
     pub(super) fn check_with_hint<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::Check, message: chain(error), hint: error.hint() }
+        Self { kind: Kind::Check, message: chain(error), hint: error.hint(), echo: false }
     }
 
     /// The user asked for something that cannot be.
     pub(super) fn user<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::User, message: chain(error), hint: error.hint() }
+        Self { kind: Kind::User, message: chain(error), hint: error.hint(), echo: false }
     }
 
     /// The machine did not do its part.
     pub(super) fn operational(error: &dyn Error) -> Self {
-        Self { kind: Kind::Operational, message: chain(error), hint: None }
+        Self { kind: Kind::Operational, message: chain(error), hint: None, echo: false }
     }
 
     /// The same, with something to try.
@@ -58,7 +60,13 @@ impl Failure {
         let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
         let message = facts.join(" ").trim_start_matches("error: ").to_owned();
         let hint = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned);
-        Self { kind: Kind::User, message, hint }
+        Self { kind: Kind::User, message, hint, echo: false }
+    }
+
+    /// The same, if it only tells that other ranks failed.
+    pub(super) fn as_consequence(mut self) -> Self {
+        self.echo = true;
+        self
     }
 
     /// Names what the failure is about.
@@ -92,6 +100,10 @@ fn chain(error: &dyn Error) -> String {
 }
 
 impl ExitStatus for Failure {
+    fn is_consequence(&self) -> bool {
+        self.echo
+    }
+
     fn code(&self) -> u8 {
         match self.kind {
             Kind::Check => 1,

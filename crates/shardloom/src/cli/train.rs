@@ -53,6 +53,9 @@ pub(super) struct TrainArgs {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
+        if error.is_consequence() {
+            return Self::operational_with_hint(&error).as_consequence();
+        }
         match error {
             TrainError::Hub(error) => Self::from(error),
             TrainError::Checkpoint(error) => Self::from(error),

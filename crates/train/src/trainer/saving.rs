@@ -52,8 +52,8 @@ impl Savings {
     /// The checkpoint to go on from, if there is one. The first rank looks, so
     /// that all see the same.
     pub(super) fn resumed(&mut self) -> Result<Option<PathBuf>, TrainError> {
-        let latest = match (self.gang.rank(), &self.config.resume_from) {
-            (0, None) => self
+        let latest = match self.gang.rank() {
+            0 => self
                 .folder
                 .latest()
                 .map_err(|error| error.to_string())
@@ -63,11 +63,11 @@ impl Savings {
         let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
         let latest = latest
             .map_err(|message| TrainError::Folder { path: self.root.display().to_string(), message })?;
-        if let Some(path) = &self.config.resume_from {
-            return Ok(Some(PathBuf::from(path)));
-        }
         let folder = self.config.output_dir.clone();
         match (self.config.resume, latest) {
+            (Resume::Auto | Resume::Always, None) if self.config.resume_from.is_some() => {
+                Ok(self.config.resume_from.as_ref().map(PathBuf::from))
+            }
             (Resume::Never, Some(step)) => Err(TrainError::RunExists { folder, step }),
             (Resume::Always, None) => Err(TrainError::NothingToResume { folder }),
             (_, latest) => {
