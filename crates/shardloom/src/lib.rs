@@ -24,6 +24,7 @@ pub use shardloom_models as models;
 pub use shardloom_nn as nn;
 pub use shardloom_serve as serve;
 pub use shardloom_tensor as tensor;
+pub use shardloom_train as train;
 
 pub mod launch;
 pub mod standard;

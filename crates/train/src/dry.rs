@@ -81,9 +81,9 @@ pub fn dry_run(settings: &DrySettings<'_>) -> Result<DryRun, DryError> {
     }
     let measured: Vec<&Measured> = of_stage.iter().map(|&kind| &kinds[kind].1).collect();
     let ranks: Vec<RankReport> = (0..setup.pp).map(|rank| rank_report(&setup, &measured, rank)).collect();
-    let per_stage = (setup.world / setup.pp) as u64;
+    let per_stage = (setup.world / setup.pp) as f64;
     let flops = FlopReport {
-        per_step: ranks.iter().map(|rank| rank.flops.saturating_mul(per_stage)).fold(0, u64::saturating_add),
+        per_step: ranks.iter().map(|rank| rank.flops as f64 * per_stage).sum(),
         most_of_a_rank: ranks.iter().map(|rank| rank.flops).max().unwrap_or(0),
     };
     Ok(DryRun {
@@ -100,7 +100,8 @@ pub fn dry_run(settings: &DrySettings<'_>) -> Result<DryRun, DryError> {
 
 fn rank_report(setup: &Setup<'_>, measured: &[&Measured], rank: usize) -> RankReport {
     let numbers: Vec<usize> = setup.schedule.stages_of(rank).collect();
-    let stages = numbers.iter().map(|&number| measured[number].report(number, &setup.stages[number])).collect();
+    let stages =
+        numbers.iter().map(|&number| measured[number].report(number, &setup.stages[number])).collect();
     let traffic = traffic::of_rank(setup, measured, rank);
     let micros = setup.micros as u64;
     let flops = numbers.iter().map(|&number| measured[number].flops_of_step(micros));

@@ -5,8 +5,8 @@
 use serde_json::json;
 use shardloom_gang::GangSizes;
 use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, Parallel,
-    PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
+    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
+    Parallel, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
 };
 use shardloom_train::config::Config;
 use shardloom_train::dry::{DryRun, DrySettings, dry_run};
@@ -106,12 +106,15 @@ fn sixteen_thousand_ranks_of_the_largest_llama() {
         }
         let axes: Vec<&str> = rank.by_axis.iter().map(|axis| axis.axis.as_str()).collect();
         assert_eq!(axes, ["pp", "rdp", "sdp", "tp", "world"]);
-        assert_eq!(rank.by_axis.iter().map(|axis| axis.bytes).sum::<u64>(), rank.traffic.iter().map(|item| item.bytes).sum::<u64>());
+        assert_eq!(
+            rank.by_axis.iter().map(|axis| axis.bytes).sum::<u64>(),
+            rank.traffic.iter().map(|item| item.bytes).sum::<u64>()
+        );
     }
     // Six operations for each weight and token, two more to compute layers
     // again, and attention on top.
     let floor = 8.0 * 403e9 * found.batch.tokens as f64;
-    let ratio = found.flops.per_step as f64 / floor;
+    let ratio = found.flops.per_step / floor;
     assert!((1.0..1.2).contains(&ratio), "{ratio}");
     // Model and two states, in f32.
     assert_eq!(found.checkpoint.bytes, 3 * 4 * 405_853_388_800);
@@ -134,7 +137,7 @@ fn interleaving_waits_less_and_keeps_more() {
     assert!(interleaved.pipeline.overall_bubble < plain.pipeline.overall_bubble);
     assert!(interleaved.ranks[0].memory.in_flight > plain.ranks[0].memory.in_flight);
     // The same work, on the same number of ranks.
-    let ratio = interleaved.flops.per_step as f64 / plain.flops.per_step as f64;
+    let ratio = interleaved.flops.per_step / plain.flops.per_step;
     assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
     let kept = run("1f1b", 1, "off");
     assert!(kept.ranks[0].memory.peak > 2 * plain.ranks[0].memory.peak);

@@ -106,8 +106,11 @@ impl Hint for DryError {
                 Some(format!("set `train.global_batch_size` to {fitting}, or use fewer data-parallel ranks"))
             }
             Self::MicroBatches { rows, .. } => {
-                let all: Vec<String> =
-                    (1..=*rows).filter(|part| rows.is_multiple_of(*part)).take(16).map(|part| part.to_string()).collect();
+                let all: Vec<String> = (1..=*rows)
+                    .filter(|part| rows.is_multiple_of(*part))
+                    .take(16)
+                    .map(|part| part.to_string())
+                    .collect();
                 Some(format!("`train.micro_batch_size` can be {}", all.join(", ")))
             }
             Self::NoTokens => Some("set `data.max_seq_len` to at least 1".to_owned()),

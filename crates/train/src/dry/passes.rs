@@ -75,8 +75,15 @@ struct Way<'a> {
 
 impl Way<'_> {
     /// A tensor of the batch's rows on this rank.
-    fn empty(&self, dtype: DType, layout: Layout, rows: usize, width: Option<usize>) -> Result<DTensor, DryError> {
-        let dims: Vec<usize> = [rows * self.setup.sharers, self.setup.time].into_iter().chain(width).collect();
+    fn empty(
+        &self,
+        dtype: DType,
+        layout: Layout,
+        rows: usize,
+        width: Option<usize>,
+    ) -> Result<DTensor, DryError> {
+        let dims: Vec<usize> =
+            [rows * self.setup.sharers, self.setup.time].into_iter().chain(width).collect();
         let shape = Shape::new(&dims).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.stage.ranks.rank())?;
         let local = Tensor::zeros(dtype, &local, Device::Meta)?;

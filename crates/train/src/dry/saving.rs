@@ -79,7 +79,10 @@ fn state(setup: &Setup<'_>, number: usize, contents: &mut Contents) -> Result<St
     let leaves = |name: &str| number > 0 && setup.decoder.head.tied && name == EMBEDDING;
     let tensor = |value: &DTensor| {
         let held = Held::Layout(value.layout());
-        LocalTensor { spec: TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held }, bytes: &[] }
+        LocalTensor {
+            spec: TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
+            bytes: &[],
+        }
     };
     let mut state = State::new();
     let model: Vec<(String, &DTensor)> = match &stage.adapter {
