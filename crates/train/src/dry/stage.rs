@@ -90,7 +90,7 @@ impl DryStage {
         let Self { decoder, adapter, ranks, meter, states } = self;
         let values = trained(decoder, adapter.as_ref());
         meter.watch(|| {
-            values.iter().try_for_each(|value| value.settle())?;
+            values.iter().try_for_each(DTensor::settle)?;
             let mut gradients = Vec::with_capacity(values.len());
             for value in &values {
                 gradients.push(value.take_gradient()?);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use shardloom_checkpoint::{Held, LocalTensor, Saver, State, Target, TensorSpec};
-use shardloom_dtensor::{DTensor, Item, Ranks};
+use shardloom_dtensor::{DTensor, Item, Ranks, Release};
 use shardloom_gang::{Gang, GangOptions, Gangs, threads};
 use shardloom_hub::{LoadOptions, new_decoder};
 use shardloom_layout::{DType, Hint, Placement, Shape};
@@ -276,7 +276,8 @@ fn agrees(train: Value, model: Value, decoder: &DecoderConfig, sizes: GangSizes,
 }
 
 /// Ranks that share parameters, with or without letting go of them.
-fn sharded(reshard: bool, prefetch: usize) -> Value {
+fn sharded(release: Release, prefetch: usize) -> Value {
+    let reshard = release == Release::AfterUse;
     json!({ "accelerator": { "reshard_after_forward": reshard, "prefetch": prefetch } })
 }
 
@@ -286,8 +287,9 @@ fn what_is_held_and_sent_is_as_predicted() {
     for decoder in [decoder(), tied(), with_experts()] {
         agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 1, 1), 1);
         agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 1, 1), 2);
-        for (reshard, prefetch) in [(false, 0), (false, 1), (true, 0), (true, 1), (true, 2)] {
-            agrees(sharded(reshard, prefetch), plain.clone(), &decoder, sizes(1, 1, 2), 2);
+        let (keep, after_use) = (Release::Keep, Release::AfterUse);
+        for (release, prefetch) in [(keep, 0), (keep, 1), (after_use, 0), (after_use, 1), (after_use, 2)] {
+            agrees(sharded(release, prefetch), plain.clone(), &decoder, sizes(1, 1, 2), 2);
         }
         agrees(plain.clone(), plain.clone(), &decoder, sizes(1, 2, 1), 2);
         let shared = json!({ "accelerator": { "sequence_parallel": true } });
@@ -326,7 +328,7 @@ fn adapters_are_held_and_sent_as_predicted() {
     let lora = json!({ "lora": { "rank": 4, "target_modules": ["q_proj", "o_proj", "down_proj"] } });
     for (train, sizes, world) in [
         (json!({}), sizes(1, 1, 1), 1),
-        (sharded(true, 1), sizes(1, 1, 2), 2),
+        (sharded(Release::AfterUse, 1), sizes(1, 1, 2), 2),
         (json!({ "precision": "bf16" }), sizes(1, 2, 1), 2),
         (json!({ "micro_batch_size": 2 }), sizes(2, 1, 1), 2),
     ] {
