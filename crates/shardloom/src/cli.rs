@@ -3,6 +3,7 @@
 mod convert;
 mod diff;
 mod doctor;
+mod dry_run;
 mod dtensor;
 mod export;
 mod failure;

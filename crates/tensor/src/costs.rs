@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use crate::meter::unwatched;
+
 /// Arithmetic and memory traffic of some work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
@@ -66,10 +68,11 @@ pub fn counted<T>(work: impl FnOnce() -> T) -> (T, Costs) {
     (result, costs)
 }
 
-/// Runs `work` without counting it: work that only asks for shapes.
+/// Runs `work` without counting it, nor the memory of what it makes: work that
+/// only asks for shapes.
 pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     let before = COUNTED.replace(None);
-    let result = work();
+    let result = unwatched(work);
     COUNTED.replace(before);
     result
 }

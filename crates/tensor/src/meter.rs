@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// [allocator](crate::memory) counts, but in bytes as they are asked for.
 ///
 /// Tensors count that are made while it [watches](Self::watch), until the last
-/// view of them is gone. Shapes that a tape keeps without their elements do not.
+/// view of them is gone. Shapes that a tape keeps without their elements do not,
+/// nor does work that only asks for shapes ([`uncounted`](crate::uncounted)).
 ///
 /// ```
 /// use shardloom_layout::DType;
@@ -75,6 +76,12 @@ impl Meter {
     pub fn reset_high_water(&self) {
         self.0.high_water.store(self.in_use(), Ordering::Relaxed);
     }
+}
+
+/// Runs `work` while nobody watches.
+pub(crate) fn unwatched<T>(work: impl FnOnce() -> T) -> T {
+    let _before = Before(WATCHING.replace(None));
+    work()
 }
 
 /// Memory that only counts, until it is dropped.

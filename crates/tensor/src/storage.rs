@@ -50,6 +50,11 @@ impl Storage {
         }
     }
 
+    /// Whether nobody else uses it.
+    pub(crate) fn is_alone(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
     /// The bytes, if they are in this process.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match &*self.0 {

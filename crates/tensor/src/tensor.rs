@@ -256,6 +256,11 @@ impl Tensor {
         Ok(bytemuck::cast_slice(bytes))
     }
 
+    /// Whether nobody else uses its memory, data or not.
+    pub(crate) fn is_alone(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.is_alone())
+    }
+
     /// Whether the elements have no gaps and nobody else uses their memory.
     pub(crate) fn is_held_alone(&mut self) -> bool {
         self.is_contiguous()

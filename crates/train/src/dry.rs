@@ -81,9 +81,9 @@ pub fn dry_run(settings: &DrySettings<'_>) -> Result<DryRun, DryError> {
     }
     let measured: Vec<&Measured> = of_stage.iter().map(|&kind| &kinds[kind].1).collect();
     let ranks: Vec<RankReport> = (0..setup.pp).map(|rank| rank_report(&setup, &measured, rank)).collect();
-    let per_stage = (setup.world / setup.pp) as u64;
+    let per_stage = (setup.world / setup.pp) as f64;
     let flops = FlopReport {
-        per_step: ranks.iter().map(|rank| rank.flops.saturating_mul(per_stage)).fold(0, u64::saturating_add),
+        per_step: ranks.iter().map(|rank| rank.flops as f64 * per_stage).sum(),
         most_of_a_rank: ranks.iter().map(|rank| rank.flops).max().unwrap_or(0),
     };
     Ok(DryRun {

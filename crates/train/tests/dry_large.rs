@@ -114,7 +114,7 @@ fn sixteen_thousand_ranks_of_the_largest_llama() {
     // Six operations for each weight and token, two more to compute layers
     // again, and attention on top.
     let floor = 8.0 * 403e9 * found.batch.tokens as f64;
-    let ratio = found.flops.per_step as f64 / floor;
+    let ratio = found.flops.per_step / floor;
     assert!((1.0..1.2).contains(&ratio), "{ratio}");
     // Model and two states, in f32.
     assert_eq!(found.checkpoint.bytes, 3 * 4 * 405_853_388_800);
@@ -137,7 +137,7 @@ fn interleaving_waits_less_and_keeps_more() {
     assert!(interleaved.pipeline.overall_bubble < plain.pipeline.overall_bubble);
     assert!(interleaved.ranks[0].memory.in_flight > plain.ranks[0].memory.in_flight);
     // The same work, on the same number of ranks.
-    let ratio = interleaved.flops.per_step as f64 / plain.flops.per_step as f64;
+    let ratio = interleaved.flops.per_step / plain.flops.per_step;
     assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
     let kept = run("1f1b", 1, "off");
     assert!(kept.ranks[0].memory.peak > 2 * plain.ranks[0].memory.peak);

@@ -139,8 +139,8 @@ fn memory_is_as_predicted() {
         let said = stage.activations + stage.kept_weights;
         let about = format!("{precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
         let off = of_passes as f64 / said as f64;
-        assert!((0.99..1.07).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
+        assert!((0.995..1.02).contains(&off), "kept {of_passes}, not {said} ({off:.3}); {about}");
         let off = most as f64 / memory.peak as f64;
-        assert!((0.95..1.10).contains(&off), "at most {most}, not {} ({off:.3}); {about}", memory.peak);
+        assert!((0.99..1.08).contains(&off), "at most {most}, not {} ({off:.3}); {about}", memory.peak);
     }
 }

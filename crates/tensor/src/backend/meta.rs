@@ -58,6 +58,13 @@ fn in_place(kernel: &'static str, each: u64, reads: &[&Tensor], used_up: Tensor)
     Ok(Tensor::meta(shape, dtype))
 }
 
+/// `[batch, heads, rows, width]` of which heads lie inside rows in memory.
+fn by_rows(x: Tensor) -> Made {
+    let &[batch, heads, rows, width] = &x.shape()[..] else { return Ok(x) };
+    let in_memory = View::contiguous(Shape::new(&[batch, rows, heads, width])?);
+    Ok(x.seen_as(in_memory.permute(&[0, 2, 1, 3])))
+}
+
 impl Backend for Meta {
     fn fill(&self, _: f64, dtype: DType, shape: &Shape) -> Made {
         made("fill", 0, &[], shape, dtype)
@@ -93,6 +100,9 @@ impl Backend for Meta {
 
     fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
         note("add", count(into.shape()), &[into, x], &[into]);
+        if !into.is_alone() || !into.is_contiguous() {
+            *into = Tensor::meta(into.shape().clone(), into.dtype()).with_origin(into.origin().clone());
+        }
         Ok(())
     }
 
@@ -183,14 +193,26 @@ impl Backend for Meta {
     }
 
     fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, _: RopeStyle, _: Turn) -> Made {
-        like("rope", 3, &[x, cos, sin])
+        let turned = like("rope", 3, &[x, cos, sin])?;
+        let ndim = x.shape().ndim();
+        if ndim < 3 || x.is_contiguous() {
+            return Ok(turned);
+        }
+        // Where heads lie inside positions in memory, they do so in the result.
+        let mut order: Vec<usize> = (0..ndim).collect();
+        order.swap(ndim - 3, ndim - 2);
+        let inside = x.view().permute(&order);
+        if !inside.is_contiguous() {
+            return Ok(turned);
+        }
+        Ok(turned.seen_as(View::contiguous(inside.shape).permute(&order)))
     }
 
     fn attention(&self, geometry: &Geometry, [q, k, v]: [&Tensor; 3], _: Option<&Tensor>) -> MadeTwo {
         let logs = Shape::new(&[geometry.batch, geometry.heads, geometry.queries])?;
         let flops = geometry.scores() * (4 * geometry.width as u64 + 4);
         let out = made("attention", flops, &[q, k, v], q.shape(), q.dtype())?;
-        Ok([out, made("attention", 0, &[], &logs, Geometry::computed_in(q.dtype()))?])
+        Ok([by_rows(out)?, made("attention", 0, &[], &logs, Geometry::computed_in(q.dtype()))?])
     }
 
     fn attention_gradient(
@@ -203,8 +225,8 @@ impl Backend for Meta {
     ) -> MadeThree {
         let flops = geometry.scores() * (10 * geometry.width as u64 + 6);
         let of_q = made("attention", flops, &[q, k, v, out, logs, gradient], q.shape(), q.dtype())?;
-        let like = |x: &Tensor| made("attention", 0, &[], x.shape(), x.dtype());
-        Ok([of_q, like(k)?, like(v)?])
+        let like = |x: &Tensor| by_rows(made("attention", 0, &[], x.shape(), x.dtype())?);
+        Ok([by_rows(of_q)?, like(k)?, like(v)?])
     }
 
     fn index_select(&self, op: &'static str, x: &Tensor, _: usize, indices: &Tensor, shape: &Shape) -> Made {

@@ -74,6 +74,7 @@ pub(super) fn of_rank(setup: &Setup<'_>, measured: &[&Measured], rank: usize) ->
         course.work(stage.step_peak);
     }
     let (then, working) = course.most;
+    let working = working + sum(|stage| stage.other_bytes);
     MemoryReport {
         parameters,
         least_parameters: sum(|stage| stage.least_parameter_bytes),

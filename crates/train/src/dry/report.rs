@@ -56,10 +56,11 @@ pub struct BatchReport {
 }
 
 /// Arithmetic of a step: passes, layers that are computed again, the optimizer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlopReport {
     /// Of all ranks together; where parts are uneven, as if all had the largest.
-    pub per_step: u64,
+    /// More than 64 bits can count.
+    pub per_step: f64,
     /// Of the rank that has most to do.
     pub most_of_a_rank: u64,
 }

@@ -65,6 +65,8 @@ impl<'a> Setup<'a> {
         }
         let optimizer = from_config(&train.optimizer)?;
         let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
+        let specs = parameters(decoder, &Stage::whole(decoder.layers));
+        frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
         Ok(Self {
             config,
             decoder,

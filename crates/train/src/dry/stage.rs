@@ -1,5 +1,6 @@
 //! One stage as one rank has it, without data, and what it takes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shardloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
@@ -89,7 +90,7 @@ impl DryStage {
         let Self { decoder, adapter, ranks, meter, states } = self;
         let values = trained(decoder, adapter.as_ref());
         meter.watch(|| {
-            values.iter().try_for_each(|value| value.settle())?;
+            values.iter().try_for_each(DTensor::settle)?;
             let mut gradients = Vec::with_capacity(values.len());
             for value in &values {
                 gradients.push(value.take_gradient()?);
@@ -168,6 +169,9 @@ pub(super) struct Measured {
     pub(super) least_parameter_bytes: u64,
     pub(super) gradient_bytes: u64,
     pub(super) optimizer_bytes: u64,
+    /// What is held besides, such as the whole of which an adapter's matrix is a
+    /// part.
+    pub(super) other_bytes: u64,
     gathered: u64,
     pub(super) passes: Passes,
     /// What is sent at the end of a step.
@@ -184,7 +188,10 @@ pub(super) struct Measured {
 impl Measured {
     pub(super) fn new(setup: &Setup<'_>, number: usize) -> Result<Self, DryError> {
         let mut stage = DryStage::new(setup, number)?;
-        let kept = stage.meter.in_use();
+        let held_at_rest = stage.meter.in_use();
+        let states = stage.states.iter().flatten();
+        let optimizer_bytes =
+            states.map(|state| state.shape().volume() as u64 * state.dtype().size() as u64).sum();
         let values = trained(&stage.decoder, stage.adapter.as_ref());
         let held: Vec<DTensor> = match &stage.adapter {
             Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
@@ -195,7 +202,7 @@ impl Measured {
         let parameter_bytes = bytes(&mut all());
         let gradient_bytes = bytes(&mut values.iter());
         let elements = |bytes: u64| bytes / KEPT_IN.size() as u64;
-        let least_parameter_bytes = all().map(least_bytes).sum::<Result<u64, DryError>>()?;
+        let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(setup, &stage.decoder), norm_axes(&values));
         let tied_bytes = stage.decoder.parameter("model.embed_tokens.weight").map_or(0, local_bytes);
         stage.ranks.keep_bill();
@@ -213,7 +220,8 @@ impl Measured {
             parameter_bytes,
             least_parameter_bytes,
             gradient_bytes,
-            optimizer_bytes: kept - parameter_bytes,
+            optimizer_bytes,
+            other_bytes: held_at_rest.saturating_sub(parameter_bytes + optimizer_bytes),
             gathered,
             passes,
             settling,
@@ -251,12 +259,26 @@ fn local_bytes(value: &DTensor) -> u64 {
     value.to_local().shape().volume() as u64 * value.dtype().size() as u64
 }
 
-/// Bytes that the last rank along all axes holds: chunks get smaller.
-fn least_bytes(value: &DTensor) -> Result<u64, DryError> {
-    let layout = value.layout();
-    let last = layout.mesh().ranks().last().unwrap_or(0);
-    let local = layout.local_shape(value.shape(), last)?;
-    Ok(local.volume() as u64 * value.dtype().size() as u64)
+/// Bytes of all values that the rank holds that holds least. Values that lie
+/// alike are looked at once.
+fn least_bytes<'a>(values: impl Iterator<Item = &'a DTensor>) -> Result<u64, DryError> {
+    let mut alike: Vec<(&DTensor, u64)> = Vec::new();
+    for value in values {
+        let known = alike.iter_mut().find(|(known, _)| Arc::ptr_eq(known.kind(), value.kind()));
+        match known {
+            Some((_, times)) => *times += 1,
+            None => alike.push((value, 1)),
+        }
+    }
+    let Some((first, _)) = alike.first() else { return Ok(0) };
+    let mut held: BTreeMap<usize, u64> = first.layout().mesh().ranks().map(|rank| (rank, 0)).collect();
+    for (value, times) in alike {
+        for (rank, sum) in &mut held {
+            let local = value.layout().local_shape(value.shape(), *rank)?;
+            *sum += times * local.volume() as u64 * value.dtype().size() as u64;
+        }
+    }
+    Ok(held.into_values().min().unwrap_or(0))
 }
 
 /// Bytes of the weights of as many layers as are there at a time, as they are
