@@ -77,6 +77,10 @@ impl Engine {
     /// All forward and backward passes of a step. Gradients add up in the
     /// parameters. Returns this rank's share of the loss.
     pub fn passes(&mut self, step: u64, micros: &[MicroBatch], targets: f64) -> Result<f64, TrainError> {
+        let (expected, found) = (self.schedule.micro_batches, micros.len());
+        if expected != found {
+            return Err(TrainError::MicroBatches { expected, found });
+        }
         let mut flight = Flight::default();
         let program = self.program().to_vec();
         let mut left: BTreeMap<usize, usize> = BTreeMap::new();
