@@ -241,7 +241,10 @@ fn a_rank_that_fails_beside_its_computation_is_told_and_the_others_too() {
         let told = with_trouble(number, || Err(broken()));
         assert_eq!(told[1], Err(DTensorError::Gang(broken())), "collective {number}");
         let departed = |error: &DTensorError| {
-            matches!(error, DTensorError::Gang(GangError::Departed { rank: 1, departure: Departure::Returned, .. }))
+            matches!(
+                error,
+                DTensorError::Gang(GangError::Departed { rank: 1, departure: Departure::Returned, .. })
+            )
         };
         assert!(told[0].as_ref().is_err_and(departed), "collective {number}: {:?}", told[0]);
     }
@@ -255,7 +258,11 @@ fn a_job_that_panics_is_told() {
         assert_eq!(*error, DTensorError::Background, "collective {number}");
         assert_eq!(error.to_string(), "communication beside the computation has ended: a job of it panicked");
         assert!(error.hint().is_none());
-        assert!(matches!(told[0], Err(DTensorError::Gang(GangError::Departed { rank: 1, .. }))), "{:?}", told[0]);
+        assert!(
+            matches!(told[0], Err(DTensorError::Gang(GangError::Departed { rank: 1, .. }))),
+            "{:?}",
+            told[0]
+        );
     }
 }
 

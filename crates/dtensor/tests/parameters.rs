@@ -20,7 +20,8 @@ const OUTPUTS: usize = 5;
 /// Integers from -2 to 2 that look like chance.
 fn integers(dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();
-    let values: Vec<f32> = (0..count).map(|at| ((at * 7 + seed * 13 + at * at * 3) % 5) as f32 - 2.0).collect();
+    let values: Vec<f32> =
+        (0..count).map(|at| ((at * 7 + seed * 13 + at * at * 3) % 5) as f32 - 2.0).collect();
     Tensor::from_slice(&values, dims).unwrap()
 }
 
@@ -305,7 +306,8 @@ fn what_was_fetched_ahead_of_a_change_is_forgotten() {
         let ranks = Ranks::new(gang);
         ranks.overlap(mesh).unwrap();
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
-        let mut w = DTensor::distribute(&ranks, &integers(&[4, 3], 2), shared).unwrap().parameter(Role::Trained);
+        let mut w =
+            DTensor::distribute(&ranks, &integers(&[4, 3], 2), shared).unwrap().parameter(Role::Trained);
         w.fetch_ahead(whole, DType::F32).unwrap();
         w.change_local(|local| {
             *local = local.detach().scale(2.0)?.requires_grad();

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::{
-    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State,
-    Target, TensorSpec, load,
+    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
+    TensorSpec, load,
 };
 use shardloom_dtensor::DTensor;
 use shardloom_gang::Elements;
@@ -212,8 +212,10 @@ impl Engine {
         state.bytes(PROGRESS, &mut progress);
         load(source, state, &*self.gangs.root, &options(), observer)?;
         let location = source.storage.location();
-        let progress: Progress = serde_json::from_slice(&progress)
-            .map_err(|error| TrainError::Progress { location: location.clone(), message: error.to_string() })?;
+        let progress: Progress = serde_json::from_slice(&progress).map_err(|error| TrainError::Progress {
+            location: location.clone(),
+            message: error.to_string(),
+        })?;
         if progress.optimizer != self.optimizer.name() {
             let (found, asked) = (progress.optimizer, self.optimizer.name());
             return Err(TrainError::OtherOptimizer { location, found, asked });

@@ -42,7 +42,9 @@ fn however_ranks_share_the_work_losses_are_the_same() {
         shared(4, 2, 1, 2).after_use().micros(2),
         shared(4, 2, 2, 1).after_use().sequence().micros(2),
     ];
-    for (name, config) in [("llama", models::llama()), ("tied", models::tied()), ("experts", models::experts())] {
+    for (name, config) in
+        [("llama", models::llama()), ("tied", models::tied()), ("experts", models::experts())]
+    {
         compare(name, &Recipe::of(config), &hows, 8, 1e-4);
     }
 }
@@ -133,11 +135,7 @@ fn adapters_train_alike_too() {
 
 #[test]
 fn descent_with_momentum_is_shared_alike() {
-    let hows = [
-        shared(2, 1, 1, 2).after_use(),
-        shared(2, 1, 2, 1),
-        shared(4, 2, 1, 2).micros(2).in_turns(),
-    ];
+    let hows = [shared(2, 1, 1, 2).after_use(), shared(2, 1, 2, 1), shared(4, 2, 1, 2).micros(2).in_turns()];
     compare("tied", &Recipe::of(models::tied()).with_sgd(), &hows, 12, 1e-4);
 }
 

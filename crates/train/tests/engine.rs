@@ -82,7 +82,8 @@ fn nothing_changes_where_the_loss_is_no_number() {
 fn a_batch_without_targets_teaches_nothing() {
     threads::run(2, GangOptions::default(), |root| {
         let recipe = Recipe::of(models::llama());
-        let recipe = Recipe { optimizer: OptimizerConfig { weight_decay: 0.0, ..recipe.optimizer }, ..recipe };
+        let recipe =
+            Recipe { optimizer: OptimizerConfig { weight_decay: 0.0, ..recipe.optimizer }, ..recipe };
         let mut trainer = Trainer::new(root, &recipe, &shared(2, 1, 1, 2), Weights::New);
         let before = weights(&trainer.engine);
         let (inputs, targets) = batch(1);

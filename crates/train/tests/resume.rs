@@ -38,7 +38,10 @@ fn progress(step: u64, recipe: &Recipe) -> Progress {
 fn save(trainer: &Trainer, recipe: &Recipe, step: u64, path: &Path) {
     let mut saver = Saver::new(Arc::clone(&trainer.gangs.root)).unwrap();
     let target = Target::Folder(path.to_owned());
-    trainer.engine.save(&mut saver, &target, &progress(step, recipe), BTreeMap::new(), Pace::Waiting(&())).unwrap();
+    trainer
+        .engine
+        .save(&mut saver, &target, &progress(step, recipe), BTreeMap::new(), Pace::Waiting(&()))
+        .unwrap();
 }
 
 fn fingerprint(path: &Path) -> Fingerprint {
@@ -199,8 +202,14 @@ fn another_optimizer_is_named() {
     for momentum in [0.0, 0.9] {
         let optimizer = OptimizerConfig { momentum, kind: OptimizerKind::Sgd, ..recipe.optimizer.clone() };
         let error = refusal(&Recipe { optimizer, ..recipe.clone() }, &path, Weights::New);
-        assert!(matches!(&error, TrainError::OtherOptimizer { found, asked: "sgd", .. } if found == "adamw"), "{error}");
-        assert!(error.to_string().ends_with("was trained with `adamw`, and the run asks for `sgd`"), "{error}");
+        assert!(
+            matches!(&error, TrainError::OtherOptimizer { found, asked: "sgd", .. } if found == "adamw"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().ends_with("was trained with `adamw`, and the run asks for `sgd`"),
+            "{error}"
+        );
         assert!(error.hint().unwrap().contains("train.optimizer.kind: adamw"), "{error:?}");
     }
 }

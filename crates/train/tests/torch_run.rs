@@ -83,9 +83,10 @@ fn run(fixture: &Fixture, how: &Arrangement, trained: &Trained) -> Vec<Stepped> 
 /// The greatest share by which a loss or a norm is off.
 fn off(found: &[Stepped], expected: &[[f64; 2]]) -> f64 {
     assert_eq!(found.len(), expected.len());
-    let pairs = found.iter().zip(expected).flat_map(|(found, expected)| {
-        [(found.loss, expected[0]), (found.gradient_norm, expected[1])]
-    });
+    let pairs = found
+        .iter()
+        .zip(expected)
+        .flat_map(|(found, expected)| [(found.loss, expected[0]), (found.gradient_norm, expected[1])]);
     let shares = pairs.map(|(found, expected)| (found / expected - 1.0).abs());
     shares.map(|share| if share.is_nan() { f64::INFINITY } else { share }).fold(0.0, f64::max)
 }

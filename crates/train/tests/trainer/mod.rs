@@ -280,7 +280,8 @@ pub fn train(root: Arc<dyn Gang>, recipe: &Recipe, how: &Arrangement, steps: u64
 
 /// The same on thread ranks, which must all see the same.
 pub fn run(recipe: &Recipe, how: &Arrangement, steps: u64) -> Vec<Stepped> {
-    let all = threads::run(how.ranks, GangOptions::default(), |root| train(root, recipe, how, steps)).unwrap();
+    let all =
+        threads::run(how.ranks, GangOptions::default(), |root| train(root, recipe, how, steps)).unwrap();
     assert!(all.iter().all(|seen| *seen == all[0]), "{how:?}: ranks disagree");
     all.into_iter().next().unwrap()
 }
@@ -297,7 +298,12 @@ pub fn apart(found: &[Stepped], expected: &[Stepped]) -> (f64, usize) {
         // What is no number is as far as can be.
         (both.into_iter().map(|one| if one.is_nan() { f64::INFINITY } else { one }).fold(0.0, f64::max), step)
     };
-    found.iter().zip(expected).enumerate().map(of_step).fold((0.0, 0), |most, one| if one.0 > most.0 { one } else { most })
+    found
+        .iter()
+        .zip(expected)
+        .enumerate()
+        .map(of_step)
+        .fold((0.0, 0), |most, one| if one.0 > most.0 { one } else { most })
 }
 
 /// The greatest share that losses are apart at any step.

@@ -84,10 +84,7 @@ pub fn gemma() -> DecoderConfig {
 /// Norms of queries and keys, for each head: as Qwen3.
 pub fn qwen3() -> DecoderConfig {
     let base = llama();
-    DecoderConfig {
-        attention: AttentionConfig { qk_norm: Some(QkNorm::Head), ..base.attention },
-        ..base
-    }
+    DecoderConfig { attention: AttentionConfig { qk_norm: Some(QkNorm::Head), ..base.attention }, ..base }
 }
 
 /// Norms behind, and of queries and keys as a whole: as OLMo 2.
