@@ -38,6 +38,14 @@ pub enum TrainError {
         /// The micro-batch.
         micro: usize,
     },
+    /// Another number of micro-batches than the schedule is for.
+    #[error("a step of {expected} micro-batches was given {found}")]
+    MicroBatches {
+        /// Those of the schedule.
+        expected: usize,
+        /// Those given.
+        found: usize,
+    },
     /// Something is trained that nothing depends on.
     #[error("the loss does not depend on `{name}`")]
     NoGradient {
@@ -273,6 +281,7 @@ impl Hint for TrainError {
             Self::OtherOptimizer { found, .. } => Some(format!(
                 "set `train.optimizer.kind: {found}`, or begin a new run with `model.weights_path`"
             )),
+            Self::MicroBatches { expected, .. } => Some(format!("give {expected} to every step")),
             Self::NoStage { .. } | Self::Schedule { .. } => None,
         }
     }

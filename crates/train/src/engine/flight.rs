@@ -85,6 +85,10 @@ impl Engine {
         let step = settings.number;
         let mut done = 0;
         let of = micros.len() * self.stages.len();
+        let (expected, found) = (self.schedule.micro_batches, micros.len());
+        if expected != found {
+            return Err(TrainError::MicroBatches { expected, found });
+        }
         let mut flight = Flight::default();
         let program = self.program().to_vec();
         let mut left: BTreeMap<usize, usize> = BTreeMap::new();
