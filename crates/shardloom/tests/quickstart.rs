@@ -46,16 +46,17 @@ fn the_tour_is_told_station_by_station() {
 #[test]
 fn a_tour_certifies_learns_and_leaves_everything_behind() {
     let root = tempfile::tempdir().unwrap();
-    let story = tour(root.path(), "12");
+    let story = tour(root.path(), "20");
     let certificate = &story["certificate"];
     assert_eq!((&certificate["equal"], &certificate["ranks"]), (&Value::from(true), &Value::from(2)));
     assert_eq!(certificate["saved"], certificate["loaded"]);
     assert_eq!(certificate["saved"].as_str().unwrap().len(), 32);
-    for (run, ranks) in [("pretrain", 4), ("tune", 2)] {
+    // An adapter of what knows next to nothing learns little; batches differ by less.
+    for (run, ranks, learned) in [("pretrain", 4, 1.0), ("tune", 2, 0.1)] {
         let lesson = &story[run];
         let loss = |name: &str| lesson[name].as_f64().unwrap();
-        assert!(loss("last_loss") < loss("first_loss") - 0.3, "{lesson}");
-        assert_eq!((&lesson["ranks"], &lesson["steps"]), (&Value::from(ranks), &Value::from(12)));
+        assert!(loss("last_loss") < loss("first_loss") - learned, "{lesson}");
+        assert_eq!((&lesson["ranks"], &lesson["steps"]), (&Value::from(ranks), &Value::from(20)));
         for file in ["file", "checkpoint", "metrics"] {
             assert!(root.path().join(lesson[file].as_str().unwrap()).exists(), "{lesson}");
         }
@@ -114,8 +115,7 @@ fn a_folder_that_is_there_already_is_left_alone() {
 fn a_process_of_an_mpi_job_is_refused_before_it_writes_anything() {
     for (rank, size) in [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")] {
         let root = tempfile::tempdir().unwrap();
-        let output =
-            shardloom(root.path()).arg("quickstart").env(rank, "1").env(size, "4").output().unwrap();
+        let output = shardloom(root.path()).arg("quickstart").env(rank, "1").env(size, "4").output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains("rank 1 of an MPI job of 4") && text.contains("without mpirun"), "{text}");

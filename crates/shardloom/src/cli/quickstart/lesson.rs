@@ -67,8 +67,7 @@ pub(super) struct Room<'a> {
 pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson, Failure> {
     let begun = Instant::now();
     let variable = |name: &str| std::env::var(name).ok();
-    let config =
-        read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
+    let config = read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
     let losses = Mutex::new(Losses::default());
     let work = |gang: Arc<dyn shardloom::gang::Gang>| {
         let mut callbacks: Vec<Box<dyn Callback + '_>> = Vec::new();
@@ -126,7 +125,8 @@ fn mesh(config: &Config, ranks: usize) -> String {
 /// What a checkpoint has of a model, without what belongs to the training.
 fn parameters(checkpoint: &Path) -> Result<u64, Failure> {
     let source = Source::open(checkpoint)?;
-    let part = |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.part);
+    let part =
+        |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.part);
     let tensors = source.index.tensors().iter().filter(|(name, _)| part(name) == Some(Part::Model));
     Ok(tensors.map(|(_, entry)| entry.shape.volume() as u64).sum())
 }

@@ -13,7 +13,7 @@ const TOKENIZER_CONFIG: &str = include_str!("tour/tokenizer_config.json");
 const PRETRAIN: &str = include_str!("tour/pretrain.yaml");
 const TUNE: &str = include_str!("tour/tune.yaml");
 
-/// Steps in which the learning rate rises, unless there are fewer.
+/// One of so many steps is one in which the learning rate rises.
 const WARMUP: u64 = 10;
 
 /// The tour's folder.
@@ -124,7 +124,7 @@ impl Material {
     ) -> Result<PathBuf, MaterialError> {
         let mut text = template
             .replace("{steps}", &steps.to_string())
-            .replace("{warmup}", &WARMUP.min(steps).to_string())
+            .replace("{warmup}", &steps.div_ceil(WARMUP).to_string())
             .replace("{output}", &quoted(&self.folder.join(name)));
         for (place, path) in places {
             text = text.replace(place, &quoted(path));
@@ -185,7 +185,10 @@ mod tests {
         let file = root.path().join("file");
         fs::write(&file, "").unwrap();
         let error = Material::lay_out(file.join("tour").to_str().unwrap()).err().unwrap();
-        assert!(matches!(&error, MaterialError::Write { path, .. } if path.contains("file/tour")), "{error:?}");
+        assert!(
+            matches!(&error, MaterialError::Write { path, .. } if path.contains("file/tour")),
+            "{error:?}"
+        );
         assert!(error.hint().unwrap().contains("--dir"));
     }
 
@@ -200,7 +203,7 @@ mod tests {
         for (file, text) in files.iter().zip([material.primer(), material.kitchen()]) {
             let config = read_file(file, &[], &|_| None).unwrap();
             assert_eq!(config.data.paths, [text.to_str().unwrap()]);
-            assert_eq!((config.train.max_steps, config.train.schedule.warmup_steps), (Some(3), 3));
+            assert_eq!((config.train.max_steps, config.train.schedule.warmup_steps), (Some(3), 1));
             assert_eq!(config.train.checkpoint.output_dir, file.with_extension("").to_str().unwrap());
         }
     }

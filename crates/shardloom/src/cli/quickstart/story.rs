@@ -76,8 +76,8 @@ pub(super) fn sampled(samples: &[Sample]) -> String {
     let mut lines = vec!["4. Asked it, before tuning and after:".to_owned()];
     for sample in samples {
         lines.push(format!("   {}", sample.prompt));
-        lines.push(format!("     before … {}", one_line(&sample.before)));
-        lines.push(format!("     after  … {}", one_line(&sample.after)));
+        lines.push(format!("     before … {}", beginning(&sample.before)));
+        lines.push(format!("     after  … {}", beginning(&sample.after)));
     }
     lines.join("\n")
 }
@@ -102,8 +102,8 @@ pub(super) fn next(folder: &Path, pretrain: &Lesson, tune: &Lesson) -> Vec<Comma
     let merged = shell(&folder.join("merged"));
     let command = |what, rest: String| Command { what, command: format!("{program} {rest}") };
     vec![
-        command("ask it something else, with half of the adapter", {
-            format!("generate {model} 'A plan is' --adapter {adapter} --adapter-scale 0.5")
+        command("ask it something else, with three quarters of the adapter", {
+            format!("generate {model} 'A token is' --adapter {adapter} --adapter-scale 0.75")
         }),
         command("train on where it was, on two ranks instead of four", {
             format!("train {} --ranks 2 train.max_steps={further}", shell(&pretrain.file))
@@ -111,7 +111,7 @@ pub(super) fn next(folder: &Path, pretrain: &Lesson, tune: &Lesson) -> Vec<Comma
         command("add the adapter to the weights, as a Hugging Face folder", {
             format!("export {model} {merged} --adapter {adapter}")
         }),
-        command("see what a checkpoint holds, and that it is whole", format!("inspect {model}")),
+        command("see what a checkpoint holds", format!("inspect {model}")),
         command("all that a run's file can say", "train --reference".to_owned()),
     ]
 }
@@ -127,7 +127,11 @@ fn program() -> String {
 fn shell(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |letter: char| letter.is_alphanumeric() || "/._-+=:,@".contains(letter);
-    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 fn figures(lesson: &Lesson) -> String {
@@ -149,16 +153,31 @@ fn short(fingerprint: &str) -> &str {
     fingerprint.get(..DIGITS).unwrap_or(fingerprint)
 }
 
-/// A text that keeps to its line.
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+/// Letters of a text that are shown, and where a sentence that is longer is cut.
+const ENOUGH: usize = 80;
+const MOST: usize = 150;
+
+/// The first sentences of a text, on one line.
+fn beginning(text: &str) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut shown = String::new();
+    for sentence in text.split_inclusive(['.', '!', '?']) {
+        if shown.chars().count() + sentence.chars().count() > ENOUGH && !shown.is_empty() {
+            break;
+        }
+        shown += sentence;
+    }
+    match shown.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &shown[..end]),
+        None => shown,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::{one_line, shell};
+    use super::{beginning, shell};
 
     #[test]
     fn paths_are_quoted_where_a_shell_needs_it() {
@@ -170,7 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_keeps_to_its_line() {
-        assert_eq!(one_line(" a cook\nin  my kitchen\n"), "a cook in my kitchen");
+    fn the_beginning_of_a_text_is_whole_sentences_on_one_line() {
+        assert_eq!(beginning(""), "");
+        assert_eq!(beginning(" a cook\nin  my kitchen.\n"), "a cook in my kitchen.");
+        let first = "a first sentence that is of a good length.";
+        assert_eq!(beginning(&format!("{first} Second! {}.", "x".repeat(60))), format!("{first} Second!"));
+        // One that never ends is cut.
+        assert_eq!(beginning(&"ä".repeat(400)), format!("{}…", "ä".repeat(150)));
     }
 }
