@@ -56,12 +56,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// See it work: shard a tensor over ranks, move it, reduce it, prove it.
+    /// See it work: train a small model, load it on other ranks, tune it, ask it.
+    ///
+    /// It takes about a minute, brings everything with it, and starts its own ranks as threads.
     #[command(after_help = "Examples:
-  shardloom quickstart                  on four thread ranks
-  shardloom quickstart --ranks 6
-  mpirun -n 4 shardloom quickstart      on MPI ranks (build with --features mpi)")]
-    Quickstart(RankArgs),
+  shardloom quickstart
+  shardloom quickstart --dir /tmp/tour --json | jq .samples")]
+    Quickstart(quickstart::QuickstartArgs),
 
     /// Show versions, CPU, GPU, MPI and folders: what is missing and how to get it.
     #[command(after_help = "Examples:
@@ -220,7 +221,7 @@ pub(crate) fn run() -> ExitCode {
     };
     let output = if cli.json { Output::Json } else { Output::Text };
     let outcome = match cli.command {
-        Command::Quickstart(ranks) => quickstart::run(&ranks, output),
+        Command::Quickstart(args) => quickstart::run(&args, output),
         Command::Doctor => doctor::run(output),
         Command::Layout(command) => layout::run(&command, output),
         Command::Gang(command) => gang::run(&command, output),

@@ -10,6 +10,11 @@ use shardloom_layout::Hint;
 const LAUNCHERS: [(&str, &str); 2] =
     [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")];
 
+/// The rank that an MPI launcher gave this process, and the size of its job.
+pub fn mpi_job() -> Option<(String, String)> {
+    LAUNCHERS.iter().find_map(|(rank, size)| Some((std::env::var(rank).ok()?, std::env::var(size).ok()?)))
+}
+
 /// How ranks come into being.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -88,10 +93,7 @@ impl Launch {
         if asked == Some(0) {
             return Err(LaunchError::NoRanks);
         }
-        let job = LAUNCHERS
-            .iter()
-            .find_map(|(rank, size)| Some((std::env::var(rank).ok()?, std::env::var(size).ok()?)));
-        match job {
+        match mpi_job() {
             None => Ok(Self::Threads { ranks: asked.unwrap_or(default) }),
             Some((rank, size)) => Self::in_mpi_job(asked, rank, size),
         }

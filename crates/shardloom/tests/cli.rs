@@ -52,8 +52,6 @@ snapshot!(help_layout_move, "layout", "move", "--help");
 snapshot!(help_gang_check, "gang", "check", "--help");
 snapshot!(help_dtensor_check, "dtensor", "check", "--help");
 snapshot!(version, "--version");
-snapshot!(quickstart, "quickstart");
-snapshot!(quickstart_on_an_odd_number_of_ranks, "quickstart", "--ranks", "3", "--json");
 snapshot!(gang_check, "gang", "check", "--ranks", "2");
 snapshot!(gang_check_json, "gang", "check", "--ranks", "2", "--json");
 snapshot!(layout_show, "layout", "show", "mesh(dp=2,tp=3) [R, S(0)]", "--shape", "7x2", "--dtype", "bf16");
@@ -115,7 +113,6 @@ snapshot!(
     "i32"
 );
 snapshot!(layout_show_pending, "layout", "show", "mesh(dp=2,tp=2) [P(sum), R]", "--shape", "7");
-snapshot!(quickstart_on_many_ranks, "quickstart", "--ranks", "26");
 snapshot!(
     gang_check_on_more_ranks_than_five,
     "gang",
@@ -149,7 +146,7 @@ snapshot!(
     "2"
 );
 snapshot!(error_unknown_rank, "layout", "show", "mesh(dp=2) [R]", "--shape", "4", "--rank", "2");
-snapshot!(error_too_many_thread_ranks, "quickstart", "--ranks", "100000");
+snapshot!(error_too_many_thread_ranks, "gang", "check", "--ranks", "100000");
 snapshot!(error_no_ranks, "gang", "check", "--ranks", "0");
 
 #[test]
@@ -236,7 +233,7 @@ fn a_reader_that_stops_early_is_no_failure() {
 #[test]
 fn a_build_without_mpi_refuses_an_mpi_job() {
     let output = shardloom()
-        .arg("quickstart")
+        .args(["gang", "check"])
         .env("OMPI_COMM_WORLD_RANK", "1")
         .env("OMPI_COMM_WORLD_SIZE", "4")
         .output()

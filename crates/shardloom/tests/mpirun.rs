@@ -20,15 +20,31 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn quickstart_runs_on_mpi_ranks_and_prints_once() {
-    for ranks in [1, 4] {
-        let output = mpirun(ranks, &["quickstart", "--json"]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(report["engine"], "mpi");
-        assert_eq!(report["ranks"], ranks);
-    }
+fn quickstart_starts_its_own_ranks_and_refuses_those_of_a_job() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("tour").display().to_string();
+    let output = mpirun(2, &["quickstart", "--dir", &folder]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("of an MPI job of 2, but quickstart starts its own ranks"), "{text}");
+    assert!(!std::path::Path::new(&folder).exists());
+}
+
+#[test]
+fn a_run_of_thread_ranks_goes_on_on_mpi_ranks() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("tour");
+    let tour = Command::new(assert_cmd::cargo::cargo_bin("shardloom"))
+        .args(["quickstart", "--steps", "2", "--dir", folder.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(tour.status.success(), "{}", String::from_utf8_lossy(&tour.stderr));
+    let file = folder.join("pretrain.yaml").display().to_string();
+    let output = mpirun(2, &["train", &file, "train.max_steps=4", "--json"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let ended: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((&ended["step"], &ended["steps_done"]), (&4.into(), &2.into()), "{text}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,6 +54,18 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
+    /// As a command without further options has it.
+    pub(super) fn with_adapter(folder: Option<&Path>) -> Self {
+        Self {
+            adapter: folder.map(Path::to_owned),
+            adapter_scale: 1.0,
+            merge: false,
+            dtype: None,
+            mmap: false,
+            hub: HubArgs::default(),
+        }
+    }
+
     pub(super) fn open(&self, name: &str, output: Output) -> Result<Model, Failure> {
         Ok(self.hub.hub()?.open(name, &Downloads::new(output))?)
     }

@@ -106,7 +106,7 @@ fn read_config(args: &TrainArgs) -> Result<Config, Failure> {
 
 /// Set when the user or the system wants the run to end. A second signal ends
 /// the program at once.
-fn stop_signal() -> Result<Arc<AtomicBool>, Failure> {
+pub(super) fn stop_signal() -> Result<Arc<AtomicBool>, Failure> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::flag;
 
@@ -180,7 +180,7 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-fn rate(tokens: f64) -> String {
+pub(super) fn rate(tokens: f64) -> String {
     if tokens < 1e4 { format!("{tokens:.0} tok/s") } else { format!("{:.1}k tok/s", tokens / 1e3) }
 }
 
@@ -295,7 +295,7 @@ impl Callback for Teller {
     }
 }
 
-fn millions(count: u64) -> String {
+pub(super) fn millions(count: u64) -> String {
     match count {
         0..1_000_000 => format!("{:.0}k", count as f64 / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1}M", count as f64 / 1e6),
