@@ -55,6 +55,13 @@ fn spec(value: &DTensor) -> TensorSpec {
     TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held: Held::Layout(value.layout()) }
 }
 
+/// How far a run was when it saved a checkpoint.
+fn progress_of(source: &Source) -> Result<Progress, TrainError> {
+    let wrong = |message: String| TrainError::Progress { location: source.storage.location(), message };
+    let bytes = source.read_bytes(PROGRESS)?.ok_or_else(|| wrong(format!("it has no `{PROGRESS}`")))?;
+    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
 impl Engine {
     /// Whether a stage leaves a parameter to the first one.
     fn leaves(&self, stage: &StageModel, name: &str) -> bool {
@@ -148,6 +155,11 @@ impl Engine {
     /// and an adapter's matrices, and returns how far the run was. Weights that
     /// are trained themselves were loaded with the model. Every rank.
     pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        let progress = progress_of(source)?;
+        if progress.optimizer != self.optimizer.name() {
+            let (found, asked) = (progress.optimizer, self.optimizer.name());
+            return Err(TrainError::OtherOptimizer { location: source.storage.location(), found, asked });
+        }
         let names = self.optimizer.states();
         let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
         for (place, stage) in self.stages.iter().enumerate() {
@@ -164,7 +176,6 @@ impl Engine {
                 }
             }
         }
-        let mut progress = Vec::new();
         let mut state = LoadState::new();
         for (_, name, kept, spec, memory) in &mut memories {
             let name = match kept {
@@ -173,7 +184,6 @@ impl Engine {
             };
             state.tensor(name, spec.clone(), memory.bytes_mut());
         }
-        state.bytes(PROGRESS, &mut progress);
         let options =
             LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
         load(source, state, &*self.gangs.root, &options, observer)?;
@@ -195,13 +205,6 @@ impl Engine {
             }
         }
         self.hand_on_tied()?;
-        let location = source.storage.location();
-        let progress: Progress = serde_json::from_slice(&progress)
-            .map_err(|error| TrainError::Progress { location: location.clone(), message: error.to_string() })?;
-        if progress.optimizer != self.optimizer.name() {
-            let (found, asked) = (progress.optimizer, self.optimizer.name());
-            return Err(TrainError::OtherOptimizer { location, found, asked });
-        }
         Ok(progress)
     }
 

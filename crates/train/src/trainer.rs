@@ -105,6 +105,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
                 message: error.to_string(),
             })?;
             loader.restore(&state)?;
+            savings.begin(progress.step)?;
             progress
         }
     };

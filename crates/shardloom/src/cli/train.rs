@@ -351,6 +351,9 @@ fn text(ended: &Ended) -> String {
     if ended.steps_done == 0 {
         lines[0] = format!("nothing to do: the run is at step {} already", ended.step);
     }
+    if ended.end == "stopped" {
+        lines.push("start it again to go on".to_owned());
+    }
     if let Some(checkpoint) = &ended.checkpoint {
         let place = checkpoint.display();
         lines.push(match (ended.adapter, &ended.weights) {

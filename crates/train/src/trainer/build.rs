@@ -129,7 +129,7 @@ pub(super) fn build(
     match (lora, &family) {
         (Some(lora), _) => {
             let base = config.model.weights_path.as_deref().unwrap_or_default();
-            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base));
+            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base)?);
         }
         (None, Some(family)) => {
             assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
@@ -181,7 +181,10 @@ fn adapter_of(
     if !model.keys()?.rules.is_empty() {
         return Err(TrainError::ForeignModules { family: model.family().name().to_owned() });
     }
-    adapter::check_targets(lora, decoder.config())?;
+    // One that is gone on with has its own.
+    if lora.adapter_path.is_none() {
+        adapter::check_targets(lora, decoder.config())?;
+    }
     adapter::adapter(lora, model, decoder, config.train.seed, reading)
 }
 

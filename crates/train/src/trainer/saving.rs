@@ -1,7 +1,7 @@
 //! A run's checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ impl Savings {
     /// The checkpoint to go on from, if there is one. The first rank looks, so
     /// that all see the same.
     pub(super) fn resumed(&mut self) -> Result<Option<PathBuf>, TrainError> {
-        let latest = match (self.gang.rank(), &self.config.resume_from) {
-            (0, None) => self.folder.latest().map_err(|error| error.to_string()).map(|found| found.map(|saved| saved.step)),
+        let latest = match self.gang.rank() {
+            0 => self.folder.latest().map_err(|error| error.to_string()).map(|found| found.map(|saved| saved.step)),
             _ => Ok(None),
         };
         let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
@@ -62,6 +62,7 @@ impl Savings {
             message,
         })?;
         if let Some(path) = &self.config.resume_from {
+            self.last = latest;
             return Ok(Some(PathBuf::from(path)));
         }
         let folder = self.config.output_dir.clone();
@@ -73,6 +74,19 @@ impl Savings {
                 Ok(latest.map(|step| self.folder.path(step)))
             }
         }
+    }
+
+    /// Checks that nothing is in the way of a run that goes on behind a step:
+    /// checkpoints of later steps would be another run's.
+    pub(super) fn begin(&self, step: u64) -> Result<(), TrainError> {
+        let (Some(from), Some(last)) = (&self.config.resume_from, self.last) else { return Ok(()) };
+        let whole = |path: &Path| std::fs::canonicalize(path).ok();
+        let same = last == step && whole(Path::new(from)) == whole(&self.folder.path(last));
+        if last < step || same {
+            return Ok(());
+        }
+        let folder = self.config.output_dir.clone();
+        Err(TrainError::StepsAhead { folder, step, last })
     }
 
     /// What lies beside the weights in every checkpoint, and the family that
