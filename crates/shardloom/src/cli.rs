@@ -163,6 +163,7 @@ enum Command {
   mpirun -n 4 shardloom train run.yaml       on MPI ranks (build with --features mpi)
   shardloom train run.yaml --dump-config
   shardloom train --reference | less")]
+    #[command(mut_arg("ranks", |ranks| ranks.help("Thread ranks to start [default: 1]. Under mpirun, ranks are its processes")))]
     Train(train::TrainArgs),
 
     /// Show how likely a model finds a text, token by token.

@@ -24,7 +24,7 @@ use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
 use crate::pipeline::{Action, Schedule};
 
 pub use flight::MicroBatch;
-pub use step::{Stepped, StepSettings};
+pub use step::{StepSettings, Stepped};
 
 /// One stage of the model on this rank.
 pub struct StageModel {
@@ -92,13 +92,8 @@ impl Engine {
             for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
                 *value = value.parameter(Role::Trained);
             }
-            let mut stage = StageModel {
-                number,
-                decoder,
-                adapter,
-                states: BTreeMap::new(),
-                decays: BTreeMap::new(),
-            };
+            let mut stage =
+                StageModel { number, decoder, adapter, states: BTreeMap::new(), decays: BTreeMap::new() };
             let (mut states, mut decays) = (BTreeMap::new(), BTreeMap::new());
             for (name, value) in stage.trained() {
                 states.insert(name.clone(), initial_states(&*optimizer, value.to_local())?);

@@ -135,11 +135,19 @@ pub enum TrainError {
         /// Why.
         reason: String,
     },
+    /// Patterns that leave nothing to train.
+    #[error("`model.freeze_modules` names all {parameters} parameters, so that nothing is trained")]
+    AllFrozen {
+        /// Parameters of the model.
+        parameters: usize,
+    },
     /// An adapter without weights that it changes.
     #[error("`model.lora` needs weights that it changes")]
     NoBase,
     /// An adapter of a model whose modules have other names elsewhere.
-    #[error("modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know")]
+    #[error(
+        "modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know"
+    )]
     ForeignModules {
         /// The family.
         family: String,
@@ -250,12 +258,13 @@ impl Hint for TrainError {
             Self::TokenizerPlace { .. } => Some("set `model.tokenizer_path` to a folder".to_owned()),
             Self::EndlessData => Some("set `train.max_steps`".to_owned()),
             Self::Counting { .. } => Some("mend the file, or set `train.max_steps`".to_owned()),
+            Self::AllFrozen { .. } => Some("leave some of it out".to_owned()),
             Self::NoBase => Some("set `model.weights_path`".to_owned()),
             Self::ForeignModules { .. } => Some("train all weights: leave `model.lora` out".to_owned()),
             Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
             Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
             Self::NoSway => Some("leave it out".to_owned()),
-            Self::Config(_) => None,
+            Self::Config(errors) => errors.hint(),
             Self::Spec(error) => error.hint(),
             Self::Sizes(error) => error.hint(),
             Self::Data(error) => error.hint(),

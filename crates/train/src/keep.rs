@@ -11,12 +11,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::{
-    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State,
-    Target, TensorSpec, load,
+    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
+    TensorSpec, load,
 };
 use shardloom_dtensor::DTensor;
 use shardloom_gang::Elements;
-use shardloom_tensor::{HostMemory, Tensor};
+use shardloom_tensor::{HostMemory, Tensor, no_grad};
 
 use crate::engine::{Engine, StageModel};
 use crate::error::TrainError;
@@ -184,8 +184,11 @@ impl Engine {
             };
             state.tensor(name, spec.clone(), memory.bytes_mut());
         }
-        let options =
-            LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+        let options = LoadOptions {
+            missing: Missing::Refuse,
+            unexpected: Unexpected::Ignore,
+            ..LoadOptions::default()
+        };
         load(source, state, &*self.gangs.root, &options, observer)?;
         for (place, name, kept, _, memory) in memories {
             let stage = &mut self.stages[place];
@@ -193,7 +196,7 @@ impl Engine {
             match kept {
                 None => {
                     for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {
-                        value.change_local(|local| local.assign(0, 0, &loaded))?;
+                        no_grad(|| value.change_local(|local| local.assign(0, 0, &loaded)))?;
                     }
                 }
                 Some(kept) => {

@@ -100,9 +100,8 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
         Some(path) => {
             let source = shardloom_checkpoint::Source::open(path)?;
             let progress = engine.resume(&source, reading)?;
-            let state = serde_json::from_value(progress.data.clone()).map_err(|error| TrainError::Progress {
-                location: path.display().to_string(),
-                message: error.to_string(),
+            let state = serde_json::from_value(progress.data.clone()).map_err(|error| {
+                TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
             })?;
             loader.restore(&state)?;
             savings.begin(progress.step)?;
@@ -406,6 +405,10 @@ impl<'a> Run<'a> {
             message: error.to_string(),
         })?;
         self.stall += self.savings.save(&self.engine, &self.progress)?.as_secs_f64();
+        // What was waited for is there already.
+        if self.savings.finished()? {
+            self.tell_saved(callbacks)?;
+        }
         Ok(())
     }
 

@@ -151,7 +151,11 @@ fn train(root: Arc<dyn Gang>, kind: Kind, how: Arrangement, steps: usize) -> Vec
                 .map(|micro| {
                     let first = (dp * of_rank + micro * rows) * TIME;
                     let part = first..first + rows * TIME;
-                    MicroBatch { rows, inputs: inputs[part.clone()].to_vec(), targets: targets[part].to_vec() }
+                    MicroBatch {
+                        rows,
+                        inputs: inputs[part.clone()].to_vec(),
+                        targets: targets[part].to_vec(),
+                    }
                 })
                 .collect();
             let clip = |norm: f64| clipping(norm, 1.0);
@@ -183,7 +187,8 @@ fn compare(kind: Kind, hows: &[Arrangement], steps: usize, tolerance: f64) {
     }
 }
 
-const AFTER_USE: Usage = Usage { dtype: None, release: Release::AfterUse, ahead: 1, positions: Positions::Whole };
+const AFTER_USE: Usage =
+    Usage { dtype: None, release: Release::AfterUse, ahead: 1, positions: Positions::Whole };
 
 #[test]
 fn however_ranks_share_the_work_losses_are_the_same() {

@@ -184,7 +184,8 @@ fn rate(tokens: f64) -> String {
 fn line(record: &Record, view: &View<'_>) -> String {
     let width = view.total_steps.to_string().len();
     let mut parts = vec![format!("step {:>width$}/{}", record.step, view.total_steps)];
-    let number = |name: &str, value: Option<f64>, digits: usize| value.map(|value| format!("{name} {value:.digits$}"));
+    let number =
+        |name: &str, value: Option<f64>, digits: usize| value.map(|value| format!("{name} {value:.digits$}"));
     parts.extend(number("loss", record.loss, 4));
     parts.extend(record.learning_rate.map(|rate| format!("lr {rate:.2e}")));
     parts.extend(number("norm", record.gradient_norm, 3));
@@ -277,7 +278,10 @@ impl Callback for Teller {
         self.say(&match remark {
             Remark::NoSamples => "note: a model that is cut into stages writes no samples".to_owned(),
             Remark::LeftOut { documents } => {
-                format!("note: {} left out, since nothing in them counts", counted(*documents as usize, "document"))
+                format!(
+                    "note: {} left out, since nothing in them counts",
+                    counted(*documents as usize, "document")
+                )
             }
             Remark::Truncated { documents } => format!(
                 "note: {} cut off at the end; raise `data.max_seq_len` to keep all",
@@ -357,7 +361,9 @@ fn text(ended: &Ended) -> String {
     if let Some(checkpoint) = &ended.checkpoint {
         let place = checkpoint.display();
         lines.push(match (ended.adapter, &ended.weights) {
-            (true, Some(weights)) => format!("try it: shardloom generate {weights} 'Hello' --adapter {place}"),
+            (true, Some(weights)) => {
+                format!("try it: shardloom generate {weights} 'Hello' --adapter {place}")
+            }
             _ => format!("try it: shardloom generate {place} 'Hello'"),
         });
     }

@@ -26,11 +26,8 @@ fn the_last_and_the_best_are_kept() {
         "train.eval.eval_steps=1",
         "data.eval_paths=[texts]",
     ]);
-    let losses: Vec<f64> = place
-        .metrics("out")
-        .iter()
-        .filter_map(|line| line["scalars"]["eval/loss"].as_f64())
-        .collect();
+    let losses: Vec<f64> =
+        place.metrics("out").iter().filter_map(|line| line["scalars"]["eval/loss"].as_f64()).collect();
     assert_eq!(losses.len(), 6);
     let best = 1 + (0..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
     let mut steps: Vec<String> = [best, 5, 6].iter().map(|step| format!("step_{step}")).collect();
@@ -87,9 +84,8 @@ fn an_adapter_is_trained_and_written_with() {
         "train.max_steps=2",
     ];
     place.train(&more);
-    let file = |name: &str| -> Value {
-        serde_json::from_slice(&std::fs::read(place.path(name)).unwrap()).unwrap()
-    };
+    let file =
+        |name: &str| -> Value { serde_json::from_slice(&std::fs::read(place.path(name)).unwrap()).unwrap() };
     let (first, second) = (
         file("out/checkpoints/step_8/adapter_config.json"),
         file("more/checkpoints/step_2/adapter_config.json"),
@@ -114,8 +110,7 @@ fn weights_of_a_run_begin_another() {
     place.train(&[]);
     let (first, second) = (place.losses("first"), place.losses("out"));
     assert!(second[0] < first[0], "{first:?} {second:?}");
-    let config = |name: &str| -> Value {
-        serde_json::from_slice(&std::fs::read(place.path(name)).unwrap()).unwrap()
-    };
+    let config =
+        |name: &str| -> Value { serde_json::from_slice(&std::fs::read(place.path(name)).unwrap()).unwrap() };
     assert_eq!(config("first/checkpoints/step_6/config.json"), config("out/checkpoints/step_2/config.json"));
 }

@@ -9,7 +9,14 @@ const WAYS: [(&str, &[&str]); 6] = [
     ("1", &[]),
     ("4", &["train.accelerator.dp_replicate=2", "train.accelerator.dp_shard=2"]),
     ("2", &["train.accelerator.pp=2", "train.accelerator.pp_schedule=gpipe"]),
-    ("4", &["train.accelerator.tp=2", "train.accelerator.dp_shard=2", "train.accelerator.sequence_parallel=true"]),
+    (
+        "4",
+        &[
+            "train.accelerator.tp=2",
+            "train.accelerator.dp_shard=2",
+            "train.accelerator.sequence_parallel=true",
+        ],
+    ),
 ];
 
 const BATCH: [&str; 2] = ["train.global_batch_size=12", "train.micro_batch_size=1"];
@@ -35,7 +42,11 @@ fn lives_on_every_mesh(place: &Place, more: &[&str]) {
         if done > 0 {
             // Loaded on the new mesh and saved again, it is the same.
             let (steps, before) = end(done);
-            let again = ["train.checkpoint.output_dir=again", &format!("train.checkpoint.resume_from={before}"), &steps];
+            let again = [
+                "train.checkpoint.output_dir=again",
+                &format!("train.checkpoint.resume_from={before}"),
+                &steps,
+            ];
             let ended = place.train(&[&again[..], &common].concat());
             assert_eq!((&ended["step"], &ended["steps_done"]), (&done.into(), &0.into()), "{ended}");
             let after = format!("again/checkpoints/step_{done}");

@@ -44,7 +44,7 @@ fn files_with_faults() {
     place.write("list.yaml", "- model\n- data\n");
     place.write("empty.yaml", "");
     place.write("latin.yaml", b"model: {name: \xe9}\n");
-    place.write("variable.yaml", "model: {name: llama}\ndata: {paths: [\"${CORPUS}/texts\"]}\n");
+    place.write("variable.yaml", "model: {name: llama}\ndata: {paths: [\"${env:CORPUS}/texts\"]}\n");
     let text = lines(
         &place,
         &[
@@ -77,7 +77,19 @@ fn sizes_that_do_not_fit() {
             &["run.yaml", "train.global_batch_size=4", "train.micro_batch_size=3"],
             &["run.yaml", "--ranks", "3", "train.accelerator.pp=3", "train.global_batch_size=3"],
             &["run.yaml", "--ranks", "2", "train.accelerator.pp=2", "train.accelerator.layer_split=[1, 2]"],
-            &["run.yaml", "data.max_seq_len=128"],
+            &[
+                "run.yaml",
+                "model.name=gpt2",
+                "model.config_overrides={vocab_size: 259, n_embd: 16, n_layer: 2, n_head: 4, n_positions: 64}",
+                "data.max_seq_len=128",
+            ],
+            &[
+                "run.yaml",
+                "--ranks",
+                "2",
+                "train.accelerator={tp: 2, sequence_parallel: true}",
+                "data.max_seq_len=15",
+            ],
             &["run.yaml", "--ranks", "0"],
         ],
     );

@@ -78,7 +78,8 @@ fn tokenizer() -> Value {
     })
 }
 
-const TEMPLATE: &str = "{% for message in messages %}[{{ message.role }}]{{ message.content }}</s>{% endfor %}";
+const TEMPLATE: &str =
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}</s>{% endfor %}";
 
 impl Place {
     /// A folder with everything that [`RUN`] needs.

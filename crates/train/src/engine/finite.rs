@@ -44,7 +44,8 @@ impl Engine {
         // Of a pipeline, what comes first; of ranks that share a layer, any.
         let mine = (self.gangs.pp.rank(), found.or(noted));
         let all: Vec<(usize, Option<String>)> = self.gangs.root.all_gather_objects(&mine)?;
-        let first = all.into_iter().filter_map(|(stage, what)| Some((stage, what?))).min_by_key(|(stage, _)| *stage);
+        let first =
+            all.into_iter().filter_map(|(stage, what)| Some((stage, what?))).min_by_key(|(stage, _)| *stage);
         let what = first.map_or_else(|| "the sum over all ranks".to_owned(), |(_, what)| what);
         let (loss, gradient_norm) = (stepped.loss.to_string(), stepped.gradient_norm.to_string());
         Ok(TrainError::NotFinite { step, loss, gradient_norm, what })

@@ -138,12 +138,17 @@ impl Engine {
             0 => None,
             _ => Some(flight.take(activation(number - 1, micro))?.requires_grad()),
         };
-        let hidden = self.hidden(stage, batch, input.as_ref(), Pass {
-            adapter: stage.change(),
-            kept: self.kept,
-            dropout: self.dropout(step, micro),
-            ..Pass::default()
-        })?;
+        let hidden = self.hidden(
+            stage,
+            batch,
+            input.as_ref(),
+            Pass {
+                adapter: stage.change(),
+                kept: self.kept,
+                dropout: self.dropout(step, micro),
+                ..Pass::default()
+            },
+        )?;
         let output = if number + 1 == self.stage_count {
             let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
             let loss = stage.decoder.loss(&hidden, &of_rows, targets, stage.change())?;
@@ -185,7 +190,8 @@ impl Engine {
         let gradients = backward([(output, of_output)])?;
         if let Some(input) = input {
             let found = gradients.of(&input).transpose()?;
-            let found = found.ok_or(TrainError::NoGradient { name: format!("the input of stage {stage}") })?;
+            let found =
+                found.ok_or(TrainError::NoGradient { name: format!("the input of stage {stage}") })?;
             flight.waiting.insert(gradient(stage, micro), found);
         }
         Ok(())

@@ -46,7 +46,11 @@ type StageGradients = BTreeMap<String, DTensor>;
 impl Engine {
     /// One step: all passes, the norm, the optimizer. Every rank, each with its
     /// own rows. Nothing is changed if the loss or the norm is no number.
-    pub fn step(&mut self, settings: &StepSettings<'_>, micros: &[MicroBatch]) -> Result<Stepped, TrainError> {
+    pub fn step(
+        &mut self,
+        settings: &StepSettings<'_>,
+        micros: &[MicroBatch],
+    ) -> Result<Stepped, TrainError> {
         let targets = self.count_targets(micros)?;
         let share = self.passes(settings, micros, (targets as f64).max(1.0))?;
         let loss = self.loss(share)?;
@@ -152,9 +156,8 @@ impl Engine {
         let place = self.stages.iter().position(|stage| stage.number == number);
         let Some(gradient) = place.and_then(|place| all[place].get_mut(EMBEDDING)) else { return Ok(()) };
         let local = gradient.to_local();
-        let sent = local.read_host(|bytes| {
-            self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED)
-        })?;
+        let sent = local
+            .read_host(|bytes| self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED))?;
         sent?;
         let other = self.received(local, peer, TIED)?;
         let (mut sum, more) = if number == 0 { (local.clone(), other) } else { (other, local.clone()) };

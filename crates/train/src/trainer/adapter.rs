@@ -19,7 +19,8 @@ pub(super) fn scale(config: &LoraConfig) -> f64 {
 /// Checks that every target is a module of the model.
 pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Result<(), TrainError> {
     let specs = parameters(decoder, &Stage::whole(decoder.layers));
-    let modules: Vec<&str> = specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim())).collect();
+    let modules: Vec<&str> =
+        specs.iter().filter_map(|spec| module_of(&spec.name, spec.shape.ndim())).collect();
     for target in &config.target_modules {
         if !modules.iter().any(|module| fits(module, target)) {
             let last = modules.iter().filter_map(|module| module.rsplit('.').next());

@@ -26,7 +26,11 @@ pub(super) fn cut(all: &[Row], rows: usize, engine: &Engine) -> Result<Vec<Micro
     let longest = |rows: &[Row]| rows.iter().map(|row| row.length).max().unwrap_or(0) as u64;
     let mut lengths: Vec<u64> = all.chunks(rows.max(1)).map(longest).collect();
     engine.gangs.dp.all_reduce(&mut lengths, ReduceOp::Max)?;
-    Ok(all.chunks(rows.max(1)).zip(lengths).map(|(rows, length)| micro_batch(rows, length as usize)).collect())
+    Ok(all
+        .chunks(rows.max(1))
+        .zip(lengths)
+        .map(|(rows, length)| micro_batch(rows, length as usize))
+        .collect())
 }
 
 fn micro_batch(rows: &[Row], longest: usize) -> MicroBatch {

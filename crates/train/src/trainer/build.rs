@@ -80,6 +80,9 @@ pub(super) fn build(
         parameters(&decoder, &Stage::whole(decoder.layers)).into_iter().map(|spec| spec.name).collect();
     let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
     frozen.check(names.iter().map(String::as_str))?;
+    if config.model.lora.is_none() && names.iter().all(|name| frozen.matches(name)) {
+        return Err(TrainError::AllFrozen { parameters: names.len() });
+    }
     let decay = WeightDecay::new(&config.train.optimizer, names.iter().map(String::as_str))?;
     let texts = texts(config, hub, weights.as_ref(), fetching)?;
 
@@ -121,7 +124,8 @@ pub(super) fn build(
             }
             (None, None) => new_decoder(&decoder, &parallel, config.train.seed, &options)?,
         };
-        let adapter = lora.map(|lora| adapter_of(config, lora, weights.as_ref(), &made, reading)).transpose()?;
+        let adapter =
+            lora.map(|lora| adapter_of(config, lora, weights.as_ref(), &made, reading)).transpose()?;
         stages.push((number, made, adapter));
     }
     let family = spec.family();

@@ -53,14 +53,16 @@ impl Savings {
     /// that all see the same.
     pub(super) fn resumed(&mut self) -> Result<Option<PathBuf>, TrainError> {
         let latest = match self.gang.rank() {
-            0 => self.folder.latest().map_err(|error| error.to_string()).map(|found| found.map(|saved| saved.step)),
+            0 => self
+                .folder
+                .latest()
+                .map_err(|error| error.to_string())
+                .map(|found| found.map(|saved| saved.step)),
             _ => Ok(None),
         };
         let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
-        let latest = latest.map_err(|message| TrainError::Folder {
-            path: self.root.display().to_string(),
-            message,
-        })?;
+        let latest = latest
+            .map_err(|message| TrainError::Folder { path: self.root.display().to_string(), message })?;
         if let Some(path) = &self.config.resume_from {
             self.last = latest;
             return Ok(Some(PathBuf::from(path)));
