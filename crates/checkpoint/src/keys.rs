@@ -173,8 +173,8 @@ impl KeyMap {
     /// away.
     pub fn inverse(&self) -> Result<Self, KeyError> {
         let mut rules = Vec::with_capacity(self.rules.len());
-        for rule in self.rules.iter().rev() {
-            rules.extend(rule.inverse()?);
+        for (at, rule) in self.rules.iter().enumerate().rev() {
+            rules.extend(rule.inverse(&self.rules[..at])?);
         }
         Ok(Self { rules })
     }
@@ -216,7 +216,8 @@ impl KeyRule {
         }
     }
 
-    fn inverse(&self) -> Result<Option<Self>, KeyError> {
+    /// The way back. The rules before this one may say how large things are.
+    fn inverse(&self, earlier: &[Self]) -> Result<Option<Self>, KeyError> {
         let one_way = |key: &str, reason| KeyError::OneWay { key: key.to_owned(), reason };
         Ok(Some(match self {
             Self::Drop { .. } => return Ok(None),
@@ -230,10 +231,28 @@ impl KeyRule {
             Self::Stack { from, to } => Self::Unstack { from: to.clone(), to: from.clone() },
             Self::Unstack { from, to } => Self::Stack { from: to.clone(), to: from.clone() },
             Self::Join { to, .. } => return Err(one_way(to, "it does not say how large each part is")),
-            Self::Regroup { key, .. } => {
-                return Err(one_way(key, "it does not say how large the dim is; write the way back as well"));
+            Self::Regroup { key, dim, outer, inner } => {
+                let size = earlier.iter().rev().find_map(|rule| rule.size_of(key, *dim));
+                let groups = outer.checked_mul(*inner).filter(|groups| *groups > 0);
+                let rest = size
+                    .zip(groups)
+                    .and_then(|(size, groups)| size.is_multiple_of(groups).then(|| size / groups));
+                let inner = rest.filter(|rest| *rest > 0).ok_or_else(|| {
+                    one_way(key, "it does not say how large the dim is, and no `split` before it does")
+                })?;
+                Self::Regroup { key: key.clone(), dim: *dim, outer: *outer, inner }
             }
         }))
+    }
+
+    /// How large a rule makes a dim of a tensor, if it says so.
+    fn size_of(&self, key: &str, asked: usize) -> Option<usize> {
+        match self {
+            Self::Split { dim, into, .. } if *dim == asked => {
+                into.iter().find(|(name, _)| name == key).map(|(_, size)| *size)
+            }
+            _ => None,
+        }
     }
 }
 

@@ -159,6 +159,36 @@ fn rules_stack_and_lead_back() {
     assert!(one_way.inverse().is_err());
 }
 
+/// A regrouping of which a split before it says how large the dim is can be
+/// turned around; one that does not divide it, or groups nothing, cannot.
+#[test]
+fn regrouped_parts_lead_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = counting(&folder, &[18], 3);
+    for (outer, inner) in [(1, 2), (2, 3), (3, 2), (2, 2), (12, 1), (1, 12)] {
+        let keys: KeyMap = serde_json::from_str(&format!(
+            r#"[{{"split": {{"from": "w", "dim": 0, "into": [["q", 12], ["k", 6]]}}}},
+                {{"regroup": {{"key": "q", "dim": 0, "outer": {outer}, "inner": {inner}}}}}]"#,
+        ))
+        .unwrap();
+        let seen = source.with_keys(&keys).unwrap();
+        let back = seen.with_keys(&keys.inverse().unwrap()).unwrap();
+        assert_eq!(
+            whole(&back, &back.index.tensors()["w"]),
+            (0..18).collect::<Vec<u16>>(),
+            "{outer} {inner}"
+        );
+    }
+    for (key, outer, inner) in [("k", 4, 5), ("q", 0, 2), ("q", 5, 2), ("other", 1, 2)] {
+        let keys: KeyMap = serde_json::from_str(&format!(
+            r#"[{{"split": {{"from": "w", "dim": 0, "into": [["q", 12], ["k", 6]]}}}},
+                {{"regroup": {{"key": "{key}", "dim": 0, "outer": {outer}, "inner": {inner}}}}}]"#,
+        ))
+        .unwrap();
+        assert!(keys.inverse().is_err(), "{key} {outer} {inner}");
+    }
+}
+
 #[test]
 fn elements_that_repeat_are_read_once() {
     let folder = tempfile::tempdir().unwrap();

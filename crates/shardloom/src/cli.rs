@@ -163,8 +163,10 @@ enum Command {
   shardloom train run.yaml
   shardloom train run.yaml --ranks 4 train.accelerator.tp=2 train.optimizer.lr=1e-4
   mpirun -n 4 shardloom train run.yaml       on MPI ranks (build with --features mpi)
+  shardloom train run.yaml --dry-run --ranks 1024
   shardloom train run.yaml --dump-config
   shardloom train --reference | less")]
+    #[command(mut_arg("ranks", |ranks| ranks.help("Thread ranks to start [default: 1]. Under mpirun, ranks are its processes")))]
     Train(train::TrainArgs),
 
     /// Show how likely a model finds a text, token by token.

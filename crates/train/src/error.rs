@@ -11,6 +11,7 @@ use shardloom_tensor::TensorError;
 
 use crate::config::ConfigErrors;
 use crate::data::DataError;
+use crate::dry::DryError;
 use crate::metrics::MetricsError;
 use crate::optimizer::{OptimizerError, PatternError};
 use crate::pipeline::{Fault, PipelineError};
@@ -90,6 +91,17 @@ pub enum TrainError {
         /// Its last checkpoint.
         step: u64,
     },
+    /// A folder with checkpoints that a run which goes on from elsewhere would
+    /// come to as well.
+    #[error("`{folder}` has a run at step {last} already, and this one goes on from step {step}")]
+    StepsAhead {
+        /// The folder.
+        folder: String,
+        /// The step to go on from.
+        step: u64,
+        /// The folder's last checkpoint.
+        last: u64,
+    },
     /// A folder without a run that could go on.
     #[error("`{folder}` has no checkpoint to go on from")]
     NothingToResume {
@@ -132,6 +144,12 @@ pub enum TrainError {
         /// Why.
         reason: String,
     },
+    /// Patterns that leave nothing to train.
+    #[error("`model.freeze_modules` names all {parameters} parameters, so that nothing is trained")]
+    AllFrozen {
+        /// Parameters of the model.
+        parameters: usize,
+    },
     /// An adapter without weights that it changes.
     #[error("`model.lora` needs weights that it changes")]
     NoBase,
@@ -159,6 +177,15 @@ pub enum TrainError {
         /// What it changes.
         name: String,
     },
+    /// Weights of which nothing is known without fetching them.
+    #[error("nothing is known of the weights `{path}` before they are fetched")]
+    UnknownWeights {
+        /// Where they are.
+        path: String,
+    },
+    /// What a run would do cannot be said.
+    #[error(transparent)]
+    Dry(#[from] DryError),
     /// A suite that nobody can run.
     #[error("`train.eval.sway` is set, but this program has no `sway`")]
     NoSway,
@@ -249,6 +276,11 @@ impl Hint for TrainError {
                 "choose another `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
                     .to_owned(),
             ),
+            Self::StepsAhead { .. } => Some(
+                "leave `train.checkpoint.resume_from` out to go on from the last one, or choose another \
+                 `train.checkpoint.output_dir`"
+                    .to_owned(),
+            ),
             Self::NothingToResume { .. } => Some("set `train.checkpoint.resume: auto`".to_owned()),
             Self::Folder { .. } => Some("set `train.checkpoint.output_dir` to a folder of yours".to_owned()),
             Self::OtherFamily { found, .. } => Some(format!("set `model.name: {found}`")),
@@ -256,12 +288,17 @@ impl Hint for TrainError {
             Self::TokenizerPlace { .. } => Some("set `model.tokenizer_path` to a folder".to_owned()),
             Self::EndlessData => Some("set `train.max_steps`".to_owned()),
             Self::Counting { .. } => Some("mend the file, or set `train.max_steps`".to_owned()),
+            Self::AllFrozen { .. } => Some("leave some of it out".to_owned()),
             Self::NoBase => Some("set `model.weights_path`".to_owned()),
             Self::ForeignModules { .. } => Some("train all weights: leave `model.lora` out".to_owned()),
             Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
             Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
+            Self::UnknownWeights { .. } => {
+                Some("set `model.arch`, or fetch them with `shardloom fetch`".to_owned())
+            }
+            Self::Dry(error) => error.hint(),
             Self::NoSway => Some("leave it out".to_owned()),
-            Self::Config(_) => None,
+            Self::Config(errors) => errors.hint(),
             Self::Spec(error) => error.hint(),
             Self::Sizes(error) => error.hint(),
             Self::Data(error) => error.hint(),

@@ -55,9 +55,11 @@ fn spec(value: &DTensor) -> TensorSpec {
     TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held: Held::Layout(value.layout()) }
 }
 
-/// Everything that is asked for must be there; what else is does not matter.
-fn options() -> LoadOptions {
-    LoadOptions { missing: Missing::Refuse, unexpected: Unexpected::Ignore, ..LoadOptions::default() }
+/// How far a run was when it saved a checkpoint.
+fn progress_of(source: &Source) -> Result<Progress, TrainError> {
+    let wrong = |message: String| TrainError::Progress { location: source.storage.location(), message };
+    let bytes = source.read_bytes(PROGRESS)?.ok_or_else(|| wrong(format!("it has no `{PROGRESS}`")))?;
+    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
 impl Engine {
@@ -153,7 +155,11 @@ impl Engine {
     /// and an adapter's matrices, and returns how far the run was. Weights that
     /// are trained themselves were loaded with the model. Every rank.
     pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
-        let progress = self.progress(source, observer)?;
+        let progress = progress_of(source)?;
+        if progress.optimizer != self.optimizer.name() {
+            let (found, asked) = (progress.optimizer, self.optimizer.name());
+            return Err(TrainError::OtherOptimizer { location: source.storage.location(), found, asked });
+        }
         let names = self.optimizer.states();
         let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
         for (place, stage) in self.stages.iter().enumerate() {
@@ -178,7 +184,12 @@ impl Engine {
             };
             state.tensor(name, spec.clone(), memory.bytes_mut());
         }
-        load(source, state, &*self.gangs.root, &options(), observer)?;
+        let options = LoadOptions {
+            missing: Missing::Refuse,
+            unexpected: Unexpected::Ignore,
+            ..LoadOptions::default()
+        };
+        load(source, state, &*self.gangs.root, &options, observer)?;
         for (place, name, kept, _, memory) in memories {
             let stage = &mut self.stages[place];
             let loaded = memory.into_tensor();
@@ -201,25 +212,6 @@ impl Engine {
             }
         }
         self.hand_on_tied()?;
-        Ok(progress)
-    }
-
-    /// How far a run was. Whatever else is in a checkpoint is of use only if it
-    /// was trained in the same way.
-    fn progress(&self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
-        let mut progress = Vec::new();
-        let mut state = LoadState::new();
-        state.bytes(PROGRESS, &mut progress);
-        load(source, state, &*self.gangs.root, &options(), observer)?;
-        let location = source.storage.location();
-        let progress: Progress = serde_json::from_slice(&progress).map_err(|error| TrainError::Progress {
-            location: location.clone(),
-            message: error.to_string(),
-        })?;
-        if progress.optimizer != self.optimizer.name() {
-            let (found, asked) = (progress.optimizer, self.optimizer.name());
-            return Err(TrainError::OtherOptimizer { location, found, asked });
-        }
         Ok(progress)
     }
 

@@ -29,4 +29,4 @@ mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
-pub use trainer::{End, Outcome, TrainRequest, train};
+pub use trainer::{End, Outcome, TrainRequest, rehearse, train};

@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod build;
 mod evaluate;
+mod rehearse;
 mod saving;
 mod total;
 
@@ -32,6 +33,8 @@ use batch::micro_batches;
 use build::{Built, build};
 use evaluate::HeldOut;
 use saving::Savings;
+
+pub use rehearse::rehearse;
 
 /// A run to be done.
 pub struct TrainRequest<'a> {
@@ -104,6 +107,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
                 TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
             })?;
             loader.restore(&state)?;
+            savings.begin(progress.step)?;
             progress
         }
     };
@@ -404,6 +408,10 @@ impl<'a> Run<'a> {
             message: error.to_string(),
         })?;
         self.stall += self.savings.save(&self.engine, &self.progress)?.as_secs_f64();
+        // What was waited for is there already.
+        if self.savings.finished()? {
+            self.tell_saved(callbacks)?;
+        }
         Ok(())
     }
 

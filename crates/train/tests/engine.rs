@@ -122,7 +122,7 @@ fn engine(schedule: Schedule) -> Engine {
 
 fn refusal(schedule: Schedule, micros: usize) -> TrainError {
     let micro = MicroBatch { rows: 1, inputs: vec![1, 2, 3], targets: vec![2, 3, 4] };
-    let settings = StepSettings { number: 1, learning_rate: 0.1, clip: &|_| 1.0 };
+    let settings = StepSettings { number: 1, learning_rate: 0.1, clip: &|_| 1.0, substep: &|_, _| {} };
     engine(schedule).step(&settings, &vec![micro; micros]).unwrap_err()
 }
 

@@ -1,5 +1,4 @@
 //! A dry run of a training, for people.
-#![allow(dead_code, reason = "the command that trains calls it, once it is there")]
 
 use shardloom::train::dry::{DataReport, DryRun, RankReport};
 

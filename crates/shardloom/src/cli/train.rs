@@ -14,9 +14,10 @@ use shardloom::train::callback::{Callback, Control, Evaluation, Remark, View};
 use shardloom::train::config::{Config, dump, read_file, reference, schema};
 use shardloom::train::metrics::Record;
 use shardloom::train::spec::Specs;
-use shardloom::train::{End, Outcome, TrainError, TrainRequest, train};
+use shardloom::train::{End, Outcome, TrainError, TrainRequest, rehearse, train};
 
 use super::RankArgs;
+use super::dry_run;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::{Output, bytes, counted};
@@ -31,6 +32,11 @@ pub(super) struct TrainArgs {
     /// Changes to it, such as train.optimizer.lr=1e-4.
     #[arg(value_name = "KEY=VALUE", value_hint = ValueHint::Other)]
     overrides: Vec<String>,
+
+    /// Say what the run would do on so many ranks, without data or weights, and stop: memory, communication,
+    /// pipeline, checkpoint.
+    #[arg(long)]
+    dry_run: bool,
 
     /// Print the file as it is meant, with all defaults, and stop.
     #[arg(long)]
@@ -78,6 +84,11 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     let config = read_config(args)?;
     if args.dump_config {
         return output.show(&config, |config| dump(config).trim_end().to_owned());
+    }
+    if args.dry_run {
+        let world = args.ranks.ranks.unwrap_or(1);
+        let plan = rehearse(&config, &args.hub.hub()?, &Specs::new(), world)?;
+        return output.show(&plan, dry_run::render);
     }
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
@@ -357,6 +368,9 @@ fn text(ended: &Ended) -> String {
     )];
     if ended.steps_done == 0 {
         lines[0] = format!("nothing to do: the run is at step {} already", ended.step);
+    }
+    if ended.end == "stopped" {
+        lines.push("start it again to go on".to_owned());
     }
     if let Some(checkpoint) = &ended.checkpoint {
         let place = checkpoint.display();

@@ -55,7 +55,7 @@ pub struct LoraConfig {
     pub target_modules: Vec<String>,
     /// Divides by the root of the rank instead.
     pub use_rslora: bool,
-    /// An adapter to go on with.
+    /// An adapter to go on with. Its rank, strength and modules stay its own.
     pub adapter_path: Option<String>,
 }
 

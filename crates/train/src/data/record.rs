@@ -27,6 +27,7 @@ pub(super) struct Origin {
 /// often come with notes about themselves.
 pub(super) fn content(line: &str, form: Form, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
+    let line = line.trim_end_matches(['\n', '\r']);
     let data: Data = serde_json::from_str(line).map_err(|error| {
         // The library counts lines of what it is given, which is one line.
         let message = error.to_string();

@@ -1,6 +1,7 @@
 //! Adapters that are trained.
 
 use serde_json::json;
+use shardloom_checkpoint::formats::peft;
 use shardloom_checkpoint::{Observer, Source};
 use shardloom_hub::Model;
 use shardloom_layout::nearest;
@@ -68,8 +69,15 @@ pub(super) fn adapter(
     Ok(adapter)
 }
 
-/// What PEFT must know of it.
-pub(super) fn config_file(config: &LoraConfig, base: &str) -> Vec<u8> {
+/// What PEFT must know of it. An adapter that is gone on with stays what it
+/// says of itself.
+pub(super) fn config_file(config: &LoraConfig, base: &str) -> Result<Vec<u8>, TrainError> {
+    if let Some(path) = &config.adapter_path {
+        let source = Source::open(path)?;
+        let alone = source.as_adapter()?;
+        let index = &alone.as_ref().unwrap_or(&source).index;
+        return Ok(peft::to_peft(index, Some(base))?.config.into_bytes());
+    }
     let file = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -84,5 +92,5 @@ pub(super) fn config_file(config: &LoraConfig, base: &str) -> Vec<u8> {
         "inference_mode": true,
         "modules_to_save": null,
     });
-    serde_json::to_vec_pretty(&file).unwrap_or_default()
+    Ok(serde_json::to_vec_pretty(&file).unwrap_or_default())
 }

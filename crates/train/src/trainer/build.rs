@@ -41,9 +41,9 @@ pub(super) struct Built {
 }
 
 /// The text side of a model.
-struct Texts {
-    tokenizer: Option<Arc<Tokenizer>>,
-    templates: ChatTemplates,
+pub(super) struct Texts {
+    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    pub(super) templates: ChatTemplates,
     files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -80,6 +80,9 @@ pub(super) fn build(
         parameters(&decoder, &Stage::whole(decoder.layers)).into_iter().map(|spec| spec.name).collect();
     let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
     frozen.check(names.iter().map(String::as_str))?;
+    if config.model.lora.is_none() && names.iter().all(|name| frozen.matches(name)) {
+        return Err(TrainError::AllFrozen { parameters: names.len() });
+    }
     let decay = WeightDecay::new(&config.train.optimizer, names.iter().map(String::as_str))?;
     let texts = texts(config, hub, weights.as_ref(), fetching)?;
 
@@ -130,7 +133,7 @@ pub(super) fn build(
     match (lora, &family) {
         (Some(lora), _) => {
             let base = config.model.weights_path.as_deref().unwrap_or_default();
-            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base));
+            assets.insert("adapter_config.json".to_owned(), adapter::config_file(lora, base)?);
         }
         (None, Some(family)) => {
             assets.insert("config.json".to_owned(), config_file(&**family, &map, DType::F32));
@@ -182,13 +185,16 @@ fn adapter_of(
     if !model.keys()?.rules.is_empty() {
         return Err(TrainError::ForeignModules { family: model.family().name().to_owned() });
     }
-    adapter::check_targets(lora, decoder.config())?;
+    // One that is gone on with has its own.
+    if lora.adapter_path.is_none() {
+        adapter::check_targets(lora, decoder.config())?;
+    }
     adapter::adapter(lora, model, decoder, config.train.seed, reading)
 }
 
 /// The tokenizer and what goes with it: where the run's file says, or with the
 /// weights.
-fn texts(
+pub(super) fn texts(
     config: &Config,
     hub: &Hub,
     weights: Option<&Model>,

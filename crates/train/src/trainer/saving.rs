@@ -1,7 +1,7 @@
 //! A run's checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +75,19 @@ impl Savings {
                 Ok(latest.map(|step| self.folder.path(step)))
             }
         }
+    }
+
+    /// Checks that nothing is in the way of a run that goes on behind a step:
+    /// checkpoints of later steps would be another run's.
+    pub(super) fn begin(&self, step: u64) -> Result<(), TrainError> {
+        let (Some(from), Some(last)) = (&self.config.resume_from, self.last) else { return Ok(()) };
+        let whole = |path: &Path| std::fs::canonicalize(path).ok();
+        let same = last == step && whole(Path::new(from)) == whole(&self.folder.path(last));
+        if last < step || same {
+            return Ok(());
+        }
+        let folder = self.config.output_dir.clone();
+        Err(TrainError::StepsAhead { folder, step, last })
     }
 
     /// What lies beside the weights in every checkpoint, and the family that
