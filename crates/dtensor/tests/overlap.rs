@@ -24,7 +24,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(
+    fn over(
         inner: &Arc<dyn Gang>,
         before: impl Fn(&Call<'_>) -> Result<(), GangError> + Send + Sync + 'static,
     ) -> Arc<dyn Gang> {
@@ -143,7 +143,7 @@ fn the_caller_goes_on_while_ranks_communicate() {
         let gone_on: Arc<(Mutex<usize>, Condvar)> = Arc::default();
         let (beside, waited) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&gone_on));
         let count = Arc::clone(&beside);
-        let watched = Watched::new(&gang, move |_| {
+        let watched = Watched::over(&gang, move |_| {
             assert_ne!(thread::current().id(), caller, "the caller communicates itself");
             let number = count.fetch_add(1, Ordering::SeqCst);
             let (lock, changed) = &*waited;
@@ -181,7 +181,7 @@ fn overlap_saves_time() {
     const WAIT: Duration = Duration::from_millis(4);
     let timed = |way: Way| {
         let all = threads::run(2, GangOptions::default(), |gang| {
-            let slow = Watched::new(&gang, |_| {
+            let slow = Watched::over(&gang, |_| {
                 thread::sleep(WAIT);
                 Ok(())
             });
@@ -221,7 +221,7 @@ fn with_trouble(
     let told = threads::run(2, options, |gang| {
         let rank = gang.rank();
         let count = AtomicUsize::new(0);
-        let watched = Watched::new(&gang, move |_| {
+        let watched = Watched::over(&gang, move |_| {
             let met = rank == 1 && count.fetch_add(1, Ordering::SeqCst) == number;
             if met { trouble() } else { Ok(()) }
         });

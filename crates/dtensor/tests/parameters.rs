@@ -89,7 +89,7 @@ fn losses(case: &Case, x: &DTensor, w: &DTensor) -> Result<Vec<DTensor>, DTensor
         Uses::Twice => vec![product(&moved()?)?, alone(&moved()?)?],
         Uses::Again => {
             let (weight, c, case) = (w.clone(), c.clone(), *case);
-            recompute(&[x.clone()], std::slice::from_ref(w), move |x| {
+            recompute(std::slice::from_ref(x), std::slice::from_ref(w), move |x| {
                 let moved = weight.used(case.used, case.dtype, case.release)?;
                 Ok(vec![x[0].linear(&moved, None, None)?.mul(&c)?.sum_all()?])
             })?
@@ -210,15 +210,29 @@ fn trained_parameters_have_the_gradients_of_plain_ones() {
     assert!(cases > 2000, "{cases}");
 }
 
+/// Whether ranks communicate beside the computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Beside,
+    InTurn,
+}
+
+/// What becomes of layers between the passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layers {
+    Kept,
+    Again,
+}
+
 /// Numbers that do round: what goes on beside a computation, what is gathered
 /// again and what is computed again must not change a bit.
 #[test]
 fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
     const LAYERS: usize = 3;
-    let run = |gang: &Arc<dyn Gang>, overlap: bool, release: Release, again: bool, dtype: DType| {
+    let run = |gang: &Arc<dyn Gang>, way: Way, release: Release, layers: Layers, dtype: DType| {
         let mesh = Mesh::new(&[("dp", 3)]).unwrap();
         let ranks = Ranks::new(Arc::clone(gang));
-        if overlap {
+        if way == Way::Beside {
             ranks.overlap(mesh).unwrap();
         }
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
@@ -248,11 +262,13 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
                     let weight = of_layer.used(whole, dtype, release)?;
                     x.linear(&weight, None, Some(x))?.tanh()
                 };
-                x = match again {
-                    false => layer(&x).unwrap(),
-                    true => recompute(&[x], std::slice::from_ref(weight), move |x| Ok(vec![layer(&x[0])?]))
-                        .unwrap()
-                        .remove(0),
+                x = match layers {
+                    Layers::Kept => layer(&x).unwrap(),
+                    Layers::Again => {
+                        recompute(&[x], std::slice::from_ref(weight), move |x| Ok(vec![layer(&x[0])?]))
+                            .unwrap()
+                            .remove(0)
+                    }
                 };
             }
             let loss = x.cast(DType::F32).unwrap().sum_all().unwrap();
@@ -267,12 +283,12 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
     };
     threads::run(3, GangOptions::default(), |gang| {
         for dtype in [DType::F32, DType::Bf16] {
-            let expected = run(&gang, false, Release::Keep, false, dtype);
-            for overlap in [false, true] {
+            let expected = run(&gang, Way::InTurn, Release::Keep, Layers::Kept, dtype);
+            for way in [Way::InTurn, Way::Beside] {
                 for release in [Release::Keep, Release::AfterUse] {
-                    for again in [false, true] {
-                        let found = run(&gang, overlap, release, again, dtype);
-                        assert_eq!(found, expected, "{overlap} {release:?} {again} {dtype}");
+                    for layers in [Layers::Kept, Layers::Again] {
+                        let found = run(&gang, way, release, layers, dtype);
+                        assert_eq!(found, expected, "{way:?} {release:?} {layers:?} {dtype}");
                     }
                 }
             }
@@ -291,10 +307,12 @@ fn a_region_must_have_inputs_and_name_its_parameters() {
     let x = DTensor::distribute(&ranks, &integers(&[2, 3], 1), whole).unwrap().requires_grad();
     let w = DTensor::distribute(&ranks, &integers(&[4, 3], 2), whole).unwrap().parameter(Role::Trained);
     let hidden = w.clone();
-    let error = recompute(&[x.clone()], &[], move |x| Ok(vec![x[0].linear(&hidden, None, None)?]));
+    let error =
+        recompute(std::slice::from_ref(&x), &[], move |x| Ok(vec![x[0].linear(&hidden, None, None)?]));
     assert!(matches!(&error, Err(DTensorError::Tensor(_))), "{error:?}");
     // What is wrong inside is told as it is.
-    let error = recompute(&[x], &[w.clone()], move |x| Ok(vec![x[0].matmul(&w)?])).unwrap_err();
+    let own = w.clone();
+    let error = recompute(&[x], &[w], move |x| Ok(vec![x[0].matmul(&own)?])).unwrap_err();
     assert!(error.to_string().contains("matmul"), "{error}");
 }
 

@@ -256,8 +256,9 @@ fn a_recomputed_region_has_parameters_of_its_own() {
     let (x, trained, fixed) = (half(3.0).requires_grad(), half(2.0).requires_grad(), half(5.0));
     let named = [fixed.clone(), trained.clone()];
     let (own, constant) = (trained.clone(), fixed);
-    let made =
-        recompute_over(&[x.clone()], &named, move |x| Ok(vec![x[0].mul(&own)?.mul(&constant)?.add(&own)?]));
+    let made = recompute_over(std::slice::from_ref(&x), &named, move |x| {
+        Ok(vec![x[0].mul(&own)?.mul(&constant)?.add(&own)?])
+    });
     let gradients = backward([(made.unwrap().remove(0), None)]).unwrap();
     let told = |tensor: &Tensor| {
         let gradient = gradients.of(tensor).unwrap();
