@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -129,4 +130,31 @@ fn a_tour_without_steps_is_refused() {
     let output = shardloom(root.path()).args(["quickstart", "--steps", "0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_tour_that_is_stopped_says_how_to_go_on() {
+    let root = tempfile::tempdir().unwrap();
+    // More steps than anybody waits for.
+    let mut child = shardloom(root.path())
+        .args(["quickstart", "--steps", "1000000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = root.path().join("shardloom-quickstart/pretrain/metrics.jsonl");
+    while std::fs::read(&metrics).map_or(true, |text| text.is_empty()) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    let command = "shardloom train shardloom-quickstart/pretrain.yaml --ranks 4";
+    assert!(text.contains("stopped at step") && text.contains(command), "{text}");
+    // What it had learned is kept.
+    let checkpoints = metrics.with_file_name("checkpoints");
+    assert!(std::fs::read_dir(checkpoints).unwrap().count() > 0);
 }

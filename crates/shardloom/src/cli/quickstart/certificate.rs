@@ -45,7 +45,7 @@ pub(super) fn certify(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<Cert
     let whole = |tensors: &BTreeMap<String, Fingerprint>| {
         Fingerprint::of_whole(tensors.iter().map(|(name, &fingerprint)| (name.as_str(), fingerprint)))
     };
-    if let Some((name, _)) = saved.iter().find(|(name, one)| loaded.get(*name) != Some(one)) {
+    if let Some(name) = first_difference(&saved, &loaded) {
         let message = format!("{}: `{name}` is on {ranks} ranks not what was saved", checkpoint.display());
         return Err(Failure::check(message));
     }
@@ -58,6 +58,14 @@ pub(super) fn certify(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<Cert
         equal: whole(&saved) == whole(&loaded),
         seconds: begun.elapsed().as_secs_f64(),
     })
+}
+
+/// The first tensor that is not the same in both.
+fn first_difference<'a>(
+    one: &'a BTreeMap<String, Fingerprint>,
+    other: &'a BTreeMap<String, Fingerprint>,
+) -> Option<&'a str> {
+    one.keys().chain(other.keys()).find(|name| one.get(*name) != other.get(*name)).map(String::as_str)
 }
 
 /// What the ranks that saved the model have found.
@@ -114,4 +122,21 @@ fn loaded(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerp
         fingerprints.insert(name, Fingerprint::of_tensor(dtype, &shape, sum));
     }
     Ok(fingerprints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_that_is_another_missing_or_more_is_named() {
+        let tensors = |all: &[(&str, u128)]| -> BTreeMap<String, Fingerprint> {
+            all.iter().map(|&(name, number)| (name.to_owned(), Fingerprint(number))).collect()
+        };
+        let saved = tensors(&[("a", 1), ("b", 2)]);
+        assert_eq!(first_difference(&saved, &saved.clone()), None);
+        assert_eq!(first_difference(&saved, &tensors(&[("a", 1), ("b", 3)])), Some("b"));
+        assert_eq!(first_difference(&saved, &tensors(&[("b", 2)])), Some("a"));
+        assert_eq!(first_difference(&saved, &tensors(&[("a", 1), ("b", 2), ("c", 3)])), Some("c"));
+    }
 }
