@@ -43,7 +43,8 @@ def loss_of(model, inputs, targets):
 
 
 def trained(model, steps):
-    """The losses of training in torch, as its users write it."""
+    """The losses of training in torch, as its users write it, but without dropout."""
+    model.eval()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [{"params": [one for one in parameters if one.ndim > 1], "weight_decay": DECAY},
               {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0}]
@@ -55,7 +56,7 @@ def trained(model, steps):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, NORM)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
@@ -108,11 +109,10 @@ def run(place, ours, report):
 
 def weights(place, ours, report):
     base, steps = place / "llama", 50
-    model = load(base).train()
-    wanted = trained(model, steps)
+    wanted = trained(load(base), steps)
     assert wanted[-1] < wanted[0] - 0.5, "nothing was learnt"
     for name, options in {"1 rank": [], "2 ranks": ["--ranks", 2],
-                          "4 ranks, tp": ["--ranks", 4, "train.accelerator.tp=2"],
+                          "3 ranks, tp": ["--ranks", 3, "train.accelerator.tp=3"],
                           "2 stages": ["--ranks", 2, "train.accelerator.pp=2"]}.items():
         file, folder = run_file(place, base, f"weights on {name}", steps)
         with report.check(f"{steps} steps on {name} → torch") as check:
@@ -120,15 +120,13 @@ def weights(place, ours, report):
             same_losses(check, lines, wanted, LATER)
     with report.check("a run's checkpoint → transformers") as check:
         close(check, scored(ours, checkpoint), expected(load(checkpoint)))
-    with report.check("a run's checkpoint → the model that torch trained") as check:
-        close(check, expected(load(checkpoint)), expected(model.eval()), 0.02)
     with report.check("a run's events → TensorBoard") as check:
         check.of, check.count = "values", same_events(folder / "tensorboard", lines)
 
 
 def other_models(place, ours, report):
     base, steps = place / "gpt2", 20
-    wanted = trained(load(base).train(), steps)
+    wanted = trained(load(base), steps)
     file, folder = run_file(place, base, "gpt2", steps, family="gpt2")
     with report.check(f"{steps} steps of gpt2 → torch") as check:
         checkpoint, lines = train(ours, file, folder)
@@ -172,7 +170,7 @@ def adapters(place, ours, report):
             with warnings.catch_warnings(action="ignore"):
                 model = get_peft_model(load(base), LoraConfig(r=5, lora_alpha=6, task_type="CAUSAL_LM", **settings))
                 fill_adapter(model, 5001)
-                trained(model.train(), 3)
+                trained(model, 3)
                 model.save_pretrained(made)
             file, folder = run_file(place, base, f"further-{name}", 20, lora={"adapter_path": str(made)})
             checkpoint, lines = train(ours, file, folder)

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use shardloom_checkpoint::storage::LocalStorage;
 use shardloom_checkpoint::{
-    ConvertOptions, ConvertReport, Format, Index, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat,
-    SaveOptions, Saver, Source, State, Target, TensorSpec, convert,
+    ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
+    Saver, Source, State, Target, TensorSpec, convert,
 };
 use shardloom_gang::{GangOptions, solo};
 use shardloom_layout::{DType, Region};
@@ -117,14 +117,7 @@ pub fn save_decoder(
 
 /// The rules that lead from our names back to the published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
-    let about = |source| HubError::Config { about: format!("model `{}`", model.name()), source };
-    // Names of what we trained say nothing of those that others use.
-    let index = match model.has_our_names()? {
-        true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
-            .map_err(shardloom_checkpoint::CheckpointError::from)?,
-        false => Index::clone(&model.source().index),
-    };
-    let keys = model.family().keys(model.config(), &index).map_err(about)?;
+    let keys = model.published_keys()?;
     let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
     let back = KeyMap { rules }.inverse();
     Ok(back.map_err(shardloom_checkpoint::CheckpointError::from)?)

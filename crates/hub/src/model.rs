@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 use shardloom_checkpoint::formats::gguf::{self, GgufValue};
-use shardloom_checkpoint::{Format, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
+use shardloom_checkpoint::{Format, Index, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
 use shardloom_layout::{DType, Region};
 use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
@@ -160,6 +160,19 @@ impl Model {
         }
         let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
         self.family.keys(&self.config, &self.source.index).map_err(about)
+    }
+
+    /// The same from the names that others know the model's weights by, whatever
+    /// those in its checkpoint are.
+    pub fn published_keys(&self) -> Result<KeyMap, HubError> {
+        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
+        // Names of what we trained say nothing of those that others use.
+        let index = match self.has_our_names()? {
+            true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
+                .map_err(shardloom_checkpoint::CheckpointError::from)?,
+            false => Index::clone(&self.source.index),
+        };
+        self.family.keys(&self.config, &index).map_err(about)
     }
 
     /// Whether its checkpoint was saved under the decoder's names.

@@ -69,6 +69,74 @@ fn models_train_alike_on_mpi_ranks() {
     }
 }
 
+/// What a run's metrics say of each step, without times.
+fn told(folder: &std::path::Path) -> Vec<[serde_json::Value; 3]> {
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.map(|line| ["step", "loss", "gradient_norm"].map(|key| line[key].clone())).collect()
+}
+
+fn shardloom(arguments: &[&str]) -> String {
+    let output = Command::new(assert_cmd::cargo::cargo_bin("shardloom")).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.yaml");
+    std::fs::write(
+        &file,
+        "model: {name: llama, config_overrides: {vocab_size: 67, hidden_size: 16, intermediate_size: 24, \
+         num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64}}\n\
+         data: {type: dummy, max_seq_len: 16}\n\
+         train: {max_steps: 6, global_batch_size: 8, checkpoint: {save_steps: 2}}\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    for way in ["{tp: 2, dp_shard: 2}", "{dp_replicate: 2, dp_shard: 2}", "{pp: 2, tp: 2}"] {
+        let folder = |name: &str| place.path().join(name);
+        let way = format!("train.accelerator={way}");
+        let (processes, threads) = (folder("processes"), folder("threads"));
+        let output = |folder: &std::path::Path| format!("train.checkpoint.output_dir={}", folder.display());
+        let ran = mpirun(4, &["--json", "train", file, &way, &output(&processes)]);
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        assert!(ran.status.success(), "{text}{}", String::from_utf8_lossy(&ran.stderr));
+        // One rank speaks for all: a line for each step, and one at the end.
+        assert_eq!(text.lines().count(), 7, "{text}");
+        shardloom(&["--json", "train", file, &way, &output(&threads), "--ranks", "4"]);
+        assert_eq!(told(&processes).len(), 6);
+        assert_eq!(told(&processes), told(&threads), "{way}");
+        let fingerprint = |folder: &std::path::Path| {
+            shardloom(&["fingerprint", folder.join("checkpoints/step_6").to_str().unwrap()])
+                .split_whitespace()
+                .next()
+                .unwrap()
+                .to_owned()
+        };
+        assert_eq!(fingerprint(&processes), fingerprint(&threads), "{way}");
+        // Threads go on from what processes saved.
+        shardloom(&["train", file, &output(&processes), "train.max_steps=7", "--ranks", "2"]);
+        assert_eq!(told(&processes).len(), 7);
+        std::fs::remove_dir_all(processes).unwrap();
+        std::fs::remove_dir_all(threads).unwrap();
+    }
+}
+
+/// A mistake is told, and no rank waits for the others for ever.
+#[test]
+fn a_run_that_cannot_begin_ends_on_all_mpi_ranks() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.yaml");
+    std::fs::write(&file, "model: {name: lama}\ndata: {type: dummy}\ntrain: {max_steps: 1}\n").unwrap();
+    let output = mpirun(2, &["train", file.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("there is no model spec `lama`"), "{text}");
+}
+
 #[test]
 fn a_number_of_ranks_that_contradicts_the_job_is_refused() {
     let output = mpirun(2, &["gang", "check", "--ranks", "3"]);

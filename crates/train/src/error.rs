@@ -153,13 +153,16 @@ pub enum TrainError {
     /// An adapter without weights that it changes.
     #[error("`model.lora` needs weights that it changes")]
     NoBase,
-    /// An adapter of a model whose modules have other names elsewhere.
+    /// An adapter of a module that has another name or another form elsewhere.
     #[error(
-        "modules of `{family}` are fused or turned in published models, so that an adapter of them has no names that others know"
+        "`{module}` of `{family}` is fused, turned or called otherwise in published models, so that an \
+         adapter of it has no name that others know"
     )]
     ForeignModules {
         /// The family.
         family: String,
+        /// The module.
+        module: String,
     },
     /// A module that no adapter can change.
     #[error("no module is called `{target}`")]
@@ -290,7 +293,10 @@ impl Hint for TrainError {
             Self::Counting { .. } => Some("mend the file, or set `train.max_steps`".to_owned()),
             Self::AllFrozen { .. } => Some("leave some of it out".to_owned()),
             Self::NoBase => Some("set `model.weights_path`".to_owned()),
-            Self::ForeignModules { .. } => Some("train all weights: leave `model.lora` out".to_owned()),
+            Self::ForeignModules { .. } => Some(
+                "leave it out of `model.lora.target_modules`, or train all weights, without `model.lora`"
+                    .to_owned(),
+            ),
             Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
             Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
             Self::UnknownWeights { .. } => {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use shardloom_checkpoint::formats::peft;
-use shardloom_checkpoint::{Observer, Source};
+use shardloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
 use shardloom_hub::Model;
 use shardloom_layout::nearest;
 use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
@@ -38,6 +38,27 @@ fn module_of(name: &str, ndim: usize) -> Option<&str> {
 
 fn fits(module: &str, target: &str) -> bool {
     module == target || module.strip_suffix(target).is_some_and(|rest| rest.ends_with('.'))
+}
+
+/// Whether a module's weight is made from what has another name or another form
+/// in published models.
+pub(super) fn is_foreign(module: &str, published: &KeyMap) -> bool {
+    let weight = format!("{module}.weight");
+    published.rules.iter().any(|rule| match rule {
+        KeyRule::Drop { .. } => false,
+        KeyRule::Rename { to, .. }
+        | KeyRule::Join { to, .. }
+        | KeyRule::Stack { to, .. }
+        | KeyRule::Unstack { to, .. } => is_like(&weight, to),
+        KeyRule::Transpose { key } | KeyRule::Regroup { key, .. } => is_like(&weight, key),
+        KeyRule::Split { into, .. } => into.iter().any(|(name, _)| is_like(&weight, name)),
+    })
+}
+
+/// Whether a name could come from a pattern, in which `{}` stands for a part.
+fn is_like(name: &str, pattern: &str) -> bool {
+    let (name, pattern): (Vec<&str>, Vec<&str>) = (name.split('.').collect(), pattern.split('.').collect());
+    name.len() == pattern.len() && name.iter().zip(pattern).all(|(part, like)| like == "{}" || *part == like)
 }
 
 /// A new adapter for a stage, or one to go on with.
@@ -93,4 +114,33 @@ pub(super) fn config_file(config: &LoraConfig, base: &str) -> Result<Vec<u8>, Tr
         "modules_to_save": null,
     });
     Ok(serde_json::to_vec_pretty(&file).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn modules_are_foreign_if_their_weights_are_made_from_others() {
+        let keys: KeyMap = serde_json::from_str(
+            r#"[{"drop": {"key": "model.layers.{}.self_attn.rotary.weight"}},
+                {"rename": {"from": "h.{}.out.weight", "to": "model.layers.{}.o_proj.weight"}},
+                {"transpose": {"key": "model.layers.{}.up_proj.weight"}},
+                {"regroup": {"key": "model.layers.0.k_proj.weight", "dim": 0, "outer": 2, "inner": 2}},
+                {"split": {"from": "model.layers.{}.gu.weight", "dim": 0,
+                           "into": [["model.layers.{}.gate_proj.weight", 2], ["model.layers.{}.u.weight", 2]]}},
+                {"stack": {"from": "e.{}.{}.weight", "to": "model.layers.{}.experts.weight"}}]"#,
+        )
+        .unwrap();
+        for module in ["o_proj", "up_proj", "gate_proj", "u", "experts", "k_proj"] {
+            assert!(is_foreign(&format!("model.layers.0.{module}"), &keys), "{module}");
+        }
+        for module in ["q_proj", "self_attn.rotary", "gu", "o_proj.more"] {
+            assert!(!is_foreign(&format!("model.layers.0.{module}"), &keys), "{module}");
+        }
+        assert!(!is_foreign("model.layers.1.k_proj", &keys));
+        assert!(!is_foreign("lm_head", &KeyMap::default()));
+    }
 }

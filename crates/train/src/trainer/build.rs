@@ -181,15 +181,18 @@ fn adapter_of(
     reading: &dyn Observer,
 ) -> Result<Adapter, TrainError> {
     let model = weights.ok_or(TrainError::NoBase)?;
-    // PEFT's names are those of published modules.
-    if !model.keys()?.rules.is_empty() {
-        return Err(TrainError::ForeignModules { family: model.family().name().to_owned() });
-    }
     // One that is gone on with has its own.
     if lora.adapter_path.is_none() {
         adapter::check_targets(lora, decoder.config())?;
     }
-    adapter::adapter(lora, model, decoder, config.train.seed, reading)
+    let made = adapter::adapter(lora, model, decoder, config.train.seed, reading)?;
+    // PEFT's names are those of published modules.
+    let keys = model.published_keys()?;
+    if let Some(module) = made.modules().find(|module| adapter::is_foreign(module, &keys)) {
+        let (module, family) = (module.to_owned(), model.family().name().to_owned());
+        return Err(TrainError::ForeignModules { family, module });
+    }
+    Ok(made)
 }
 
 /// The tokenizer and what goes with it: where the run's file says, or with the

@@ -42,10 +42,7 @@ pub fn rehearse(config: &Config, hub: &Hub, specs: &Specs, world: usize) -> Resu
 
 /// What weights are, without fetching them: what their card says, or their own
 /// files if they are here.
-fn known_config(
-    hub: &Hub,
-    path: &str,
-) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
+fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
     let found = hub.find(path)?;
     if let Some((_, config)) = found.known {
         return Ok(config);
