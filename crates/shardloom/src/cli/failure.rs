@@ -64,7 +64,7 @@ impl Failure {
     }
 
     /// The same, if it only tells that other ranks failed.
-    pub(super) fn as_consequence(mut self) -> Self {
+    pub(super) fn of_others(mut self) -> Self {
         self.echo = true;
         self
     }

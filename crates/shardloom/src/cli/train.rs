@@ -60,7 +60,7 @@ pub(super) struct TrainArgs {
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         if error.is_consequence() {
-            return Self::operational_with_hint(&error).as_consequence();
+            return Self::operational_with_hint(&error).of_others();
         }
         match error {
             TrainError::Hub(error) => Self::from(error),
