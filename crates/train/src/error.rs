@@ -93,6 +93,12 @@ pub enum TrainError {
         /// The folder's last checkpoint.
         last: u64,
     },
+    /// A folder that another run writes to.
+    #[error("another run writes to `{folder}`")]
+    InUse {
+        /// The folder.
+        folder: String,
+    },
     /// A folder without a run that could go on.
     #[error("`{folder}` has no checkpoint to go on from")]
     NothingToResume {
@@ -254,6 +260,9 @@ impl Hint for TrainError {
                  `train.checkpoint.output_dir`"
                     .to_owned(),
             ),
+            Self::InUse { .. } => {
+                Some("wait until it has ended, or choose another `train.checkpoint.output_dir`".to_owned())
+            }
             Self::NothingToResume { .. } => Some("set `train.checkpoint.resume: auto`".to_owned()),
             Self::Folder { .. } => Some("set `train.checkpoint.output_dir` to a folder of yours".to_owned()),
             Self::OtherFamily { found, .. } => Some(format!("set `model.name: {found}`")),

@@ -91,6 +91,16 @@ impl Savings {
         Err(TrainError::StepsAhead { folder, step, last })
     }
 
+    /// Checks that nobody has saved anything since this run looked. The first
+    /// rank.
+    pub(super) fn check_unchanged(&self) -> Result<(), TrainError> {
+        let latest = self.folder.latest()?.map(|saved| saved.step);
+        match latest == self.last {
+            true => Ok(()),
+            false => Err(TrainError::InUse { folder: self.config.output_dir.clone() }),
+        }
+    }
+
     /// What lies beside the weights in every checkpoint, and the family that
     /// cards name.
     pub(super) fn describe(&mut self, family: Option<String>, assets: BTreeMap<String, Vec<u8>>) {
