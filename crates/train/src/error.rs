@@ -82,17 +82,6 @@ pub enum TrainError {
         /// Its last checkpoint.
         step: u64,
     },
-    /// A folder with checkpoints that a run which goes on from elsewhere would
-    /// come to as well.
-    #[error("`{folder}` has a run at step {last} already, and this one goes on from step {step}")]
-    StepsAhead {
-        /// The folder.
-        folder: String,
-        /// The step to go on from.
-        step: u64,
-        /// The folder's last checkpoint.
-        last: u64,
-    },
     /// A folder that another run writes to.
     #[error("another run writes to `{folder}`")]
     InUse {
@@ -253,11 +242,6 @@ impl Hint for TrainError {
             ),
             Self::RunExists { .. } => Some(
                 "choose another `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
-                    .to_owned(),
-            ),
-            Self::StepsAhead { .. } => Some(
-                "leave `train.checkpoint.resume_from` out to go on from the last one, or choose another \
-                 `train.checkpoint.output_dir`"
                     .to_owned(),
             ),
             Self::InUse { .. } => {

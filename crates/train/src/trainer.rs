@@ -105,7 +105,6 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
                 TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
             })?;
             loader.restore(&state)?;
-            savings.begin(progress.step)?;
             progress
         }
     };

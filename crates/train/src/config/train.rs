@@ -270,7 +270,8 @@ pub struct Checkpointing {
     pub asynchronous: bool,
     /// Whether a run goes on where it was.
     pub resume: Resume,
-    /// A checkpoint to go on from, instead of the latest one in `output_dir`.
+    /// A checkpoint of another run to go on from, while `output_dir` has none of
+    /// its own.
     pub resume_from: Option<String>,
 }
 

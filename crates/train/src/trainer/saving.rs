@@ -1,7 +1,7 @@
 //! A run's checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,12 +63,11 @@ impl Savings {
         let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
         let latest = latest
             .map_err(|message| TrainError::Folder { path: self.root.display().to_string(), message })?;
-        if let Some(path) = &self.config.resume_from {
-            self.last = latest;
-            return Ok(Some(PathBuf::from(path)));
-        }
         let folder = self.config.output_dir.clone();
         match (self.config.resume, latest) {
+            (Resume::Auto | Resume::Always, None) if self.config.resume_from.is_some() => {
+                Ok(self.config.resume_from.as_ref().map(PathBuf::from))
+            }
             (Resume::Never, Some(step)) => Err(TrainError::RunExists { folder, step }),
             (Resume::Always, None) => Err(TrainError::NothingToResume { folder }),
             (_, latest) => {
@@ -76,19 +75,6 @@ impl Savings {
                 Ok(latest.map(|step| self.folder.path(step)))
             }
         }
-    }
-
-    /// Checks that nothing is in the way of a run that goes on behind a step:
-    /// checkpoints of later steps would be another run's.
-    pub(super) fn begin(&self, step: u64) -> Result<(), TrainError> {
-        let (Some(from), Some(last)) = (&self.config.resume_from, self.last) else { return Ok(()) };
-        let whole = |path: &Path| std::fs::canonicalize(path).ok();
-        let same = last == step && whole(Path::new(from)) == whole(&self.folder.path(last));
-        if last < step || same {
-            return Ok(());
-        }
-        let folder = self.config.output_dir.clone();
-        Err(TrainError::StepsAhead { folder, step, last })
     }
 
     /// Checks that nobody has saved anything since this run looked. The first
