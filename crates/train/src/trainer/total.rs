@@ -23,7 +23,7 @@ pub(super) fn steps(
     if config.data.r#type == DataType::Dummy {
         return Err(TrainError::EndlessData);
     }
-    let documents = built.loader.extent().map_or(0, |extent| extent.documents) as usize;
+    let documents = built.loader.extent().map_or(0, |extent| extent.documents);
     let (rank, world) = (gang.rank(), gang.size());
     let share = rank * documents / world..(rank + 1) * documents / world;
     let mut failure = None;
