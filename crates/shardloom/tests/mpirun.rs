@@ -109,13 +109,12 @@ fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
         shardloom(&["--json", "train", file, &way, &output(&threads), "--ranks", "4"]);
         assert_eq!(told(&processes).len(), 6);
         assert_eq!(told(&processes), told(&threads), "{way}");
-        let fingerprint = |folder: &std::path::Path| {
-            shardloom(&["fingerprint", folder.join("checkpoints/step_6").to_str().unwrap()])
-                .split_whitespace()
-                .next()
-                .unwrap()
-                .to_owned()
+        let fingerprint = |folder: &std::path::Path| -> serde_json::Value {
+            let checkpoint = folder.join("checkpoints/step_6");
+            let text = shardloom(&["--json", "fingerprint", checkpoint.to_str().unwrap()]);
+            serde_json::from_str::<serde_json::Value>(&text).unwrap()["fingerprint"].clone()
         };
+        assert!(fingerprint(&processes).is_string());
         assert_eq!(fingerprint(&processes), fingerprint(&threads), "{way}");
         // Threads go on from what processes saved.
         shardloom(&["train", file, &output(&processes), "train.max_steps=7", "--ranks", "2"]);

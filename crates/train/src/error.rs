@@ -91,16 +91,11 @@ pub enum TrainError {
         /// Its last checkpoint.
         step: u64,
     },
-    /// A folder with checkpoints that a run which goes on from elsewhere would
-    /// come to as well.
-    #[error("`{folder}` has a run at step {last} already, and this one goes on from step {step}")]
-    StepsAhead {
+    /// A folder that another run writes to.
+    #[error("another run writes to `{folder}`")]
+    InUse {
         /// The folder.
         folder: String,
-        /// The step to go on from.
-        step: u64,
-        /// The folder's last checkpoint.
-        last: u64,
     },
     /// A folder without a run that could go on.
     #[error("`{folder}` has no checkpoint to go on from")]
@@ -279,11 +274,9 @@ impl Hint for TrainError {
                 "choose another `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
                     .to_owned(),
             ),
-            Self::StepsAhead { .. } => Some(
-                "leave `train.checkpoint.resume_from` out to go on from the last one, or choose another \
-                 `train.checkpoint.output_dir`"
-                    .to_owned(),
-            ),
+            Self::InUse { .. } => {
+                Some("wait until it has ended, or choose another `train.checkpoint.output_dir`".to_owned())
+            }
             Self::NothingToResume { .. } => Some("set `train.checkpoint.resume: auto`".to_owned()),
             Self::Folder { .. } => Some("set `train.checkpoint.output_dir` to a folder of yours".to_owned()),
             Self::OtherFamily { found, .. } => Some(format!("set `model.name: {found}`")),

@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod build;
 mod evaluate;
+mod lock;
 mod rehearse;
 mod saving;
 mod total;
@@ -107,7 +108,6 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
                 TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
             })?;
             loader.restore(&state)?;
-            savings.begin(progress.step)?;
             progress
         }
     };
@@ -116,12 +116,15 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let own = gang_rows(&engine, sizes.rows_per_rank);
     let first_epoch = loader.state().position.epoch;
     let data = loader.prefetched(config.train.global_batch_size, vec![own])?;
-    let sinks = match gang.rank() {
+    let (sinks, _held) = match gang.rank() {
         0 => {
+            make_folder(&folder)?;
+            let held = lock::hold(&folder)?;
+            savings.check_unchanged()?;
             write_config(&folder, config)?;
-            open(&config.train.logging, &folder, progress.step)?
+            (open(&config.train.logging, &folder, progress.step)?, Some(held))
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), None),
     };
     savings.describe(family, assets);
     let began = progress.step;
@@ -169,14 +172,18 @@ fn gang_rows(engine: &Engine, rows: usize) -> std::ops::Range<usize> {
     dp * rows..(dp + 1) * rows
 }
 
+fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> TrainError {
+    let path = folder.display().to_string();
+    move |error| TrainError::Folder { path: path.clone(), message: error.to_string() }
+}
+
+fn make_folder(folder: &Path) -> Result<(), TrainError> {
+    std::fs::create_dir_all(folder).map_err(unwritable(folder))
+}
+
 /// The run's file as it is meant, with everything that was left to defaults.
 fn write_config(folder: &Path, config: &Config) -> Result<(), TrainError> {
-    let failed = |error: std::io::Error| TrainError::Folder {
-        path: folder.display().to_string(),
-        message: error.to_string(),
-    };
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    std::fs::write(folder.join("config.yaml"), crate::config::dump(config)).map_err(failed)
+    std::fs::write(folder.join("config.yaml"), crate::config::dump(config)).map_err(unwritable(folder))
 }
 
 /// Arithmetic of the model for one token: forward, and backward with respect to

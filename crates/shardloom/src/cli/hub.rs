@@ -32,6 +32,11 @@ pub(super) struct HubArgs {
 }
 
 impl HubArgs {
+    /// The options that say where described models are, as they are written.
+    pub(super) fn model_options(&self) -> String {
+        self.model_path.iter().map(|folder| format!(" --model-path {}", folder.display())).collect()
+    }
+
     pub(super) fn hub(&self) -> Result<Hub, Failure> {
         let folders = Folders { assets: self.asset_dir.clone(), models: self.model_path.clone() };
         let variable = |name: &str| std::env::var(name).ok();

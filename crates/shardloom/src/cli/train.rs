@@ -99,6 +99,7 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     )?;
     let Some(outcome) = outcome else { return Ok(ExitCode::SUCCESS) };
     let ended = Ended::new(&config, &outcome);
+    let text = |ended: &Ended| text(ended, &args.hub.model_options());
     match output {
         Output::Text => output.show(&ended, text),
         // One line, as the records before it.
@@ -358,7 +359,7 @@ impl Ended {
     }
 }
 
-fn text(ended: &Ended) -> String {
+fn text(ended: &Ended, options: &str) -> String {
     let mut lines = vec![format!(
         "{} at step {} after {} tokens{}",
         ended.end,
@@ -376,9 +377,9 @@ fn text(ended: &Ended) -> String {
         let place = checkpoint.display();
         lines.push(match (ended.adapter, &ended.weights) {
             (true, Some(weights)) => {
-                format!("try it: shardloom generate {weights} 'Hello' --adapter {place}")
+                format!("try it: shardloom generate {weights} 'Hello' --adapter {place}{options}")
             }
-            _ => format!("try it: shardloom generate {place} 'Hello'"),
+            _ => format!("try it: shardloom generate {place} 'Hello'{options}"),
         });
     }
     lines.push(format!("metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard", ended.output_dir));

@@ -114,3 +114,18 @@ fn weights_of_a_run_begin_another() {
         |name: &str| -> Value { serde_json::from_slice(&std::fs::read(place.path(name)).unwrap()).unwrap() };
     assert_eq!(config("first/checkpoints/step_6/config.json"), config("out/checkpoints/step_2/config.json"));
 }
+
+/// Another run's checkpoint is only the beginning: once a run has its own, it
+/// goes on from those.
+#[test]
+fn a_run_that_goes_on_from_another_has_a_life_of_its_own() {
+    let place = Place::new();
+    place.train(&["train.checkpoint.output_dir=first"]);
+    let own = ["train.checkpoint={output_dir: out, resume_from: first/checkpoints/step_2}"];
+    let begun = place.train(&[&own[..], &["train.max_steps=4"]].concat());
+    assert_eq!((&begun["step"], &begun["steps_done"]), (&json!(4), &json!(2)));
+    let more = place.train(&[&own[..], &["train.max_steps=6"]].concat());
+    assert_eq!((&more["step"], &more["steps_done"]), (&json!(6), &json!(2)));
+    let steps: Vec<Value> = place.metrics("out").iter().map(|line| line["step"].clone()).collect();
+    assert_eq!(steps, [3, 4, 5, 6].map(|step| json!(step)));
+}

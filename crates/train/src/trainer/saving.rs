@@ -1,7 +1,7 @@
 //! A run's checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,17 +77,14 @@ impl Savings {
         }
     }
 
-    /// Checks that nothing is in the way of a run that goes on behind a step:
-    /// checkpoints of later steps would be another run's.
-    pub(super) fn begin(&self, step: u64) -> Result<(), TrainError> {
-        let (Some(from), Some(last)) = (&self.config.resume_from, self.last) else { return Ok(()) };
-        let whole = |path: &Path| std::fs::canonicalize(path).ok();
-        let same = last == step && whole(Path::new(from)) == whole(&self.folder.path(last));
-        if last < step || same {
-            return Ok(());
+    /// Checks that nobody has saved anything since this run looked. The first
+    /// rank.
+    pub(super) fn check_unchanged(&self) -> Result<(), TrainError> {
+        let latest = self.folder.latest()?.map(|saved| saved.step);
+        match latest == self.last {
+            true => Ok(()),
+            false => Err(TrainError::InUse { folder: self.config.output_dir.clone() }),
         }
-        let folder = self.config.output_dir.clone();
-        Err(TrainError::StepsAhead { folder, step, last })
     }
 
     /// What lies beside the weights in every checkpoint, and the family that
