@@ -2,6 +2,7 @@
 
 use shardloom_dtensor::Numbers;
 use shardloom_gang::GangExt;
+use shardloom_layout::DType;
 
 use super::{Engine, MicroBatch, StepSettings, Stepped};
 use crate::error::TrainError;
@@ -19,8 +20,10 @@ impl Engine {
         let mut found = None;
         for stage in &self.stages {
             for (name, value) in stage.decoder.parameters() {
-                let sum = shardloom_tensor::global_norm(&[value.to_local()])?;
-                if !sum.is_finite() && found.is_none() {
+                // Only what is finite is nothing without itself.
+                let local = value.to_local().detach();
+                let nothing = local.sub(&local)?.sum_all()?.cast(DType::F64)?.item::<f64>()?;
+                if nothing != 0.0 && found.is_none() {
                     found = Some(format!("the parameter `{name}` before the step"));
                 }
             }
