@@ -24,8 +24,9 @@ use shardloom_nn::{Adapter, Kept, Usage};
 use shardloom_train::config::{OptimizerConfig, PipelineSchedule};
 use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use shardloom_train::keep::{Pace, Progress};
-use shardloom_train::optimizer::{Patterns, WeightDecay, clipping, from_config};
+use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use shardloom_train::pipeline::Schedule;
+use shardloom_train::spec::clip_factor;
 
 const ROUNDS: usize = 3;
 const ROWS: usize = 4;
@@ -121,7 +122,7 @@ fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
         (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
     };
     let batch = MicroBatch { rows, inputs: all(0), targets: all(1) };
-    let clip = |norm: f64| clipping(norm, 1.0);
+    let clip = |norm: f64| clip_factor(norm, 1.0);
     let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip, substep: &|_, _| {} };
     engine.step(&settings, &[batch]).expect("a step").loss
 }

@@ -43,7 +43,7 @@ pub use error::NnError;
 pub use generate::{Finish, Generated, Generation, Request, Token};
 pub use loss::IGNORED;
 pub use merge::merged;
-pub use parameter::{Initial, ParameterSpec, initial_values, parameters};
+pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, parameters};
 pub use plan::{Parallel, Plan, PlanError, Positions, Usage};
 pub use sample::{Sampler, Sampling, SamplingError};
 pub use score::Likeliest;

@@ -32,7 +32,8 @@ pub enum Initial {
     Zeros,
 }
 
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The parameter that tokens are looked up in, and that a tied head shares.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const POSITIONS: &str = "model.embed_positions.weight";
 pub(crate) const LAST_NORM: &str = "model.norm";
 pub(crate) const HEAD: &str = "lm_head";

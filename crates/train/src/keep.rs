@@ -16,13 +16,11 @@ use shardloom_checkpoint::{
 };
 use shardloom_dtensor::DTensor;
 use shardloom_gang::Elements;
+use shardloom_nn::EMBEDDING;
 use shardloom_tensor::{HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel};
 use crate::error::TrainError;
-
-/// The embedding, which a tied head shares.
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Under which name a checkpoint says how far a run was.
 const PROGRESS: &str = "trainer";
@@ -239,7 +237,7 @@ impl Engine {
             for state in 0..self.optimizer.states().len() {
                 let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());
                 let Some(like) = like else { continue };
-                let received = self.received(&like, first, LOADED)?;
+                let received = self.received(like.dtype(), like.shape(), first, LOADED)?;
                 if let Some(states) = self.stages[place].states.get_mut(EMBEDDING) {
                     states[state] = received;
                 }

@@ -55,7 +55,7 @@ pub struct StepInfo {
     pub learning_rate: f64,
     /// The share of a weight that a step of size 1 takes away.
     pub weight_decay: f64,
-    /// What gradients are multiplied by first: [`clipping`].
+    /// What gradients are multiplied by first: [`clip_factor`](crate::spec::clip_factor).
     pub gradient_scale: f64,
 }
 
@@ -72,16 +72,6 @@ pub fn from_config(config: &OptimizerConfig) -> Result<Box<dyn Optimizer>, Optim
 pub fn initial_states(optimizer: &dyn Optimizer, parameter: &Tensor) -> Result<Vec<Tensor>, TensorError> {
     let zeros = || Tensor::zeros(parameter.dtype(), parameter.shape(), parameter.device());
     optimizer.states().iter().map(|_| zeros()).collect()
-}
-
-/// The factor that makes the norm of all gradients together at most `most`, as
-/// PyTorch's `clip_grad_norm_` computes it; 1 if they are small enough or
-/// `most` is 0. A norm that is no number leaves gradients as they are.
-pub fn clipping(norm: f64, most: f64) -> f64 {
-    // Keeps the division finite, and is part of PyTorch's result.
-    const BESIDE: f64 = 1e-6;
-    let factor = most / (norm + BESIDE);
-    if most > 0.0 && factor < 1.0 { factor } else { 1.0 }
 }
 
 /// The tensors kept for a parameter, if they are as many as an optimizer keeps.
@@ -219,23 +209,7 @@ mod tests {
         assert_eq!(parameter.to_vec::<f32>().unwrap(), [0.95; 5]);
     }
 
-    #[test]
-    fn clipping_needs_a_limit_and_a_norm() {
-        assert_eq!(clipping(10.0, 0.0), 1.0);
-        assert_eq!(clipping(f64::NAN, 1.0), 1.0);
-        assert_eq!(clipping(0.0, 1.0), 1.0);
-        assert_eq!(clipping(4.0, 1.0), 1.0 / (4.0 + 1e-6));
-    }
-
     proptest! {
-        #[test]
-        fn clipped_gradients_are_within_the_limit(norm in 0.0..1e6f64, most in 1e-3..1e3f64) {
-            let factor = clipping(norm, most);
-            prop_assert!(factor > 0.0 && factor <= 1.0);
-            prop_assert!(norm * factor <= most + 1e-9);
-            prop_assert!(factor == 1.0 || norm * factor > most - 1e-2 * most);
-        }
-
         /// One number at a time, in f64, written from the papers.
         #[test]
         fn steps_are_what_the_formulas_say(

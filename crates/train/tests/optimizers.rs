@@ -8,7 +8,8 @@ use serde::Deserialize;
 use shardloom_layout::DType;
 use shardloom_tensor::{Tensor, global_norm};
 use shardloom_train::config::{OptimizerConfig, OptimizerKind};
-use shardloom_train::optimizer::{StepInfo, clipping, from_config, initial_states};
+use shardloom_train::optimizer::{StepInfo, from_config, initial_states};
+use shardloom_train::spec::clip_factor;
 
 #[derive(Deserialize)]
 struct Record {
@@ -68,7 +69,7 @@ fn weights_and_states_are_those_of_torch() {
             if case.max_grad_norm > 0.0 {
                 let found = global_norm(&[&gradient]).unwrap();
                 assert!((found - norm).abs() < tolerance * (1.0 + norm), "{what}: norm {found} {norm}");
-                gradient_scale = clipping(found, case.max_grad_norm);
+                gradient_scale = clip_factor(found, case.max_grad_norm);
                 assert!(gradient_scale < 1.0, "{what}: nothing is clipped");
             }
             let step =

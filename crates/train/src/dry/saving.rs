@@ -10,13 +10,12 @@ use shardloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
 use shardloom_checkpoint::{FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
 use shardloom_dtensor::DTensor;
 use shardloom_layout::Shape;
+use shardloom_nn::EMBEDDING;
 
 use super::DryError;
 use super::report::CheckpointReport;
 use super::setup::{KEPT_IN, Setup};
 use super::stage::DryStage;
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// What stands before the names of an adapter's tensors.
 const PEFT_PREFIX: &str = "base_model.model.";

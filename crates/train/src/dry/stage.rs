@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shardloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
 use shardloom_layout::{Layout, Shape, nearest};
-use shardloom_nn::{Adapter, Decoder, ParameterSpec, Plan, Stage, parameters};
+use shardloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
 use shardloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryError;
@@ -204,7 +204,7 @@ impl Measured {
         let elements = |bytes: u64| bytes / KEPT_IN.size() as u64;
         let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(setup, &stage.decoder), norm_axes(&values));
-        let tied_bytes = stage.decoder.parameter("model.embed_tokens.weight").map_or(0, local_bytes);
+        let tied_bytes = stage.decoder.parameter(EMBEDDING).map_or(0, local_bytes);
         stage.ranks.keep_bill();
         stage.ranks.take_bill();
         let passes = Passes::new(setup, &stage)?;

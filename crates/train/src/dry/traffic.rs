@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_dtensor::Item;
+use shardloom_nn::EMBEDDING;
 
 use super::report::{AxisTraffic, TrafficItem};
 use super::setup::Setup;
@@ -76,7 +77,7 @@ pub(super) fn of_rank(setup: &Setup<'_>, measured: &[&Measured], rank: usize) ->
     if setup.decoder.head.tied && last > 0 && ends[0] != ends[1] && ends.contains(&rank) {
         let number = if rank == ends[0] { 0 } else { last };
         // Only what is trained has a gradient.
-        if setup.config.model.lora.is_none() && !setup.frozen.matches("model.embed_tokens.weight") {
+        if setup.config.model.lora.is_none() && !setup.frozen.matches(EMBEDDING) {
             bill.add(["pp", "receive", "tied embedding", "backward"], 1, measured[number].tied_bytes);
         }
     }

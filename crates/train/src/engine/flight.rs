@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use shardloom_dtensor::{DTensor, Settling, backward};
-use shardloom_gang::{Elements, ElementsMut};
+use shardloom_gang::Elements;
 use shardloom_layout::Shape;
 use shardloom_nn::{Input, Pass};
-use shardloom_tensor::{Tensor, TensorError, no_grad};
+use shardloom_tensor::{TensorError, no_grad};
 
 use super::{Engine, StageModel, StepSettings};
 use crate::error::TrainError;
@@ -270,20 +270,7 @@ impl Engine {
         let shape = [batch.rows * sharers, batch.time(), stage.decoder.config().hidden];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
-        let dtype = self.compute_dtype();
-        let mut failure = None;
-        let received = Tensor::from_host(dtype, &local, |into| {
-            let done = ElementsMut::from_bytes(dtype, into)
-                .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into));
-            done.map_err(|error| {
-                let reason = error.to_string();
-                failure = Some(error);
-                TensorError::Outside { function: "receive", reason }
-            })
-        });
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        Ok(DTensor::from_local(&self.ranks, received?, layout, &shape)?)
+        let received = self.received(self.compute_dtype(), &local, from, tag)?;
+        Ok(DTensor::from_local(&self.ranks, received, layout, &shape)?)
     }
 }

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use shardloom_dtensor::{DTensor, global_norm};
 use shardloom_gang::{Elements, ElementsMut, GangExt};
-use shardloom_layout::ReduceOp;
+use shardloom_layout::{DType, ReduceOp, Shape};
+use shardloom_nn::EMBEDDING;
 use shardloom_tensor::{Tensor, TensorError};
 
 use super::{Engine, MicroBatch};
 use crate::error::TrainError;
 use crate::optimizer::StepInfo;
-
-/// The embedding, which a tied head shares.
-const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The tag of gradients that tied stages exchange.
 const TIED: u32 = 0x3000_0001;
@@ -172,18 +170,24 @@ impl Engine {
         let sent = local
             .read_host(|bytes| self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED))?;
         sent?;
-        let other = self.received(local, peer, TIED)?;
+        let other = self.received(local.dtype(), local.shape(), peer, TIED)?;
         let (mut sum, more) = if number == 0 { (local.clone(), other) } else { (other, local.clone()) };
         sum.add_assign(&more)?;
         *gradient = DTensor::from_local(&self.ranks, sum, gradient.layout(), gradient.shape())?;
         Ok(())
     }
 
-    /// A tensor like another one, from another stage.
-    pub(crate) fn received(&self, like: &Tensor, from: usize, tag: u32) -> Result<Tensor, TrainError> {
+    /// A local tensor from another stage.
+    pub(crate) fn received(
+        &self,
+        dtype: DType,
+        shape: &Shape,
+        from: usize,
+        tag: u32,
+    ) -> Result<Tensor, TrainError> {
         let mut failure = None;
-        let received = Tensor::from_host(like.dtype(), like.shape(), |into| {
-            let done = ElementsMut::from_bytes(like.dtype(), into)
+        let received = Tensor::from_host(dtype, shape, |into| {
+            let done = ElementsMut::from_bytes(dtype, into)
                 .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into));
             done.map_err(|error| {
                 let reason = error.to_string();

@@ -17,8 +17,9 @@ use shardloom_nn::{Adapter, Decoder, DecoderConfig, Kept, Parallel, Positions, S
 use shardloom_tensor::Tensor;
 use shardloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
 use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings, Stepped};
-use shardloom_train::optimizer::{Patterns, WeightDecay, clipping, from_config};
+use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use shardloom_train::pipeline::Schedule;
+use shardloom_train::spec::clip_factor;
 
 /// Tokens in a row.
 pub const TIME: usize = 12;
@@ -237,7 +238,7 @@ impl Trainer {
     ) -> Stepped {
         let micros = self.own_rows(inputs, targets, rows);
         let most = self.optimizer.max_grad_norm;
-        let clip = |norm: f64| clipping(norm, most);
+        let clip = |norm: f64| clip_factor(norm, most);
         self.engine
             .step(&StepSettings { number, learning_rate, clip: &clip, substep: &|_, _| {} }, &micros)
             .unwrap()
