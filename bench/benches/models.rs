@@ -10,10 +10,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
-use shardloom_bench::{Goal, Report, short};
+use shardloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
 use shardloom_checkpoint::storage::Way;
 use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use shardloom_hub::cards::CardStore;
@@ -162,30 +162,7 @@ fn median(runs: usize, work: impl Fn()) -> f64 {
         work();
         begin.elapsed().as_secs_f64()
     };
-    middle((0..runs).map(|_| time()).collect())
-}
-
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// The most memory that this process has had.
-fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number =
-        line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse::<u64>().ok());
-    number.unwrap_or(0) * 1024
-}
-
-fn asked(command: &mut Command) -> Value {
-    let output = command.output().expect("the process starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next_back().unwrap_or_default();
-    serde_json::from_str(line).unwrap_or_else(|_| {
-        panic!("no answer from {command:?}: {text}{}", String::from_utf8_lossy(&output.stderr))
-    })
+    middle_figure((0..runs).map(|_| time()).collect())
 }
 
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
@@ -201,14 +178,6 @@ fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
     Some(asked(command.env("HF_HUB_OFFLINE", "1")))
 }
 
-fn number(value: &Value, path: &str) -> f64 {
-    value.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)
-}
-
-fn seconds(value: f64) -> String {
-    short(Duration::from_secs_f64(value))
-}
-
 fn list(report: &mut Report) {
     let Some(binary) = std::env::var_os("SHARDLOOM_BINARY") else { return };
     let time = || {
@@ -218,7 +187,7 @@ fn list(report: &mut Report) {
         begin.elapsed().as_secs_f64()
     };
     time();
-    let measured = middle((0..21).map(|_| time()).collect());
+    let measured = middle_figure((0..21).map(|_| time()).collect());
     let own = [seconds(measured), "30 ms".to_owned()];
     report.ratio("models list / 30 ms", [&own[0], &own[1]], measured / 0.03, Goal::AtMost(1.0));
     report.note("models list / fairseq2's 4.6 s", [&own[0], "4.6 s"], measured / 4.6);
@@ -237,7 +206,7 @@ fn load(report: &mut Report, folder: &Path) {
         file.extend(ask_theirs("read", folder, "bfloat16"));
         rank.push(ask_ours("rank", folder, "bf16"));
     }
-    let of = |all: &[Value], path: &str| middle(all.iter().map(|value| number(value, path)).collect());
+    let of = |all: &[Value], path: &str| middle_figure(all.iter().map(|value| number(value, path)).collect());
     let mut faster = |what: &str, ours: f64, beside: f64| {
         report.ratio(what, [&seconds(ours), &seconds(beside)], beside / ours, Goal::AtLeast(2.0));
     };
@@ -285,20 +254,20 @@ fn speed(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str;
             steady.push(number(&answer, "/bare_tokens_per_second"));
         }
     }
-    let ours = middle(own);
+    let ours = middle_figure(own);
     let rate = |value: f64| format!("{value:.1} tokens/s");
     if beside.is_empty() {
         report.note(&format!("{case} in {dtype}"), [&rate(ours), ""], f64::NAN);
         return;
     }
-    let beside = middle(beside);
+    let beside = middle_figure(beside);
     report.ratio(
         &format!("{case} in {dtype} / transformers"),
         [&rate(ours), &rate(beside)],
         ours / beside,
         Goal::AtLeast(goal),
     );
-    let bare = middle(steady);
+    let bare = middle_figure(steady);
     if bare.is_finite() {
         report.note(
             &format!("{case} in {dtype} / without generate()"),
@@ -328,9 +297,9 @@ fn first_token(report: &mut Report, folder: &Path) {
                 .map(|answer| number(&answer, "/stages/first_token")),
         );
     }
-    let own = middle(own);
+    let own = middle_figure(own);
     if !beside.is_empty() {
-        let beside = middle(beside);
+        let beside = middle_figure(beside);
         report.ratio(
             "process to first token / transformers",
             [&seconds(own), &seconds(beside)],

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
-use shardloom_bench::{Goal, Report, short};
+use shardloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
 use shardloom_checkpoint::{Saver, Target};
 use shardloom_dtensor::{Ranks, Release};
 use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
@@ -142,7 +142,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
         losses.push(one_step(&mut engine, number, ROWS));
         times.push(begin.elapsed().as_secs_f64());
     }
-    let seconds = middle(times.split_off(2));
+    let seconds = middle_figure(times.split_off(2));
     let memory = peak();
     let mut stalls = Vec::new();
     if case == "save" {
@@ -179,29 +179,6 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
     println!("{}", json!({"seconds": seconds, "peak": memory, "losses": losses, "stalls": stalls}));
 }
 
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// The most memory that this process has had.
-fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number =
-        line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse::<u64>().ok());
-    number.unwrap_or(0) * 1024
-}
-
-fn asked(command: &mut Command) -> Value {
-    let output = command.output().expect("the process starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next_back().unwrap_or_default();
-    serde_json::from_str(line).unwrap_or_else(|_| {
-        panic!("no answer from {command:?}: {text}{}", String::from_utf8_lossy(&output.stderr))
-    })
-}
-
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
     let own = std::env::current_exe().expect("this program");
     asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("SHARDLOOM_THREADS", "2"))
@@ -215,21 +192,13 @@ fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
     Some(asked(command.env("HF_HUB_OFFLINE", "1")))
 }
 
-fn number(value: &Value, path: &str) -> f64 {
-    value.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)
-}
-
-fn seconds(value: f64) -> String {
-    short(Duration::from_secs_f64(value))
-}
-
 fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 2]) {
     let (mut own, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         own.push(ask_ours(case, folder, dtype));
         beside.extend(ask_theirs(case, folder, theirs));
     }
-    let of = |all: &[Value], path: &str| middle(all.iter().map(|value| number(value, path)).collect());
+    let of = |all: &[Value], path: &str| middle_figure(all.iter().map(|value| number(value, path)).collect());
     let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
     if beside.is_empty() {
         report.note(&format!("{case} step in {dtype}"), [&seconds(of(&own, "/seconds")), ""], f64::NAN);
@@ -298,8 +267,9 @@ fn save(report: &mut Report, folder: &Path) {
     let found = ask_ours("save", folder, "f32");
     let step = number(&found, "/seconds");
     // The first one takes memory that the others use again.
-    let later =
-        |path: &str| middle((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect());
+    let later = |path: &str| {
+        middle_figure((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect())
+    };
     let (stall, slower) = (later("stall"), later("slower"));
     report.ratio(
         "stall of an asynchronous save / 100 steps",

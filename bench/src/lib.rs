@@ -4,6 +4,7 @@
 //! and what counts is the ratio to a floor or a peer measured in the same run.
 
 mod peer;
+mod process;
 mod turns;
 
 use std::hint::black_box;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use comfy_table::{CellAlignment, Table, presets};
 
 pub use peer::Peer;
+pub use process::{asked, middle_figure, number, peak, seconds};
 pub use turns::Turns;
 
 /// The median time of `work`, repeated for about `budget`.

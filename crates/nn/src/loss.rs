@@ -17,14 +17,8 @@ impl Decoder {
     /// data-parallel ranks share evenly.
     pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
         let time = rows.len() / count.max(1);
-        let mesh = self.plan().mesh();
-        let sharers: usize = ["rdp", "sdp"]
-            .iter()
-            .filter_map(|name| mesh.axis(name).ok())
-            .map(|axis| mesh.axis_size(axis))
-            .product();
         let local = Tensor::from_slice(rows, &[count, time])?;
-        let shape = Shape::new(&[count * sharers, time])?;
+        let shape = Shape::new(&[count * self.plan().sharers(), time])?;
         Ok(DTensor::from_local(self.ranks(), local, self.plan().batch_layout()?, &shape)?)
     }
 

@@ -189,6 +189,13 @@ impl Plan {
         self.usage
     }
 
+    /// How many ranks compute different rows of a batch.
+    pub fn sharers(&self) -> usize {
+        let mesh = self.mesh();
+        let axes = ["rdp", "sdp"].iter().filter_map(|name| mesh.axis(name).ok());
+        axes.map(|axis| mesh.axis_size(axis)).product()
+    }
+
     /// The layout of a batch's rows, shared by all data-parallel ranks.
     pub fn batch_layout(&self) -> Result<Layout, NnError> {
         let mesh = self.mesh();

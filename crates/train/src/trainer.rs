@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
     fn step(&mut self, callbacks: Callbacks<'_, '_>, batch: &Batch) -> Result<(), TrainError> {
         let begin = Instant::now();
         let number = self.progress.step + 1;
-        let micros = micro_batches(batch, self.micro_rows, &self.engine)?;
+        let micros = micro_batches(&batch.rows, self.micro_rows, &self.engine)?;
         let learning_rate = self.rates.at(number);
         let limit = self.config.train.optimizer.max_grad_norm;
         let mut failure = None;

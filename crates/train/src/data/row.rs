@@ -1,9 +1,8 @@
 //! Rows: what a model is given, and what it should have said.
 
-use super::sample::Sample;
+use shardloom_nn::IGNORED;
 
-/// A target that does not count.
-pub const IGNORED: i64 = -100;
+use super::sample::Sample;
 
 /// A row. All rows have the same length; what is behind the tokens is filled
 /// up, and does not count.

@@ -261,13 +261,7 @@ impl Engine {
         let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
         let plan = stage.decoder.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
-        let mesh = plan.mesh();
-        let sharers: usize = ["rdp", "sdp"]
-            .iter()
-            .filter_map(|name| mesh.axis(name).ok())
-            .map(|axis| mesh.axis_size(axis))
-            .product();
-        let shape = [batch.rows * sharers, batch.time(), stage.decoder.config().hidden];
+        let shape = [batch.rows * plan.sharers(), batch.time(), stage.decoder.config().hidden];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
         let received = self.received(self.compute_dtype(), &local, from, tag)?;

@@ -3,7 +3,7 @@
 use shardloom_gang::GangExt;
 use shardloom_layout::ReduceOp;
 
-use crate::data::{Batch, Row};
+use crate::data::Row;
 use crate::engine::{Engine, MicroBatch};
 use crate::error::TrainError;
 
@@ -14,15 +14,10 @@ const STEP: usize = 64;
 /// The micro-batches of this rank's rows. What no row of any rank reaches is
 /// cut off. Every rank.
 pub(super) fn micro_batches(
-    batch: &Batch,
+    all: &[Row],
     rows: usize,
     engine: &Engine,
 ) -> Result<Vec<MicroBatch>, TrainError> {
-    cut(&batch.rows, rows, engine)
-}
-
-/// The same for rows that are at hand.
-pub(super) fn cut(all: &[Row], rows: usize, engine: &Engine) -> Result<Vec<MicroBatch>, TrainError> {
     let longest = |rows: &[Row]| rows.iter().map(|row| row.length).max().unwrap_or(0) as u64;
     let mut lengths: Vec<u64> = all.chunks(rows.max(1)).map(longest).collect();
     engine.gangs.dp.all_reduce(&mut lengths, ReduceOp::Max)?;

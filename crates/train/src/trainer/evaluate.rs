@@ -5,7 +5,7 @@ use shardloom_hub::text::{Special, SpecialText, Tokenizer};
 use shardloom_nn::{Generation, Request, Sampling};
 use shardloom_tensor::no_grad;
 
-use super::batch::cut;
+use super::batch::micro_batches;
 use crate::callback::Evaluation;
 use crate::config::{Config, SampleConfig};
 use crate::data::{Loader, Row};
@@ -52,7 +52,7 @@ impl HeldOut {
     ) -> Result<Evaluation, TrainError> {
         let mut evaluation = Evaluation::default();
         if !self.rows.is_empty() {
-            let micros = cut(&self.rows, self.micro_rows, engine)?;
+            let micros = micro_batches(&self.rows, self.micro_rows, engine)?;
             let targets = engine.count_targets(&micros)?;
             let sum = engine.loss(engine.measure(&micros)?)?;
             evaluation.loss = Some(sum / (targets as f64).max(1.0));
