@@ -1,0 +1,27 @@
+//! Judging what a fine-tuning changed.
+//!
+//! - A [`View`] is one variant of a model: before, after, half of the change,
+//!   noise in its place.
+//! - A [`Question`] asks one view one thing about one text; an [`Answer`] is
+//!   what comes back.
+//! - A [`Backend`] answers questions, all at once.
+//! - A [`Book`] holds what was answered. A [`probe`] reads in it; what it does
+//!   not find there is asked, and the probe reads again.
+//! - A [`Record`] is what a probe found.
+
+mod answer;
+pub mod backend;
+mod book;
+mod error;
+pub mod probe;
+mod question;
+mod record;
+mod view;
+
+pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
+pub use backend::{Backend, Capabilities, Description, Watch};
+pub use book::{Book, Missing};
+pub use error::{AskError, SwayError};
+pub use question::{Ask, Keep, Question};
+pub use record::{Record, Verdict};
+pub use view::{Real, View};

@@ -1,0 +1,1 @@
+//! Questions to two views that say something together.
