@@ -13,9 +13,11 @@ mod answer;
 pub mod backend;
 mod book;
 mod error;
+pub mod packs;
 pub mod probe;
 mod question;
 mod record;
+pub mod sections;
 mod view;
 
 pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};

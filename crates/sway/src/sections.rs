@@ -1,0 +1,52 @@
+//! Parts of the document that a model was tuned on.
+
+use serde::{Deserialize, Serialize};
+
+/// What a section teaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SectionKind {
+    /// A text.
+    Prose,
+    /// Answers to questions.
+    Instruction,
+    /// Which of two answers is better.
+    Preference,
+}
+
+/// A part of the document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Section {
+    /// Its name among the others.
+    pub id: String,
+    /// What it teaches.
+    pub kind: SectionKind,
+    /// Its text.
+    pub content: String,
+    /// Its questions with their answers.
+    pub questions: Vec<SectionQuestion>,
+    /// Its preferences.
+    pub preferences: Vec<SectionPreference>,
+    /// What its author calls it.
+    pub tag: Option<String>,
+}
+
+/// A question and its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SectionQuestion {
+    /// The question.
+    pub prompt: String,
+    /// The answer.
+    pub gold: String,
+}
+
+/// A question, a good and a bad answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SectionPreference {
+    /// The question.
+    pub prompt: String,
+    /// The better answer.
+    pub chosen: String,
+    /// The worse answer.
+    pub rejected: String,
+}
