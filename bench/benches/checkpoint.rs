@@ -130,7 +130,7 @@ fn locals(rank: usize, layout: impl Fn(&str) -> Layout) -> Vec<Local> {
 fn state(locals: &[Local]) -> State<'_> {
     let mut state = State::new();
     for local in locals {
-        state.model(&local.name, LocalTensor { spec: local.spec.clone(), bytes: &local.bytes });
+        state.model(&local.name, LocalTensor { spec: local.spec.clone(), bytes: (&local.bytes).into() });
     }
     state
 }
@@ -517,7 +517,7 @@ fn planning_beside_torch(report: &mut Report, folder: &Path) -> Result<(), Check
     let mut state = State::new();
     for number in 0..TENSORS {
         let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
-        state.model(format!("t{number}"), LocalTensor { spec, bytes: &bytes });
+        state.model(format!("t{number}"), LocalTensor { spec, bytes: (&bytes).into() });
     }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..3 {
@@ -599,7 +599,7 @@ fn planning(report: &mut Report) -> Result<(), CheckpointError> {
             .collect();
         let mut state = State::new();
         for ((name, spec), bytes) in specs.iter().zip(&buffers) {
-            state.model(name, LocalTensor { spec: spec.clone(), bytes });
+            state.model(name, LocalTensor { spec: spec.clone(), bytes: bytes.into() });
         }
         let mut times = Vec::new();
         for _ in 0..ROUNDS {

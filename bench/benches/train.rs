@@ -14,14 +14,14 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use shardloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
 use shardloom_checkpoint::{Saver, Target};
-use shardloom_dtensor::{Ranks, Release};
+use shardloom_dtensor::Ranks;
 use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
 use shardloom_hub::cards::CardStore;
 use shardloom_hub::fetch::FetchSettings;
 use shardloom_hub::{Families, Hub, LoadOptions};
 use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Kept, Usage};
-use shardloom_train::config::{OptimizerConfig, PipelineSchedule};
+use shardloom_nn::{Adapter, Kept};
+use shardloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
 use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use shardloom_train::keep::{Pace, Progress};
 use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
@@ -72,12 +72,8 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
     let gangs = Gangs::new(root, &GangSizes::default()).expect("gangs");
     let ranks = Ranks::new(Arc::clone(&gangs.root));
-    let usage = Usage {
-        dtype: (compute != DType::F32).then_some(compute),
-        release: Release::AfterUse,
-        ahead: usize::from(gangs.sdp.size() > 1),
-        ..Usage::default()
-    };
+    let precision = if compute == DType::F32 { Precision::F32 } else { Precision::Bf16 };
+    let usage = Accelerator::default().usage(precision, gangs.sdp.size());
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(if lora { compute } else { DType::F32 }),

@@ -88,7 +88,7 @@ fn main() -> Result<(), Failure> {
 fn save(job: &Job, locals: &[Local], gang: Arc<dyn Gang>, format: SaveFormat) -> Result<(), Failure> {
     let mut state = State::new();
     for Local { name, spec, bytes } in locals {
-        let tensor = LocalTensor { spec: spec.clone(), bytes };
+        let tensor = LocalTensor { spec: spec.clone(), bytes: bytes.into() };
         match &job.training {
             Some(prefix) if name.starts_with(prefix) => state.training(name, tensor),
             _ => state.model(name, tensor),

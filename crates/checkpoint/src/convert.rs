@@ -1,6 +1,5 @@
 //! From any format to any that can be written, a stretch at a time.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +16,7 @@ use crate::manifest::{MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
 use crate::plan::{Metadata, MetadataIndex, PlanError, TensorMetadata, WriteData, WriteItem};
 use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target, Written};
-use crate::state::Part;
+use crate::state::{Bytes, Part};
 use crate::storage::StorageError;
 use crate::sums::Sums;
 use crate::verify::{Damage, DamagedChunk};
@@ -194,7 +193,7 @@ struct Chosen {
     /// Everything, without the tensors' bytes.
     batch: Batch<'static>,
     /// What is not a tensor.
-    bytes: Vec<(WriteItem, Cow<'static, [u8]>)>,
+    bytes: Vec<(WriteItem, Bytes<'static>)>,
     left_out: Vec<String>,
 }
 
@@ -216,7 +215,7 @@ impl Chosen {
             let (shape, region) = (entry.shape.clone(), Region::whole(&entry.shape));
             let index = MetadataIndex::part(name, &region);
             let data = WriteData::Tensor { dtype, shape: shape.clone(), region };
-            items.push((WriteItem { index, part, data }, Cow::Borrowed([].as_slice())));
+            items.push((WriteItem { index, part, data }, Bytes::Borrowed(&[])));
             let entry = TensorMetadata { part, dtype, shape, layout: None, chunks: Vec::new() };
             metadata.tensors.insert(name.clone(), entry);
         }
@@ -230,8 +229,8 @@ impl Chosen {
             let index = MetadataIndex::whole(name);
             let item = WriteItem { index, part: Part::Training, data: WriteData::Bytes { length, digest } };
             metadata.bytes.insert(name.clone(), length);
-            items.push((item.clone(), Cow::Owned(content.clone())));
-            bytes.push((item, Cow::Owned(content)));
+            items.push((item.clone(), Bytes::Owned(content.clone())));
+            bytes.push((item, Bytes::Owned(content)));
         }
         Ok(Self { metadata, batch: Batch::of(items), bytes, left_out })
     }

@@ -56,7 +56,7 @@ pub use observer::Observer;
 pub use read::{Extent, ReadOptions, ReadReport, Want, WantError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use state::{
-    Ambiguous, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
+    Ambiguous, Bytes, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
     flatten, unflatten,
 };
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};

@@ -1,8 +1,9 @@
 //! What a rank has to save, by name.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use shardloom_layout::{DType, Layout, LayoutError, Region, Shape};
@@ -41,7 +42,7 @@ pub enum Content<'a> {
     /// This rank's part of a tensor.
     Tensor(LocalTensor<'a>),
     /// Bytes that every rank that has them has alike.
-    Bytes(Cow<'a, [u8]>),
+    Bytes(Bytes<'a>),
 }
 
 /// One rank's part of a tensor.
@@ -50,7 +51,75 @@ pub struct LocalTensor<'a> {
     /// What the whole is, and which part this is.
     pub spec: TensorSpec,
     /// This rank's elements, row-major.
-    pub bytes: &'a [u8],
+    pub bytes: Bytes<'a>,
+}
+
+/// Bytes to save.
+#[derive(Clone)]
+pub enum Bytes<'a> {
+    /// Somebody's, who may change them soon: a save in the background copies
+    /// them first.
+    Borrowed(&'a [u8]),
+    /// One's own.
+    Owned(Vec<u8>),
+    /// Bytes that nobody changes as long as they are held here: a save in the
+    /// background holds them up, and copies nothing.
+    Shared(Arc<dyn AsRef<[u8]> + Send + Sync>),
+}
+
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bytes({})", self.len())
+    }
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+            Self::Shared(bytes) => (**bytes).as_ref(),
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Bytes<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
+impl From<Vec<u8>> for Bytes<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Owned(bytes)
+    }
+}
+
+impl Bytes<'_> {
+    /// The same, without a copy if they stay.
+    pub(crate) fn again(&self) -> Bytes<'_> {
+        match self {
+            Self::Shared(bytes) => Bytes::Shared(Arc::clone(bytes)),
+            other => Bytes::Borrowed(other),
+        }
+    }
+
+    /// The same, for as long as one likes; borrowed ones are copied.
+    pub(crate) fn kept(self) -> Bytes<'static> {
+        match self {
+            Self::Borrowed(bytes) => Bytes::Owned(bytes.to_vec()),
+            Self::Owned(bytes) => Bytes::Owned(bytes),
+            Self::Shared(bytes) => Bytes::Shared(bytes),
+        }
+    }
 }
 
 /// What is known of a tensor without its elements.
@@ -102,7 +171,7 @@ impl<'a> State<'a> {
     }
 
     /// Adds bytes.
-    pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> &mut Self {
+    pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Bytes<'a>>) -> &mut Self {
         self.insert(name, Leaf { part: Part::Training, content: Content::Bytes(bytes.into()) })
     }
 

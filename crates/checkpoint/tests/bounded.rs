@@ -34,7 +34,7 @@ fn memory_is_bounded_by_result_and_budget() {
         let mut state = State::new();
         for number in 0..16 {
             let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
-            state.model(format!("t{number}"), LocalTensor { spec, bytes: &bytes });
+            state.model(format!("t{number}"), LocalTensor { spec, bytes: (&bytes).into() });
         }
         let mut saver = Saver::new(gang.clone()).unwrap();
         let target = Target::Folder(path.clone());

@@ -6,7 +6,6 @@
 
 mod model;
 
-use std::borrow::Cow;
 use std::env;
 use std::fs;
 use std::io::{self, Write};
@@ -21,8 +20,8 @@ use shardloom_checkpoint::plan::{
     Metadata, PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteItem,
 };
 use shardloom_checkpoint::{
-    CheckpointError, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, SaveReport, Saver,
-    Source, State, Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
+    Bytes, CheckpointError, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, SaveReport,
+    Saver, Source, State, Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
 };
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::Mesh;
@@ -254,7 +253,7 @@ impl SavePlanner for Failing {
         self.inner.global_plan(plans)
     }
 
-    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Cow<'s, [u8]>, PlanError> {
+    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Bytes<'s>, PlanError> {
         if self.fails {
             return Err(PlanError::NoSuchItem { name: "what this rank lost".to_owned() });
         }

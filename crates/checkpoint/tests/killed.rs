@@ -350,7 +350,7 @@ fn save_until_killed(task: &str) {
             let locals = locals(mesh, gang.rank(), step);
             let mut state = State::new();
             for (name, spec, bytes) in &locals {
-                let tensor = LocalTensor { spec: spec.clone(), bytes };
+                let tensor = LocalTensor { spec: spec.clone(), bytes: bytes.into() };
                 if name.starts_with("model.") {
                     state.model(*name, tensor)
                 } else {
@@ -395,7 +395,7 @@ fn objects_without_a_manifest_are_no_checkpoint() {
         let locals = locals(mesh, gang.rank(), 1);
         let mut state = State::new();
         for (name, spec, bytes) in &locals {
-            state.model(*name, LocalTensor { spec: spec.clone(), bytes });
+            state.model(*name, LocalTensor { spec: spec.clone(), bytes: bytes.into() });
         }
         let target = Target::Objects(storage.clone());
         Saver::new(gang).unwrap().save(&state, &target, &SaveOptions::default(), &()).unwrap();

@@ -11,7 +11,7 @@ use model::{layout_for, locals, state};
 use shardloom_checkpoint::plan::{
     PlanContext, PlanError, Redundancy, SavePlan, SavePlanner, StandardSavePlanner, WriteData, plan_save,
 };
-use shardloom_checkpoint::{CheckpointError, Held, LocalTensor, Saver, State, TensorSpec};
+use shardloom_checkpoint::{Bytes, CheckpointError, Held, LocalTensor, Saver, State, TensorSpec};
 use shardloom_gang::{Gang, GangOptions, threads};
 use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Region, Shape, check_tiling};
 
@@ -42,7 +42,7 @@ impl SavePlanner for Gathering {
         &self,
         state: &'s State<'_>,
         item: &shardloom_checkpoint::plan::WriteItem,
-    ) -> Result<std::borrow::Cow<'s, [u8]>, PlanError> {
+    ) -> Result<Bytes<'s>, PlanError> {
         self.0.data(state, item)
     }
 }
@@ -99,7 +99,7 @@ fn every_element_is_written_once_and_the_load_is_spread() {
         let mut state = State::new();
         for (rows, bytes) in sizes.iter().zip(&buffers) {
             let spec = TensorSpec { dtype: DType::F32, shape: shape(*rows), held: Held::Layout(layout) };
-            state.model(format!("t{rows}"), LocalTensor { spec, bytes });
+            state.model(format!("t{rows}"), LocalTensor { spec, bytes: bytes.into() });
         }
         Saver::new(gang).unwrap().plan(&state).unwrap().0
     })
@@ -129,7 +129,7 @@ fn disagree(of_rank: impl Fn(usize) -> (DType, Vec<usize>) + Sync) -> Vec<Checkp
         let bytes = vec![0; shape.volume() * dtype.size()];
         let mut state = State::new();
         let spec = TensorSpec { dtype, shape, held: Held::Layout(layout) };
-        state.model("w", LocalTensor { spec, bytes: &bytes });
+        state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         plan_save(&mut StandardSavePlanner::new(), &state, &*gang).err()
     });
     results.unwrap().into_iter().flatten().collect()
@@ -161,7 +161,7 @@ fn holes_overlaps_and_pending_sums_are_refused() {
             let bytes = vec![0; size * 4];
             let mut state = State::new();
             let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Region(region) };
-            state.model("w", LocalTensor { spec, bytes: &bytes });
+            state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
             plan_save(&mut StandardSavePlanner::new(), &state, &*gang).map(|(plan, _)| plan.items.len())
         });
         results.unwrap().remove(0)
@@ -176,7 +176,7 @@ fn holes_overlaps_and_pending_sums_are_refused() {
     let mut state = State::new();
     let bytes = [0; 24];
     let spec = TensorSpec { dtype: DType::F32, shape, held: Held::Layout(pending) };
-    state.model("w", LocalTensor { spec, bytes: &bytes });
+    state.model("w", LocalTensor { spec, bytes: bytes[..].into() });
     let gang = shardloom_gang::solo(GangOptions::default());
     let error = plan_save(&mut StandardSavePlanner::new(), &state, &*gang).unwrap_err();
     assert!(matches!(error, CheckpointError::Plan(PlanError::Pending { .. })), "{error}");
@@ -196,7 +196,7 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
         let bytes = model::part(&whole, DType::Bf16, &shape, &region);
         let mut state = State::new();
         let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(columns) };
-        state.model("w", LocalTensor { spec, bytes: &bytes });
+        state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         let mut saver = Saver::new(gang).unwrap();
         let (plan, _) = saver.plan(&state).unwrap();
         saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
@@ -224,7 +224,7 @@ fn a_plan_is_made_again_when_anything_changes() {
         let bytes = vec![0; rows * dtype.size()];
         let mut state = State::new();
         let spec = TensorSpec { dtype, shape, held: Held::Layout(layout_for(mesh, 1, 1)) };
-        state.model("w", LocalTensor { spec, bytes: &bytes });
+        state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         seen.push(plan_save(&mut planner, &state, &*gang).unwrap().0.bytes());
     }
     assert_eq!(seen, [16, 16, 20, 10]);
@@ -247,7 +247,7 @@ fn one_saver_saves_what_is_held_in_another_layout_next_time() {
             let bytes = model::part(&whole, DType::F32, &shape, &region);
             let mut state = State::new();
             let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
-            state.model("w", LocalTensor { spec, bytes: &bytes });
+            state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
             let target = shardloom_checkpoint::Target::Folder(folder.path().join(step.to_string()));
             saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
         }
@@ -276,7 +276,7 @@ fn tensors_of_some_ranks_only_are_exchanged_by_those() {
         let bytes = model::part(&whole, DType::F32, &shape, &region);
         let mut state = State::new();
         let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
-        state.model(format!("stage{stage}"), LocalTensor { spec, bytes: &bytes });
+        state.model(format!("stage{stage}"), LocalTensor { spec, bytes: (&bytes).into() });
         let target = shardloom_checkpoint::Target::Folder(path.clone());
         let mut saver = Saver::new(gang).unwrap();
         saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();

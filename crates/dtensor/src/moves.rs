@@ -132,11 +132,13 @@ impl Function for Move {
         let inside = |error: DTensorError| error.inside("redistribute", &self.ranks);
         self.ranks.check_numbers(self.op, Pass::Backward, &gradient).map_err(inside)?;
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
-        // What is summed is summed in the dtype that it is kept in.
-        let gradient = gradient.cast(self.dtypes[0])?;
         let cause = Cause { op: self.op, pass: Pass::Backward };
         match &self.slot {
-            None => Ok(vec![Some(carry(&self.ranks, &self.back, gradient, cause).map_err(inside)?)]),
+            None => {
+                // What is summed is summed in the dtype that it is kept in.
+                let gradient = gradient.cast(self.dtypes[0])?;
+                Ok(vec![Some(carry(&self.ranks, &self.back, gradient, cause).map_err(inside)?)])
+            }
             Some(slot) => {
                 slot.add(&self.ranks, &self.back, gradient, cause).map_err(inside)?;
                 Ok(vec![None])

@@ -59,9 +59,16 @@ struct Sum {
     whole: Option<Tensor>,
 }
 
-fn added(sum: &mut Option<Tensor>, more: Tensor) -> Result<(), DTensorError> {
+/// Adds up in the parameter's dtype. What has nothing to be added to stays as
+/// it came, which may be narrower.
+fn added(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<(), DTensorError> {
     match sum {
-        Some(sum) => Ok(sum.add_assign(&more)?),
+        Some(sum) => {
+            if sum.dtype() != dtype {
+                *sum = sum.cast(dtype)?;
+            }
+            Ok(sum.add_assign(&more.cast(dtype)?)?)
+        }
         None => {
             *sum = Some(more);
             Ok(())
@@ -69,8 +76,17 @@ fn added(sum: &mut Option<Tensor>, more: Tensor) -> Result<(), DTensorError> {
     }
 }
 
+/// A gradient in the dtype of a plan, if that sums it with those of others.
+fn summed_as(plan: &Plan, gradient: Tensor) -> Result<Tensor, DTensorError> {
+    match plan.collectives() {
+        0 => Ok(gradient),
+        _ => Ok(gradient.cast(plan.dtype())?),
+    }
+}
+
 impl Slot {
-    /// Carries a gradient to where the parameter is held, and adds it there.
+    /// Carries a gradient to where the parameter is held, and adds it there, in
+    /// its dtype.
     pub(crate) fn add(
         self: &Arc<Self>,
         ranks: &Ranks,
@@ -79,9 +95,10 @@ impl Slot {
         cause: Cause,
     ) -> Result<(), DTensorError> {
         let (slot, back) = (Arc::clone(self), Arc::clone(back));
+        let dtype = back.dtype();
         let work = move |ranks: &Ranks| {
-            let gradient = carry(ranks, &back, gradient, cause)?;
-            added(&mut locked(&slot.sum).shares, gradient)
+            let gradient = carry(ranks, &back, summed_as(&back, gradient)?, cause)?;
+            added(&mut locked(&slot.sum).shares, gradient, dtype)
         };
         match ranks.background() {
             None => work(ranks),
@@ -139,8 +156,9 @@ impl DTensor {
         let work = move |ranks: &Ranks| {
             let shares = locked(&slot.sum).shares.take();
             let Some(shares) = shares else { return Ok(()) };
-            let whole = carry(ranks, &plan, shares, Cause { op: "settle", pass: Pass::Backward })?;
-            added(&mut locked(&slot.sum).whole, whole)
+            let cause = Cause { op: "settle", pass: Pass::Backward };
+            let whole = carry(ranks, &plan, summed_as(&plan, shares)?, cause)?;
+            added(&mut locked(&slot.sum).whole, whole, plan.dtype())
         };
         match self.ranks().background() {
             None => work(self.ranks()),
@@ -149,7 +167,8 @@ impl DTensor {
     }
 
     /// Takes the gradient that has added up in a trained parameter, summed over
-    /// all ranks and held as the parameter is. All ranks call this together.
+    /// all ranks and held as the parameter is. If there was nothing to sum, it has
+    /// the dtype that the parameter was used in. All ranks call this together.
     pub fn take_gradient(&self) -> Result<Option<Self>, DTensorError> {
         let Some(slot) = self.slot() else { return Ok(None) };
         self.settle()?;

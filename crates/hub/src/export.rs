@@ -136,7 +136,7 @@ fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
     }
     let mut state = State::new();
     for (name, spec, bytes) in &all {
-        state.model(name.clone(), LocalTensor { spec: spec.clone(), bytes });
+        state.model(name.clone(), LocalTensor { spec: spec.clone(), bytes: bytes.into() });
     }
     let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };
     let checkpoint = shardloom_checkpoint::CheckpointError::from;

@@ -76,7 +76,10 @@ fn write(folder: &std::path::Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     for ((name, dims, _), bytes) in tensors.iter().zip(&bytes) {
         let shape = Shape::new(dims).unwrap();
         let held = Held::Region(Region::whole(&shape));
-        state.model(name.clone(), LocalTensor { spec: TensorSpec { dtype: DType::F32, shape, held }, bytes });
+        state.model(
+            name.clone(),
+            LocalTensor { spec: TensorSpec { dtype: DType::F32, shape, held }, bytes: bytes.into() },
+        );
     }
     let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };
     let mut saver = Saver::new(solo(GangOptions::default())).unwrap();

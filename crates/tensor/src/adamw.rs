@@ -1,9 +1,11 @@
 //! The AdamW optimizer in one pass, and the norm that gradients are clipped by.
 
+use shardloom_layout::DType;
+
 use crate::backend::on;
 use crate::device::Device;
 use crate::error::TensorError;
-use crate::ops::common;
+use crate::ops::{common, one_device};
 use crate::tensor::Tensor;
 
 /// Adam with decoupled weight decay.
@@ -72,10 +74,11 @@ pub(crate) struct Step {
 }
 
 impl AdamW {
-    /// One step in place, the `number`-th, counted from 1. Parameter, gradient
-    /// and moments have one dtype, which should be `f32` or `f64`: what a step
-    /// adds is soon too small for a half type. The parameter stays the same
-    /// parameter; whoever else holds its old elements keeps those.
+    /// One step in place, the `number`-th, counted from 1. Parameter and moments
+    /// have one dtype, which should be `f32` or `f64`: what a step adds is soon
+    /// too small for a half type. The gradient has the same; that of `f32` may
+    /// also be of a half type. The parameter stays the same parameter; whoever
+    /// else holds its old elements keeps those.
     pub fn step(
         &self,
         number: u64,
@@ -95,7 +98,7 @@ impl AdamW {
         gradient: &Tensor,
         [mean, square]: [&mut Tensor; 2],
     ) -> Result<(), TensorError> {
-        let device = alike("adamw", &[&*parameter, gradient, &*mean, &*square])?;
+        let device = alike("adamw", gradient, &[&*parameter, &*mean, &*square])?;
         let correction = |beta: f64| 1.0 - beta.powf(number as f64);
         let step = Step {
             beta1: self.beta1,
@@ -112,17 +115,21 @@ impl AdamW {
 }
 
 /// Checks that what an optimizer changes has one shape, one place and one dtype
-/// that is computed in.
-pub(crate) fn alike(op: &'static str, operands: &[&Tensor]) -> Result<Device, TensorError> {
-    if operands.iter().any(|x| x.shape() != operands[0].shape()) {
-        let shapes = operands.iter().map(|x| x.shape().clone()).collect();
+/// that is computed in, and that the gradient goes with it.
+pub(crate) fn alike(op: &'static str, gradient: &Tensor, changed: &[&Tensor]) -> Result<Device, TensorError> {
+    if changed.iter().any(|x| x.shape() != gradient.shape()) {
+        let shapes = changed.iter().chain([&gradient]).map(|x| x.shape().clone()).collect();
         return Err(TensorError::Shapes { op, shapes });
     }
-    let (device, dtype) = common(op, operands)?;
+    let (device, dtype) = common(op, changed)?;
     if !dtype.is_float() || dtype.size() == 1 {
         return Err(TensorError::DType { op, dtype });
     }
-    Ok(device)
+    let halves = [DType::Bf16, DType::F16];
+    match dtype == DType::F32 && halves.contains(&gradient.dtype()) {
+        true => one_device(op, &[changed[0], gradient]),
+        false => common(op, &[changed[0], gradient]).map(|_| device),
+    }
 }
 
 /// The Euclidean norm of all elements of all tensors together. Squares are

@@ -274,6 +274,31 @@ macro_rules! with_float {
 
 pub(crate) use with_float;
 
+/// Runs an expression with `$T` as what is kept of a parameter, and `$G` as its
+/// gradient, which is of the same type or, behind `f32`, of a half one.
+macro_rules! with_gradient {
+    ($op:expr, $kept:expr, $given:expr, ($T:ident, $G:ident) => $body:expr) => {
+        match ($kept, $given) {
+            (shardloom_layout::DType::F32, shardloom_layout::DType::Bf16) => {
+                type $T = f32;
+                type $G = half::bf16;
+                $body
+            }
+            (shardloom_layout::DType::F32, shardloom_layout::DType::F16) => {
+                type $T = f32;
+                type $G = half::f16;
+                $body
+            }
+            _ => $crate::element::with_float!($op, $given, $T => {
+                type $G = $T;
+                $body
+            }),
+        }
+    };
+}
+
+pub(crate) use with_gradient;
+
 /// Runs an expression with `$T` as the Rust type of a dtype whose elements can
 /// be compared, or fails with the operation's name. Bools are bytes.
 macro_rules! with_element {

@@ -2,6 +2,7 @@
 
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod changing;
 pub(crate) mod choice;
 pub(crate) mod copy;
 pub(crate) mod cross_entropy;

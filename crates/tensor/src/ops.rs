@@ -27,7 +27,7 @@ use crate::tensor::Tensor;
 use crate::view::broadcast;
 
 /// Checks that operands are on one device.
-fn one_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device, TensorError> {
+pub(crate) fn one_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device, TensorError> {
     let device = inputs[0].device();
     if inputs.iter().any(|input| input.device() != device) {
         let devices = inputs.iter().map(|input| input.device()).collect();

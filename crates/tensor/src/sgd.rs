@@ -30,9 +30,9 @@ impl Default for Sgd {
 impl Sgd {
     /// One step in place. `buffer` is the running sum of gradients; it begins
     /// with zeros, which makes it the first gradient after the first step.
-    /// Without one there is no momentum. All tensors have one dtype, and the
-    /// parameter stays the same parameter; whoever else holds its old elements
-    /// keeps those.
+    /// Without one there is no momentum. All tensors have one dtype; the
+    /// gradient of `f32` may also be of a half type. The parameter stays the
+    /// same parameter; whoever else holds its old elements keeps those.
     pub fn step(
         &self,
         parameter: &mut Tensor,
@@ -40,8 +40,8 @@ impl Sgd {
         buffer: Option<&mut Tensor>,
     ) -> Result<(), TensorError> {
         let device = match &buffer {
-            None => alike("sgd", &[&*parameter, gradient])?,
-            Some(buffer) => alike("sgd", &[&*parameter, gradient, &**buffer])?,
+            None => alike("sgd", gradient, &[&*parameter])?,
+            Some(buffer) => alike("sgd", gradient, &[&*parameter, &**buffer])?,
         };
         on(device).sgd(self, &gradient.packed("sgd")?, parameter, buffer)
     }

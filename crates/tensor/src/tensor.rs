@@ -267,6 +267,19 @@ impl Tensor {
             && Arc::get_mut(&mut self.0).is_some_and(|inner| inner.storage.bytes_mut().is_some())
     }
 
+    /// If somebody else holds the elements, gives them back and takes memory of
+    /// its own, in which there is anything.
+    pub(crate) fn set_aside(&mut self, op: &'static str) -> Result<Option<Self>, TensorError> {
+        if self.is_held_alone() {
+            return Ok(None);
+        }
+        let old = self.packed(op)?;
+        let block = Block::new(self.shape().volume() * self.dtype().size())?;
+        let new = Self::new(Storage::cpu(block), View::contiguous(self.shape().clone()), self.dtype());
+        *self = new.with_origin(self.origin().clone());
+        Ok(Some(old))
+    }
+
     /// The elements, to be changed. If they are used elsewhere or have gaps,
     /// this tensor gets memory of its own first.
     pub(crate) fn elements_mut<T: Element>(&mut self, op: &'static str) -> Result<&mut [T], TensorError> {

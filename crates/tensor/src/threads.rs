@@ -1,7 +1,7 @@
 //! The threads that kernels run on.
 //!
-//! Whoever computes does so on its own thread, with helpers from one pool for
-//! the whole process, which is made when it is first needed. Ranks that are
+//! Whoever computes does so on its own thread, with helpers from a pool for the
+//! whole process, which is made when it is first needed. Ranks that are
 //! threads share the helpers: whichever is free takes a piece of work. Results
 //! do not depend on how many threads there are.
 
@@ -16,9 +16,11 @@ pub(crate) const VARIABLE: &str = "SHARDLOOM_THREADS";
 
 struct Pool {
     count: usize,
-    /// As many as the count. The thread that asks works too, so one of them is
-    /// free to be that thread; see [`inside`].
-    helpers: Option<rayon::ThreadPool>,
+    /// One less than the count: the thread that asks works too. One more would
+    /// look for work now and then, and take the core of one that has it.
+    beside: OnceLock<Option<rayon::ThreadPool>>,
+    /// As many as the count: whoever asks is one of them; see [`inside`].
+    inside: OnceLock<Option<rayon::ThreadPool>>,
 }
 
 static POOL: OnceLock<Pool> = OnceLock::new();
@@ -29,11 +31,24 @@ thread_local! {
 
 impl Pool {
     fn new(count: usize) -> Self {
+        Self { count: count.max(1), beside: OnceLock::new(), inside: OnceLock::new() }
+    }
+
+    /// Threads. Where the system gives no more of them, there are none, and one
+    /// does all the work.
+    fn started(count: usize) -> Option<rayon::ThreadPool> {
         let builder = rayon::ThreadPoolBuilder::new().num_threads(count);
         let named = builder.thread_name(|number| format!("tensor-{}", number + 1));
-        // Where the system gives no more threads, one does all the work.
-        let helpers = if count > 1 { named.build().ok() } else { None };
-        Self { count: if helpers.is_some() { count } else { 1 }, helpers }
+        if count > 0 { named.build().ok() } else { None }
+    }
+
+    /// The pool whose threads help this one.
+    fn helpers(&self) -> Option<&rayon::ThreadPool> {
+        let inside = self.inside.get().and_then(Option::as_ref);
+        match inside.filter(|pool| pool.current_thread_index().is_some()) {
+            Some(pool) => Some(pool),
+            None => self.beside.get_or_init(|| Self::started(self.count - 1)).as_ref(),
+        }
     }
 
     fn current() -> &'static Self {
@@ -75,11 +90,13 @@ pub fn at_most<T>(threads: usize, work: impl FnOnce() -> T) -> T {
 /// from beginning.
 pub fn inside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let limit = LIMIT.get();
-    match &Pool::current().helpers {
-        Some(helpers) if count() > 1 && !is_recording() => {
-            helpers.install(|| at_most(limit, || no_grad(work)))
-        }
-        _ => work(),
+    let pool = Pool::current();
+    if count() < 2 || is_recording() {
+        return work();
+    }
+    match pool.inside.get_or_init(|| Pool::started(pool.count)) {
+        Some(helpers) => helpers.install(|| at_most(limit, || no_grad(work))),
+        None => work(),
     }
 }
 
@@ -96,7 +113,7 @@ pub fn set_count(threads: usize) -> Result<(), TensorError> {
 /// Does work on this thread and, at the same time, on up to this many helpers.
 pub(crate) fn with_helpers(most: usize, work: impl Fn() + Sync) {
     let most = most.min(count() - 1);
-    match &Pool::current().helpers {
+    match Pool::current().helpers() {
         Some(helpers) if most > 0 => helpers.in_place_scope(|scope| {
             for _ in 0..most {
                 scope.spawn(|_| work());

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::{
-    Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
+    Bytes, Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
     TensorSpec, load,
 };
 use shardloom_dtensor::DTensor;
@@ -46,6 +46,15 @@ pub struct Progress {
     pub best: Option<f64>,
     /// The optimizer.
     pub optimizer: String,
+}
+
+/// The bytes of a tensor that lies in one piece.
+struct HeldTensor(Tensor);
+
+impl AsRef<[u8]> for HeldTensor {
+    fn as_ref(&self) -> &[u8] {
+        self.0.host_bytes().unwrap_or_default()
+    }
 }
 
 /// Which part of a tensor this rank holds.
@@ -102,7 +111,9 @@ impl Engine {
     }
 
     /// Saves this rank's part of a checkpoint. Every rank. In the background,
-    /// only copying holds the caller up; how long is returned.
+    /// only planning holds the caller up; how long is returned. As long as it
+    /// goes on, steps put new weights beside the old ones, which are freed when
+    /// they are written.
     pub fn save(
         &self,
         saver: &mut Saver,
@@ -111,24 +122,18 @@ impl Engine {
         assets: BTreeMap<String, Vec<u8>>,
         pace: Pace,
     ) -> Result<Duration, TrainError> {
-        let holdings = self.holdings();
-        // What does not lie as files have it is copied first.
-        let packed: Vec<Option<Vec<u8>>> = holdings
-            .iter()
-            .map(|(_, _, tensor, _)| match tensor.host_bytes() {
-                Some(_) => Ok(None),
-                None => tensor.read_host(<[u8]>::to_vec).map(Some),
-            })
-            .collect::<Result<_, _>>()?;
         let mut state = State::new();
-        let mut budget = 0;
-        for ((name, spec, tensor, part), packed) in holdings.iter().zip(&packed) {
-            let bytes = packed.as_deref().or_else(|| tensor.host_bytes()).unwrap_or_default();
-            budget += bytes.len() as u64;
-            let local = LocalTensor { spec: spec.clone(), bytes };
+        for (name, spec, tensor, part) in self.holdings() {
+            let bytes = match tensor.host_bytes() {
+                // The optimizer leaves elements alone that somebody else holds.
+                Some(_) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
+                // What does not lie as files have it is copied first.
+                None => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
+            };
+            let local = LocalTensor { spec, bytes };
             match part {
-                Part::Model => state.model(name.clone(), local),
-                Part::Training => state.training(name.clone(), local),
+                Part::Model => state.model(name, local),
+                Part::Training => state.training(name, local),
             };
         }
         let about = |error: shardloom_checkpoint::NotJson| TrainError::Progress {
@@ -140,7 +145,6 @@ impl Engine {
             format: SaveFormat::Native,
             assets,
             step: Some(progress.step),
-            budget: budget + (1 << 20),
             ..SaveOptions::default()
         };
         match pace {

@@ -1,6 +1,5 @@
 //! Planning a save.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use shardloom_gang::{Gang, GangError, GangExt};
@@ -12,7 +11,7 @@ use super::gather;
 use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
-use crate::state::{Content, Held, Part, State};
+use crate::state::{Bytes, Content, Held, Part, State};
 
 /// Which rank plans, and among how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +50,7 @@ pub trait SavePlanner: Send {
     }
 
     /// The bytes of an item. Every rank, once for each of its items.
-    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Cow<'s, [u8]>, PlanError>;
+    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Bytes<'s>, PlanError>;
 }
 
 /// Why a save cannot be planned.
@@ -437,12 +436,12 @@ impl SavePlanner for StandardSavePlanner {
         gather::global_plan(plans, self.redundancy)
     }
 
-    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Cow<'s, [u8]>, PlanError> {
+    fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Bytes<'s>, PlanError> {
         let missing = || PlanError::NoSuchItem { name: item.index.name.clone() };
         let leaf = state.leaves().get(&item.index.name).ok_or_else(missing)?;
         match (&leaf.content, &item.data) {
-            (Content::Tensor(tensor), WriteData::Tensor { .. }) => Ok(Cow::Borrowed(tensor.bytes)),
-            (Content::Bytes(bytes), WriteData::Bytes { .. }) => Ok(Cow::Borrowed(bytes)),
+            (Content::Tensor(tensor), WriteData::Tensor { .. }) => Ok(tensor.bytes.again()),
+            (Content::Bytes(bytes), WriteData::Bytes { .. }) => Ok(bytes.again()),
             _ => Err(missing()),
         }
     }

@@ -1,6 +1,5 @@
 //! What a rank writes: exchanged, staged, written.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +13,7 @@ use super::target::Opened;
 use crate::error::CheckpointError;
 use crate::observer::Observer;
 use crate::plan::{Exchange, PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
-use crate::state::{Content, State};
+use crate::state::{Bytes, Content, State};
 use crate::sums::Sums;
 use crate::together;
 
@@ -74,7 +73,7 @@ impl<'a> Move<'a> {
         let way = plan(from, to, &step.shape, bits, Prices::default())
             .map_err(|error| failed(error.to_string()))?;
         let bytes = match (state.leaves().get(name).map(|leaf| &leaf.content), from.mesh().position(rank)) {
-            (Some(Content::Tensor(tensor)), Ok(_)) => Some(tensor.bytes),
+            (Some(Content::Tensor(tensor)), Ok(_)) => Some(&*tensor.bytes),
             (_, Err(_)) => None,
             _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
         };
@@ -103,7 +102,7 @@ impl<'a> Move<'a> {
 
 /// Items with their bytes.
 pub(crate) struct Batch<'a> {
-    items: Vec<(WriteItem, Cow<'a, [u8]>)>,
+    items: Vec<(WriteItem, Bytes<'a>)>,
     /// What was written already, while staging.
     done: Option<Written>,
 }
@@ -124,7 +123,7 @@ impl<'a> Batch<'a> {
         let mut items = Vec::with_capacity(plan.items.len());
         for item in &plan.items {
             let bytes = match exchanged.remove(&item.index.name) {
-                Some(bytes) => Cow::Owned(bytes),
+                Some(bytes) => Bytes::Owned(bytes),
                 None => planner.data(state, item)?,
             };
             if bytes.len() as u64 != item.bytes() {
@@ -136,7 +135,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Items whose bytes are written by other means, or are given.
-    pub(crate) fn of(items: Vec<(WriteItem, Cow<'a, [u8]>)>) -> Self {
+    pub(crate) fn of(items: Vec<(WriteItem, Bytes<'a>)>) -> Self {
         Self { items, done: None }
     }
 
@@ -145,8 +144,9 @@ impl<'a> Batch<'a> {
         self.items.iter().map(|(item, bytes)| (item, &**bytes))
     }
 
-    /// Copies the items, as far as the budget goes, and writes the others at
-    /// once. What remains can be written after the state has changed.
+    /// Copies the items that may change, as far as the budget goes, and writes
+    /// the others at once. What remains can be written after the state has
+    /// changed.
     pub(super) fn stage(
         self,
         opened: &Opened,
@@ -154,7 +154,11 @@ impl<'a> Batch<'a> {
         observer: &dyn Observer,
     ) -> Result<Batch<'static>, CheckpointError> {
         // An object is written at once, now or later.
-        let total: u64 = self.items.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let needed = |bytes: &Bytes<'_>| match bytes {
+            Bytes::Borrowed(bytes) => bytes.len() as u64,
+            Bytes::Owned(_) | Bytes::Shared(_) => 0,
+        };
+        let total: u64 = self.items.iter().map(|(_, bytes)| needed(bytes)).sum();
         if opened.is_streamed() && total > options.budget {
             let done = self.fill(opened, options.threads, observer)?;
             return Ok(Batch { items: Vec::new(), done: Some(done) });
@@ -162,7 +166,7 @@ impl<'a> Batch<'a> {
         let mut room = options.budget;
         let (mut kept, mut rest) = (Vec::new(), Vec::new());
         for (item, bytes) in self.items {
-            let needed = bytes.len() as u64;
+            let needed = needed(&bytes);
             if needed <= room {
                 room -= needed;
                 kept.push((item, bytes));
@@ -278,14 +282,11 @@ fn cores() -> usize {
 }
 
 /// Copies in parallel: new memory costs page faults, which threads share.
-fn copy_all(
-    items: Vec<(WriteItem, Cow<'_, [u8]>)>,
-    threads: Option<usize>,
-) -> Vec<(WriteItem, Cow<'static, [u8]>)> {
+fn copy_all(items: Vec<(WriteItem, Bytes<'_>)>, threads: Option<usize>) -> Vec<(WriteItem, Bytes<'static>)> {
     let threads = threads.unwrap_or_else(cores).max(1);
     let total: usize = items.iter().map(|(_, bytes)| bytes.len()).sum();
     let share = total.div_ceil(threads).max(1);
-    let mut hands: Vec<Vec<(WriteItem, Cow<'_, [u8]>)>> = vec![Vec::new()];
+    let mut hands: Vec<Vec<(WriteItem, Bytes<'_>)>> = vec![Vec::new()];
     let mut held = 0;
     for item in items {
         if held >= share {
@@ -297,8 +298,8 @@ fn copy_all(
             hand.push(item);
         }
     }
-    let copy = |hand: Vec<(WriteItem, Cow<'_, [u8]>)>| -> Vec<(WriteItem, Cow<'static, [u8]>)> {
-        hand.into_iter().map(|(item, bytes)| (item, Cow::Owned(bytes.into_owned()))).collect()
+    let copy = |hand: Vec<(WriteItem, Bytes<'_>)>| -> Vec<(WriteItem, Bytes<'static>)> {
+        hand.into_iter().map(|(item, bytes)| (item, bytes.kept())).collect()
     };
     std::thread::scope(|scope| {
         let others: Vec<_> = hands.drain(1..).map(|hand| scope.spawn(move || copy(hand))).collect();

@@ -89,7 +89,7 @@ pub fn locals(mesh: Mesh, rank: usize, seed: u64) -> Vec<Local> {
 pub fn state(locals: &[Local]) -> State<'_> {
     let mut state = State::new();
     for local in locals {
-        let tensor = LocalTensor { spec: local.spec.clone(), bytes: &local.bytes };
+        let tensor = LocalTensor { spec: local.spec.clone(), bytes: (&local.bytes).into() };
         if local.name.starts_with("model.") {
             state.model(&local.name, tensor);
         } else {

@@ -4,7 +4,7 @@ use shardloom_layout::{DType, Shape};
 
 use super::{Backend, Made, MadeThree, MadeTwo};
 use crate::adamw::Step;
-use crate::element::with_float;
+use crate::element::{with_float, with_gradient};
 use crate::error::TensorError;
 use crate::kernels::attention::{self, Geometry};
 use crate::kernels::choice::{self, Comparison};
@@ -206,7 +206,9 @@ impl Backend for Cpu {
     }
 
     fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError> {
-        with_float!("adamw", gradient.dtype(), T => adamw::adamw::<T>(step, gradient, state))
+        with_gradient!("adamw", state[0].dtype(), gradient.dtype(), (T, G) => {
+            adamw::adamw::<T, G>(step, gradient, state)
+        })
     }
 
     fn sgd(
@@ -216,7 +218,9 @@ impl Backend for Cpu {
         parameter: &mut Tensor,
         buffer: Option<&mut Tensor>,
     ) -> Result<(), TensorError> {
-        with_float!("sgd", gradient.dtype(), T => sgd::sgd::<T>(step, gradient, parameter, buffer))
+        with_gradient!("sgd", parameter.dtype(), gradient.dtype(), (T, G) => {
+            sgd::sgd::<T, G>(step, gradient, parameter, buffer)
+        })
     }
 
     fn squares(&self, x: &Tensor) -> Result<f64, TensorError> {

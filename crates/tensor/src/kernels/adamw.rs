@@ -3,6 +3,7 @@
 use num_traits::{Float as _, FromPrimitive as _, ToPrimitive as _};
 use pulp::{Simd, WithSimd};
 
+use super::changing::Changing;
 use super::lanes;
 use crate::adamw::Step;
 use crate::element::Float;
@@ -11,34 +12,35 @@ use crate::parallel::{PIECE, map, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// Changes parameter, mean and mean square in place.
-pub(crate) fn adamw<T: Float>(
+/// Changes parameter, mean and mean square. The gradient may be of a narrower
+/// type that is computed in the same.
+pub(crate) fn adamw<T: Float, G: Float<Wide = T::Wide>>(
     step: &Step,
     gradient: &Tensor,
     [parameter, mean, square]: [&mut Tensor; 3],
 ) -> Result<(), TensorError> {
-    let gradient = gradient.elements::<T>("adamw")?;
-    let pieces = parameter
-        .elements_mut::<T>("adamw")?
-        .chunks_mut(PIECE)
-        .zip(mean.elements_mut::<T>("adamw")?.chunks_mut(PIECE))
-        .zip(square.elements_mut::<T>("adamw")?.chunks_mut(PIECE))
+    let gradient = gradient.elements::<G>("adamw")?;
+    let old = [parameter.set_aside("adamw")?, mean.set_aside("adamw")?, square.set_aside("adamw")?];
+    let pieces = Changing::<T>::pieces("adamw", old[0].as_ref(), parameter)?
+        .zip(Changing::<T>::pieces("adamw", old[1].as_ref(), mean)?)
+        .zip(Changing::<T>::pieces("adamw", old[2].as_ref(), square)?)
         .zip(gradient.chunks(PIECE));
     share(pieces, |(((parameter, mean), square), gradient)| {
+        let [parameter, mean, square] = [parameter, mean, square].map(Changing::elements);
         dispatch(Piece { step, gradient, parameter, mean, square });
     });
     Ok(())
 }
 
-struct Piece<'a, T> {
+struct Piece<'a, T, G> {
     step: &'a Step,
-    gradient: &'a [T],
+    gradient: &'a [G],
     parameter: &'a mut [T],
     mean: &'a mut [T],
     square: &'a mut [T],
 }
 
-impl<T: Float> WithSimd for Piece<'_, T> {
+impl<T: Float, G: Float<Wide = T::Wide>> WithSimd for Piece<'_, T, G> {
     type Output = ();
 
     #[inline(always)]

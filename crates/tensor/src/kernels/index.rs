@@ -52,6 +52,9 @@ pub(crate) fn index_select(
 }
 
 /// Slices added up where an index says, in order; the rest is zero.
+///
+/// Mostly few slices of many are hit, as by the tokens of a batch in a
+/// vocabulary: only their sums are kept wide.
 pub(crate) fn index_add<T: Float>(
     x: &Tensor,
     dim: usize,
@@ -61,15 +64,23 @@ pub(crate) fn index_add<T: Float>(
     let values = x.elements::<T>("index_add")?;
     let [outer, rows, inner] = around(shape, dim);
     let places = checked("index_add", indices, rows)?;
-    let mut sums = vec![T::Wide::zero(); shape.volume()];
-    if inner > 0 {
-        for (number, x) in values.chunks_exact(inner).enumerate().take(outer * places.len()) {
-            let row = number / places.len() * rows + places[number % places.len()] as usize;
-            sums[row * inner..][..inner].iter_mut().zip(x).for_each(|(sum, x)| *sum += x.widen());
-        }
-    }
+    let row_of = |number: usize| number / places.len() * rows + places[number % places.len()] as usize;
+    let count = if inner == 0 { 0 } else { outer * places.len() };
+    let mut hits: Vec<usize> = (0..count).collect();
+    // Those of one row stay in order.
+    hits.sort_by_key(|&number| row_of(number));
     make::<T>(shape, |out| {
-        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = T::narrow(sum));
+        pieces(out, 1, |_, piece| piece.fill(T::narrow(T::Wide::zero())));
+        let mut sum = vec![T::Wide::zero(); inner];
+        for hits in hits.chunk_by(|a, b| row_of(*a) == row_of(*b)) {
+            sum.fill(T::Wide::zero());
+            for &number in hits {
+                let x = &values[number * inner..][..inner];
+                sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.widen());
+            }
+            let row = &mut out[row_of(hits[0]) * inner..][..inner];
+            row.iter_mut().zip(&sum).for_each(|(out, sum)| *out = T::narrow(*sum));
+        }
         Ok(())
     })
 }

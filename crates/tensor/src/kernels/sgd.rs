@@ -3,6 +3,7 @@
 use num_traits::{Float as _, FromPrimitive as _};
 use pulp::{Simd, WithSimd};
 
+use super::changing::Changing;
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::parallel::{PIECE, share};
@@ -10,21 +11,26 @@ use crate::sgd::Sgd;
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// Changes the parameter in place, and the running sum of gradients if there is
-/// one.
-pub(crate) fn sgd<T: Float>(
+/// Changes the parameter, and the running sum of gradients if there is one. The
+/// gradient may be of a narrower type that is computed in the same.
+pub(crate) fn sgd<T: Float, G: Float<Wide = T::Wide>>(
     step: &Sgd,
     gradient: &Tensor,
     parameter: &mut Tensor,
     buffer: Option<&mut Tensor>,
 ) -> Result<(), TensorError> {
-    let gradient = gradient.elements::<T>("sgd")?.chunks(PIECE);
-    let pieces = parameter.elements_mut::<T>("sgd")?.chunks_mut(PIECE).zip(gradient);
+    let gradient = gradient.elements::<G>("sgd")?.chunks(PIECE);
+    let old = parameter.set_aside("sgd")?;
+    let pieces = Changing::<T>::pieces("sgd", old.as_ref(), parameter)?.zip(gradient);
     match buffer {
-        None => share(pieces, |(parameter, gradient)| dispatch(Plain { step, gradient, parameter })),
+        None => share(pieces, |(parameter, gradient)| {
+            dispatch(Plain { step, gradient, parameter: parameter.elements() });
+        }),
         Some(buffer) => {
-            let buffers = buffer.elements_mut::<T>("sgd")?.chunks_mut(PIECE);
+            let old = buffer.set_aside("sgd")?;
+            let buffers = Changing::<T>::pieces("sgd", old.as_ref(), buffer)?;
             share(pieces.zip(buffers), |((parameter, gradient), buffer)| {
+                let [parameter, buffer] = [parameter, buffer].map(Changing::elements);
                 dispatch(Heavy { step, gradient, parameter, buffer });
             });
         }
@@ -38,13 +44,13 @@ fn wide<T: Float>(value: f64) -> T::Wide {
 }
 
 /// Without momentum.
-struct Plain<'a, T> {
+struct Plain<'a, T, G> {
     step: &'a Sgd,
-    gradient: &'a [T],
+    gradient: &'a [G],
     parameter: &'a mut [T],
 }
 
-impl<T: Float> WithSimd for Plain<'_, T> {
+impl<T: Float, G: Float<Wide = T::Wide>> WithSimd for Plain<'_, T, G> {
     type Output = ();
 
     #[inline(always)]
@@ -59,14 +65,14 @@ impl<T: Float> WithSimd for Plain<'_, T> {
 }
 
 /// With momentum.
-struct Heavy<'a, T> {
+struct Heavy<'a, T, G> {
     step: &'a Sgd,
-    gradient: &'a [T],
+    gradient: &'a [G],
     parameter: &'a mut [T],
     buffer: &'a mut [T],
 }
 
-impl<T: Float> WithSimd for Heavy<'_, T> {
+impl<T: Float, G: Float<Wide = T::Wide>> WithSimd for Heavy<'_, T, G> {
     type Output = ();
 
     #[inline(always)]

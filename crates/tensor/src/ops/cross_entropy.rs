@@ -71,8 +71,9 @@ impl Function for CrossEntropyFunction {
     }
 }
 
-/// The most logits that exist at a time.
-const CHUNK: usize = 1 << 23;
+/// The most logits that exist at a time. Every part reads the weight thrice and
+/// adds to its gradient, so there should be few.
+const CHUNK: usize = 1 << 25;
 
 struct ProjectedCrossEntropy {
     options: CrossEntropy,

@@ -3,6 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use shardloom_dtensor::Release;
+use shardloom_layout::DType;
+use shardloom_nn::{Positions, Usage};
 
 /// How it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -104,6 +107,26 @@ impl Default for Accelerator {
             layer_split: None,
             reshard_after_forward: true,
             prefetch: 1,
+        }
+    }
+}
+
+impl Accelerator {
+    /// How parameters are used that this many ranks share.
+    pub fn usage(&self, precision: Precision, shards: usize) -> Usage {
+        Usage {
+            dtype: match precision {
+                Precision::F32 => None,
+                Precision::Bf16 => Some(DType::Bf16),
+            },
+            // Where nothing is gathered, there is only what was cast, and that
+            // takes no more room than gradients will.
+            release: match self.reshard_after_forward && shards > 1 {
+                true => Release::AfterUse,
+                false => Release::Keep,
+            },
+            ahead: if shards > 1 { self.prefetch } else { 0 },
+            positions: if self.sequence_parallel { Positions::Shared } else { Positions::Whole },
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
-use shardloom_checkpoint::{FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
+use shardloom_checkpoint::{Bytes, FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
 use shardloom_dtensor::DTensor;
 use shardloom_layout::Shape;
 use shardloom_nn::EMBEDDING;
@@ -80,7 +80,7 @@ fn state(setup: &Setup<'_>, number: usize, contents: &mut Contents) -> Result<St
         let held = Held::Layout(value.layout());
         LocalTensor {
             spec: TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
-            bytes: &[],
+            bytes: Bytes::Borrowed(&[]),
         }
     };
     let mut state = State::new();

@@ -1,12 +1,11 @@
 //! What follows from a configuration for every rank.
 
-use shardloom_dtensor::Release;
 use shardloom_layout::{DType, Mesh};
-use shardloom_nn::{DecoderConfig, Kept, Parallel, Plan, Positions, Stage, Usage, parameters};
+use shardloom_nn::{DecoderConfig, Kept, Parallel, Plan, Stage, Usage, parameters};
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryError, DrySettings};
-use crate::config::{Config, PipelineSchedule, Precision, Recomputation};
+use crate::config::{Config, PipelineSchedule, Recomputation};
 use crate::optimizer::{Optimizer, Patterns, from_config};
 use crate::pipeline::Schedule;
 
@@ -100,16 +99,8 @@ impl<'a> Setup<'a> {
 
     /// How parameters are used.
     pub(super) fn usage(&self) -> Usage {
-        let (train, accelerator) = (&self.config.train, &self.config.train.accelerator);
-        Usage {
-            dtype: match train.precision {
-                Precision::F32 => None,
-                Precision::Bf16 => Some(DType::Bf16),
-            },
-            release: if accelerator.reshard_after_forward { Release::AfterUse } else { Release::Keep },
-            ahead: accelerator.prefetch,
-            positions: if accelerator.sequence_parallel { Positions::Shared } else { Positions::Whole },
-        }
+        let train = &self.config.train;
+        train.accelerator.usage(train.precision, self.mesh_report().sdp)
     }
 
     /// What the tape keeps of a layer.

@@ -477,7 +477,7 @@ proptest! {
 
 fn part<'a>(value: &DTensor, local: &'a Tensor) -> LocalTensor<'a> {
     let (dtype, shape, held) = (value.dtype(), value.shape().clone(), Held::Layout(value.layout()));
-    LocalTensor { spec: TensorSpec { dtype, shape, held }, bytes: local.host_bytes().unwrap() }
+    LocalTensor { spec: TensorSpec { dtype, shape, held }, bytes: local.host_bytes().unwrap().into() }
 }
 
 /// What each rank would write of a checkpoint, told by the planner that saves:

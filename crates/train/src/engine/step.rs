@@ -146,6 +146,12 @@ impl Engine {
     /// order on both.
     fn tie(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
         let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        for gradients in all.iter_mut() {
+            if let Some(gradient) = gradients.get_mut(EMBEDDING) {
+                // Sums are made in what weights are kept in.
+                *gradient = gradient.cast(DType::F32)?;
+            }
+        }
         let rank = self.gangs.pp.rank();
         if first == last {
             let places = (self.place_of(0), self.place_of(self.stage_count - 1));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shardloom_checkpoint::{KeyMap, Observer, Source};
-use shardloom_dtensor::{Numbers, Ranks, Release};
+use shardloom_dtensor::{Numbers, Ranks};
 use shardloom_gang::{Gang, Gangs};
 use shardloom_hub::fetch::FetchObserver;
 use shardloom_hub::text::{ChatTemplates, Tokenizer};
@@ -13,11 +13,11 @@ use shardloom_hub::{
     Hub, LoadOptions, Model, Place, config_file, load_decoder, new_decoder, text_files, text_files_of_folder,
 };
 use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Decoder, Kept, Positions, Stage, Usage, parameters};
+use shardloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
 
 use super::adapter;
 use crate::callback::Remark;
-use crate::config::{Config, DataType, LoraConfig, Precision, Recomputation};
+use crate::config::{Config, DataType, LoraConfig, Recomputation};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
@@ -91,21 +91,13 @@ pub(super) fn build(
     if config.train.logging.check_numbers {
         ranks.set_numbers(Numbers::Finite);
     }
-    let compute = match config.train.precision {
-        Precision::F32 => None,
-        Precision::Bf16 => Some(DType::Bf16),
-    };
+    let usage = accelerator.usage(config.train.precision, sizes.dp_shard);
     let lora = config.model.lora.as_ref();
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         // What is trained is kept in full; what is not need not be.
-        dtype: Some(compute.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
-        usage: Usage {
-            dtype: compute,
-            release: if accelerator.reshard_after_forward { Release::AfterUse } else { Release::Keep },
-            ahead: if sizes.dp_shard > 1 { accelerator.prefetch } else { 0 },
-            positions: if accelerator.sequence_parallel { Positions::Shared } else { Positions::Whole },
-        },
+        dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
+        usage,
         ranks: Some(Arc::clone(&ranks)),
         ..LoadOptions::default()
     };
