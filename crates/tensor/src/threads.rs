@@ -7,12 +7,18 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::error::TensorError;
 use crate::tape::{is_recording, no_grad};
 
 /// What the environment variable is called.
 pub(crate) const VARIABLE: &str = "SHARDLOOM_THREADS";
+
+/// How long helpers are waited for awake. They end about when whoever asked
+/// does, and to be woken takes longer than that.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 struct Pool {
     count: usize,
@@ -114,12 +120,25 @@ pub fn set_count(threads: usize) -> Result<(), TensorError> {
 pub(crate) fn with_helpers(most: usize, work: impl Fn() + Sync) {
     let most = most.min(count() - 1);
     match Pool::current().helpers() {
-        Some(helpers) if most > 0 => helpers.in_place_scope(|scope| {
-            for _ in 0..most {
-                scope.spawn(|_| work());
-            }
-            work();
-        }),
+        Some(helpers) if most > 0 => {
+            let ended = AtomicUsize::new(0);
+            helpers.in_place_scope(|scope| {
+                for _ in 0..most {
+                    scope.spawn(|_| {
+                        work();
+                        ended.fetch_add(1, Ordering::Release);
+                    });
+                }
+                work();
+                // A thread of the pool has better things to do than to wait.
+                if helpers.current_thread_index().is_none() {
+                    let began = Instant::now();
+                    while ended.load(Ordering::Acquire) < most && began.elapsed() < PATIENCE {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+        }
         _ => work(),
     }
 }
