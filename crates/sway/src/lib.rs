@@ -12,18 +12,26 @@
 mod answer;
 pub mod backend;
 mod book;
+mod category;
 mod error;
 pub mod packs;
 pub mod probe;
 mod question;
 mod record;
+pub mod report;
+pub mod score;
 pub mod sections;
+pub mod suite;
 mod view;
 
 pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
 pub use backend::{Backend, Capabilities, Description, Watch};
 pub use book::{Book, Missing};
+pub use category::Category;
 pub use error::{AskError, SwayError};
 pub use question::{Ask, Keep, Question};
 pub use record::{Record, Verdict};
+pub use report::Report;
+pub use score::Score;
+pub use suite::{Statistics, Suite};
 pub use view::{Real, View};

@@ -1,5 +1,7 @@
 //! What a probe found.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -19,6 +21,19 @@ pub enum Verdict {
     Error,
     /// The data do not decide.
     Inconclusive,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Warn => "warn",
+            Self::Skip => "skip",
+            Self::Error => "error",
+            Self::Inconclusive => "inconclusive",
+        })
+    }
 }
 
 /// What a probe found. The fields are those of dlm-sway, and after them ours.
@@ -41,10 +56,13 @@ pub struct Record {
     /// The tuned model's part.
     pub ft_value: Option<f64>,
     /// All that led there.
+    #[serde(default)]
     pub evidence: Map<String, Value>,
     /// In words.
+    #[serde(default)]
     pub message: String,
     /// How long it took.
+    #[serde(default)]
     pub duration_s: f64,
     /// Where `raw` lies with 95 % confidence.
     pub ci_95: Option<[f64; 2]>,

@@ -1,6 +1,24 @@
 //! Parts of the document that a model was tuned on.
+//!
+//! A [`Document`] is read from a `.dlm` file or from Markdown. Parts of it that
+//! cannot be understood are left out and told as warnings; only what makes the
+//! whole file no document is an error.
+
+mod block;
+mod dlm;
+mod document;
+mod fences;
+mod markdown;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use dlm::dlm_adapter;
+pub use document::{Document, DocumentError, DocumentWarning};
 
 /// What a section teaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -12,6 +30,16 @@ pub enum SectionKind {
     Instruction,
     /// Which of two answers is better.
     Preference,
+}
+
+impl fmt::Display for SectionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prose => "prose",
+            Self::Instruction => "instruction",
+            Self::Preference => "preference",
+        })
+    }
 }
 
 /// A part of the document.

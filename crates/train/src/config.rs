@@ -7,19 +7,14 @@
 //! [`read`] makes one from a text, or says everything that is wrong with it.
 
 mod check;
-mod conform;
 mod data;
 mod dump;
 mod fault;
 mod model;
 mod outline;
-mod overrides;
-mod place;
 mod read;
 mod reference;
 mod train;
-mod tree;
-mod variable;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,10 +23,10 @@ pub use dump::dump;
 pub(crate) use fault::divisors;
 pub use fault::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use outline::schema;
-pub use place::Place;
 pub use read::{read, read_file};
 pub use reference::reference;
-pub use variable::Lookup;
+pub use shardloom_document::Place;
+pub use shardloom_document::variable::Lookup;
 
 pub use data::{DataConfig, DataType, Form, Masking, Rows};
 pub use model::{LoraConfig, ModelConfig};

@@ -1,8 +1,9 @@
 //! Whether values make sense together, as far as that can be known without a
 //! model and without ranks.
 
+use shardloom_document::Place;
+
 use super::fault::{ConfigErrors, ConfigFault, Problem, Rule};
-use super::place::Place;
 use super::{
     Accelerator, Config, DataType, LoraConfig, OptimizerConfig, PipelineSchedule, Resume, ScheduleKind,
 };

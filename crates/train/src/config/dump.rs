@@ -1,8 +1,9 @@
 //! A configuration as a file.
 
+use shardloom_document::variable::escaped;
+use shardloom_document::{Content, Node};
+
 use super::Config;
-use super::tree::{Content, Node};
-use super::variable::escaped;
 
 /// A configuration as YAML, with every key. Reading it gives the same
 /// configuration, whatever variables there are.

@@ -1,155 +1,16 @@
-//! What can be wrong with a configuration, all of it at once.
+//! What can be wrong with a configuration, beyond its types.
 
-use std::fmt;
-
+use shardloom_document::{Fault, Faults, Purpose};
 use shardloom_layout::Hint;
 
-use super::place::Place;
+pub use shardloom_document::Remedy;
 
 /// Everything that is wrong with a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigErrors {
-    /// The faults, in the order of the file, then of the overrides.
-    pub errors: Vec<ConfigFault>,
-}
-
+pub type ConfigErrors = Faults<Rule>;
 /// One thing that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigFault {
-    /// Where it was written.
-    pub place: Place,
-    /// The key with all those around it: `train.optimizer.lr`. Empty for the
-    /// file as a whole.
-    pub path: String,
-    /// What is wrong.
-    pub problem: Problem,
-}
-
+pub type ConfigFault = Fault<Rule>;
 /// What is wrong with a value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Problem {
-    /// The file cannot be read.
-    #[error("cannot be read: {message}")]
-    Unreadable {
-        /// In the system's words.
-        message: String,
-    },
-    /// The file is longer than anybody writes.
-    #[error("has {bytes} bytes or more, but can have {most}")]
-    TooLong {
-        /// How much of it was seen.
-        bytes: u64,
-        /// The most.
-        most: u64,
-    },
-    /// The text is no YAML.
-    #[error("not YAML: {message}\n{snippet}")]
-    Syntax {
-        /// What the parser says.
-        message: String,
-        /// The line, and a mark below the place.
-        snippet: String,
-    },
-    /// A key that means nothing.
-    #[error("there is no such key")]
-    UnknownKey {
-        /// The key beside it that it most likely means.
-        near: Option<String>,
-        /// Where there is a key of this name.
-        elsewhere: Vec<String>,
-        /// All keys that could stand here.
-        known: Vec<String>,
-    },
-    /// A key that stands twice in one map.
-    #[error("the key stands here twice")]
-    Twice,
-    /// A key that must be there.
-    #[error("is missing")]
-    Missing {
-        /// What it says.
-        meaning: String,
-    },
-    /// A value of another kind.
-    #[error("expected {expected}, found {found}")]
-    Kind {
-        /// What fits.
-        expected: String,
-        /// What there is.
-        found: String,
-        /// How it could be meant.
-        remedy: Option<Remedy>,
-    },
-    /// A word that is none of those that fit.
-    #[error("{found} is none of {}", listed(choices))]
-    Choice {
-        /// What there is.
-        found: String,
-        /// The word that it most likely means.
-        near: Option<String>,
-        /// All that fit.
-        choices: Vec<String>,
-    },
-    /// A number that does not fit its type.
-    #[error("{found} is not between {least} and {most}")]
-    Range {
-        /// The number.
-        found: String,
-        /// The least.
-        least: i128,
-        /// The most.
-        most: i128,
-    },
-    /// A list of another length.
-    #[error("expected {expected} values, found {found}")]
-    Length {
-        /// How many there are.
-        found: usize,
-        /// How many there must be.
-        expected: usize,
-    },
-    /// A variable that is not set.
-    #[error("the variable `{name}` is not set")]
-    Variable {
-        /// The variable.
-        name: String,
-    },
-    /// Something that begins like a reference to a variable and is none.
-    #[error("`{text}` is no reference to a variable")]
-    Reference {
-        /// How it begins.
-        text: String,
-    },
-    /// An override without a value.
-    #[error("there is no `=` in it")]
-    NoValue,
-    /// An override without a key.
-    #[error("there is no key in front of `=`")]
-    NoKey,
-    /// An override of an element that a list does not have.
-    #[error("the list has {length} values, so there is no `{index}`")]
-    Index {
-        /// As it was given.
-        index: String,
-        /// How many there are.
-        length: usize,
-    },
-    /// An override of something inside a plain value.
-    #[error("there is nothing inside of {kind}")]
-    NothingInside {
-        /// What the value is.
-        kind: String,
-    },
-    /// Values that the types do not take. Only if schema and types differ.
-    #[error("{message}")]
-    Types {
-        /// What the types say.
-        message: String,
-    },
-    /// A value that fits its type, but not its purpose.
-    #[error(transparent)]
-    Rule(#[from] Rule),
-}
+pub type Problem = shardloom_document::Problem<Rule>;
 
 /// A value that fits its type, but not its purpose.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,38 +88,6 @@ pub enum Rule {
     },
 }
 
-/// How a value of another kind could be meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Remedy {
-    /// A number or `true` that should be a text.
-    Quote {
-        /// With quotes.
-        text: String,
-    },
-    /// A text that would be the right thing without quotes.
-    Unquote {
-        /// Without quotes.
-        text: String,
-    },
-    /// One value where a list of such is wanted.
-    List {
-        /// As a list.
-        text: String,
-    },
-    /// Another spelling.
-    Write {
-        /// The spelling.
-        text: String,
-    },
-    /// Nothing where something must be.
-    LeaveOut,
-}
-
-fn listed(names: &[String]) -> String {
-    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-}
-
 /// Divisors of a number, for those who must choose one.
 pub(crate) fn divisors(whole: usize) -> String {
     let mut all = Vec::new();
@@ -277,47 +106,6 @@ pub(crate) fn divisors(whole: usize) -> String {
     all.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl Hint for Problem {
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Unreadable { .. } | Self::Types { .. } => return None,
-            Self::TooLong { .. } => "give the file of a run, not its data".to_owned(),
-            Self::Syntax { snippet, .. } if snippet.contains("${env:") => {
-                "inside of brackets and braces, put `${env:…}` in quotes".to_owned()
-            }
-            Self::Syntax { .. } => return None,
-            Self::UnknownKey { near: Some(near), .. } => format!("write `{near}`"),
-            Self::UnknownKey { elsewhere, .. } if !elsewhere.is_empty() => {
-                format!("there is {}", listed(elsewhere))
-            }
-            Self::UnknownKey { known, .. } => format!("known keys: {}", known.join(", ")),
-            Self::Twice => "leave one of them out".to_owned(),
-            Self::Missing { meaning } => format!("add it: {meaning}"),
-            Self::Kind { remedy, .. } => match remedy.as_ref()? {
-                Remedy::Quote { text } => format!("put it in quotes: {text}"),
-                Remedy::Unquote { text } => format!("write it without quotes: {text}"),
-                Remedy::List { text } => format!("write it as a list: {text}"),
-                Remedy::Write { text } => format!("write `{text}`"),
-                Remedy::LeaveOut => "give it a value, or leave the key out".to_owned(),
-            },
-            Self::Choice { near, .. } => format!("write `{}`", near.as_ref()?),
-            Self::Range { .. } => return None,
-            Self::Length { expected, .. } => format!("give {expected}"),
-            Self::Variable { name } => format!("set it, or write `${{env:{name}:…}}` with what holds then"),
-            Self::Reference { .. } => {
-                "write ${env:NAME} or ${env:NAME:default}; $${env: stands for the text itself".to_owned()
-            }
-            Self::NoValue | Self::NoKey => "write key=value: train.optimizer.lr=1e-4".to_owned(),
-            Self::Index { length: 0, .. } => "write 0 to add one".to_owned(),
-            Self::Index { length, .. } => {
-                format!("write one of 0 to {} to change it, or {length} to add one", length - 1)
-            }
-            Self::NothingInside { .. } => "leave out what stands behind it".to_owned(),
-            Self::Rule(rule) => return rule.hint(),
-        })
-    }
-}
-
 impl Hint for Rule {
     fn hint(&self) -> Option<String> {
         Some(match self {
@@ -333,51 +121,8 @@ impl Hint for Rule {
     }
 }
 
-impl fmt::Display for ConfigFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.place, self.path.is_empty()) {
-            (Place::Code, false) => write!(f, "{}: {}", self.path, self.problem),
-            (place, true) => write!(f, "{place}: {}", self.problem),
-            (place, false) => write!(f, "{place}: {}: {}", self.path, self.problem),
-        }
-    }
-}
-
-impl std::error::Error for ConfigFault {}
-
-impl Hint for ConfigFault {
-    fn hint(&self) -> Option<String> {
-        self.problem.hint()
-    }
-}
-
-/// One fault is told as itself. Several are listed, each with its hint.
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let [only] = self.errors.as_slice() {
-            return only.fmt(f);
-        }
-        write!(f, "{} faults in the configuration", self.errors.len())?;
-        for fault in &self.errors {
-            // Snippets have lines of their own.
-            let text = fault.to_string().replace('\n', "\n    ");
-            write!(f, "\n  {text}")?;
-            if let Some(hint) = fault.hint() {
-                write!(f, "\n    hint: {hint}")?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
-
-impl Hint for ConfigErrors {
-    fn hint(&self) -> Option<String> {
-        match self.errors.as_slice() {
-            [only] => only.hint(),
-            // They stand with each.
-            _ => None,
-        }
-    }
+impl Purpose for Rule {
+    const DOCUMENT: &'static str = "the configuration";
+    const FILE: &'static str = "the file of a run";
+    const OVERRIDE: &'static str = "train.optimizer.lr=1e-4";
 }

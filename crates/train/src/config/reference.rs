@@ -1,10 +1,11 @@
 //! The reference page: every key of a run's file, from the types.
 
 use serde_json::Value;
+use shardloom_document::outline::{Key, Kind, Nullable, Section};
+use shardloom_document::{Content, Node};
 
 use super::dump::dump;
-use super::outline::{Key, Kind, Nullable, Section};
-use super::tree::{Content, Node};
+use super::outline::outline;
 use super::{Config, DataConfig, LoraConfig, ModelConfig, TrainConfig};
 
 const INTRODUCTION: &str = "\
@@ -34,7 +35,7 @@ pub fn reference() -> String {
     // Keys come in the order of the types, which only a written configuration
     // has.
     let order = Node::parse(&dump(&sample())).map(|node| node.content).unwrap_or(Content::Nothing);
-    section(&mut page, Section::of_run(), &order, "");
+    section(&mut page, outline(), &order, "");
     page
 }
 
@@ -55,8 +56,8 @@ fn sample() -> Config {
     Config { model, data, train: TrainConfig::default() }
 }
 
-fn section(page: &mut String, outline: &Section, order: &Content, path: &str) {
-    let mut keys: Vec<&Key> = outline.keys.iter().collect();
+fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
+    let mut keys: Vec<&Key> = keys_of.keys.iter().collect();
     let inner = |key: &Key| match order {
         Content::Map(map) => map.iter().position(|entry| entry.key == key.name),
         _ => None,

@@ -5,8 +5,8 @@
 //! number; one with quotes stays a text. `$${env:` stands for `${env:` itself.
 //! Keys are taken as they are.
 
-use super::fault::Problem;
-use super::tree::{Content, Node, Style};
+use crate::fault::Problem;
+use crate::tree::{Content, Node, Style, cropped};
 
 const BEGIN: &str = "${env:";
 
@@ -15,11 +15,11 @@ pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Puts the values of variables in the places of their names, below a value.
 /// What is wrong is told with the path to it.
-pub(super) fn fill(
+pub fn fill<R>(
     node: &mut Node,
     path: &str,
     variable: Lookup<'_>,
-    told: &mut dyn FnMut(&Node, &str, Problem),
+    told: &mut dyn FnMut(&Node, &str, Problem<R>),
 ) {
     match &mut node.content {
         Content::List(list) => {
@@ -47,7 +47,7 @@ pub(super) fn fill(
 }
 
 /// A text with variables in place.
-fn filled(text: &str, variable: Lookup<'_>) -> Result<String, Problem> {
+fn filled<R>(text: &str, variable: Lookup<'_>) -> Result<String, Problem<R>> {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(BEGIN) {
@@ -60,8 +60,7 @@ fn filled(text: &str, variable: Lookup<'_>) -> Result<String, Problem> {
         }
         result += before;
         let inner = &reference[BEGIN.len()..];
-        let wrong =
-            |end: usize| Problem::Reference { text: super::tree::cropped(&reference[..BEGIN.len() + end]) };
+        let wrong = |end: usize| Problem::Reference { text: cropped(&reference[..BEGIN.len() + end]) };
         let end = inner.find('}').ok_or_else(|| wrong(inner.len()))?;
         let (name, default) = match inner[..end].split_once(':') {
             Some((name, default)) => (name, Some(default)),
@@ -80,13 +79,13 @@ fn filled(text: &str, variable: Lookup<'_>) -> Result<String, Problem> {
 }
 
 /// A text so that reading it gives the text itself.
-pub(super) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace(BEGIN, "$${env:")
 }
 
 /// What a text without quotes is: a number, `true`, nothing, or else a text.
 /// Never a list or a map, and nothing in it is a comment.
-pub(super) fn plain(text: &str) -> Content {
+pub fn plain(text: &str) -> Content {
     let trimmed = text.trim();
     let as_text = || Content::Text { text: trimmed.to_owned(), style: Style::Plain };
     match trimmed {
@@ -107,6 +106,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use super::*;
+    use crate::fault::NoRule;
 
     fn look(name: &str) -> Option<String> {
         match name {
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn variables_stand_in_texts() {
-        let check = |text: &str, expected: &str| assert_eq!(filled(text, &look).unwrap(), expected);
+        let check = |text: &str, expected: &str| assert_eq!(filled::<NoRule>(text, &look).unwrap(), expected);
         check("a ${env:TWO} b ${env:TWO}", "a 2 b 2");
         check("${env:NONE:x:y}", "x:y");
         check("${env:TWO:x}", "2");
@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn what_is_no_reference_is_told() {
-        let check = |text: &str, expected: Problem| assert_eq!(filled(text, &look).unwrap_err(), expected);
+        let check =
+            |text: &str, expected: Problem<NoRule>| assert_eq!(filled(text, &look).unwrap_err(), expected);
         check("x${env:NONE}", Problem::Variable { name: "NONE".to_owned() });
         for (text, shown) in [
             ("${env:}", "${env:}"),

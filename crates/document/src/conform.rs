@@ -4,49 +4,60 @@
 use serde_json::{Map, Number, Value};
 use shardloom_layout::nearest;
 
-use super::fault::{ConfigFault, Problem, Remedy};
-use super::outline::{Key, Kind, Nullable, Section};
-use super::place::{Mark, Texts};
-use super::tree::{Content, Entry, Node, cropped};
-use super::variable::plain;
+use crate::fault::{Fault, Problem, Remedy};
+use crate::outline::{Key, Kind, Nullable, Section};
+use crate::place::{Mark, Texts};
+use crate::tree::{Content, Entry, Node, cropped};
+use crate::variable::plain;
 
 /// Compares values with what is wanted.
-pub(super) struct Conformity<'a> {
+pub struct Conformity<'a, R> {
+    /// What marks mean.
     pub texts: Texts<'a>,
-    pub faults: Vec<ConfigFault>,
+    /// What the whole file holds.
+    pub outline: &'a Section,
+    /// Everything that was found.
+    pub faults: Vec<Fault<R>>,
     /// Paths at which something is wrong or could be meant, so that nothing
     /// that depends on them can be judged.
     pub unsure: Vec<String>,
+    leniency: Leniency,
+}
+
+/// What is taken for a number, or for true and false.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leniency {
+    /// Only what is one.
+    Strict,
+    /// Also a text that reads like one, and the other way round for true and
+    /// false: `"3"`, `yes`, `1`. A text is still only what is a text.
+    Lenient,
 }
 
 /// A path with one key more.
-pub(super) fn inside(path: &str, key: &str) -> String {
+pub fn inside(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-impl<'a> Conformity<'a> {
-    pub(super) fn new(texts: Texts<'a>) -> Self {
-        Self { texts, faults: Vec::new(), unsure: Vec::new() }
+impl<'a, R> Conformity<'a, R> {
+    /// Nothing is compared yet.
+    pub fn new(texts: Texts<'a>, outline: &'a Section, leniency: Leniency) -> Self {
+        Self { texts, outline, faults: Vec::new(), unsure: Vec::new(), leniency }
     }
 
-    pub(super) fn fault(&mut self, mark: Mark, path: &str, problem: Problem) {
+    /// Notes a fault.
+    pub fn fault(&mut self, mark: Mark, path: &str, problem: Problem<R>) {
         // An override without a key says nothing about any.
         if !path.is_empty() {
             self.unsure.push(path.to_owned());
         }
         let place = self.texts.place(mark);
-        self.faults.push(ConfigFault { place, path: path.to_owned(), problem });
+        self.faults.push(Fault { place, path: path.to_owned(), problem });
     }
 
     /// The keys of a section. What is wrong is left out, or replaced by
     /// something of the right kind where it must not be missing.
-    pub(super) fn section(
-        &mut self,
-        section: &Section,
-        node: &Node,
-        mark: Mark,
-        path: &str,
-    ) -> Option<Value> {
+    pub fn section(&mut self, section: &Section, node: &Node, mark: Mark, path: &str) -> Option<Value> {
         let none = Vec::new();
         let map = match &node.content {
             Content::Map(map) => map,
@@ -60,7 +71,7 @@ impl<'a> Conformity<'a> {
             let inner = inside(path, &entry.key);
             match section.key(&entry.key) {
                 None => {
-                    let problem = unknown_key(section, &entry.key);
+                    let problem = unknown_key(self.outline, section, &entry.key);
                     if let Problem::UnknownKey { near: Some(near), .. } = &problem {
                         self.unsure.push(inside(path, near));
                     }
@@ -91,7 +102,11 @@ impl<'a> Conformity<'a> {
     }
 
     fn value(&mut self, kind: &Kind, node: &Node, mark: Mark, path: &str) -> Option<Value> {
-        match (kind, &node.content) {
+        let lent = match self.leniency {
+            Leniency::Strict => None,
+            Leniency::Lenient => lenient(kind, &node.content),
+        };
+        match (kind, lent.as_ref().unwrap_or(&node.content)) {
             (Kind::Section(section), _) => self.section(section, node, mark, path),
             (Kind::Map(values), Content::Map(map)) => {
                 self.twice(map, path);
@@ -121,8 +136,8 @@ impl<'a> Conformity<'a> {
             }
             (Kind::Text, Content::Text { text, .. }) => Some(Value::String(text.clone())),
             (Kind::Bool, Content::Bool(value)) => Some(Value::Bool(*value)),
-            (Kind::Whole { least, most }, Content::Whole(_) | Content::Decimal(_)) => {
-                let Some(whole) = whole(&node.content) else {
+            (Kind::Whole { least, most }, content @ (Content::Whole(_) | Content::Decimal(_))) => {
+                let Some(whole) = whole(content) else {
                     return self.wrong_kind(kind.expected(), None, node, path);
                 };
                 let number = Number::from_i128(whole).filter(|_| (*least..=*most).contains(&whole));
@@ -161,7 +176,7 @@ impl<'a> Conformity<'a> {
     }
 
     /// Any value, as JSON.
-    fn anything(&mut self, node: &Node, path: &str) -> Option<Value> {
+    pub fn anything(&mut self, node: &Node, path: &str) -> Option<Value> {
         Some(match &node.content {
             Content::Nothing => Value::Null,
             Content::Bool(value) => Value::Bool(*value),
@@ -270,11 +285,33 @@ fn remedy(kind: &Kind, node: &Node) -> Option<Remedy> {
     }
 }
 
+/// What a value is taken for where one of a kind is wanted, if not for itself.
+fn lenient(kind: &Kind, content: &Content) -> Option<Content> {
+    match (kind, content) {
+        (Kind::Whole { .. } | Kind::Number, Content::Text { text, .. }) => match plain(text) {
+            number @ (Content::Whole(_) | Content::Decimal(_)) => Some(number),
+            _ => None,
+        },
+        (Kind::Whole { .. } | Kind::Number, Content::Bool(value)) => Some(Content::Whole((*value).into())),
+        (Kind::Bool, Content::Text { text, .. }) => match text.to_lowercase().as_str() {
+            "true" | "t" | "yes" | "y" | "on" | "1" => Some(Content::Bool(true)),
+            "false" | "f" | "no" | "n" | "off" | "0" => Some(Content::Bool(false)),
+            _ => None,
+        },
+        (Kind::Bool, Content::Whole(0)) => Some(Content::Bool(false)),
+        (Kind::Bool, Content::Whole(1)) => Some(Content::Bool(true)),
+        (Kind::Bool, Content::Decimal(value)) if *value == 0.0 || *value == 1.0 => {
+            Some(Content::Bool(*value == 1.0))
+        }
+        _ => None,
+    }
+}
+
 /// What is known of a key that is none.
-pub(super) fn unknown_key(section: &Section, key: &str) -> Problem {
+pub fn unknown_key<R>(outline: &Section, section: &Section, key: &str) -> Problem<R> {
     let known: Vec<String> = section.keys.iter().map(|key| key.name.clone()).collect();
     let near = nearest(key, known.iter().map(String::as_str)).map(str::to_owned);
-    let elsewhere = Section::of_run()
+    let elsewhere = outline
         .paths()
         .into_iter()
         .filter(|path| path.rsplit_once('.').is_some_and(|(_, last)| last == key))
@@ -296,5 +333,86 @@ fn stand_in(kind: &Kind) -> Value {
         Kind::Bool => false.into(),
         Kind::Whole { .. } | Kind::Number => 1.into(),
         Kind::Anything => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::fault::NoRule;
+
+    fn outline() -> Section {
+        Section::of(&json!({
+            "type": "object",
+            "additionalProperties": false,
+            "required": ["count"],
+            "properties": {
+                "count": {"type": "integer", "format": "uint", "minimum": 2, "maximum": 9},
+                "share": {"type": "number", "default": 0.5},
+                "flag": {"type": "boolean", "default": false},
+                "name": {"type": ["string", "null"]},
+                "pairs": {
+                    "type": "array",
+                    "default": [],
+                    "items": {
+                        "type": "array",
+                        "prefixItems": [{"type": "string"}, {"type": "string"}],
+                        "minItems": 2,
+                        "maxItems": 2,
+                    },
+                },
+            },
+        }))
+        .unwrap()
+    }
+
+    fn check(text: &str, leniency: Leniency) -> (Option<Value>, Vec<Fault<NoRule>>) {
+        let outline = outline();
+        let node = Node::parse(text).unwrap();
+        let mut check = Conformity::new(Texts { file: "f", overrides: &[] }, &outline, leniency);
+        let value = check.section(&outline, &node, node.mark, "");
+        (value, check.faults)
+    }
+
+    #[test]
+    fn lenient_readers_take_what_reads_like_a_number() {
+        for (text, expected) in [
+            ("count: '3'", json!({"count": 3})),
+            ("count: 3.0\nflag: yes", json!({"count": 3, "flag": true})),
+            ("count: 3\nflag: 0", json!({"count": 3, "flag": false})),
+            ("count: 3\nflag: 'OFF'\nshare: '1e-3'", json!({"count": 3, "flag": false, "share": 0.001})),
+            ("count: 3\nshare: true", json!({"count": 3, "share": 1.0})),
+            ("count: 3\nname: null", json!({"count": 3, "name": null})),
+            ("count: 3\npairs: [[a, b]]", json!({"count": 3, "pairs": [["a", "b"]]})),
+        ] {
+            let (value, faults) = check(text, Leniency::Lenient);
+            assert_eq!(faults, [], "{text}");
+            assert_eq!(value.unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn lenient_readers_take_no_number_for_a_text_and_keep_bounds() {
+        for text in [
+            "count: 3\nname: 5",
+            "count: 10",
+            "count: 1",
+            "count: three",
+            "count: 3.5",
+            "count: 3\npairs: [[a]]",
+        ] {
+            assert_eq!(check(text, Leniency::Lenient).1.len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn strict_readers_take_things_for_what_they_are() {
+        for text in ["count: '3'", "count: 3\nflag: yes", "count: 3\nflag: 1", "count: 3\nshare: true"] {
+            assert_eq!(check(text, Leniency::Strict).1.len(), 1, "{text}");
+        }
     }
 }

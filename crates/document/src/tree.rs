@@ -7,7 +7,7 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::Value;
 use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Options, Spanned};
 
-use super::place::Mark;
+use crate::place::Mark;
 
 /// How deep maps and lists may lie in each other.
 const MAX_DEPTH: usize = 48;
@@ -20,55 +20,74 @@ const SHOWN: usize = 100;
 
 /// A value, and where it was written.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Node {
+pub struct Node {
+    /// Where.
     pub mark: Mark,
+    /// What.
     pub content: Content,
 }
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Content {
+pub enum Content {
+    /// `null`, or nothing at all.
     Nothing,
+    /// True or false.
     Bool(bool),
+    /// A whole number.
     Whole(i128),
     /// Any other number, finite or not.
     Decimal(f64),
+    /// A text.
     Text {
+        /// What it says.
         text: String,
+        /// How it was written.
         style: Style,
     },
+    /// Values in order.
     List(Vec<Node>),
+    /// Keys with their values, in order. A key may be there twice.
     Map(Vec<Entry>),
 }
 
 /// Whether a text was written with quotes. Without, it would be something else
 /// if it looked like that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
+pub enum Style {
+    /// Without.
     Plain,
+    /// With, or in a block.
     Quoted,
 }
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
+pub struct Entry {
+    /// The key.
     pub key: String,
+    /// Where the key was written.
     pub mark: Mark,
+    /// Its value.
     pub value: Node,
 }
 
 /// Why a text is no YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SyntaxError {
+pub struct SyntaxError {
+    /// The line, from 1.
     pub line: u64,
+    /// The character in the line, from 1.
     pub column: u64,
+    /// What the parser says.
     pub message: String,
+    /// The line, and a mark below the place.
     pub snippet: String,
 }
 
 impl Node {
     /// The value of a text in a file.
-    pub(super) fn parse(text: &str) -> Result<Self, SyntaxError> {
+    pub fn parse(text: &str) -> Result<Self, SyntaxError> {
         // A mark at the beginning is no content, and would move all places.
         let text = text.trim_start_matches('\u{feff}');
         let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options());
@@ -76,7 +95,7 @@ impl Node {
     }
 
     /// A value that is in no file.
-    pub(super) fn from_json(value: &Value) -> Self {
+    pub fn from_json(value: &Value) -> Self {
         let content = match value {
             Value::Null => Content::Nothing,
             Value::Bool(value) => Content::Bool(*value),
@@ -100,7 +119,7 @@ impl Node {
     }
 
     /// The same, with everything in it, as if written elsewhere.
-    pub(super) fn marked(mut self, mark: Mark) -> Self {
+    pub fn marked(mut self, mark: Mark) -> Self {
         self.mark = mark;
         match &mut self.content {
             Content::List(list) => {
@@ -116,7 +135,7 @@ impl Node {
     }
 
     /// Where a value is written, or else the nearest thing around it.
-    pub(super) fn mark_of(&self, path: &str) -> Mark {
+    pub fn mark_of(&self, path: &str) -> Mark {
         let (mut node, mut mark) = (self, self.mark);
         for part in path.split('.') {
             let inner = match &node.content {
@@ -140,7 +159,7 @@ impl Node {
     }
 
     /// What it is, in words.
-    pub(super) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         match &self.content {
             Content::Nothing => "nothing".to_owned(),
             Content::Bool(value) => format!("`{value}`"),
@@ -157,7 +176,7 @@ impl Node {
 const NOTHING: Node = Node { mark: Mark::Default, content: Content::Nothing };
 
 /// A text of which not more than a line is shown.
-pub(super) fn cropped(text: &str) -> String {
+pub fn cropped(text: &str) -> String {
     const MOST: usize = 60;
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.chars().count() <= MOST { line } else { line.chars().take(MOST).chain(['…']).collect() }

@@ -6,15 +6,15 @@
 //! YAML, and stands in the place of whatever was there. Of several for one key,
 //! the last one counts.
 
-use super::conform::{Conformity, inside, unknown_key};
-use super::fault::Problem;
-use super::outline::{Key, Kind, Nullable, Section};
-use super::place::Mark;
-use super::tree::{Content, Entry, Node};
-use super::variable::plain;
+use crate::conform::{Conformity, inside, unknown_key};
+use crate::fault::Problem;
+use crate::outline::{Key, Kind, Nullable, Section};
+use crate::place::Mark;
+use crate::tree::{Content, Entry, Node};
+use crate::variable::plain;
 
 /// Applies overrides to the values of a file.
-pub(super) fn apply(root: &mut Node, overrides: &[String], check: &mut Conformity<'_>) {
+pub fn apply<R>(root: &mut Node, overrides: &[String], check: &mut Conformity<'_, R>) {
     for (number, given) in overrides.iter().enumerate() {
         let mark = Mark::Override(number);
         match parse(given, mark) {
@@ -23,7 +23,12 @@ pub(super) fn apply(root: &mut Node, overrides: &[String], check: &mut Conformit
                 let parts: Vec<&str> = key.split('.').collect();
                 // On a copy: half an override is worse than none.
                 let mut changed = root.clone();
-                match (Change { value, mark }).in_section(Section::of_run(), &mut changed, &parts, "") {
+                match (Change { value, mark, outline: check.outline }).in_section(
+                    check.outline,
+                    &mut changed,
+                    &parts,
+                    "",
+                ) {
                     Ok(()) => *root = changed,
                     Err(wrong) => check.fault(mark, &wrong.path, wrong.problem),
                 }
@@ -33,7 +38,7 @@ pub(super) fn apply(root: &mut Node, overrides: &[String], check: &mut Conformit
 }
 
 /// The key and the value.
-fn parse(given: &str, mark: Mark) -> Result<(String, Node), Problem> {
+fn parse<R>(given: &str, mark: Mark) -> Result<(String, Node), Problem<R>> {
     let (key, value) = given.split_once('=').ok_or(Problem::NoValue)?;
     let key = key.trim();
     let key = key.strip_prefix("--").unwrap_or(key).trim();
@@ -56,7 +61,7 @@ fn dotted(key: &str) -> String {
 
 /// A value as it is given. What YAML would take for a comment or for marks
 /// between documents is not in a file here, so it is a part of the text.
-fn value_of(text: &str) -> Result<Node, Problem> {
+fn value_of<R>(text: &str) -> Result<Node, Problem<R>> {
     let trimmed = text.trim();
     // Lists, maps, quotes, blocks, anchors, aliases and tags.
     if !trimmed.starts_with(['[', '{', '\'', '"', '|', '>', '&', '*', '!']) {
@@ -69,23 +74,30 @@ fn value_of(text: &str) -> Result<Node, Problem> {
 }
 
 /// An override that cannot be applied.
-struct Wrong {
+struct Wrong<R> {
     path: String,
-    problem: Problem,
+    problem: Problem<R>,
 }
 
 /// A value on its way to its place.
-struct Change {
+struct Change<'a> {
     value: Node,
     mark: Mark,
+    outline: &'a Section,
 }
 
-impl Change {
-    fn in_section(self, section: &Section, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong> {
+impl Change<'_> {
+    fn in_section<R>(
+        self,
+        section: &Section,
+        node: &mut Node,
+        parts: &[&str],
+        path: &str,
+    ) -> Result<(), Wrong<R>> {
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
         let path = inside(path, first);
         let Some(key) = section.key(first) else {
-            return Err(Wrong { path, problem: unknown_key(section, first) });
+            return Err(Wrong { path, problem: unknown_key(self.outline, section, first) });
         };
         let entry = self.entry(node, &key.name, || default_of(key));
         match (entry, rest) {
@@ -101,7 +113,7 @@ impl Change {
         }
     }
 
-    fn in_kind(self, kind: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong> {
+    fn in_kind<R>(self, kind: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
         let Some((first, rest)) = parts.split_first() else {
             *node = self.value;
             return Ok(());
@@ -130,7 +142,14 @@ impl Change {
     }
 
     /// Puts the value into a map that takes any key.
-    fn put(self, node: &mut Node, key: &str, rest: &[&str], path: &str, kind: &Kind) -> Result<(), Wrong> {
+    fn put<R>(
+        self,
+        node: &mut Node,
+        key: &str,
+        rest: &[&str],
+        path: &str,
+        kind: &Kind,
+    ) -> Result<(), Wrong<R>> {
         let nothing = || Node { mark: self.mark, content: Content::Nothing };
         match self.entry(node, key, nothing) {
             None => Ok(()),
@@ -143,7 +162,7 @@ impl Change {
         }
     }
 
-    fn in_list(self, items: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong> {
+    fn in_list<R>(self, items: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
         if node.content == Content::Nothing {
             node.content = Content::List(Vec::new());
@@ -182,7 +201,7 @@ impl Change {
     }
 
     /// Whether there is such a key, where there is no place for its value.
-    fn only_checked(self, kind: &Kind, parts: &[&str], path: &str) -> Result<(), Wrong> {
+    fn only_checked<R>(self, kind: &Kind, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
         let mut scratch = Node { mark: self.mark, content: Content::Nothing };
         self.in_kind(kind, &mut scratch, parts, path)
     }

@@ -1,4 +1,4 @@
-//! Where a value of a configuration was written.
+//! Where a value was written.
 
 use std::fmt;
 
@@ -44,9 +44,14 @@ impl fmt::Display for Place {
 
 /// The same, as values carry it while they are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub enum Mark {
     /// In the file.
-    At { line: u64, column: u64 },
+    At {
+        /// The line, from 1.
+        line: u64,
+        /// The character in the line, from 1.
+        column: u64,
+    },
     /// In one of the overrides.
     Override(usize),
     /// Nowhere: it is what holds if nothing is said.
@@ -55,13 +60,16 @@ pub(super) enum Mark {
 
 /// What marks mean: the file, and the overrides.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Texts<'a> {
+pub struct Texts<'a> {
+    /// What the file is called.
     pub file: &'a str,
+    /// Changes besides the file, as they were given.
     pub overrides: &'a [String],
 }
 
 impl Texts<'_> {
-    pub(super) fn place(&self, mark: Mark) -> Place {
+    /// What a mark means.
+    pub fn place(&self, mark: Mark) -> Place {
         let file = self.file.to_owned();
         match mark {
             Mark::At { line, column } => Place::Position { file, line, column },

@@ -1,0 +1,149 @@
+//! Several runs beside each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Report, format};
+
+/// Several runs beside each other, in the order in which they were given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// What the runs are called.
+    pub labels: Vec<String>,
+    /// When they began.
+    pub timestamps: Vec<String>,
+    /// Every probe of any run, sorted.
+    pub probe_names: Vec<String>,
+    /// The scores of each probe, run by run.
+    pub scores: BTreeMap<String, Vec<Option<f64>>>,
+    /// Their changes from each run to the next.
+    pub deltas: BTreeMap<String, Vec<Option<f64>>>,
+    /// The scores of the whole.
+    pub composite_series: Vec<f64>,
+    /// From which loss on a change counts as a regression.
+    pub regression_threshold: f64,
+    /// What the last run lost against the one before, the worst first.
+    pub latest_regressions: Vec<Regression>,
+}
+
+/// A probe that lost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Regression {
+    /// The probe.
+    pub name: String,
+    /// By how much; less than 0.
+    pub delta: f64,
+}
+
+impl Comparison {
+    /// The loss from which on a change counts if nothing else is said.
+    pub const USUAL_THRESHOLD: f64 = 0.05;
+
+    /// Compares runs, each with what it is called. A change of 0 is never a
+    /// regression.
+    pub fn of(runs: &[(String, Report)], threshold: f64) -> Self {
+        let names: BTreeSet<&str> =
+            runs.iter().flat_map(|(_, run)| run.probes.iter().map(|record| record.name.as_str())).collect();
+        let mut scores = BTreeMap::new();
+        let mut deltas = BTreeMap::new();
+        for name in &names {
+            let series: Vec<Option<f64>> = runs
+                .iter()
+                .map(|(_, run)| {
+                    run.probes.iter().find(|record| record.name == *name).and_then(|record| record.score)
+                })
+                .collect();
+            deltas.insert((*name).to_owned(), changes(&series));
+            scores.insert((*name).to_owned(), series);
+        }
+        let last = |deltas: &Vec<Option<f64>>| deltas.last().copied().flatten();
+        let mut latest: Vec<Regression> = deltas
+            .iter()
+            .filter_map(|(name, deltas)| Some(Regression { name: name.clone(), delta: last(deltas)? }))
+            .filter(|regression| regression.delta < 0.0 && regression.delta <= -threshold)
+            .collect();
+        latest.sort_by(|one, other| one.delta.total_cmp(&other.delta));
+        Self {
+            labels: runs.iter().map(|(label, _)| label.clone()).collect(),
+            timestamps: runs.iter().map(|(_, run)| run.started_at.clone()).collect(),
+            probe_names: names.into_iter().map(str::to_owned).collect(),
+            scores,
+            deltas,
+            composite_series: runs.iter().map(|(_, run)| run.score.overall).collect(),
+            regression_threshold: threshold,
+            latest_regressions: latest,
+        }
+    }
+
+    /// The comparison as JSON, with keys in order.
+    pub fn to_json(&self) -> String {
+        let value = serde_json::to_value(self).unwrap_or_default();
+        let mut text = String::new();
+        super::json::write(&mut text, &value, 0);
+        text.push('\n');
+        text
+    }
+
+    /// The rows of a table: the probe, then scores and changes by turns. The
+    /// last row is the whole.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let row = |name: &str, scores: &[Option<f64>], deltas: &[Option<f64>]| {
+            let mut cells = vec![name.to_owned()];
+            for (index, score) in scores.iter().enumerate() {
+                if index > 0 {
+                    cells.push(change(deltas.get(index - 1).copied().flatten()));
+                }
+                cells.push(format::score(*score));
+            }
+            cells
+        };
+        let mut rows: Vec<Vec<String>> =
+            self.probe_names.iter().map(|name| row(name, &self.scores[name], &self.deltas[name])).collect();
+        let whole: Vec<Option<f64>> = self.composite_series.iter().copied().map(Some).collect();
+        rows.push(row("overall", &whole, &changes(&whole)));
+        rows
+    }
+
+    /// What the columns of [`Self::rows`] are.
+    pub fn columns(&self) -> Vec<String> {
+        let mut columns = vec!["Probe".to_owned()];
+        for (index, label) in self.labels.iter().enumerate() {
+            if index > 0 {
+                columns.push("Δ".to_owned());
+            }
+            columns.push(label.clone());
+        }
+        columns
+    }
+
+    /// The comparison as Markdown.
+    pub fn to_markdown(&self) -> String {
+        let line = |cells: &[String]| {
+            let cells: Vec<String> =
+                cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let columns = self.columns();
+        let mut page =
+            format!("# Runs compared\n\n{}|---|{}\n", line(&columns), "---:|".repeat(columns.len() - 1));
+        for row in self.rows() {
+            page += &line(&row);
+        }
+        if !self.latest_regressions.is_empty() {
+            page += &format!("\n## Lost {} or more in the last run\n\n", self.regression_threshold);
+            for regression in &self.latest_regressions {
+                page += &format!("- {}: {}\n", regression.name, change(Some(regression.delta)));
+            }
+        }
+        page
+    }
+}
+
+fn changes(series: &[Option<f64>]) -> Vec<Option<f64>> {
+    series.windows(2).map(|pair| Some(pair[1]? - pair[0]?)).collect()
+}
+
+fn change(value: Option<f64>) -> String {
+    value.filter(|value| value.is_finite()).map_or(format::NONE.to_owned(), |value| format!("{value:+.2}"))
+}

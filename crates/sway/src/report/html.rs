@@ -1,0 +1,53 @@
+//! The report as one page that needs nothing else: no network, no script.
+//!
+//! The verdict comes first, in plain words. Then what led to it: curves, bars
+//! and null distributions as drawings with their numbers beside them, and what
+//! the two models write. A page is always smaller than [`MOST_BYTES`]: what is
+//! longer than fits is cut, and says so.
+
+mod chart;
+mod contents;
+mod drawing;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, context};
+
+use self::contents::{Contents, Limits};
+use super::Report;
+
+/// No page is larger.
+pub const MOST_BYTES: usize = 1_000_000;
+
+const PAGE: &str = include_str!("html/page.html");
+const STYLE: &str = include_str!("html/style.css");
+
+impl Report {
+    /// The report as one HTML page.
+    pub fn to_html(&self) -> String {
+        let mut page = String::new();
+        for limits in Limits::ALL {
+            page = self.page(limits);
+            if page.len() < MOST_BYTES {
+                break;
+            }
+        }
+        page
+    }
+
+    fn page(&self, limits: Limits) -> String {
+        const OURS: &str = "the page's form is ours, which a test fills";
+        let mut environment = Environment::new();
+        environment.set_auto_escape_callback(|_| AutoEscape::Html);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().expect(OURS);
+        environment.set_syntax(syntax);
+        environment.add_template("page.html", PAGE).expect(OURS);
+        let template = environment.get_template("page.html").expect(OURS);
+        let contents = Contents::of(self, limits);
+        template.render(context! { page => Serde(contents), style => STYLE }).expect(OURS)
+    }
+}

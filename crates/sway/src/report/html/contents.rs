@@ -1,0 +1,260 @@
+//! What stands on the page, ready to be put in place.
+
+use serde::Serialize;
+
+use super::chart::{Chart, charts};
+use super::words::{Writing, writings};
+use crate::record::{Record, Verdict};
+use crate::report::{Report, format, meaning};
+
+/// How much of everything is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Probes.
+    pub probes: usize,
+    /// Drawings, of each kind.
+    pub charts: usize,
+    /// Bars or dots in a drawing.
+    pub marks: usize,
+    /// Pairs of texts.
+    pub writings: usize,
+    /// Letters of a text.
+    pub letters: usize,
+}
+
+impl Limits {
+    /// From generous to sparse; the last ones fit whatever a report says.
+    pub(super) const ALL: [Self; 3] = [
+        Self { probes: 200, charts: 12, marks: 80, writings: 16, letters: 1500 },
+        Self { probes: 100, charts: 6, marks: 40, writings: 6, letters: 600 },
+        Self { probes: 40, charts: 3, marks: 16, writings: 2, letters: 160 },
+    ];
+}
+
+/// What stands on the page.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Contents {
+    pub title: String,
+    pub verdict: Statement,
+    pub facts: Vec<(String, String)>,
+    pub components: Vec<Component>,
+    pub findings: Vec<String>,
+    pub charts: Vec<Group>,
+    pub writings: Vec<Writing>,
+    pub probes: Vec<Probe>,
+    pub tested: bool,
+    pub lists: Vec<(String, Vec<String>)>,
+    pub cut: Vec<String>,
+    pub version: String,
+}
+
+/// The verdict.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Statement {
+    pub sentence: String,
+    pub score: String,
+    pub band: String,
+    /// How the probes stand, in words.
+    pub tally: String,
+}
+
+/// A category's score.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Component {
+    pub name: String,
+    pub score: String,
+    pub weight: String,
+    /// From 0 to 100.
+    pub percent: String,
+}
+
+/// Drawings of one kind.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Group {
+    pub id: &'static str,
+    pub title: &'static str,
+    pub about: &'static str,
+    pub charts: Vec<Chart>,
+}
+
+/// A probe.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Probe {
+    pub name: String,
+    pub kind: String,
+    pub title: &'static str,
+    pub question: &'static str,
+    pub measure: &'static str,
+    pub verdict: String,
+    pub score: String,
+    pub raw: String,
+    pub interval: String,
+    pub z: String,
+    pub p: String,
+    pub adjusted: String,
+    pub seconds: String,
+    pub note: String,
+}
+
+impl Contents {
+    pub(super) fn of(report: &Report, limits: Limits) -> Self {
+        let mut cut = Vec::new();
+        let base = cropped(&report.base_model_id, limits.letters);
+        let adapter = cropped(&format::adapter(&report.adapter_id), limits.letters);
+        if report.probes.len() > limits.probes {
+            cut.push(format!("{} of {} probes are shown", limits.probes, report.probes.len()));
+        }
+        let writings = writings(report, limits, &mut cut);
+        let charts = charts(report, limits, &mut cut);
+        Self {
+            title: format!("{base} and {adapter}"),
+            verdict: statement(report),
+            facts: facts(report, limits),
+            components: components(report),
+            findings: report.score.findings.iter().map(|text| cropped(text, limits.letters)).collect(),
+            charts,
+            writings,
+            probes: report.probes.iter().take(limits.probes).map(|record| probe(record, limits)).collect(),
+            tested: report.probes.iter().any(|record| record.p_value.is_some()),
+            lists: lists(report, limits),
+            cut,
+            version: cropped(&report.sway_version, 40),
+        }
+    }
+}
+
+/// The verdict in words, and how far it can be relied on.
+fn statement(report: &Report) -> Statement {
+    let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
+    let sentence = match report.probes.len() {
+        0 => "No probe was run, so nothing is known.".to_owned(),
+        _ if number(Verdict::Error) == report.probes.len() => {
+            "No probe could be carried out, so nothing is known.".to_owned()
+        }
+        _ => {
+            let mut meaning = report.score.band.meaning().to_owned();
+            if let Some(first) = meaning.get_mut(..1) {
+                first.make_ascii_uppercase();
+            }
+            format!("{meaning}.")
+        }
+    };
+    let words = [
+        (Verdict::Pass, "pass"),
+        (Verdict::Fail, "fail"),
+        (Verdict::Warn, "worth a look"),
+        (Verdict::Inconclusive, "undecided"),
+        (Verdict::Error, "not carried out"),
+        (Verdict::Skip, "skipped"),
+    ];
+    let parts: Vec<String> = words
+        .into_iter()
+        .filter(|(verdict, _)| number(*verdict) > 0)
+        .map(|(verdict, word)| format!("{} {word}", number(verdict)))
+        .collect();
+    let probes = match report.probes.len() {
+        1 => "1 probe".to_owned(),
+        many => format!("{many} probes"),
+    };
+    let tally = if parts.is_empty() { probes } else { format!("{probes}: {}", parts.join(", ")) };
+    Statement {
+        sentence,
+        score: format::score(Some(report.score.overall)),
+        band: report.score.band.to_string(),
+        tally,
+    }
+}
+
+fn facts(report: &Report, limits: Limits) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let mut add = |name: &str, value: String| {
+        if !value.is_empty() {
+            facts.push((name.to_owned(), cropped(&value, limits.letters)));
+        }
+    };
+    add("Base", report.base_model_id.clone());
+    add("Adapter", report.adapter_id.clone());
+    add("Suite", report.spec_path.clone());
+    add("Statistics", report.statistics.to_string());
+    if let Some(backend) = &report.backend {
+        add("Backend", backend.kind.clone());
+        let able: Vec<String> = backend
+            .capabilities
+            .iter()
+            .filter_map(|one| serde_json::to_value(one).ok()?.as_str().map(|name| name.replace('_', " ")))
+            .collect();
+        add("It can do", able.join(", "));
+    }
+    add("Texts", report.packs.clone().unwrap_or_default());
+    add("Started", report.started_at.clone());
+    add("Took", format!("{} s", format::seconds(report.wall_seconds)));
+    if let Some(determinism) = &report.determinism {
+        add("Determinism", format!("{}, seed {}", determinism.class, determinism.seed));
+    }
+    facts
+}
+
+fn components(report: &Report) -> Vec<Component> {
+    let component = |(name, score): (&str, f64)| Component {
+        name: cropped(name, 40),
+        score: format::score(Some(score)),
+        weight: report
+            .score
+            .weights
+            .get(name)
+            .map_or(format::NONE.to_owned(), |weight| format!("{weight:.2}")),
+        percent: format!("{:.0}", 100.0 * if score.is_finite() { score.clamp(0.0, 1.0) } else { 0.0 }),
+    };
+    report.components_in_order().into_iter().take(12).map(component).collect()
+}
+
+fn probe(record: &Record, limits: Limits) -> Probe {
+    let meaning = meaning(&record.kind);
+    Probe {
+        name: cropped(&record.name, limits.letters.min(120)),
+        kind: cropped(&record.kind, 60),
+        title: meaning.title,
+        question: meaning.question,
+        measure: meaning.measure,
+        verdict: record.verdict.to_string(),
+        score: format::score(record.score),
+        raw: format::raw(record.raw),
+        interval: format::interval(record.ci_95),
+        z: format::z(record.z_score),
+        p: format::probability(record.p_value),
+        adjusted: format::probability(record.p_adjusted),
+        seconds: format::seconds(record.duration_s),
+        note: cropped(&format::note(record), limits.letters),
+    }
+}
+
+fn lists(report: &Report, limits: Limits) -> Vec<(String, Vec<String>)> {
+    let mut notes = report.notes.clone();
+    if let Some(backend) = &report.backend {
+        notes.extend(backend.notes.iter().cloned());
+    }
+    if let Some(determinism) = &report.determinism {
+        notes.extend(determinism.notes.iter().cloned());
+    }
+    let mut lists = Vec::new();
+    for (title, items) in [
+        ("Notes", notes),
+        ("Warnings", report.warnings.clone()),
+        ("Without a null distribution", report.opted_out()),
+        ("Null distributions without spread", report.degenerate()),
+    ] {
+        if !items.is_empty() {
+            let items = items.iter().take(40).map(|item| cropped(item, limits.letters)).collect();
+            lists.push((title.to_owned(), items));
+        }
+    }
+    lists
+}
+
+/// The beginning of a text, with a sign where it was cut.
+pub(super) fn cropped(text: &str, letters: usize) -> String {
+    match text.char_indices().nth(letters) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,258 @@
+//! The page.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::words::{Part, Side, compared};
+use super::*;
+use crate::record::Verdict;
+use crate::report::tests::{record, sample};
+
+/// A report with every kind of drawing.
+fn full() -> Report {
+    let mut report = sample();
+    let mut with = |name: &str, kind: &str, evidence: Value| {
+        let mut record = record(name, kind, Verdict::Pass, Some(0.7));
+        record.evidence = evidence.as_object().unwrap().clone();
+        record.raw = Some(0.5);
+        report.probes.push(record);
+    };
+    with(
+        "ablation",
+        "adapter_ablation",
+        json!({
+            "lambdas": [0.0, 0.5, 1.0, 1.25],
+            "mean_divergence_per_lambda": [0.0, 0.1, 0.3, 0.4],
+            "saturation_lambda": 1.25,
+            "generations": [{"prompt": "Tell <me>", "base": "the old grey cat sat", "ft": "the new cat sat down"}],
+        }),
+    );
+    with(
+        "parts",
+        "section_internalization",
+        json!({
+            "per_section": [
+                {"section_id": "p0", "tag": "Intro & more", "effective_sis": 0.25},
+                {"section_id": "p1", "tag": "", "effective_sis": -0.1},
+            ],
+        }),
+    );
+    with(
+        "where",
+        "layer_attribution",
+        json!({"layers": [{"name": "layers.0", "share": 0.75}, {"name": "layers.1", "share": 0.25}]}),
+    );
+    with("noise", "style_fingerprint", json!({"null_samples": [0.1, 0.11, 0.2, 0.1]}));
+    with(
+        "long",
+        "prompt_collapse",
+        json!({
+            "context_lengths": [0, 32, 64], "mean_divergence_per_length": [0.3, 0.2, 0.1],
+        }),
+    );
+    report
+}
+
+/// Whether every element that is opened is closed, in order.
+fn check_nesting(page: &str) {
+    const ALONE: [&str; 10] =
+        ["meta", "br", "line", "circle", "rect", "polyline", "!doctype", "hr", "img", "link"];
+    let mut open: Vec<String> = Vec::new();
+    // What stands in a style is no element.
+    let (before, rest) = page.split_once("<style>").unwrap();
+    let (_, behind) = rest.split_once("</style>").unwrap();
+    for part in format!("{before}{behind}").split('<').skip(1) {
+        let inner = part.split('>').next().unwrap();
+        let name: String = inner
+            .trim_start_matches('/')
+            .chars()
+            .take_while(|letter| letter.is_alphanumeric() || *letter == '!')
+            .collect();
+        if ALONE.contains(&name.as_str()) {
+            continue;
+        }
+        if inner.starts_with('/') {
+            assert_eq!(open.pop().as_deref(), Some(name.as_str()), "{part}");
+        } else {
+            open.push(name);
+        }
+    }
+    assert_eq!(open, Vec::<String>::new());
+}
+
+#[test]
+fn the_page_begins_with_the_verdict_and_has_every_part() {
+    let page = full().to_html();
+    assert!(page.len() < 100_000, "{}", page.len());
+    check_nesting(&page);
+    let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
+    let order = [
+        "<h2 id=\"verdict\">",
+        "<p class=\"verdict\">The fine-tuning did a part of what it should.</p>",
+        "<h2 id=\"categories\">",
+        "<h2 id=\"ablation\">",
+        "<h2 id=\"sections\">",
+        "<h2 id=\"layers\">",
+        "<h2 id=\"nulls\">",
+        "<h2 id=\"context\">",
+        "<h2 id=\"writings\">",
+        "<h2 id=\"probes\">",
+        "<h2 id=\"run\">",
+    ];
+    assert!(order.map(place).is_sorted());
+    for part in [
+        "<html lang=\"en\">",
+        "prefers-color-scheme: dark",
+        "<main id=\"main\"",
+        "<nav aria-label=\"Contents\">",
+        "<footer>",
+        ":focus-visible",
+        "Intro &amp; more: 0.25",
+        "<th scope=\"row\">bad &lt;one&gt;",
+        "Does the tuned model recite the document word for word?",
+        "4 values of noise as dots, and a line at 0.5",
+        "90 % at 1.25",
+    ] {
+        place(part);
+    }
+}
+
+#[test]
+fn nothing_is_fetched_and_nothing_runs() {
+    let page = full().to_html();
+    for forbidden in ["<script", "http://", "https://", "<img", "<link", "url(", "@import", "onclick"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    assert!(page.contains("default-src 'none'"));
+}
+
+#[test]
+fn drawings_and_tables_speak_to_those_who_cannot_see_them() {
+    let page = full().to_html();
+    let count = |part: &str| page.matches(part).count();
+    assert_eq!(count("<svg "), 5);
+    assert_eq!(count("role=\"img\""), 5);
+    assert_eq!((count("<desc "), count("</desc>")), (5, 5));
+    assert_eq!(count("<table>"), count("<caption>"));
+    // Every id stands once, and every reference finds one.
+    let ids: Vec<&str> = page.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    let mut sorted = ids.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), ids.len());
+    for references in page.split("aria-labelledby=\"").skip(1) {
+        for id in references.split('"').next().unwrap().split(' ') {
+            assert!(ids.contains(&id), "{id}");
+        }
+    }
+    for link in page.split("href=\"#").skip(1) {
+        assert!(ids.contains(&link.split('"').next().unwrap()));
+    }
+}
+
+#[test]
+fn noise_of_another_entry_is_found_by_kind() {
+    let mut report = sample();
+    report.probes[0].evidence.insert("per_kind_raw_samples".to_owned(), json!({"delta_kl": [1.0, 2.0, 3.0]}));
+    let page = report.to_html();
+    assert!(page.contains("d: 1,235 among 3 of noise"), "{page}");
+    assert_eq!(page.matches("<svg ").count(), 1);
+}
+
+#[test]
+fn what_cannot_be_drawn_is_not() {
+    for evidence in [
+        json!({"lambdas": [1.0], "mean_divergence_per_lambda": [1.0]}),
+        json!({"lambdas": [1.0, 2.0], "mean_divergence_per_lambda": [1.0, null]}),
+        json!({"lambdas": "odd", "per_section": 3, "layers": [{}], "null_samples": [null], "generations": [1]}),
+        json!({"layers": [], "per_section": [{"effective_sis": "x"}]}),
+    ] {
+        let mut report = sample();
+        report.probes[1].evidence = evidence.as_object().unwrap().clone();
+        let page = report.to_html();
+        assert_eq!(page.matches("<svg ").count(), 0, "{evidence}");
+        check_nesting(&page);
+    }
+    check_nesting(&Report::default().to_html());
+    assert!(Report::default().to_html().contains("No probe was run, so nothing is known."));
+}
+
+#[test]
+fn values_that_are_all_the_same_are_drawn() {
+    let mut report = sample();
+    report.probes[1].evidence = json!({
+        "lambdas": [1.0, 1.0], "mean_divergence_per_lambda": [0.0, 0.0],
+        "layers": [{"name": "a", "share": 0.0}], "null_samples": [0.0, 0.0],
+    })
+    .as_object()
+    .unwrap()
+    .clone();
+    report.probes[1].raw = Some(0.0);
+    let page = report.to_html();
+    assert_eq!(page.matches("<svg ").count(), 3);
+    assert!(!page.contains("NaN") && !page.contains("inf"));
+}
+
+#[test]
+fn a_page_stays_small_whatever_a_report_says() {
+    let mut report = full();
+    let long = "<&\"'".repeat(5_000);
+    for record in &mut report.probes {
+        record.message = long.clone();
+        record.name = long.clone();
+    }
+    let writing = json!({"prompt": long, "base": long, "ft": "a ".repeat(3_000)});
+    let layer = json!({"name": "<\"&".repeat(100), "share": 0.1});
+    let samples: Vec<f64> = (0..20_000).map(f64::from).collect();
+    let crowded = report.probes[1].clone();
+    for index in 0..300 {
+        let mut record = crowded.clone();
+        record.evidence = json!({
+            "generations": [writing, writing],
+            "null_samples": samples[..20 + index % 7],
+            "layers": vec![layer.clone(); 200],
+        })
+        .as_object()
+        .unwrap()
+        .clone();
+        report.probes.push(record);
+    }
+    report.score.findings = vec![long.clone(); 5];
+    report.notes = vec![long; 500];
+    let page = report.to_html();
+    assert!(page.len() < MOST_BYTES, "{}", page.len());
+    check_nesting(&page);
+    assert!(page.contains("This page is kept small"));
+}
+
+#[test]
+fn words_are_compared() {
+    let part = |side: Side, text: &str| Part { side, text: text.to_owned() };
+    assert_eq!(
+        compared("the old cat sat", "the new cat sat"),
+        [
+            part(Side::Both, "the "),
+            part(Side::Base, "old "),
+            part(Side::Tuned, "new "),
+            part(Side::Both, "cat sat"),
+        ]
+    );
+    assert_eq!(compared("", "x"), [part(Side::Tuned, "x")]);
+    assert_eq!(compared("", ""), []);
+    assert_eq!(compared("same\n words", "same\n words"), [part(Side::Both, "same\n words")]);
+}
+
+proptest! {
+    /// Each text can be put together again from the parts.
+    #[test]
+    fn comparing_loses_nothing(base in "[ab \\n]{0,60}", tuned in "[ab \\n]{0,60}") {
+        let parts = compared(&base, &tuned);
+        let text = |other: Side| -> String {
+            parts.iter().filter(|part| part.side != other).map(|part| part.text.as_str()).collect()
+        };
+        prop_assert_eq!(text(Side::Tuned), base);
+        prop_assert_eq!(text(Side::Base), tuned);
+    }
+}

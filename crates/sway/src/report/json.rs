@@ -1,0 +1,149 @@
+//! Reports as JSON: keys sorted, two spaces, only ASCII, only finite numbers.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{Report, ReportError};
+
+impl Report {
+    /// The report as JSON. The same report is the same bytes.
+    pub fn to_json(&self) -> String {
+        // Numbers that are not finite become `null` here.
+        let value = serde_json::to_value(self).unwrap_or(Value::Null);
+        let mut text = String::new();
+        write(&mut text, &value, 0);
+        text.push('\n');
+        text
+    }
+
+    /// Reads a report back, ours or dlm-sway's. Fields may be missing. `file`
+    /// is what the text is called.
+    pub fn from_json(text: &str, file: &str) -> Result<Self, ReportError> {
+        let parsed = serde_json::from_str::<Value>(text).or_else(|error| {
+            // dlm-sway may have written what JSON has no word for.
+            serde_json::from_str(&without_odd_numbers(text)).map_err(|_| error)
+        });
+        let value = parsed.map_err(|error| {
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+            ReportError::Syntax { file: file.to_owned(), line: error.line(), column: error.column(), message }
+        })?;
+        let form = |message: &str| ReportError::Form { file: file.to_owned(), message: message.to_owned() };
+        let Value::Object(mut map) = value else { return Err(form("it is not an object")) };
+        if !map.contains_key("probes") || !map.contains_key("score") {
+            return Err(form("it has no `probes` and no `score`"));
+        }
+        if let Some(found) = map.get("schema_version").and_then(Value::as_u64).filter(|found| *found != 1) {
+            return Err(ReportError::Version { file: file.to_owned(), found });
+        }
+        // Both kinds of nothing are the same to a reader.
+        map.retain(|_, value| !value.is_null());
+        if let Some(score) = map.get_mut("score").and_then(Value::as_object_mut) {
+            for (key, empty) in [
+                ("overall", Value::from(0.0)),
+                ("band", Value::from("noise")),
+                ("components", Value::Object(Default::default())),
+                ("weights", Value::Object(Default::default())),
+                ("findings", Value::Array(Vec::new())),
+            ] {
+                if score.get(key).is_none_or(Value::is_null) {
+                    score.insert(key.to_owned(), empty);
+                }
+            }
+        }
+        serde_json::from_value(Value::Object(map)).map_err(|error| form(&error.to_string()))
+    }
+}
+
+/// A value as JSON, with keys in order and only ASCII.
+pub(super) fn write(text: &mut String, value: &Value, depth: usize) {
+    let indent = |text: &mut String, depth: usize| {
+        text.push('\n');
+        text.extend(std::iter::repeat_n(' ', 2 * depth));
+    };
+    match value {
+        Value::Array(list) if !list.is_empty() => {
+            text.push('[');
+            for (index, item) in list.iter().enumerate() {
+                if index > 0 {
+                    text.push(',');
+                }
+                indent(text, depth + 1);
+                write(text, item, depth + 1);
+            }
+            indent(text, depth);
+            text.push(']');
+        }
+        Value::Object(map) if !map.is_empty() => {
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort_unstable();
+            text.push('{');
+            for (index, key) in keys.into_iter().enumerate() {
+                if index > 0 {
+                    text.push(',');
+                }
+                indent(text, depth + 1);
+                quoted(text, key);
+                text.push_str(": ");
+                write(text, &map[key], depth + 1);
+            }
+            indent(text, depth);
+            text.push('}');
+        }
+        Value::String(inner) => quoted(text, inner),
+        other => text.push_str(&other.to_string()),
+    }
+}
+
+fn quoted(text: &mut String, inner: &str) {
+    text.push('"');
+    for letter in inner.chars() {
+        match letter {
+            '"' => text.push_str("\\\""),
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            ' '..='~' => text.push(letter),
+            other => {
+                let mut units = [0; 2];
+                for unit in other.encode_utf16(&mut units) {
+                    // Writing into a text cannot fail.
+                    let _ = write!(text, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    text.push('"');
+}
+
+/// The same text with `null` where `NaN` and infinities stand outside of
+/// quotes.
+fn without_odd_numbers(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut rest = text;
+    let mut inside = false;
+    while let Some(letter) = rest.chars().next() {
+        let odd = ["NaN", "-Infinity", "Infinity"].into_iter().find(|odd| rest.starts_with(odd));
+        match (inside, odd) {
+            (false, Some(odd)) => {
+                result.push_str("null");
+                rest = &rest[odd.len()..];
+                continue;
+            }
+            (true, _) if letter == '\\' => {
+                // The next one is no end, whatever it is.
+                let taken: String = rest.chars().take(2).collect();
+                result.push_str(&taken);
+                rest = &rest[taken.len()..];
+                continue;
+            }
+            _ if letter == '"' => inside = !inside,
+            _ => {}
+        }
+        result.push(letter);
+        rest = &rest[letter.len_utf8()..];
+    }
+    result
+}

@@ -1,0 +1,170 @@
+//! Reports as Markdown.
+
+use serde_json::Value;
+
+use super::{Report, format};
+use crate::category::Category;
+use crate::record::{Record, Verdict};
+
+impl Report {
+    /// The report as Markdown.
+    pub fn to_markdown(&self) -> String {
+        let mut page = String::from("# Sway report\n\n");
+        self.head(&mut page);
+        self.components(&mut page);
+        self.table(&mut page);
+        list(&mut page, "Findings", &self.score.findings);
+        list(&mut page, "Skipped", &self.skipped());
+        list(&mut page, "Without a null distribution", &self.opted_out());
+        list(&mut page, "Null distributions without spread", &self.degenerate());
+        for record in self.probes.iter().filter(|record| record.kind == "cluster_kl") {
+            clusters(&mut page, record);
+        }
+        list(&mut page, "Notes", &self.notes);
+        list(&mut page, "Warnings", &self.warnings);
+        page
+    }
+
+    fn head(&self, page: &mut String) {
+        let mut line = |name: &str, value: &str| {
+            if !value.is_empty() {
+                *page += &format!("- **{name}:** {}\n", flat(value));
+            }
+        };
+        line("Base", &self.base_model_id);
+        line("Adapter", &format::adapter(&self.adapter_id));
+        let score = &self.score;
+        line("Overall", &format!("{:.2} ({}: {})", score.overall, score.band, score.band.meaning()));
+        line("Statistics", &self.statistics.to_string());
+        line("Suite", &self.spec_path);
+        if let Some(backend) = &self.backend {
+            line("Backend", &backend.kind);
+        }
+        line("Texts", self.packs.as_deref().unwrap_or_default());
+        line("Started", &self.started_at);
+        line("Took", &format!("{} s", format::seconds(self.wall_seconds)));
+        if let Some(determinism) = &self.determinism {
+            line("Determinism", &format!("{}, seed {}", determinism.class, determinism.seed));
+        }
+        line("Version", &self.sway_version);
+    }
+
+    fn components(&self, page: &mut String) {
+        *page += "\n## Categories\n\n| Category | Score | Weight |\n|---|---:|---:|\n";
+        for (name, score) in self.components_in_order() {
+            let weight =
+                self.score.weights.get(name).map_or(format::NONE.to_owned(), |weight| format!("{weight:.2}"));
+            *page += &format!("| {} | {score:.2} | {weight} |\n", cell(name));
+        }
+    }
+
+    /// Categories in the usual order, then others.
+    pub(super) fn components_in_order(&self) -> Vec<(&str, f64)> {
+        let place = |name: &str| {
+            Category::from_name(name)
+                .and_then(|category| Category::ALL.iter().position(|other| *other == category))
+                .unwrap_or(Category::ALL.len())
+        };
+        let mut all: Vec<(&str, f64)> =
+            self.score.components.iter().map(|(name, score)| (name.as_str(), *score)).collect();
+        all.sort_by_key(|(name, _)| place(name));
+        all
+    }
+
+    fn table(&self, page: &mut String) {
+        let tested = self.probes.iter().any(|record| record.p_value.is_some());
+        let (heading, rule) = if tested { (" p | adjusted p |", "---:|---:|") } else { ("", "") };
+        *page += &format!(
+            "\n## Probes\n\n| Name | Kind | Verdict | Score | Raw | 95 % | z |{heading} Seconds | Note |\n\
+             |---|---|---|---:|---:|---|---:|{rule}---:|---|\n"
+        );
+        for record in &self.probes {
+            let mut cells = vec![
+                cell(&record.name),
+                cell(&record.kind),
+                record.verdict.to_string(),
+                format::score(record.score),
+                format::raw(record.raw),
+                format::interval(record.ci_95),
+                format::z(record.z_score),
+            ];
+            if tested {
+                cells.push(format::probability(record.p_value));
+                cells.push(format::probability(record.p_adjusted));
+            }
+            cells.push(format::seconds(record.duration_s));
+            cells.push(cell(&format::note(record)));
+            *page += &format!("| {} |\n", cells.join(" | "));
+        }
+    }
+
+    /// What was skipped, and why.
+    pub fn skipped(&self) -> Vec<String> {
+        let skipped = self.probes.iter().filter(|record| record.verdict == Verdict::Skip);
+        skipped.map(|record| format!("{} ({}): {}", record.name, record.kind, record.message)).collect()
+    }
+
+    /// Kinds that noise was not tried on, and why.
+    pub fn opted_out(&self) -> Vec<String> {
+        let lists = self.probes.iter().filter_map(|record| record.evidence.get("skipped_kinds")?.as_array());
+        let line = |item: &Value| {
+            let text = |key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default();
+            match item.as_str() {
+                Some(kind) => kind.to_owned(),
+                None => format!("{}: {}", text("kind"), text("reason")),
+            }
+        };
+        lists.flatten().map(line).collect()
+    }
+
+    /// Kinds for which all noise gave the same number.
+    pub fn degenerate(&self) -> Vec<String> {
+        let flagged =
+            |value: &Value| value.get("degenerate").and_then(Value::as_f64).is_some_and(|flag| flag != 0.0);
+        self.null_stats.iter().filter(|(_, value)| flagged(value)).map(|(kind, _)| kind.clone()).collect()
+    }
+}
+
+/// The groups of a `cluster_kl` record.
+fn clusters(page: &mut String, record: &Record) {
+    let list = |key: &str| record.evidence.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let (sizes, means, examples) =
+        (list("per_cluster_size"), list("per_cluster_mean_kl"), list("cluster_exemplars"));
+    if sizes.is_empty() {
+        return;
+    }
+    *page += &format!(
+        "\n## Groups of {}\n\n| Group | Prompts | Mean divergence | Such as |\n|---:|---:|---:|---|\n",
+        flat(&record.name)
+    );
+    for (index, size) in sizes.iter().enumerate() {
+        let mean = means.get(index).and_then(Value::as_f64);
+        let mean = mean.map_or(format::NONE.to_owned(), |mean| format!("{mean:.4}"));
+        let texts: Vec<&str> = examples
+            .get(index)
+            .and_then(Value::as_array)
+            .map(|texts| texts.iter().filter_map(Value::as_str).collect())
+            .unwrap_or_default();
+        *page += &format!("| {index} | {size} | {mean} | {} |\n", cell(&texts.join(" · ")));
+    }
+}
+
+fn list(page: &mut String, title: &str, items: &[String]) {
+    if items.is_empty() {
+        return;
+    }
+    *page += &format!("\n## {title}\n\n");
+    for item in items {
+        *page += &format!("- {}\n", flat(item));
+    }
+}
+
+/// A text in one line, with what Markdown would take for HTML made harmless.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "&lt;")
+}
+
+/// The same, in a table.
+fn cell(text: &str) -> String {
+    flat(text).replace('|', "\\|")
+}

@@ -1,0 +1,175 @@
+//! Scores, bands, findings and gates.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use proptest::prelude::*;
+use serde_json::json;
+use shardloom_layout::Hint;
+
+use super::*;
+
+fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64>, weight: f64) -> Record {
+    Record {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        verdict,
+        score,
+        raw: None,
+        z_score: None,
+        base_value: None,
+        ft_value: None,
+        evidence: json!({ "weight": weight }).as_object().unwrap().clone(),
+        message: "as it is".to_owned(),
+        duration_s: 0.0,
+        ci_95: None,
+        p_value: None,
+        p_adjusted: None,
+    }
+}
+
+/// Verdicts and scores of a run of dlm-sway 0.1.0 on a tiny random model.
+fn golden() -> Vec<Record> {
+    use Verdict::{Fail, Pass, Warn};
+    [
+        ("n", "null_adapter", Pass, 1.0),
+        ("d", "delta_kl", Pass, 1.0),
+        ("dk", "delta_kl", Pass, 1.0),
+        ("pc", "prompt_collapse", Fail, 0.065_211_565_867_357_46),
+        ("abl", "adapter_ablation", Fail, 0.79),
+        ("cd", "calibration_drift", Fail, 0.129_337_005_615_234_4),
+        ("ep", "external_perplexity", Pass, 0.996_326_363_105_834_7),
+        ("pf", "preference_flip", Warn, 0.228_819_131_851_196_3),
+        ("pi", "paraphrase_invariance", Fail, 0.445_602_182_259_759_84),
+        ("si", "section_internalization", Fail, 0.5),
+        ("sf", "style_fingerprint", Fail, 0.060_291_772_065_126_29),
+        ("lk", "leakage", Pass, 0.751_586_278_518_266_1),
+    ]
+    .map(|(name, kind, verdict, score)| record(name, kind, verdict, Some(score), 1.0))
+    .to_vec()
+}
+
+#[test]
+fn the_score_is_the_one_of_the_reference() {
+    let score = Score::of(&golden(), &Weights::usual(), Statistics::Reference);
+    let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} {other}");
+    close(score.overall, 0.558_914_047_531_575_5);
+    close(score.components["adherence"], 0.688_403_855_289_119_2);
+    close(score.components["attribution"], 0.391_473_771_370_333_07);
+    close(score.components["calibration"], 0.484_385_354_826_115_4);
+    close(score.components["ablation"], 0.79);
+    close(score.components["baseline"], 1.0);
+    assert_eq!(score.band, Band::Partial);
+    assert_eq!(score.findings, ["pc (prompt_collapse) failed: as it is"]);
+}
+
+#[test]
+fn bands_begin_where_they_should() {
+    for (overall, band) in [
+        (0.0, Band::Noise),
+        (0.299, Band::Noise),
+        (0.3, Band::Partial),
+        (0.599, Band::Partial),
+        (0.6, Band::Healthy),
+        (0.85, Band::Healthy),
+        (0.8501, Band::Suspicious),
+    ] {
+        assert_eq!(Band::of(overall), band, "{overall}");
+    }
+}
+
+#[test]
+fn what_has_no_result_is_left_out() {
+    let records = [
+        record("a", "delta_kl", Verdict::Pass, Some(0.8), 3.0),
+        record("b", "cluster_kl", Verdict::Warn, Some(0.4), 1.0),
+        record("c", "delta_kl", Verdict::Error, Some(1.0), 1.0),
+        record("d", "delta_kl", Verdict::Skip, Some(1.0), 1.0),
+        record("e", "delta_kl", Verdict::Pass, None, 1.0),
+        record("f", "leakage", Verdict::Pass, Some(0.1), -2.0),
+    ];
+    let score = Score::of(&records, &Weights::usual(), Statistics::Paired);
+    assert!((score.components["adherence"] - 0.7).abs() < 1e-12);
+    // All of its weight is gone, but it is there.
+    assert_eq!(score.components["calibration"], 0.0);
+    assert!((score.overall - 0.3 * 0.7 / 0.5).abs() < 1e-12);
+    assert_eq!(
+        score.findings,
+        [
+            "1 probe could not be carried out",
+            "nothing is known of attribution, ablation: no probe of it has a score",
+        ]
+    );
+    let none = Score::of(&[], &Weights::usual(), Statistics::Reference);
+    assert_eq!((none.overall, none.findings.len(), none.components.len()), (0.0, 0, 5));
+}
+
+#[test]
+fn findings_are_few() {
+    let records: Vec<Record> =
+        (0..9).map(|index| record(&format!("p{index}"), "delta_kl", Verdict::Fail, Some(0.1), 1.0)).collect();
+    let paired = Score::of(&records, &Weights::usual(), Statistics::Paired).findings;
+    assert_eq!(paired.len(), 5);
+    assert_eq!(paired[4], "and 7 more");
+    let reference = Score::of(&records, &Weights::usual(), Statistics::Reference).findings;
+    assert_eq!(reference, ["p0 (delta_kl) failed: as it is", "adherence is low: 0.10"]);
+}
+
+#[test]
+fn weights_of_a_command_line() {
+    let over = |given: &str, mode| Weights::usual().over(given, mode);
+    // In reference mode what is not named is gone.
+    let reference = over("adherence=0.5", Statistics::Reference).unwrap();
+    assert_eq!((reference.of(Category::Adherence), reference.of(Category::Ablation)), (Some(0.5), None));
+    let score = Score::of(&golden(), &reference, Statistics::Reference);
+    assert!((score.overall - score.components["adherence"]).abs() < 1e-12);
+    assert!(over("nonsense=-1", Statistics::Reference).is_ok());
+    assert_eq!(over("", Statistics::Reference).unwrap(), Weights::usual());
+    let paired = over(" adherence = 0.5 , ablation=0 ", Statistics::Paired).unwrap();
+    assert_eq!((paired.of(Category::Adherence), paired.of(Category::Attribution)), (Some(0.5), Some(0.35)));
+    let error = |given: &str| {
+        let error = over(given, Statistics::Paired).unwrap_err();
+        assert!(error.hint().is_some());
+        error
+    };
+    assert_eq!(error("adherence"), WeightError::Form { part: "adherence".to_owned() });
+    assert_eq!(error("=1"), WeightError::Form { part: "=1".to_owned() });
+    assert!(matches!(error("ablation=x"), WeightError::Number { .. }));
+    assert!(matches!(error("ablation=nan"), WeightError::Number { .. }));
+    let near = Some("ablation".to_owned());
+    assert_eq!(error("ablaton=1"), WeightError::Category { found: "ablaton".to_owned(), near });
+    assert!(matches!(error("ablation=-1"), WeightError::Negative { .. }));
+    assert!(matches!(error("ablation=1,ablation=1"), WeightError::Twice { .. }));
+    assert_eq!(error("adherence=0,attribution=0,calibration=0,ablation=0"), WeightError::Nothing);
+}
+
+#[test]
+fn gates_refuse_failures_errors_and_low_scores() {
+    let records = [
+        record("good", "delta_kl", Verdict::Pass, Some(0.9), 1.0),
+        record("open", "delta_kl", Verdict::Inconclusive, Some(0.5), 1.0),
+    ];
+    let score = Score::of(&records, &Weights::usual(), Statistics::Paired);
+    assert_eq!(refusals(&records, &score, 0.6), []);
+    assert!(matches!(refusals(&records, &score, 0.8)[..], [Refusal::Low { .. }]));
+    let mut records = records.to_vec();
+    records.push(record("bad", "delta_kl", Verdict::Fail, Some(0.9), 1.0));
+    records.push(record("broken", "delta_kl", Verdict::Error, None, 1.0));
+    let found = refusals(&records, &score, 0.0);
+    assert!(matches!(&found[..], [Refusal::Failed { .. }, Refusal::Errored { .. }]), "{found:?}");
+}
+
+proptest! {
+    /// A score is between the lowest and the highest of those it is made of.
+    #[test]
+    fn a_score_is_a_mean(scores in prop::collection::vec((0.0..=1.0, 0..5usize, 0.1..3.0), 1..20)) {
+        let kinds = ["delta_kl", "leakage", "preference_flip", "adapter_ablation", "unheard_of"];
+        let records: Vec<Record> = scores
+            .iter()
+            .map(|(score, kind, weight)| record("p", kinds[*kind], Verdict::Pass, Some(*score), *weight))
+            .collect();
+        let overall = Score::of(&records, &Weights::usual(), Statistics::Paired).overall;
+        let least = scores.iter().map(|(score, ..)| *score).fold(1.0, f64::min);
+        let most = scores.iter().map(|(score, ..)| *score).fold(0.0, f64::max);
+        prop_assert!((least - 1e-9..=most + 1e-9).contains(&overall));
+    }
+}

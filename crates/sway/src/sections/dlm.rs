@@ -1,0 +1,166 @@
+//! `.dlm` documents: a head, prose, and sections of questions and preferences.
+
+use std::path::{Path, PathBuf};
+
+use shardloom_document::{Content, Mark, Node};
+
+use super::block::{preferences, questions};
+use super::document::{Document, DocumentError, DocumentWarning};
+use super::fences::Fences;
+use super::{Section, SectionKind};
+
+/// Reads a document.
+pub(super) fn read(text: &str, file: &str) -> Result<Document, DocumentError> {
+    let lines: Vec<&str> = text.lines().collect();
+    let file = file.to_owned();
+    if lines.first().is_none_or(|first| first.trim_end() != "---") {
+        return Err(DocumentError::NoHead { file });
+    }
+    let Some(end) = lines.iter().skip(1).position(|line| line.trim_end() == "---") else {
+        return Err(DocumentError::OpenHead { file });
+    };
+    let (id, base_model) = head(&lines[1..=end], &file)?;
+    let mut warnings = Vec::new();
+    let mut sections = Vec::new();
+    let mut open = Open { kind: SectionKind::Prose, tag: None, line: end + 3, lines: Vec::new() };
+    let mut fences = Fences::default();
+    for (index, line) in lines.iter().enumerate().skip(end + 2) {
+        let number = index + 1;
+        match (fences.hides(number, line), switch(line)) {
+            (false, Some((word, tag))) => {
+                open.end(&mut sections, &mut warnings);
+                let kind = match word.as_str() {
+                    "prose" => SectionKind::Prose,
+                    "instruction" => SectionKind::Instruction,
+                    "preference" => SectionKind::Preference,
+                    _ => {
+                        warnings.push(DocumentWarning::UnknownKind { line: number, found: word });
+                        SectionKind::Prose
+                    }
+                };
+                open = Open { kind, tag, line: number, lines: Vec::new() };
+            }
+            _ => open.lines.push((number, line)),
+        }
+    }
+    open.end(&mut sections, &mut warnings);
+    warnings.extend(fences.open_since().map(|line| DocumentWarning::OpenCode { line }));
+    let mut document = Document::of(sections, warnings);
+    document.id = Some(id);
+    document.base_model = Some(base_model.strip_prefix("hf:").unwrap_or(&base_model).to_owned());
+    Ok(document)
+}
+
+/// The adapter that was last trained on a document, where dlm keeps it.
+/// `variable` looks up `DLM_HOME` and `HOME`.
+pub fn dlm_adapter(id: &str, variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    // A name is no path.
+    if id.is_empty() || id.contains(['/', '\\']) || id.starts_with('.') {
+        return None;
+    }
+    let home = match variable("DLM_HOME") {
+        Some(home) => PathBuf::from(home),
+        None => Path::new(&variable("HOME")?).join(".dlm"),
+    };
+    let store = home.join("store").join(id);
+    let current = std::fs::read_to_string(store.join("adapter").join("current.txt")).ok()?;
+    let current = current.trim();
+    (!current.is_empty()).then(|| store.join(current)).filter(|folder| folder.is_dir())
+}
+
+/// The document's name and its model.
+fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
+    let file = || file.to_owned();
+    let node = Node::parse(&lines.join("\n")).map_err(|error| DocumentError::Head {
+        file: file(),
+        line: error.line + 1,
+        message: error.message,
+    })?;
+    let entries = match &node.content {
+        Content::Map(entries) => entries.as_slice(),
+        Content::Nothing => &[],
+        _ => {
+            return Err(DocumentError::Head { file: file(), line: 2, message: "it is no map".to_owned() });
+        }
+    };
+    let find = |key: &'static str| {
+        let entry = entries.iter().rev().find(|entry| entry.key == key);
+        entry.ok_or_else(|| DocumentError::HeadKey { file: file(), key })
+    };
+    let text = |key: &'static str| {
+        let entry = find(key)?;
+        match &entry.value.content {
+            Content::Text { text, .. } if !text.trim().is_empty() => Ok(text.trim().to_owned()),
+            _ => {
+                let line = match entry.mark {
+                    Mark::At { line, .. } => line + 1,
+                    _ => 1,
+                };
+                Err(DocumentError::HeadValue { file: file(), line, key, found: entry.value.shown() })
+            }
+        }
+    };
+    let (id, base_model) = (text("dlm_id")?, text("base_model")?);
+    find("dlm_version")?;
+    Ok((id, base_model))
+}
+
+/// The kind and the name of a line of the form `::kind#name::`, or
+/// `::kind:: #name`.
+fn switch(line: &str) -> Option<(String, Option<String>)> {
+    let rest = line.trim_end().strip_prefix("::")?;
+    let (inner, behind) = rest.split_once("::")?;
+    let behind = behind.trim();
+    let is_word = |text: &str| {
+        !text.is_empty() && text.chars().all(|letter| letter.is_alphanumeric() || "_-".contains(letter))
+    };
+    let (word, tag) = match (inner.split_once('#'), behind.strip_prefix('#')) {
+        (Some((word, tag)), None) if behind.is_empty() => (word, Some(tag)),
+        (None, Some(tag)) => (inner, Some(tag)),
+        (None, None) if behind.is_empty() => (inner, None),
+        _ => return None,
+    };
+    // Newer kinds have values behind their name.
+    let word = word.split_whitespace().next().unwrap_or_default();
+    let fits = is_word(word) && tag.is_none_or(is_word);
+    fits.then(|| (word.to_owned(), tag.map(str::to_owned)))
+}
+
+/// A section that is being read.
+struct Open<'a> {
+    kind: SectionKind,
+    tag: Option<String>,
+    /// Where it begins.
+    line: usize,
+    lines: Vec<(usize, &'a str)>,
+}
+
+impl Open<'_> {
+    fn end(&self, sections: &mut Vec<Section>, warnings: &mut Vec<DocumentWarning>) {
+        let content = self.lines.iter().map(|(_, line)| *line).collect::<Vec<_>>().join("\n");
+        let content = content.trim_matches('\n').trim_end().to_owned();
+        if content.trim().is_empty() {
+            if self.kind != SectionKind::Prose {
+                warnings.push(DocumentWarning::EmptySection { line: self.line, kind: self.kind });
+            }
+            return;
+        }
+        let mut section = Section {
+            id: String::new(),
+            kind: self.kind,
+            content,
+            questions: Vec::new(),
+            preferences: Vec::new(),
+            tag: self.tag.clone(),
+        };
+        match self.kind {
+            SectionKind::Prose => {}
+            SectionKind::Instruction => section.questions = questions(&self.lines, warnings),
+            SectionKind::Preference => section.preferences = preferences(&self.lines, warnings),
+        }
+        if self.kind != SectionKind::Prose && section.questions.is_empty() && section.preferences.is_empty() {
+            warnings.push(DocumentWarning::EmptySection { line: self.line, kind: self.kind });
+        }
+        sections.push(section);
+    }
+}

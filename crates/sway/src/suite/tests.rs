@@ -1,0 +1,339 @@
+//! Suites that are read, and suites that are not.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use shardloom_document::{Place, Problem, Section};
+use shardloom_layout::Hint;
+
+use super::file::{File, HEAD, Head};
+use super::*;
+
+const MODELS: &str = "models:\n  base: {base: tiny}\n  ft: {base: tiny, adapter: out}\n";
+
+fn read(text: &str) -> Result<Suite, SuiteErrors> {
+    Suite::read(text, Path::new("/suites/sway.yaml"), &|name| (name == "HOME").then(|| "/home/me".to_owned()))
+}
+
+/// The lines and paths of all faults.
+fn faults(text: &str) -> Vec<(u64, String)> {
+    let errors = read(text).unwrap_err().errors;
+    errors.iter().map(|fault| (fault::line(&fault.place), fault.path.clone())).collect()
+}
+
+/// The only rule that is broken.
+fn broken(text: &str) -> (String, SuiteRule) {
+    let mut errors = read(text).unwrap_err().errors;
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    let fault = errors.remove(0);
+    assert!(fault.hint().is_some(), "{fault}");
+    match fault.problem {
+        Problem::Rule(rule) => (fault.path, rule),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn both_schemas_have_an_outline() {
+    let outline = Section::of(&schemars::schema_for!(File).to_value()).unwrap();
+    assert!(outline.key("models").is_some());
+    let head = Section::of(&schemars::schema_for!(Head).to_value()).unwrap();
+    let mut keys: Vec<&str> = head.keys.iter().map(|key| key.name.as_str()).collect();
+    keys.sort_unstable();
+    let mut known = HEAD;
+    known.sort_unstable();
+    assert_eq!(keys, known);
+}
+
+#[test]
+fn the_smallest_suite_has_the_defaults() {
+    let suite = read(MODELS).unwrap();
+    assert_eq!(suite.defaults, Defaults::default());
+    assert_eq!(suite.entries(), []);
+    assert_eq!(suite.warnings, []);
+    let model = LocalModel {
+        base: "tiny".to_owned(),
+        adapter: Some("/suites/out".into()),
+        dtype: Precision::Auto,
+        device: "auto".to_owned(),
+    };
+    assert_eq!(suite.plan, Plan::Adapter { model });
+}
+
+#[test]
+fn numbers_are_taken_leniently_and_texts_are_not() {
+    let text = "version: '1'\ndefaults: {seed: 3.0, top_k: '32', differential: yes, statistics: reference}\n";
+    let suite = read(&format!("{text}{MODELS}")).unwrap();
+    assert_eq!((suite.defaults.seed, suite.defaults.top_k), (3, 32));
+    assert_eq!(suite.defaults.statistics, Statistics::Reference);
+    assert_eq!(
+        faults("models:\n  base: {base: 7}\n  ft: {base: tiny, adapter: out}\n"),
+        [(2, "models.base.base".to_owned())]
+    );
+}
+
+#[test]
+fn all_faults_are_told_at_once_with_their_lines() {
+    let text = "\
+version: 2
+modles: {}
+models:
+  base: {base: tiny, dtyp: fp32}
+  ft: {base: tiny, adapter: out, kind: hff}
+defaults:
+  top_k: 0
+  coverage_threshold: 1.5
+  score_weights: {adherance: 1, ablation: -1}
+suite:
+  - name: a
+  - {name: b, kind: delta_kl, enabled: perhaps}
+  - just a text
+";
+    let expected = [
+        (1, "version"),
+        (2, "modles"),
+        (4, "models.base.dtyp"),
+        (5, "models.ft.kind"),
+        (7, "defaults.top_k"),
+        (8, "defaults.coverage_threshold"),
+        (9, "defaults.score_weights.adherance"),
+        (9, "defaults.score_weights.ablation"),
+        (11, "suite.0.kind"),
+        (12, "suite.1.enabled"),
+        (13, "suite.2"),
+    ];
+    assert_eq!(faults(text), expected.map(|(line, path)| (line, path.to_owned())));
+    let told = read(text).unwrap_err().to_string();
+    assert!(told.starts_with("11 faults in the suite"), "{told}");
+    for near in ["write `models`", "write `dtype`", "write `hf`", "write `adherence`"] {
+        assert!(told.contains(near), "{near} in {told}");
+    }
+}
+
+#[test]
+fn paths_are_told_from_the_folder_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    let file = folder.path().join("sway.yaml");
+    let text = "models:\n  base: {base: model}\n  ft: {base: ./model, adapter: ~/out}\n\
+                defaults: {packs: texts.json, embedding: /abs}\ndlm_source: notes.md\n";
+    std::fs::write(&file, text).unwrap();
+    let suite = Suite::read_file(&file, &|_| Some("/home/me".to_owned())).unwrap();
+    let inside = |name: &str| folder.path().join(name).display().to_string();
+    assert_eq!(suite.base.base, inside("model"));
+    assert_eq!(suite.tuned.adapter.as_deref(), Some("/home/me/out"));
+    assert_eq!(suite.defaults.packs, Some(inside("texts.json")));
+    assert_eq!(suite.defaults.embedding.as_deref(), Some("/abs"));
+    assert_eq!(suite.source, Some(folder.path().join("notes.md")));
+    // The same folder, written in two ways, is one model.
+    assert!(matches!(suite.plan, Plan::Adapter { .. }), "{:?}", suite.plan);
+}
+
+#[test]
+fn names_of_models_stay_names() {
+    let suite = read("models:\n  base: {base: org/m}\n  ft: {base: org/m, adapter: out}\n").unwrap();
+    assert_eq!(suite.base.base, "org/m");
+}
+
+#[test]
+fn every_rule_has_a_suite_that_breaks_it() {
+    let models = |base: &str, tuned: &str| format!("models:\n  base: {{{base}}}\n  ft: {{{tuned}}}\n");
+    let check =
+        |text: String, path: &str, rule: SuiteRule| assert_eq!(broken(&text), (path.to_owned(), rule));
+    check(format!("version: 3\n{MODELS}"), "version", SuiteRule::Version { found: 3 });
+    check(
+        format!("{MODELS}defaults: {{concurrent_probes: 33}}\n"),
+        "defaults.concurrent_probes",
+        SuiteRule::Outside { found: "33".to_owned(), wanted: "a number from 1 to 32" },
+    );
+    check(models("base: x", "base: '', adapter: a"), "models.ft.base", SuiteRule::Empty);
+    check(
+        format!("{MODELS}defaults: {{score_weights: {{zzzzzzzz: 1}}}}\n"),
+        "defaults.score_weights.zzzzzzzz",
+        SuiteRule::Category { near: None },
+    );
+    let none = "adherence: 0, attribution: 0, calibration: 0, ablation: 0";
+    check(
+        format!("{MODELS}defaults: {{score_weights: {{{none}}}}}\n"),
+        "defaults.score_weights",
+        SuiteRule::NoWeight,
+    );
+    let same = SuiteRule::NoAdapter { base: "x".to_owned() };
+    check(models("base: x", "base: x"), "models.ft.adapter", same);
+    check(
+        models("kind: api, base: a, endpoint: 'http://h'", "kind: api, base: b"),
+        "models.ft.endpoint",
+        SuiteRule::NoEndpoint,
+    );
+    check(
+        models("kind: api, base: a, endpoint: 'http://h'", "kind: api, base: b, endpoint: localhost"),
+        "models.ft.endpoint",
+        SuiteRule::Endpoint { found: "localhost".to_owned() },
+    );
+    let same = SuiteRule::SameServer { endpoint: "http://h".to_owned(), model: "a".to_owned() };
+    check(
+        models("kind: api, base: a, endpoint: 'http://h/'", "kind: api, base: a, endpoint: 'http://h'"),
+        "models.base.base",
+        same,
+    );
+    check(models("base: x", "kind: custom, base: x"), "models.ft.entry_point", SuiteRule::NoEntryPoint);
+    for found in ["module", "a:b:c", ":A", "a:", "a b:C", "1a:B", "a..b:C", "bin/"] {
+        let rule = SuiteRule::EntryPoint { found: found.to_owned() };
+        let text = models("base: x", &format!("kind: custom, base: x, entry_point: '{found}'"));
+        check(text, "models.ft.entry_point", rule);
+    }
+    check(models("base: x", "kind: dummy, base: x"), "models.ft.kind", SuiteRule::Dummy);
+    check(
+        models("kind: dummy, base: y", "base: x") + "defaults: {differential: false}\n",
+        "models.base.kind",
+        SuiteRule::Dummy,
+    );
+    let twice = "suite:\n  - {name: a, kind: k}\n  - {name: a, kind: k}\n";
+    let rule = SuiteRule::SameName { name: "a".to_owned(), line: 5 };
+    check(format!("{MODELS}{twice}"), "suite.1.name", rule);
+    let suite = read(&format!("{MODELS}{twice}defaults: {{statistics: reference}}\n")).unwrap();
+    assert_eq!(suite.warnings, [SuiteWarning::SameName { name: "a".to_owned(), line: 6, earlier: 5 }]);
+    assert_eq!(suite.entries().len(), 2);
+}
+
+#[test]
+fn plans_say_what_is_compared() {
+    let plan = |base: &str, tuned: &str, rest: &str| {
+        let suite = read(&format!("models:\n  base: {{{base}}}\n  ft: {{{tuned}}}\ndefaults: {{{rest}}}\n"));
+        let suite = suite.unwrap();
+        (suite.plan, suite.warnings)
+    };
+    let local = |base: &str, adapter: Option<&str>| LocalModel {
+        base: base.to_owned(),
+        adapter: adapter.map(|name| format!("/suites/{name}").into()),
+        dtype: Precision::Auto,
+        device: "auto".to_owned(),
+    };
+    let two = |base: LocalModel, tuned: LocalModel| Plan::Two {
+        base: PlannedModel::Local(base),
+        tuned: PlannedModel::Local(tuned),
+    };
+    // A full fine-tune.
+    let (found, warnings) = plan("base: x", "base: y", "");
+    assert_eq!(found, two(local("x", None), local("y", None)));
+    assert_eq!(warnings, [SuiteWarning::TwoModels { base: "x".to_owned(), tuned: "y".to_owned() }]);
+    // Another base: two models here, ignored where dlm-sway ignores it.
+    let (found, _) = plan("base: x", "base: y, adapter: a", "");
+    assert_eq!(found, two(local("x", None), local("y", Some("a"))));
+    let (found, warnings) = plan("base: x", "base: y, adapter: a", "statistics: reference");
+    assert_eq!(found, Plan::Adapter { model: local("y", Some("a")) });
+    assert_eq!(warnings, [SuiteWarning::BaseIgnored { base: "x".to_owned(), used: "y".to_owned() }]);
+    // Asked to be loaded twice.
+    let (found, warnings) = plan("base: x", "base: x, adapter: a", "differential: false");
+    assert_eq!(found, two(local("x", None), local("x", Some("a"))));
+    assert_eq!(warnings, []);
+    // An adapter on both sides.
+    let (found, _) = plan("base: x, adapter: b", "base: x, adapter: a", "");
+    assert_eq!(found, two(local("x", Some("b")), local("x", Some("a"))));
+    for rest in ["", "statistics: reference"] {
+        let (found, warnings) = plan("base: x, adapter: a", "base: x, adapter: a", rest);
+        assert_eq!(found, Plan::Adapter { model: local("x", Some("a")) });
+        assert_eq!(warnings, [SuiteWarning::BaseAdapterIgnored { adapter: "/suites/a".to_owned() }]);
+    }
+    // Servers: two names, one address.
+    let (found, _) = plan("kind: api, base: a", "kind: api, base: b, endpoint: 'http://h/'", "");
+    let served = |model: &str| {
+        PlannedModel::Server(ServedModel { endpoint: "http://h".to_owned(), model: model.to_owned() })
+    };
+    assert_eq!(found, Plan::Two { base: served("a"), tuned: served("b") });
+    // The user's own.
+    let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: 'my.mod:Cls'", "");
+    let Plan::Custom { model } = found else { panic!("{found:?}") };
+    assert_eq!(model.entry, EntryPoint::Python { module: "my.mod".to_owned(), class: "Cls".to_owned() });
+    let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: ./serve.sh", "");
+    let Plan::Custom { model } = found else { panic!("{found:?}") };
+    assert_eq!(model.entry, EntryPoint::Program { path: "/suites/./serve.sh".into() });
+    // Keys without a use.
+    let (_, warnings) =
+        plan("base: x", "base: x, adapter: a, trust_remote_code: true, endpoint: 'http://h'", "");
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn what_is_no_suite_is_told() {
+    for text in ["", "[]", "3", "models: [", "models: {}\nmodels: {}", "a: &a [*a]"] {
+        assert!(read(text).is_err(), "{text}");
+    }
+    let missing = Suite::read_file(Path::new("/nowhere/sway.yaml"), &|_| None).unwrap_err();
+    assert!(matches!(missing.errors[0].problem, Problem::Unreadable { .. }));
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Fields {
+    /// Texts.
+    prompts: Vec<String>,
+    /// A number.
+    limit: f64,
+    /// Pairs.
+    items: Vec<(String, String)>,
+    /// How many.
+    top_k: Option<usize>,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self { prompts: Vec::new(), limit: 0.5, items: Vec::new(), top_k: None }
+    }
+}
+
+#[test]
+fn entries_are_checked_against_the_type_of_their_probe() {
+    let suite = read(&format!(
+        "{MODELS}suite:\n  - name: a\n    kind: one\n    weight: '2'\n    limit: '0.25'\n    prompts: [x, y]\n    \
+         items: [[p, g]]\n  - name: b\n    kind: one\n    promts: [x]\n    limit: high\n  - name: c\n    kind: onne\n"
+    ))
+    .unwrap();
+    let [good, bad, unknown] = suite.entries() else { panic!("three entries") };
+    assert_eq!((good.weight, good.enabled), (2.0, true));
+    assert_eq!(good.fields["prompts"], json!(["x", "y"]));
+    assert!(matches!(good.place, Place::Position { line: 5, .. }), "{:?}", good.place);
+    let fields: Fields = good.read().unwrap();
+    assert_eq!(
+        fields,
+        Fields {
+            prompts: vec!["x".to_owned(), "y".to_owned()],
+            limit: 0.25,
+            items: vec![("p".to_owned(), "g".to_owned())],
+            top_k: None,
+        }
+    );
+    let told: Vec<String> =
+        bad.read::<Fields>().unwrap_err().errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "/suites/sway.yaml:13:5: suite.1.promts: there is no such key",
+            "/suites/sway.yaml:14:12: suite.1.limit: expected a number, found the text `high`",
+        ]
+    );
+    let kinds = [("one".to_owned(), schemars::schema_for!(Fields).to_value())];
+    let errors = suite.check_entries(&kinds).unwrap_err();
+    assert_eq!(errors.errors.len(), 3);
+    assert_eq!(errors.errors[2].hint().as_deref(), Some("write `one`"));
+    assert_eq!(errors.errors[2].path, "suite.2.kind");
+    assert_eq!(unknown.fault(Some("limit"), Problem::Twice).path, "suite.2.limit");
+}
+
+proptest::proptest! {
+    /// Whatever stands in a file, it is a suite or a list of faults.
+    #[test]
+    fn no_text_breaks_the_reader(text in "[a-z:\\[\\]{}\\n \\-&*'\"0-9.]{0,120}") {
+        let _ = read(&text);
+        let whole = format!("{MODELS}suite:\n  - name: a\n    kind: k\n    {}\n", text.replace('\n', "\n    "));
+        if let Ok(suite) = read(&whole) {
+            let _ = suite.entries().iter().map(SuiteEntry::read::<Fields>).collect::<Vec<_>>();
+        } else {
+            proptest::prop_assert!(!read(&whole).unwrap_err().errors.is_empty());
+        }
+    }
+}
