@@ -13,6 +13,7 @@ mod answer;
 pub mod backend;
 mod book;
 mod error;
+pub mod numbers;
 pub mod packs;
 pub mod probe;
 mod question;
@@ -20,7 +21,7 @@ mod record;
 pub mod sections;
 mod view;
 
-pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
+pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 pub use backend::{Backend, Capabilities, Description, Watch};
 pub use book::{Book, Missing};
 pub use error::{AskError, SwayError};
