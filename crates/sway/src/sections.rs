@@ -1,9 +1,10 @@
 //! Parts of the document that a model was tuned on.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a section teaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SectionKind {
     /// A text.

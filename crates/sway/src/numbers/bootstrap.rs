@@ -32,11 +32,7 @@ pub fn mean_interval(values: &[f64], seed: u64) -> Option<[f64; 2]> {
 
 /// Where any statistic of `count` units lies with 95 % confidence: `statistic`
 /// is told which units were drawn.
-pub fn interval(
-    count: usize,
-    seed: u64,
-    mut statistic: impl FnMut(&[usize]) -> f64,
-) -> Option<[f64; 2]> {
+pub fn interval(count: usize, seed: u64, mut statistic: impl FnMut(&[usize]) -> f64) -> Option<[f64; 2]> {
     let bound = u32::try_from(count).ok().filter(|bound| *bound > 0)?;
     let mut generator = Pcg64::new(seed);
     let mut indices = vec![0; count];

@@ -84,10 +84,8 @@ impl<'a> Blocks<'a> {
                 continue;
             }
             shared += block.length;
-            let left = Window {
-                first: (window.first.0, block.first),
-                second: (window.second.0, block.second),
-            };
+            let left =
+                Window { first: (window.first.0, block.first), second: (window.second.0, block.second) };
             let right = Window {
                 first: (block.first + block.length, window.first.1),
                 second: (block.second + block.length, window.second.1),
@@ -163,11 +161,8 @@ mod tests {
         let (mut from, mut to, mut length) = (0, 0, 0);
         for i in 0..first.len() {
             for j in 0..second.len() {
-                let run = first[i..]
-                    .iter()
-                    .zip(&second[j..])
-                    .take_while(|(a, b)| a == b && !popular(**a))
-                    .count();
+                let run =
+                    first[i..].iter().zip(&second[j..]).take_while(|(a, b)| a == b && !popular(**a)).count();
                 if run > length {
                     (from, to, length) = (i, j, run);
                 }
@@ -176,7 +171,10 @@ mod tests {
         while from > 0 && to > 0 && first[from - 1] == second[to - 1] {
             (from, to, length) = (from - 1, to - 1, length + 1);
         }
-        while from + length < first.len() && to + length < second.len() && first[from + length] == second[to + length] {
+        while from + length < first.len()
+            && to + length < second.len()
+            && first[from + length] == second[to + length]
+        {
             length += 1;
         }
         if length == 0 {

@@ -76,7 +76,11 @@ mod tests {
         assert_eq!(population_variance(&[0.1, 0.4, 0.2, 0.9, 0.3]), Some(0.0776));
         assert_eq!(population_deviation(&[0.0, 0.0, 1.0]), Some(0.471_404_520_791_031_7));
         assert_eq!(
-            population_deviation(&[0.000_159_768_852_982_816_32, 0.000_124_258_237_306_734_24, 0.000_151_630_671_651_324_74]),
+            population_deviation(&[
+                0.000_159_768_852_982_816_32,
+                0.000_124_258_237_306_734_24,
+                0.000_151_630_671_651_324_74
+            ]),
             Some(1.518_948_460_477_240_6e-5)
         );
         assert_eq!(population_variance(&[]), None);

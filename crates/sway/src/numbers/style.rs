@@ -163,7 +163,10 @@ mod tests {
 
     #[test]
     fn words_end_at_boundaries() {
-        assert_eq!(words("dogs' it's well-made foo-1 a1 café _x x"), ["dogs", "it's", "well-made", "foo-", "x"]);
+        assert_eq!(
+            words("dogs' it's well-made foo-1 a1 café _x x"),
+            ["dogs", "it's", "well-made", "foo-", "x"]
+        );
         assert_eq!(words("-- 12 é"), [""; 0]);
         assert_eq!(words("a-"), ["a"]);
     }

@@ -29,9 +29,7 @@ pub fn align(base: &Distribution, tuned: &Distribution) -> Result<Aligned, Diver
     check(base, Side::Base)?;
     check(tuned, Side::Tuned)?;
     match (&base.tokens, &tuned.tokens) {
-        (TokenNames::Ids(left), TokenNames::Ids(right)) => {
-            over(left, &base.logprobs, right, &tuned.logprobs)
-        }
+        (TokenNames::Ids(left), TokenNames::Ids(right)) => over(left, &base.logprobs, right, &tuned.logprobs),
         (TokenNames::Strings(left), TokenNames::Strings(right)) => {
             over(left, &base.logprobs, right, &tuned.logprobs)
         }
@@ -73,7 +71,12 @@ fn over<T: Ord>(
     })
 }
 
-fn place<T: Ord>(union: &[&T], tokens: &[T], logprobs: &[f32], side: Side) -> Result<Vec<f64>, DivergenceError> {
+fn place<T: Ord>(
+    union: &[&T],
+    tokens: &[T],
+    logprobs: &[f32],
+    side: Side,
+) -> Result<Vec<f64>, DivergenceError> {
     let known: Vec<f64> = logprobs.iter().map(|logprob| f64::from(*logprob).exp()).collect();
     let tail = (1.0 - pairwise_sum(&known)).max(0.0);
     let mut placed = vec![0.0; union.len()];
@@ -144,10 +147,22 @@ mod tests {
     #[test]
     fn what_is_no_distribution_is_refused() {
         let good = ids(&[1, 2], &[-0.1, -3.0]);
-        assert!(matches!(align(&good, &ids(&[1, 2], &[f32::NAN, -1.0])), Err(DivergenceError::NotFinite { side: Side::Tuned, .. })));
-        assert_eq!(align(&ids(&[1, 2], &[-1.0, -1.0]), &good), Err(DivergenceError::Flat { side: Side::Base, tokens: 2 }));
-        assert_eq!(align(&ids(&[], &[]), &good), Err(DivergenceError::Lengths { side: Side::Base, tokens: 0, logprobs: 0 }));
-        assert_eq!(align(&good, &ids(&[1], &[-1.0, -2.0])), Err(DivergenceError::Lengths { side: Side::Tuned, tokens: 1, logprobs: 2 }));
+        assert!(matches!(
+            align(&good, &ids(&[1, 2], &[f32::NAN, -1.0])),
+            Err(DivergenceError::NotFinite { side: Side::Tuned, .. })
+        ));
+        assert_eq!(
+            align(&ids(&[1, 2], &[-1.0, -1.0]), &good),
+            Err(DivergenceError::Flat { side: Side::Base, tokens: 2 })
+        );
+        assert_eq!(
+            align(&ids(&[], &[]), &good),
+            Err(DivergenceError::Lengths { side: Side::Base, tokens: 0, logprobs: 0 })
+        );
+        assert_eq!(
+            align(&good, &ids(&[1], &[-1.0, -2.0])),
+            Err(DivergenceError::Lengths { side: Side::Tuned, tokens: 1, logprobs: 2 })
+        );
         // One token is no sign of anything.
         assert!(align(&ids(&[1], &[-0.5]), &good).is_ok());
         // All underflow to nothing, and nothing takes the tail.
