@@ -23,7 +23,7 @@ use serde_json::Value;
 use shardloom_layout::{Hint, nearest};
 use thiserror::Error;
 
-use crate::backend::{Backend, Capability};
+use crate::backend::Backend;
 use crate::book::Book;
 use crate::cache::Cache;
 use crate::error::SwayError;
@@ -111,9 +111,8 @@ pub fn run(
 ) -> Result<Outcome, RunError> {
     let mut progress = planned(job)?;
     let capabilities = backend.description().capabilities.clone();
-    let preflight = capabilities.contains(&Capability::Preflight);
     let mut book = Book::new();
-    let mut asker = Asker::new(backend, cache, preflight);
+    let mut asker = Asker::new(backend, cache);
     let nulls = loop {
         observer.phase(Phase::Reading);
         let setting = Setting {

@@ -6,13 +6,14 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{ending, pass_if};
+use super::nulls::ending;
 use super::reading::{Comparison, Stop, all};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::line::Line;
 use crate::numbers::{DivergenceKind, mean};
+use crate::record::Verdict;
 use crate::view::{Real, View};
 
 /// The distance as a function of the strength of the change.
@@ -60,14 +61,11 @@ impl Fields for AdapterAblation {
 
     fn faults(&self) -> Vec<FieldFault> {
         let finite = self.lambdas.iter().all(|lambda| lambda.is_finite());
-        [
-            FieldFault::unless(self.lambdas.len() >= 3, "lambdas", "needs at least three strengths"),
-            FieldFault::unless(finite, "lambdas", "must be finite"),
-            FieldFault::unless(self.top_k != Some(0), "top_k", "must be at least 1"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            (self.lambdas.len() >= 3, "lambdas", "needs at least three strengths"),
+            (finite, "lambdas", "must be finite"),
+            (self.top_k != Some(0), "top_k", "must be at least 1"),
+        ])
     }
 }
 
@@ -167,7 +165,7 @@ impl Probe for AdapterAblation {
                 "z_by_rank": null,
             })),
             ..Finding::without_number(
-                pass_if(straight && saturates && overshoots),
+                if straight && saturates && overshoots { Verdict::Pass } else { Verdict::Fail },
                 format!(
                     "R² {:.2}, near its highest point {near}, overshoot {:.2}{}",
                     shape.linearity,

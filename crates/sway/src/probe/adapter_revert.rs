@@ -8,7 +8,7 @@ use serde_json::json;
 use super::cases::{Case, check_cases};
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both, cut};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
@@ -60,7 +60,7 @@ impl Fields for AdapterRevert {
         let positive = self.assert_revert_rate_lt > 0.0;
         check_cases(&self.cases)
             .into_iter()
-            .chain(FieldFault::unless(positive, "assert_revert_rate_lt", "must be above 0"))
+            .chain(FieldFault::where_broken([(positive, "assert_revert_rate_lt", "must be above 0")]))
             .collect()
     }
 }
@@ -160,8 +160,7 @@ impl Probe for AdapterRevert {
             });
         };
         let limit = self.assert_revert_rate_lt;
-        let decision =
-            decide(z, self.assert_z_gte, || (pass_if(raw < limit), (1.0 - raw / limit).clamp(0.0, 1.0)));
+        let decision = decide(z, self.assert_z_gte, || (raw < limit, (1.0 - raw / limit).clamp(0.0, 1.0)));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, completions, estimated_tokens};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -58,13 +58,10 @@ impl Fields for CalibrationDrift {
 
     fn faults(&self) -> Vec<FieldFault> {
         let positive = self.assert_fraction_regressed_lt > 0.0;
-        [
-            FieldFault::unless(self.pack == "builtin", "pack", "must be `builtin`; give others as `items`"),
-            FieldFault::unless(positive, "assert_fraction_regressed_lt", "must be above 0"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            (self.pack == "builtin", "pack", "must be `builtin`; give others as `items`"),
+            (positive, "assert_fraction_regressed_lt", "must be above 0"),
+        ])
     }
 
     fn calibration(_setting: &Setting<'_>) -> Option<Self> {
@@ -111,7 +108,7 @@ impl Probe for CalibrationDrift {
         let decision = decide(z, self.assert_z_gte, || {
             let passed = raw < limit && average >= self.assert_mean_delta_gte;
             let kept = (1.0 - raw / limit).max(0.0);
-            (pass_if(passed), 0.6 * kept + 0.4 * ((average + 1.0) / 1.5).clamp(0.0, 1.0))
+            (passed, 0.6 * kept + 0.4 * ((average + 1.0) / 1.5).clamp(0.0, 1.0))
         });
         Ok(Finding {
             score: Some(decision.score),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Comparison, Stop, all, both, cut};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
@@ -64,14 +64,11 @@ impl Fields for ClusterKl {
     const DESCRIPTION: &'static str = "whether the change depends on the topic";
 
     fn faults(&self) -> Vec<FieldFault> {
-        [
-            FieldFault::unless((2..=32).contains(&self.num_clusters), "num_clusters", "must be from 2 to 32"),
-            FieldFault::unless(self.min_prompts >= 4, "min_prompts", "must be at least 4"),
-            FieldFault::unless(self.top_k != Some(0), "top_k", "must be at least 1"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            ((2..=32).contains(&self.num_clusters), "num_clusters", "must be from 2 to 32"),
+            (self.min_prompts >= 4, "min_prompts", "must be at least 4"),
+            (self.top_k != Some(0), "top_k", "must be at least 1"),
+        ])
     }
 
     fn calibration(setting: &Setting<'_>) -> Option<Self> {
@@ -194,7 +191,7 @@ impl Probe for ClusterKl {
         let range = topics.interval(self.num_clusters, setting.seed);
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || {
-            (pass_if(raw >= self.assert_specificity_gte), (2.0 * (raw - 0.5)).clamp(0.0, 1.0))
+            (raw >= self.assert_specificity_gte, (2.0 * (raw - 0.5)).clamp(0.0, 1.0))
         });
         found.insert("raw_ci_95".to_owned(), json!(range));
         found.insert("z_by_rank".to_owned(), by_rank);

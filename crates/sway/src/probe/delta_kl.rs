@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Comparison, Stop};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -48,7 +48,7 @@ impl Fields for DeltaKl {
     const DESCRIPTION: &'static str = "how far the next words moved";
 
     fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::unless(self.top_k != Some(0), "top_k", "must be at least 1").into_iter().collect()
+        FieldFault::where_broken([(self.top_k != Some(0), "top_k", "must be at least 1")])
     }
 
     fn calibration(setting: &Setting<'_>) -> Option<Self> {
@@ -80,7 +80,7 @@ impl Probe for DeltaKl {
                 DivergenceKind::Js => std::f64::consts::LN_2,
                 DivergenceKind::Kl => 1.0,
             };
-            (pass_if(raw >= self.assert_mean_gte), (raw / most).min(1.0))
+            (raw >= self.assert_mean_gte, (raw / most).min(1.0))
         });
         let largest = distances.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Ok(Finding {

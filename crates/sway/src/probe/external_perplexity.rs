@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -57,14 +57,11 @@ impl Fields for ExternalPerplexity {
     fn faults(&self) -> Vec<FieldFault> {
         let chars = (128..=16384).contains(&self.chunk_chars);
         let chunks = (1..=128).contains(&self.max_chunks);
-        [
-            FieldFault::unless(self.corpus == CORPUS, "corpus", "must be `public_domain_en`"),
-            FieldFault::unless(chars, "chunk_chars", "must be from 128 to 16384"),
-            FieldFault::unless(chunks, "max_chunks", "must be from 1 to 128"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            (self.corpus == CORPUS, "corpus", "must be `public_domain_en`"),
+            (chars, "chunk_chars", "must be from 128 to 16384"),
+            (chunks, "max_chunks", "must be from 1 to 128"),
+        ])
     }
 
     fn calibration(_setting: &Setting<'_>) -> Option<Self> {
@@ -137,9 +134,8 @@ impl Probe for ExternalPerplexity {
         let tuned = weighted(&pieces, |piece| piece.tuned);
         let interval = mean_interval(&changes, setting.seed);
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision = decide(z, self.assert_z_gte, || {
-            (pass_if(raw >= self.assert_mean_delta_gte), (0.5 + raw).clamp(0.0, 1.0))
-        });
+        let decision =
+            decide(z, self.assert_z_gte, || (raw >= self.assert_mean_delta_gte, (0.5 + raw).clamp(0.0, 1.0)));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),

@@ -36,6 +36,9 @@ pub(crate) trait Fields: Probe + DeserializeOwned + JsonSchema + Default + 'stat
     }
 }
 
+/// How fields become a probe.
+type Build = fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldFaults>;
+
 /// A kind of probe.
 #[derive(Clone, Copy)]
 pub struct Kind {
@@ -46,7 +49,7 @@ pub struct Kind {
     /// What it asks, in a line.
     pub description: &'static str,
     schema: fn() -> Value,
-    build: fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldFaults>,
+    build: Build,
     calibration: fn(&Setting<'_>) -> Option<Box<dyn Probe>>,
 }
 
@@ -178,9 +181,12 @@ pub struct FieldFault {
 }
 
 impl FieldFault {
-    /// A fault, if a condition does not hold.
-    pub(crate) fn unless(condition: bool, field: &str, problem: &str) -> Option<Self> {
-        (!condition).then(|| Self { field: field.to_owned(), problem: problem.to_owned() })
+    /// A fault for each rule that does not hold.
+    pub(crate) fn where_broken<const N: usize>(rules: [(bool, &str, &str); N]) -> Vec<Self> {
+        let broken = rules.into_iter().filter(|(holds, ..)| !holds);
+        broken
+            .map(|(_, field, problem)| Self { field: field.to_owned(), problem: problem.to_owned() })
+            .collect()
     }
 }
 

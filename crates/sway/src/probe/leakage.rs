@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::perturbation::Perturbation;
 use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
@@ -59,13 +59,10 @@ impl Fields for Leakage {
     const DESCRIPTION: &'static str = "whether the document is recited";
 
     fn faults(&self) -> Vec<FieldFault> {
-        [
-            FieldFault::unless(self.assert_recall_lt > 0.0, "assert_recall_lt", "must be above 0"),
-            FieldFault::unless(self.min_fragility > 0.0, "min_fragility", "must be above 0"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            (self.assert_recall_lt > 0.0, "assert_recall_lt", "must be above 0"),
+            (self.min_fragility > 0.0, "min_fragility", "must be above 0"),
+        ])
     }
 
     fn calibration(setting: &Setting<'_>) -> Option<Self> {
@@ -136,7 +133,7 @@ impl Probe for Leakage {
         let decision = decide(z, self.assert_z_gte, || {
             let passed = raw < self.assert_recall_lt || lost >= self.min_fragility;
             let kept = (1.0 - raw / self.assert_recall_lt).clamp(0.0, 1.0);
-            (pass_if(passed), 0.7 * kept + 0.3 * (lost / self.min_fragility).clamp(0.0, 1.0))
+            (passed, 0.7 * kept + 0.3 * (lost / self.min_fragility).clamp(0.0, 1.0))
         });
         let shown: Vec<_> = recalls
             .iter()

@@ -54,14 +54,11 @@ impl Fields for NullAdapter {
     const DESCRIPTION: &'static str = "what noise in place of the adapter gives";
 
     fn faults(&self) -> Vec<FieldFault> {
-        [
-            FieldFault::unless((1..=10).contains(&self.runs), "runs", "must be from 1 to 10"),
-            FieldFault::unless(self.init_scale.is_finite(), "init_scale", "must be finite"),
-            FieldFault::unless(!self.rank_multipliers.is_empty(), "rank_multipliers", "needs at least one"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        FieldFault::where_broken([
+            ((1..=10).contains(&self.runs), "runs", "must be from 1 to 10"),
+            (self.init_scale.is_finite(), "init_scale", "must be finite"),
+            (!self.rank_multipliers.is_empty(), "rank_multipliers", "needs at least one"),
+        ])
     }
 }
 

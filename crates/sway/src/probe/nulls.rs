@@ -70,7 +70,6 @@ pub(crate) enum Better {
 pub(crate) struct Decision {
     pub(crate) verdict: Verdict,
     pub(crate) score: f64,
-    pub(crate) z: Option<f64>,
 }
 
 /// A number's place among a kind's nulls: the deviation, signed so that more
@@ -97,18 +96,12 @@ pub(crate) fn deviations(
 }
 
 /// The rule of dlm-sway: a deviation, if there is one, decides alone.
-pub(crate) fn decide(z: Option<f64>, limit: f64, otherwise: impl FnOnce() -> (Verdict, f64)) -> Decision {
-    match z {
-        Some(found) => Decision { verdict: pass_if(found >= limit), score: logistic_score(found), z },
-        None => {
-            let (verdict, score) = otherwise();
-            Decision { verdict, score, z: None }
-        }
-    }
-}
-
-pub(crate) fn pass_if(condition: bool) -> Verdict {
-    if condition { Verdict::Pass } else { Verdict::Fail }
+pub(crate) fn decide(z: Option<f64>, limit: f64, otherwise: impl FnOnce() -> (bool, f64)) -> Decision {
+    let (passed, score) = match z {
+        Some(found) => (found >= limit, logistic_score(found)),
+        None => otherwise(),
+    };
+    Decision { verdict: if passed { Verdict::Pass } else { Verdict::Fail }, score }
 }
 
 /// How a message ends: the deviation, or that there is none.
@@ -150,9 +143,6 @@ mod tests {
         let never = || unreachable!("the deviation decides");
         assert_eq!(decide(Some(3.0), 3.0, never).verdict, Verdict::Pass);
         assert_eq!(decide(Some(2.9), 3.0, never).verdict, Verdict::Fail);
-        assert_eq!(
-            decide(None, 3.0, || (Verdict::Warn, 0.25)),
-            Decision { verdict: Verdict::Warn, score: 0.25, z: None }
-        );
+        assert_eq!(decide(None, 3.0, || (true, 0.25)), Decision { verdict: Verdict::Pass, score: 0.25 });
     }
 }

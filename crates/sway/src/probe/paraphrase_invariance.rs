@@ -7,7 +7,7 @@ use serde_json::json;
 use super::cases::{Case, check_cases};
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both, completions, cut, estimated_tokens};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -132,7 +132,7 @@ impl Probe for ParaphraseInvariance {
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || {
             let (passed, score) = self.by_limits(raw, ratio);
-            (pass_if(passed), score)
+            (passed, score)
         });
         let shown: Vec<_> = self
             .cases

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::cases::Triple;
 use super::finding::evidence;
 use super::kind::{Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{ProbeFault, Stop, all, both, completions};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -167,7 +167,7 @@ impl Probe for PreferenceFlip {
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
         let limit = self.assert_flip_rate_gte;
         let decision = decide(z, self.assert_z_gte, || {
-            (pass_if(raw >= limit), if limit > 0.0 { (raw / limit).min(1.0) } else { 1.0 })
+            (raw >= limit, if limit > 0.0 { (raw / limit).min(1.0) } else { 1.0 })
         });
         say("flip_rate", raw.into());
         say("flipped", flipped.into());

@@ -6,14 +6,13 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Comparison, Stop, all};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::line::half_life;
 use crate::numbers::{DivergenceKind, mean};
-use crate::record::Verdict;
 
 /// After how much text before the prompt the change is halved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -57,22 +56,15 @@ impl Fields for PromptCollapse {
     const DESCRIPTION: &'static str = "whether the change fades behind a long context";
 
     fn faults(&self) -> Vec<FieldFault> {
-        [
-            FieldFault::unless(
-                self.context_lengths.len() >= 2,
-                "context_lengths",
-                "needs at least two lengths",
-            ),
-            FieldFault::unless(
+        FieldFault::where_broken([
+            (self.context_lengths.len() >= 2, "context_lengths", "needs at least two lengths"),
+            (
                 self.context_lengths.iter().all(|length| *length <= 1 << 20),
                 "context_lengths",
                 "a length is at most 1048576 tokens",
             ),
-            FieldFault::unless(self.top_k != Some(0), "top_k", "must be at least 1"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+            (self.top_k != Some(0), "top_k", "must be at least 1"),
+        ])
     }
 }
 
@@ -122,8 +114,8 @@ impl Probe for PromptCollapse {
         let (z, by_rank) = deviations(setting, Self::KIND, raw, Better::Higher);
         let target = self.assert_half_life_tokens;
         let decision = decide(z, self.assert_z_gte, || match raw {
-            Some(raw) => (pass_if(raw >= target), (raw / target).min(1.0)),
-            None => (Verdict::Fail, 0.0),
+            Some(raw) => (raw >= target, (raw / target).min(1.0)),
+            None => (false, 0.0),
         });
         let said = match raw {
             Some(raw) => format!("the change is halved after {raw:.0} tokens"),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::Fields;
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both, completions, cut, estimated_tokens};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -153,8 +153,7 @@ impl Probe for SectionInternalization {
         let share = passed as f64 / measured.len() as f64;
         let interval = mean_interval(&effective, setting.seed);
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision =
-            decide(z, self.assert_z_gte, || (pass_if(share >= self.assert_passing_section_frac), share));
+        let decision = decide(z, self.assert_z_gte, || (share >= self.assert_passing_section_frac, share));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),

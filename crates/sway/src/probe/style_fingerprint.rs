@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::finding::evidence;
 use super::kind::Fields;
-use super::nulls::{Better, decide, deviations, ending, pass_if};
+use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
@@ -122,8 +122,7 @@ impl Probe for StyleFingerprint {
         }
         let raw = shift(&base, &tuned, &document);
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision =
-            decide(z, self.assert_z_gte, || (pass_if(raw >= self.assert_shift_gte), raw.clamp(0.0, 1.0)));
+        let decision = decide(z, self.assert_z_gte, || (raw >= self.assert_shift_gte, raw.clamp(0.0, 1.0)));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),

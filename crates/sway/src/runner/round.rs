@@ -7,7 +7,7 @@ use super::counters::Counters;
 use super::observer::{Observer, Phase, TraceEvent};
 use super::{Progress, RunError};
 use crate::answer::Answer;
-use crate::backend::{Backend, Watch};
+use crate::backend::{Backend, Capability, Watch};
 use crate::book::Book;
 use crate::cache::Cache;
 use crate::error::{AskError, SwayError};
@@ -47,8 +47,9 @@ pub(super) struct Asker<'a> {
 }
 
 impl<'a> Asker<'a> {
-    pub(super) fn new(backend: &'a mut dyn Backend, cache: Option<&'a mut Cache>, preflight: bool) -> Self {
-        let preflight = if preflight { Preflight::ToDo } else { Preflight::Done };
+    pub(super) fn new(backend: &'a mut dyn Backend, cache: Option<&'a mut Cache>) -> Self {
+        let able = backend.description().capabilities.contains(&Capability::Preflight);
+        let preflight = if able { Preflight::ToDo } else { Preflight::Done };
         Self { backend, cache, preflight, counters: Counters::default() }
     }
 

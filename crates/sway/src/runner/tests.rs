@@ -8,7 +8,7 @@ use super::*;
 use crate::answer::{Answer, Distribution, TokenNames};
 use crate::backend::dummy::{Canned, Dummy, over_eight};
 use crate::backend::two_model::TwoModel;
-use crate::backend::{Description, Watch};
+use crate::backend::{Capability, Description, Watch};
 use crate::probe::tests::packs;
 use crate::question::{Ask, Question};
 use crate::record::Verdict;
