@@ -1,5 +1,8 @@
 //! What answers questions.
 
+pub mod dummy;
+pub mod two_model;
+
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};

@@ -41,6 +41,11 @@ impl Book {
         std::mem::take(self.wanted.get_mut()).into_iter().collect()
     }
 
+    /// The same as [`Book::take_wanted`], for one who only reads in the book.
+    pub(crate) fn wanted_since(&self) -> Vec<Question> {
+        std::mem::take(&mut *self.wanted.borrow_mut()).into_iter().collect()
+    }
+
     /// The answer to a question. One that is not there is noted, to be asked.
     pub fn look_up(&self, question: Question) -> Result<&Answer, Missing> {
         match self.answers.get(&question) {

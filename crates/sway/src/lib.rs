@@ -12,19 +12,22 @@
 mod answer;
 pub mod backend;
 mod book;
+pub mod cache;
 mod category;
 mod error;
+pub mod numbers;
 pub mod packs;
 pub mod probe;
 mod question;
 mod record;
 pub mod report;
 pub mod score;
+pub mod runner;
 pub mod sections;
 pub mod suite;
 mod view;
 
-pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
+pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 pub use backend::{Backend, Capabilities, Description, Watch};
 pub use book::{Book, Missing};
 pub use category::Category;

@@ -1,0 +1,303 @@
+//! Answers kept for later runs, one file for each backend's identity.
+//!
+//! A file only grows: each answer is one frame of a length, a checksum and the
+//! bytes. A run that is killed while it writes leaves a torn frame at the end;
+//! the next run stops reading there, cuts it off and goes on behind it. So
+//! nothing that was answered is asked again, and nothing half-written is
+//! believed.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use ring::digest::{SHA256, digest};
+use shardloom_layout::Hint;
+use thiserror::Error;
+
+use crate::answer::Answer;
+use crate::error::AskError;
+use crate::question::Question;
+
+/// What a file of answers begins with. The number changes with the form of
+/// questions and answers, the version with what computes them.
+const HEAD: &str = concat!("shardloom sway answers 1 ", env!("CARGO_PKG_VERSION"), "\n");
+
+/// A frame that is longer is damage, not an answer.
+const LONGEST_FRAME: u32 = 1 << 28;
+
+type Kept = Result<Answer, AskError>;
+
+/// Answers of one backend, kept for later runs.
+#[derive(Debug)]
+pub struct Cache {
+    path: PathBuf,
+    /// Nothing if another run writes at the same time: this one only reads.
+    file: Option<File>,
+    answers: HashMap<Question, Kept>,
+}
+
+impl Cache {
+    /// The answers of the backend with some identity, in a folder that is made
+    /// if it is not there.
+    pub fn open(folder: &Path, identity: &str) -> Result<Self, CacheError> {
+        let path = folder.join(format!("{}.answers", file_stem(identity)));
+        let fault = |error: std::io::Error| CacheError {
+            path: path.display().to_string(),
+            message: error.to_string(),
+        };
+        std::fs::create_dir_all(folder).map_err(fault)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(fault)?;
+        let writes = match file.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(error)) => return Err(fault(error)),
+        };
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(fault)?;
+        let head = head(identity);
+        let (answers, good) = match bytes.strip_prefix(head.as_bytes()) {
+            Some(frames) => {
+                let (answers, length) = read_frames(frames);
+                (answers, head.len() + length)
+            }
+            None => (HashMap::new(), 0),
+        };
+        if writes {
+            if good < bytes.len() {
+                file.set_len(good as u64).map_err(fault)?;
+            }
+            file.seek(SeekFrom::Start(good as u64)).map_err(fault)?;
+            if good == 0 {
+                file.write_all(head.as_bytes()).map_err(fault)?;
+            }
+        }
+        Ok(Self { path, file: writes.then_some(file), answers })
+    }
+
+    /// How many answers are kept.
+    pub fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.answers.is_empty()
+    }
+
+    /// Whether new answers are kept. Not if another run writes at the same
+    /// time.
+    pub fn writes(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// An answer that was kept.
+    pub fn get(&self, question: &Question) -> Option<&Kept> {
+        self.answers.get(question)
+    }
+
+    /// Keeps an answer, if it would be the same another time: what a backend
+    /// refused today it may answer tomorrow.
+    pub fn put(&mut self, question: &Question, answer: &Kept) -> Result<(), CacheError> {
+        let lasting = matches!(answer, Ok(_) | Err(AskError::NoTokens { .. } | AskError::EmptyText));
+        if !lasting || self.answers.contains_key(question) {
+            return Ok(());
+        }
+        if let Some(file) = &mut self.file {
+            let fault = |message: String| CacheError { path: self.path.display().to_string(), message };
+            let bytes =
+                postcard::to_allocvec(&(question, answer)).map_err(|error| fault(error.to_string()))?;
+            let length = u32::try_from(bytes.len())
+                .ok()
+                .filter(|length| *length <= LONGEST_FRAME)
+                .ok_or_else(|| fault(format!("an answer of {} bytes is too long", bytes.len())))?;
+            let mut frame = Vec::with_capacity(bytes.len() + 8);
+            frame.extend_from_slice(&length.to_le_bytes());
+            frame.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+            frame.extend_from_slice(&bytes);
+            // One call, so that a kill leaves at most one torn frame.
+            if let Err(error) = file.write_all(&frame) {
+                self.file = None;
+                return Err(fault(error.to_string()));
+            }
+        }
+        self.answers.insert(question.clone(), answer.clone());
+        Ok(())
+    }
+}
+
+fn head(identity: &str) -> String {
+    format!("{HEAD}{}\n", identity.escape_default())
+}
+
+fn file_stem(identity: &str) -> String {
+    let hash = digest(&SHA256, head(identity).as_bytes());
+    hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The answers of whole frames, and how many bytes those take.
+fn read_frames(bytes: &[u8]) -> (HashMap<Question, Kept>, usize) {
+    let mut answers = HashMap::new();
+    let mut rest = bytes;
+    while let Some((found, after)) = read_frame(rest) {
+        answers.insert(found.0, found.1);
+        rest = after;
+    }
+    (answers, bytes.len() - rest.len())
+}
+
+fn read_frame(bytes: &[u8]) -> Option<((Question, Kept), &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let (checksum, rest) = rest.split_first_chunk::<4>()?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+    let (frame, rest) = rest.split_at_checked(length)?;
+    if crc32fast::hash(frame) != u32::from_le_bytes(*checksum) {
+        return None;
+    }
+    Some((postcard::from_bytes(frame).ok()?, rest))
+}
+
+/// Why answers cannot be kept.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{path} cannot keep answers: {message}")]
+pub struct CacheError {
+    /// The file.
+    pub path: String,
+    /// What the system says.
+    pub message: String,
+}
+
+impl Hint for CacheError {
+    fn hint(&self) -> Option<String> {
+        Some("choose a folder that can be written to, or run without kept answers".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::{CompletionScore, Distribution, Rolling, TokenNames};
+    use crate::question::{Ask, Keep};
+    use crate::view::{Real, View};
+    use proptest::prelude::*;
+
+    fn question(number: usize) -> Question {
+        let view = View::Noise { seed: number as u64, init_scale: Real(0.02), rank_scale: Real(1.0) };
+        Question::new(&view, Ask::Next { prompt: format!("p{number}"), keep: Keep::Top(256) })
+    }
+
+    fn answer(number: usize) -> Kept {
+        Ok(match number % 4 {
+            0 => Answer::Distribution(Distribution {
+                tokens: TokenNames::Ids((0..20).collect()),
+                logprobs: (0..20).map(|i| -(i as f32) - 0.1).collect(),
+                vocabulary: Some(1000),
+                tail: Some(-3.0),
+            }),
+            1 => Answer::Completion(CompletionScore { total: -1.5, tokens: 3 }),
+            2 => Answer::Rolling(Rolling { logprobs: vec![-1.0], tokens: 2, total: -1.0 }),
+            _ => Answer::Text(format!("text {number}")),
+        })
+    }
+
+    fn filled(folder: &Path, count: usize) -> PathBuf {
+        let mut cache = Cache::open(folder, "local:abc").unwrap();
+        for number in 0..count {
+            cache.put(&question(number), &answer(number)).unwrap();
+        }
+        cache.path().to_owned()
+    }
+
+    #[test]
+    fn answers_are_there_the_next_time() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path(), 9);
+        let cache = Cache::open(folder.path(), "local:abc").unwrap();
+        assert_eq!(cache.len(), 9);
+        for number in 0..9 {
+            assert_eq!(cache.get(&question(number)), Some(&answer(number)));
+        }
+        assert!(Cache::open(folder.path(), "local:abd").unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_lasting_answers_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut cache = Cache::open(folder.path(), "i").unwrap();
+        cache.put(&question(1), &Err(AskError::Refused { message: "busy".to_owned() })).unwrap();
+        cache.put(&question(2), &Err(AskError::EmptyText)).unwrap();
+        assert_eq!(cache.get(&question(1)), None);
+        assert_eq!(cache.get(&question(2)), Some(&Err(AskError::EmptyText)));
+    }
+
+    #[test]
+    fn a_second_run_at_the_same_time_only_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        filled(folder.path(), 2);
+        let first = Cache::open(folder.path(), "local:abc").unwrap();
+        let mut second = Cache::open(folder.path(), "local:abc").unwrap();
+        assert!(first.writes() && !second.writes());
+        assert_eq!(second.len(), 2);
+        second.put(&question(7), &answer(7)).unwrap();
+        drop((first, second));
+        assert_eq!(Cache::open(folder.path(), "local:abc").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        let error = Cache::open(&file, "i").unwrap_err();
+        assert!(error.hint().is_some() && error.path.contains("file"));
+    }
+
+    #[test]
+    fn a_file_of_another_version_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = filled(folder.path(), 3);
+        std::fs::write(&path, "shardloom sway answers 0\nsomething").unwrap();
+        assert!(Cache::open(folder.path(), "local:abc").unwrap().is_empty());
+        filled(folder.path(), 3);
+        assert_eq!(Cache::open(folder.path(), "local:abc").unwrap().len(), 3);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_torn_end_costs_one_answer_at_most(cut in 0usize..200, damage in any::<Option<u8>>()) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = filled(folder.path(), 6);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let start = head("local:abc").len();
+            let cut = bytes.len() - cut.min(bytes.len() - start);
+            bytes.truncate(cut);
+            if let Some(byte) = damage {
+                bytes.push(byte);
+            }
+            let whole = read_frames(&bytes[start..]).0.len();
+            std::fs::write(&path, &bytes).unwrap();
+            let mut cache = Cache::open(folder.path(), "local:abc").unwrap();
+            prop_assert_eq!(cache.len(), whole);
+            for number in 0..6 {
+                cache.put(&question(number), &answer(number)).unwrap();
+            }
+            drop(cache);
+            let cache = Cache::open(folder.path(), "local:abc").unwrap();
+            for number in 0..6 {
+                prop_assert_eq!(cache.get(&question(number)), Some(&answer(number)));
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! How far one distribution is from another, in nats.
+
+use std::f64::consts::LN_2;
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::sum::pairwise_sum;
+use super::support::{Aligned, align};
+use crate::answer::Distribution;
+
+/// What stands for a probability of zero under a logarithm.
+const LEAST: f64 = 1e-12;
+/// How far rounding may carry a divergence over its bounds.
+const SLACK: f64 = 1e-9;
+
+/// Which divergence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DivergenceKind {
+    /// Jensen-Shannon: symmetric, at most ln 2.
+    #[default]
+    Js,
+    /// Kullback-Leibler of the tuned model from the base.
+    Kl,
+}
+
+impl DivergenceKind {
+    /// As suite files write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Js => "js",
+            Self::Kl => "kl",
+        }
+    }
+
+    /// The divergence of aligned probabilities.
+    pub fn of(self, aligned: &Aligned) -> Result<f64, DivergenceError> {
+        match self {
+            Self::Js => js(&aligned.base, &aligned.tuned),
+            Self::Kl => kl(&aligned.tuned, &aligned.base),
+        }
+    }
+
+    /// The divergence of two lists of likeliest tokens.
+    pub fn between(self, base: &Distribution, tuned: &Distribution) -> Result<f64, DivergenceError> {
+        self.of(&align(base, tuned)?)
+    }
+}
+
+/// Kullback-Leibler: how much `p` surprises one who expects `q`.
+pub fn kl(p: &[f64], q: &[f64]) -> Result<f64, DivergenceError> {
+    let terms: Vec<f64> = p
+        .iter()
+        .zip(q)
+        .filter(|(p, _)| **p > 0.0)
+        .map(|(p, q)| p * (p.ln() - if *q > 0.0 { *q } else { LEAST }.ln()))
+        .collect();
+    finite(pairwise_sum(&terms))
+}
+
+/// Jensen-Shannon: how much each surprises one who expects their mean.
+pub fn js(p: &[f64], q: &[f64]) -> Result<f64, DivergenceError> {
+    let middle: Vec<f64> = p.iter().zip(q).map(|(p, q)| 0.5 * (p + q)).collect();
+    let found = finite(0.5 * kl(p, &middle)? + 0.5 * kl(q, &middle)?)?;
+    if !(-SLACK..=LN_2 + SLACK).contains(&found) {
+        return Err(DivergenceError::OutOfBounds { found: found.to_string() });
+    }
+    Ok(found.max(0.0))
+}
+
+fn finite(found: f64) -> Result<f64, DivergenceError> {
+    if found.is_finite() { Ok(found) } else { Err(DivergenceError::OutOfBounds { found: found.to_string() }) }
+}
+
+/// Which of two distributions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The base's.
+    Base,
+    /// The tuned model's.
+    Tuned,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Base => "the base",
+            Self::Tuned => "the tuned model",
+        })
+    }
+}
+
+/// Why two distributions cannot be compared.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DivergenceError {
+    /// No tokens, or not as many logarithms as tokens.
+    #[error("{side} gave {tokens} tokens with {logprobs} log-probabilities")]
+    Lengths {
+        /// Whose.
+        side: Side,
+        /// How many tokens.
+        tokens: usize,
+        /// How many logarithms.
+        logprobs: usize,
+    },
+    /// A logarithm that is no number.
+    #[error("{side} gave the log-probability {found}")]
+    NotFinite {
+        /// Whose.
+        side: Side,
+        /// What it gave.
+        found: String,
+    },
+    /// All tokens are equally likely.
+    #[error("{side} finds all {tokens} tokens equally likely")]
+    Flat {
+        /// Whose.
+        side: Side,
+        /// How many tokens.
+        tokens: usize,
+    },
+    /// One side tells numbers of tokens, the other what they stand for.
+    #[error("one side names tokens by number and the other by text")]
+    DifferentNames,
+    /// No probability at all.
+    #[error("the probabilities of {side} do not add up to anything")]
+    NoMass {
+        /// Whose.
+        side: Side,
+    },
+    /// A divergence that no two distributions have.
+    #[error("{found} is not a divergence")]
+    OutOfBounds {
+        /// What came out.
+        found: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::TokenNames;
+    use proptest::prelude::*;
+
+    fn ids(ids: &[u32], logprobs: &[f32]) -> Distribution {
+        Distribution {
+            tokens: TokenNames::Ids(ids.to_vec()),
+            logprobs: logprobs.to_vec(),
+            vocabulary: None,
+            tail: None,
+        }
+    }
+
+    #[test]
+    fn divergences_are_those_of_dlm_sway() {
+        let base = ids(&[5, 1, 9, 2], &[-0.3, -1.8, -3.2, -4.5]);
+        let tuned = ids(&[1, 5, 7, 2], &[-0.5, -1.2, -3.0, -5.0]);
+        assert_eq!(DivergenceKind::Js.between(&base, &tuned), Ok(0.11541340266310172));
+        assert_eq!(DivergenceKind::Kl.between(&base, &tuned), Ok(0.5178098067296172));
+    }
+
+    #[test]
+    fn extremes_have_known_values() {
+        assert_eq!(js(&[1.0, 0.0], &[0.0, 1.0]), Ok(LN_2));
+        assert_eq!(js(&[0.3, 0.7], &[0.3, 0.7]), Ok(0.0));
+        assert_eq!(kl(&[1.0, 0.0], &[0.0, 1.0]), Ok(-LEAST.ln()));
+        assert!(matches!(kl(&[f64::INFINITY], &[0.5]), Err(DivergenceError::OutOfBounds { .. })));
+        assert!(matches!(js(&[4.0], &[0.0]), Err(DivergenceError::OutOfBounds { .. })));
+    }
+
+    prop_compose! {
+        fn distribution(size: usize)(parts in prop::collection::vec(1e-6f64..1.0, size)) -> Vec<f64> {
+            let total: f64 = parts.iter().sum();
+            parts.iter().map(|part| part / total).collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn js_is_symmetric_and_bounded(p in distribution(7), q in distribution(7)) {
+            let there = js(&p, &q).unwrap();
+            let back = js(&q, &p).unwrap();
+            prop_assert!((there - back).abs() < 1e-15);
+            prop_assert!((0.0..=LN_2).contains(&there));
+            prop_assert!(kl(&p, &q).unwrap() >= -1e-12);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Two distributions, of which only the likeliest tokens are known, over one
+//! set of tokens.
+//!
+//! This is the rule of dlm-sway: what a side does not tell is spread evenly
+//! over the tokens that only the other side tells, and dropped if there are
+//! none. It overstates those tokens; exact divergences come from a backend
+//! that sees the whole vocabulary.
+
+use super::divergence::{DivergenceError, Side};
+use super::sum::pairwise_sum;
+use crate::answer::{Distribution, TokenNames};
+
+/// The least distance between the likeliest and the unlikeliest token. Equal
+/// numbers throughout are a sign of a broken model, not of a distribution.
+const LEAST_SPAN: f64 = 1e-9;
+
+/// Probabilities of both sides over the union of their tokens, in the order of
+/// the tokens. Both add up to one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Aligned {
+    /// The base's.
+    pub base: Vec<f64>,
+    /// The tuned model's.
+    pub tuned: Vec<f64>,
+}
+
+/// Puts two distributions on one set of tokens.
+pub fn align(base: &Distribution, tuned: &Distribution) -> Result<Aligned, DivergenceError> {
+    check(base, Side::Base)?;
+    check(tuned, Side::Tuned)?;
+    match (&base.tokens, &tuned.tokens) {
+        (TokenNames::Ids(left), TokenNames::Ids(right)) => over(left, &base.logprobs, right, &tuned.logprobs),
+        (TokenNames::Strings(left), TokenNames::Strings(right)) => {
+            over(left, &base.logprobs, right, &tuned.logprobs)
+        }
+        _ => Err(DivergenceError::DifferentNames),
+    }
+}
+
+fn check(side: &Distribution, which: Side) -> Result<(), DivergenceError> {
+    let names = match &side.tokens {
+        TokenNames::Ids(ids) => ids.len(),
+        TokenNames::Strings(strings) => strings.len(),
+    };
+    if names == 0 || names != side.logprobs.len() {
+        return Err(DivergenceError::Lengths { side: which, tokens: names, logprobs: side.logprobs.len() });
+    }
+    if let Some(found) = side.logprobs.iter().find(|logprob| !logprob.is_finite()) {
+        return Err(DivergenceError::NotFinite { side: which, found: found.to_string() });
+    }
+    let least = side.logprobs.iter().copied().fold(f32::INFINITY, f32::min);
+    let most = side.logprobs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if names > 1 && f64::from(most) - f64::from(least) < LEAST_SPAN {
+        return Err(DivergenceError::Flat { side: which, tokens: names });
+    }
+    Ok(())
+}
+
+fn over<T: Ord>(
+    base: &[T],
+    base_logprobs: &[f32],
+    tuned: &[T],
+    tuned_logprobs: &[f32],
+) -> Result<Aligned, DivergenceError> {
+    let mut union: Vec<&T> = base.iter().chain(tuned).collect();
+    union.sort();
+    union.dedup();
+    Ok(Aligned {
+        base: place(&union, base, base_logprobs, Side::Base)?,
+        tuned: place(&union, tuned, tuned_logprobs, Side::Tuned)?,
+    })
+}
+
+fn place<T: Ord>(
+    union: &[&T],
+    tokens: &[T],
+    logprobs: &[f32],
+    side: Side,
+) -> Result<Vec<f64>, DivergenceError> {
+    let known: Vec<f64> = logprobs.iter().map(|logprob| f64::from(*logprob).exp()).collect();
+    let tail = (1.0 - pairwise_sum(&known)).max(0.0);
+    let mut placed = vec![0.0; union.len()];
+    for (token, probability) in tokens.iter().zip(known) {
+        if let Ok(slot) = union.binary_search(&token) {
+            placed[slot] = probability;
+        }
+    }
+    let empty = placed.iter().filter(|probability| **probability == 0.0).count();
+    if empty > 0 && tail > 0.0 {
+        let share = tail / empty as f64;
+        for probability in &mut placed {
+            if *probability == 0.0 {
+                *probability = share;
+            }
+        }
+    }
+    let total = pairwise_sum(&placed);
+    if !total.is_finite() || total <= 0.0 {
+        return Err(DivergenceError::NoMass { side });
+    }
+    for probability in &mut placed {
+        *probability /= total;
+    }
+    Ok(placed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ids: &[u32], logprobs: &[f32]) -> Distribution {
+        Distribution {
+            tokens: TokenNames::Ids(ids.to_vec()),
+            logprobs: logprobs.to_vec(),
+            vocabulary: None,
+            tail: None,
+        }
+    }
+
+    #[test]
+    fn the_tail_goes_to_what_only_the_other_side_tells() {
+        let half = 0.5f32.ln();
+        let quarter = 0.25f32.ln();
+        let aligned = align(&ids(&[1, 2], &[half, quarter]), &ids(&[3, 1], &[half, quarter])).unwrap();
+        for (found, wanted) in [(aligned.base, [0.5, 0.25, 0.25]), (aligned.tuned, [0.25, 0.25, 0.5])] {
+            for (found, wanted) in found.iter().zip(wanted) {
+                assert!((found - wanted).abs() < 1e-7);
+            }
+        }
+    }
+
+    #[test]
+    fn strings_align_by_what_they_say() {
+        let strings = |names: &[&str], logprobs: &[f32]| Distribution {
+            tokens: TokenNames::Strings(names.iter().map(|&name| name.to_owned()).collect()),
+            logprobs: logprobs.to_vec(),
+            vocabulary: None,
+            tail: None,
+        };
+        let left = strings(&["b", "a"], &[-0.1, -3.0]);
+        let right = strings(&["a", "b"], &[-3.0, -0.1]);
+        let aligned = align(&left, &right).unwrap();
+        assert_eq!(aligned.base, aligned.tuned);
+        assert_eq!(align(&left, &ids(&[1, 2], &[-0.1, -3.0])), Err(DivergenceError::DifferentNames));
+    }
+
+    #[test]
+    fn what_is_no_distribution_is_refused() {
+        let good = ids(&[1, 2], &[-0.1, -3.0]);
+        assert!(matches!(
+            align(&good, &ids(&[1, 2], &[f32::NAN, -1.0])),
+            Err(DivergenceError::NotFinite { side: Side::Tuned, .. })
+        ));
+        assert_eq!(
+            align(&ids(&[1, 2], &[-1.0, -1.0]), &good),
+            Err(DivergenceError::Flat { side: Side::Base, tokens: 2 })
+        );
+        assert_eq!(
+            align(&ids(&[], &[]), &good),
+            Err(DivergenceError::Lengths { side: Side::Base, tokens: 0, logprobs: 0 })
+        );
+        assert_eq!(
+            align(&good, &ids(&[1], &[-1.0, -2.0])),
+            Err(DivergenceError::Lengths { side: Side::Tuned, tokens: 1, logprobs: 2 })
+        );
+        // One token is no sign of anything.
+        assert!(align(&ids(&[1], &[-0.5]), &good).is_ok());
+        // All underflow to nothing, and nothing takes the tail.
+        let nothing = ids(&[1, 2], &[-1e30, -2e30]);
+        assert_eq!(align(&nothing, &ids(&[1, 2], &[-0.1, -3.0])).map(|a| a.base), Ok(vec![0.5, 0.5]));
+    }
+}

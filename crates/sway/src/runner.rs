@@ -1,0 +1,236 @@
+//! Running a suite: what its probes want to know is asked together.
+//!
+//! Every probe is tried; what it looks for in vain is noted. The backend is
+//! asked once for all that was noted, and the probes are tried again, until
+//! none wants more. A suite so needs as many rounds as its longest chain of
+//! questions that depend on answers, mostly two.
+
+mod counters;
+mod entry;
+mod observer;
+mod round;
+
+#[cfg(test)]
+mod tests;
+
+pub use counters::Counters;
+pub use entry::{Entry, EntryError};
+pub use observer::{Observer, Phase, Silent, TraceEvent, prompt_hash};
+
+use std::time::Instant;
+
+use serde_json::Value;
+use shardloom_layout::{Hint, nearest};
+use thiserror::Error;
+
+use crate::backend::Backend;
+use crate::book::Book;
+use crate::cache::Cache;
+use crate::error::SwayError;
+use crate::packs::Packs;
+use crate::probe::{Finding, NullStatistics, Setting, Stop};
+use crate::record::Record;
+use crate::sections::Section;
+use crate::view::View;
+use round::{Asker, Wanted};
+
+/// What is to be run.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// The probes, in the order of the file.
+    pub entries: &'a [Entry],
+    /// What random draws begin with.
+    pub seed: u64,
+    /// How many of the likeliest tokens are compared.
+    pub top_k: usize,
+    /// The document's sections.
+    pub sections: &'a [Section],
+    /// The document's text.
+    pub document: Option<&'a str>,
+    /// Texts that probes need of themselves.
+    pub packs: &'a Packs,
+    /// The names of the entries to run; all if there is none. Noise that they
+    /// are measured by is run as well.
+    pub only: &'a [String],
+}
+
+/// What a run gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// One for each entry, in the order of the file.
+    pub records: Vec<Record>,
+    /// What noise gave, if it was run.
+    pub nulls: Option<NullStatistics>,
+    /// How much was asked.
+    pub counters: Counters,
+}
+
+/// Why a run gave nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// An entry was asked for that is not there.
+    #[error("the suite has no entry `{name}`")]
+    NoSuchEntry {
+        /// What was asked for.
+        name: String,
+        /// What may have been meant.
+        near: Option<String>,
+    },
+    /// The backend cannot go on. What it answered is kept.
+    #[error("{0}")]
+    Backend(#[from] SwayError),
+}
+
+impl Hint for RunError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoSuchEntry { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
+            Self::Backend(error) => error.hint(),
+        }
+    }
+}
+
+/// One entry on its way to a record.
+struct Progress<'a> {
+    entry: &'a Entry,
+    /// The kinds of later entries.
+    downstream: Vec<String>,
+    found: Option<Finding>,
+    /// Nothing is left to ask; only the null that it is measured by is.
+    waits: bool,
+    seconds: f64,
+}
+
+/// Runs a suite.
+pub fn run(
+    job: &Job<'_>,
+    backend: &mut dyn Backend,
+    cache: Option<&mut Cache>,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    let mut progress = planned(job)?;
+    let capabilities = backend.description().capabilities.clone();
+    let mut book = Book::new();
+    let mut asker = Asker::new(backend, cache);
+    let nulls = loop {
+        observer.phase(Phase::Reading);
+        let setting = Setting {
+            book: &book,
+            base: View::Base,
+            tuned: View::Tuned,
+            seed: job.seed,
+            top_k: job.top_k,
+            sections: job.sections,
+            document: job.document,
+            packs: job.packs,
+            capabilities: &capabilities,
+            nulls: None,
+            downstream: &[],
+        };
+        let (nulls, wanted) = try_all(&mut progress, &setting, observer);
+        book.take_wanted();
+        if wanted.is_empty() {
+            break nulls;
+        }
+        if let Err(error) = asker.ask(&wanted, &mut progress, &mut book, observer)? {
+            let record = preflight_record(&error);
+            observer.judged(&record);
+            return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
+        }
+    };
+    let records = progress.into_iter().map(Progress::record).collect();
+    Ok(Outcome { records, nulls, counters: asker.counters })
+}
+
+/// The entries to run.
+fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
+    for name in job.only {
+        if !job.entries.iter().any(|entry| entry.name == *name) {
+            let near = nearest(name, job.entries.iter().map(|entry| entry.name.as_str())).map(str::to_owned);
+            return Err(RunError::NoSuchEntry { name: name.clone(), near });
+        }
+    }
+    let named = |entry: &Entry| job.only.is_empty() || job.only.contains(&entry.name);
+    // A null before the last named entry may be what that one is measured by.
+    let last = job.entries.iter().rposition(named);
+    let kept: Vec<&Entry> = job
+        .entries
+        .iter()
+        .enumerate()
+        .filter(|(place, entry)| named(entry) || (entry.is_null() && last.is_some_and(|last| *place < last)))
+        .map(|(_, entry)| entry)
+        .collect();
+    Ok((0..kept.len())
+        .map(|place| Progress {
+            entry: kept[place],
+            downstream: kept[place + 1..].iter().map(|later| later.kind.clone()).collect(),
+            found: (!kept[place].enabled).then(|| Finding::skip("the entry is disabled")),
+            waits: false,
+            seconds: 0.0,
+        })
+        .collect())
+}
+
+/// Tries every probe that has no finding yet, in the order of the file; returns
+/// the nulls in force at the end, and what was looked for in vain.
+fn try_all(
+    progress: &mut [Progress<'_>],
+    setting: &Setting<'_>,
+    observer: &mut dyn Observer,
+) -> (Option<NullStatistics>, Wanted) {
+    let mut wanted = Wanted::default();
+    let mut nulls: Option<NullStatistics> = None;
+    // Whether an earlier null is still to come: until then nobody is judged.
+    let mut open = false;
+    for (place, one) in progress.iter_mut().enumerate() {
+        if one.found.is_none() && !(open && one.waits) {
+            let started = Instant::now();
+            let setting = Setting { nulls: nulls.as_ref(), downstream: &one.downstream, ..setting.clone() };
+            let tried = one.entry.probe.judge(&setting);
+            one.seconds += started.elapsed().as_secs_f64();
+            match tried {
+                Ok(finding) if !open => one.found = Some(finding.guarded()),
+                Ok(_) => one.waits = true,
+                Err(Stop::Fault(fault)) => one.found = Some(Finding::error(fault.to_string())),
+                Err(Stop::Yet) => {
+                    let missing = setting.book.wanted_since();
+                    if missing.is_empty() {
+                        one.found =
+                            Some(Finding::error("the probe waits for answers that it did not ask for"));
+                    }
+                    wanted.add(place, missing);
+                }
+            }
+            if let Some(found) = &mut one.found {
+                found.evidence.insert("weight".to_owned(), Value::from(one.entry.weight));
+                observer.judged(&one.record_so_far());
+            }
+        }
+        match &one.found {
+            Some(Finding { nulls: Some(found), .. }) => nulls = Some(found.clone()),
+            None if one.entry.is_null() => open = true,
+            _ => {}
+        }
+    }
+    (nulls, wanted)
+}
+
+impl Progress<'_> {
+    fn record_so_far(&self) -> Record {
+        let found = self.found.clone().unwrap_or_else(|| Finding::error("it was not judged"));
+        found.into_record(&self.entry.name, &self.entry.kind, self.seconds)
+    }
+
+    fn record(self) -> Record {
+        self.record_so_far()
+    }
+}
+
+fn preflight_record(error: &SwayError) -> Record {
+    let said = match error.hint() {
+        Some(hint) => format!("{error} ({hint})"),
+        None => error.to_string(),
+    };
+    Finding::error(said).into_record("__preflight__", "preflight", 0.0)
+}

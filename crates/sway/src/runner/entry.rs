@@ -1,0 +1,99 @@
+//! One entry of a suite, ready to run.
+
+use serde_json::{Map, Value};
+use shardloom_layout::Hint;
+use thiserror::Error;
+
+use crate::probe::{self, FieldFaults, Probe, UnknownKind};
+
+/// One entry of a suite, ready to run.
+#[derive(Debug)]
+pub struct Entry {
+    /// What it is called.
+    pub name: String,
+    /// The probe's kind.
+    pub kind: String,
+    /// Whether it is run.
+    pub enabled: bool,
+    /// How much it counts among others of its category.
+    pub weight: f64,
+    /// The probe.
+    pub probe: Box<dyn Probe>,
+}
+
+impl Entry {
+    /// An entry that is run and counts once, with a probe's fields.
+    pub fn new(name: &str, kind: &str, fields: &Map<String, Value>) -> Result<Self, EntryError> {
+        let probe = probe::find(kind)?.build(fields)?;
+        Ok(Self { name: name.to_owned(), kind: kind.to_owned(), enabled: true, weight: 1.0, probe })
+    }
+
+    /// An entry as a JSON object says it, with name, kind, enabled and weight
+    /// among the fields.
+    pub fn from_json(entry: &Map<String, Value>) -> Result<Self, EntryError> {
+        let mut fields = entry.clone();
+        let text = |value: Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
+        let name = text(fields.remove("name")).ok_or(EntryError::Missing { field: "name" })?;
+        let kind = text(fields.remove("kind")).ok_or(EntryError::Missing { field: "kind" })?;
+        let enabled = fields.remove("enabled").and_then(|value| value.as_bool()).unwrap_or(true);
+        let weight = fields.remove("weight").and_then(|value| value.as_f64()).unwrap_or(1.0);
+        Ok(Self { enabled, weight, ..Self::new(&name, &kind, &fields)? })
+    }
+
+    /// Whether it is noise that others are measured by.
+    pub fn is_null(&self) -> bool {
+        self.kind == "null_adapter" && self.enabled
+    }
+}
+
+/// Why an entry cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EntryError {
+    /// A field that every entry has is not there, or is no text.
+    #[error("the entry has no {field}")]
+    Missing {
+        /// Which.
+        field: &'static str,
+    },
+    /// Nobody knows its kind.
+    #[error(transparent)]
+    Kind(#[from] UnknownKind),
+    /// Its fields are not those of its kind.
+    #[error(transparent)]
+    Fields(#[from] FieldFaults),
+}
+
+impl Hint for EntryError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Missing { field } => Some(format!("write `{field}: …`")),
+            Self::Kind(error) => error.hint(),
+            Self::Fields(error) => error.hint(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_entry_says_what_it_lacks() {
+        let read = |value: Value| Entry::from_json(value.as_object().unwrap());
+        assert_eq!(read(json!({"kind": "leakage"})).unwrap_err(), EntryError::Missing { field: "name" });
+        assert_eq!(read(json!({"name": "a", "kind": 3})).unwrap_err(), EntryError::Missing { field: "kind" });
+        assert!(matches!(read(json!({"name": "a", "kind": "leak"})), Err(EntryError::Kind(_))));
+        assert!(matches!(read(json!({"name": "a", "kind": "leakage", "x": 1})), Err(EntryError::Fields(_))));
+        let entry = read(json!({"name": "a", "kind": "leakage", "weight": 2, "enabled": false})).unwrap();
+        assert_eq!((entry.weight, entry.enabled), (2.0, false));
+        for error in [
+            EntryError::Missing { field: "name" },
+            read(json!({"name": "a", "kind": "leakag"})).unwrap_err(),
+            read(json!({"name": "a", "kind": "leakage", "x": 1})).unwrap_err(),
+        ] {
+            assert!(error.hint().is_some(), "{error}");
+        }
+    }
+}

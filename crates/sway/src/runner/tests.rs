@@ -1,0 +1,586 @@
+//! Suites on the dummy backend.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::answer::{Answer, Distribution, TokenNames};
+use crate::backend::dummy::{Canned, Dummy, over_eight};
+use crate::backend::two_model::TwoModel;
+use crate::backend::{Capability, Description, Watch};
+use crate::probe::tests::packs;
+use crate::question::{Ask, Question};
+use crate::record::Verdict;
+use crate::sections::{SectionKind, SectionPreference, SectionQuestion};
+
+fn entries(suite: Value) -> Vec<Entry> {
+    suite
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| Entry::from_json(entry.as_object().unwrap()).unwrap())
+        .collect()
+}
+
+struct Suite {
+    entries: Vec<Entry>,
+    sections: Vec<Section>,
+    document: Option<&'static str>,
+    only: Vec<String>,
+    packs: Packs,
+}
+
+impl Suite {
+    fn new(suite: Value) -> Self {
+        Self {
+            entries: entries(suite),
+            sections: Vec::new(),
+            document: None,
+            only: Vec::new(),
+            packs: packs(),
+        }
+    }
+
+    fn run_on(&self, backend: &mut dyn Backend) -> Result<Outcome, RunError> {
+        self.run_with(backend, None, &mut Silent)
+    }
+
+    fn run_with(
+        &self,
+        backend: &mut dyn Backend,
+        cache: Option<&mut Cache>,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
+        let job = Job {
+            entries: &self.entries,
+            seed: 0,
+            top_k: 256,
+            sections: &self.sections,
+            document: self.document,
+            packs: &self.packs,
+            only: &self.only,
+        };
+        run(&job, backend, cache, observer)
+    }
+}
+
+fn one(suite: Value, backend: &mut dyn Backend) -> Record {
+    Suite::new(json!([suite])).run_on(backend).unwrap().records.remove(0)
+}
+
+fn near(found: Option<f64>, wanted: f64) {
+    let found = found.unwrap();
+    assert!((found - wanted).abs() < 1e-9, "{found} is not {wanted}");
+}
+
+fn section(id: &str, kind: SectionKind, content: &str) -> Section {
+    Section {
+        id: id.to_owned(),
+        kind,
+        content: content.to_owned(),
+        questions: Vec::new(),
+        preferences: Vec::new(),
+        tag: None,
+    }
+}
+
+#[test]
+fn delta_kl_on_the_defaults_is_that_of_dlm_sway() {
+    let found = one(json!({"name": "d", "kind": "delta_kl", "prompts": ["a", "b"]}), &mut Dummy::default());
+    near(found.raw, 0.4033410931915198);
+    near(found.score, 0.4033410931915198 / std::f64::consts::LN_2);
+    assert_eq!(found.verdict, Verdict::Pass);
+    assert_eq!(found.evidence["weight"], json!(1.0));
+    assert_eq!(found.evidence["z_by_rank"], Value::Null);
+    assert!(found.message.ends_with("(no calibration for delta_kl)"));
+    let found = one(
+        json!({"name": "d", "kind": "delta_kl", "prompts": ["a"], "divergence": "kl"}),
+        &mut Dummy::default(),
+    );
+    near(found.raw, 2.258932601102509);
+    assert_eq!(found.score, Some(1.0));
+}
+
+#[test]
+fn what_cannot_be_asked_is_an_error_and_the_suite_goes_on() {
+    let mut backend = Dummy::default();
+    backend.tuned.distributions.insert("flat".to_owned(), over_eight([-2.0; 8]));
+    let suite = Suite::new(json!([
+        {"name": "a", "kind": "delta_kl", "prompts": ["flat"]},
+        {"name": "b", "kind": "delta_kl"},
+        {"name": "c", "kind": "delta_kl", "prompts": ["x"], "enabled": false},
+        {"name": "d", "kind": "delta_kl", "prompts": ["x"]},
+    ]));
+    let found = suite.run_on(&mut backend).unwrap().records;
+    let verdicts: Vec<Verdict> = found.iter().map(|record| record.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Error, Verdict::Error, Verdict::Skip, Verdict::Pass]);
+    assert!(found[0].message.contains("equally likely"), "{}", found[0].message);
+}
+
+#[test]
+fn noise_reaches_later_entries_alone() {
+    let suite = Suite::new(json!([
+        {"name": "before", "kind": "delta_kl", "prompts": ["a"]},
+        {"name": "n", "kind": "null_adapter", "rank_multipliers": [0.5, 1.0]},
+        {"name": "after", "kind": "delta_kl", "prompts": ["a"]},
+        {"name": "pc", "kind": "prompt_collapse", "prompts": ["a"]},
+    ]));
+    let outcome = suite.run_on(&mut Dummy::default()).unwrap();
+    let [before, null, after, _] = outcome.records.as_slice() else { panic!("four records") };
+    assert_eq!(before.z_score, None);
+    assert!(after.z_score.unwrap() > 3.0);
+    assert_eq!(after.verdict, Verdict::Pass);
+    let ranks: Vec<&String> = after.evidence["z_by_rank"].as_object().unwrap().keys().collect();
+    assert_eq!(ranks, ["rank_0.50", "rank_1.00"]);
+    assert_eq!(null.evidence["calibrated_kinds"], json!(["delta_kl"]));
+    assert_eq!(null.evidence["skipped_kinds"][0]["kind"], json!("prompt_collapse"));
+    assert_eq!((null.score, null.verdict), (Some(1.0), Verdict::Pass));
+    let samples = null.evidence["per_kind_raw_samples"]["delta_kl"].as_array().unwrap();
+    assert_eq!(samples.len(), 3);
+    let nulls = outcome.nulls.unwrap();
+    let of = |rank: usize| nulls.by_rank[rank].1["delta_kl"].mean;
+    assert!(of(0) < of(1), "more noise moves more");
+    assert_eq!(nulls.by_kind["delta_kl"], nulls.by_rank[1].1["delta_kl"]);
+    let z = (after.raw.unwrap() - of(1)) / nulls.by_kind["delta_kl"].std;
+    near(after.z_score, z);
+}
+
+#[test]
+fn noise_that_cannot_be_is_told() {
+    let negative =
+        one(json!({"name": "n", "kind": "null_adapter", "rank_multipliers": [-1.0]}), &mut Dummy::default());
+    assert_eq!(negative.verdict, Verdict::Error);
+    let mut without = Dummy::default().without(Capability::NullCalibrated);
+    assert_eq!(one(json!({"name": "n", "kind": "null_adapter"}), &mut without).verdict, Verdict::Skip);
+}
+
+#[test]
+fn the_questions_of_all_probes_are_asked_together_and_once() {
+    let suite = Suite::new(json!([
+        {"name": "n", "kind": "null_adapter"},
+        {"name": "a", "kind": "delta_kl", "prompts": ["x", "y"]},
+        {"name": "b", "kind": "delta_kl", "prompts": ["y", "z"]},
+        {"name": "c", "kind": "calibration_drift"},
+    ]));
+    let mut backend = Dummy::default();
+    let outcome = suite.run_on(&mut backend).unwrap();
+    assert_eq!(outcome.counters.rounds, 1);
+    assert_eq!(outcome.counters.questions as usize, backend.asked);
+    // x, y and z of two views; three items of two views and three noises; two
+    // prompts of the base and three noises.
+    assert_eq!(backend.asked, 6 + 15 + 8);
+    assert_eq!(outcome.counters.cache_hits, 2 + 3);
+    assert_eq!(outcome.counters.forward_passes as usize, backend.asked);
+}
+
+#[test]
+fn a_second_run_asks_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = Suite::new(json!([
+        {"name": "n", "kind": "null_adapter"},
+        {"name": "a", "kind": "delta_kl", "prompts": ["x", "y"]},
+        {"name": "c", "kind": "calibration_drift"},
+    ]));
+    let mut records = Vec::new();
+    for run in 0..2 {
+        let mut cache = Cache::open(folder.path(), "dummy").unwrap();
+        let mut backend = Dummy::default();
+        let mut outcome = suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap();
+        assert_eq!(backend.asked == 0, run == 1);
+        assert_eq!(outcome.counters.kept == outcome.counters.questions, run == 1);
+        for record in &mut outcome.records {
+            record.duration_s = 0.0;
+        }
+        records.push(outcome.records);
+    }
+    assert_eq!(records[0], records[1]);
+}
+
+#[test]
+fn a_run_goes_on_where_a_backend_was_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = Suite::new(json!([{"name": "c", "kind": "calibration_drift"}]));
+    let mut cache = Cache::open(folder.path(), "dummy").unwrap();
+    let mut backend = Dummy::default();
+    backend.gone_after = Some(4);
+    let error = suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap_err();
+    assert!(matches!(error, RunError::Backend(SwayError::Backend { .. })), "{error}");
+    drop(cache);
+    let mut cache = Cache::open(folder.path(), "dummy").unwrap();
+    assert_eq!(cache.len(), 4);
+    let mut backend = Dummy::default();
+    suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap();
+    assert_eq!(backend.asked, 2);
+}
+
+#[test]
+fn a_broken_model_is_one_error() {
+    let mut backend = Dummy::default();
+    backend.tuned.distributions.insert("preflight".to_owned(), over_eight([f32::NAN; 8]));
+    let suite = Suite::new(
+        json!([{"name": "a", "kind": "delta_kl", "prompts": ["x"]}, {"name": "b", "kind": "delta_kl"}]),
+    );
+    let found = suite.run_on(&mut backend).unwrap().records;
+    assert_eq!(found.len(), 1);
+    assert_eq!(
+        (found[0].name.as_str(), found[0].kind.as_str(), found[0].verdict),
+        ("__preflight__", "preflight", Verdict::Error)
+    );
+    assert_eq!(backend.asked, 0);
+}
+
+#[test]
+fn only_some_entries_are_run_with_their_noise() {
+    let mut suite = Suite::new(json!([
+        {"name": "n", "kind": "null_adapter"},
+        {"name": "a", "kind": "delta_kl", "prompts": ["x"]},
+        {"name": "b", "kind": "calibration_drift"},
+        {"name": "later", "kind": "null_adapter"},
+    ]));
+    suite.only = vec!["a".to_owned()];
+    let outcome = suite.run_on(&mut Dummy::default()).unwrap();
+    let names: Vec<&str> = outcome.records.iter().map(|record| record.name.as_str()).collect();
+    assert_eq!(names, ["n", "a"]);
+    assert!(outcome.records[1].z_score.is_some());
+    assert_eq!(outcome.records[0].evidence["calibrated_kinds"], json!(["delta_kl"]));
+    suite.only = vec!["latr".to_owned()];
+    let error = suite.run_on(&mut Dummy::default()).unwrap_err();
+    assert_eq!(error, RunError::NoSuchEntry { name: "latr".to_owned(), near: Some("later".to_owned()) });
+    assert_eq!(error.hint().unwrap(), "write `later`");
+}
+
+#[derive(Default)]
+struct Listener {
+    events: Vec<TraceEvent>,
+    phases: Vec<Phase>,
+    judged: Vec<String>,
+    last: (usize, usize),
+}
+
+impl Observer for Listener {
+    fn phase(&mut self, phase: Phase) {
+        self.phases.push(phase);
+    }
+    fn answered(&mut self, done: usize, of: usize) {
+        self.last = (done, of);
+    }
+    fn event(&mut self, event: &TraceEvent) {
+        self.events.push(event.clone());
+    }
+    fn judged(&mut self, record: &Record) {
+        self.judged.push(record.name.clone());
+    }
+}
+
+#[test]
+fn an_observer_hears_everything() {
+    let suite = Suite::new(json!([
+        {"name": "a", "kind": "delta_kl", "prompts": ["hello"], "top_k": 8},
+        {"name": "b", "kind": "delta_kl", "prompts": ["hello"], "top_k": 8},
+    ]));
+    let mut listener = Listener::default();
+    suite.run_with(&mut Dummy::default(), None, &mut listener).unwrap();
+    assert_eq!(listener.last, (2, 2));
+    assert_eq!(listener.judged, ["a", "b"]);
+    assert!(listener.phases.contains(&Phase::Preflight));
+    assert!(listener.phases.contains(&Phase::Asking { round: 0, questions: 2, kept: 0 }));
+    let seen: Vec<(&str, &str, bool)> = listener
+        .events
+        .iter()
+        .map(|event| (event.probe.as_deref().unwrap(), event.view_id.as_str(), event.hit))
+        .collect();
+    assert_eq!(seen, [("a", "base", false), ("b", "base", true), ("a", "ft", false), ("b", "ft", true)]);
+    assert!(listener.events.iter().all(|event| event.prompt_hash == "aaf4c61ddcc5" && event.top_k == 8));
+    assert!(listener.events.iter().all(|event| event.op == "next_token_dist"));
+}
+
+/// Answers nothing at all.
+struct Mute(Description);
+
+impl Backend for Mute {
+    fn description(&self) -> &Description {
+        &self.0
+    }
+    fn answer(&mut self, _: &[Question], _: &mut dyn Watch) -> Result<(), SwayError> {
+        Ok(())
+    }
+    fn preflight(&mut self) -> Result<(), SwayError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_backend_that_says_nothing_does_not_hang_the_run() {
+    let mut backend = Mute(Dummy::default().description().clone());
+    let found = one(json!({"name": "a", "kind": "delta_kl", "prompts": ["x"]}), &mut backend);
+    assert_eq!(found.verdict, Verdict::Error);
+    assert!(found.message.contains("no answer came"), "{}", found.message);
+}
+
+#[test]
+fn two_backends_answer_as_one() {
+    let base = Dummy::default();
+    let tuned = Dummy::default();
+    let mut both = TwoModel::new(Box::new(base), Box::new(tuned));
+    let suite = Suite::new(json!([
+        {"name": "d", "kind": "delta_kl", "prompts": ["x"]},
+        {"name": "a", "kind": "adapter_ablation", "prompts": ["x"]},
+        {"name": "n", "kind": "null_adapter"},
+    ]));
+    let found = suite.run_on(&mut both).unwrap().records;
+    near(found[0].raw, 0.4033410931915198);
+    assert_eq!((found[1].verdict, found[2].verdict), (Verdict::Skip, Verdict::Skip));
+    let mut heard = Vec::new();
+    struct Hear<'a>(&'a mut Vec<(usize, bool)>);
+    impl Watch for Hear<'_> {
+        fn answered(&mut self, place: usize, answer: Result<Answer, crate::error::AskError>) {
+            self.0.push((place, answer.is_ok()));
+        }
+    }
+    let text = |view: &View| Question::new(view, Ask::Text { text: "a b".to_owned() });
+    let asked = [text(&View::Tuned), text(&View::Matched { seed: 1 }), text(&View::Base)];
+    both.answer(&asked, &mut Hear(&mut heard)).unwrap();
+    heard.sort();
+    assert_eq!(heard, [(0, true), (1, false), (2, true)]);
+}
+
+#[test]
+fn sections_gain_nothing_on_average() {
+    let mut suite = Suite::new(json!([{"name": "s", "kind": "section_internalization"}]));
+    suite.sections = vec![
+        section("a", SectionKind::Prose, "one two three"),
+        Section {
+            questions: vec![SectionQuestion { prompt: "q".to_owned(), gold: "eight ch".to_owned() }],
+            ..section("b", SectionKind::Instruction, "")
+        },
+    ];
+    let mut backend = Dummy::default();
+    backend.tuned.completions.insert(("q".to_owned(), "eight ch".to_owned()), -9.0);
+    let found = suite.run_on(&mut backend).unwrap().records.remove(0);
+    // Prose: from 2 to 1.5, a quarter. The answer: from 10/2 to 9/2, a tenth.
+    near(found.raw, 0.0);
+    let sections = found.evidence["per_section"].as_array().unwrap();
+    assert_eq!(sections[0]["own_lift"], json!(0.25));
+    assert_eq!(sections[0]["effective_sis"], json!(0.25 - 0.1));
+    assert_eq!(sections[1]["base_nll"], json!(5.0));
+    assert_eq!(sections[1]["passed"], json!(false));
+    assert_eq!((found.score, found.verdict), (Some(0.5), Verdict::Pass));
+    suite.sections.truncate(1);
+    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, Verdict::Skip);
+}
+
+#[test]
+fn paraphrases_share_the_gain() {
+    let mut backend = Dummy::default();
+    let mut say = |prompt: &str, score: f64| {
+        backend.tuned.completions.insert((prompt.to_owned(), " gold gold".to_owned()), score)
+    };
+    say("p", -8.0);
+    say("q", -9.0);
+    let mut case = json!({"name": "p", "kind": "paraphrase_invariance",
+        "cases": [{"prompt": "p", "gold": " gold gold", "paraphrases": ["q", "r"]}]});
+    let found = one(case.clone(), &mut backend);
+    // Ten characters are two tokens: 2/2, and (1/2 + 0)/2.
+    near(found.raw, 1.0);
+    near(found.ft_value, 0.25);
+    near(found.score, 0.75);
+    assert_eq!(found.verdict, Verdict::Fail);
+    case["intent"] = json!("memorize");
+    let found = one(case, &mut backend);
+    assert_eq!((found.verdict, found.score), (Verdict::Pass, Some(1.0)));
+}
+
+#[test]
+fn wrong_choices_become_right() {
+    let triple = |i: usize| json!({"prompt": format!("p{i}"), "chosen": "a", "rejected": "b"});
+    let suite = json!({"name": "p", "kind": "preference_flip", "triples": [triple(0), triple(1), triple(2), triple(3)]});
+    let mut backend = Dummy::default();
+    for i in 0..4 {
+        let key = |text: &str| (format!("p{i}"), text.to_owned());
+        backend.base.completions.insert(key("a"), -12.0);
+        backend.tuned.completions.insert(key("a"), if i < 3 { -9.0 } else { -11.0 });
+    }
+    let found = one(suite.clone(), &mut backend);
+    near(found.raw, 0.75);
+    assert_eq!((found.score, found.verdict, found.ci_95), (Some(1.0), Verdict::Pass, None));
+    assert_eq!(found.evidence["flipped"], json!(3));
+    // Too few wrong choices: no verdict, and the margins instead.
+    let found = one(
+        json!({"name": "p", "kind": "preference_flip", "triples": [triple(9),
+        {"prompt": "p9", "chosen": "", "rejected": "b"}]}),
+        &mut Dummy::default(),
+    );
+    assert_eq!((found.verdict, found.raw, found.score), (Verdict::Warn, Some(0.0), Some(0.5)));
+    assert_eq!(found.evidence["dropped_triples"], json!(1));
+    assert!(found.evidence.contains_key("mean_margin_delta"));
+    assert_eq!(
+        one(json!({"name": "p", "kind": "preference_flip"}), &mut Dummy::default()).verdict,
+        Verdict::Skip
+    );
+    // Preferences of the document stand in.
+    let mut suite = Suite::new(json!([{"name": "p", "kind": "preference_flip"}]));
+    suite.sections = vec![Section {
+        preferences: vec![SectionPreference {
+            prompt: "p".to_owned(),
+            chosen: "".to_owned(),
+            rejected: "b".to_owned(),
+        }],
+        ..section("a", SectionKind::Preference, "")
+    }];
+    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, Verdict::Error);
+}
+
+#[test]
+fn knowledge_that_is_lost_is_listed() {
+    let mut backend = Dummy::default();
+    backend.tuned.completions.insert(("Snow is".to_owned(), " white".to_owned()), -13.0);
+    let found = one(json!({"name": "c", "kind": "calibration_drift"}), &mut backend);
+    near(found.raw, 1.0 / 3.0);
+    near(found.ft_value, -1.0);
+    assert_eq!(found.verdict, Verdict::Fail);
+    assert_eq!(found.score, Some(0.0));
+    assert_eq!(
+        found.evidence["worst_offenders"],
+        json!([{"prompt": "Snow is", "gold": " white", "delta": -3.0}])
+    );
+    let found = one(json!({"name": "c", "kind": "calibration_drift", "items_limit": 1}), &mut backend);
+    assert_eq!(found.verdict, Verdict::Pass);
+    near(found.score, 0.6 + 0.4 / 1.5);
+    assert_eq!(
+        one(json!({"name": "c", "kind": "calibration_drift", "items_limit": 0}), &mut backend).verdict,
+        Verdict::Error
+    );
+}
+
+#[test]
+fn what_is_recited_is_found() {
+    let content = "The ship left the harbour, and the sea was calm that day.";
+    let (prefix, target): (String, String) =
+        (content.chars().take(20).collect(), content.chars().skip(20).take(16).collect());
+    let mut suite = Suite::new(
+        json!([{"name": "l", "kind": "leakage", "prefix_chars": 20, "continuation_chars": 16, "perturbations": ["typo"]}]),
+    );
+    suite.sections =
+        vec![section("a", SectionKind::Prose, content), section("b", SectionKind::Prose, "short")];
+    let mut backend = Dummy::default();
+    backend.tuned.writings.insert(prefix.clone(), target);
+    backend.tuned.writings.insert(prefix.replacen("Th", "hT", 1), "zzzz".to_owned());
+    let found = suite.run_on(&mut backend).unwrap().records.remove(0);
+    assert_eq!((found.raw, found.ft_value), (Some(1.0), Some(1.0)));
+    assert_eq!(found.verdict, Verdict::Pass, "recited, but fragile");
+    near(found.score, 0.3);
+    suite.sections.remove(0);
+    assert_eq!(suite.run_on(&mut backend).unwrap().records[0].verdict, Verdict::Skip);
+}
+
+#[test]
+fn styles_move_towards_the_document() {
+    let mut backend = Dummy::default();
+    backend.base.writings.insert("w".to_owned(), "One two. Three four.".to_owned());
+    backend.tuned.writings.insert("w".to_owned(), "One two three four five six seven eight.".to_owned());
+    let suite = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"], "doc_reference": "One two three four five six seven eight."});
+    let found = one(suite.clone(), &mut backend);
+    near(found.raw, 1.0);
+    backend.tuned.writings.insert("w".to_owned(), " ".to_owned());
+    assert_eq!(one(suite, &mut backend).verdict, Verdict::Error);
+    let none = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"]});
+    assert_eq!(one(none, &mut backend).verdict, Verdict::Skip);
+    let extended = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"], "doc_reference": "a", "extended": "on"});
+    assert_eq!(one(extended, &mut backend).verdict, Verdict::Skip);
+}
+
+#[test]
+fn neutral_text_is_read_in_pieces() {
+    let found =
+        one(json!({"name": "e", "kind": "external_perplexity", "chunk_chars": 128}), &mut Dummy::default());
+    near(found.raw, 0.5);
+    near(found.base_value, -2.0);
+    near(found.ft_value, -1.5);
+    assert_eq!((found.score, found.evidence["num_chunks"].clone()), (Some(1.0), json!(1)));
+}
+
+#[test]
+fn strength_is_a_straight_line_on_a_blend() {
+    let found =
+        one(json!({"name": "a", "kind": "adapter_ablation", "prompts": ["x"]}), &mut Dummy::default());
+    let curve = found.evidence["mean_divergence_per_lambda"].as_array().unwrap();
+    assert_eq!(curve[0], json!(0.0));
+    assert_eq!(curve.len(), 6);
+    assert!(found.raw.unwrap() > 0.5);
+    let mut without = Dummy::default().without(Capability::Scalable);
+    assert_eq!(
+        one(json!({"name": "a", "kind": "adapter_ablation", "prompts": ["x"]}), &mut without).verdict,
+        Verdict::Skip
+    );
+}
+
+#[test]
+fn topics_that_moved_differently_are_told_apart() {
+    let ids = |logprobs: [f32; 2]| Distribution {
+        tokens: TokenNames::Ids(vec![0, 1]),
+        logprobs: logprobs.to_vec(),
+        vocabulary: None,
+        tail: None,
+    };
+    let mut backend = Dummy::default();
+    let (near_prompts, far_prompts) =
+        (["a cat", "a cot", "a tac", "a act"], ["9 88", "99 8", "888 9", "98 9"]);
+    for prompt in near_prompts.iter().chain(&far_prompts) {
+        backend.base.distributions.insert((*prompt).to_owned(), ids([-0.1, -2.4]));
+        let moved = if far_prompts.contains(prompt) { [-2.4, -0.1] } else { [-0.1, -2.4] };
+        backend.tuned.distributions.insert((*prompt).to_owned(), ids(moved));
+    }
+    let prompts: Vec<&str> = near_prompts.into_iter().chain(far_prompts).collect();
+    let suite =
+        json!({"name": "c", "kind": "cluster_kl", "prompts": prompts, "num_clusters": 2, "min_prompts": 8});
+    let found = one(suite.clone(), &mut backend);
+    near(found.raw, 1.0);
+    assert_eq!((found.verdict, found.score), (Verdict::Pass, Some(1.0)));
+    assert_eq!(found.evidence["per_cluster_size"], json!([4, 4]));
+    let same = Canned { distributions: backend.base.distributions.clone(), ..Canned::default() };
+    let found = one(suite.clone(), &mut Dummy::new(same.clone(), same));
+    assert_eq!((found.verdict, found.raw, found.score), (Verdict::Warn, Some(0.5), Some(0.0)));
+    assert_eq!(one(suite, &mut backend.without(Capability::Meaning)).verdict, Verdict::Skip);
+}
+
+#[test]
+fn answers_that_fall_back_are_counted() {
+    let mut backend = Dummy::default();
+    let mut write = |prompt: &str, base: &str, tuned: &str| {
+        backend.base.writings.insert(prompt.to_owned(), base.to_owned());
+        backend.tuned.writings.insert(prompt.to_owned(), tuned.to_owned());
+    };
+    write("kept", "bbbb", "gggg");
+    write("lost", "bbbb", "bbbb");
+    write("known", "gggg", "gggg");
+    let suite = |paraphrases: Value| {
+        json!({"name": "r", "kind": "adapter_revert",
+        "cases": [{"prompt": "p", "gold": "gggg", "paraphrases": paraphrases}]})
+    };
+    let found = one(suite(json!(["kept", "lost", "known"])), &mut backend);
+    assert_eq!((found.raw, found.verdict, found.score), (Some(0.5), Verdict::Fail, Some(0.0)));
+    assert_eq!(found.evidence["dropped_trivial"], json!(1));
+    let found = one(suite(json!(["known"])), &mut backend);
+    assert_eq!((found.raw, found.verdict, found.score), (None, Verdict::Warn, Some(0.5)));
+}
+
+#[test]
+fn contexts_are_filled_to_their_length() {
+    let found = one(
+        json!({"name": "p", "kind": "prompt_collapse", "prompts": ["x"], "context_lengths": [0, 4]}),
+        &mut Dummy::default(),
+    );
+    // The dummy does not fade: no half-life.
+    assert_eq!((found.raw, found.score, found.verdict), (None, Some(0.0), Verdict::Fail));
+    let mut backend = Dummy::default();
+    backend.tuned.distributions.insert(
+        "Nothing to see. \n\nx".to_owned(),
+        over_eight([-0.2, -5.0, -5.0, -5.0, -5.0, -5.0, -5.0, -3.0]),
+    );
+    let found = one(
+        json!({"name": "p", "kind": "prompt_collapse", "prompts": ["x"], "context_lengths": [0, 4]}),
+        &mut backend,
+    );
+    assert!(found.raw.unwrap() > 0.0 && found.raw.unwrap() < 4.0);
+}
