@@ -66,7 +66,35 @@ impl LowRank {
         strength: f64,
     ) -> Result<DTensor, NnError> {
         let weight = weight.ok_or_else(|| NnError::MissingParameter { name: format!("{module}.weight") })?;
-        let dtype = run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype());
+        if self.is_added(run, weight.dtype()) {
+            let low = self.low(run, module, x)?;
+            let plain = x.linear(weight, bias, residual)?;
+            return self.added_to(run, &low, &plain, strength);
+        }
+        let low = self.low(run, module, x)?;
+        let plain = x.linear(weight, None, None)?;
+        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
+        let change = low.linear(&b, self.bias.as_ref(), None)?.scale(self.scale)?;
+        let mut out = self.added(&plain, change, strength)?;
+        for more in bias.into_iter().chain(residual) {
+            out = out.add(more)?;
+        }
+        Ok(out)
+    }
+
+    fn computed_in(&self, run: &Run<'_>) -> DType {
+        run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype())
+    }
+
+    /// Whether the change is added to what a projection of this dtype makes of
+    /// the same rows, in one pass, and is nothing else.
+    pub(crate) fn is_added(&self, run: &Run<'_>, dtype: DType) -> bool {
+        self.row_factors.is_none() && self.bias.is_none() && self.computed_in(run) == dtype
+    }
+
+    /// `A · x`.
+    pub(crate) fn low(&self, run: &Run<'_>, module: &str, x: &DTensor) -> Result<DTensor, NnError> {
+        let dtype = self.computed_in(run);
         let seen = match run.dropout().filter(|dropout| dropout.probability > 0.0) {
             None => x.clone(),
             Some(dropout) => {
@@ -74,20 +102,20 @@ impl LowRank {
                 x.dropout(dropout.probability, stream)?
             }
         };
-        let [a, b] = [&self.a, &self.b].map(|x| x.used(x.layout(), dtype, Release::Keep));
-        let low = settled(seen.cast(dtype)?.linear(&a?, None, None)?)?;
-        if self.row_factors.is_none() && self.bias.is_none() && dtype == weight.dtype() {
-            // The change is added to the rest in one pass.
-            let plain = x.linear(weight, bias, residual)?;
-            return Ok(low.scale(self.scale * strength)?.linear(&b?, None, Some(&plain))?);
-        }
-        let plain = x.linear(weight, None, None)?;
-        let change = low.linear(&b?, self.bias.as_ref(), None)?.scale(self.scale)?;
-        let mut out = self.added(&plain, change, strength)?;
-        for more in bias.into_iter().chain(residual) {
-            out = out.add(more)?;
-        }
-        Ok(out)
+        let a = self.a.used(self.a.layout(), dtype, Release::Keep)?;
+        settled(seen.cast(dtype)?.linear(&a, None, None)?)
+    }
+
+    /// The change made of `A · x`, added to what the projection made.
+    pub(crate) fn added_to(
+        &self,
+        run: &Run<'_>,
+        low: &DTensor,
+        plain: &DTensor,
+        strength: f64,
+    ) -> Result<DTensor, NnError> {
+        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
+        Ok(low.scale(self.scale * strength)?.linear(&b, None, Some(plain))?)
     }
 
     /// The same for an embedding, which looks rows up.
@@ -248,6 +276,11 @@ impl Adapter {
 
     pub(crate) fn low_rank(&self, module: &str) -> Option<&LowRank> {
         self.low_ranks.get(module)
+    }
+
+    /// Whether a parameter is another one.
+    pub(crate) fn replaces(&self, name: &str) -> bool {
+        self.replacements.contains_key(name)
     }
 
     pub(crate) fn replacement(&self, name: &str) -> Option<&Replacement> {

@@ -85,6 +85,34 @@ pub enum NnError {
         /// Rows given.
         asked: usize,
     },
+    /// Changes of other rows than there are.
+    #[error("changes of {found} rows were given for {asked}")]
+    ChangedRows {
+        /// Rows that changes were given for.
+        found: usize,
+        /// Rows there are.
+        asked: usize,
+    },
+    /// A text under a change that was not given.
+    #[error("text {text} is read with change {change}, but there are {count}")]
+    UnknownChange {
+        /// The text, from 0.
+        text: usize,
+        /// The change, from 0.
+        change: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A token of a text that is not so long.
+    #[error("text {text} has {length} tokens, but number {place} was asked for")]
+    UnknownPlace {
+        /// The text, from 0.
+        text: usize,
+        /// Its tokens.
+        length: usize,
+        /// The token, from 0.
+        place: usize,
+    },
     /// Rows of different lengths, continued by several tokens at once.
     #[error("rows that differ in length can be continued by one token at a time, not by {asked}")]
     UnevenRows {
