@@ -19,28 +19,28 @@ use crate::plan::settled;
 /// A change to a decoder.
 #[derive(Clone, Debug, Default)]
 pub struct Adapter {
-    low_ranks: BTreeMap<String, LowRank>,
-    replacements: BTreeMap<String, Replacement>,
+    pub(crate) low_ranks: BTreeMap<String, LowRank>,
+    pub(crate) replacements: BTreeMap<String, Replacement>,
 }
 
 /// A low-rank update of one module: `scale · B · A` is added to its weight.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     /// `[rank, inputs]`; of an embedding, `[vocabulary, rank]`.
-    a: DTensor,
+    pub(crate) a: DTensor,
     /// `[outputs, rank]`.
-    b: DTensor,
+    pub(crate) b: DTensor,
     /// Added to `B · A · x`, before it is scaled.
-    bias: Option<DTensor>,
+    pub(crate) bias: Option<DTensor>,
     scale: f64,
     /// What each row of the changed weight is multiplied by.
-    row_factors: Option<DTensor>,
+    pub(crate) row_factors: Option<DTensor>,
 }
 
 /// A parameter that takes the place of another.
 #[derive(Clone, Debug)]
 pub struct Replacement {
-    value: DTensor,
+    pub(crate) value: DTensor,
 }
 
 impl Replacement {
@@ -138,6 +138,13 @@ impl LowRank {
             Some(factors) => plain.add(&change)?.mul(factors)?.sub(&plain)?,
         };
         Ok(plain.add(&change.scale(strength)?)?.cast(dtype)?)
+    }
+
+    /// The lengths of the rows of the weight with `scale · B · A` added.
+    pub(crate) fn row_lengths(&self, weight: &DTensor) -> Result<DTensor, NnError> {
+        let change = self.b.matmul(&self.a)?.scale(self.scale)?.cast(DType::F32)?;
+        let changed = weight.cast(DType::F32)?.add(&change)?;
+        Ok(settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?)
     }
 
     /// What is added to the weight of a projection, `[outputs, inputs]`.
@@ -357,9 +364,7 @@ impl Adapter {
             };
             if let Some(magnitude) = magnitude {
                 let magnitude = spread(magnitude, Some(0), 0)?;
-                let changed =
-                    weight.cast(DType::F32)?.add(&low_rank.weight_change(&weight, 1.0)?.cast(DType::F32)?)?;
-                let lengths = settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?;
+                let lengths = low_rank.row_lengths(&weight)?;
                 low_rank.row_factors =
                     Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
             }

@@ -119,6 +119,24 @@ pub enum NnError {
         /// Tokens given for each.
         asked: usize,
     },
+    /// Logits that are no numbers.
+    #[error("the model gave {found} for prompt {row}")]
+    NotFinite {
+        /// The prompt, from 0.
+        row: usize,
+        /// What it gave.
+        found: String,
+    },
+    /// A part of an adapter made anew in another size.
+    #[error("{found} numbers were made for `{name}`, which has {expected}")]
+    PieceLength {
+        /// The module or parameter.
+        name: String,
+        /// Numbers made.
+        found: usize,
+        /// Numbers it has.
+        expected: usize,
+    },
     /// A stage used as if it were another.
     #[error("layers {start} to {end} of {of} cannot {what}")]
     WrongStage {
@@ -167,6 +185,9 @@ impl Hint for NnError {
                 near.as_ref().map(|near| format!("write `{near}`"))
             }
             Self::TooLong { most, .. } => Some(format!("shorten the text or generate less: {most} in all")),
+            Self::NotFinite { .. } => {
+                Some("compute in f32, and check the weights with `shardloom verify`".to_owned())
+            }
             Self::EmptyPrompt { .. } => Some("begin with the beginning-of-text token".to_owned()),
             Self::UnknownToken { .. } => Some("use the tokenizer that belongs to the model".to_owned()),
             Self::DTensor(error) => error.hint(),

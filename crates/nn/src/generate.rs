@@ -150,6 +150,10 @@ impl<'a> Generation<'a> {
                 self.request.prompts[row].iter().chain(&self.added[row]).copied().collect()
             };
             let id = self.sampler.choose(&mut bent, row as u64, drawn, &before);
+            let chosen = bent.get(id as usize).copied().unwrap_or(f32::NAN);
+            if !chosen.is_finite() {
+                return Err(NnError::NotFinite { row, found: chosen.to_string() });
+            }
             self.added[row].push(id);
             let finish = self.finish_of(row, id);
             self.finished[row] = finish;

@@ -1,5 +1,7 @@
 //! What answers questions.
 
+pub mod local;
+
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};

@@ -20,7 +20,7 @@ mod record;
 pub mod sections;
 mod view;
 
-pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
+pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 pub use backend::{Backend, Capabilities, Description, Watch};
 pub use book::{Book, Missing};
 pub use error::{AskError, SwayError};
