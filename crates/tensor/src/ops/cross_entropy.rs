@@ -71,9 +71,9 @@ impl Function for CrossEntropyFunction {
     }
 }
 
-/// The most logits that exist at a time. Every part reads the weight thrice and
+/// The most logits that exist at a time. Every part reads the weight again and
 /// adds to its gradient, so there should be few.
-const CHUNK: usize = 1 << 25;
+const CHUNK: usize = 1 << 24;
 
 struct ProjectedCrossEntropy {
     options: CrossEntropy,
@@ -110,7 +110,10 @@ impl Function for ProjectedCrossEntropy {
         }
         self.options.check(&Tensor::nothing(Shape::new(&[rows, classes])?, dtype), targets)?;
         let total = self.counted(targets)?;
-        let at_once = (CHUNK / classes.max(1)).clamp(1, rows.max(1));
+        // Where the weight gets no gradient, there is room for as much again.
+        let most = if context.needs(1) { CHUNK } else { 2 * CHUNK } / classes.max(1);
+        let parts = rows.div_ceil(most.max(1)).max(1);
+        let at_once = rows.div_ceil(parts).max(1);
         let divisor = self.options.divisor.unwrap_or(total as f64);
         let empty = if divisor == 0.0 { f64::NAN } else { 0.0 };
         // Half types hold too little of a loss, and of sums over many rows.
