@@ -10,6 +10,7 @@
 //! - A [`Record`] is what a probe found.
 
 mod answer;
+pub mod autogen;
 pub mod backend;
 mod book;
 pub mod cache;
