@@ -18,6 +18,7 @@ mod category;
 mod error;
 pub mod numbers;
 pub mod packs;
+pub mod paired;
 pub mod probe;
 mod question;
 mod record;

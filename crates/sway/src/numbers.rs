@@ -4,6 +4,7 @@
 //! these functions say how they round: Python's `fmean` rounds an exact sum,
 //! numpy adds in pairs, and resampling draws what numpy's generator draws.
 
+pub mod binomial;
 pub mod bootstrap;
 pub mod divergence;
 pub mod gestalt;
@@ -11,7 +12,9 @@ pub mod kmeans;
 pub mod line;
 pub mod logistic;
 pub mod pcg64;
+pub mod signs;
 pub mod spread;
+pub mod student;
 pub mod style;
 pub mod sum;
 pub mod support;

@@ -31,32 +31,39 @@ mod setting;
 mod style_fingerprint;
 
 pub use adapter_ablation::AdapterAblation;
-pub use adapter_revert::AdapterRevert;
+pub use adapter_revert::{AdapterRevert, Reversion};
 pub use calibration_drift::CalibrationDrift;
 pub use cases::{Case, Triple};
-pub use cluster_kl::ClusterKl;
+pub use cluster_kl::{ClusterKl, Topics};
 pub use delta_kl::DeltaKl;
-pub use external_perplexity::ExternalPerplexity;
+pub use external_perplexity::{ExternalPerplexity, Piece};
 pub use finding::Finding;
+pub(crate) use finding::evidence;
 pub use kind::{FieldFault, FieldFaults, Kind, UnknownKind, find, kinds};
-pub use leakage::Leakage;
+pub use leakage::{Leakage, Recall};
 pub use null_adapter::NullAdapter;
 pub use nulls::{KindNull, NullStatistics};
-pub use paraphrase_invariance::{Intent, ParaphraseInvariance};
+pub use paraphrase_invariance::{Gain, Intent, ParaphraseInvariance};
 pub use perturbation::Perturbation;
-pub use preference_flip::PreferenceFlip;
+pub use preference_flip::{Margin, Margins, PreferenceFlip};
 pub use prompt_collapse::PromptCollapse;
+pub(crate) use reading::both;
 pub use reading::{ProbeFault, Stop};
-pub use section_internalization::SectionInternalization;
-pub use setting::Setting;
-pub use style_fingerprint::{Extended, StyleFingerprint};
+pub use section_internalization::{Lift, SectionInternalization};
+pub use setting::{Distances, Setting};
+pub use style_fingerprint::{Extended, StyleFingerprint, Writings};
 
 use std::fmt::Debug;
+
+use crate::paired::{Draft, Paired};
 
 /// One entry's probe, with its fields.
 pub trait Probe: Debug + Send + Sync {
     /// Reads, measures and judges as dlm-sway does.
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop>;
+
+    /// Reads, measures, and claims what is judged with all others' claims.
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop>;
 }
 
 #[cfg(test)]

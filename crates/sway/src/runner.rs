@@ -28,7 +28,8 @@ use crate::book::Book;
 use crate::cache::Cache;
 use crate::error::SwayError;
 use crate::packs::Packs;
-use crate::probe::{Finding, NullStatistics, Setting, Stop};
+use crate::paired::{self, Draft, Paired};
+use crate::probe::{Distances, Finding, NullStatistics, Setting, Stop};
 use crate::record::Record;
 use crate::sections::Section;
 use crate::view::View;
@@ -52,6 +53,17 @@ pub struct Job<'a> {
     /// The names of the entries to run; all if there is none. Noise that they
     /// are measured by is run as well.
     pub only: &'a [String],
+    /// How verdicts are reached.
+    pub judging: Judging,
+}
+
+/// How verdicts are reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Judging {
+    /// As dlm-sway does, number by number.
+    Reference,
+    /// By paired tests against matched noise.
+    Paired(Paired),
 }
 
 /// What a run gave.
@@ -96,10 +108,18 @@ struct Progress<'a> {
     entry: &'a Entry,
     /// The kinds of later entries.
     downstream: Vec<String>,
-    found: Option<Finding>,
+    found: Option<Found>,
     /// Nothing is left to ask; only the null that it is measured by is.
     waits: bool,
     seconds: f64,
+}
+
+/// What a probe gave.
+enum Found {
+    /// A finding that stands.
+    Judged(Finding),
+    /// A claim that is judged with all others.
+    Drafted(Draft),
 }
 
 /// Runs a suite.
@@ -126,9 +146,13 @@ pub fn run(
             packs: job.packs,
             capabilities: &capabilities,
             nulls: None,
+            distances: match job.judging {
+                Judging::Reference => Distances::Listed,
+                Judging::Paired(_) => Distances::Exact,
+            },
             downstream: &[],
         };
-        let (nulls, wanted) = try_all(&mut progress, &setting, observer);
+        let (nulls, wanted) = try_all(&mut progress, &setting, &job.judging, observer);
         book.take_wanted();
         if wanted.is_empty() {
             break nulls;
@@ -139,7 +163,10 @@ pub fn run(
             return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
         }
     };
-    let records = progress.into_iter().map(Progress::record).collect();
+    let records = match &job.judging {
+        Judging::Reference => progress.iter().map(Progress::record).collect(),
+        Judging::Paired(paired) => concluded(progress, paired, observer),
+    };
     Ok(Outcome { records, nulls, counters: asker.counters })
 }
 
@@ -165,7 +192,7 @@ fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
         .map(|place| Progress {
             entry: kept[place],
             downstream: kept[place + 1..].iter().map(|later| later.kind.clone()).collect(),
-            found: (!kept[place].enabled).then(|| Finding::skip("the entry is disabled")),
+            found: (!kept[place].enabled).then(|| Found::Judged(Finding::skip("the entry is disabled"))),
             waits: false,
             seconds: 0.0,
         })
@@ -177,6 +204,7 @@ fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
 fn try_all(
     progress: &mut [Progress<'_>],
     setting: &Setting<'_>,
+    judging: &Judging,
     observer: &mut dyn Observer,
 ) -> (Option<NullStatistics>, Wanted) {
     let mut wanted = Wanted::default();
@@ -187,28 +215,33 @@ fn try_all(
         if one.found.is_none() && !(open && one.waits) {
             let started = Instant::now();
             let setting = Setting { nulls: nulls.as_ref(), downstream: &one.downstream, ..setting.clone() };
-            let tried = one.entry.probe.judge(&setting);
+            let tried = match judging {
+                Judging::Reference => {
+                    one.entry.probe.judge(&setting).map(|found| Found::Judged(found.guarded()))
+                }
+                Judging::Paired(paired) => one.entry.probe.draft(&setting, paired).map(Found::Drafted),
+            };
             one.seconds += started.elapsed().as_secs_f64();
             match tried {
-                Ok(finding) if !open => one.found = Some(finding.guarded()),
+                Ok(found) if !open => one.found = Some(found),
                 Ok(_) => one.waits = true,
-                Err(Stop::Fault(fault)) => one.found = Some(Finding::error(fault.to_string())),
+                Err(Stop::Fault(fault)) => one.found = Some(Found::Judged(Finding::error(fault.to_string()))),
                 Err(Stop::Yet) => {
                     let missing = setting.book.wanted_since();
                     if missing.is_empty() {
-                        one.found =
-                            Some(Finding::error("the probe waits for answers that it did not ask for"));
+                        let said = "the probe waits for answers that it did not ask for";
+                        one.found = Some(Found::Judged(Finding::error(said)));
                     }
                     wanted.add(place, missing);
                 }
             }
-            if let Some(found) = &mut one.found {
+            if let Some(Found::Judged(found)) = &mut one.found {
                 found.evidence.insert("weight".to_owned(), Value::from(one.entry.weight));
-                observer.judged(&one.record_so_far());
+                observer.judged(&one.record());
             }
         }
         match &one.found {
-            Some(Finding { nulls: Some(found), .. }) => nulls = Some(found.clone()),
+            Some(Found::Judged(Finding { nulls: Some(found), .. })) => nulls = Some(found.clone()),
             None if one.entry.is_null() => open = true,
             _ => {}
         }
@@ -216,14 +249,42 @@ fn try_all(
     (nulls, wanted)
 }
 
-impl Progress<'_> {
-    fn record_so_far(&self) -> Record {
-        let found = self.found.clone().unwrap_or_else(|| Finding::error("it was not judged"));
-        found.into_record(&self.entry.name, &self.entry.kind, self.seconds)
+/// Judges all claims together. What stands already counts as no claim.
+fn concluded(progress: Vec<Progress<'_>>, paired: &Paired, observer: &mut dyn Observer) -> Vec<Record> {
+    let mut told = Vec::new();
+    let mut drafts = Vec::new();
+    for one in progress {
+        told.push((one.entry, one.seconds, matches!(one.found, Some(Found::Judged(_)))));
+        drafts.push(match one.found {
+            Some(Found::Drafted(draft)) => draft,
+            Some(Found::Judged(finding)) => Draft::settled(finding),
+            None => Draft::settled(Finding::error("it was not judged")),
+        });
     }
+    let judged = paired::conclude(drafts, paired);
+    told.into_iter()
+        .zip(judged)
+        .map(|((entry, seconds, told), judged)| {
+            let mut finding = judged.finding.guarded();
+            finding.evidence.insert("weight".to_owned(), Value::from(entry.weight));
+            let mut record = finding.into_record(&entry.name, &entry.kind, seconds);
+            (record.p_value, record.p_adjusted) = (judged.p_value, judged.p_adjusted);
+            if !told {
+                observer.judged(&record);
+            }
+            record
+        })
+        .collect()
+}
 
-    fn record(self) -> Record {
-        self.record_so_far()
+impl Progress<'_> {
+    /// The record of an entry that was judged by itself.
+    fn record(&self) -> Record {
+        let found = match &self.found {
+            Some(Found::Judged(finding)) => finding.clone(),
+            _ => Finding::error("it was not judged"),
+        };
+        found.into_record(&self.entry.name, &self.entry.kind, self.seconds)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::line::Line;
 use crate::numbers::{DivergenceKind, mean};
+use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
 use crate::view::{Real, View};
 
@@ -174,6 +175,10 @@ impl Probe for AdapterAblation {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::adapter_ablation(self, setting, paired)
     }
 }
 

@@ -13,6 +13,7 @@ use super::reading::{Stop, all, both, cut};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
+use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
 
 /// How many cases the evidence shows.
@@ -86,6 +87,15 @@ impl Reversion {
 }
 
 impl AdapterRevert {
+    /// Why there is nothing to measure.
+    pub(crate) fn unfit(&self, setting: &Setting<'_>) -> Option<Finding> {
+        if self.cases.is_empty() {
+            return Some(Finding::error("no cases are given"));
+        }
+        let able = setting.can(Capability::Meaning);
+        (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
+    }
+
     /// What each paraphrase of each case gave.
     pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Reversion>, Stop> {
         let paraphrases =
@@ -117,11 +127,8 @@ fn cosine(left: &[f32], right: &[f32]) -> f64 {
 
 impl Probe for AdapterRevert {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if self.cases.is_empty() {
-            return Ok(Finding::error("no cases are given"));
-        }
-        if !setting.can(Capability::Meaning) {
-            return Ok(Finding::skip("the backend makes no vectors of texts"));
+        if let Some(reason) = self.unfit(setting) {
+            return Ok(reason);
         }
         let measured = self.measure(setting)?;
         let (kept, dropped): (Vec<_>, Vec<_>) =
@@ -175,6 +182,10 @@ impl Probe for AdapterRevert {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::adapter_revert(self, setting, paired)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
+use crate::paired::{Draft, Paired};
 
 /// How many items the evidence shows.
 const SHOWN: usize = 5;
@@ -135,5 +136,9 @@ impl Probe for CalibrationDrift {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::calibration_drift(self, setting, paired)
     }
 }

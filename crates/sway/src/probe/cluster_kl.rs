@@ -13,6 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
+use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
 
 /// What dlm-sway makes vectors with.
@@ -143,7 +144,13 @@ impl Topics {
         Variances::of(self.distances.iter().copied().zip(self.labels.iter().copied()), clusters)
     }
 
-    fn interval(&self, clusters: usize, seed: u64) -> Option<[f64; 2]> {
+    /// Which part of the variance lies between topics; nothing if nothing varies.
+    pub fn specificity(&self, clusters: usize) -> Option<f64> {
+        self.variances(clusters).ratio()
+    }
+
+    /// Where that part lies with 95 % confidence.
+    pub fn interval(&self, clusters: usize, seed: u64) -> Option<[f64; 2]> {
         if self.distances.len() < 4 {
             return None;
         }
@@ -157,21 +164,8 @@ impl Topics {
 
 impl Probe for ClusterKl {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let count = self.prompts.len();
-        if count == 0 {
-            return Ok(Finding::error("no prompts are given"));
-        }
-        if count < self.min_prompts {
-            return Ok(Finding::skip(format!("{count} prompts are fewer than {}", self.min_prompts)));
-        }
-        if 2 * self.num_clusters > count {
-            return Ok(Finding::skip(format!(
-                "{count} prompts are too few for {} topics",
-                self.num_clusters
-            )));
-        }
-        if !setting.can(Capability::Meaning) {
-            return Ok(Finding::skip("the backend makes no vectors of texts"));
+        if let Some(reason) = self.unfit(setting) {
+            return Ok(reason);
         }
         let topics = self.measure(setting)?;
         let variances = topics.variances(self.num_clusters);
@@ -207,11 +201,34 @@ impl Probe for ClusterKl {
             )
         })
     }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::cluster_kl(self, setting, paired)
+    }
 }
 
 impl ClusterKl {
+    /// Why there is nothing to measure.
+    pub(crate) fn unfit(&self, setting: &Setting<'_>) -> Option<Finding> {
+        let count = self.prompts.len();
+        if count == 0 {
+            return Some(Finding::error("no prompts are given"));
+        }
+        if count < self.min_prompts {
+            return Some(Finding::skip(format!("{count} prompts are fewer than {}", self.min_prompts)));
+        }
+        if 2 * self.num_clusters > count {
+            return Some(Finding::skip(format!(
+                "{count} prompts are too few for {} topics",
+                self.num_clusters
+            )));
+        }
+        let able = setting.can(Capability::Meaning);
+        (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
+    }
+
     /// What the evidence says of each topic.
-    fn groups(&self, topics: &Topics) -> Value {
+    pub(crate) fn groups(&self, topics: &Topics) -> Value {
         let mut sizes = Vec::new();
         let mut means = Vec::new();
         let mut exemplars = Vec::new();

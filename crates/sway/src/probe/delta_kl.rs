@@ -12,6 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
+use crate::paired::{Draft, Paired};
 
 /// How far the tuned model's next words are from the base's, over prompts.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -101,5 +102,9 @@ impl Probe for DeltaKl {
                 format!("mean {} {raw:.4}{}", self.divergence.name(), ending(z, Self::KIND)),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::delta_kl(self, setting, paired)
     }
 }

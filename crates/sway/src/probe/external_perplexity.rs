@@ -12,6 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
+use crate::paired::{Draft, Paired};
 
 /// The only corpus.
 const CORPUS: &str = "public_domain_en";
@@ -85,6 +86,13 @@ impl Piece {
     pub fn change(&self) -> f64 {
         self.tuned - self.base
     }
+
+    /// A mean in which long pieces count more.
+    pub fn weighted(pieces: &[Self], of: fn(&Self) -> f64) -> f64 {
+        let scored = |piece: &Self| piece.tokens.saturating_sub(1).max(1) as f64;
+        let tokens: f64 = pieces.iter().map(scored).sum();
+        pieces.iter().map(|piece| of(piece) * scored(piece)).sum::<f64>() / tokens
+    }
 }
 
 impl ExternalPerplexity {
@@ -116,13 +124,6 @@ impl ExternalPerplexity {
     }
 }
 
-/// A mean in which long pieces count more.
-fn weighted(pieces: &[Piece], of: fn(&Piece) -> f64) -> f64 {
-    let scored = |piece: &Piece| piece.tokens.saturating_sub(1).max(1) as f64;
-    let tokens: f64 = pieces.iter().map(scored).sum();
-    pieces.iter().map(|piece| of(piece) * scored(piece)).sum::<f64>() / tokens
-}
-
 impl Probe for ExternalPerplexity {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
         let pieces = self.measure(setting)?;
@@ -130,8 +131,8 @@ impl Probe for ExternalPerplexity {
         let Some(raw) = mean(&changes) else {
             return Ok(Finding::error("no piece of the text has a number"));
         };
-        let base = weighted(&pieces, |piece| piece.base);
-        let tuned = weighted(&pieces, |piece| piece.tuned);
+        let base = Piece::weighted(&pieces, |piece| piece.base);
+        let tuned = Piece::weighted(&pieces, |piece| piece.tuned);
         let interval = mean_interval(&changes, setting.seed);
         let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
         let decision =
@@ -158,5 +159,9 @@ impl Probe for ExternalPerplexity {
                 format!("neutral text moved by {raw:+.3} nats for each token{}", ending(z, Self::KIND)),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::external_perplexity(self, setting, paired)
     }
 }

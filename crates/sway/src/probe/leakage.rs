@@ -13,6 +13,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{gestalt_ratio, mean};
+use crate::paired::{Draft, Paired};
 use crate::sections::Section;
 
 /// How many sections the evidence shows.
@@ -170,5 +171,9 @@ impl Probe for Leakage {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::leakage(self, setting, paired)
     }
 }

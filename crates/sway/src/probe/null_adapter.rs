@@ -13,6 +13,7 @@ use super::reading::Stop;
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
+use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
 use crate::view::{Real, View};
 
@@ -187,5 +188,9 @@ impl Probe for NullAdapter {
             nulls,
             ..Finding::without_number(Verdict::Pass, message)
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        Ok(crate::paired::null_adapter(self, setting, paired))
     }
 }

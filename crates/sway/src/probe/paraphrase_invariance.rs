@@ -13,6 +13,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
+use crate::paired::{Draft, Paired};
 
 /// How many cases the evidence shows.
 const SHOWN: usize = 8;
@@ -171,5 +172,9 @@ impl Probe for ParaphraseInvariance {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::paraphrase_invariance(self, setting, paired)
     }
 }

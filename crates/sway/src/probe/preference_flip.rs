@@ -13,6 +13,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
+use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
 use crate::sections::SectionKind;
 
@@ -184,5 +185,9 @@ impl Probe for PreferenceFlip {
                 format!("{flipped} of {wrong} wrong choices became right{}", ending(z, Self::KIND)),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::preference_flip(self, setting, paired)
     }
 }

@@ -13,6 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::line::half_life;
 use crate::numbers::{DivergenceKind, mean};
+use crate::paired::{Draft, Paired};
 
 /// After how much text before the prompt the change is halved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -133,5 +134,9 @@ impl Probe for PromptCollapse {
             })),
             ..Finding::without_number(decision.verdict, said + &ending(z, Self::KIND))
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::prompt_collapse(self, setting, paired)
     }
 }

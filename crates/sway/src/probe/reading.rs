@@ -2,7 +2,8 @@
 
 use thiserror::Error;
 
-use super::setting::Setting;
+use super::setting::{Distances, Setting};
+use crate::backend::Capability;
 use crate::book::Missing;
 use crate::error::AskError;
 use crate::numbers::{DivergenceError, DivergenceKind};
@@ -89,6 +90,13 @@ pub(crate) struct Comparison<'a> {
 impl Comparison<'_> {
     /// How far the next token's distributions are apart behind a prompt.
     pub(crate) fn behind(&self, setting: &Setting<'_>, prompt: &str) -> Result<f64, Stop> {
+        if setting.distances == Distances::Exact && setting.can(Capability::FullVocabulary) {
+            let found = setting.book.divergence(self.tuned, self.base, prompt)?;
+            return Ok(match self.kind {
+                DivergenceKind::Js => found.js,
+                DivergenceKind::Kl => found.kl,
+            });
+        }
         let (base, tuned) = both(
             setting.book.next(self.base, prompt, self.top_k),
             setting.book.next(self.tuned, prompt, self.top_k),

@@ -12,6 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
+use crate::paired::{Draft, Paired};
 use crate::sections::{Section, SectionKind};
 
 /// How much likelier each section became, against the other sections.
@@ -66,14 +67,28 @@ pub struct Lift<'a> {
 impl Lift<'_> {
     /// Which part of the surprise is gone.
     pub fn own(&self) -> f64 {
-        let gone = self.base - self.tuned;
-        if self.base > 0.0 { gone / self.base } else { gone }
+        Self::part_gone(self.base, self.tuned)
+    }
+
+    /// The part of a surprise that is gone; the difference where there was none.
+    pub fn part_gone(base: f64, tuned: f64) -> f64 {
+        if base > 0.0 { (base - tuned) / base } else { base - tuned }
     }
 }
 
 impl SectionInternalization {
     fn chosen<'a>(&self, setting: &Setting<'a>) -> Vec<&'a Section> {
         setting.sections.iter().filter(|section| self.include_kinds.contains(&section.kind)).collect()
+    }
+
+    /// Why there is nothing to measure, if there are fewer sections than that.
+    pub(crate) fn unfit(&self, setting: &Setting<'_>, least: usize) -> Option<Finding> {
+        let found = self.chosen(setting).len();
+        if setting.sections.is_empty() {
+            return Some(Finding::skip("there is no document with sections"));
+        }
+        (found < least)
+            .then(|| Finding::skip(format!("{found} sections of these kinds are fewer than {least}")))
     }
 
     /// The surprise of each section before and after.
@@ -117,11 +132,8 @@ impl SectionInternalization {
 
 impl Probe for SectionInternalization {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if setting.sections.is_empty() {
-            return Ok(Finding::skip("there is no document with sections"));
-        }
-        if self.chosen(setting).len() < 2 {
-            return Ok(Finding::skip("fewer than two sections are of these kinds"));
+        if let Some(reason) = self.unfit(setting, 2) {
+            return Ok(reason);
         }
         let measured = self.measure(setting)?;
         let mut effective = Vec::new();
@@ -176,5 +188,9 @@ impl Probe for SectionInternalization {
                 ),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::section_internalization(self, setting, paired)
     }
 }

@@ -7,6 +7,15 @@ use crate::packs::Packs;
 use crate::sections::{Section, SectionKind};
 use crate::view::View;
 
+/// How distances between distributions are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Distances {
+    /// From lists of the likeliest tokens, as dlm-sway does.
+    Listed,
+    /// Over the whole vocabulary where the backend sees it, else from lists.
+    Exact,
+}
+
 /// All that a probe may look at.
 #[derive(Clone, Debug)]
 pub struct Setting<'a> {
@@ -30,6 +39,8 @@ pub struct Setting<'a> {
     pub capabilities: &'a Capabilities,
     /// What noise gave, if that is known.
     pub nulls: Option<&'a NullStatistics>,
+    /// How distances between distributions are told.
+    pub distances: Distances,
     /// The kinds of later entries of the suite.
     pub downstream: &'a [String],
 }

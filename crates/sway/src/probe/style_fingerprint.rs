@@ -11,6 +11,7 @@ use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::style::{fingerprint, shift};
+use crate::paired::{Draft, Paired};
 
 /// Whether a grammar's numbers are added to those of words and marks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -93,23 +94,28 @@ impl StyleFingerprint {
         Ok(Writings { base, tuned })
     }
 
-    fn wanted<'a>(&'a self, setting: &Setting<'a>) -> Option<&'a str> {
+    /// The text whose style is wanted, or why there is nothing to measure.
+    pub(crate) fn wanted<'a>(&'a self, setting: &Setting<'a>) -> Result<&'a str, Finding> {
+        if self.prompts.is_empty() {
+            return Err(Finding::error("no prompts are given"));
+        }
         let given = (!self.doc_reference.is_empty()).then_some(self.doc_reference.as_str());
-        given.or(setting.document).filter(|text| !text.trim().is_empty())
+        let Some(text) = given.or(setting.document).filter(|text| !text.trim().is_empty()) else {
+            return Err(Finding::skip("there is no document whose style is wanted"));
+        };
+        if self.extended == Extended::On {
+            return Err(Finding::skip("the numbers of a grammar are not available"));
+        }
+        Ok(text)
     }
 }
 
 impl Probe for StyleFingerprint {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if self.prompts.is_empty() {
-            return Ok(Finding::error("no prompts are given"));
-        }
-        let Some(wanted) = self.wanted(setting) else {
-            return Ok(Finding::skip("there is no document whose style is wanted"));
+        let wanted = match self.wanted(setting) {
+            Ok(wanted) => wanted,
+            Err(reason) => return Ok(reason),
         };
-        if self.extended == Extended::On {
-            return Ok(Finding::skip("the numbers of a grammar are not available"));
-        }
         let writings = self.measure(setting)?;
         if writings.tuned.iter().all(|text| text.trim().is_empty()) {
             return Ok(Finding::error("the tuned model wrote nothing"));
@@ -141,5 +147,9 @@ impl Probe for StyleFingerprint {
                 format!("the style went {raw:+.2} of the way{}", ending(z, Self::KIND)),
             )
         })
+    }
+
+    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+        crate::paired::style_fingerprint(self, setting, paired)
     }
 }

@@ -29,6 +29,7 @@ struct Suite {
     document: Option<&'static str>,
     only: Vec<String>,
     packs: Packs,
+    judging: Judging,
 }
 
 impl Suite {
@@ -39,6 +40,7 @@ impl Suite {
             document: None,
             only: Vec::new(),
             packs: packs(),
+            judging: Judging::Reference,
         }
     }
 
@@ -60,6 +62,7 @@ impl Suite {
             document: self.document,
             packs: &self.packs,
             only: &self.only,
+            judging: self.judging,
         };
         run(&job, backend, cache, observer)
     }

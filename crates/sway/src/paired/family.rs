@@ -1,0 +1,290 @@
+//! All claims of a suite together: how remarkable each is, given the others.
+
+use serde_json::{Value, json};
+
+use super::claim::{Change, Claim, Draft, Limit, Paired, Tail};
+use crate::numbers::{mean, population_deviation};
+use crate::probe::Finding;
+use crate::record::Verdict;
+
+/// The highest score: above it lies what dlm-sway calls suspicious, and a test
+/// knows no such thing.
+const HIGHEST_SCORE: f64 = 0.85;
+/// With so many deviations a claim at 5 % is probably (80 %) shown.
+const TWO_SIDED: f64 = 1.960 + 0.842;
+const ONE_SIDED: f64 = 1.645 + 0.842;
+
+/// A finding with its probabilities.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Concluded {
+    /// The finding, with its verdict.
+    pub finding: Finding,
+    /// The probability of such a number if the claim were wrong.
+    pub p_value: Option<f64>,
+    /// The same, with all claims of the suite counted.
+    pub p_adjusted: Option<f64>,
+}
+
+/// Judges all drafts of a suite together, in their order.
+pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
+    let deviations: Vec<Option<Deviations>> = drafts
+        .iter()
+        .map(|draft| match &draft.claim {
+            Claim::Change(change) => Deviations::of(change, paired),
+            _ => None,
+        })
+        .collect();
+    let largest = largest_of_noise(&deviations, paired);
+    let others: Vec<Option<f64>> = drafts
+        .iter()
+        .zip(&deviations)
+        .map(|(draft, deviations)| match &draft.claim {
+            Claim::Change(change) if deviations.is_none() => Some(change.otherwise.unwrap_or(1.0)),
+            Claim::Limit(limit) => Some(limit.within),
+            _ => None,
+        })
+        .collect();
+    let adjusted = holm(&others);
+    drafts
+        .into_iter()
+        .zip(deviations)
+        .zip(adjusted)
+        .map(|((draft, deviations), adjusted)| match draft.claim {
+            Claim::Settled => Concluded { finding: draft.finding, p_value: None, p_adjusted: None },
+            Claim::Change(change) => {
+                let (p, adjusted) = match &deviations {
+                    Some(found) => (rank(found.observed, &found.nulls), rank(found.observed, &largest)),
+                    None => (change.otherwise.unwrap_or(1.0), adjusted.unwrap_or(1.0)),
+                };
+                let deviation = deviations.map(|found| found.observed);
+                changed(draft.finding, &change, deviation, (p, adjusted), paired)
+            }
+            Claim::Limit(limit) => limited(draft.finding, &limit, adjusted.unwrap_or(1.0), paired),
+        })
+        .collect()
+}
+
+/// A number and its nulls in deviations, all standardised alike.
+struct Deviations {
+    observed: f64,
+    nulls: Vec<f64>,
+}
+
+impl Deviations {
+    /// The observed number counts among those that the mean and the spread are
+    /// taken from: an adapter that is noise must be exchangeable with its nulls.
+    fn of(change: &Change, paired: &Paired) -> Option<Self> {
+        if change.nulls.len() as u64 != paired.seeds || paired.seeds == 0 {
+            return None;
+        }
+        let mut all = vec![change.observed];
+        all.extend(&change.nulls);
+        let (middle, spread) = (mean(&all)?, population_deviation(&all)?);
+        let standard = |value: f64| {
+            let deviation = if spread > 0.0 { (value - middle) / spread } else { 0.0 };
+            match change.tail {
+                Tail::Upper => deviation,
+                Tail::Both => deviation.abs(),
+            }
+        };
+        let nulls = change.nulls.iter().map(|value| standard(*value)).collect();
+        Some(Self { observed: standard(change.observed), nulls })
+    }
+}
+
+/// For each seed the largest deviation of any probe.
+fn largest_of_noise(deviations: &[Option<Deviations>], paired: &Paired) -> Vec<f64> {
+    let found: Vec<&Deviations> = deviations.iter().flatten().collect();
+    if found.is_empty() {
+        return Vec::new();
+    }
+    (0..paired.seeds as usize)
+        .map(|seed| found.iter().map(|one| one.nulls[seed]).fold(f64::NEG_INFINITY, f64::max))
+        .collect()
+}
+
+/// The part of all, the observed one included, that are as remarkable.
+fn rank(observed: f64, nulls: &[f64]) -> f64 {
+    // Equal numbers must count as equal whatever rounding did to them.
+    let reached = nulls.iter().filter(|null| **null >= observed - 1e-12).count();
+    (1 + reached) as f64 / (1 + nulls.len()) as f64
+}
+
+/// Probabilities with all of them counted (Holm).
+fn holm(values: &[Option<f64>]) -> Vec<Option<f64>> {
+    let mut order: Vec<usize> = (0..values.len()).filter(|place| values[*place].is_some()).collect();
+    let of = |place: usize| values[place].unwrap_or(1.0);
+    order.sort_by(|left, right| of(*left).total_cmp(&of(*right)));
+    let mut adjusted = vec![None; values.len()];
+    let mut least: f64 = 0.0;
+    for (turn, place) in order.iter().enumerate() {
+        least = least.max((of(*place) * (order.len() - turn) as f64).min(1.0));
+        adjusted[*place] = Some(least);
+    }
+    adjusted
+}
+
+fn score(p_adjusted: f64) -> f64 {
+    HIGHEST_SCORE * (1.0 - 2.0 * p_adjusted).max(0.0)
+}
+
+fn say(finding: &mut Finding, key: &str, value: Value) {
+    finding.evidence.insert(key.to_owned(), value);
+}
+
+fn changed(
+    mut finding: Finding,
+    change: &Change,
+    deviation: Option<f64>,
+    (p, adjusted): (f64, f64),
+    paired: &Paired,
+) -> Concluded {
+    let wanted = match change.tail {
+        Tail::Both => TWO_SIDED,
+        Tail::Upper => ONE_SIDED,
+    };
+    // Below one deviation more units would bring nothing that could be promised.
+    let needed = deviation
+        .filter(|deviation| (1.0..wanted).contains(deviation))
+        .map(|deviation| (change.units as f64 * (wanted / deviation).powi(2)).ceil() as usize);
+    let (verdict, said) = if let Some((verdict, reason)) = &change.proviso {
+        (*verdict, reason.clone())
+    } else if adjusted <= paired.level {
+        (Verdict::Pass, "no noise of the same size does this".to_owned())
+    } else if 1.0 / (paired.seeds + 1) as f64 > paired.level && deviation.is_some() {
+        let seeds = (1.0 / paired.level).ceil() as u64 - 1;
+        (Verdict::Inconclusive, format!("{} seeds decide nothing, {seeds} could", paired.seeds))
+    } else if let Some(needed) = needed {
+        (Verdict::Inconclusive, format!("about {needed} {} would decide", change.unit))
+    } else {
+        (Verdict::Fail, "noise of the same size does as much".to_owned())
+    };
+    finding.verdict = verdict;
+    finding.score =
+        Some(if change.proviso.is_some() && verdict == Verdict::Fail { 0.0 } else { score(adjusted) });
+    finding.z_score = deviation;
+    finding.message = format!("{}: {said} (p={adjusted:.3})", finding.message);
+    say(&mut finding, "null_samples", json!(change.nulls));
+    say(&mut finding, "needed_units", json!(needed));
+    say(&mut finding, "unit", json!(change.unit));
+    Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
+}
+
+fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &Paired) -> Concluded {
+    let (verdict, said) = if adjusted <= paired.level {
+        (Verdict::Pass, "within its limit".to_owned())
+    } else if limit.beyond <= paired.level {
+        (Verdict::Fail, "beyond its limit".to_owned())
+    } else {
+        let said = match limit.needed {
+            Some(needed) => format!("about {} {} would decide", needed.max(limit.units + 1), limit.unit),
+            None => "it lies on its limit".to_owned(),
+        };
+        (Verdict::Inconclusive, said)
+    };
+    let decided = verdict != Verdict::Inconclusive;
+    finding.verdict = verdict;
+    finding.score = Some(score(adjusted));
+    finding.message = format!("{}: {said} (p={adjusted:.3})", finding.message);
+    say(&mut finding, "needed_units", json!(limit.needed.filter(|_| !decided)));
+    say(&mut finding, "unit", json!(limit.unit));
+    say(&mut finding, "p_beyond", json!(limit.beyond));
+    Concluded { finding, p_value: Some(limit.within), p_adjusted: Some(adjusted) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::pcg64::Pcg64;
+
+    fn draft(observed: f64, nulls: Vec<f64>, tail: Tail) -> Draft {
+        let change =
+            Change { observed, nulls, tail, otherwise: None, units: 10, unit: "prompts", proviso: None };
+        Draft { finding: Finding::skip("x"), claim: Claim::Change(change) }
+    }
+
+    #[test]
+    fn noise_is_rarely_claimed_to_be_a_change() {
+        let mut generator = Pcg64::new(5);
+        let paired = Paired::default();
+        let suites = 2000;
+        let mut alarms = 0;
+        for _ in 0..suites {
+            // Five probes that see the same adapter: their numbers hang together.
+            let shared: Vec<f64> = (0..20).map(|_| generator.normal()).collect();
+            let drafts = (0..5)
+                .map(|probe| {
+                    let numbers: Vec<f64> =
+                        shared.iter().map(|common| (common + generator.normal()).exp()).collect();
+                    let tail = if probe == 0 { Tail::Both } else { Tail::Upper };
+                    draft(numbers[0], numbers[1..].to_vec(), tail)
+                })
+                .collect();
+            let found = conclude(drafts, &paired);
+            alarms += usize::from(found.iter().any(|one| one.finding.verdict == Verdict::Pass));
+        }
+        // The true rate is at most 5 %: 100 of 2000, and three deviations (29).
+        assert!(alarms <= 129, "{alarms} of {suites}");
+        assert!(alarms >= 40, "{alarms} of {suites}: the test has lost its power");
+    }
+
+    #[test]
+    fn a_clear_change_is_claimed_among_others() {
+        let mut generator = Pcg64::new(6);
+        let mut noise = |count: usize| -> Vec<f64> { (0..count).map(|_| generator.normal()).collect() };
+        let drafts = vec![
+            draft(100.0, noise(19), Tail::Upper),
+            draft(0.0, noise(19), Tail::Both),
+            draft(-100.0, noise(19), Tail::Both),
+        ];
+        let found = conclude(drafts, &Paired::default());
+        let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Pass]);
+        assert_eq!(found[0].p_adjusted, Some(0.05));
+    }
+
+    #[test]
+    fn no_change_at_all_is_no_change() {
+        let found = conclude(vec![draft(0.0, vec![0.0; 19], Tail::Upper)], &Paired::default());
+        assert_eq!((found[0].finding.verdict, found[0].p_value), (Verdict::Fail, Some(1.0)));
+        assert_eq!(found[0].finding.score, Some(0.0));
+    }
+
+    #[test]
+    fn too_few_seeds_decide_nothing() {
+        let paired = Paired { seeds: 9, ..Paired::default() };
+        let found = conclude(vec![draft(9.0, vec![0.0; 9], Tail::Upper)], &paired);
+        assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
+        assert!(found[0].finding.message.contains("19 could"), "{}", found[0].finding.message);
+    }
+
+    #[test]
+    fn what_nearly_decides_tells_how_much_more_is_needed() {
+        // Twenty numbers from 0 to 19; the observed one is the third.
+        let nulls: Vec<f64> = (0..20).filter(|i| *i != 17).map(f64::from).collect();
+        let found = conclude(vec![draft(17.0, nulls, Tail::Upper)], &Paired::default());
+        assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
+        assert!(found[0].finding.evidence["needed_units"].as_u64().unwrap() > 10);
+    }
+
+    #[test]
+    fn limits_are_kept_broken_or_open() {
+        let limit = |within: f64, beyond: f64| Draft {
+            finding: Finding::skip("x"),
+            claim: Claim::Limit(Limit { within, beyond, units: 5, needed: Some(40), unit: "items" }),
+        };
+        let found =
+            conclude(vec![limit(0.001, 0.999), limit(0.999, 0.001), limit(0.04, 0.9)], &Paired::default());
+        let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
+        // 0.04 would do alone, not as the second of three.
+        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
+        assert_eq!(found[2].p_adjusted, Some(0.08));
+        assert!(found[2].finding.message.contains("about 40 items"));
+    }
+
+    #[test]
+    fn holm_counts_all() {
+        let found = holm(&[Some(0.01), None, Some(0.04), Some(0.03)]);
+        assert_eq!(found, [Some(0.03), None, Some(0.06), Some(0.06)]);
+    }
+}
