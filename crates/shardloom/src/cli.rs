@@ -22,6 +22,7 @@ mod progress;
 mod quickstart;
 mod score;
 mod serve;
+mod sway;
 mod tokenize;
 mod train;
 mod verify;
@@ -169,6 +170,10 @@ enum Command {
     #[command(mut_arg("ranks", |ranks| ranks.help("Thread ranks to start [default: 1]. Under mpirun, ranks are its processes")))]
     Train(train::TrainArgs),
 
+    /// Judge what a fine-tuning changed.
+    #[command(subcommand)]
+    Sway(sway::SwayCommand),
+
     /// Show how likely a model finds a text, token by token.
     #[command(after_help = "Examples:
   shardloom score smollm2_135m 'The cat sat on the mat'
@@ -237,6 +242,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Models(command) => models::run(&command, output),
         Command::Fetch(args) => fetch::run(&args, output),
         Command::Generate(args) => generate::run(&args, output),
+        Command::Sway(command) => sway::run(&command, output),
         Command::Score(args) => score::run(&args, output),
         Command::Serve(args) => serve::run(&args, output),
         Command::Tokenize(args) => tokenize::run(&args, output),

@@ -10,6 +10,7 @@
 //! - [`hub`]: models by name.
 //! - [`models`]: the families of models.
 //! - [`train`]: training runs.
+//! - [`sway`]: judging what a fine-tuning changed.
 //! - [`serve`]: an OpenAI-compatible server.
 //! - [`standard`]: the hub as this program starts it.
 //! - [`launch`]: the same program on thread ranks or on MPI ranks.
@@ -24,6 +25,7 @@ pub use shardloom_layout as layout;
 pub use shardloom_models as models;
 pub use shardloom_nn as nn;
 pub use shardloom_serve as serve;
+pub use shardloom_sway as sway;
 pub use shardloom_tensor as tensor;
 pub use shardloom_train as train;
 

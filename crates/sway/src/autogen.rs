@@ -150,7 +150,11 @@ impl<'a> Material<'a> {
         if self.questions.is_empty() {
             omitted.push(("adapter_revert", "there are no questions with answers"));
         } else {
-            yaml.entry("falling_back", "adapter_revert", "Asked in other words, does it answer like the base again?");
+            yaml.entry(
+                "falling_back",
+                "adapter_revert",
+                "Asked in other words, does it answer like the base again?",
+            );
             self.cases(yaml, 8);
             yaml.line("    assert_revert_rate_lt: 0.3");
         }
@@ -195,14 +199,22 @@ impl<'a> Material<'a> {
         if topics.len() < 20 {
             omitted.push(("cluster_kl", "it takes 20 different prompts"));
         } else {
-            yaml.entry("subjects", "cluster_kl", "Does the change fall on some subjects more than on others?");
+            yaml.entry(
+                "subjects",
+                "cluster_kl",
+                "Does the change fall on some subjects more than on others?",
+            );
             yaml.list(4, "prompts", &topics);
             yaml.line("    num_clusters: 5");
         }
         if self.prompts.is_empty() {
             omitted.push(("adapter_ablation", "there is nothing to prompt with"));
         } else {
-            yaml.entry("strength", "adapter_ablation", "Does the effect grow steadily with the adapter's strength?");
+            yaml.entry(
+                "strength",
+                "adapter_ablation",
+                "Does the effect grow steadily with the adapter's strength?",
+            );
             yaml.list(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
         }
         omitted

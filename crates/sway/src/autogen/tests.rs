@@ -17,7 +17,8 @@ fn subject() -> Subject {
 
 fn suite(document: &Document) -> (String, Suite) {
     let text = autogen(document, &subject()).unwrap();
-    let suite = Suite::read(&text, Path::new("/s/sway.yaml"), &|_| None).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let suite = Suite::read(&text, Path::new("/s/sway.yaml"), &|_| None)
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
     (text, suite)
 }
 
@@ -34,21 +35,24 @@ fn a_full_document_gets_every_probe_in_order() {
     text += "::preference::\n### Prompt\np\n### Chosen\nc\n### Rejected\nr\n";
     let document = Document::from_dlm(&text, "notes.dlm").unwrap();
     let (text, suite) = suite(&document);
-    assert_eq!(kinds(&suite), [
-        "null_adapter",
-        "delta_kl",
-        "adapter_revert",
-        "prompt_collapse",
-        "section_internalization",
-        "paraphrase_invariance",
-        "preference_flip",
-        "style_fingerprint",
-        "calibration_drift",
-        "external_perplexity",
-        "leakage",
-        "cluster_kl",
-        "adapter_ablation",
-    ]);
+    assert_eq!(
+        kinds(&suite),
+        [
+            "null_adapter",
+            "delta_kl",
+            "adapter_revert",
+            "prompt_collapse",
+            "section_internalization",
+            "paraphrase_invariance",
+            "preference_flip",
+            "style_fingerprint",
+            "calibration_drift",
+            "external_perplexity",
+            "leakage",
+            "cluster_kl",
+            "adapter_ablation",
+        ]
+    );
     assert!(!text.contains("# Not here:"));
     assert!(text.starts_with("# Made from notes.dlm by shardloom "));
     let list = |index: usize, key: &str| suite.entries()[index].fields[key].as_array().unwrap().clone();
@@ -67,18 +71,27 @@ fn a_full_document_gets_every_probe_in_order() {
 #[test]
 fn what_a_document_lacks_is_left_out_and_told() {
     let (text, suite) = suite(&Document::from_markdown("Only prose here. Nothing else."));
-    assert_eq!(kinds(&suite), [
-        "null_adapter",
-        "delta_kl",
-        "prompt_collapse",
-        "style_fingerprint",
-        "calibration_drift",
-        "external_perplexity",
-        "leakage",
-        "adapter_ablation",
-    ]);
+    assert_eq!(
+        kinds(&suite),
+        [
+            "null_adapter",
+            "delta_kl",
+            "prompt_collapse",
+            "style_fingerprint",
+            "calibration_drift",
+            "external_perplexity",
+            "leakage",
+            "adapter_ablation",
+        ]
+    );
     assert_eq!(suite.entries()[1].fields["prompts"][0], "Only prose here.");
-    for kind in ["adapter_revert", "section_internalization", "paraphrase_invariance", "preference_flip", "cluster_kl"] {
+    for kind in [
+        "adapter_revert",
+        "section_internalization",
+        "paraphrase_invariance",
+        "preference_flip",
+        "cluster_kl",
+    ] {
         assert!(text.contains(&format!("# Not here: {kind}, because ")), "{kind}");
     }
 }

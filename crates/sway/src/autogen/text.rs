@@ -15,7 +15,8 @@ impl Yaml {
 
     /// A comment. It stays in its line, whatever it says.
     pub(super) fn comment(&mut self, words: &str) {
-        let words: String = words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+        let words: String =
+            words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         self.line(&format!("# {words}"));
     }
 

@@ -202,7 +202,7 @@ pub(super) fn short(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if value == 0.0 => "0".to_owned(),
-        _ if size >= 1e6 || size < 1e-4 => format!("{value:.2e}"),
+        _ if !(1e-4..1e6).contains(&size) => format!("{value:.2e}"),
         _ if size >= 100.0 => format::grouped(value, usize::from(size < 1000.0 && value.fract() != 0.0)),
         _ => {
             let text = format!("{value:.4}");

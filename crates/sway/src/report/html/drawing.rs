@@ -109,7 +109,9 @@ impl Curve<'_> {
             let x = across.at(*place);
             line(&mut svg, "mark", [x, top, x, bottom]);
             let anchor = if x > WIDTH / 2.0 { "end" } else { "start" };
-            text(&mut svg, x + if x > WIDTH / 2.0 { -6.0 } else { 6.0 }, top + 12.0, anchor, name);
+            // Curves rise, so there is room at the foot on the right.
+            let (side, y) = if x > WIDTH / 2.0 { (-6.0, bottom - 8.0) } else { (6.0, top + 12.0) };
+            text(&mut svg, x + side, y, anchor, name);
         }
         let places: Vec<String> =
             self.points.iter().map(|(x, y)| format!("{:.1},{:.1}", across.at(*x), upwards.at(*y))).collect();

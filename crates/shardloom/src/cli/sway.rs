@@ -1,0 +1,232 @@
+//! `shardloom sway`: what a fine-tuning changed.
+
+mod files;
+mod terminal;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use shardloom::sway::autogen::{Subject, autogen};
+use shardloom::sway::report::compare::Comparison;
+use shardloom::sway::report::trace::TraceSummary;
+use shardloom::sway::sections::{Document, dlm_adapter};
+
+use self::files::{FileError, put, report_of, text_of};
+use super::failure::Failure;
+use super::output::{Output, table};
+
+#[derive(Subcommand)]
+pub(super) enum SwayCommand {
+    /// Show a report that was kept, in another form.
+    #[command(after_help = "Examples:
+  shardloom sway report run.json
+  shardloom sway report run.json --format html --out run.html")]
+    Report(ReportArgs),
+
+    /// Compare reports of several runs, the oldest first.
+    ///
+    /// Exits with 1 if `--fail-on-regression` is given and a probe lost as much in the last run.
+    #[command(after_help = "Examples:
+  shardloom sway compare monday.json tuesday.json
+  shardloom sway compare runs/*.json --fail-on-regression 0.1")]
+    Compare(CompareArgs),
+
+    /// Sum up what a run asked, from its trace.
+    ///
+    /// Exits with 1 if there is nothing in it.
+    #[command(after_help = "Examples:
+  shardloom sway trace run.jsonl --slowest 20")]
+    Trace(TraceArgs),
+
+    /// Write a suite for a document.
+    #[command(after_help = "Examples:
+  shardloom sway autogen notes.dlm
+  shardloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
+    Autogen(AutogenArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Terminal,
+    #[value(alias = "md")]
+    Markdown,
+    Junit,
+    Json,
+    Html,
+}
+
+#[derive(Args)]
+pub(super) struct ReportArgs {
+    /// A report, as JSON.
+    #[arg(value_hint = ValueHint::FilePath)]
+    report: PathBuf,
+
+    /// The form.
+    #[arg(long, value_enum, default_value = "terminal")]
+    format: Form,
+
+    /// Write it to this file instead of showing it.
+    #[arg(long, short, value_hint = ValueHint::FilePath)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(super) struct CompareArgs {
+    /// Reports, as JSON.
+    #[arg(value_hint = ValueHint::FilePath, num_args = 2.., required = true)]
+    reports: Vec<PathBuf>,
+
+    /// The form.
+    #[arg(long, value_enum, default_value = "terminal")]
+    format: Plain,
+
+    /// Fail if a probe lost so much in the last run; 0 is never.
+    #[arg(long, default_value_t = 0.0)]
+    fail_on_regression: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Plain {
+    Terminal,
+    #[value(alias = "md")]
+    Markdown,
+    Json,
+}
+
+#[derive(Args)]
+pub(super) struct TraceArgs {
+    /// A trace, one JSON object to a line.
+    #[arg(value_hint = ValueHint::FilePath)]
+    trace: PathBuf,
+
+    /// The form.
+    #[arg(long, value_enum, default_value = "terminal")]
+    format: Plain,
+
+    /// How many of the slowest questions are shown.
+    #[arg(long, default_value_t = 10)]
+    slowest: usize,
+}
+
+#[derive(Args)]
+pub(super) struct AutogenArgs {
+    /// A `.dlm` document, or Markdown.
+    #[arg(value_hint = ValueHint::FilePath)]
+    document: PathBuf,
+
+    /// The base model [default: what the document names].
+    #[arg(long)]
+    base: Option<String>,
+
+    /// The folder of the adapter [default: the one that dlm keeps].
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    adapter: Option<PathBuf>,
+
+    /// The file that is written. Paths in it are told from its folder.
+    #[arg(long, short, default_value = "sway.yaml", value_hint = ValueHint::FilePath)]
+    out: PathBuf,
+
+    /// Overwrite the file if it is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Failure> {
+    match command {
+        SwayCommand::Report(args) => report(args, output),
+        SwayCommand::Compare(args) => compare(args, output),
+        SwayCommand::Trace(args) => trace(args, output),
+        SwayCommand::Autogen(args) => write_suite(args, output),
+    }
+}
+
+fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
+    let report = report_of(&args.report)?;
+    let form = if output == Output::Json { Form::Json } else { args.format };
+    let text = match form {
+        Form::Terminal => terminal::render(&report) + "\n",
+        Form::Markdown => report.to_markdown(),
+        Form::Junit => report.to_junit(),
+        Form::Json => report.to_json(),
+        Form::Html => report.to_html(),
+    };
+    match &args.out {
+        Some(file) => put(file, &text),
+        None => Output::Text.show(&text, |text| text.trim_end().to_owned()),
+    }
+}
+
+fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
+    let label = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let mut runs = Vec::new();
+    for file in &args.reports {
+        runs.push((label(file), report_of(file)?));
+    }
+    let asked = args.fail_on_regression;
+    let threshold = if asked > 0.0 { asked } else { Comparison::USUAL_THRESHOLD };
+    let comparison = Comparison::of(&runs, threshold);
+    let form = if output == Output::Json { Plain::Json } else { args.format };
+    let text = match form {
+        Plain::Json => comparison.to_json(),
+        Plain::Markdown => comparison.to_markdown(),
+        Plain::Terminal => {
+            let columns = comparison.columns();
+            let heads: Vec<&str> = columns.iter().map(String::as_str).collect();
+            let numbers: Vec<usize> = (1..heads.len()).collect();
+            let mut table = table(&heads, &numbers);
+            for row in comparison.rows() {
+                table.add_row(row);
+            }
+            let lost: Vec<String> = comparison
+                .latest_regressions
+                .iter()
+                .map(|one| format!("\n{} lost {:.2}", one.name, -one.delta))
+                .collect();
+            format!("{table}{}", lost.concat())
+        }
+    };
+    Output::Text.show(&text, |text| text.trim_end().to_owned())?;
+    let failed = asked > 0.0 && !comparison.latest_regressions.is_empty();
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {
+    let summary = TraceSummary::of(&text_of(&args.trace)?, args.slowest);
+    let form = if output == Output::Json { Plain::Json } else { args.format };
+    let text = match form {
+        Plain::Json => summary.to_json(),
+        // Its tables read well as they are.
+        Plain::Markdown | Plain::Terminal => summary.to_markdown(),
+    };
+    Output::Text.show(&text, |text| text.trim_end().to_owned())?;
+    Ok(if summary.total_events == 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> {
+    if args.out.exists() && !args.overwrite {
+        return Err(Failure::user(&FileError::Exists { file: args.out.display().to_string() }));
+    }
+    let document = Document::read_file(&args.document).map_err(|error| Failure::user(&error))?;
+    let look = |name: &str| std::env::var(name).ok();
+    let adapter = match (&args.adapter, &document.id) {
+        (Some(adapter), _) => Some(adapter.clone()),
+        (None, Some(id)) => dlm_adapter(id, &look),
+        (None, None) => None,
+    };
+    let base = args.base.clone().or_else(|| document.base_model.clone()).unwrap_or_default();
+    let subject = Subject {
+        base,
+        adapter: adapter.map(|adapter| files::seen_from(&args.out, &adapter)),
+        source: files::seen_from(&args.out, &args.document),
+    };
+    let text = autogen(&document, &subject).map_err(|error| Failure::user(&error))?;
+    put(&args.out, &text)?;
+    let written = args.out.display().to_string();
+    let warnings: Vec<String> = document.warnings.iter().map(ToString::to_string).collect();
+    let answer = serde_json::json!({ "written": written, "warnings": warnings });
+    output.show(&answer, |_| {
+        let lines: Vec<String> = warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
+        format!("{written} is written{}", lines.concat())
+    })
+}
