@@ -46,7 +46,7 @@ fn adapter_for(adapter: &str, base: &Fixture, decoder: &Decoder) -> Adapter {
 fn changed(decoder: &Decoder, adapter: &Adapter, strength: f64, tokens: &[u32]) -> Vec<f32> {
     let change = Some((adapter, strength));
     let input = Input::Tokens(decoder.tokens(&[tokens]).unwrap());
-    let hidden = decoder.hidden(input, Pass { adapter: change, ..Pass::default() }).unwrap();
+    let hidden = decoder.hidden(input, Pass { changes: change.into(), ..Pass::default() }).unwrap();
     decoder.logits(&hidden, change).unwrap().full_tensor().unwrap().to_vec().unwrap()
 }
 

@@ -19,28 +19,28 @@ use crate::plan::settled;
 /// A change to a decoder.
 #[derive(Clone, Debug, Default)]
 pub struct Adapter {
-    low_ranks: BTreeMap<String, LowRank>,
-    replacements: BTreeMap<String, Replacement>,
+    pub(crate) low_ranks: BTreeMap<String, LowRank>,
+    pub(crate) replacements: BTreeMap<String, Replacement>,
 }
 
 /// A low-rank update of one module: `scale · B · A` is added to its weight.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     /// `[rank, inputs]`; of an embedding, `[vocabulary, rank]`.
-    a: DTensor,
+    pub(crate) a: DTensor,
     /// `[outputs, rank]`.
-    b: DTensor,
+    pub(crate) b: DTensor,
     /// Added to `B · A · x`, before it is scaled.
-    bias: Option<DTensor>,
+    pub(crate) bias: Option<DTensor>,
     scale: f64,
     /// What each row of the changed weight is multiplied by.
-    row_factors: Option<DTensor>,
+    pub(crate) row_factors: Option<DTensor>,
 }
 
 /// A parameter that takes the place of another.
 #[derive(Clone, Debug)]
 pub struct Replacement {
-    value: DTensor,
+    pub(crate) value: DTensor,
 }
 
 impl Replacement {
@@ -66,7 +66,35 @@ impl LowRank {
         strength: f64,
     ) -> Result<DTensor, NnError> {
         let weight = weight.ok_or_else(|| NnError::MissingParameter { name: format!("{module}.weight") })?;
-        let dtype = run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype());
+        if self.is_added(run, weight.dtype()) {
+            let low = self.low(run, module, x)?;
+            let plain = x.linear(weight, bias, residual)?;
+            return self.added_to(run, &low, &plain, strength);
+        }
+        let low = self.low(run, module, x)?;
+        let plain = x.linear(weight, None, None)?;
+        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
+        let change = low.linear(&b, self.bias.as_ref(), None)?.scale(self.scale)?;
+        let mut out = self.added(&plain, change, strength)?;
+        for more in bias.into_iter().chain(residual) {
+            out = out.add(more)?;
+        }
+        Ok(out)
+    }
+
+    fn computed_in(&self, run: &Run<'_>) -> DType {
+        run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype())
+    }
+
+    /// Whether the change is added to what a projection of this dtype makes of
+    /// the same rows, in one pass, and is nothing else.
+    pub(crate) fn is_added(&self, run: &Run<'_>, dtype: DType) -> bool {
+        self.row_factors.is_none() && self.bias.is_none() && self.computed_in(run) == dtype
+    }
+
+    /// `A · x`.
+    pub(crate) fn low(&self, run: &Run<'_>, module: &str, x: &DTensor) -> Result<DTensor, NnError> {
+        let dtype = self.computed_in(run);
         let seen = match run.dropout().filter(|dropout| dropout.probability > 0.0) {
             None => x.clone(),
             Some(dropout) => {
@@ -74,20 +102,20 @@ impl LowRank {
                 x.dropout(dropout.probability, stream)?
             }
         };
-        let [a, b] = [&self.a, &self.b].map(|x| x.used(x.layout(), dtype, Release::Keep));
-        let low = settled(seen.cast(dtype)?.linear(&a?, None, None)?)?;
-        if self.row_factors.is_none() && self.bias.is_none() && dtype == weight.dtype() {
-            // The change is added to the rest in one pass.
-            let plain = x.linear(weight, bias, residual)?;
-            return Ok(low.scale(self.scale * strength)?.linear(&b?, None, Some(&plain))?);
-        }
-        let plain = x.linear(weight, None, None)?;
-        let change = low.linear(&b?, self.bias.as_ref(), None)?.scale(self.scale)?;
-        let mut out = self.added(&plain, change, strength)?;
-        for more in bias.into_iter().chain(residual) {
-            out = out.add(more)?;
-        }
-        Ok(out)
+        let a = self.a.used(self.a.layout(), dtype, Release::Keep)?;
+        settled(seen.cast(dtype)?.linear(&a, None, None)?)
+    }
+
+    /// The change made of `A · x`, added to what the projection made.
+    pub(crate) fn added_to(
+        &self,
+        run: &Run<'_>,
+        low: &DTensor,
+        plain: &DTensor,
+        strength: f64,
+    ) -> Result<DTensor, NnError> {
+        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
+        Ok(low.scale(self.scale * strength)?.linear(&b, None, Some(plain))?)
     }
 
     /// The same for an embedding, which looks rows up.
@@ -110,6 +138,13 @@ impl LowRank {
             Some(factors) => plain.add(&change)?.mul(factors)?.sub(&plain)?,
         };
         Ok(plain.add(&change.scale(strength)?)?.cast(dtype)?)
+    }
+
+    /// The lengths of the rows of the weight with `scale · B · A` added.
+    pub(crate) fn row_lengths(&self, weight: &DTensor) -> Result<DTensor, NnError> {
+        let change = self.b.matmul(&self.a)?.scale(self.scale)?.cast(DType::F32)?;
+        let changed = weight.cast(DType::F32)?.add(&change)?;
+        Ok(settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?)
     }
 
     /// What is added to the weight of a projection, `[outputs, inputs]`.
@@ -250,6 +285,11 @@ impl Adapter {
         self.low_ranks.get(module)
     }
 
+    /// Whether a parameter is another one.
+    pub(crate) fn replaces(&self, name: &str) -> bool {
+        self.replacements.contains_key(name)
+    }
+
     pub(crate) fn replacement(&self, name: &str) -> Option<&Replacement> {
         self.replacements.get(name)
     }
@@ -324,9 +364,7 @@ impl Adapter {
             };
             if let Some(magnitude) = magnitude {
                 let magnitude = spread(magnitude, Some(0), 0)?;
-                let changed =
-                    weight.cast(DType::F32)?.add(&low_rank.weight_change(&weight, 1.0)?.cast(DType::F32)?)?;
-                let lengths = settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?;
+                let lengths = low_rank.row_lengths(&weight)?;
                 low_rank.row_factors =
                     Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
             }

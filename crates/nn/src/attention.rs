@@ -6,6 +6,7 @@ use shardloom_dtensor::{DTensor, Ranks};
 use shardloom_layout::{Layout, Shape};
 use shardloom_tensor::{Attention as Options, Device, Tensor};
 
+use crate::branches::Branches;
 use crate::cache::Cache;
 use crate::config::QkNorm;
 use crate::decoder::Run;
@@ -32,6 +33,8 @@ pub(crate) struct Standing {
     /// Where each row begins.
     pub(crate) starts: Vec<usize>,
     angles: Option<[DTensor; 2]>,
+    /// Which tokens see which, if rows are the tokens of branches.
+    branches: Option<Branches>,
 }
 
 impl Standing {
@@ -43,7 +46,7 @@ impl Standing {
         starts: Vec<usize>,
         device: Device,
     ) -> Result<Self, NnError> {
-        let mut standing = Self { batch, time, starts, angles: None };
+        let mut standing = Self { batch, time, starts, angles: None, branches: None };
         if standing.is_uneven() && time > 1 {
             return Err(NnError::UnevenRows { asked: time });
         }
@@ -59,6 +62,11 @@ impl Standing {
             standing.angles = Some([cos?, sin?]);
         }
         Ok(standing)
+    }
+
+    /// The same for rows of one token each that belong to branches.
+    pub(crate) fn with_branches(self, branches: Branches) -> Self {
+        Self { branches: Some(branches), ..self }
     }
 
     /// Whether rows differ in length.
@@ -124,12 +132,17 @@ impl Attention {
         let queries = standing.turned(project(&self.query, options.heads, norm(0))?)?;
         let keys = standing.turned(project(&self.key, options.kv_heads, norm(1))?)?;
         let values = project(&self.value, options.kv_heads, None)?;
+        let window = config.window(layer);
+        let how = Options { scale: options.scale, causal: true, window, soft_cap: options.soft_cap };
+        let together = Shape::new(&[batch, time, options.heads * width])?;
+        if let Some(branches) = &standing.branches {
+            let seen = branches.attention([&queries, &keys, &values], how, cache)?;
+            return self.output.apply(run, &seen.reshape(&together)?, residual);
+        }
         let [keys, values] = match cache {
             Some((cache, place)) => cache.extended(place, [&keys, &values])?,
             None => [keys, values],
         };
-        let window = config.window(layer);
-        let how = Options { scale: options.scale, causal: true, window, soft_cap: options.soft_cap };
         let seen = if standing.is_uneven() {
             let mask = standing.mask(x.ranks(), x.layout(), keys.shape()[2], window)?;
             let how = Options { causal: false, window: None, ..how };
@@ -137,7 +150,7 @@ impl Attention {
         } else {
             queries.attention(&keys, &values, how)?
         };
-        let seen = seen.transpose(1, 2)?.reshape(&Shape::new(&[batch, time, options.heads * width])?)?;
+        let seen = seen.transpose(1, 2)?.reshape(&together)?;
         self.output.apply(run, &seen, residual)
     }
 }

@@ -55,6 +55,39 @@ impl Cache {
         Ok(Self { layers, lengths: vec![length; rows], capacity: self.capacity })
     }
 
+    /// Keeps some rows alone, in the order given.
+    pub(crate) fn keep(&mut self, rows: &[usize]) -> Result<(), NnError> {
+        let chosen: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        let chosen = Tensor::from_slice(&chosen, &[rows.len()])?;
+        for held in self.layers.iter_mut().flatten() {
+            let layout = Layout::replicated(held[0].layout().mesh());
+            let chosen = DTensor::distribute(held[0].ranks(), &chosen, layout)?;
+            for side in held.iter_mut() {
+                *side = side.index_select(0, &chosen)?;
+            }
+        }
+        self.lengths = rows.iter().map(|&row| self.lengths[row]).collect();
+        Ok(())
+    }
+
+    /// Writes keys and values of a layer into rows that are all empty, `[1,
+    /// heads, length, width]` for each.
+    pub(crate) fn fill(&mut self, layer: usize, rows: &[[DTensor; 2]]) -> Result<(), NnError> {
+        let longest = rows.iter().map(|[keys, _]| keys.shape()[2]).max().unwrap_or(0);
+        let side = |side: usize| -> Result<DTensor, NnError> {
+            let rows: Result<Vec<DTensor>, NnError> = rows
+                .iter()
+                .map(|row| {
+                    let missing = longest - row[side].shape()[2];
+                    Ok(if missing == 0 { row[side].clone() } else { row[side].pad(2, 0, missing, 0.0)? })
+                })
+                .collect();
+            Ok(DTensor::cat(&rows?.iter().collect::<Vec<_>>(), 0)?)
+        };
+        self.extended(layer, [&side(0)?, &side(1)?])?;
+        Ok(())
+    }
+
     pub(crate) fn advance(&mut self, by: impl Iterator<Item = usize>) {
         for (length, by) in self.lengths.iter_mut().zip(by) {
             *length += by;

@@ -12,6 +12,7 @@ use shardloom_tensor::{Device, Tensor};
 use crate::adapter::{Adapter, LowRank};
 use crate::attention::{Attention, Standing};
 use crate::cache::Cache;
+use crate::changes::{Changes, part};
 use crate::config::{DecoderConfig, NormKind, PositionConfig, ResidualForm};
 use crate::error::NnError;
 use crate::experts::Experts;
@@ -85,8 +86,8 @@ pub struct Pass<'a> {
     pub cache: Option<&'a mut Cache>,
     /// How many tokens of each row count; all of them if not given.
     pub lengths: Option<&'a [usize]>,
-    /// A change, and how much of it: 0 is none, 1 is all.
-    pub adapter: Option<(&'a Adapter, f64)>,
+    /// What changes the rows.
+    pub changes: Changes<'a>,
     /// What the tape keeps of a layer.
     pub kept: Kept,
     /// What an adapter does not see.
@@ -112,13 +113,14 @@ pub struct Dropout {
     pub seed: u64,
 }
 
-/// One way through the decoder, with its adapter.
+/// One way through the decoder, with its adapters.
+#[derive(Clone, Copy)]
 pub(crate) struct Run<'a> {
     body: &'a Body,
     /// Parameters, beginning with one.
     parameters: &'a [(String, DTensor)],
     first: usize,
-    adapter: Option<(&'a Adapter, f64)>,
+    changes: Changes<'a>,
     dropout: Option<Dropout>,
 }
 
@@ -138,19 +140,43 @@ impl<'a> Run<'a> {
         self.dropout
     }
 
-    /// A parameter as it is used.
+    /// What changes the rows.
+    pub(crate) fn changes(&self) -> Changes<'a> {
+        self.changes
+    }
+
+    /// The same way for rows with other changes.
+    pub(crate) fn with_changes(&self, changes: Changes<'a>) -> Self {
+        Self { changes, ..*self }
+    }
+
+    /// What a parameter is called.
+    pub(crate) fn name(&self, place: usize) -> &'a str {
+        &self.parameters[place - self.first].0
+    }
+
+    /// What a parameter is used in.
+    pub(crate) fn dtype_of(&self, place: usize) -> DType {
+        let held = self.parameters[place - self.first].1.dtype();
+        self.body.plan.usage().dtype.unwrap_or(held)
+    }
+
+    /// A parameter as it is used. Where groups of rows have changes of their
+    /// own, none of these replaces it: see [`by_group`](Self::by_group).
     pub(crate) fn parameter(&self, place: usize) -> Result<DTensor, NnError> {
         let (name, value) = &self.parameters[place - self.first];
         let value = self.body.plan.used_in(self.body.layouts[place], value)?;
-        match self.adapter.and_then(|(adapter, strength)| Some((adapter.replacement(name)?, strength))) {
+        let Changes::Same(Some((adapter, strength))) = self.changes else { return Ok(value) };
+        match adapter.replacement(name) {
             None => Ok(value),
-            Some((new, strength)) => new.between(&value, strength),
+            Some(new) => new.between(&value, strength),
         }
     }
 
-    /// What the adapter adds to a module.
+    /// What the adapter of all rows adds to a module.
     pub(crate) fn low_rank(&self, module: &str) -> Option<(&'a LowRank, f64)> {
-        self.adapter.and_then(|(adapter, strength)| Some((adapter.low_rank(module)?, strength)))
+        let Changes::Same(Some((adapter, strength))) = self.changes else { return None };
+        Some((adapter.low_rank(module)?, strength))
     }
 }
 
@@ -307,8 +333,8 @@ impl Decoder {
         self.parameters.iter().position(|(found, _)| found == name)
     }
 
-    fn run<'a>(&'a self, adapter: Option<(&'a Adapter, f64)>) -> Run<'a> {
-        Run { body: &self.body, parameters: &self.parameters, first: 0, adapter, dropout: None }
+    pub(crate) fn run<'a>(&'a self, changes: Changes<'a>) -> Run<'a> {
+        Run { body: &self.body, parameters: &self.parameters, first: 0, changes, dropout: None }
     }
 
     /// Rows of tokens as a tensor that every rank has whole; shorter ones are
@@ -331,9 +357,8 @@ impl Decoder {
     /// Through all layers of the stage. Of the last stage, the result is ready
     /// for [`logits`](Self::logits): its norm is done.
     pub fn hidden(&self, input: Input, pass: Pass<'_>) -> Result<DTensor, NnError> {
-        let Pass { mut cache, lengths, adapter, kept, dropout } = pass;
+        let Pass { mut cache, lengths, changes, kept, dropout } = pass;
         let body = &self.body;
-        let run = Run { dropout, ..self.run(adapter) };
         let given = match &input {
             Input::Tokens(tokens) => tokens,
             Input::Hidden(hidden) => hidden,
@@ -343,42 +368,63 @@ impl Decoder {
             return Err(NnError::CacheRows { found, asked: batch });
         }
         let starts = cache.as_ref().map_or_else(|| vec![0; batch], |cache| cache.lengths().to_vec());
+        changes.check(batch)?;
         self.check_length(&starts, lengths, time)?;
         let (layout, device) = (given.layout(), given.device());
-        let standing =
-            Arc::new(Standing::new(&body.ranks, layout, body.rope.as_ref(), [batch, time], starts, device)?);
-        if body.plan.usage().ahead > 0 {
-            self.fetch(0..body.plan.usage().ahead)?;
-        }
-        let mut x = match input {
-            Input::Tokens(tokens) => body.plan.left(self.embedded(&run, &tokens, &standing)?)?,
-            Input::Hidden(hidden) => hidden,
-        };
-        for place in 0..body.layers.len() {
-            x = self.watched_below(place, x, adapter)?;
-            let ahead = place + body.plan.usage().ahead;
-            if ahead > place {
-                self.fetch(ahead..ahead + 1)?;
-            }
-            x = match (&mut cache, kept) {
-                (None, Kept::Input) => self.again(place, x, &standing, adapter, dropout)?,
-                (cache, _) => {
-                    let cache = cache.as_deref_mut().map(|cache| (cache, place));
-                    body.through(&run, place, x, &standing, cache)?
-                }
-            };
-            x = self.watched_above(place, x)?;
-        }
+        let standing = Standing::new(&body.ranks, layout, body.rope.as_ref(), [batch, time], starts, device)?;
+        let run = Run { dropout, ..self.run(changes) };
+        let x = self.through_layers(&run, input, Arc::new(standing), cache.as_deref_mut(), kept)?;
         if let Some(cache) = cache {
             match lengths {
                 Some(lengths) => cache.advance(lengths.iter().copied()),
                 None => cache.advance(std::iter::repeat_n(time, batch)),
             }
         }
+        Ok(x)
+    }
+
+    /// The same for tokens that stand somewhere.
+    pub(crate) fn through_layers(
+        &self,
+        run: &Run<'_>,
+        input: Input,
+        standing: Arc<Standing>,
+        mut cache: Option<&mut Cache>,
+        kept: Kept,
+    ) -> Result<DTensor, NnError> {
+        let body = &self.body;
+        if body.plan.usage().ahead > 0 {
+            self.fetch(0..body.plan.usage().ahead)?;
+        }
+        let mut x = match input {
+            Input::Tokens(tokens) => body.plan.left(self.embedded(run, &tokens, &standing)?)?,
+            Input::Hidden(hidden) => hidden,
+        };
+        for place in 0..body.layers.len() {
+            x = self.watched_below(place, x, run.changes)?;
+            let ahead = place + body.plan.usage().ahead;
+            if ahead > place {
+                self.fetch(ahead..ahead + 1)?;
+            }
+            x = match (&mut cache, kept) {
+                (None, Kept::Input) => self.again(place, x, &standing, run)?,
+                (cache, _) => {
+                    let cache = cache.as_deref_mut().map(|cache| (cache, place));
+                    body.through(run, place, x, &standing, cache)?
+                }
+            };
+            x = self.watched_above(place, x)?;
+        }
         match &body.last_norm {
-            Some(norm) => body.plan.entered(norm.apply(&run, &body.config.norm, &x)?),
+            Some(norm) => body.plan.entered(norm.apply(run, &body.config.norm, &x)?),
             None => Ok(x),
         }
+    }
+
+    /// Tokens of one position each, `[rows, 1]`.
+    pub(crate) fn standing(&self, tokens: &DTensor, positions: Vec<usize>) -> Result<Standing, NnError> {
+        let (body, dims) = (&self.body, [positions.len(), 1]);
+        Standing::new(&body.ranks, tokens.layout(), body.rope.as_ref(), dims, positions, tokens.device())
     }
 
     /// A layer of which only the input is kept.
@@ -387,26 +433,26 @@ impl Decoder {
         place: usize,
         x: DTensor,
         standing: &Arc<Standing>,
-        adapter: Option<(&Adapter, f64)>,
-        dropout: Option<Dropout>,
+        run: &Run<'_>,
     ) -> Result<DTensor, NnError> {
+        let dropout = run.dropout;
         let (body, standing) = (Arc::clone(&self.body), Arc::clone(standing));
         let places = body.layers[place].places.clone();
         let parameters = self.parameters[places.clone()].to_vec();
         let number = body.stage.layers.start + place;
-        let adapter =
-            adapter.map(|(adapter, strength)| (adapter.below(&format!("model.layers.{number}.")), strength));
+        let changes = run.changes.below(&format!("model.layers.{number}."));
         let trained: Vec<DTensor> = parameters
             .iter()
             .map(|(_, value)| value)
-            .chain(adapter.iter().flat_map(|(adapter, _)| adapter.values()))
+            .chain(changes.values())
             .filter(|value| value.tracks_gradient())
             .cloned()
             .collect();
         let made = recompute(&[x], &trained, move |x| {
-            let adapter = adapter.as_ref().map(|(adapter, strength)| (adapter, *strength));
-            let run = Run { body: &body, parameters: &parameters, first: places.start, adapter, dropout };
-            let x = body.through(&run, place, x[0].clone(), &standing, None);
+            let x = changes.with(|changes| {
+                let run = Run { body: &body, parameters: &parameters, first: places.start, changes, dropout };
+                body.through(&run, place, x[0].clone(), &standing, None)
+            });
             Ok(vec![x.map_err(NnError::into_dtensor)?])
         })?;
         made.into_iter().next().ok_or_else(|| self.wrong_stage("compute a layer"))
@@ -451,21 +497,16 @@ impl Decoder {
     /// What goes into a layer. When its gradient comes, those of the layer's
     /// parameters are whole, and can be summed over ranks while the pass goes
     /// on, if this is the last one.
-    fn watched_below(
-        &self,
-        place: usize,
-        x: DTensor,
-        adapter: Option<(&Adapter, f64)>,
-    ) -> Result<DTensor, NnError> {
+    fn watched_below(&self, place: usize, x: DTensor, changes: Changes<'_>) -> Result<DTensor, NnError> {
         if !self.body.ranks.overlaps() || !x.tracks_gradient() {
             return Ok(x);
         }
         let number = self.body.stage.layers.start + place;
-        let adapter = adapter.map(|(adapter, _)| adapter.below(&format!("model.layers.{number}.")));
+        let changes = changes.below(&format!("model.layers.{number}."));
         let values: Vec<DTensor> = self.parameters[self.body.layers[place].places.clone()]
             .iter()
             .map(|(_, value)| value)
-            .chain(adapter.iter().flat_map(Adapter::values))
+            .chain(changes.values())
             .filter(|value| value.tracks_gradient())
             .cloned()
             .collect();
@@ -478,7 +519,12 @@ impl Decoder {
 
     /// Learned positions end; turned ones go on, but not beyond what can be
     /// told apart.
-    fn check_length(&self, starts: &[usize], lengths: Option<&[usize]>, time: usize) -> Result<(), NnError> {
+    pub(crate) fn check_length(
+        &self,
+        starts: &[usize],
+        lengths: Option<&[usize]>,
+        time: usize,
+    ) -> Result<(), NnError> {
         let reach = |(row, start): (usize, &usize)| {
             start + lengths.and_then(|lengths| lengths.get(row)).copied().unwrap_or(time)
         };
@@ -493,55 +539,81 @@ impl Decoder {
     fn embedded(&self, run: &Run<'_>, tokens: &DTensor, standing: &Standing) -> Result<DTensor, NnError> {
         let first = self.body.stage.is_first().then(|| self.place(EMBEDDING)).flatten();
         let place = first.ok_or_else(|| self.wrong_stage("begin with tokens"))?;
-        self.body.ranks.set_place(EMBEDDING);
-        let mut x = run.parameter(place)?.embedding(tokens)?;
-        if let Some((low_rank, strength)) = run.low_rank(EMBEDDING.trim_end_matches(".weight")) {
-            x = low_rank.changed_embedding(&x, tokens, strength)?;
-        }
-        x = settled(x)?;
-        if let Some(scale) = self.body.config.embedding_scale {
-            x = x.scale(scale)?;
-        }
-        if let Some(place) = self.place(POSITIONS) {
-            let time = tokens.shape()[1];
-            let last = self.body.config.max_positions as i64 - 1;
-            // What fills up shorter rows may stand behind the last position.
-            let positions: Vec<i64> = standing
-                .starts
-                .iter()
-                .flat_map(|&start| (start..start + time).map(|position| (position as i64).min(last)))
-                .collect();
-            let positions = match tokens.device() {
-                Device::Meta => Tensor::zeros(DType::I64, tokens.shape(), Device::Meta)?,
-                _ => Tensor::from_slice(&positions, tokens.shape())?,
-            };
-            let replicated = Layout::replicated(self.body.plan.mesh());
-            let positions = DTensor::distribute(&self.body.ranks, &positions, replicated)?;
-            x = x.add(&settled(run.parameter(place)?.embedding(&positions)?)?)?;
-        }
-        Ok(x)
+        let positions = self.place(POSITIONS);
+        let module = EMBEDDING.trim_end_matches(".weight");
+        let touches = |adapter: &Adapter| {
+            adapter.replaces(EMBEDDING) || adapter.replaces(POSITIONS) || adapter.low_rank(module).is_some()
+        };
+        run.by_group(tokens.shape()[0], touches, |run, rows| {
+            self.body.ranks.set_place(EMBEDDING);
+            let tokens = part(tokens, rows)?;
+            let mut x = run.parameter(place)?.embedding(&tokens)?;
+            if let Some((low_rank, strength)) = run.low_rank(module) {
+                x = low_rank.changed_embedding(&x, &tokens, strength)?;
+            }
+            x = settled(x)?;
+            if let Some(scale) = self.body.config.embedding_scale {
+                x = x.scale(scale)?;
+            }
+            match positions {
+                None => Ok(x),
+                Some(place) => {
+                    let positions = self.positions(&standing.starts[rows.clone()], &tokens)?;
+                    Ok(x.add(&settled(run.parameter(place)?.embedding(&positions)?)?)?)
+                }
+            }
+        })
+    }
+
+    /// The positions of tokens in rows that begin there.
+    fn positions(&self, starts: &[usize], tokens: &DTensor) -> Result<DTensor, NnError> {
+        let time = tokens.shape()[1];
+        let last = self.body.config.max_positions as i64 - 1;
+        // What fills up shorter rows may stand behind the last position.
+        let positions: Vec<i64> = starts
+            .iter()
+            .flat_map(|&start| (start..start + time).map(|position| (position as i64).min(last)))
+            .collect();
+        let positions = match tokens.device() {
+            Device::Meta => Tensor::zeros(DType::I64, tokens.shape(), Device::Meta)?,
+            _ => Tensor::from_slice(&positions, tokens.shape())?,
+        };
+        let replicated = Layout::replicated(self.body.plan.mesh());
+        Ok(DTensor::distribute(&self.body.ranks, &positions, replicated)?)
     }
 
     /// Logits, `[…, vocabulary]`, of what [`hidden`](Self::hidden) gave, or of
     /// some of its rows.
-    pub fn logits(&self, hidden: &DTensor, adapter: Option<(&Adapter, f64)>) -> Result<DTensor, NnError> {
-        let run = self.run(adapter);
+    pub fn logits<'a>(
+        &'a self,
+        hidden: &DTensor,
+        changes: impl Into<Changes<'a>>,
+    ) -> Result<DTensor, NnError> {
+        let changes = changes.into();
+        changes.check(hidden.shape()[0])?;
+        let touches =
+            |adapter: &Adapter| adapter.changes_head(HEAD) || adapter.replaces(&format!("{HEAD}.bias"));
+        self.run(changes)
+            .by_group(hidden.shape()[0], touches, |run, rows| self.logits_of(run, &part(hidden, rows)?))
+    }
+
+    fn logits_of(&self, run: &Run<'_>, hidden: &DTensor) -> Result<DTensor, NnError> {
         let head = if self.body.config.head.tied { EMBEDDING } else { "lm_head.weight" };
         let last = self.body.stage.is_last().then(|| self.place(head)).flatten();
         let place = last.ok_or_else(|| self.wrong_stage("give logits"))?;
         self.body.ranks.set_place(HEAD);
         // An embedding that is tied is not replaced along with the embedding.
-        let own =
-            adapter.and_then(|(adapter, strength)| Some((adapter.replacement("lm_head.weight")?, strength)));
         let mut weight = self.body.plan.used_in(self.body.layouts[place], &self.parameters[place].1)?;
-        if let Some((new, strength)) = own {
+        if let Changes::Same(Some((adapter, strength))) = run.changes
+            && let Some(new) = adapter.replacement("lm_head.weight")
+        {
             weight = new.between(&weight, strength)?;
         }
         let bias = self.place("lm_head.bias").map(|place| run.parameter(place)).transpose()?;
         let mut logits = match run.low_rank(HEAD) {
             None => hidden.linear(&weight, bias.as_ref(), None)?,
             Some((low_rank, strength)) => {
-                low_rank.applied(&run, HEAD, hidden, [Some(&weight), bias.as_ref(), None], strength)?
+                low_rank.applied(run, HEAD, hidden, [Some(&weight), bias.as_ref(), None], strength)?
             }
         };
         if let Some(cap) = self.body.config.head.soft_cap {

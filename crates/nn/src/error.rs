@@ -85,11 +85,57 @@ pub enum NnError {
         /// Rows given.
         asked: usize,
     },
+    /// Changes of other rows than there are.
+    #[error("changes of {found} rows were given for {asked}")]
+    ChangedRows {
+        /// Rows that changes were given for.
+        found: usize,
+        /// Rows there are.
+        asked: usize,
+    },
+    /// A text under a change that was not given.
+    #[error("text {text} is read with change {change}, but there are {count}")]
+    UnknownChange {
+        /// The text, from 0.
+        text: usize,
+        /// The change, from 0.
+        change: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A token of a text that is not so long.
+    #[error("text {text} has {length} tokens, but number {place} was asked for")]
+    UnknownPlace {
+        /// The text, from 0.
+        text: usize,
+        /// Its tokens.
+        length: usize,
+        /// The token, from 0.
+        place: usize,
+    },
     /// Rows of different lengths, continued by several tokens at once.
     #[error("rows that differ in length can be continued by one token at a time, not by {asked}")]
     UnevenRows {
         /// Tokens given for each.
         asked: usize,
+    },
+    /// Logits that are no numbers.
+    #[error("the model gave {found} for prompt {row}")]
+    NotFinite {
+        /// The prompt, from 0.
+        row: usize,
+        /// What it gave.
+        found: String,
+    },
+    /// A part of an adapter made anew in another size.
+    #[error("{found} numbers were made for `{name}`, which has {expected}")]
+    PieceLength {
+        /// The module or parameter.
+        name: String,
+        /// Numbers made.
+        found: usize,
+        /// Numbers it has.
+        expected: usize,
     },
     /// A stage used as if it were another.
     #[error("layers {start} to {end} of {of} cannot {what}")]
@@ -139,6 +185,9 @@ impl Hint for NnError {
                 near.as_ref().map(|near| format!("write `{near}`"))
             }
             Self::TooLong { most, .. } => Some(format!("shorten the text or generate less: {most} in all")),
+            Self::NotFinite { .. } => {
+                Some("compute in f32, and check the weights with `shardloom verify`".to_owned())
+            }
             Self::EmptyPrompt { .. } => Some("begin with the beginning-of-text token".to_owned()),
             Self::UnknownToken { .. } => Some("use the tokenizer that belongs to the model".to_owned()),
             Self::DTensor(error) => error.hint(),

@@ -6,6 +6,8 @@ use shardloom_dtensor::{DTensor, local_map};
 use shardloom_layout::{DType, Layout, Placement, ReduceOp, Shape};
 use shardloom_tensor::{Device, Tensor, TensorError};
 
+use crate::adapter::Adapter;
+use crate::changes::part;
 use crate::config::{Activation, ExpertWeights, ExpertsConfig};
 use crate::decoder::Run;
 use crate::error::NnError;
@@ -21,6 +23,20 @@ pub(crate) struct Experts {
 
 impl Experts {
     pub(crate) fn apply(
+        &self,
+        run: &Run<'_>,
+        config: &ExpertsConfig,
+        activation: Activation,
+        x: &DTensor,
+    ) -> Result<DTensor, NnError> {
+        let names = [self.router, self.gate, self.up, self.down].map(|place| run.name(place));
+        let touches = |adapter: &Adapter| names.iter().any(|name| adapter.replaces(name));
+        run.by_group(x.shape()[0], touches, |run, rows| {
+            self.apply_to(run, config, activation, &part(x, rows)?)
+        })
+    }
+
+    fn apply_to(
         &self,
         run: &Run<'_>,
         config: &ExpertsConfig,

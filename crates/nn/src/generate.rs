@@ -3,11 +3,12 @@
 use shardloom_layout::DType;
 use shardloom_tensor::no_grad;
 
-use crate::adapter::Adapter;
 use crate::cache::Cache;
+use crate::changes::{Change, ChangedRows, Changes, grouped};
 use crate::config::PositionConfig;
 use crate::decoder::{Decoder, Input, Pass};
 use crate::error::NnError;
+use crate::forest::Text;
 use crate::sample::{Sampler, Sampling};
 use crate::score::{Likeliest, log_probabilities};
 
@@ -61,22 +62,34 @@ pub struct Generated {
 /// Rows that are being written on, one token of each at a time.
 pub struct Generation<'a> {
     decoder: &'a Decoder,
-    adapter: Option<(&'a Adapter, f64)>,
+    /// The change of each row.
+    changes: Vec<Option<Change<'a>>>,
     request: Request,
     sampler: Sampler,
     cache: Cache,
+    /// The rows that are in the cache, in its order.
+    live: Vec<usize>,
     /// Tokens that were added.
     added: Vec<Vec<u32>>,
     finished: Vec<Option<Finish>>,
 }
 
 impl<'a> Generation<'a> {
-    /// Begins. Nothing is computed before the first step.
+    /// Begins. Nothing is computed before the first step. Each row may have a
+    /// change of its own; rows with the same are best side by side.
     pub fn new(
         decoder: &'a Decoder,
-        adapter: Option<(&'a Adapter, f64)>,
+        changes: impl Into<Changes<'a>>,
         request: Request,
     ) -> Result<Self, NnError> {
+        let changes = changes.into();
+        changes.check(request.prompts.len())?;
+        let changes = match changes {
+            Changes::Same(change) => vec![change; request.prompts.len()],
+            Changes::Groups(groups) => {
+                groups.iter().flat_map(|group| std::iter::repeat_n(group.change, group.rows)).collect()
+            }
+        };
         if let Some(row) = request.prompts.iter().position(Vec::is_empty) {
             return Err(NnError::EmptyPrompt { row });
         }
@@ -92,9 +105,10 @@ impl<'a> Generation<'a> {
         let finish = (request.max_new_tokens == 0).then_some(Finish::Length);
         Ok(Self {
             decoder,
-            adapter,
+            changes,
             sampler,
             cache: Cache::new(rows, room),
+            live: (0..rows).collect(),
             added: vec![Vec::new(); rows],
             finished: vec![finish; rows],
             request,
@@ -118,10 +132,11 @@ impl<'a> Generation<'a> {
         if self.is_done() {
             return Ok(Vec::new());
         }
+        self.drop_ended()?;
         let logits = no_grad(|| self.next_logits())?;
         let vocabulary = self.decoder.config().vocabulary;
         let mut tokens = Vec::new();
-        for (row, logits) in logits.chunks_exact(vocabulary).enumerate() {
+        for (&row, logits) in self.live.iter().zip(logits.chunks_exact(vocabulary)) {
             if self.finished[row].is_some() {
                 // It is read on with the others, to no effect.
                 self.added[row].push(0);
@@ -135,6 +150,10 @@ impl<'a> Generation<'a> {
                 self.request.prompts[row].iter().chain(&self.added[row]).copied().collect()
             };
             let id = self.sampler.choose(&mut bent, row as u64, drawn, &before);
+            let chosen = bent.get(id as usize).copied().unwrap_or(f32::NAN);
+            if !chosen.is_finite() {
+                return Err(NnError::NotFinite { row, found: chosen.to_string() });
+            }
             self.added[row].push(id);
             let finish = self.finish_of(row, id);
             self.finished[row] = finish;
@@ -157,28 +176,59 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Logits of the last token of each row.
+    /// Takes rows that have ended out of the cache: when they are a quarter of
+    /// it, since the others are copied, or when there is no position left to
+    /// read them on.
+    fn drop_ended(&mut self) -> Result<(), NnError> {
+        let config = self.decoder.config();
+        let ended = self.live.iter().filter(|row| self.finished[**row].is_some()).count();
+        let most = config.max_positions;
+        let full = config.positions == PositionConfig::Learned
+            && self.cache.lengths().iter().any(|length| *length >= most);
+        if ended == 0 || (ended * 4 < self.live.len() && !full) {
+            return Ok(());
+        }
+        let kept: Vec<usize> =
+            (0..self.live.len()).filter(|place| self.finished[self.live[*place]].is_none()).collect();
+        no_grad(|| self.cache.keep(&kept))?;
+        self.live = kept.into_iter().map(|place| self.live[place]).collect();
+        Ok(())
+    }
+
+    /// Logits of the last token of each row that is in the cache.
     fn next_logits(&mut self) -> Result<Vec<f32>, NnError> {
-        let first = self.added.iter().all(Vec::is_empty);
-        let rows: Vec<&[u32]> = if first {
-            self.request.prompts.iter().map(Vec::as_slice).collect()
+        let groups: Vec<ChangedRows<'a>> = grouped(self.live.iter().map(|row| self.changes[*row]));
+        let first = self.cache.lengths().iter().all(|length| *length == 0);
+        let logits = if first {
+            let changes: Vec<Option<Change<'a>>> = groups.iter().map(|group| group.change).collect();
+            let numbers = groups.iter().enumerate();
+            let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
+            let texts: Vec<Text<'_>> = self
+                .live
+                .iter()
+                .zip(numbers)
+                .map(|(row, change)| Text { tokens: &self.request.prompts[*row], change })
+                .collect();
+            let last: Vec<(usize, usize)> =
+                texts.iter().enumerate().map(|(row, text)| (row, text.tokens.len() - 1)).collect();
+            self.decoder.read_into(Some(&mut self.cache), &texts, &changes)?.logits(&last)?
         } else {
-            self.added.iter().map(|added| &added[added.len() - 1..]).collect()
+            let rows: Vec<&[u32]> = self
+                .live
+                .iter()
+                .map(|&row| {
+                    let added = &self.added[row];
+                    &added[added.len().saturating_sub(1)..]
+                })
+                .collect();
+            let input = Input::Tokens(self.decoder.tokens(&rows)?);
+            let changes = Changes::Groups(&groups);
+            let pass = Pass { cache: Some(&mut self.cache), changes, ..Pass::default() };
+            let hidden = self.decoder.hidden(input, pass)?;
+            let last: Vec<(usize, usize)> = (0..rows.len()).map(|row| (row, 0)).collect();
+            self.decoder.logits(&self.decoder.rows_at(&hidden, &last)?, changes)?
         };
-        let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
-        let input = Input::Tokens(self.decoder.tokens(&rows)?);
-        let pass = Pass {
-            cache: Some(&mut self.cache),
-            lengths: Some(&lengths),
-            adapter: self.adapter,
-            ..Pass::default()
-        };
-        let hidden = self.decoder.hidden(input, pass)?;
-        let last: Vec<(usize, usize)> =
-            lengths.iter().enumerate().map(|(row, length)| (row, length - 1)).collect();
-        let rows = self.decoder.rows_at(&hidden, &last)?;
-        let logits = self.decoder.logits(&rows, self.adapter)?.cast(DType::F32)?;
-        Ok(logits.full_tensor()?.to_vec::<f32>()?)
+        Ok(logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?)
     }
 
     /// All steps.

@@ -13,11 +13,14 @@
 
 mod adapter;
 mod attention;
+mod branches;
 mod cache;
+mod changes;
 mod config;
 mod decoder;
 mod error;
 mod experts;
+mod forest;
 mod generate;
 mod linear;
 mod loss;
@@ -26,6 +29,7 @@ mod mlp;
 mod norm;
 mod parameter;
 mod plan;
+mod remake;
 mod rope;
 mod sample;
 mod score;
@@ -33,6 +37,7 @@ mod stage;
 
 pub use adapter::{Adapter, LowRank, Replacement};
 pub use cache::Cache;
+pub use changes::{Change, ChangedRows, Changes, grouped};
 pub use config::{
     Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
     HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
@@ -40,11 +45,13 @@ pub use config::{
 };
 pub use decoder::{Decoder, Dropout, Input, Kept, Pass};
 pub use error::NnError;
+pub use forest::{Reading, Text};
 pub use generate::{Finish, Generated, Generation, Request, Token};
 pub use loss::IGNORED;
 pub use merge::merged;
 pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, parameters};
 pub use plan::{Parallel, Plan, PlanError, Positions, Usage};
+pub use remake::{Part, Piece};
 pub use sample::{Sampler, Sampling, SamplingError};
 pub use score::Likeliest;
 pub use stage::Stage;

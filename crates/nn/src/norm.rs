@@ -4,6 +4,8 @@ use shardloom_dtensor::DTensor;
 use shardloom_layout::Layout;
 use shardloom_tensor::Tensor;
 
+use crate::adapter::Adapter;
+use crate::changes::part;
 use crate::config::{NormConfig, NormKind};
 use crate::decoder::Run;
 use crate::error::NnError;
@@ -17,6 +19,12 @@ pub(crate) struct Norm {
 
 impl Norm {
     pub(crate) fn apply(&self, run: &Run<'_>, config: &NormConfig, x: &DTensor) -> Result<DTensor, NnError> {
+        let names = [self.weight, self.bias].map(|place| place.map(|place| run.name(place)));
+        let touches = |adapter: &Adapter| names.iter().flatten().any(|name| adapter.replaces(name));
+        run.by_group(x.shape()[0], touches, |run, rows| self.apply_to(run, config, &part(x, rows)?))
+    }
+
+    fn apply_to(&self, run: &Run<'_>, config: &NormConfig, x: &DTensor) -> Result<DTensor, NnError> {
         let width = x.shape()[x.shape().ndim() - 1];
         let constant = |value: f64| -> Result<DTensor, NnError> {
             let all = Tensor::full(value, x.dtype(), &[width], x.device())?;

@@ -34,7 +34,10 @@ impl Decoder {
             }
             let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
             let input = Input::Tokens(self.tokens(rows)?);
-            let hidden = self.hidden(input, Pass { lengths: Some(&lengths), adapter, ..Pass::default() })?;
+            let hidden = self.hidden(
+                input,
+                Pass { lengths: Some(&lengths), changes: adapter.into(), ..Pass::default() },
+            )?;
             let places: Vec<(usize, usize)> = lengths
                 .iter()
                 .enumerate()

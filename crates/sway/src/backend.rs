@@ -1,6 +1,7 @@
 //! What answers questions.
 
 pub mod dummy;
+pub mod local;
 pub mod two_model;
 
 use std::collections::BTreeSet;

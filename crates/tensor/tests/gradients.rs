@@ -291,6 +291,22 @@ fn attention_rules() {
     }
 }
 
+/// What is no number stays none; it is not taken for a key that nobody sees.
+#[test]
+fn attention_to_what_is_no_number_is_no_number() {
+    let (k, v) = (values(&[1, 1, 3, 4], 2), values(&[1, 1, 3, 4], 3));
+    let mut queries = vec![0.5; 3 * 4];
+    queries[4] = f64::NAN;
+    let q = Tensor::from_slice(&queries, &[1, 1, 3, 4]).unwrap();
+    for causal in [false, true] {
+        let options = Attention { causal, ..Attention::default() };
+        let seen: Vec<f64> = q.attention(&k, &v, options).unwrap().to_vec().unwrap();
+        for (row, seen) in seen.chunks_exact(4).enumerate() {
+            assert!(seen.iter().all(|x| x.is_nan() == (row == 1)), "row {row}: {seen:?}");
+        }
+    }
+}
+
 /// Blocks are invisible: long sequences give what whole rows of scores give.
 #[test]
 fn attention_over_several_blocks_is_attention() {

@@ -203,6 +203,11 @@ impl Tokenizer {
         self.0.roles.pad
     }
 
+    /// The token that stands for what the vocabulary does not have.
+    pub fn unknown(&self) -> Option<u32> {
+        self.0.roles.unknown
+    }
+
     /// Whether a token is special: it marks something, and is no text.
     pub fn is_special(&self, id: u32) -> bool {
         self.piece(id).is_some_and(|piece| piece.kind == Kind::Special)

@@ -114,7 +114,8 @@ impl Function for Linear {
         computed("linear", dtype)?;
         let (x, weight) = (&inputs[0], &inputs[1]);
         context.save_for(&[(x, 1), (weight, 0)]);
-        let (x, weight, shape) = fit("linear", x, &turned(weight)?)?;
+        let (whole, weight) = (x, turned(weight)?);
+        let (x, repeated, shape) = fit("linear", x, &weight)?;
         let bias = self.bias.map(|place| inputs[place].packed("linear")).transpose()?;
         let residual = self.residual.map(|place| inputs[place].packed("linear")).transpose()?;
         let fits = bias.as_ref().is_none_or(|bias| bias.shape()[..] == shape[shape.ndim() - 1..])
@@ -122,7 +123,15 @@ impl Function for Linear {
         if !fits {
             return Err(mismatch("linear", &operands));
         }
-        Ok(vec![on(device).matmul(&x, &weight, bias.as_ref(), residual.as_ref(), &shape)?])
+        if shape.ndim() > 2 && whole.is_contiguous() {
+            // All rows go through the weight together, so that it is read once.
+            let residual = residual.map(|residual| residual.flattened()).transpose()?;
+            let x = whole.detach().flattened()?;
+            let flat = Shape::new(&[x.shape()[0], shape[shape.ndim() - 1]])?;
+            let made = on(device).matmul(&x, &weight, bias.as_ref(), residual.as_ref(), &flat)?;
+            return Ok(vec![made.reshape(&shape)?]);
+        }
+        Ok(vec![on(device).matmul(&x, &repeated, bias.as_ref(), residual.as_ref(), &shape)?])
     }
 
     fn backward(

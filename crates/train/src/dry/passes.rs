@@ -120,7 +120,7 @@ impl Way<'_> {
         };
         let dropout = self.setup.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(shardloom_nn::Dropout { probability: dropout, seed: 0 });
-        let pass = Pass { adapter: change, kept: self.setup.kept(), dropout, ..Pass::default() };
+        let pass = Pass { changes: change.into(), kept: self.setup.kept(), dropout, ..Pass::default() };
         let hidden = decoder.hidden(given, pass)?;
         let output = match decoder.stage().is_last() {
             true => decoder.loss(&hidden, &self.tokens(rows)?, 1.0, change)?,

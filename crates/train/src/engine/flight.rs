@@ -147,7 +147,7 @@ impl Engine {
             batch,
             input.as_ref(),
             Pass {
-                adapter: stage.change(),
+                changes: stage.change().into(),
                 kept: self.kept,
                 dropout: self.dropout(step, micro),
                 ..Pass::default()
@@ -217,7 +217,7 @@ impl Engine {
                     _ if pp == 1 => here.take(),
                     _ => Some(self.receive(batch, (number - 1) % pp, tag(activation(number - 1, 0)))?),
                 };
-                let pass = Pass { adapter: stage.change(), ..Pass::default() };
+                let pass = Pass { changes: stage.change().into(), ..Pass::default() };
                 let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), pass))?;
                 if number + 1 == stages {
                     let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;

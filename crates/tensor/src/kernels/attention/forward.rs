@@ -127,6 +127,9 @@ fn run<T: Float<Wide: Vectors>>(
                     let scale = T::Wide::one() / total;
                     sums.iter_mut().for_each(|sum| *sum = *sum * scale);
                     *log = running.most[row] + total.ln();
+                } else if total.is_nan() {
+                    sums.fill(T::Wide::nan());
+                    *log = T::Wide::nan();
                 } else {
                     *log = T::Wide::infinity();
                 }

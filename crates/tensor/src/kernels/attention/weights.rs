@@ -78,6 +78,10 @@ impl<W: Wide> WithSimd for Soften<'_, W> {
             let largest = lanes::largest(scores);
             let here = if largest > most[row] { largest } else { most[row] };
             if here == W::neg_infinity() {
+                // A score that is no number is not one that nobody sees.
+                if scores.iter().any(|score| score.is_nan()) {
+                    sums[row] = W::nan();
+                }
                 scores.fill(W::zero());
                 shrink[row] = W::one();
                 continue;

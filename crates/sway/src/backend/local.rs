@@ -1,0 +1,228 @@
+//! Answers from our own engine.
+//!
+//! Every question becomes a text that one or two variants of the model read or
+//! write on. Texts that are asked several times are read once; all variants of
+//! a text are rows of one pass, so that the base's weights are read once for all
+//! of them; logits are computed where something is asked, a block at a time. A
+//! question's answer is the same bits whatever else is asked.
+
+mod chunks;
+mod engine;
+mod identity;
+mod jobs;
+mod noise;
+mod reading;
+mod rows;
+mod variant;
+mod work;
+mod writing;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use shardloom_checkpoint::storage::Way;
+use shardloom_checkpoint::{CheckpointError, Source};
+use shardloom_hub::{HubError, Model};
+use shardloom_layout::{DType, Hint};
+use shardloom_nn::NnError;
+
+use super::{Backend, Capabilities, Capability, Description, Watch};
+use crate::answer::Answer;
+use crate::error::{AskError, SwayError};
+use crate::question::{Ask, Keep, Question};
+use crate::view::View;
+use engine::Engine;
+use jobs::{Clerk, Job};
+
+/// What the base became.
+#[derive(Clone, Debug)]
+pub enum Tuned {
+    /// Nothing: there is the base alone.
+    Nothing,
+    /// The base with an adapter, PEFT's or MLX's, from this folder.
+    Adapter(PathBuf),
+    /// Another model.
+    Model(Box<Model>),
+}
+
+/// How much is done at once, and in what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalOptions {
+    /// What weights are held and computed in.
+    pub dtype: DType,
+    /// How weights come from files.
+    pub way: Option<Way>,
+    /// The most tokens that are read at once.
+    pub tokens_per_chunk: usize,
+    /// The most texts that are written on at once.
+    pub rows_per_batch: usize,
+    /// The most tokens, read and written, that are kept for them.
+    pub positions_per_batch: usize,
+    /// The most memory for changes that are made for a while: noise.
+    pub adapter_bytes: usize,
+}
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        Self {
+            dtype: DType::F32,
+            way: None,
+            tokens_per_chunk: 1024,
+            rows_per_batch: 32,
+            positions_per_batch: 4096,
+            adapter_bytes: 256 << 20,
+        }
+    }
+}
+
+/// A model, and what it became, on our own engine.
+pub struct LocalBackend {
+    description: Description,
+    base: Model,
+    tuned: Tuned,
+    options: LocalOptions,
+    /// Weights are read when they are needed: answers may all be known.
+    engine: Option<Engine>,
+}
+
+impl LocalBackend {
+    /// A backend of a kind, as a suite file calls it. Files are looked at, but
+    /// weights are loaded with the first question.
+    pub fn new(kind: &str, base: Model, tuned: Tuned, options: LocalOptions) -> Result<Self, SwayError> {
+        let failed = |message: String, hint: Option<String>| SwayError::Backend {
+            backend: kind.to_owned(),
+            message,
+            hint,
+        };
+        let of_checkpoint = |error: CheckpointError| failed(error.to_string(), error.hint());
+        let (name, source) = match &tuned {
+            Tuned::Nothing => (None, None),
+            Tuned::Adapter(folder) => {
+                (Some(folder.display().to_string()), Some(Source::open(folder).map_err(of_checkpoint)?))
+            }
+            Tuned::Model(model) => (Some(model.name().to_owned()), Some(model.source().clone())),
+        };
+        let identity = identity::identity(&base, source.as_ref(), options.dtype)
+            .map_err(|error| failed(error.to_string(), error.hint()))?;
+        let description = Description {
+            kind: kind.to_owned(),
+            base: base.name().to_owned(),
+            adapter: name,
+            capabilities: capabilities(&tuned),
+            notes: notes(&tuned),
+            identity: Some(identity),
+        };
+        Ok(Self { description, base, tuned, options, engine: None })
+    }
+
+    fn failed(&self, message: String, hint: Option<String>) -> SwayError {
+        SwayError::Backend { backend: self.description.kind.clone(), message, hint }
+    }
+
+    /// Reads the weights, if that is still to be done. Later calls do nothing.
+    pub fn load(&mut self) -> Result<(), SwayError> {
+        if self.engine.is_none() {
+            let loaded = Engine::load(&self.base, &self.tuned, &self.options);
+            let failed = |error: HubError| self.failed(error.to_string(), error.hint());
+            self.engine = Some(loaded.map_err(failed)?);
+        }
+        Ok(())
+    }
+}
+
+fn capabilities(tuned: &Tuned) -> Capabilities {
+    use Capability::{
+        Attributable, CacheIdentity, Differential, FullVocabulary, Meaning, NullCalibrated, Preflight,
+        Scalable, Tokenizer,
+    };
+    let mut all = Capabilities::from([Preflight, CacheIdentity, FullVocabulary, Meaning, Tokenizer]);
+    match tuned {
+        Tuned::Nothing => {}
+        Tuned::Model(_) => all.extend([Differential]),
+        Tuned::Adapter(_) => all.extend([Differential, Scalable, NullCalibrated, Attributable]),
+    }
+    all
+}
+
+fn notes(tuned: &Tuned) -> Vec<String> {
+    match tuned {
+        Tuned::Nothing => vec!["there is no tuned model: the base alone answers".to_owned()],
+        Tuned::Adapter(_) => Vec::new(),
+        Tuned::Model(_) => vec![
+            "the tuned model is a checkpoint of its own: parts of the change, and noise in its place, cannot be asked"
+                .to_owned(),
+        ],
+    }
+}
+
+impl Backend for LocalBackend {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+        if questions.is_empty() {
+            return Ok(());
+        }
+        self.load()?;
+        let Some(engine) = &self.engine else { return Ok(()) };
+        let mut places: BTreeMap<&Question, Vec<usize>> = BTreeMap::new();
+        for (place, question) in questions.iter().enumerate() {
+            places.entry(question).or_default().push(place);
+        }
+        let places: Vec<(&Question, Vec<usize>)> = places.into_iter().collect();
+        let mut tell = |question: usize, answer: Result<Answer, AskError>| {
+            for &place in &places[question].1 {
+                watch.answered(place, answer.clone());
+            }
+        };
+        let configs = [Some(engine.base.config()), engine.tuned_config()];
+        let clerk = Clerk::new(&engine.tokenizer, configs.into_iter().flatten().collect());
+        let mut jobs: Vec<(usize, Job)> = Vec::new();
+        for (number, (question, _)) in places.iter().enumerate() {
+            let job = clerk.job(question).and_then(|job| {
+                job.views().try_for_each(|view| engine.able(&self.description.kind, view))?;
+                Ok(job)
+            });
+            match job {
+                Ok(job) => jobs.push((number, job)),
+                Err(error) => tell(number, Err(error)),
+            }
+        }
+        let done = work::work(engine, &self.options, &jobs, &mut tell);
+        done.map_err(|error: NnError| self.failed(error.to_string(), error.hint()))
+    }
+
+    fn preflight(&mut self) -> Result<(), SwayError> {
+        /// The first thing that went wrong.
+        struct First(Option<AskError>);
+
+        impl Watch for First {
+            fn answered(&mut self, _: usize, answer: Result<Answer, AskError>) {
+                let odd = match answer {
+                    Err(error) => Some(error),
+                    Ok(Answer::Distribution(found)) if found.tail.is_some_and(|tail| !tail.is_finite()) => {
+                        Some(AskError::Mismatch { asked: "a probability of all other tokens".to_owned() })
+                    }
+                    Ok(_) => None,
+                };
+                self.0 = self.0.take().or(odd);
+            }
+        }
+
+        let ask = Ask::Next { prompt: "hello".to_owned(), keep: Keep::Top(8) };
+        let mut questions = vec![Question::new(&View::Base, ask.clone())];
+        if self.description.capabilities.contains(&Capability::Differential) {
+            questions.push(Question::new(&View::Tuned, ask));
+        }
+        let mut first = First(None);
+        self.answer(&questions, &mut first)?;
+        match first.0 {
+            None => Ok(()),
+            Some(error) => {
+                let hint = "check the weights and the adapter, or compute in f32".to_owned();
+                Err(self.failed(error.to_string(), Some(hint)))
+            }
+        }
+    }
+}
