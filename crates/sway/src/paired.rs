@@ -24,6 +24,9 @@ mod family;
 mod harm;
 mod shape;
 
+#[cfg(test)]
+mod tests;
+
 pub use claim::{Change, Claim, Draft, Limit, Paired, Tail};
 pub use family::conclude;
 

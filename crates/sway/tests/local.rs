@@ -323,38 +323,33 @@ fn broken_adapter() -> tempfile::TempDir {
 #[test]
 fn a_view_that_breaks_does_not_break_the_others() {
     let place = broken_adapter();
-    // An adapter that is no number, and one that makes numbers overflow.
-    for (tuned, broken) in
-        [(place.path().to_owned(), View::Tuned), (folder().join("adapter"), View::Scaled(Real(1e38)))]
-    {
-        let mut backend = backend(Tuned::Adapter(tuned), LocalOptions::default());
-        let text = || "Once upon".to_owned();
-        let asks = || {
-            [
-                next("Once upon", 4),
-                Ask::Text { text: text() },
-                Ask::Writing { prompt: text(), max_new_tokens: 4 },
-                Ask::Divergence { prompt: text(), from: View::Base },
-                Ask::Meaning { text: text() },
-            ]
-        };
-        let questions: Vec<Question> = [&View::Base, &broken, &noise(7, 1.0)]
-            .into_iter()
-            .flat_map(|view| asks().map(|ask| Question::new(view, ask)))
-            .collect();
-        let found = ask(&mut backend, &questions);
-        for (question, answer) in questions.iter().zip(&found) {
-            if question.view == broken {
-                let Err(AskError::NotFinite { view, text, .. }) = answer else {
-                    panic!("{question:?} {answer:?}")
-                };
-                assert_eq!((view, &text[..]), (&broken.to_string(), "Once upon"));
-            } else {
-                assert!(answer.is_ok(), "{question:?} {answer:?}");
-            }
+    let mut backend = backend(Tuned::Adapter(place.path().to_owned()), LocalOptions::default());
+    let text = || "Once upon".to_owned();
+    let asks = || {
+        [
+            next("Once upon", 4),
+            Ask::Text { text: text() },
+            Ask::Writing { prompt: text(), max_new_tokens: 4 },
+            Ask::Divergence { prompt: text(), from: View::Base },
+            Ask::Meaning { text: text() },
+        ]
+    };
+    let questions: Vec<Question> = [&View::Base, &View::Tuned, &noise(7, 1.0)]
+        .into_iter()
+        .flat_map(|view| asks().map(|ask| Question::new(view, ask)))
+        .collect();
+    let found = ask(&mut backend, &questions);
+    for (question, answer) in questions.iter().zip(&found) {
+        if question.view == View::Tuned {
+            let Err(AskError::NotFinite { view, text, .. }) = answer else {
+                panic!("{question:?} {answer:?}")
+            };
+            assert_eq!((&view[..], &text[..]), ("ft", "Once upon"));
+        } else {
+            assert!(answer.is_ok(), "{question:?} {answer:?}");
         }
-        assert_eq!(backend.preflight().is_err(), broken == View::Tuned);
     }
+    assert!(backend.preflight().is_err());
 }
 
 #[test]

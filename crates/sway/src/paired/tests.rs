@@ -1,0 +1,222 @@
+//! Controlled cases: nothing changed, noise, a real tuning, harm, memorizing.
+//! Each is run 200 times with fresh seeds on a model that a test can train.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod toy;
+
+use serde_json::{Value, json};
+
+use super::Paired;
+use crate::backend::Capability;
+use crate::numbers::pcg64::Pcg64;
+use crate::probe::tests::packs;
+use crate::record::{Record, Verdict};
+use crate::runner::{Entry, Job, Judging, Silent, run};
+use crate::sections::{Section, SectionKind};
+use toy::{LETTERS, Toy, noise};
+
+const RUNS: u64 = 200;
+
+/// A world of one run: a language with habits, a document with others.
+struct World {
+    generator: Pcg64,
+    toy: Toy,
+    document: Vec<String>,
+    neutral: String,
+}
+
+fn letter(number: usize) -> char {
+    // The sixteen bytes from `p` on stand for the letters 0 to 15.
+    char::from(b'p' + (number % LETTERS) as u8)
+}
+
+/// Text in which most letters are followed by the one that a table says.
+fn text(habits: &[usize], length: usize, generator: &mut Pcg64) -> String {
+    let mut last = generator.below(LETTERS as u32) as usize;
+    (0..length)
+        .map(|_| {
+            let free = generator.below(LETTERS as u32) as usize;
+            last = if generator.unit() < 0.6 { habits[last] } else { free };
+            letter(last)
+        })
+        .collect()
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut generator = Pcg64::new(seed);
+        let toy = Toy::new(&mut generator);
+        let mut habits = |from: usize| -> Vec<usize> {
+            (0..LETTERS).map(|_| from + generator.below(8) as usize).collect()
+        };
+        let (of_document, of_world) = (habits(0), habits(8));
+        let document = (0..5).map(|_| text(&of_document, 120, &mut generator)).collect();
+        let neutral = text(&of_world, 6000, &mut generator);
+        Self { generator, toy, document, neutral }
+    }
+
+    fn suite(&self) -> Value {
+        let all = self.document.concat();
+        let piece = |at: usize, length: usize| all[at..at + length].to_owned();
+        let prompts: Vec<String> = (0..16).map(|i| piece(i * 30, 7)).collect();
+        let cases: Vec<Value> = (0..6)
+            .map(|i| {
+                let at = i * 80;
+                json!({"prompt": piece(at, 12), "gold": piece(at + 12, 24),
+                    "paraphrases": [format!("{}{}", piece(at + 40, 8), piece(at + 11, 1)), piece(at + 3, 9)]})
+            })
+            .collect();
+        let triples: Vec<Value> = (0..10)
+            .map(|i| {
+                let at = i * 50;
+                let rejected = self.neutral[at..at + 8].to_owned();
+                json!({"prompt": piece(at, 6), "chosen": piece(at + 6, 8), "rejected": rejected})
+            })
+            .collect();
+        json!([
+            {"name": "null", "kind": "null_adapter"},
+            {"name": "delta", "kind": "delta_kl", "prompts": prompts, "assert_mean_gte": 0.001},
+            {"name": "sections", "kind": "section_internalization"},
+            {"name": "cases", "kind": "paraphrase_invariance", "cases": cases},
+            {"name": "choices", "kind": "preference_flip", "triples": triples},
+            {"name": "drift", "kind": "calibration_drift"},
+            {"name": "neutral", "kind": "external_perplexity", "chunk_chars": 512},
+            {"name": "strength", "kind": "adapter_ablation", "prompts": prompts[..6]},
+        ])
+    }
+
+    fn judged(&mut self) -> Vec<Record> {
+        let suite = self.suite();
+        let entries: Vec<Entry> = suite
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|e| Entry::from_json(e.as_object().unwrap()).unwrap())
+            .collect();
+        let sections: Vec<Section> = self
+            .document
+            .iter()
+            .enumerate()
+            .map(|(i, content)| Section {
+                id: format!("s{i}"),
+                kind: SectionKind::Prose,
+                content: content.clone(),
+                questions: Vec::new(),
+                preferences: Vec::new(),
+                tag: None,
+            })
+            .collect();
+        let mut packs = packs();
+        packs.external_corpus_public_domain_en = self.neutral.clone();
+        packs.calibration_pack = (0..60)
+            .map(|i| {
+                (
+                    self.neutral[i * 20..i * 20 + 8].to_owned(),
+                    self.neutral[i * 20 + 8..i * 20 + 12].to_owned(),
+                )
+            })
+            .collect();
+        let job = Job {
+            entries: &entries,
+            seed: 0,
+            top_k: 256,
+            sections: &sections,
+            document: None,
+            packs: &packs,
+            only: &[],
+            judging: Judging::Paired(Paired::default()),
+        };
+        run(&job, &mut self.toy, None, &mut Silent).unwrap().records
+    }
+}
+
+fn verdict(records: &[Record], name: &str) -> Verdict {
+    records.iter().find(|record| record.name == name).unwrap().verdict
+}
+
+/// Whether a suite claims that the tuning taught or moved anything.
+fn claims(records: &[Record]) -> bool {
+    ["delta", "sections", "cases", "choices"].iter().any(|name| verdict(records, name) == Verdict::Pass)
+}
+
+#[test]
+fn nothing_is_claimed_of_no_change() {
+    for seed in 0..RUNS {
+        let mut world = World::new(seed);
+        let records = world.judged();
+        assert!(!claims(&records), "seed {seed}");
+        assert_eq!(verdict(&records, "neutral"), Verdict::Pass);
+        assert_eq!(verdict(&records, "drift"), Verdict::Pass);
+    }
+}
+
+#[test]
+fn noise_is_claimed_to_be_a_change_in_five_of_a_hundred_at_most() {
+    let mut alarms = 0;
+    for seed in 0..RUNS {
+        let mut world = World::new(10_000 + seed);
+        world.toy.change = noise(2.0, &mut world.generator);
+        alarms += u64::from(claims(&world.judged()));
+    }
+    // At 5 % ten are expected; nineteen lie three deviations above.
+    assert!(alarms <= 19, "{alarms} of {RUNS}");
+}
+
+#[test]
+fn a_real_tuning_is_found() {
+    let mut found = 0;
+    let mut taught = 0;
+    for seed in 0..RUNS {
+        let mut world = World::new(20_000 + seed);
+        let document = world.document.concat();
+        world.toy.train(&document, 30, 0.5, &mut world.generator);
+        let records = world.judged();
+        found += u64::from(claims(&records));
+        taught += u64::from(verdict(&records, "sections") == Verdict::Pass);
+    }
+    assert!(found >= 190, "{found} of {RUNS}");
+    assert!(taught >= 190, "{taught} of {RUNS}");
+}
+
+#[test]
+fn harm_to_neutral_text_is_named() {
+    let mut named = 0;
+    for seed in 0..RUNS {
+        let mut world = World::new(30_000 + seed);
+        let neutral = world.neutral[..1500].to_owned();
+        world.toy.train(&neutral, 30, -0.5, &mut world.generator);
+        named += u64::from(verdict(&world.judged(), "neutral") == Verdict::Fail);
+    }
+    assert!(named >= 190, "{named} of {RUNS}");
+}
+
+#[test]
+fn every_number_has_an_interval_and_a_probability() {
+    let mut world = World::new(5);
+    let document = world.document.concat();
+    world.toy.train(&document, 30, 0.5, &mut world.generator);
+    for record in world.judged() {
+        if record.kind != "null_adapter" {
+            assert!(record.raw.is_some() && record.ci_95.is_some(), "{}", record.name);
+            assert!(record.p_value.is_some() && record.p_adjusted >= record.p_value, "{}", record.name);
+            let [low, high] = record.ci_95.unwrap();
+            assert!(low <= high);
+        }
+        assert!(record.evidence.contains_key("weight"));
+    }
+}
+
+#[test]
+fn without_noise_signs_of_pairs_decide() {
+    let mut world = World::new(6);
+    world.toy.description.capabilities.remove(&Capability::NullCalibrated);
+    let document = world.document.concat();
+    world.toy.train(&document, 60, 0.5, &mut world.generator);
+    let records = world.judged();
+    assert_eq!(verdict(&records, "null"), Verdict::Skip);
+    // Ten choices: the least probability is one in 1024, also as one of many.
+    assert_eq!(verdict(&records, "choices"), Verdict::Pass);
+    // Five sections of 32 ways: not enough to decide, whatever they gained.
+    assert_ne!(verdict(&records, "sections"), Verdict::Pass);
+}

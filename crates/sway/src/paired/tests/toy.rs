@@ -1,0 +1,212 @@
+//! A model small enough to be trained in a test: the next letter hangs on the
+//! last one, through a matrix to which a change of rank 2 is added.
+
+use std::collections::HashMap;
+
+use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
+use crate::backend::{Backend, Capability, Description, Watch};
+use crate::error::{AskError, SwayError};
+use crate::numbers::divergence::{js, kl};
+use crate::numbers::pcg64::Pcg64;
+use crate::question::{Ask, Keep, Question};
+use crate::view::View;
+
+pub(super) const LETTERS: usize = 16;
+const FEATURES: usize = 12;
+const RANK: usize = 2;
+
+pub(super) type Matrix = Vec<Vec<f64>>;
+
+fn random(rows: usize, columns: usize, deviation: f64, generator: &mut Pcg64) -> Matrix {
+    (0..rows).map(|_| (0..columns).map(|_| deviation * generator.normal()).collect()).collect()
+}
+
+/// Two factors whose product is the change.
+#[derive(Clone)]
+pub(super) struct Factors {
+    pub(super) down: Matrix,
+    pub(super) up: Matrix,
+}
+
+impl Factors {
+    fn random(generator: &mut Pcg64) -> Self {
+        Self { down: random(FEATURES, RANK, 1.0, generator), up: random(RANK, LETTERS, 1.0, generator) }
+    }
+
+    fn product(&self) -> Matrix {
+        (0..FEATURES)
+            .map(|row| {
+                (0..LETTERS)
+                    .map(|column| (0..RANK).map(|k| self.down[row][k] * self.up[k][column]).sum())
+                    .collect()
+            })
+            .collect()
+    }
+}
+
+fn norm(matrix: &Matrix) -> f64 {
+    matrix.iter().flatten().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+fn scaled(matrix: &Matrix, factor: f64) -> Matrix {
+    matrix.iter().map(|row| row.iter().map(|value| value * factor).collect()).collect()
+}
+
+/// A change in a random direction, of a given size.
+pub(super) fn noise(size: f64, generator: &mut Pcg64) -> Matrix {
+    let product = Factors::random(generator).product();
+    let length = norm(&product);
+    scaled(&product, size / length)
+}
+
+pub(super) struct Toy {
+    features: Matrix,
+    weights: Matrix,
+    pub(super) change: Matrix,
+    pub(super) description: Description,
+}
+
+impl Toy {
+    pub(super) fn new(generator: &mut Pcg64) -> Self {
+        let capabilities = [
+            Capability::Differential,
+            Capability::Scalable,
+            Capability::NullCalibrated,
+            Capability::FullVocabulary,
+        ];
+        Self {
+            features: random(LETTERS, FEATURES, 1.0, generator),
+            weights: random(FEATURES, LETTERS, 0.3, generator),
+            change: vec![vec![0.0; LETTERS]; FEATURES],
+            description: Description {
+                kind: "toy".to_owned(),
+                base: "toy".to_owned(),
+                adapter: None,
+                capabilities: capabilities.into_iter().collect(),
+                notes: Vec::new(),
+                identity: None,
+            },
+        }
+    }
+
+    fn changes(&self, view: &View) -> Matrix {
+        match view {
+            View::Base => vec![vec![0.0; LETTERS]; FEATURES],
+            View::Scaled(strength) => scaled(&self.change, strength.0),
+            View::Matched { seed } => noise(norm(&self.change), &mut Pcg64::new(*seed)),
+            _ => self.change.clone(),
+        }
+    }
+
+    /// Logarithms of the probabilities of the letter after another.
+    fn next(&self, change: &Matrix, last: usize) -> Vec<f64> {
+        let logits: Vec<f64> = (0..LETTERS)
+            .map(|letter| {
+                (0..FEATURES)
+                    .map(|f| self.features[last][f] * (self.weights[f][letter] + change[f][letter]))
+                    .sum()
+            })
+            .collect();
+        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total = most + logits.iter().map(|logit| (logit - most).exp()).sum::<f64>().ln();
+        logits.iter().map(|logit| logit - total).collect()
+    }
+
+    fn score(&self, change: &Matrix, letters: &[usize]) -> Vec<f64> {
+        letters.windows(2).map(|pair| self.next(change, pair[0])[pair[1]]).collect()
+    }
+
+    /// Makes a text likelier (or less likely, with a negative rate) by a change
+    /// of rank 2, as tuning an adapter does.
+    pub(super) fn train(&mut self, text: &str, steps: usize, rate: f64, generator: &mut Pcg64) {
+        let letters = letters(text);
+        let mut factors =
+            Factors { down: random(FEATURES, RANK, 0.3, generator), up: vec![vec![0.0; LETTERS]; RANK] };
+        for _ in 0..steps {
+            let change = factors.product();
+            let mut gradient = vec![vec![0.0; LETTERS]; FEATURES];
+            for pair in letters.windows(2) {
+                let chances = self.next(&change, pair[0]);
+                for (letter, chance) in chances.iter().enumerate() {
+                    let push = f64::from(u8::from(letter == pair[1])) - chance.exp();
+                    for (row, feature) in gradient.iter_mut().zip(&self.features[pair[0]]) {
+                        row[letter] += push * feature / letters.len() as f64;
+                    }
+                }
+            }
+            let before = factors.clone();
+            for f in 0..FEATURES {
+                for k in 0..RANK {
+                    factors.down[f][k] +=
+                        rate * (0..LETTERS).map(|l| gradient[f][l] * before.up[k][l]).sum::<f64>();
+                    for l in 0..LETTERS {
+                        factors.up[k][l] += rate * gradient[f][l] * before.down[f][k];
+                    }
+                }
+            }
+        }
+        self.change = factors.product();
+    }
+
+    fn reply(&self, question: &Question, change: &Matrix) -> Result<Answer, AskError> {
+        let last = |text: &str| letters(text).last().copied().unwrap_or(0);
+        Ok(match &question.ask {
+            Ask::Next { prompt, keep: Keep::Top(_) } => Answer::Distribution(Distribution {
+                tokens: TokenNames::Ids((0..LETTERS as u32).collect()),
+                logprobs: self.next(change, last(prompt)).iter().map(|logprob| *logprob as f32).collect(),
+                vocabulary: Some(LETTERS),
+                tail: None,
+            }),
+            Ask::Divergence { prompt, from } => {
+                let of = |change: &Matrix| -> Vec<f64> {
+                    self.next(change, last(prompt)).iter().map(|logprob| logprob.exp()).collect()
+                };
+                let (here, there) = (of(change), of(&self.changes(from)));
+                let refused = |_| AskError::EmptyText;
+                Answer::Divergence(Divergence {
+                    js: js(&there, &here).map_err(refused)?,
+                    kl: kl(&here, &there).map_err(refused)?,
+                })
+            }
+            Ask::Completion { prompt, completion } => {
+                let all = letters(&format!("{prompt}{completion}"));
+                let scores = self.score(change, &all);
+                let tokens = letters(completion).len();
+                let total = scores[scores.len() - tokens..].iter().sum();
+                Answer::Completion(CompletionScore { total, tokens })
+            }
+            Ask::Text { text } => {
+                let scores = self.score(change, &letters(text));
+                Answer::Rolling(Rolling {
+                    tokens: scores.len() + 1,
+                    total: scores.iter().sum(),
+                    logprobs: scores.iter().map(|score| *score as f32).collect(),
+                })
+            }
+            _ => return Err(AskError::NotAble { backend: "toy".to_owned(), asked: "that".to_owned() }),
+        })
+    }
+}
+
+fn letters(text: &str) -> Vec<usize> {
+    text.bytes().map(|byte| byte as usize % LETTERS).collect()
+}
+
+impl Backend for Toy {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+        let mut changes: HashMap<&View, Matrix> = HashMap::new();
+        for (place, question) in questions.iter().enumerate() {
+            let change = changes.entry(&question.view).or_insert_with(|| self.changes(&question.view));
+            watch.answered(place, self.reply(question, change));
+        }
+        Ok(())
+    }
+
+    fn preflight(&mut self) -> Result<(), SwayError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! The suite of the reference's own report, on the tiny model, in reference
+//! mode.
+//!
+//! What needs none of dlm-sway's texts is compared everywhere: numbers of
+//! entries that bring their own prompts, without a null. With
+//! `SHARDLOOM_SHARED` the whole report is compared, with the texts from there.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use shardloom_hub::cards::StoreSettings;
+use shardloom_hub::fetch::FetchSettings;
+use shardloom_hub::{Families, Hub};
+use shardloom_sway::Record;
+use shardloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use shardloom_sway::cache::Cache;
+use shardloom_sway::packs::Packs;
+use shardloom_sway::runner::{Entry, Job, Judging, Outcome, Silent, run};
+use shardloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
+
+/// What numbers may differ by.
+const TOLERANCE: f64 = 1e-4;
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
+}
+
+fn backend() -> LocalBackend {
+    let mut families = Families::new();
+    shardloom_models::register(&mut families).unwrap();
+    let hub = Hub {
+        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        families,
+        fetch: Ok(FetchSettings::in_folders("none", "none")),
+        model_path: Vec::new(),
+    };
+    let base = hub.open(tiny().join("model").to_str().unwrap(), &()).unwrap();
+    LocalBackend::new("hf", base, Tuned::Adapter(tiny().join("adapter")), LocalOptions::default()).unwrap()
+}
+
+fn section(id: &str, kind: SectionKind, content: String) -> Section {
+    Section { id: id.to_owned(), kind, content, questions: Vec::new(), preferences: Vec::new(), tag: None }
+}
+
+/// The sections that the report was made with.
+fn sections() -> Vec<Section> {
+    let mut found: Vec<Section> = (0..3)
+        .map(|i| {
+            section(
+                &format!("p{i}"),
+                SectionKind::Prose,
+                format!("Section {i} talks about topic {i}. ").repeat(5),
+            )
+        })
+        .collect();
+    found.push(Section {
+        questions: vec![SectionQuestion { prompt: "Question?".to_owned(), gold: "Answer text".to_owned() }],
+        ..section("i0", SectionKind::Instruction, String::new())
+    });
+    found.push(Section {
+        preferences: vec![SectionPreference {
+            prompt: "Pick".to_owned(),
+            chosen: "yes please".to_owned(),
+            rejected: "no".to_owned(),
+        }],
+        ..section("r0", SectionKind::Preference, String::new())
+    });
+    found
+}
+
+fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> Outcome {
+    let entries: Vec<Entry> = suite
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| Entry::from_json(entry.as_object().unwrap()).unwrap())
+        .collect();
+    let job = Job {
+        entries: &entries,
+        seed: 0,
+        top_k: 256,
+        sections: &sections(),
+        document: Some("A doc."),
+        packs,
+        only: &[],
+        judging: Judging::Reference,
+    };
+    run(&job, &mut backend(), cache, &mut Silent).unwrap()
+}
+
+/// Packs that no compared number hangs on.
+fn no_packs() -> Packs {
+    serde_json::from_value(json!({
+        "sentinel_prompts": ["One"], "sentinel_doc": "A text.",
+        "cluster_calibration": {}, "preference_calibration": {}, "paraphrase_calibration": {},
+        "stuffing": "Nothing. ", "synonyms": {}, "prefix_inject_lead_in": "So ",
+        "calibration_pack": [["One and one is", " two"]],
+        "external_corpus_public_domain_en": "The sea is wide.",
+        "style_elicitation_prompts": ["Write."], "check_quick_prompts": ["Once"],
+    }))
+    .unwrap()
+}
+
+fn near(what: &str, found: Option<f64>, wanted: f64) {
+    let found = found.unwrap_or(f64::NAN);
+    assert!((found - wanted).abs() <= TOLERANCE, "{what}: {found} is not {wanted}");
+}
+
+fn named<'a>(records: &'a [Record], name: &str) -> &'a Record {
+    records.iter().find(|record| record.name == name).unwrap()
+}
+
+#[test]
+fn entries_with_their_own_prompts_give_the_numbers_of_dlm_sway() {
+    let triples: Vec<Value> = (0..6)
+        .map(|i| json!({"prompt": format!("p{i}"), "chosen": " a", "rejected": format!(" b{}", "c".repeat(i))}))
+        .collect();
+    let suite = json!([
+        {"name": "d", "kind": "delta_kl", "prompts": ["The quick brown fox", "Once upon a time", "In my opinion,"]},
+        {"name": "dk", "kind": "delta_kl", "divergence": "kl", "top_k": 32,
+            "prompts": ["The quick brown fox", "Once upon a time"]},
+        {"name": "abl", "kind": "adapter_ablation", "prompts": ["Tell me more", "Explain"]},
+        {"name": "pf", "kind": "preference_flip", "triples": triples},
+        {"name": "pi", "kind": "paraphrase_invariance", "cases": [{"prompt": "The sky is", "gold": " blue",
+            "paraphrases": ["What color is the sky?", "Sky color:"]}]},
+        {"name": "si", "kind": "section_internalization"},
+        {"name": "sf", "kind": "style_fingerprint", "prompts": ["Write a line."],
+            "doc_reference": "A doc. It has text.", "max_new_tokens": 16, "extended": "off"},
+        {"name": "lk", "kind": "leakage", "prefix_chars": 32, "continuation_chars": 64, "max_new_tokens": 24},
+    ]);
+    let records = judged(&suite, &no_packs(), None).records;
+    for (name, raw) in [
+        ("d", 0.08226926114613604),
+        ("dk", 0.4406958086651696),
+        ("abl", 0.9098869046909708),
+        ("pf", -1.0847234725952148),
+        ("pi", 0.008724212646484375),
+        ("si", 0.0),
+        ("sf", -0.8526035256946255),
+        ("lk", 0.007575757575757576),
+    ] {
+        near(name, named(&records, name).raw, raw);
+    }
+    near("margins before", named(&records, "pf").base_value, 11.097878138224283);
+    near("other words", named(&records, "pi").ft_value, 0.28411006927490234);
+    let gains: Vec<f64> = named(&records, "si").evidence["per_section"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|section| section["effective_sis"].as_f64().unwrap())
+        .collect();
+    let wanted = [
+        -0.021655240775071912,
+        -0.021805605679514856,
+        -0.015322698737954568,
+        0.06149923658581566,
+        -0.0027156913932743195,
+    ];
+    for (found, wanted) in gains.iter().zip(wanted) {
+        near("a section", Some(*found), wanted);
+    }
+    let [low, high] = named(&records, "si").ci_95.unwrap();
+    near("low end", Some(low), -0.020448878329425622);
+    near("high end", Some(high), 0.031995282536931555);
+}
+
+#[test]
+fn a_second_run_needs_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = json!([{"name": "n", "kind": "null_adapter"}, {"name": "d", "kind": "delta_kl", "prompts": ["Once"]}]);
+    let mut first = None;
+    for run in 0..2 {
+        let mut cache = Cache::open(folder.path(), "tiny").unwrap();
+        let outcome = judged(&suite, &no_packs(), Some(&mut cache));
+        assert_eq!(outcome.counters.rounds, 1 - run);
+        let raws: Vec<Option<f64>> = outcome.records.iter().map(|record| record.raw).collect();
+        assert_eq!(first.get_or_insert(raws.clone()), &raws);
+    }
+}
+
+#[test]
+fn the_whole_report_is_that_of_dlm_sway() {
+    let Some(shared) = std::env::var_os("SHARDLOOM_SHARED") else {
+        // The texts are not ours to copy; what needs none is compared above.
+        return;
+    };
+    let golden = Path::new(&shared).join("golden/sway");
+    let read =
+        |name: &str| -> Value { serde_json::from_slice(&std::fs::read(golden.join(name)).unwrap()).unwrap() };
+    let packs: Packs = serde_json::from_value(read("reference-constants.json")).unwrap();
+    let report = read("report.json");
+    let outcome = judged(&read("suite.json"), &packs, None);
+    let mut faults = Vec::new();
+    for (found, wanted) in outcome.records.iter().zip(report["probes"].as_array().unwrap()) {
+        let found: Value = serde_json::to_value(found).unwrap();
+        let name = wanted["name"].as_str().unwrap();
+        compare(&found["evidence"], &wanted["evidence"], &format!("{name}.evidence"), &mut faults);
+        for field in ["name", "kind", "verdict", "score", "raw", "base_value", "ft_value", "ci_95"] {
+            compare(&found[field], &wanted[field], &format!("{name}.{field}"), &mut faults);
+        }
+    }
+    assert_eq!(outcome.records.len(), report["probes"].as_array().unwrap().len());
+    assert!(faults.is_empty(), "{} differences:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// Differences of two values. Deviations divide by the spread of three tiny
+/// numbers, so they are compared by their size.
+fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => {
+            let names: std::collections::BTreeSet<&String> = found.keys().chain(wanted.keys()).collect();
+            for name in names {
+                let of = |map: &serde_json::Map<String, Value>| map.get(name).cloned();
+                match (of(found), of(wanted)) {
+                    (Some(found), Some(wanted)) => {
+                        compare(&found, &wanted, &format!("{path}.{name}"), faults)
+                    }
+                    (found, _) => faults.push(format!(
+                        "{path}.{name}: only {}",
+                        if found.is_some() { "ours" } else { "theirs" }
+                    )),
+                }
+            }
+        }
+        (Value::Array(found), Value::Array(wanted)) if found.len() == wanted.len() => {
+            for (place, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                compare(found, wanted, &format!("{path}.{place}"), faults);
+            }
+        }
+        // Words are our own.
+        (Value::String(_), Value::String(_)) if path.ends_with("reason") => {}
+        _ => {
+            let same = match (found.as_f64(), wanted.as_f64()) {
+                (Some(found), Some(wanted)) => {
+                    let slack = if path.contains("z_by_rank") { 0.01 * wanted.abs() } else { 0.0 };
+                    (found - wanted).abs() <= TOLERANCE + slack
+                }
+                _ => found == wanted,
+            };
+            if !same {
+                faults.push(format!("{path}: {found} is not {wanted}"));
+            }
+        }
+    }
+}
