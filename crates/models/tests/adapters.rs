@@ -8,7 +8,7 @@ use fixture::{Fixture, Silent, apart, json, logits, numbers};
 use shardloom_checkpoint::Source;
 use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use shardloom_hub::{LoadOptions, load_adapter};
-use shardloom_nn::{Adapter, Decoder, Input, Pass, merged};
+use shardloom_nn::{Adapter, Decoder, Generation, Input, NnError, Part, Pass, Request, merged};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -90,6 +90,58 @@ fn strength_scales_the_change_from_nothing() {
             assert!(apart <= TOLERANCE, "{name} with strength 0.5 is {apart} from PEFT's");
         }
     }
+}
+
+#[test]
+fn adapters_can_be_made_anew_and_cut() {
+    for name in ADAPTERS {
+        let base = base_of(name);
+        let decoder = base.load(&LoadOptions::default()).decoder;
+        let adapter = adapter_for(name, &base, &decoder);
+        let prompt = &base.prompts()[0];
+        let own = changed(&decoder, &adapter, 1.0, prompt);
+        let mut pieces = Vec::new();
+        let same = adapter.remade(&decoder, |piece| {
+            pieces.push((piece.name.to_owned(), piece.part));
+            Some(piece.values.to_vec())
+        });
+        // What replaces parameters, and lengths of rows, are rounded once more.
+        let apart_from_own = apart(&changed(&decoder, &same.unwrap(), 1.0, prompt), &own);
+        assert!(apart_from_own <= 1e-5, "{name} made of its own numbers is {apart_from_own} apart");
+        let twice = adapter.remade(&decoder, |piece| {
+            let doubled = piece.values.iter().map(|x| 2.0 * x).collect();
+            (!matches!(piece.part, Part::A | Part::TableA)).then_some(doubled)
+        });
+        // Twice `B`, biases and replaced parameters are twice the change.
+        if !name.starts_with("dora") {
+            let found = changed(&decoder, &twice.unwrap(), 1.0, prompt);
+            let far = apart(&found, &changed(&decoder, &adapter, 2.0, prompt));
+            assert!(far <= TOLERANCE, "{name} with twice its numbers is {far} apart from itself twice");
+        }
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let nothing = adapter.without(|_| true);
+        assert!(nothing.is_empty());
+        let found = changed(&decoder, &nothing, 1.0, prompt);
+        assert_eq!(bits(&found), bits(&logits(&decoder, prompt)), "{name}");
+        let all = adapter.without(|_| false);
+        assert_eq!(bits(&changed(&decoder, &all, 1.0, prompt)), bits(&own), "{name}");
+        assert!(adapter.bytes() > 0);
+        let of_a: Vec<usize> = (0..pieces.len()).filter(|&at| pieces[at].1 == Part::A).collect();
+        assert!(of_a.iter().all(|&at| pieces[at + 1] == (pieces[at].0.clone(), Part::B)), "{pieces:?}");
+    }
+}
+
+#[test]
+fn what_is_no_number_is_an_error() {
+    let base = base_of("lora");
+    let decoder = base.load(&LoadOptions::default()).decoder;
+    let adapter = adapter_for("lora", &base, &decoder);
+    let short = adapter.remade(&decoder, |_| Some(vec![0.0]));
+    assert!(matches!(short.map(|_| ()), Err(NnError::PieceLength { found: 1, .. })));
+    let broken = adapter.remade(&decoder, |piece| Some(vec![f32::NAN; piece.values.len()])).unwrap();
+    let request = Request { prompts: vec![vec![1, 2]], max_new_tokens: 3, ..Request::default() };
+    let written = Generation::new(&decoder, Some((&broken, 1.0)), request).unwrap().run();
+    assert_eq!(written.map(|_| ()), Err(NnError::NotFinite { row: 0, found: "NaN".to_owned() }));
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl Noise {
         for (drawn, made) in drawn.chunks_exact(16).zip(made.chunks_exact_mut(16)) {
             transform(drawn, made);
         }
-        if count % 16 != 0 {
+        if !count.is_multiple_of(16) {
             // The last sixteen are drawn anew.
             drawn.truncate(0);
             drawn.extend((0..16).map(|_| self.single()));

@@ -20,6 +20,15 @@ use crate::error::AskError;
 /// Rows of logits that are in memory at once.
 const BLOCK: usize = 64;
 
+/// A text, and the number of the variant that reads it.
+type Key = (Arc<[u32]>, usize);
+
+/// The same, and the jobs that want something of it.
+type Wanted<'a> = (&'a Key, &'a Vec<usize>);
+
+/// Logarithms of probabilities, or what is no number among them.
+type Row = Result<Vec<f64>, String>;
+
 /// Jobs that read, in one pass over some variants.
 pub(super) struct Readings<'a> {
     engine: &'a Engine,
@@ -27,7 +36,7 @@ pub(super) struct Readings<'a> {
     /// Numbers of questions, and what is read for them.
     jobs: &'a [(usize, &'a Read)],
     /// Which jobs want something of a text under a variant.
-    wanted: BTreeMap<(Arc<[u32]>, usize), Vec<usize>>,
+    wanted: BTreeMap<Key, Vec<usize>>,
     rows: HeldRows,
 }
 
@@ -35,14 +44,14 @@ pub(super) struct Readings<'a> {
 #[derive(Default)]
 struct HeldRows {
     /// How many comparisons still want a row.
-    uses: HashMap<(Arc<[u32]>, usize), usize>,
-    /// Logarithms of probabilities, or what is no number among them.
-    rows: HashMap<(Arc<[u32]>, usize), Result<Vec<f64>, String>>,
+    uses: HashMap<Key, usize>,
+    /// Those that came.
+    rows: HashMap<Key, Row>,
 }
 
 impl<'a> Readings<'a> {
     pub(super) fn new(engine: &'a Engine, variants: &'a Variants, jobs: &'a [(usize, &'a Read)]) -> Self {
-        let mut wanted: BTreeMap<(Arc<[u32]>, usize), Vec<usize>> = BTreeMap::new();
+        let mut wanted: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
         let mut rows = HeldRows::default();
         for (job, (_, read)) in jobs.iter().enumerate() {
             let keys = keys(variants, read);
@@ -62,13 +71,13 @@ impl<'a> Readings<'a> {
     /// Reads everything.
     pub(super) fn run(mut self, most: usize, tell: &mut Tell<'_>) -> Result<(), NnError> {
         let wanted = std::mem::take(&mut self.wanted);
-        let all: Vec<(&(Arc<[u32]>, usize), &Vec<usize>)> = wanted.iter().collect();
+        let all: Vec<Wanted<'_>> = wanted.iter().collect();
         let items: Vec<Item<'_>> =
             all.iter().map(|((tokens, variant), _)| Item { tokens, variant: *variant }).collect();
         let mut start = 0;
         for end in ends(&items, most) {
             for side in [Side::Base, Side::Tuned] {
-                let here: Vec<(&(Arc<[u32]>, usize), &Vec<usize>)> = all[start..end]
+                let here: Vec<Wanted<'_>> = all[start..end]
                     .iter()
                     .copied()
                     .filter(|((_, variant), _)| self.variants.all[*variant].side == side)
@@ -82,12 +91,7 @@ impl<'a> Readings<'a> {
         Ok(())
     }
 
-    fn chunk(
-        &mut self,
-        decoder: &Decoder,
-        items: &[(&(Arc<[u32]>, usize), &Vec<usize>)],
-        tell: &mut Tell<'_>,
-    ) -> Result<(), NnError> {
+    fn chunk(&mut self, decoder: &Decoder, items: &[Wanted<'_>], tell: &mut Tell<'_>) -> Result<(), NnError> {
         let changes: Vec<_> = self.variants.all.iter().map(|variant| variant.change()).collect();
         let texts: Vec<Text<'_>> =
             items.iter().map(|((tokens, change), _)| Text { tokens, change: *change }).collect();
@@ -104,7 +108,7 @@ impl<'a> Readings<'a> {
         &self,
         decoder: &Decoder,
         reading: &Reading<'_>,
-        items: &[(&(Arc<[u32]>, usize), &Vec<usize>)],
+        items: &[Wanted<'_>],
         tell: &mut Tell<'_>,
     ) -> Result<(), NnError> {
         let first = |job: usize| match self.jobs[job].1.need {
@@ -146,7 +150,7 @@ impl<'a> Readings<'a> {
     fn next_tokens(
         &mut self,
         reading: &Reading<'_>,
-        items: &[(&(Arc<[u32]>, usize), &Vec<usize>)],
+        items: &[Wanted<'_>],
         tell: &mut Tell<'_>,
     ) -> Result<(), NnError> {
         let wants_row = |job: &usize| matches!(self.jobs[*job].1.need, Need::Next(_) | Need::Divergence(_));
@@ -166,7 +170,7 @@ impl<'a> Readings<'a> {
         Ok(())
     }
 
-    fn row(&mut self, key: &(Arc<[u32]>, usize), jobs: &[usize], logits: &[f32], tell: &mut Tell<'_>) {
+    fn row(&mut self, key: &Key, jobs: &[usize], logits: &[f32], tell: &mut Tell<'_>) {
         let odd = || {
             let odd = logits.iter().find(|logit| !logit.is_finite());
             odd.map_or_else(|| "no number".to_owned(), f32::to_string)
@@ -200,7 +204,7 @@ impl<'a> Readings<'a> {
     fn meanings(
         &self,
         reading: &Reading<'_>,
-        items: &[(&(Arc<[u32]>, usize), &Vec<usize>)],
+        items: &[Wanted<'_>],
         tell: &mut Tell<'_>,
     ) -> Result<(), NnError> {
         let is_meant = |job: &usize| self.jobs[*job].1.need == Need::Meaning;
@@ -234,7 +238,7 @@ impl<'a> Readings<'a> {
 
 impl HeldRows {
     /// One comparison less wants a row.
-    fn release(&mut self, key: &(Arc<[u32]>, usize)) {
+    fn release(&mut self, key: &Key) {
         if let Some(uses) = self.uses.get_mut(key) {
             *uses -= 1;
             if *uses == 0 {
@@ -246,7 +250,7 @@ impl HeldRows {
 }
 
 /// The rows that a job wants: its own, and the one that it is compared with.
-fn keys(variants: &Variants, read: &Read) -> [(Arc<[u32]>, usize); 2] {
+fn keys(variants: &Variants, read: &Read) -> [Key; 2] {
     let key = |view| (Arc::clone(&read.tokens), variants.number(view));
     match &read.need {
         Need::Divergence(from) => [key(&read.view), key(from)],
@@ -254,11 +258,7 @@ fn keys(variants: &Variants, read: &Read) -> [(Arc<[u32]>, usize); 2] {
     }
 }
 
-fn compared(
-    read: &Read,
-    asked: &Result<Vec<f64>, String>,
-    from: &Result<Vec<f64>, String>,
-) -> Result<Answer, AskError> {
+fn compared(read: &Read, asked: &Row, from: &Row) -> Result<Answer, AskError> {
     let (asked, from) = match (asked, from) {
         (Ok(asked), Ok(from)) => (asked, from),
         (Err(odd), _) => return Err(not_finite(read, odd)),
