@@ -215,7 +215,7 @@ fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) 
                 let of = |map: &serde_json::Map<String, Value>| map.get(name).cloned();
                 match (of(found), of(wanted)) {
                     (Some(found), Some(wanted)) => {
-                        compare(&found, &wanted, &format!("{path}.{name}"), faults)
+                        compare(&found, &wanted, &format!("{path}.{name}"), faults);
                     }
                     (found, _) => faults.push(format!(
                         "{path}.{name}: only {}",

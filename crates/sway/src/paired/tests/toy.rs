@@ -142,12 +142,12 @@ impl Toy {
                 }
             }
             let before = factors.clone();
-            for f in 0..FEATURES {
+            for (f, row) in gradient.iter().enumerate() {
                 for k in 0..RANK {
-                    factors.down[f][k] +=
-                        rate * (0..LETTERS).map(|l| gradient[f][l] * before.up[k][l]).sum::<f64>();
-                    for l in 0..LETTERS {
-                        factors.up[k][l] += rate * gradient[f][l] * before.down[f][k];
+                    let pull: f64 = row.iter().zip(&before.up[k]).map(|(push, up)| push * up).sum();
+                    factors.down[f][k] += rate * pull;
+                    for (up, push) in factors.up[k].iter_mut().zip(row) {
+                        *up += rate * push * before.down[f][k];
                     }
                 }
             }
