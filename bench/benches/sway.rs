@@ -74,10 +74,10 @@ fn compare(
     if let Some(theirs) = theirs {
         let beside = number(theirs, "/seconds");
         let what = format!("13 probes, {case} statistics / dlm-sway");
-        report.row(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
+        report.ratio(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
         let (own, beside) = (number(&first, "/peak"), number(theirs, "/peak"));
         let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
-        report.row(
+        report.ratio(
             "its peak memory / dlm-sway",
             [&gigabytes(own), &gigabytes(beside)],
             own / beside,
@@ -85,7 +85,12 @@ fn compare(
         );
     }
     let again = number(&second, "/seconds");
-    report.row("the same again, from kept answers / 1 s", [&seconds(again), "1 s"], again, Goal::AtMost(1.0));
+    report.ratio(
+        "the same again, from kept answers / 1 s",
+        [&seconds(again), "1 s"],
+        again,
+        Goal::AtMost(1.0),
+    );
 }
 
 fn peer() -> PathBuf {

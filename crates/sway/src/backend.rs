@@ -2,6 +2,8 @@
 
 pub mod dummy;
 pub mod local;
+mod placed;
+pub mod sentences;
 pub mod two_model;
 
 use std::collections::BTreeSet;

@@ -8,7 +8,7 @@
 
 mod chunks;
 mod engine;
-mod identity;
+pub(super) mod identity;
 mod jobs;
 mod noise;
 mod reading;

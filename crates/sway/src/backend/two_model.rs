@@ -1,7 +1,7 @@
 //! Two backends as one: the base of the first, the tuned model of the second.
 
+use super::placed::ask_some;
 use super::{Backend, Capabilities, Capability, Description, Watch};
-use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
 use crate::question::{Ask, Question};
 use crate::view::View;
@@ -57,20 +57,6 @@ enum Side {
     Tuned,
 }
 
-/// Tells answers under the places that the caller knows.
-struct Placed<'a> {
-    places: &'a [usize],
-    watch: &'a mut dyn Watch,
-}
-
-impl Watch for Placed<'_> {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
-        if let Some(place) = self.places.get(place) {
-            self.watch.answered(*place, answer);
-        }
-    }
-}
-
 impl Backend for TwoModel {
     fn description(&self) -> &Description {
         &self.description
@@ -89,15 +75,11 @@ impl Backend for TwoModel {
         for side in [Side::Base, Side::Tuned] {
             let places: Vec<usize> =
                 (0..questions.len()).filter(|place| self.able(&questions[*place]) == Some(side)).collect();
-            let part: Vec<Question> = places.iter().map(|place| questions[*place].clone()).collect();
-            if part.is_empty() {
-                continue;
-            }
             let backend = match side {
                 Side::Base => &mut self.base,
                 Side::Tuned => &mut self.tuned,
             };
-            backend.answer(&part, &mut Placed { places: &places, watch })?;
+            ask_some(&mut **backend, questions, &places, watch)?;
         }
         Ok(())
     }
