@@ -10,12 +10,14 @@
 //! - A [`Record`] is what a probe found.
 
 mod answer;
+pub mod attribution;
 pub mod autogen;
 pub mod backend;
 mod book;
 pub mod cache;
 mod category;
 mod error;
+pub mod inquiry;
 pub mod numbers;
 pub mod packs;
 pub mod paired;
@@ -23,8 +25,9 @@ pub mod probe;
 mod question;
 mod record;
 pub mod report;
-pub mod score;
 pub mod runner;
+pub mod sameness;
+pub mod score;
 pub mod sections;
 pub mod suite;
 mod view;

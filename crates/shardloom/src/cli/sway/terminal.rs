@@ -115,6 +115,7 @@ fn last_line(report: &Report) -> String {
 
 /// A text in one line, without what a terminal would obey.
 fn flat(text: &str) -> String {
-    let printable: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    let printable: String =
+        text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
     printable.split_whitespace().collect::<Vec<_>>().join(" ")
 }
