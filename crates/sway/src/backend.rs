@@ -75,6 +75,12 @@ pub trait Backend: Send {
     /// answered any more.
     fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError>;
 
+    /// The names of the layers that the change can be switched off in, from the
+    /// first to the last; none if that cannot be told.
+    fn layers(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether its answers are numbers at all.
     fn preflight(&mut self) -> Result<(), SwayError>;
 }

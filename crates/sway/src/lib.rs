@@ -10,12 +10,14 @@
 //! - A [`Record`] is what a probe found.
 
 mod answer;
+pub mod attribution;
 pub mod autogen;
 pub mod backend;
 mod book;
 pub mod cache;
 mod category;
 mod error;
+pub mod inquiry;
 pub mod numbers;
 pub mod packs;
 pub mod paired;
@@ -24,6 +26,7 @@ mod question;
 mod record;
 pub mod report;
 pub mod runner;
+pub mod sameness;
 pub mod score;
 pub mod sections;
 pub mod suite;

@@ -9,6 +9,7 @@
 mod entry;
 mod fault;
 mod file;
+mod overrides;
 mod plan;
 mod read;
 
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 pub use entry::SuiteEntry;
 pub use fault::{SuiteErrors, SuiteFault, SuiteProblem, SuiteRule, SuiteWarning};
 pub use file::{Defaults, ModelKind, ModelSpec, Precision, Statistics};
+pub use overrides::{SuiteOverrides, TunedSide};
 pub use plan::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, ServedModel};
 
 /// A suite, checked. Paths in it are resolved.

@@ -1,6 +1,17 @@
 //! `shardloom sway`: what a fine-tuning changed.
 
+mod answers;
+mod backend;
+mod check;
+mod diff;
 mod files;
+mod gate;
+mod judging;
+mod probes;
+mod run;
+mod same;
+mod screen;
+mod session;
 mod terminal;
 
 use std::path::PathBuf;
@@ -18,6 +29,48 @@ use super::output::{Output, table};
 
 #[derive(Subcommand)]
 pub(super) enum SwayCommand {
+    /// Run a suite: ask both models, judge, and report.
+    ///
+    /// Exits with 0 whatever the verdicts are, unless `--fail-on` names some. Answers are kept, so
+    /// that a run that was ended goes on where it was, and a second one asks nothing.
+    #[command(after_help = "Examples:
+  shardloom sway run sway.yaml
+  shardloom sway run sway.yaml --json run.json --html run.html
+  shardloom sway run sway.yaml --only change,leak --fail-on fail,error
+  shardloom sway run sway.yaml --dry-run")]
+    Run(run::RunArgs),
+
+    /// Let a suite through, or not; or say whether two checkpoints are the same model.
+    ///
+    /// Exits with 1 if a probe failed or could not be carried out, or if the score is too low.
+    #[command(after_help = "Examples:
+  shardloom sway gate sway.yaml --junit gate.xml
+  shardloom sway gate sway.yaml --threshold 0.7
+  shardloom sway gate --same ./model model-Q8_0.gguf
+  shardloom sway gate --same ./base ./merged --adapter ./adapter --margin 0.001")]
+    Gate(gate::GateArgs),
+
+    /// Take a quick look at an adapter: does it change the model at all?
+    ///
+    /// Exits with 1 if its change cannot be told from noise.
+    #[command(after_help = "Examples:
+  shardloom sway check runs/notes/adapter
+  shardloom sway check runs/notes/adapter --base smollm2_135m --prompts prompts.txt")]
+    Check(check::CheckArgs),
+
+    /// Run one suite on two tunings, and compare.
+    #[command(after_help = "Examples:
+  shardloom sway diff sway.yaml --a runs/1/adapter --b runs/2/adapter
+  shardloom sway diff sway.yaml --a old --b new --fail-on-regression 0.1")]
+    Diff(diff::DiffArgs),
+
+    /// List the kinds of probes, or show the fields of one.
+    #[command(after_help = "Examples:
+  shardloom sway probes
+  shardloom sway probes delta_kl
+  shardloom sway probes --json | jq -r '.[].kind'")]
+    Probes(probes::ProbesArgs),
+
     /// Show a report that was kept, in another form.
     #[command(after_help = "Examples:
   shardloom sway report run.json
@@ -134,6 +187,11 @@ pub(super) struct AutogenArgs {
 
 pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Failure> {
     match command {
+        SwayCommand::Run(args) => run::run(args, output),
+        SwayCommand::Gate(args) => gate::run(args, output),
+        SwayCommand::Check(args) => check::run(args, output),
+        SwayCommand::Diff(args) => diff::run(args, output),
+        SwayCommand::Probes(args) => probes::run(args, output),
         SwayCommand::Report(args) => report(args, output),
         SwayCommand::Compare(args) => compare(args, output),
         SwayCommand::Trace(args) => trace(args, output),
@@ -170,25 +228,28 @@ fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
     let text = match form {
         Plain::Json => comparison.to_json(),
         Plain::Markdown => comparison.to_markdown(),
-        Plain::Terminal => {
-            let columns = comparison.columns();
-            let heads: Vec<&str> = columns.iter().map(String::as_str).collect();
-            let numbers: Vec<usize> = (1..heads.len()).collect();
-            let mut table = table(&heads, &numbers);
-            for row in comparison.rows() {
-                table.add_row(row);
-            }
-            let lost: Vec<String> = comparison
-                .latest_regressions
-                .iter()
-                .map(|one| format!("\n{} lost {:.2}", one.name, -one.delta))
-                .collect();
-            format!("{table}{}", lost.concat())
-        }
+        Plain::Terminal => comparison_text(&comparison),
     };
     Output::Text.show(&text, |text| text.trim_end().to_owned())?;
     let failed = asked > 0.0 && !comparison.latest_regressions.is_empty();
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// A comparison as a terminal shows it.
+fn comparison_text(comparison: &Comparison) -> String {
+    let columns = comparison.columns();
+    let heads: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let numbers: Vec<usize> = (1..heads.len()).collect();
+    let mut table = table(&heads, &numbers);
+    for row in comparison.rows() {
+        table.add_row(row);
+    }
+    let lost: Vec<String> = comparison
+        .latest_regressions
+        .iter()
+        .map(|one| format!("\n{} lost {:.2}", one.name, -one.delta))
+        .collect();
+    format!("{table}{}", lost.concat())
 }
 
 fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {

@@ -193,6 +193,16 @@ impl Backend for LocalBackend {
         done.map_err(|error: NnError| self.failed(error.to_string(), error.hint()))
     }
 
+    fn layers(&self) -> Vec<String> {
+        match (&self.tuned, self.base.decoder_config()) {
+            // As our own engine names them, whatever the files say.
+            (Tuned::Adapter(_), Ok(config)) => {
+                (0..config.layers).map(|layer| format!("model.layers.{layer}")).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn preflight(&mut self) -> Result<(), SwayError> {
         /// The first thing that went wrong.
         struct First(Option<AskError>);

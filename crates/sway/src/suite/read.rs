@@ -11,7 +11,7 @@ use shardloom_layout::nearest;
 use super::entry::SuiteEntry;
 use super::fault::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
 use super::file::{File, HEAD, Head, ModelKind, ModelSpec, Statistics};
-use super::{Suite, plan};
+use super::{Suite, SuiteOverrides, plan};
 use crate::category::Category;
 
 /// The outline of the whole file.
@@ -37,13 +37,32 @@ impl Suite {
     /// Reads a suite from its file. `variable` looks up the home folder, for
     /// paths that begin with `~`.
     pub fn read_file(file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
+        Self::read_file_with(file, &SuiteOverrides::default(), variable)
+    }
+
+    /// The same, with what a command says over the file.
+    pub fn read_file_with(
+        file: &Path,
+        overrides: &SuiteOverrides,
+        variable: Lookup<'_>,
+    ) -> Result<Self, SuiteErrors> {
         let text = text_of(file).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
-        Self::read(&text, file, variable)
+        Self::read_with(&text, file, overrides, variable)
     }
 
     /// Reads a suite. `file` is what the text is called; relative paths in it
     /// are told from the folder of that file.
     pub fn read(text: &str, file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
+        Self::read_with(text, file, &SuiteOverrides::default(), variable)
+    }
+
+    /// The same, with what a command says over the text.
+    pub fn read_with(
+        text: &str,
+        file: &Path,
+        overrides: &SuiteOverrides,
+        variable: Lookup<'_>,
+    ) -> Result<Self, SuiteErrors> {
         let name = file.display().to_string();
         let texts = Texts { file: &name, overrides: &[] };
         let root = parse(text, texts).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
@@ -60,6 +79,9 @@ impl Suite {
             }
             return Err(SuiteErrors::sorted(check.faults));
         };
+        if let Some(statistics) = overrides.statistics {
+            read.defaults.statistics = statistics;
+        }
         let mut judge = Judge { root: &root, unsure: check.unsure.clone(), check };
         judge.rules(&read);
         let mut warnings = judge.same_names(&entries, read.defaults.statistics);
@@ -68,6 +90,7 @@ impl Suite {
             warnings.push(SuiteWarning::NoEffect { key: "defaults.concurrent_probes".to_owned(), why });
         }
         places.resolve(&mut read);
+        overrides.apply(&mut read);
         let decision = plan::decide(&read.models.base, &read.models.ft, &read.defaults, &places.folder);
         warnings.extend(decision.warnings);
         let plan = match decision.plan {

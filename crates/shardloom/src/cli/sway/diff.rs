@@ -1,0 +1,106 @@
+//! `shardloom sway diff`: one suite, two tunings.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use shardloom::sway::Report;
+use shardloom::sway::report::compare::Comparison;
+use shardloom::sway::suite::{SuiteOverrides, TunedSide};
+
+use super::super::failure::Failure;
+use super::super::hub::{Downloads, HubArgs};
+use super::super::output::Output;
+use super::answers::{Answers, answers};
+use super::backend::build;
+use super::comparison_text;
+use super::judging::{StatisticsArgument, read_suite};
+use super::screen::Screen;
+use super::session::Session;
+
+/// Losses of a score that are counted.
+const LOSSES: [f64; 2] = [0.10, 0.20];
+
+#[derive(Args)]
+pub(in crate::cli) struct DiffArgs {
+    /// The suite, a `sway.yaml`.
+    #[arg(value_hint = ValueHint::FilePath)]
+    spec: PathBuf,
+
+    /// The folder of one adapter, or of a whole model.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    a: PathBuf,
+
+    /// The folder of the other.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    b: PathBuf,
+
+    /// What categories count, over those of the suite: adherence=0.5,ablation=0.
+    #[arg(long, value_name = "K=V,…", value_hint = ValueHint::Other)]
+    weights: Option<String>,
+
+    /// How verdicts are reached [default: what the suite says].
+    #[arg(long, value_enum)]
+    statistics: Option<StatisticsArgument>,
+
+    /// Exit with 1 if a probe's score is so much lower for B; 0 is never.
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
+    fail_on_regression: f64,
+
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
+    let runs = [("a", judged(args, &args.a, output)?), ("b", judged(args, &args.b, output)?)]
+        .map(|(label, report)| (label.to_owned(), report));
+    let asked = args.fail_on_regression;
+    let threshold = if asked > 0.0 { asked } else { Comparison::USUAL_THRESHOLD };
+    let comparison = Comparison::of(&runs, threshold);
+    if output == Output::Json {
+        Output::Text.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
+    } else {
+        let lost = |least: f64| {
+            let pairs = runs[0].1.probes.iter().zip(&runs[1].1.probes);
+            pairs.filter(|(a, b)| a.score.zip(b.score).is_some_and(|(a, b)| a - b > least)).count()
+        };
+        let counts = LOSSES.map(|least| format!("{} lost more than {least:.2}", lost(least)));
+        let text = format!(
+            "a  {}\nb  {}\n{}\n{}",
+            args.a.display(),
+            args.b.display(),
+            comparison_text(&comparison),
+            counts.join(", ")
+        );
+        output.show(&text, Clone::clone)?;
+    }
+    let failed = asked > 0.0 && !comparison.latest_regressions.is_empty();
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// The suite's report with another tuning in its place.
+fn judged(args: &DiffArgs, folder: &Path, output: Output) -> Result<Report, Failure> {
+    let overrides = SuiteOverrides {
+        statistics: args.statistics.map(Into::into),
+        tuned: Some(side(folder)),
+        ..SuiteOverrides::default()
+    };
+    let session = Session::new(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
+    let hub = args.hub.hub()?;
+    let mut backend = build(&session.suite.plan, &hub, &Downloads::new(output))?;
+    let (mut cache, warnings) = answers(&*backend, Answers::Kept);
+    let mut screen = Screen::quiet(output);
+    screen.notes.extend(warnings);
+    session.run(&[], &mut *backend, cache.as_mut(), &mut screen)
+}
+
+/// An adapter, unless the folder holds a model.
+fn side(folder: &Path) -> TunedSide {
+    let name = folder.display().to_string();
+    let there = |file: &str| folder.join(file).exists();
+    if there("config.json") && !there("adapter_config.json") {
+        TunedSide::Model(name)
+    } else {
+        TunedSide::Adapter(name)
+    }
+}

@@ -1,0 +1,197 @@
+//! Which layers carry the change.
+//!
+//! The change is measured whole, and again with one group of layers left as it
+//! was. What is missing then is what the group carries, given all others. Groups
+//! that do the same work twice hide one another, and groups that need each other
+//! count twice: shares need not add up to 1.
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Backend, Capability};
+use crate::book::{Book, Missing};
+use crate::cache::Cache;
+use crate::error::{AskError, SwayError};
+use crate::inquiry::inquire;
+use crate::numbers::bootstrap::interval;
+use crate::numbers::mean;
+use crate::question::{Ask, Question};
+use crate::runner::Observer;
+use crate::view::View;
+
+/// The most groups: more bars than this nobody reads.
+const MOST_GROUPS: usize = 12;
+
+/// What one group of layers carries.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerShare {
+    /// Which layers: `layers 3–5`.
+    pub name: String,
+    /// The beginnings of the names of its modules.
+    pub modules: Vec<String>,
+    /// How far the model is from the base without the group's part.
+    pub divergence: f64,
+    /// The part of the effect that is gone then. Below 0 if the group holds the
+    /// rest back.
+    pub share: f64,
+    /// Where the share lies with 95 % confidence, over prompts.
+    pub ci_95: Option<[f64; 2]>,
+}
+
+/// What all groups carry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attribution {
+    /// How far the tuned model is from the base: the mean Jensen-Shannon
+    /// divergence of the next token, in nats.
+    pub divergence: f64,
+    /// The groups of layers, from the first to the last.
+    pub layers: Vec<LayerShare>,
+    /// Attention and feed-forward parts of all layers.
+    pub parts: Vec<LayerShare>,
+}
+
+/// Measures which layers carry the change, over prompts. Nothing if the backend
+/// cannot switch parts of the change off, or if there is no change to share.
+pub fn attribute(
+    prompts: &[String],
+    seed: u64,
+    backend: &mut dyn Backend,
+    cache: Option<&mut Cache>,
+    observer: &mut dyn Observer,
+) -> Result<Result<Option<Attribution>, AskError>, SwayError> {
+    let able = &backend.description().capabilities;
+    let layers = backend.layers();
+    if !able.contains(&Capability::Attributable)
+        || !able.contains(&Capability::FullVocabulary)
+        || layers.is_empty()
+        || prompts.is_empty()
+    {
+        return Ok(Ok(None));
+    }
+    let groups = groups(&layers);
+    let parts = parts(&layers);
+    let mut views = vec![View::Tuned];
+    views.extend(groups.iter().chain(&parts).map(Group::view));
+    let questions: Vec<Question> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            views
+                .iter()
+                .map(|view| Question::new(view, Ask::Divergence { prompt: prompt.clone(), from: View::Base }))
+        })
+        .collect();
+    let book = inquire(&questions, backend, cache, observer)?;
+    let distances =
+        |view: &View| Book::all(prompts.iter().map(|prompt| book.divergence(view, &View::Base, prompt)));
+    let measured = |view: &View| -> Result<Vec<f64>, AskError> {
+        match distances(view) {
+            Ok(found) => Ok(found.into_iter().map(|divergence| divergence.js).collect()),
+            Err(Missing::Failed(error)) => Err(error),
+            Err(Missing::Yet) => Err(AskError::Refused { message: format!("no answer came from {view}") }),
+        }
+    };
+    Ok((|| {
+        let whole = measured(&View::Tuned)?;
+        let divergence = mean(&whole).unwrap_or(0.0);
+        // Where nothing changed there is nothing to share.
+        if divergence <= f64::from(f32::EPSILON) {
+            return Ok(None);
+        }
+        let share = |group: &Group| -> Result<LayerShare, AskError> {
+            Ok(group.share(&whole, &measured(&group.view())?, seed))
+        };
+        Ok(Some(Attribution {
+            divergence,
+            layers: groups.iter().map(share).collect::<Result<_, _>>()?,
+            parts: parts.iter().map(share).collect::<Result<_, _>>()?,
+        }))
+    })())
+}
+
+/// Modules that are switched off together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    name: String,
+    modules: Vec<String>,
+}
+
+impl Group {
+    fn view(&self) -> View {
+        View::Without { modules: self.modules.clone() }
+    }
+
+    fn share(&self, whole: &[f64], without: &[f64], seed: u64) -> LayerShare {
+        let share_of = |places: &[usize]| {
+            let sum = |values: &[f64]| places.iter().map(|place| values[*place]).sum::<f64>();
+            let whole = sum(whole);
+            if whole > 0.0 { 1.0 - sum(without) / whole } else { 0.0 }
+        };
+        let all: Vec<usize> = (0..whole.len()).collect();
+        LayerShare {
+            name: self.name.clone(),
+            modules: self.modules.clone(),
+            divergence: mean(without).unwrap_or(0.0),
+            share: share_of(&all),
+            ci_95: interval(whole.len(), seed, share_of),
+        }
+    }
+}
+
+/// Neighbouring layers, in groups that are as equal as can be.
+fn groups(layers: &[String]) -> Vec<Group> {
+    let count = layers.len().min(MOST_GROUPS);
+    (0..count)
+        .map(|group| {
+            let (first, end) = (group * layers.len() / count, (group + 1) * layers.len() / count);
+            let name = match end - first {
+                1 => format!("layer {first}"),
+                _ => format!("layers {first}–{}", end - 1),
+            };
+            Group { name, modules: layers[first..end].to_vec() }
+        })
+        .collect()
+}
+
+/// The same kind of module in all layers.
+fn parts(layers: &[String]) -> Vec<Group> {
+    [("attention", "self_attn"), ("feed-forward", "mlp")]
+        .map(|(name, module)| Group {
+            name: name.to_owned(),
+            modules: layers.iter().map(|layer| format!("{layer}.{module}")).collect(),
+        })
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(count: usize) -> Vec<String> {
+        (0..count).map(|layer| format!("model.layers.{layer}")).collect()
+    }
+
+    #[test]
+    fn groups_hold_every_layer_once_and_in_order() {
+        for count in 0..80 {
+            let groups = groups(&layers(count));
+            assert_eq!(groups.len(), count.min(MOST_GROUPS));
+            let all: Vec<String> = groups.iter().flat_map(|group| group.modules.clone()).collect();
+            assert_eq!(all, layers(count));
+            let sizes = groups.iter().map(|group| group.modules.len());
+            assert!(sizes.clone().max().unwrap_or(0) <= sizes.min().unwrap_or(0) + 1);
+        }
+        assert_eq!(groups(&layers(30))[0].name, "layers 0–1");
+        assert_eq!(groups(&layers(2))[1].name, "layer 1");
+    }
+
+    #[test]
+    fn a_share_is_what_is_gone() {
+        let group = Group { name: "g".to_owned(), modules: Vec::new() };
+        let share = group.share(&[0.2, 0.2, 0.2, 0.2], &[0.05, 0.05, 0.05, 0.05], 0);
+        assert!((share.share - 0.75).abs() < 1e-12);
+        let [low, high] = share.ci_95.unwrap();
+        assert!((low - 0.75).abs() < 1e-12 && (high - 0.75).abs() < 1e-12);
+        // A group that holds the others back has a share below 0.
+        assert!(group.share(&[0.1, 0.1], &[0.2, 0.2], 0).share < 0.0);
+        assert_eq!(group.share(&[0.0], &[0.0], 0).share, 0.0);
+    }
+}

@@ -1,0 +1,61 @@
+//! What a command says over a suite's file.
+
+use super::file::{File, ModelKind, Statistics};
+
+/// What a command says over a suite's file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SuiteOverrides {
+    /// How verdicts are reached.
+    pub statistics: Option<Statistics>,
+    /// The model before, on both sides.
+    pub base: Option<String>,
+    /// The model after.
+    pub tuned: Option<TunedSide>,
+}
+
+/// What a command compares the base with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TunedSide {
+    /// The base with the adapter in this folder.
+    Adapter(String),
+    /// Another model.
+    Model(String),
+}
+
+impl SuiteOverrides {
+    /// Puts models in place. Paths are as the caller sees them: they are not
+    /// resolved again.
+    pub(super) fn apply(&self, file: &mut File) {
+        let models = &mut file.models;
+        if let Some(base) = &self.base {
+            for side in [&mut models.base, &mut models.ft] {
+                side.base.clone_from(base);
+                local(&mut side.kind);
+            }
+            models.base.adapter = None;
+        }
+        match &self.tuned {
+            None => {}
+            Some(TunedSide::Adapter(adapter)) => {
+                models.ft.adapter = Some(adapter.clone());
+                // What was tuned in another way was tuned from this base.
+                if models.base.kind.is_local() {
+                    models.ft.base.clone_from(&models.base.base);
+                }
+                local(&mut models.ft.kind);
+            }
+            Some(TunedSide::Model(model)) => {
+                models.ft.base.clone_from(model);
+                models.ft.adapter = None;
+                local(&mut models.ft.kind);
+            }
+        }
+    }
+}
+
+/// What a command names is loaded by this program.
+fn local(kind: &mut ModelKind) {
+    if !kind.is_local() {
+        *kind = ModelKind::Hf;
+    }
+}
