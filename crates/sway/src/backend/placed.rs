@@ -19,16 +19,16 @@ impl Watch for Placed<'_> {
     }
 }
 
-/// Asks a backend the questions at some places, if there are any.
+/// Asks a backend some of the questions, if there are any; the caller knows each
+/// by its place.
 pub(super) fn ask_some(
     backend: &mut dyn Backend,
-    questions: &[Question],
+    some: &[Question],
     places: &[usize],
     watch: &mut dyn Watch,
 ) -> Result<(), SwayError> {
-    if places.is_empty() {
-        return Ok(());
+    match some.is_empty() {
+        true => Ok(()),
+        false => backend.answer(some, &mut Placed { places, watch }),
     }
-    let part: Vec<Question> = places.iter().map(|place| questions[*place].clone()).collect();
-    backend.answer(&part, &mut Placed { places, watch })
 }

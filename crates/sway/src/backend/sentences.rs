@@ -47,7 +47,7 @@ impl Backend for WithSentences {
     }
 
     fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
-        let mut others = Vec::new();
+        let (mut others, mut places) = (Vec::new(), Vec::new());
         for (place, question) in questions.iter().enumerate() {
             match &question.ask {
                 Ask::Meaning { text } => {
@@ -55,10 +55,13 @@ impl Backend for WithSentences {
                         |error: shardloom_hub::HubError| AskError::Refused { message: error.to_string() };
                     watch.answered(place, self.encoder.encode(text).map(Answer::Meaning).map_err(refused));
                 }
-                _ => others.push(place),
+                _ => {
+                    others.push(question.clone());
+                    places.push(place);
+                }
             }
         }
-        ask_some(&mut *self.inner, questions, &others, watch)
+        ask_some(&mut *self.inner, &others, &places, watch)
     }
 
     fn preflight(&mut self) -> Result<(), SwayError> {

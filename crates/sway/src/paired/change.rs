@@ -311,5 +311,5 @@ pub(crate) fn preference_flip(
 
 /// Whether noise of the same size can be had.
 pub(super) fn has_noise(setting: &Setting<'_>) -> bool {
-    setting.can(Capability::NullCalibrated)
+    setting.can(Capability::MatchedNoise)
 }

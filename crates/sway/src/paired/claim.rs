@@ -34,7 +34,7 @@ impl Paired {
         measure: impl Fn(&Setting<'a>) -> Result<T, Stop>,
     ) -> Result<(T, Vec<T>), Stop> {
         let observed = measure(setting);
-        if !setting.can(Capability::NullCalibrated) {
+        if !setting.can(Capability::MatchedNoise) {
             return Ok((observed?, Vec::new()));
         }
         let nulls: Vec<Result<T, Stop>> = (0..self.seeds)
