@@ -71,7 +71,7 @@ struct Answer<'a> {
 pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure> {
     let session = Session::new(suite(args)?, None)?;
     let hub = args.hub.hub()?;
-    let mut backend = build(&session.suite.plan, &hub, &Downloads::new(output))?;
+    let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
     let (mut cache, warnings) = answers(&*backend, Answers::Kept);
     let mut screen = Screen::quiet(output);
     screen.notes.extend(warnings);

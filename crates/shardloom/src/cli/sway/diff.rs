@@ -87,7 +87,7 @@ fn judged(args: &DiffArgs, folder: &Path, output: Output) -> Result<Report, Fail
     };
     let session = Session::new(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
     let hub = args.hub.hub()?;
-    let mut backend = build(&session.suite.plan, &hub, &Downloads::new(output))?;
+    let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
     let (mut cache, warnings) = answers(&*backend, Answers::Kept);
     let mut screen = Screen::quiet(output);
     screen.notes.extend(warnings);

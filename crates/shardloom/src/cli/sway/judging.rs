@@ -104,7 +104,7 @@ impl JudgingArgs {
     /// Runs a suite, and writes the files that were asked for.
     pub(super) fn judge(&self, session: &Session, output: Output) -> Result<Report, Failure> {
         let hub = self.hub.hub()?;
-        let mut backend = build(&session.suite.plan, &hub, &Downloads::new(output))?;
+        let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
         let kept = if self.no_cache { Answers::Fresh } else { Answers::Kept };
         let (mut cache, warnings) = answers(&*backend, kept);
         let mut screen = Screen::new(output, self.trace.as_deref())?;
