@@ -9,9 +9,21 @@ pub(super) struct Item<'a> {
     pub(super) variant: usize,
 }
 
+/// The order in which texts are read. Variants of a short text stand side by
+/// side, so that weights are read once for all of them; long texts stand beside
+/// others that begin alike, of the same variant, so that they share that.
+pub(super) fn sort<T>(all: &mut [T], most: usize, item: impl for<'t> Fn(&'t T) -> Item<'t>) {
+    all.sort_by(|a, b| {
+        let (a, b) = (item(a), item(b));
+        let is_long = |item: &Item<'_>| 2 * item.tokens.len() > most;
+        let variant = |item: &Item<'_>| if is_long(item) { item.variant } else { 0 };
+        (is_long(&a), variant(&a)).cmp(&(is_long(&b), variant(&b))).then_with(|| a.cmp(&b))
+    });
+}
+
 /// Where chunks end, for items in order, so that none has more tokens than
-/// this; beginnings that texts share count once. A longer text is a chunk of
-/// its own.
+/// this; beginnings that texts share count once. A longer text is a chunk of its
+/// own, together with those that share most of it.
 pub(super) fn ends(items: &[Item<'_>], most: usize) -> Vec<usize> {
     let mut ends = Vec::new();
     let (mut start, mut sum) = (0, 0);
@@ -19,7 +31,9 @@ pub(super) fn ends(items: &[Item<'_>], most: usize) -> Vec<usize> {
     for (place, item) in items.iter().enumerate() {
         let shared = |other: &&[u32]| item.tokens.iter().zip(*other).take_while(|(a, b)| a == b).count();
         let new = item.tokens.len() - before.get(&item.variant).map_or(0, shared);
-        if sum + new > most && place > start {
+        // What is shared would have to be read again.
+        let room = if 2 * new < item.tokens.len() { 2 * most.max(item.tokens.len()) } else { most };
+        if sum + new > room && place > start {
             ends.push(place);
             before.clear();
             (start, sum) = (place, item.tokens.len());
@@ -47,7 +61,27 @@ mod tests {
         assert_eq!(ends(&[item(&a, 0), item(&b, 0)], 5), [2]);
         assert_eq!(ends(&[item(&a, 0), item(&b, 1)], 5), [1, 2]);
         assert_eq!(ends(&[item(&a, 0), item(&long, 0), item(&b, 0)], 5), [1, 2, 3]);
+        let longer: Vec<u32> = long.iter().copied().chain([8, 9]).collect();
+        assert_eq!(ends(&[item(&long, 0), item(&longer, 0)], 5), [2]);
+        assert_eq!(ends(&[item(&long, 0), item(&longer, 1)], 5), [1, 2]);
         assert_eq!(ends(&[], 5), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn variants_of_short_texts_and_beginnings_of_long_ones_stand_side_by_side() {
+        let (short, long, longer) = (vec![1, 2], vec![3; 8], vec![3; 9]);
+        let item = |tokens, variant| Item { tokens, variant };
+        let mut items = [
+            item(&long, 0),
+            item(&long, 1),
+            item(&longer, 0),
+            item(&longer, 1),
+            item(&short, 1),
+            item(&short, 0),
+        ];
+        sort(&mut items, 10, |item| *item);
+        let order: Vec<(usize, usize)> = items.iter().map(|item| (item.tokens.len(), item.variant)).collect();
+        assert_eq!(order, [(2, 0), (2, 1), (8, 0), (9, 0), (8, 1), (9, 1)]);
     }
 
     proptest! {
@@ -58,7 +92,7 @@ mod tests {
         ) {
             let mut items: Vec<Item<'_>> =
                 texts.iter().map(|(tokens, variant)| Item { tokens, variant: *variant }).collect();
-            items.sort_unstable();
+            sort(&mut items, most, |item| *item);
             let ends = ends(&items, most);
             prop_assert_eq!(ends.last().copied().unwrap_or(0), items.len());
             let mut start = 0;
@@ -69,7 +103,8 @@ mod tests {
                     .iter()
                     .flat_map(|item| (1..=item.tokens.len()).map(|end| (item.variant, &item.tokens[..end])))
                     .collect();
-                prop_assert!(unique.len() <= most || end - start == 1);
+                let longest = items[start..end].iter().map(|item| item.tokens.len()).max().unwrap_or(0);
+                prop_assert!(unique.len() <= 2 * most.max(longest) || end - start == 1);
                 start = end;
             }
         }

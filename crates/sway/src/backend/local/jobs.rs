@@ -125,7 +125,15 @@ impl<'a> Clerk<'a> {
                 }
                 read(text, tokens, Need::Text)
             }
-            Ask::Meaning { text } => read(text, self.tokens(text)?, Need::Meaning),
+            Ask::Meaning { text } => {
+                // A model may have nothing to say, and that means something too.
+                let mut tokens = self.encoded(text)?;
+                if tokens.is_empty() {
+                    let own = self.tokenizer;
+                    tokens.extend(own.bos().or_else(|| own.eos().first().copied()));
+                }
+                read(text, self.checked(tokens)?, Need::Meaning)
+            }
             Ask::Writing { prompt, max_new_tokens } => {
                 let tokens = self.tokens(prompt)?;
                 if *max_new_tokens == 0 {

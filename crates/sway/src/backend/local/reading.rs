@@ -8,17 +8,18 @@ use shardloom_layout::{DType, Layout};
 use shardloom_nn::{Decoder, NnError, Reading, Text};
 use shardloom_tensor::{Tensor, no_grad};
 
-use super::chunks::{Item, ends};
+use super::chunks::{Item, ends, sort};
 use super::engine::Engine;
 use super::jobs::{Need, Read, scored};
 use super::rows::{distribution, divergence, log_probabilities};
 use super::variant::Side;
-use super::work::{Tell, Variants};
+use super::work::{Tell, Variants, tidy};
 use crate::answer::Answer;
 use crate::error::AskError;
 
-/// Rows of logits that are in memory at once.
-const BLOCK: usize = 64;
+/// Rows of logits that are in memory at once: enough to be worth reading the
+/// last projection for.
+const BLOCK: usize = 256;
 
 /// A text, and the number of the variant that reads it.
 type Key = (Arc<[u32]>, usize);
@@ -71,7 +72,8 @@ impl<'a> Readings<'a> {
     /// Reads everything.
     pub(super) fn run(mut self, most: usize, tell: &mut Tell<'_>) -> Result<(), NnError> {
         let wanted = std::mem::take(&mut self.wanted);
-        let all: Vec<Wanted<'_>> = wanted.iter().collect();
+        let mut all: Vec<Wanted<'_>> = wanted.iter().collect();
+        sort(&mut all, most, |((tokens, variant), _)| Item { tokens, variant: *variant });
         let items: Vec<Item<'_>> =
             all.iter().map(|((tokens, variant), _)| Item { tokens, variant: *variant }).collect();
         let mut start = 0;
@@ -87,6 +89,7 @@ impl<'a> Readings<'a> {
                 }
             }
             start = end;
+            tidy();
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_nn::NnError;
+use shardloom_tensor::memory;
 
 use super::LocalOptions;
 use super::engine::Engine;
@@ -13,6 +14,17 @@ use super::writing::write_all;
 use crate::answer::Answer;
 use crate::error::AskError;
 use crate::view::View;
+
+/// The most memory that is kept for later passes.
+const SPARE: usize = 192 << 20;
+
+/// Gives memory back. Passes differ in size, so much of what one had would not
+/// fit the next.
+pub(super) fn tidy() {
+    if memory::statistics().cached > SPARE {
+        memory::release();
+    }
+}
 
 /// Hears the answer to a question, by the question's number.
 pub(super) type Tell<'a> = dyn FnMut(usize, Result<Answer, AskError>) + 'a;

@@ -6,7 +6,7 @@ use shardloom_nn::{Generation, NnError, Request, Sampling, grouped};
 use super::LocalOptions;
 use super::engine::Engine;
 use super::jobs::Write;
-use super::work::{Tell, Variants};
+use super::work::{Tell, Variants, tidy};
 use crate::answer::Answer;
 use crate::error::AskError;
 
@@ -69,6 +69,7 @@ fn batch(
                     let text = engine.tokenizer.decode(&row.tokens, SpecialText::Skip);
                     tell(*question, Ok(Answer::Text(text)));
                 }
+                tidy();
                 return Ok(());
             }
             // The others are written without it.
