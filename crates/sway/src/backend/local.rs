@@ -68,8 +68,8 @@ impl Default for LocalOptions {
             dtype: DType::F32,
             way: None,
             tokens_per_chunk: 1024,
-            rows_per_batch: 32,
-            positions_per_batch: 4096,
+            rows_per_batch: 64,
+            positions_per_batch: 8192,
             adapter_bytes: 256 << 20,
         }
     }
