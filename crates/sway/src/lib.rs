@@ -15,6 +15,7 @@ pub mod backend;
 mod book;
 pub mod cache;
 mod category;
+pub mod convert_adapter;
 mod error;
 pub mod numbers;
 pub mod packs;
