@@ -156,7 +156,10 @@ fn adapters_survive_the_way_to_mlx_and_back() {
         let found = open(name);
         let there = to_peft(&found.index, None).unwrap();
         let back = to_mlx(&there.index).unwrap();
-        assert_same(&Source::new(back.index.with_format(found.index.format()), Arc::clone(&found.storage)), &found);
+        assert_same(
+            &Source::new(back.index.with_format(found.index.format()), Arc::clone(&found.storage)),
+            &found,
+        );
         let (before, after) = (json_of(&found.index.metadata()[CONFIG]), json_of(&back.config));
         assert_eq!(before["model"], after["model"]);
         for key in ["rank", "scale", "dropout"] {
