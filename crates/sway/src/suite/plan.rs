@@ -72,7 +72,7 @@ pub struct CustomModel {
     /// The folder of the suite, where Python looks for modules too.
     pub folder: PathBuf,
     /// What it is told of the model.
-    pub spec: ModelSpec,
+    pub spec: Box<ModelSpec>,
 }
 
 /// What is started for a backend of the user's own.
@@ -249,7 +249,7 @@ fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel>
             };
             match EntryPoint::read(text, folder) {
                 Some(entry) => {
-                    let (folder, spec) = (folder.to_owned(), spec.clone());
+                    let (folder, spec) = (folder.to_owned(), Box::new(spec.clone()));
                     Ok(PlannedModel::Custom(CustomModel { entry, folder, spec }))
                 }
                 None => fault("entry_point", SuiteRule::EntryPoint { found: text.clone() }),

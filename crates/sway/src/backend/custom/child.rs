@@ -39,6 +39,7 @@ enum Line {
 }
 
 type Log = Arc<dyn Fn(&str) + Send + Sync>;
+type Work = Box<dyn FnOnce() + Send>;
 type Remembered = Arc<Mutex<VecDeque<String>>>;
 
 /// A program that is spoken to in lines.
@@ -71,7 +72,7 @@ impl Child {
             return Err(failed("it has no pipes".to_owned()));
         };
         let log = Arc::clone(log);
-        let threads: [(&str, Box<dyn FnOnce() + Send>); 3] = [
+        let threads: [(&str, Work); 3] = [
             ("shardloom-sway-ask", Box::new(move || write_lines(input, &to_write))),
             ("shardloom-sway-hear", Box::new(move || read_lines(output, &read))),
             ("shardloom-sway-log", Box::new(move || pass_on(errors, &log, &said))),
