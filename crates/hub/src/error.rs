@@ -51,6 +51,9 @@ pub enum HubError {
         /// What the parser says.
         message: String,
     },
+    /// An encoder of sentences that cannot be used.
+    #[error(transparent)]
+    Sentence(#[from] crate::sentence::SentenceError),
     /// Cards that use each other's tokenizers.
     #[error("card `{card}` uses a tokenizer that leads back to itself")]
     TokenizerLoop {
@@ -134,6 +137,7 @@ impl Hint for HubError {
             Self::OtherFamily { found, .. } => {
                 Some(format!("use the hub of {found}, or load it by name alone"))
             }
+            Self::Sentence(error) => error.hint(),
             Self::NoConfig { .. } => {
                 Some("put the model's config.json beside it, or write a card for it".to_owned())
             }

@@ -19,6 +19,7 @@ mod hub;
 mod load;
 mod model;
 mod model_hub;
+mod sentence;
 mod writer;
 
 pub use adapter::{AdapterError, load_adapter};
@@ -32,4 +33,5 @@ pub use hub::{Fetched, Found, Hub, Place};
 pub use load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder, new_decoder};
 pub use model::Model;
 pub use model_hub::ModelHub;
+pub use sentence::{SentenceEncoder, SentenceError};
 pub use writer::{Ends, Piece, WriteRequest, Writer, Written, sampling_of};

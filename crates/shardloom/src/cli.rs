@@ -41,9 +41,9 @@ use output::Output;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
 
-/// Find, load, train, run and keep language models, on one process or thousands.
+/// Find, load, train, run, keep and judge language models, on one process or thousands.
 ///
-/// Judging what training changed is to come.
+/// Begin with `shardloom quickstart`.
 #[derive(Parser)]
 #[command(name = "shardloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {

@@ -1,7 +1,12 @@
 //! What answers questions.
 
+pub mod api;
+pub mod build;
+pub mod custom;
 pub mod dummy;
 pub mod local;
+mod placed;
+pub mod sentences;
 pub mod two_model;
 
 use std::collections::BTreeSet;
@@ -34,6 +39,8 @@ pub enum Capability {
     Tokenizer,
     /// It can switch modules of the change off.
     Attributable,
+    /// It answers for noise that is as large as the change, module by module.
+    MatchedNoise,
 }
 
 /// All that a backend can do.

@@ -10,7 +10,7 @@
 //! nulls, so the rank of its number among theirs gives an exact probability.
 //! All probes see the same seeds, so the largest deviation of any probe, seed
 //! by seed, tells how often a suite of noise would claim anything
-//! (Westfall and Young); 19 seeds are enough for 5 %. *It stays within a
+//! (Westfall and Young); 19 seeds are enough for 5 %, 24 are drawn. *It stays within a
 //! limit* ([`Claim::Limit`]): not being able to show harm is no proof of
 //! harmlessness, so the limit must be cleared with confidence (an equivalence
 //! test), and is judged broken only with confidence as well. What lies between

@@ -205,8 +205,8 @@ fn the_whole_report_is_that_of_dlm_sway() {
     assert!(faults.is_empty(), "{} differences:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// Differences of two values. Deviations divide by the spread of three tiny
-/// numbers, so they are compared by their size.
+/// Differences of two values. What is divided by a tiny number (the spread of
+/// three nulls, a gain of 0.009) is compared to a hundredth of its size.
 fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => {
@@ -215,7 +215,7 @@ fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) 
                 let of = |map: &serde_json::Map<String, Value>| map.get(name).cloned();
                 match (of(found), of(wanted)) {
                     (Some(found), Some(wanted)) => {
-                        compare(&found, &wanted, &format!("{path}.{name}"), faults)
+                        compare(&found, &wanted, &format!("{path}.{name}"), faults);
                     }
                     (found, _) => faults.push(format!(
                         "{path}.{name}: only {}",
@@ -234,7 +234,8 @@ fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) 
         _ => {
             let same = match (found.as_f64(), wanted.as_f64()) {
                 (Some(found), Some(wanted)) => {
-                    let slack = if path.contains("z_by_rank") { 0.01 * wanted.abs() } else { 0.0 };
+                    let quotient = path.contains("z_by_rank") || path.ends_with("generalization_ratio");
+                    let slack = if quotient { 0.01 * wanted.abs() } else { 0.0 };
                     (found - wanted).abs() <= TOLERANCE + slack
                 }
                 _ => found == wanted,

@@ -8,7 +8,7 @@
 
 mod chunks;
 mod engine;
-mod identity;
+pub(super) mod identity;
 mod jobs;
 mod noise;
 mod reading;
@@ -132,14 +132,16 @@ impl LocalBackend {
 
 fn capabilities(tuned: &Tuned) -> Capabilities {
     use Capability::{
-        Attributable, CacheIdentity, Differential, FullVocabulary, Meaning, NullCalibrated, Preflight,
-        Scalable, Tokenizer,
+        Attributable, CacheIdentity, Differential, FullVocabulary, MatchedNoise, Meaning, NullCalibrated,
+        Preflight, Scalable, Tokenizer,
     };
     let mut all = Capabilities::from([Preflight, CacheIdentity, FullVocabulary, Meaning, Tokenizer]);
     match tuned {
         Tuned::Nothing => {}
         Tuned::Model(_) => all.extend([Differential]),
-        Tuned::Adapter(_) => all.extend([Differential, Scalable, NullCalibrated, Attributable]),
+        Tuned::Adapter(_) => {
+            all.extend([Differential, Scalable, NullCalibrated, MatchedNoise, Attributable]);
+        },
     }
     all
 }

@@ -1,22 +1,54 @@
-//! Two backends as one: the base of the first, the tuned model of the second.
+//! Two backends as one: a view of the first is the base, a view of the second
+//! the tuned model.
 
+use super::placed::ask_some;
 use super::{Backend, Capabilities, Capability, Description, Watch};
-use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
 use crate::question::{Ask, Question};
 use crate::view::View;
 
 /// Two backends as one.
 pub struct TwoModel {
-    base: Box<dyn Backend>,
-    tuned: Box<dyn Backend>,
+    base: Side,
+    tuned: Side,
     description: Description,
+}
+
+/// One view of a backend.
+pub struct Side {
+    /// The backend.
+    pub backend: Box<dyn Backend>,
+    /// The view that stands for it.
+    pub view: View,
+}
+
+impl Side {
+    /// A model and what changed it, or the model alone if nothing did.
+    pub fn changed(backend: Box<dyn Backend>) -> Self {
+        let differs = backend.description().capabilities.contains(&Capability::Differential);
+        Self { backend, view: if differs { View::Tuned } else { View::Base } }
+    }
+
+    /// What it is called.
+    fn name(&self) -> String {
+        let description = self.backend.description();
+        match (&self.view, &description.adapter) {
+            (View::Tuned, Some(adapter)) => format!("{} with {adapter}", description.base),
+            _ => description.base.clone(),
+        }
+    }
 }
 
 impl TwoModel {
     /// The base of one backend and the tuned model of another.
     pub fn new(base: Box<dyn Backend>, tuned: Box<dyn Backend>) -> Self {
-        let (first, second) = (base.description(), tuned.description());
+        Self::of(Side { backend: base, view: View::Base }, Side::changed(tuned))
+    }
+
+    /// Any view of one backend as the base, and any of another as the tuned
+    /// model.
+    pub fn of(base: Side, tuned: Side) -> Self {
+        let (first, second) = (base.backend.description(), tuned.backend.description());
         let of_base = [Capability::Meaning, Capability::Tokenizer];
         let mut capabilities: Capabilities =
             of_base.into_iter().filter(|capability| first.capabilities.contains(capability)).collect();
@@ -27,48 +59,49 @@ impl TwoModel {
             }
         }
         let identity = match (&first.identity, &second.identity) {
-            (Some(first), Some(second)) => Some(format!("two_model:{first}:{second}")),
+            (Some(first), Some(second)) => {
+                Some(format!("two_model:{}:{first}:{}:{second}", base.view, tuned.view))
+            }
             _ => None,
         };
+        let mut notes = first.notes.clone();
+        notes.extend(second.notes.iter().filter(|note| !first.notes.contains(note)).cloned());
         let description = Description {
             kind: "two_model".to_owned(),
-            base: first.base.clone(),
-            adapter: Some(second.adapter.clone().unwrap_or_else(|| second.base.clone())),
+            base: base.name(),
+            adapter: Some(tuned.name()),
             capabilities,
-            notes: first.notes.iter().chain(&second.notes).cloned().collect(),
+            notes,
             identity,
         };
         Self { base, tuned, description }
     }
-
-    fn able(&self, question: &Question) -> Option<Side> {
-        match (&question.view, &question.ask) {
-            (_, Ask::Divergence { .. }) => None,
-            (View::Base, _) => Some(Side::Base),
-            (View::Tuned, _) => Some(Side::Tuned),
-            _ => None,
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+enum Which {
     Base,
     Tuned,
 }
 
-/// Tells answers under the places that the caller knows.
-struct Placed<'a> {
-    places: &'a [usize],
-    watch: &'a mut dyn Watch,
+/// The side that answers a question, if one does.
+fn able(question: &Question) -> Option<Which> {
+    match (&question.view, &question.ask) {
+        (_, Ask::Divergence { .. }) => None,
+        (View::Base, _) => Some(Which::Base),
+        (View::Tuned, _) => Some(Which::Tuned),
+        _ => None,
+    }
 }
 
-impl Watch for Placed<'_> {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
-        if let Some(place) = self.places.get(place) {
-            self.watch.answered(*place, answer);
-        }
-    }
+/// A question in the words of one side.
+fn passed(question: &Question, side: &Side) -> Question {
+    let view = match question.ask {
+        // These are asked of bases alone.
+        Ask::Meaning { .. } | Ask::Filler { .. } => &View::Base,
+        _ => &side.view,
+    };
+    Question::new(view, question.ask.clone())
 }
 
 impl Backend for TwoModel {
@@ -78,32 +111,23 @@ impl Backend for TwoModel {
 
     fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
         for (place, question) in questions.iter().enumerate() {
-            if self.able(question).is_none() {
+            if able(question).is_none() {
                 let asked = format!("what {} says", question.view);
-                watch.answered(
-                    place,
-                    Err(AskError::NotAble { backend: self.description.kind.clone(), asked }),
-                );
+                let backend = self.description.kind.clone();
+                watch.answered(place, Err(AskError::NotAble { backend, asked }));
             }
         }
-        for side in [Side::Base, Side::Tuned] {
+        for (which, side) in [(Which::Base, &mut self.base), (Which::Tuned, &mut self.tuned)] {
             let places: Vec<usize> =
-                (0..questions.len()).filter(|place| self.able(&questions[*place]) == Some(side)).collect();
-            let part: Vec<Question> = places.iter().map(|place| questions[*place].clone()).collect();
-            if part.is_empty() {
-                continue;
-            }
-            let backend = match side {
-                Side::Base => &mut self.base,
-                Side::Tuned => &mut self.tuned,
-            };
-            backend.answer(&part, &mut Placed { places: &places, watch })?;
+                (0..questions.len()).filter(|place| able(&questions[*place]) == Some(which)).collect();
+            let part: Vec<Question> = places.iter().map(|place| passed(&questions[*place], side)).collect();
+            ask_some(&mut *side.backend, &part, &places, watch)?;
         }
         Ok(())
     }
 
     fn preflight(&mut self) -> Result<(), SwayError> {
-        self.base.preflight()?;
-        self.tuned.preflight()
+        self.base.backend.preflight()?;
+        self.tuned.backend.preflight()
     }
 }

@@ -90,9 +90,12 @@ pub(crate) fn cluster_kl(probe: &ClusterKl, setting: &Setting<'_>, paired: &Pair
     Ok(Draft { finding, claim: Claim::Change(change) })
 }
 
-/// How much the document gained over neutral text.
+/// How much likelier the document became, and that neutral text did not become
+/// so more than the document.
 ///
-/// dlm-sway compares sections with each other, which adds up to nothing.
+/// dlm-sway compares sections with each other, which adds up to nothing. The
+/// gain itself is what noise is compared by: noise that harms neutral text
+/// most would otherwise look like learning.
 pub(crate) fn section_internalization(
     probe: &SectionInternalization,
     setting: &Setting<'_>,
@@ -113,8 +116,11 @@ pub(crate) fn section_internalization(
         lifts.iter().map(|lift| lift.own() - control).collect()
     };
     let effective = gains(&lifts, control);
-    let raw = mean(&effective).unwrap_or(0.0);
-    let interval = mean_interval(&effective, setting.seed);
+    let own = gains(&lifts, 0.0);
+    let raw = mean(&own).unwrap_or(0.0);
+    let interval = mean_interval(&own, setting.seed);
+    let elsewhere = MeanError::of(&effective).is_some_and(|test| test.below(0.0) <= paired.level);
+    let proviso = (raw > 0.0 && elsewhere).then(|| (Verdict::Fail, "neutral text gained more".to_owned()));
     let passed = effective.iter().filter(|gain| **gain >= probe.per_section_threshold).count();
     let share = passed as f64 / effective.len() as f64;
     let shown: Vec<_> = lifts
@@ -142,21 +148,28 @@ pub(crate) fn section_internalization(
             "num_sections": effective.len(),
             "passing_frac": share,
             "per_section_threshold": probe.per_section_threshold,
+            "neutral_lift": control,
+            "mean_effective_sis": mean(&effective),
+            "effective_ci_95": mean_interval(&effective, setting.seed),
             "raw_ci_95": interval,
         })),
         ..Finding::without_number(
             Verdict::Fail,
-            format!("sections gained {:+.1} % more than neutral text", 100.0 * raw),
+            format!(
+                "sections lost {:.1} % of their surprise, neutral text {:.1} %",
+                100.0 * raw,
+                100.0 * control
+            ),
         )
     };
     let change = Change {
         observed: raw,
-        nulls: nulls.iter().filter_map(|(lifts, control)| mean(&gains(lifts, *control))).collect(),
+        nulls: nulls.iter().filter_map(|(lifts, _)| mean(&gains(lifts, 0.0))).collect(),
         tail: Tail::Upper,
-        otherwise: Some(sign_test(&effective, setting.seed)),
+        otherwise: Some(sign_test(&own, setting.seed)),
         units: effective.len(),
         unit: "sections",
-        proviso: None,
+        proviso,
     };
     Ok(Draft { finding, claim: Claim::Change(change) })
 }
@@ -298,5 +311,5 @@ pub(crate) fn preference_flip(
 
 /// Whether noise of the same size can be had.
 pub(super) fn has_noise(setting: &Setting<'_>) -> bool {
-    setting.can(Capability::NullCalibrated)
+    setting.can(Capability::MatchedNoise)
 }

@@ -144,7 +144,9 @@ pub(crate) fn external_perplexity(
 /// it recites the tuning did not teach.
 pub(crate) fn leakage(probe: &Leakage, setting: &Setting<'_>, _paired: &Paired) -> Result<Draft, Stop> {
     let before = Setting { tuned: setting.base.clone(), ..setting.clone() };
-    let (recalls, base) = crate::probe::both(probe.measure(setting), probe.measure(&before))?;
+    // How fragile the base's recall is nobody asks.
+    let plain = Leakage { perturbations: Vec::new(), ..probe.clone() };
+    let (recalls, base) = crate::probe::both(probe.measure(setting), plain.measure(&before))?;
     let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
     let base: Vec<f64> = base.iter().map(|recall| recall.clean).collect();
     let Some(raw) = mean(&clean) else {

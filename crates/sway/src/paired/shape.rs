@@ -182,7 +182,7 @@ pub(crate) fn style_fingerprint(
 ///
 /// A divergence grows with the square of a small change, so its root is what
 /// grows in a straight line. Saturation and overshoot, by which dlm-sway
-/// rejects exactly that, are told and not judged.
+/// rejects exactly that, are not looked at.
 pub(crate) fn adapter_ablation(
     probe: &AdapterAblation,
     setting: &Setting<'_>,

@@ -37,7 +37,7 @@ pub fn meaning(kind: &str) -> Meaning {
         "section_internalization" => (
             "Sections of the document",
             "Which sections of the document does the tuned model know better than the base?",
-            "How much less surprising each section became, against the other sections.",
+            "How much less surprising each section became, beside the other sections or neutral text.",
         ),
         "paraphrase_invariance" => (
             "Learned or memorised",
@@ -47,7 +47,7 @@ pub fn meaning(kind: &str) -> Meaning {
         "preference_flip" => (
             "Preferences",
             "Does the tuned model prefer the better answer where the base did not?",
-            "The share of wrong preferences of the base that the tuned model puts right.",
+            "How many wrong preferences it puts right, or how much the better answers gained.",
         ),
         "style_fingerprint" => (
             "Style",

@@ -69,6 +69,9 @@ pub struct ModelSpec {
     /// For `api`: the root of the server.
     #[serde(default)]
     pub endpoint: Option<String>,
+    /// For `api` and `custom`: how many seconds an answer may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<u64>,
 }
 
 fn auto() -> String {

@@ -41,6 +41,8 @@ pub enum PlannedModel {
 /// A model that this program loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalModel {
+    /// What the file calls it. Both kinds are loaded alike.
+    pub kind: ModelKind,
     /// A folder or file, or a model's name.
     pub base: String,
     /// A folder with an adapter.
@@ -58,6 +60,8 @@ pub struct ServedModel {
     pub endpoint: String,
     /// The name that the server knows.
     pub model: String,
+    /// How many seconds an answer may take, if the file says so.
+    pub timeout_s: Option<u64>,
 }
 
 /// Something of the user's own.
@@ -65,10 +69,10 @@ pub struct ServedModel {
 pub struct CustomModel {
     /// What is started.
     pub entry: EntryPoint,
+    /// The folder of the suite, where Python looks for modules too.
+    pub folder: PathBuf,
     /// What it is told of the model.
-    pub base: String,
-    /// What it is told of the adapter.
-    pub adapter: Option<PathBuf>,
+    pub spec: ModelSpec,
 }
 
 /// What is started for a backend of the user's own.
@@ -197,7 +201,7 @@ fn servers(base: &ModelSpec, tuned: &ModelSpec, defaults: &Defaults, folder: &Pa
     let plan = two(&before, tuned, folder)?;
     match &plan {
         Plan::Two { base: PlannedModel::Server(one), tuned: PlannedModel::Server(other) }
-            if one == other && defaults.differential =>
+            if one.endpoint == other.endpoint && one.model == other.model && defaults.differential =>
         {
             let rule = SuiteRule::SameServer { endpoint: one.endpoint.clone(), model: one.model.clone() };
             Err(vec![("models.base.base".to_owned(), rule)])
@@ -216,11 +220,14 @@ fn two(base: &ModelSpec, tuned: &ModelSpec, folder: &Path) -> Planned<Plan> {
 /// One side, if the file says all that it needs.
 fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel> {
     let fault = |key: &str, rule| Err(vec![(format!("{path}.{key}"), rule)]);
-    let adapter = spec.adapter.as_ref().map(PathBuf::from);
+    if spec.timeout_s == Some(0) {
+        return fault("timeout_s", SuiteRule::Outside { found: "0".to_owned(), wanted: "1 or more" });
+    }
     match spec.kind {
         ModelKind::Hf | ModelKind::Mlx => Ok(PlannedModel::Local(LocalModel {
+            kind: spec.kind,
             base: spec.base.clone(),
-            adapter,
+            adapter: spec.adapter.as_ref().map(PathBuf::from),
             dtype: spec.dtype,
             device: spec.device.clone(),
         })),
@@ -233,7 +240,8 @@ fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel>
                 return fault("endpoint", SuiteRule::Endpoint { found: endpoint.clone() });
             }
             let endpoint = endpoint.trim_end_matches('/').to_owned();
-            Ok(PlannedModel::Server(ServedModel { endpoint, model: spec.base.clone() }))
+            let (model, timeout_s) = (spec.base.clone(), spec.timeout_s);
+            Ok(PlannedModel::Server(ServedModel { endpoint, model, timeout_s }))
         }
         ModelKind::Custom => {
             let Some(text) = &spec.entry_point else {
@@ -241,7 +249,8 @@ fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel>
             };
             match EntryPoint::read(text, folder) {
                 Some(entry) => {
-                    Ok(PlannedModel::Custom(CustomModel { entry, base: spec.base.clone(), adapter }))
+                    let (folder, spec) = (folder.to_owned(), spec.clone());
+                    Ok(PlannedModel::Custom(CustomModel { entry, folder, spec }))
                 }
                 None => fault("entry_point", SuiteRule::EntryPoint { found: text.clone() }),
             }
@@ -263,6 +272,9 @@ fn unused(path: &str, spec: &ModelSpec, warnings: &mut Vec<SuiteWarning>) {
     }
     if spec.entry_point.is_some() && kind != ModelKind::Custom {
         tell("entry_point", format!("kind `{kind}` starts nothing"));
+    }
+    if spec.timeout_s.is_some() && kind.is_local() {
+        tell("timeout_s", format!("kind `{kind}` waits for nobody"));
     }
     if spec.adapter.is_some() && kind == ModelKind::Api {
         tell("adapter", "a server has its own".to_owned());

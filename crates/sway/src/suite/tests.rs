@@ -56,6 +56,7 @@ fn the_smallest_suite_has_the_defaults() {
     assert_eq!(suite.entries(), []);
     assert_eq!(suite.warnings, []);
     let model = LocalModel {
+        kind: ModelKind::Hf,
         base: "tiny".to_owned(),
         adapter: Some("/suites/out".into()),
         dtype: Precision::Auto,
@@ -208,6 +209,7 @@ fn plans_say_what_is_compared() {
         (suite.plan, suite.warnings)
     };
     let local = |base: &str, adapter: Option<&str>| LocalModel {
+        kind: ModelKind::Hf,
         base: base.to_owned(),
         adapter: adapter.map(|name| format!("/suites/{name}").into()),
         dtype: Precision::Auto,
@@ -242,7 +244,8 @@ fn plans_say_what_is_compared() {
     // Servers: two names, one address.
     let (found, _) = plan("kind: api, base: a", "kind: api, base: b, endpoint: 'http://h/'", "");
     let served = |model: &str| {
-        PlannedModel::Server(ServedModel { endpoint: "http://h".to_owned(), model: model.to_owned() })
+        let (endpoint, model) = ("http://h".to_owned(), model.to_owned());
+        PlannedModel::Server(ServedModel { endpoint, model, timeout_s: None })
     };
     assert_eq!(found, Plan::Two { base: served("a"), tuned: served("b") });
     // The user's own.
@@ -252,6 +255,12 @@ fn plans_say_what_is_compared() {
     let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: ./serve.sh", "");
     let Plan::Custom { model } = found else { panic!("{found:?}") };
     assert_eq!(model.entry, EntryPoint::Program { path: "/suites/./serve.sh".into() });
+    assert_eq!(model.folder, Path::new("/suites"));
+    // How long an answer may take.
+    let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: ./serve.sh, timeout_s: 5", "");
+    assert!(matches!(found, Plan::Custom { model } if model.spec.timeout_s == Some(5)));
+    let zero = "models:\n  base: {base: x}\n  ft: {kind: api, base: x, endpoint: 'http://h', timeout_s: 0}\n";
+    assert!(faults(zero).contains(&(3, "models.ft.timeout_s".to_owned())), "{:?}", faults(zero));
     // Keys without a use.
     let (_, warnings) =
         plan("base: x", "base: x, adapter: a, trust_remote_code: true, endpoint: 'http://h'", "");

@@ -50,7 +50,7 @@ fn words_of(model: &Model) -> String {
 }
 
 /// A sum of all files of a checkpoint and of those beside it.
-fn of_source(source: &Source) -> Result<u128, StorageError> {
+pub(in crate::backend) fn of_source(source: &Source) -> Result<u128, StorageError> {
     let storage = &*source.storage;
     let mut names: Vec<String> = source.index.files().iter().map(|file| file.name.clone()).collect();
     for name in COMPANIONS {

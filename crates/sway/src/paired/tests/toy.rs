@@ -112,35 +112,42 @@ impl Toy {
         logits.iter().map(|logit| logit - total).collect()
     }
 
-    fn score(&self, change: &Matrix, letters: &[usize]) -> Vec<f64> {
-        letters.windows(2).map(|pair| self.next(change, pair[0])[pair[1]]).collect()
+    /// The same for every last letter.
+    fn table(&self, change: &Matrix) -> Matrix {
+        (0..LETTERS).map(|last| self.next(change, last)).collect()
     }
 
     /// Makes a text likelier (or less likely, with a negative rate) by a change
     /// of rank 2, as tuning an adapter does.
     pub(super) fn train(&mut self, text: &str, steps: usize, rate: f64, generator: &mut Pcg64) {
         let letters = letters(text);
+        // How often each letter follows each.
+        let mut counts = vec![vec![0.0; LETTERS]; LETTERS];
+        for pair in letters.windows(2) {
+            counts[pair[0]][pair[1]] += 1.0;
+        }
         let mut factors =
             Factors { down: random(FEATURES, RANK, 0.3, generator), up: vec![vec![0.0; LETTERS]; RANK] };
         for _ in 0..steps {
             let change = factors.product();
             let mut gradient = vec![vec![0.0; LETTERS]; FEATURES];
-            for pair in letters.windows(2) {
-                let chances = self.next(&change, pair[0]);
+            for (last, followers) in counts.iter().enumerate() {
+                let total: f64 = followers.iter().sum();
+                let chances = self.next(&change, last);
                 for (letter, chance) in chances.iter().enumerate() {
-                    let push = f64::from(u8::from(letter == pair[1])) - chance.exp();
-                    for (row, feature) in gradient.iter_mut().zip(&self.features[pair[0]]) {
+                    let push = followers[letter] - total * chance.exp();
+                    for (row, feature) in gradient.iter_mut().zip(&self.features[last]) {
                         row[letter] += push * feature / letters.len() as f64;
                     }
                 }
             }
             let before = factors.clone();
-            for f in 0..FEATURES {
+            for (f, row) in gradient.iter().enumerate() {
                 for k in 0..RANK {
-                    factors.down[f][k] +=
-                        rate * (0..LETTERS).map(|l| gradient[f][l] * before.up[k][l]).sum::<f64>();
-                    for l in 0..LETTERS {
-                        factors.up[k][l] += rate * gradient[f][l] * before.down[f][k];
+                    let pull: f64 = row.iter().zip(&before.up[k]).map(|(push, up)| push * up).sum();
+                    factors.down[f][k] += rate * pull;
+                    for (up, push) in factors.up[k].iter_mut().zip(row) {
+                        *up += rate * push * before.down[f][k];
                     }
                 }
             }
@@ -148,20 +155,24 @@ impl Toy {
         self.change = factors.product();
     }
 
-    fn reply(&self, question: &Question, change: &Matrix) -> Result<Answer, AskError> {
+    fn reply(&self, question: &Question, tables: &HashMap<View, Matrix>) -> Result<Answer, AskError> {
+        let table = &tables[&question.view];
+        let score = |letters: &[usize]| -> Vec<f64> {
+            letters.windows(2).map(|pair| table[pair[0]][pair[1]]).collect()
+        };
         let last = |text: &str| letters(text).last().copied().unwrap_or(0);
         Ok(match &question.ask {
             Ask::Next { prompt, keep: Keep::Top(_) } => Answer::Distribution(Distribution {
                 tokens: TokenNames::Ids((0..LETTERS as u32).collect()),
-                logprobs: self.next(change, last(prompt)).iter().map(|logprob| *logprob as f32).collect(),
+                logprobs: table[last(prompt)].iter().map(|logprob| *logprob as f32).collect(),
                 vocabulary: Some(LETTERS),
                 tail: None,
             }),
             Ask::Divergence { prompt, from } => {
-                let of = |change: &Matrix| -> Vec<f64> {
-                    self.next(change, last(prompt)).iter().map(|logprob| logprob.exp()).collect()
+                let of = |table: &Matrix| -> Vec<f64> {
+                    table[last(prompt)].iter().map(|logprob| logprob.exp()).collect()
                 };
-                let (here, there) = (of(change), of(&self.changes(from)));
+                let (here, there) = (of(table), of(&tables[from]));
                 let refused = |_| AskError::EmptyText;
                 Answer::Divergence(Divergence {
                     js: js(&there, &here).map_err(refused)?,
@@ -170,13 +181,13 @@ impl Toy {
             }
             Ask::Completion { prompt, completion } => {
                 let all = letters(&format!("{prompt}{completion}"));
-                let scores = self.score(change, &all);
+                let scores = score(&all);
                 let tokens = letters(completion).len();
                 let total = scores[scores.len() - tokens..].iter().sum();
                 Answer::Completion(CompletionScore { total, tokens })
             }
             Ask::Text { text } => {
-                let scores = self.score(change, &letters(text));
+                let scores = score(&letters(text));
                 Answer::Rolling(Rolling {
                     tokens: scores.len() + 1,
                     total: scores.iter().sum(),
@@ -198,10 +209,20 @@ impl Backend for Toy {
     }
 
     fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
-        let mut changes: HashMap<&View, Matrix> = HashMap::new();
+        let mut tables = HashMap::new();
+        for question in questions {
+            let from = match &question.ask {
+                Ask::Divergence { from, .. } => from,
+                _ => &View::Base,
+            };
+            for view in [&question.view, from] {
+                if !tables.contains_key(view) {
+                    tables.insert(view.clone(), self.table(&self.changes(view)));
+                }
+            }
+        }
         for (place, question) in questions.iter().enumerate() {
-            let change = changes.entry(&question.view).or_insert_with(|| self.changes(&question.view));
-            watch.answered(place, self.reply(question, change));
+            watch.answered(place, self.reply(question, &tables));
         }
         Ok(())
     }

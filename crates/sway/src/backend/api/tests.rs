@@ -1,0 +1,518 @@
+//! Servers that answer, and servers that do not.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::answer::{Distribution, TokenNames};
+use crate::numbers::DivergenceKind;
+
+/// What a server does with a request.
+enum Reply {
+    Say(u16, Vec<(&'static str, &'static str)>, String),
+    /// Closes the connection.
+    Leave,
+    /// Closes it in the middle of an answer.
+    Half,
+    /// Says nothing for as long as the test may take.
+    Hang,
+}
+
+fn say(body: &Value) -> Reply {
+    Reply::Say(200, Vec::new(), body.to_string())
+}
+
+/// A request as the server saw it.
+#[derive(Clone, Debug)]
+struct Seen {
+    path: String,
+    head: String,
+    body: Value,
+}
+
+type Script = dyn Fn(usize, &Value) -> Reply + Send + Sync;
+
+/// A server on this machine that does what it is told.
+struct Server {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Server {
+    fn new(script: impl Fn(usize, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (seen, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let script: Arc<Script> = Arc::new(script);
+        let (all, end) = (Arc::clone(&seen), Arc::clone(&ended));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if end.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (all, end, script) = (Arc::clone(&all), Arc::clone(&end), Arc::clone(&script));
+                thread::spawn(move || attend(stream.unwrap(), &all, &end, &*script));
+            }
+        });
+        Self { address, seen, ended }
+    }
+
+    fn served(&self, model: &str) -> ServedModel {
+        ServedModel { endpoint: format!("http://{}", self.address), model: model.to_owned(), timeout_s: None }
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn backend(&self) -> ApiBackend {
+        ApiBackend::new(&self.served("base"), Some(&self.served("tuned")), &hasty()).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn attend(stream: TcpStream, seen: &Mutex<Vec<Seen>>, ended: &AtomicBool, script: &Script) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut stream = stream;
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).unwrap_or(0) == 0 {
+            return;
+        }
+    }
+    let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    if reader.read_exact(&mut body).is_err() {
+        return;
+    }
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let path = head.split(' ').nth(1).unwrap().to_owned();
+    let number = {
+        let mut seen = seen.lock().unwrap();
+        seen.push(Seen { path, head, body: body.clone() });
+        seen.len() - 1
+    };
+    match script(number, &body) {
+        Reply::Say(status, headers, text) => {
+            let extra: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status} Status\r\ncontent-length: {}\r\n{extra}connection: close\r\n\r\n{text}",
+                text.len()
+            );
+        }
+        Reply::Leave => {}
+        Reply::Half => {
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{{\"choices\":");
+        }
+        Reply::Hang => {
+            while !ended.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// Options with which nothing takes long.
+fn hasty() -> ApiOptions {
+    let (first_wait, longest_wait) = (Duration::from_millis(1), Duration::from_millis(2));
+    ApiOptions { retries: 2, first_wait, longest_wait, ..ApiOptions::default() }
+}
+
+/// A server that knows how likely letters are, one token each, behind a token
+/// that begins texts.
+fn letters(body: &Value) -> Reply {
+    let prompt = body["prompt"].as_str().unwrap();
+    let shift = if body["model"] == "tuned" { 0.5 } else { 0.0 };
+    if body["logprobs"].is_null() {
+        return say(&json!({"choices": [{"text": format!("{prompt}!")}]}));
+    }
+    if body["echo"] == true {
+        let tokens: Vec<String> =
+            std::iter::once("<s>".to_owned()).chain(prompt.chars().map(String::from)).collect();
+        let logprobs: Vec<Value> = (0..tokens.len())
+            .map(|place| if place == 0 { Value::Null } else { json!(-(place as f64) - shift) })
+            .collect();
+        let logprobs = json!({"tokens": tokens, "token_logprobs": logprobs});
+        return say(&json!({"choices": [{"text": prompt, "logprobs": logprobs}]}));
+    }
+    let top = match body["model"].as_str().unwrap() {
+        "tuned" => json!({" c": -0.5, " b": -1.5, " a": -3.0}),
+        _ => json!({" a": -0.5, " b": -1.5, " c": -3.0}),
+    };
+    say(&json!({"choices": [{"text": " a", "logprobs": {"top_logprobs": [top]}}]}))
+}
+
+struct Answers(Vec<Option<Result<Answer, AskError>>>);
+
+impl Watch for Answers {
+    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+        assert!(self.0[place].is_none(), "question {place} was answered twice");
+        self.0[place] = Some(answer);
+    }
+}
+
+type Told = Vec<Option<Result<Answer, AskError>>>;
+
+fn ask(backend: &mut ApiBackend, questions: &[Question]) -> (Told, Result<(), SwayError>) {
+    let mut answers = Answers(questions.iter().map(|_| None).collect());
+    let ended = backend.answer(questions, &mut answers);
+    (answers.0, ended)
+}
+
+fn ask_one(backend: &mut ApiBackend, view: &View, one: Ask) -> Result<Answer, AskError> {
+    let (mut told, ended) = ask(backend, &[Question::new(view, one)]);
+    ended.unwrap();
+    told.remove(0).unwrap()
+}
+
+fn next(prompt: &str) -> Ask {
+    Ask::Next { prompt: prompt.to_owned(), keep: Keep::Top(256) }
+}
+
+fn text(text: &str) -> Ask {
+    Ask::Text { text: text.to_owned() }
+}
+
+fn completion(prompt: &str, completion: &str) -> Ask {
+    Ask::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+}
+
+fn distribution(answer: Result<Answer, AskError>) -> Distribution {
+    let Ok(Answer::Distribution(found)) = answer else { panic!("{answer:?}") };
+    found
+}
+
+/// The end that a run came to.
+fn end(backend: &mut ApiBackend, questions: &[Question]) -> (String, String) {
+    let (_, ended) = ask(backend, questions);
+    let error = ended.unwrap_err();
+    let SwayError::Backend { message, hint, .. } = error;
+    (message, hint.unwrap())
+}
+
+#[test]
+fn all_four_questions_are_asked_as_openai_wants_them() {
+    let server = Server::new(|_, body| letters(body));
+    let mut backend = server.backend();
+    let found = distribution(ask_one(&mut backend, &View::Base, next("x")));
+    let names = [" a", " b", " c"].map(str::to_owned).to_vec();
+    assert_eq!(found.tokens, TokenNames::Strings(names));
+    assert_eq!(found.logprobs, [-0.5, -1.5, -3.0]);
+    let left = 1.0 - [-0.5f64, -1.5, -3.0].map(f64::exp).iter().sum::<f64>();
+    assert_eq!((found.vocabulary, found.tail), (None, Some(left.ln())));
+    // Tokens are compared by what they are, not by their rank.
+    let other = distribution(ask_one(&mut backend, &View::Tuned, next("x")));
+    assert_eq!(other.logprobs, found.logprobs);
+    assert!(DivergenceKind::Js.between(&found, &other).unwrap() > 0.1);
+
+    // The token that begins texts is not counted as three letters.
+    let score = ask_one(&mut backend, &View::Tuned, completion("ab", "cd"));
+    assert_eq!(score, Ok(Answer::Completion(crate::CompletionScore { total: -3.5 - 4.5, tokens: 2 })));
+    let rolling = ask_one(&mut backend, &View::Base, text("añb"));
+    let expected = crate::Rolling { logprobs: vec![-1.0, -2.0, -3.0], tokens: 4, total: -6.0 };
+    assert_eq!(rolling, Ok(Answer::Rolling(expected)));
+    let writing = Ask::Writing { prompt: "go".to_owned(), max_new_tokens: 7 };
+    assert_eq!(ask_one(&mut backend, &View::Base, writing), Ok(Answer::Text("go!".to_owned())));
+
+    let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
+    assert!(server.seen().iter().all(|seen| seen.path == "/v1/completions"));
+    let echo = |model: &str, prompt: &str| {
+        json!({"model": model, "prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0, "temperature": 0})
+    };
+    let next = |model: &str| {
+        json!({"model": model, "prompt": "x", "max_tokens": 1, "echo": false, "logprobs": 20, "temperature": 0})
+    };
+    let writing =
+        json!({"model": "base", "prompt": "go", "max_tokens": 7, "temperature": 0, "top_p": 1, "seed": 0});
+    let expected = [next("base"), next("tuned"), echo("tuned", "abcd"), echo("base", "añb"), writing];
+    assert_eq!(bodies, expected);
+    backend.preflight().unwrap();
+}
+
+#[test]
+fn what_servers_cannot_do_is_told_without_asking_them() {
+    let server = Server::new(|_, body| letters(body));
+    let mut backend = server.backend();
+    let not_able = |answer: Result<Answer, AskError>| matches!(answer, Err(AskError::NotAble { .. }));
+    let meaning = Ask::Meaning { text: "x".to_owned() };
+    assert!(not_able(ask_one(&mut backend, &View::Base, meaning)));
+    assert!(not_able(ask_one(&mut backend, &View::Base, Ask::Filler { tokens: 3 })));
+    let divergence = Ask::Divergence { prompt: "x".to_owned(), from: View::Base };
+    assert!(not_able(ask_one(&mut backend, &View::Tuned, divergence)));
+    assert!(not_able(ask_one(&mut backend, &View::Scaled(crate::Real(0.5)), next("x"))));
+    assert_eq!(ask_one(&mut backend, &View::Base, text("")), Err(AskError::EmptyText));
+    assert!(matches!(
+        ask_one(&mut backend, &View::Base, completion("a", "")),
+        Err(AskError::NoTokens { .. })
+    ));
+    assert_eq!(server.seen().len(), 0);
+    let mut alone = ApiBackend::new(&server.served("base"), None, &hasty()).unwrap();
+    assert!(not_able(ask_one(&mut alone, &View::Tuned, next("x"))));
+    assert!(!alone.description().capabilities.contains(&Capability::Differential));
+}
+
+#[test]
+fn the_description_states_the_limits_and_names_both_models() {
+    let server = Server::new(|_, body| letters(body));
+    let backend = server.backend();
+    let description = backend.description();
+    assert!(description.notes[0].contains("at most 20"), "{:?}", description.notes);
+    let address = format!("http://{}", server.address);
+    assert_eq!(description.identity, Some(format!("api:{address}:base:{address}:tuned")));
+    assert_eq!(description.adapter, Some(format!("{address}:tuned")));
+    assert!(description.capabilities.contains(&Capability::Differential));
+    assert!(!description.capabilities.contains(&Capability::FullVocabulary));
+}
+
+#[test]
+fn an_address_with_v1_is_the_same_server() {
+    let server = Server::new(|_, body| letters(body));
+    let served = ServedModel { endpoint: format!("http://{}/v1/", server.address), ..server.served("m") };
+    let mut backend = ApiBackend::new(&served, None, &hasty()).unwrap();
+    ask_one(&mut backend, &View::Base, next("x")).unwrap();
+    assert_eq!(server.seen()[0].path, "/v1/completions");
+}
+
+#[test]
+fn what_fails_in_passing_is_asked_again() {
+    let server = Server::new(|number, body| match number {
+        0 => Reply::Say(429, vec![("retry-after", "0")], "slow down".to_owned()),
+        1 => Reply::Leave,
+        2 => letters(body),
+        3 => Reply::Say(503, Vec::new(), "busy".to_owned()),
+        4 => Reply::Half,
+        _ => letters(body),
+    });
+    let mut backend = server.backend();
+    ask_one(&mut backend, &View::Base, next("x")).unwrap();
+    assert_eq!(server.seen().len(), 3);
+    ask_one(&mut backend, &View::Base, next("y")).unwrap();
+    assert_eq!(server.seen().len(), 6);
+}
+
+#[test]
+fn a_wait_that_is_asked_for_is_kept_or_told() {
+    let server = Server::new(|number, body| match number {
+        0 => Reply::Say(429, vec![("retry-after", "0.3")], String::new()),
+        1 => letters(body),
+        _ => Reply::Say(429, vec![("retry-after", "86400")], String::new()),
+    });
+    let mut backend = server.backend();
+    let began = std::time::Instant::now();
+    ask_one(&mut backend, &View::Base, next("x")).unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    let (message, _) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
+    assert!(message.ends_with("asks us to wait 86400s"), "{message}");
+}
+
+#[test]
+fn a_server_that_stays_busy_is_the_end_and_what_came_before_is_kept() {
+    let server = Server::new(|_, body| match body["prompt"].as_str() {
+        Some("good") => letters(body),
+        _ => Reply::Say(503, Vec::new(), "b".repeat(1000)),
+    });
+    let options = ApiOptions { concurrency: 1, ..hasty() };
+    let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
+    let questions = ["good", "bad", "never"].map(|prompt| Question::new(&View::Base, next(prompt)));
+    let (told, ended) = ask(&mut backend, &questions);
+    assert!(matches!(told[0], Some(Ok(_))));
+    assert!(told[1].is_none() && told[2].is_none());
+    let error = ended.unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("was asked 3 times, the last time: status 503: bbb"), "{said}");
+    assert_eq!(said.matches('b').count() - "the backend".matches('b').count(), 200, "{said}");
+    assert!(error.hint().unwrap().contains("a new run goes on from there"));
+    assert_eq!(server.seen().len(), 4);
+}
+
+#[test]
+fn a_server_that_is_gone_is_the_end() {
+    let server = Server::new(|number, body| if number == 0 { letters(body) } else { Reply::Leave });
+    let mut backend = server.backend();
+    ask_one(&mut backend, &View::Base, next("x")).unwrap();
+    let (_, hint) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
+    assert!(hint.starts_with("see whether the server runs"), "{hint}");
+    // Nobody listens there any more.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let served = ServedModel { endpoint, model: "m".to_owned(), timeout_s: None };
+    let mut backend = ApiBackend::new(&served, None, &hasty()).unwrap();
+    let (message, _) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
+    assert!(message.contains("it cannot be reached"), "{message}");
+}
+
+#[test]
+fn a_server_that_hangs_is_left_after_its_time() {
+    let server = Server::new(|_, _| Reply::Hang);
+    let options = ApiOptions { retries: 1, time_limit: Duration::from_millis(50), ..hasty() };
+    let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
+    let (message, hint) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
+    assert!(message.contains("was asked 2 times, the last time: no answer within 50ms"), "{message}");
+    assert!(hint.contains("timeout_s"), "{hint}");
+    let (message, _) = end(&mut backend, &[Question::new(&View::Base, text("x"))]);
+    assert!(message.contains("no answer within 50ms"), "{message}");
+    let served = ServedModel { timeout_s: Some(7), ..server.served("m") };
+    let http = client::pooled(&options).unwrap();
+    let shown = Client::new(http, &served, &options).unwrap();
+    assert!(shown.name().ends_with(":m"));
+}
+
+#[test]
+fn a_question_that_is_refused_leaves_the_others_their_answers() {
+    let server = Server::new(|_, body| match body["prompt"].as_str() {
+        Some("long") => Reply::Say(400, Vec::new(), "too long".repeat(100)),
+        Some("mad") => Reply::Say(200, Vec::new(), "<html>".to_owned()),
+        Some("nan") => Reply::Say(200, Vec::new(), r#"{"choices": [{"logprobs": NaN}]}"#.to_owned()),
+        Some("huge") => Reply::Say(200, Vec::new(), r#"{"choices": [{"x": 1e999}]}"#.to_owned()),
+        Some("none") => say(&json!({"choices": []})),
+        Some("bare") => say(&json!({"choices": [{"text": "x", "logprobs": null}]})),
+        Some("empty") => say(&json!({"choices": [{"text": "x", "logprobs": {"top_logprobs": [{}]}}]})),
+        Some("word") => {
+            say(&json!({"choices": [{"text": "x", "logprobs": {"top_logprobs": [{"a": "b"}]}}]}))
+        }
+        _ => letters(body),
+    });
+    let mut backend = server.backend();
+    let prompts = ["long", "good", "mad", "nan", "huge", "none", "bare", "empty", "word"];
+    let questions = prompts.map(|prompt| Question::new(&View::Base, next(prompt)));
+    let (told, ended) = ask(&mut backend, &questions);
+    ended.unwrap();
+    let told: Vec<Result<Answer, AskError>> = told.into_iter().map(Option::unwrap).collect();
+    assert!(told[1].is_ok());
+    let said = |place: usize| told[place].as_ref().unwrap_err().to_string();
+    assert!(said(0).contains("status 400: too long") && said(0).len() < 300, "{}", said(0));
+    assert!(said(2).contains("no JSON") && said(2).contains("<html>"), "{}", said(2));
+    assert!(matches!(&told[3], Err(AskError::NotFinite { found, .. }) if found == "NaN"), "{}", said(3));
+    assert!(said(4).contains("out of range"), "{}", said(4));
+    assert!(said(5).contains("`choices`"), "{}", said(5));
+    assert!(said(6).contains("tells no probabilities"), "{}", said(6));
+    assert!(said(7).contains("`top_logprobs` came back empty"), "{}", said(7));
+    assert!(said(8).contains("`logprobs`"), "{}", said(8));
+}
+
+#[test]
+fn a_server_without_probabilities_does_not_pass_the_preflight() {
+    let server = Server::new(|_, _| say(&json!({"choices": [{"text": "x", "logprobs": null}]})));
+    let error = server.backend().preflight().unwrap_err();
+    assert!(error.to_string().contains("tells no probabilities"), "{error}");
+    assert!(error.hint().unwrap().contains("logprobs"));
+}
+
+#[test]
+fn a_server_that_takes_nothing_for_everything_is_asked_for_one_token() {
+    // Writes on without end if nothing is asked for, as some do.
+    let server = Server::new(|_, body| {
+        let prompt = body["prompt"].as_str().unwrap();
+        let more = if body["max_tokens"] == 0 { 30 } else { 1 };
+        let tokens: Vec<String> =
+            prompt.chars().map(String::from).chain(std::iter::repeat_n("z".to_owned(), more)).collect();
+        let logprobs: Vec<Value> =
+            (0..tokens.len()).map(|place| if place == 0 { Value::Null } else { json!(-1.0) }).collect();
+        let logprobs = json!({"tokens": tokens, "token_logprobs": logprobs});
+        say(&json!({"choices": [{"text": tokens.concat(), "logprobs": logprobs}]}))
+    });
+    let mut backend = server.backend();
+    for _ in 0..2 {
+        let Ok(Answer::Rolling(found)) = ask_one(&mut backend, &View::Base, text("abc")) else { panic!() };
+        assert_eq!((found.tokens, found.total), (3, -2.0));
+    }
+    let score = ask_one(&mut backend, &View::Base, completion("ab", "cd"));
+    assert_eq!(score, Ok(Answer::Completion(crate::CompletionScore { total: -2.0, tokens: 2 })));
+    let asked: Vec<u64> = server.seen().iter().map(|seen| seen.body["max_tokens"].as_u64().unwrap()).collect();
+    assert_eq!(asked, [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_server_without_echo_is_told() {
+    let server = Server::new(|_, _| {
+        let logprobs = json!({"tokens": [" on"], "token_logprobs": [-1.0]});
+        say(&json!({"choices": [{"text": " on", "logprobs": logprobs}]}))
+    });
+    let error = ask_one(&mut server.backend(), &View::Base, text("go")).unwrap_err();
+    assert!(error.to_string().contains("`echo`"), "{error}");
+    let server = Server::new(|_, body| {
+        let logprobs = json!({"tokens": ["g", "o", "n"], "token_logprobs": [null, -1.0, null]});
+        say(&json!({"choices": [{"text": body["prompt"], "logprobs": logprobs}]}))
+    });
+    let error = ask_one(&mut server.backend(), &View::Base, text("gon")).unwrap_err();
+    assert!(error.to_string().contains("no probability of token 2"), "{error}");
+}
+
+#[test]
+fn keys_go_to_the_server_and_nowhere_else() {
+    let server = Server::new(|_, body| match body["prompt"].as_str() {
+        Some("hello") => letters(body),
+        Some("on") => Reply::Say(307, vec![("location", "http://127.0.0.1:1/")], String::new()),
+        _ => Reply::Say(401, Vec::new(), "wrong key tulip-7".to_owned()),
+    });
+    let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "tulip-7".to_owned());
+    let key = ApiKey::from_variables(&variable).unwrap();
+    let options = ApiOptions { key, ..hasty() };
+    let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
+    backend.preflight().unwrap();
+    assert!(server.seen()[0].head.to_lowercase().contains("authorization: bearer tulip-7"));
+    for prompt in ["x", "on"] {
+        let (message, hint) = end(&mut backend, &[Question::new(&View::Base, next(prompt))]);
+        assert!(!format!("{message} {hint} {options:?} {:?}", backend.description()).contains("tulip"));
+    }
+    // Refusals that will not pass are not asked again.
+    assert_eq!(server.seen().len(), 3);
+    let mut nobody = server.backend();
+    let (_, hint) = end(&mut nobody, &[Question::new(&View::Base, next("x"))]);
+    assert!(hint.contains("set SWAY_API_KEY"), "{hint}");
+    assert!(!server.seen()[3].head.to_lowercase().contains("authorization"));
+}
+
+#[test]
+fn addresses_that_are_none_are_told_without_their_secrets() {
+    for endpoint in ["http://me:secret@h", "ftp://h", "http://h?secret=1", "http://"] {
+        let served = ServedModel { endpoint: endpoint.to_owned(), model: "m".to_owned(), timeout_s: None };
+        let error = ApiBackend::new(&served, None, &hasty()).err().unwrap();
+        assert!(matches!(error, ApiError::Address { .. }) && error.hint().is_some(), "{error}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
+    let mut options = hasty();
+    options.proxies.all = Some("::".to_owned());
+    let served = ServedModel { endpoint: "http://h".to_owned(), model: "m".to_owned(), timeout_s: None };
+    let error = ApiBackend::new(&served, None, &options).err().unwrap();
+    assert_eq!(error, ApiError::Proxy { variable: "ALL_PROXY" });
+}
+
+#[test]
+fn no_more_questions_than_allowed_are_asked_at_once() {
+    let (now, most) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(0)));
+    let (counted, highest) = (Arc::clone(&now), Arc::clone(&most));
+    let server = Server::new(move |_, body| {
+        *counted.lock().unwrap() += 1;
+        thread::sleep(Duration::from_millis(5));
+        let mut highest = highest.lock().unwrap();
+        *highest = (*highest).max(*counted.lock().unwrap());
+        *counted.lock().unwrap() -= 1;
+        letters(body)
+    });
+    let options = ApiOptions { concurrency: 3, ..hasty() };
+    let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
+    let questions: Vec<Question> =
+        (0..30).map(|place| Question::new(&View::Base, next(&place.to_string()))).collect();
+    let (told, ended) = ask(&mut backend, &questions);
+    ended.unwrap();
+    assert!(told.iter().all(|answer| matches!(answer, Some(Ok(_)))));
+    assert!(*most.lock().unwrap() <= 3);
+}

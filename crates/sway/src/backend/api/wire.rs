@@ -1,0 +1,227 @@
+//! Questions as `/v1/completions` takes them, and its answers.
+
+use serde_json::{Map, Value, json};
+
+use super::echo;
+use crate::answer::{Answer, CompletionScore, Distribution, Rolling, TokenNames};
+use crate::error::AskError;
+use crate::question::{Ask, Keep};
+
+/// The most next tokens that servers tell.
+pub const MOST_TOLD: usize = 20;
+
+/// The least probability that is told as one.
+const LEAST_MASS: f64 = 1e-12;
+
+/// How much of a text is shown.
+const MOST_SHOWN: usize = 60;
+
+/// How an echo is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Nothing is written behind the text.
+    EchoAlone,
+    /// One token is, for servers that cannot do without.
+    EchoAndMore,
+}
+
+/// Whether servers can answer this.
+pub(super) fn able(ask: &Ask) -> bool {
+    matches!(ask, Ask::Next { .. } | Ask::Completion { .. } | Ask::Text { .. } | Ask::Writing { .. })
+}
+
+/// What is asked, in words.
+pub(super) fn name(ask: &Ask) -> &'static str {
+    match ask {
+        Ask::Next { .. } => "which tokens come next",
+        Ask::Divergence { .. } => "distances over the whole vocabulary",
+        Ask::Completion { .. } => "how likely a completion is",
+        Ask::Text { .. } => "how likely a text is",
+        Ask::Writing { .. } => "a text",
+        Ask::Meaning { .. } => "vectors of texts",
+        Ask::Filler { .. } => "fillers",
+    }
+}
+
+/// Why a question need not be asked.
+pub(super) fn refused(ask: &Ask) -> Option<AskError> {
+    match ask {
+        Ask::Completion { prompt, completion } if completion.is_empty() => {
+            Some(AskError::NoTokens { prompt: shown(prompt), completion: String::new() })
+        }
+        Ask::Text { text } if text.is_empty() => Some(AskError::EmptyText),
+        _ => None,
+    }
+}
+
+/// The body of a request.
+pub(super) fn body(model: &str, ask: &Ask, manner: Manner) -> Value {
+    let echo = |text: String| {
+        let count = u8::from(manner == Manner::EchoAndMore);
+        json!({"model": model, "prompt": text, "max_tokens": count, "echo": true, "logprobs": count,
+               "temperature": 0})
+    };
+    match ask {
+        Ask::Next { prompt, keep: Keep::Top(top) } => json!({
+            "model": model, "prompt": prompt, "max_tokens": 1, "echo": false,
+            "logprobs": top.clamp(&1, &MOST_TOLD), "temperature": 0,
+        }),
+        Ask::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
+        Ask::Text { text } => echo(text.clone()),
+        Ask::Writing { prompt, max_new_tokens } => json!({
+            "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
+            "seed": 0,
+        }),
+        Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => Value::Null,
+    }
+}
+
+/// The answer in what a server said. The number is that of tokens behind an
+/// echo.
+pub(super) fn read(
+    whole: &Value,
+    ask: &Ask,
+    view: &str,
+    manner: Manner,
+) -> Result<(Answer, usize), AskError> {
+    let choice = whole.get("choices").and_then(|choices| choices.get(0)).ok_or_else(|| unlike("choices"))?;
+    let reading = Reading { choice, view };
+    match ask {
+        Ask::Next { prompt, keep: Keep::Top(top) } => {
+            Ok((Answer::Distribution(reading.distribution(prompt, *top)?), 0))
+        }
+        Ask::Completion { prompt, completion } => {
+            let whole = format!("{prompt}{completion}");
+            let (tokens, extra) = reading.echo(&whole, manner)?;
+            let behind = prompt.chars().count();
+            let scored: Vec<f64> =
+                tokens.iter().filter(|token| token.start >= behind).filter_map(|token| token.logprob).collect();
+            if scored.is_empty() {
+                return Err(AskError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
+            }
+            let score = CompletionScore { total: scored.iter().sum(), tokens: scored.len() };
+            Ok((Answer::Completion(score), extra))
+        }
+        Ask::Text { text } => {
+            let (tokens, extra) = reading.echo(text, manner)?;
+            let scored: Vec<f64> = tokens.iter().skip(1).filter_map(|token| token.logprob).collect();
+            let rolling = Rolling {
+                logprobs: scored.iter().map(|logprob| *logprob as f32).collect(),
+                tokens: tokens.len(),
+                total: scored.iter().sum(),
+            };
+            Ok((Answer::Rolling(rolling), extra))
+        }
+        Ask::Writing { .. } => {
+            let text = choice.get("text").and_then(Value::as_str).ok_or_else(|| unlike("choices[0].text"))?;
+            Ok((Answer::Text(text.to_owned()), 0))
+        }
+        Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => {
+            Err(AskError::Mismatch { asked: name(ask).to_owned() })
+        }
+    }
+}
+
+/// One token of an echo.
+struct Token {
+    /// Where it begins, in code points.
+    start: usize,
+    /// None for the first, which nothing comes before.
+    logprob: Option<f64>,
+}
+
+struct Reading<'a> {
+    choice: &'a Value,
+    view: &'a str,
+}
+
+impl Reading<'_> {
+    fn logprobs(&self) -> Result<&Map<String, Value>, AskError> {
+        let found = self.choice.get("logprobs").and_then(Value::as_object);
+        found.ok_or_else(|| AskError::Refused {
+            message: "the server tells no probabilities: `logprobs` of `/v1/completions` came back empty"
+                .to_owned(),
+        })
+    }
+
+    fn number(&self, value: &Value, behind: &str) -> Result<f64, AskError> {
+        let number = value.as_f64().ok_or_else(|| unlike("logprobs"))?;
+        if number.is_finite() {
+            return Ok(number);
+        }
+        Err(AskError::NotFinite {
+            view: self.view.to_owned(),
+            found: number.to_string(),
+            text: shown(behind),
+        })
+    }
+
+    fn distribution(&self, prompt: &str, top: usize) -> Result<Distribution, AskError> {
+        let logprobs = self.logprobs()?;
+        let told = logprobs.get("top_logprobs").and_then(|list| list.get(0)).and_then(Value::as_object);
+        let told = told.filter(|told| !told.is_empty());
+        let told = told.ok_or_else(|| AskError::Refused {
+            message: "the server tells no likeliest tokens: `top_logprobs` came back empty".to_owned(),
+        })?;
+        let mut all = Vec::with_capacity(told.len());
+        for (token, value) in told {
+            all.push((token.clone(), self.number(value, prompt)?));
+        }
+        all.sort_by(|left, right| right.1.total_cmp(&left.1).then_with(|| left.0.cmp(&right.0)));
+        all.truncate(top.max(1));
+        let left = 1.0 - all.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>();
+        let tail = if left > LEAST_MASS { left.ln() } else { 0.0 };
+        let (tokens, logprobs) = all.into_iter().map(|(token, logprob)| (token, logprob as f32)).unzip();
+        Ok(Distribution {
+            tokens: TokenNames::Strings(tokens),
+            logprobs,
+            vocabulary: None,
+            tail: Some(tail),
+        })
+    }
+
+    /// The tokens of a text that comes back, and how many came behind it.
+    fn echo(&self, text: &str, manner: Manner) -> Result<(Vec<Token>, usize), AskError> {
+        let logprobs = self.logprobs()?;
+        let list = |key: &str| logprobs.get(key).and_then(Value::as_array);
+        let (Some(tokens), Some(values)) = (list("tokens"), list("token_logprobs")) else {
+            return Err(unlike("logprobs"));
+        };
+        let tokens: Option<Vec<&str>> = tokens.iter().map(Value::as_str).collect();
+        let tokens = tokens.ok_or_else(|| unlike("logprobs.tokens"))?;
+        if tokens.is_empty() || tokens.len() != values.len() {
+            return Err(unlike("logprobs.token_logprobs"));
+        }
+        let echo = echo::place(&tokens, logprobs.get("text_offset"), text, manner);
+        // Without an echo, what was written comes back alone.
+        let echoed = self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
+        if !echoed || echo.starts.is_empty() {
+            return Err(AskError::Refused {
+                message: "the server does not give texts back: `echo` of `/v1/completions` has no effect"
+                    .to_owned(),
+            });
+        }
+        let mut found: Vec<Token> = Vec::with_capacity(echo.starts.len());
+        for (&start, value) in echo.starts.iter().zip(values) {
+            let logprob = match value {
+                Value::Null => None,
+                value => Some(self.number(value, text)?),
+            };
+            if logprob.is_none() && found.iter().any(|token| token.logprob.is_some()) {
+                let message = format!("the server tells no probability of token {}", found.len());
+                return Err(AskError::Refused { message });
+            }
+            found.push(Token { start, logprob });
+        }
+        Ok((found, echo.extra))
+    }
+}
+
+fn unlike(place: &str) -> AskError {
+    AskError::Refused { message: format!("the server's answer is unlike OpenAI's: see `{place}`") }
+}
+
+/// The beginning of a text.
+fn shown(text: &str) -> String {
+    text.chars().take(MOST_SHOWN).collect()
+}

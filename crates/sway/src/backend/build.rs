@@ -1,0 +1,314 @@
+//! From the plan of a suite to what answers.
+//!
+//! Everything that a file can have wrong is looked at before anything is
+//! fetched, loaded or started. An error names the key that it is about.
+
+use std::path::{Path, PathBuf};
+
+use shardloom_checkpoint::{CheckpointError, Format, Source};
+use shardloom_hub::fetch::FetchObserver;
+use shardloom_hub::{Hub, HubError, Model};
+use shardloom_layout::{DType, Hint};
+
+use super::Backend;
+use super::api::{ApiBackend, ApiError, ApiKey, ApiOptions};
+use super::custom::{CustomBackend, CustomError, CustomOptions};
+use super::local::{LocalBackend, LocalOptions, Tuned};
+use super::two_model::{Side, TwoModel};
+use crate::error::SwayError;
+use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision};
+
+/// Devices that this program computes on.
+const DEVICES: [&str; 2] = ["auto", "cpu"];
+
+/// Variables that are looked at.
+const PYTHON: &str = "SHARDLOOM_PYTHON";
+
+/// Why there is nothing that answers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A device that is not there.
+    #[error("`{key}`: this program does not compute on `{found}`")]
+    Device {
+        /// The key.
+        key: String,
+        /// What it says.
+        found: String,
+    },
+    /// An adapter that is not there.
+    #[error("`{key}`: there is no folder {path}")]
+    NoAdapter {
+        /// The key.
+        key: String,
+        /// Where it should be.
+        path: String,
+    },
+    /// A folder that is no adapter's.
+    #[error("`{key}`: {path} holds no adapter, but a checkpoint of kind {format}")]
+    NotAdapter {
+        /// The key.
+        key: String,
+        /// The folder.
+        path: String,
+        /// What it holds.
+        format: Format,
+    },
+    /// An adapter that cannot be read.
+    #[error("`{key}`: {source}")]
+    Adapter {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        source: CheckpointError,
+    },
+    /// A program that is not there.
+    #[error("`{key}`: there is no program {path}")]
+    NoProgram {
+        /// The key.
+        key: String,
+        /// Where it should be.
+        path: String,
+    },
+    /// A model that is not found or is none.
+    #[error("`{key}`: {source}")]
+    Model {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        source: Box<HubError>,
+    },
+    /// A server that cannot be asked.
+    #[error("`{key}`: {source}")]
+    Api {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        source: ApiError,
+    },
+    /// Something of the user's own that cannot be used.
+    #[error("`{key}`: {source}")]
+    Custom {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        source: CustomError,
+    },
+    /// A backend that did not come to be.
+    #[error(transparent)]
+    Backend(#[from] SwayError),
+}
+
+impl Hint for BuildError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Device { .. } => Some(format!("write one of {}", DEVICES.join(", "))),
+            Self::NoAdapter { .. } => {
+                Some("name the folder with adapter_config.json; relative ones are told from the suite".to_owned())
+            }
+            Self::NotAdapter { key, .. } => Some(format!(
+                "name the folder with adapter_config.json, or give the model as `{}`",
+                key.replace(".adapter", ".base")
+            )),
+            Self::NoProgram { .. } => {
+                Some("name a file that can be run; relative ones are told from the suite".to_owned())
+            }
+            Self::Adapter { source, .. } => source.hint(),
+            Self::Model { source, .. } => source.hint(),
+            Self::Api { source, .. } => source.hint(),
+            Self::Custom { source, .. } => source.hint(),
+            Self::Backend(error) => error.hint(),
+        }
+    }
+}
+
+/// Makes backends.
+pub struct Build<'a> {
+    /// Where models are found.
+    pub hub: &'a Hub,
+    /// Hears of downloads.
+    pub observer: &'a dyn FetchObserver,
+    /// How much our own engine does at once. Its dtype is the suite's business.
+    pub local: LocalOptions,
+    /// How servers are asked. Without a key, variables are looked at.
+    pub api: ApiOptions,
+    /// How programs of the user's are asked.
+    pub custom: CustomOptions,
+    variable: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl<'a> Build<'a> {
+    /// Makes backends with defaults. `SWAY_API_KEY` or `OPENAI_API_KEY`, and
+    /// `SHARDLOOM_PYTHON` are looked up.
+    pub fn new(
+        hub: &'a Hub,
+        observer: &'a dyn FetchObserver,
+        variable: &'a dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        let mut custom = CustomOptions::default();
+        if let Some(python) = variable(PYTHON).filter(|python| !python.trim().is_empty()) {
+            custom.python = python;
+        }
+        let mut api = ApiOptions::default();
+        if let Ok(fetch) = &hub.fetch {
+            api.proxies = fetch.proxies.clone();
+        }
+        Self { hub, observer, local: LocalOptions::default(), api, custom, variable }
+    }
+
+    /// What answers for a plan.
+    pub fn backend(&self, plan: &Plan) -> Result<Box<dyn Backend>, BuildError> {
+        check(plan)?;
+        match plan {
+            Plan::Adapter { model } => self.local(TUNED, model),
+            Plan::Custom { model } => self.custom(TUNED, model),
+            Plan::Two { base: PlannedModel::Local(base), tuned: PlannedModel::Local(tuned) }
+                if is_plain(base) && is_plain(tuned) && dtype(base.dtype) == dtype(tuned.dtype) =>
+            {
+                let other = Tuned::Model(Box::new(self.open(TUNED, tuned)?));
+                self.engine(base, self.open(BASE, base)?, other)
+            }
+            Plan::Two { base: PlannedModel::Server(base), tuned: PlannedModel::Server(tuned) } => {
+                let options = self.api_options()?;
+                let made = ApiBackend::new(base, Some(tuned), &options);
+                Ok(Box::new(made.map_err(|source| of_server("models", source))?))
+            }
+            Plan::Two { base, tuned } => {
+                let before = self.side(BASE, base)?;
+                // A local base with an adapter of its own is asked with it;
+                // others know themselves what their base is.
+                let before = match base {
+                    PlannedModel::Local(_) => Side::changed(before),
+                    _ => Side { backend: before, view: crate::View::Base },
+                };
+                Ok(Box::new(TwoModel::of(before, Side::changed(self.side(TUNED, tuned)?))))
+            }
+        }
+    }
+
+    fn side(&self, key: &str, model: &PlannedModel) -> Result<Box<dyn Backend>, BuildError> {
+        match model {
+            PlannedModel::Local(model) => self.local(key, model),
+            PlannedModel::Custom(model) => self.custom(key, model),
+            PlannedModel::Server(model) => {
+                let made = ApiBackend::new(model, None, &self.api_options()?);
+                Ok(Box::new(made.map_err(|source| of_server(key, source))?))
+            }
+        }
+    }
+
+    fn local(&self, key: &str, model: &LocalModel) -> Result<Box<dyn Backend>, BuildError> {
+        let tuned = model.adapter.as_deref().map_or(Tuned::Nothing, |path| Tuned::Adapter(folder_of(path)));
+        self.engine(model, self.open(key, model)?, tuned)
+    }
+
+    fn engine(&self, model: &LocalModel, base: Model, tuned: Tuned) -> Result<Box<dyn Backend>, BuildError> {
+        let options = LocalOptions { dtype: dtype(model.dtype), ..self.local };
+        Ok(Box::new(LocalBackend::new(&model.kind.to_string(), base, tuned, options)?))
+    }
+
+    fn open(&self, key: &str, model: &LocalModel) -> Result<Model, BuildError> {
+        let opened = self.hub.open(&model.base, self.observer);
+        opened.map_err(|source| BuildError::Model { key: format!("{key}.base"), source: Box::new(source) })
+    }
+
+    fn custom(&self, key: &str, model: &CustomModel) -> Result<Box<dyn Backend>, BuildError> {
+        let started = CustomBackend::start(model, &self.custom);
+        let failed = |source| BuildError::Custom { key: format!("{key}.entry_point"), source };
+        Ok(Box::new(started.map_err(failed)?))
+    }
+
+    fn api_options(&self) -> Result<ApiOptions, BuildError> {
+        let mut options = self.api.clone();
+        if options.key.is_none() {
+            options.key = ApiKey::from_variables(self.variable).map_err(|source| of_server("models", source))?;
+        }
+        Ok(options)
+    }
+}
+
+/// The keys of both sides.
+const BASE: &str = "models.base";
+const TUNED: &str = "models.ft";
+
+fn of_server(key: &str, source: ApiError) -> BuildError {
+    let key = match &source {
+        ApiError::Address { .. } => format!("{key}.endpoint"),
+        _ => key.to_owned(),
+    };
+    BuildError::Api { key, source }
+}
+
+fn is_plain(model: &LocalModel) -> bool {
+    model.adapter.is_none()
+}
+
+/// What weights are held in. On a processor, single precision is both the
+/// fastest and the most exact.
+fn dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::Auto | Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::Bf16,
+    }
+}
+
+/// Looks at all that can be seen without loading or starting anything.
+fn check(plan: &Plan) -> Result<(), BuildError> {
+    match plan {
+        Plan::Adapter { model } => check_local(TUNED, model),
+        Plan::Custom { model } => check_custom(TUNED, model),
+        Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)].into_iter().try_for_each(|(key, model)| {
+            match model {
+                PlannedModel::Local(model) => check_local(key, model),
+                PlannedModel::Custom(model) => check_custom(key, model),
+                PlannedModel::Server(_) => Ok(()),
+            }
+        }),
+    }
+}
+
+fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
+    if !DEVICES.contains(&model.device.as_str()) {
+        return Err(BuildError::Device { key: format!("{key}.device"), found: model.device.clone() });
+    }
+    let Some(path) = &model.adapter else { return Ok(()) };
+    let key = format!("{key}.adapter");
+    if !path.exists() {
+        return Err(BuildError::NoAdapter { key, path: path.display().to_string() });
+    }
+    let folder = folder_of(path);
+    let failed = |source: CheckpointError| BuildError::Adapter { key: key.clone(), source };
+    let source = Source::open(&folder).map_err(failed)?;
+    let alone = source.as_adapter().map_err(failed)?;
+    let format = alone.as_ref().unwrap_or(&source).index.format();
+    // A folder of MLX is an adapter's if it says what the adapter counts.
+    let is_adapter = match format {
+        Format::Peft => true,
+        Format::Mlx => {
+            source.index.metadata().contains_key(shardloom_checkpoint::formats::peft::CONFIG)
+        }
+        _ => false,
+    };
+    if is_adapter {
+        return Ok(());
+    }
+    Err(BuildError::NotAdapter { key, path: folder.display().to_string(), format })
+}
+
+/// The folder of an adapter, of which one of its files may be named.
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if path.is_file() && parent.join("adapter_config.json").is_file() => parent.to_owned(),
+        _ => path.to_owned(),
+    }
+}
+
+fn check_custom(key: &str, model: &CustomModel) -> Result<(), BuildError> {
+    match &model.entry {
+        EntryPoint::Program { path } if !path.is_file() => {
+            Err(BuildError::NoProgram { key: format!("{key}.entry_point"), path: path.display().to_string() })
+        }
+        _ => Ok(()),
+    }
+}
