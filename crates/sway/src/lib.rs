@@ -16,6 +16,7 @@ pub mod backend;
 mod book;
 pub mod cache;
 mod category;
+pub mod convert_adapter;
 mod error;
 pub mod inquiry;
 pub mod numbers;

@@ -1,12 +1,14 @@
-//! Adapter folders: those of PEFT, and those of MLX, which [`to_peft`] turns
-//! into the same.
+//! Adapter folders: those of PEFT, and those of MLX. [`to_peft`] turns all into
+//! the former, [`to_mlx`] into the latter.
 //!
 //! The adapter's config is kept as text under the name of its file, because
 //! tensors alone do not say how strongly they count.
 
 mod export;
+mod mlx;
 
 pub use export::{PeftAdapter, to_peft};
+pub use mlx::{MlxAdapter, to_mlx};
 
 use shardloom_layout::{Hint, Shape};
 
@@ -69,6 +71,14 @@ pub enum PeftError {
         /// Its shape.
         shape: Shape,
     },
+    /// An option of PEFT that MLX does not have.
+    #[error("MLX has no form for an adapter with `{key}` {value}")]
+    NotInMlx {
+        /// The option.
+        key: String,
+        /// What it says.
+        value: String,
+    },
     /// One half of an adapter.
     #[error("`{module}` has only one of `lora_a` and `lora_b`")]
     Half {
@@ -95,6 +105,9 @@ impl Hint for PeftError {
                 "remove `alpha` from `{CONFIG}`; if the adapter was trained when MLX still had it, multiply \
                  `scale` by alpha / rank"
             )),
+            Self::NotInMlx { .. } => {
+                Some("merge the adapter into its model, and convert the model".to_owned())
+            }
             Self::Kind { .. } => Some("load the weights as a checkpoint of their own".to_owned()),
             _ => None,
         }

@@ -66,6 +66,12 @@ impl TwoModel {
         };
         let mut notes = first.notes.clone();
         notes.extend(second.notes.iter().filter(|note| !first.notes.contains(note)).cloned());
+        if (first.kind == "api") != (second.kind == "api") {
+            notes.push(
+                "one side tells tokens by text and the other by number: which come next cannot be compared"
+                    .to_owned(),
+            );
+        }
         let description = Description {
             kind: "two_model".to_owned(),
             base: base.name(),

@@ -40,13 +40,13 @@ pub fn to_peft(adapter: &Index, model: Option<&str>) -> Result<PeftAdapter, Chec
     }
 }
 
-fn config_of(adapter: &Index) -> Result<Map<String, Value>, PeftError> {
+pub(super) fn config_of(adapter: &Index) -> Result<Map<String, Value>, PeftError> {
     let text = adapter.metadata().get(CONFIG);
     let text = text.ok_or_else(|| PeftError::NotAdapter { format: adapter.format() })?;
     serde_json::from_str(text).map_err(|error| PeftError::Config { message: error.to_string() })
 }
 
-fn to_text(config: &Value) -> Result<String, PeftError> {
+pub(super) fn to_text(config: &Value) -> Result<String, PeftError> {
     serde_json::to_string_pretty(config).map_err(|error| PeftError::Config { message: error.to_string() })
 }
 
@@ -74,7 +74,7 @@ fn from_mlx(
     }
     let modules = Modules::of(adapter)?;
     let rank = modules.rank()?;
-    let alpha = scale(config, rank)? * rank as f64;
+    let alpha = alpha_of(scale(config, rank)?, rank);
     let parameter = |key: &str| config.get("lora_parameters").and_then(|parameters| parameters.get(key));
     let mut made = Map::new();
     let mut say = |key: &str, value: Value| made.insert(key.to_owned(), value);
@@ -102,6 +102,14 @@ fn from_mlx(
     let model = model.or_else(|| config.get("model").and_then(Value::as_str));
     say("base_model_name_or_path", model.into());
     Ok((modules.tensors(), made))
+}
+
+/// What PEFT divides by the rank. Most were whole numbers once, and a quotient
+/// that was rounded gives them back only nearly.
+fn alpha_of(scale: f64, rank: usize) -> f64 {
+    let alpha = scale * rank as f64;
+    let whole = alpha.round();
+    if (alpha - whole).abs() <= 4.0 * f64::EPSILON * whole.abs() { whole } else { alpha }
 }
 
 /// What MLX multiplies by.
@@ -191,7 +199,7 @@ impl Modules {
 }
 
 /// A matrix with rows and columns exchanged.
-fn transposed(tensor: &str, entry: &TensorEntry) -> Result<TensorEntry, PeftError> {
+pub(super) fn transposed(tensor: &str, entry: &TensorEntry) -> Result<TensorEntry, PeftError> {
     let dims = || PeftError::Dims { tensor: tensor.to_owned(), shape: entry.shape.clone() };
     let &[rows, columns] = &*entry.shape else { return Err(dims()) };
     let turn = |tile: &Tile| {

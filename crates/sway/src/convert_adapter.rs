@@ -1,0 +1,242 @@
+//! Adapters of PEFT for MLX, and of MLX for PEFT.
+//!
+//! Numbers stay as they are, bit for bit; both factors are turned, and the
+//! config is told in the other's words. What the other has no words for is
+//! refused before anything is written.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use shardloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
+use shardloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, Source, Want, read};
+use shardloom_layout::{DType, Hint, Region};
+
+/// The form of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AdapterForm {
+    /// `adapter_model.safetensors`, as PEFT has it.
+    Peft,
+    /// `adapters.safetensors`, as MLX has it.
+    Mlx,
+}
+
+impl AdapterForm {
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "peft" => Some(Self::Peft),
+            "mlx" => Some(Self::Mlx),
+            _ => None,
+        }
+    }
+
+    /// The file with its tensors.
+    pub fn weights(self) -> &'static str {
+        match self {
+            Self::Peft => "adapter_model.safetensors",
+            Self::Mlx => "adapters.safetensors",
+        }
+    }
+}
+
+/// Files that make a folder an adapter's, in any form.
+const WEIGHTS: [&str; 4] =
+    ["adapter_model.safetensors", "adapters.safetensors", "adapters.npz", "adapter_model.bin"];
+
+/// What is done about an adapter that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// It stays, and nothing is written.
+    Refuse,
+    /// It is replaced. Other files beside it stay.
+    Replace,
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// Modules that the adapter changes.
+    pub modules: usize,
+    /// Bytes of its tensors.
+    pub bytes: u64,
+    /// The file with its tensors.
+    pub weights: PathBuf,
+}
+
+/// Why an adapter was not converted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// The adapter cannot be read, or not be told in the other form.
+    #[error(transparent)]
+    Source(#[from] CheckpointError),
+    /// A folder that is no adapter's.
+    #[error("{path} holds no adapter, but a checkpoint of kind {format}")]
+    NotAdapter {
+        /// The folder.
+        path: String,
+        /// What it holds.
+        format: Format,
+    },
+    /// Tensors of a dtype that adapters do not have.
+    #[error("`{tensor}` is {dtype}, which adapters are not")]
+    DType {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// There is an adapter already.
+    #[error("{path} is there already")]
+    Exists {
+        /// The file.
+        path: String,
+    },
+    /// It would take its own place.
+    #[error("{path} is both what is read and what is written")]
+    SameFolder {
+        /// The folder.
+        path: String,
+    },
+    /// A file that cannot be written.
+    #[error("{path} cannot be written: {message}")]
+    Write {
+        /// The file.
+        path: String,
+        /// What the system says.
+        message: String,
+    },
+}
+
+impl Hint for ConvertError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Source(error) => error.hint(),
+            Self::NotAdapter { .. } => Some("name the folder with adapter_config.json".to_owned()),
+            Self::DType { .. } => Some("save the adapter as f32, f16 or bf16".to_owned()),
+            Self::Exists { .. } => Some("choose another folder, or ask for it to be overwritten".to_owned()),
+            Self::SameFolder { .. } => Some("choose another folder".to_owned()),
+            Self::Write { .. } => None,
+        }
+    }
+}
+
+/// Writes the adapter of one folder into another in some form.
+pub fn convert_adapter(
+    source: &Path,
+    target: &Path,
+    to: AdapterForm,
+    overwrite: Overwrite,
+) -> Result<Converted, ConvertError> {
+    let opened = Source::open(source)?;
+    let alone = opened.as_adapter()?;
+    let opened = alone.as_ref().unwrap_or(&opened);
+    let format = opened.index.format();
+    if !matches!(format, Format::Peft | Format::Mlx) || !opened.index.metadata().contains_key(CONFIG) {
+        return Err(ConvertError::NotAdapter { path: source.display().to_string(), format });
+    }
+    let (index, config) = match to {
+        AdapterForm::Peft => to_peft(&opened.index, None).map(|made| (made.index, made.config))?,
+        AdapterForm::Mlx => to_mlx(&opened.index).map(|made| (made.index, made.config))?,
+    };
+    let places = [fs::canonicalize(source), fs::canonicalize(target)];
+    if let [Ok(source), Ok(target)] = &places
+        && source == target
+    {
+        return Err(ConvertError::SameFolder { path: target.display().to_string() });
+    }
+    if overwrite == Overwrite::Refuse {
+        let mut there = WEIGHTS.iter().chain([&CONFIG]).map(|name| target.join(name));
+        if let Some(path) = there.find(|path| path.exists()) {
+            return Err(ConvertError::Exists { path: path.display().to_string() });
+        }
+    }
+    let tensors = contents(opened, &index)?;
+    let bytes = tensors.values().map(|(_, bytes)| bytes.len() as u64).sum();
+    let weights = target.join(to.weights());
+    let failed = |path: &Path, error: &io::Error| ConvertError::Write {
+        path: path.display().to_string(),
+        message: error.to_string(),
+    };
+    fs::create_dir_all(target).map_err(|error| failed(target, &error))?;
+    put(&weights, &safetensors(&index, &tensors, to)).map_err(|error| failed(&weights, &error))?;
+    let path = target.join(CONFIG);
+    put(&path, config.as_bytes()).map_err(|error| failed(&path, &error))?;
+    // What was there in another form would be read instead.
+    for name in WEIGHTS.iter().filter(|name| **name != to.weights()) {
+        let path = target.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&path, &error)),
+            _ => {}
+        }
+    }
+    let halves = ["lora_a", "lora_A.weight", "lora_embedding_A"];
+    let modules = index.tensors().keys().filter(|name| halves.iter().any(|half| name.ends_with(half))).count();
+    Ok(Converted { modules, bytes, weights })
+}
+
+type Contents = BTreeMap<String, (&'static str, Vec<u8>)>;
+
+/// The bytes of all tensors, each with the word for its dtype.
+fn contents(source: &Source, index: &Index) -> Result<Contents, ConvertError> {
+    let mut contents = Contents::new();
+    for (name, entry) in index.tensors() {
+        let word = match entry.dtype {
+            DType::F32 => "F32",
+            DType::F16 => "F16",
+            DType::Bf16 => "BF16",
+            DType::F64 => "F64",
+            dtype => return Err(ConvertError::DType { tensor: name.clone(), dtype }),
+        };
+        let mut bytes = vec![0; entry.shape.volume() * entry.dtype.size()];
+        let region = Region::whole(&entry.shape);
+        let want = Want { name, entry, region, dtype: entry.dtype, into: &mut bytes };
+        read(source, vec![want], &ReadOptions::default(), &())?;
+        contents.insert(name.clone(), (word, bytes));
+    }
+    Ok(contents)
+}
+
+/// A safetensors file: the length of its header, the header, the numbers.
+fn safetensors(index: &Index, tensors: &Contents, to: AdapterForm) -> Vec<u8> {
+    let mut header = Map::new();
+    let maker = match to {
+        AdapterForm::Peft => "pt",
+        AdapterForm::Mlx => "mlx",
+    };
+    header.insert("__metadata__".to_owned(), json!({"format": maker}));
+    let mut end = 0;
+    for (name, (word, bytes)) in tensors {
+        let start = end;
+        end += bytes.len();
+        let shape: &[usize] = &index.tensors()[name].shape;
+        header.insert(name.clone(), json!({"dtype": word, "shape": shape, "data_offsets": [start, end]}));
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    for (_, bytes) in tensors.values() {
+        file.extend_from_slice(bytes);
+    }
+    file
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".part");
+    let beside = PathBuf::from(beside);
+    let written = fs::File::create(&beside).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let done = written.and_then(|()| fs::rename(&beside, path));
+    if done.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    done
+}

@@ -1,0 +1,488 @@
+//! From suites to backends: each kind that a file can name, and each file that
+//! names something that is not there.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use serde_json::{Value, json};
+use shardloom_checkpoint::Source;
+use shardloom_hub::cards::StoreSettings;
+use shardloom_hub::fetch::FetchSettings;
+use shardloom_hub::{Families, Hub, LoadOptions, Writer};
+use shardloom_layout::{DType, Hint};
+use shardloom_serve::ServeOptions;
+use shardloom_sway::backend::build::{Build, BuildError};
+use shardloom_sway::backend::custom::{CustomError, PythonFault};
+use shardloom_sway::backend::{Backend, Capability};
+use shardloom_sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
+use shardloom_sway::suite::SuiteRule;
+use shardloom_sway::{Answer, Ask, AskError, Keep, Question, Real, Suite, TokenNames, View, Watch};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
+}
+
+fn hub() -> Hub {
+    let mut families = Families::new();
+    shardloom_models::register(&mut families).unwrap();
+    Hub {
+        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        families,
+        fetch: Ok(FetchSettings::in_folders("none", "none")),
+        model_path: Vec::new(),
+    }
+}
+
+/// A suite in the folder of the tiny model.
+fn suite(base: &str, tuned: &str, defaults: &str) -> Suite {
+    let text = format!("models:\n  base: {{{base}}}\n  ft: {{{tuned}}}\ndefaults: {{{defaults}}}\n");
+    Suite::read(&text, &tiny().join("sway.yaml"), &|_| None).unwrap()
+}
+
+fn try_build(base: &str, tuned: &str, defaults: &str) -> Result<Box<dyn Backend>, BuildError> {
+    let hub = hub();
+    Build::new(&hub, &(), &|_| None).backend(&suite(base, tuned, defaults).plan)
+}
+
+fn build(base: &str, tuned: &str, defaults: &str) -> Box<dyn Backend> {
+    try_build(base, tuned, defaults).unwrap()
+}
+
+fn fault(base: &str, tuned: &str) -> BuildError {
+    let error = try_build(base, tuned, "").err().expect("it should be refused");
+    assert!(error.hint().is_some(), "{error}");
+    error
+}
+
+struct Answers(Vec<Option<Result<Answer, AskError>>>);
+
+impl Watch for Answers {
+    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+        assert!(self.0[place].is_none(), "question {place} was answered twice");
+        self.0[place] = Some(answer);
+    }
+}
+
+fn ask(backend: &mut dyn Backend, questions: &[Question]) -> Vec<Result<Answer, AskError>> {
+    let mut answers = Answers(questions.iter().map(|_| None).collect());
+    backend.answer(questions, &mut answers).unwrap();
+    answers.0.into_iter().map(|answer| answer.expect("every question is answered")).collect()
+}
+
+fn asks() -> Vec<Ask> {
+    let text = |text: &str| text.to_owned();
+    vec![
+        Ask::Next { prompt: text("The capital of"), keep: Keep::Top(20) },
+        Ask::Next { prompt: text("naïve — ünïcode ✓"), keep: Keep::Top(5) },
+        Ask::Completion { prompt: text("The capital of France is"), completion: text(" Paris") },
+        Ask::Completion { prompt: text("é✓"), completion: text("✓é") },
+        Ask::Text { text: text("Once upon a time") },
+        Ask::Text { text: text("naïve — ünïcode ✓") },
+        Ask::Writing { prompt: text("Once upon a time"), max_new_tokens: 12 },
+    ]
+}
+
+fn questions(view: &View) -> Vec<Question> {
+    asks().into_iter().map(|ask| Question::new(view, ask)).collect()
+}
+
+fn both() -> Vec<Question> {
+    [questions(&View::Base), questions(&View::Tuned)].concat()
+}
+
+#[test]
+fn an_adapter_is_one_model_and_every_part_of_the_change() {
+    let mut backend = build("base: model", "base: model, adapter: adapter", "");
+    let description = backend.description().clone();
+    assert_eq!(description.kind, "hf");
+    assert!(description.capabilities.contains(&Capability::MatchedNoise));
+    backend.preflight().unwrap();
+    let answers = ask(&mut *backend, &questions(&View::Scaled(Real(0.5))));
+    assert!(answers.iter().all(Result::is_ok));
+}
+
+#[test]
+fn two_loads_answer_as_one_does() {
+    let one = ask(&mut *build("base: model", "base: model, adapter: adapter", ""), &both());
+    let mut two = build("base: model", "base: model, adapter: adapter", "differential: false");
+    assert_eq!(two.description().kind, "two_model");
+    assert_eq!(ask(&mut *two, &both()), one);
+    // A weights file instead of its folder is as good.
+    let file = "base: model, adapter: adapter/adapter_model.safetensors";
+    assert_eq!(ask(&mut *build("base: model", file, ""), &both()), one);
+}
+
+#[test]
+fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(tiny().join("model")).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let other = format!("base: {}", folder.path().display());
+    let mut backend = build("base: model", &other, "");
+    assert_eq!(backend.description().kind, "hf");
+    let divergence = Ask::Divergence { prompt: "x".to_owned(), from: View::Base };
+    let answer = ask(&mut *backend, &[Question::new(&View::Tuned, divergence)]).remove(0);
+    let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
+    assert_eq!((found.js, found.kl), (0.0, 0.0));
+    // In another precision it is another model, which is loaded for itself.
+    let mut half = build("base: model", &format!("{other}, dtype: bf16"), "");
+    assert_eq!(half.description().kind, "two_model");
+    let answers = ask(&mut *half, &both());
+    let total = |answer: &Result<Answer, AskError>| match answer {
+        Ok(Answer::Completion(score)) => score.total,
+        other => panic!("{other:?}"),
+    };
+    let count = asks().len();
+    let (full, short) = (total(&answers[2]), total(&answers[count + 2]));
+    assert!(full != short && (full - short).abs() < 0.5, "{full} {short}");
+}
+
+#[test]
+fn an_adapter_before_and_another_after_are_two_changed_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let stronger = folder.path().join("stronger");
+    convert_adapter(&tiny().join("adapter"), &stronger, AdapterForm::Mlx, Overwrite::Refuse).unwrap();
+    change(&stronger.join("adapter_config.json"), |config| {
+        config["lora_parameters"]["scale"] = json!(4.0);
+    });
+    let after = format!("kind: mlx, base: model, adapter: {}", stronger.display());
+    let mut backend = build("base: model, adapter: adapter", &after, "");
+    assert_eq!(backend.description().kind, "two_model");
+    assert!(backend.description().base.contains(" with "), "{}", backend.description().base);
+    let answers = ask(&mut *backend, &both());
+    let mut one = build("base: model", "base: model, adapter: adapter", "");
+    let before = ask(&mut *one, &questions(&View::Tuned));
+    // Twice the change, by its scale.
+    let twice = ask(&mut *one, &questions(&View::Scaled(Real(2.0))));
+    assert_eq!(answers, [before, twice].concat());
+}
+
+fn change(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    change(&mut value);
+    fs::write(file, value.to_string()).unwrap();
+}
+
+#[test]
+fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let done = convert_adapter(&tiny().join("adapter"), &place("mlx"), AdapterForm::Mlx, Overwrite::Refuse);
+    let done = done.unwrap();
+    assert_eq!((done.modules, done.weights), (4, place("mlx").join("adapters.safetensors")));
+    let mlx = format!("kind: mlx, base: model, adapter: {}", place("mlx").display());
+    let mut backend = build("kind: mlx, base: model", &mlx, "");
+    assert_eq!(backend.description().kind, "mlx");
+    let peft = ask(&mut *build("base: model", "base: model, adapter: adapter", ""), &both());
+    assert_eq!(ask(&mut *backend, &both()), peft);
+    // And back: the same tensors, and what counts of the config.
+    convert_adapter(&place("mlx"), &place("back"), AdapterForm::Peft, Overwrite::Refuse).unwrap();
+    let read = |folder: &Path| -> BTreeMap<String, Vec<u8>> {
+        let source = Source::open(folder).unwrap();
+        let bytes = fs::read(folder.join("adapter_model.safetensors")).unwrap();
+        let tensors = source.index.tensors().iter();
+        let content = tensors.map(|(name, entry)| {
+            let tile = &entry.tiles[0];
+            let length = entry.shape.volume() * entry.dtype.size();
+            (name.clone(), bytes[tile.offset as usize..][..length].to_vec())
+        });
+        content.collect()
+    };
+    assert_eq!(read(&place("back")), read(&tiny().join("adapter")));
+    let config = |folder: PathBuf| -> Value {
+        serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
+    };
+    let (before, after) = (config(tiny().join("adapter")), config(place("back")));
+    for key in ["r", "lora_alpha", "lora_dropout", "use_dora", "peft_type"] {
+        assert_eq!(before[key], after[key], "{key}");
+    }
+}
+
+#[test]
+fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (tiny().join("adapter"), folder.path().join("out"));
+    let convert = |source: &Path, to: AdapterForm, overwrite: Overwrite| {
+        convert_adapter(source, &target, to, overwrite)
+    };
+    convert(&source, AdapterForm::Mlx, Overwrite::Refuse).unwrap();
+    fs::write(target.join("notes.txt"), "mine").unwrap();
+    let again = convert(&source, AdapterForm::Peft, Overwrite::Refuse).unwrap_err();
+    assert!(matches!(&again, ConvertError::Exists { .. }) && again.hint().is_some(), "{again}");
+    convert(&source, AdapterForm::Peft, Overwrite::Replace).unwrap();
+    let mut names: Vec<String> = fs::read_dir(&target)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors", "notes.txt"]);
+    let same = convert(&target, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    assert!(matches!(same, ConvertError::SameFolder { .. }), "{same}");
+    let model = convert(&tiny().join("model"), AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    assert!(matches!(model, ConvertError::NotAdapter { .. }), "{model}");
+    // What MLX cannot say is refused, and what is there stays.
+    let dora = folder.path().join("dora");
+    fs::create_dir(&dora).unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(source.join(name), dora.join(name)).unwrap();
+    }
+    change(&dora.join("adapter_config.json"), |config| config["use_dora"] = json!(true));
+    let refused = convert(&dora, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    assert!(matches!(refused, ConvertError::Source(_)) && refused.to_string().contains("use_dora"), "{refused}");
+    assert!(target.join("adapter_model.safetensors").is_file());
+    let blocked = convert_adapter(
+        &source,
+        &target.join("notes.txt"),
+        AdapterForm::Mlx,
+        Overwrite::Replace,
+    );
+    assert!(matches!(blocked, Err(ConvertError::Write { .. })), "{blocked:?}");
+}
+
+#[test]
+fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
+    let base = "base: model";
+    let error = fault(base, "base: model, adapter: adapter, device: cuda");
+    let expected = BuildError::Device { key: "models.ft.device".to_owned(), found: "cuda".to_owned() };
+    assert_eq!(error, expected);
+    assert_eq!(error.hint().as_deref(), Some("write one of auto, cpu"));
+    let error = fault(base, "base: model, adapter: nowhere");
+    assert!(matches!(&error, BuildError::NoAdapter { key, .. } if key == "models.ft.adapter"), "{error}");
+    let error = fault(base, "base: model, adapter: model");
+    assert!(matches!(&error, BuildError::NotAdapter { key, .. } if key == "models.ft.adapter"), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = fault(base, &format!("base: model, adapter: {}", empty.path().display()));
+    assert!(matches!(&error, BuildError::Adapter { key, .. } if key == "models.ft.adapter"), "{error}");
+    let error = fault(base, "kind: custom, base: model, entry_point: ./nowhere.sh");
+    assert!(matches!(&error, BuildError::NoProgram { key, .. } if key == "models.ft.entry_point"), "{error}");
+    let error = fault(base, "kind: custom, base: model, entry_point: 'no_such_module:Class'");
+    let BuildError::Custom { key, source } = &error else { panic!("{error}") };
+    assert_eq!(key, "models.ft.entry_point");
+    assert!(matches!(source, CustomError::Python { fault: PythonFault::Import, .. }), "{source}");
+    let error = fault("base: no-such-model", "base: model, adapter: adapter");
+    assert!(matches!(&error, BuildError::Model { key, .. } if key == "models.base.base"), "{error}");
+    let api = "kind: api, base: m, endpoint: 'http://me:secret@h'";
+    let error = fault("kind: api, base: n", api);
+    assert!(matches!(&error, BuildError::Api { key, .. } if key.ends_with(".endpoint")), "{error}");
+    assert!(!format!("{error:?}").contains("secret"));
+    // Nothing is started or loaded if the other side is wrong.
+    let error = fault("base: model, device: tpu", "kind: custom, base: x, entry_point: 'a:B'");
+    assert!(matches!(error, BuildError::Custom { .. }), "differential: {error}");
+    let separate = try_build("base: model, device: tpu", "kind: custom, base: x, entry_point: 'a:B'", "differential: false");
+    assert!(matches!(separate.err().unwrap(), BuildError::Device { .. }));
+    // Made-up answers are refused when the file is read.
+    let text = "models:\n  base: {base: x}\n  ft: {kind: dummy, base: x}\n";
+    let errors = Suite::read(text, Path::new("/suites/sway.yaml"), &|_| None).unwrap_err().errors;
+    assert_eq!(errors[0].path, "models.ft.kind");
+    assert!(format!("{:?}", errors[0].problem).contains(&format!("{:?}", SuiteRule::Dummy)));
+}
+
+#[test]
+fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(tiny().join("adapter")).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let weights = folder.path().join("adapter_model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let at = bytes.windows(10).position(|window| window == b".layers.1.").unwrap();
+    bytes[at + 8] = b'9';
+    fs::write(&weights, bytes).unwrap();
+    let tuned = format!("base: model, adapter: {}", folder.path().display());
+    let mut backend = build("base: model", &tuned, "");
+    let error = backend.preflight().unwrap_err();
+    assert!(error.to_string().contains('9'), "{error}");
+}
+
+/// What writes like the tiny model, with or without its adapter.
+fn writer(adapter: Option<&Path>) -> Writer {
+    let model = hub().open(tiny().join("model").to_str().unwrap(), &()).unwrap();
+    let options = LoadOptions { dtype: Some(DType::F32), ..LoadOptions::default() };
+    let decoder = model.load(&options, &()).unwrap().decoder;
+    let adapter = adapter.map(|folder| {
+        let source = Source::open(folder).unwrap();
+        (model.adapter(&decoder, &source, &()).unwrap(), 1.0)
+    });
+    Writer {
+        adapter,
+        decoder,
+        tokenizer: model.tokenizer().unwrap(),
+        templates: model.chat_templates().unwrap(),
+        defaults: model.generation_defaults().unwrap(),
+    }
+}
+
+/// The address of a server that runs until the tests end.
+fn served(writer: Writer) -> String {
+    let (ready, address) = mpsc::channel();
+    std::thread::spawn(move || {
+        let options = ServeOptions::new("tiny");
+        shardloom_serve::run("127.0.0.1:0", writer, options, std::future::pending(), |address| {
+            ready.send(address).unwrap();
+        })
+    });
+    format!("http://{}", address.recv().unwrap())
+}
+
+#[test]
+fn our_own_server_answers_as_the_engine_does() {
+    let (base, tuned) = (served(writer(None)), served(writer(Some(&tiny().join("adapter")))));
+    let mut api = build(
+        &format!("kind: api, base: tiny, endpoint: '{base}'"),
+        &format!("kind: api, base: tiny, endpoint: '{tuned}'"),
+        "",
+    );
+    api.preflight().unwrap();
+    let mut local = build("base: model", "base: model, adapter: adapter", "");
+    for (question, (found, expected)) in
+        both().iter().zip(ask(&mut *api, &both()).into_iter().zip(ask(&mut *local, &both())))
+    {
+        let near = |found: f64, expected: f64| {
+            assert!((found - expected).abs() < 1e-4, "{question:?}: {found} instead of {expected}");
+        };
+        match (found.unwrap(), expected.unwrap()) {
+            (Answer::Distribution(found), Answer::Distribution(expected)) => {
+                let TokenNames::Strings(names) = &found.tokens else { panic!("{found:?}") };
+                assert_eq!(names.len(), expected.logprobs.len());
+                for (found, expected) in found.logprobs.iter().zip(&expected.logprobs) {
+                    near(f64::from(*found), f64::from(*expected));
+                }
+                near(found.tail.unwrap(), expected.tail.unwrap());
+            }
+            (Answer::Completion(found), Answer::Completion(expected)) => {
+                assert_eq!(found.tokens, expected.tokens, "{question:?}");
+                near(found.total, expected.total);
+            }
+            (Answer::Rolling(found), Answer::Rolling(expected)) => {
+                assert_eq!(found.tokens, expected.tokens, "{question:?}");
+                near(found.total, expected.total);
+            }
+            (found, expected) => assert_eq!(found, expected, "{question:?}"),
+        }
+    }
+    // One side a server, the other one ours.
+    let mut mixed = build("base: model", &format!("kind: api, base: tiny, endpoint: '{tuned}'"), "");
+    assert_eq!(mixed.description().kind, "two_model");
+    assert!(ask(&mut *mixed, &both()).iter().all(Result::is_ok));
+}
+
+/// The tensors of a safetensors file in single precision, with their shapes.
+fn tensors(file: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let tensor = |entry: &Value| {
+        assert_eq!(entry["dtype"], "F32");
+        let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
+        let range: [usize; 2] = serde_json::from_value(entry["data_offsets"].clone()).unwrap();
+        let data = &bytes[8 + length..][range[0]..range[1]];
+        let values = data.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+        (shape, values)
+    };
+    header.iter().filter(|(name, _)| *name != "__metadata__").map(|(name, entry)| (name.clone(), tensor(entry))).collect()
+}
+
+/// A safetensors file of numbers of four bytes each.
+fn write_tensors(file: &Path, tensors: &BTreeMap<String, (&str, Vec<usize>, Vec<u8>)>) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, (dtype, shape, bytes)) in tensors {
+        let start = data.len();
+        data.extend(bytes);
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = Value::Object(header).to_string();
+    let mut all = (header.len() as u64).to_le_bytes().to_vec();
+    all.extend(header.bytes());
+    all.extend(data);
+    fs::write(file, all).unwrap();
+}
+
+/// The tiny model as MLX quantises it, and the same numbers unquantised.
+fn quantised(folder: &Path) -> (PathBuf, PathBuf) {
+    const GROUP: usize = 16;
+    let (packed, plain) = (folder.join("packed"), folder.join("plain"));
+    for place in [&packed, &plain] {
+        fs::create_dir(place).unwrap();
+        for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(tiny().join("model").join(name), place.join(name)).unwrap();
+        }
+    }
+    change(&packed.join("config.json"), |config| {
+        config["quantization"] = json!({"group_size": GROUP, "bits": 4});
+    });
+    let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
+    let (mut to_pack, mut to_leave) = (BTreeMap::new(), BTreeMap::new());
+    for (name, (shape, values)) in tensors(&tiny().join("model/model.safetensors")) {
+        if shape.len() != 2 {
+            for all in [&mut to_pack, &mut to_leave] {
+                all.insert(name.clone(), ("F32", shape.clone(), bytes(&values)));
+            }
+            continue;
+        }
+        let (mut words, mut scales, mut biases, mut rounded) = (vec![], vec![], vec![], vec![]);
+        for group in values.chunks_exact(GROUP) {
+            let least = group.iter().copied().fold(f32::INFINITY, f32::min);
+            let most = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let scale = (most - least) / 15.0;
+            let steps: Vec<u32> = group.iter().map(|value| ((value - least) / scale).round() as u32).collect();
+            rounded.extend(steps.iter().map(|step| *step as f32 * scale + least));
+            for eight in steps.chunks_exact(8) {
+                words.push(eight.iter().rev().fold(0u32, |word, step| word << 4 | step));
+            }
+            scales.push(scale);
+            biases.push(least);
+        }
+        let module = name.strip_suffix(".weight").unwrap();
+        let (rows, columns) = (shape[0], shape[1]);
+        let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        to_pack.insert(name.clone(), ("U32", vec![rows, columns / 8], words));
+        to_pack.insert(format!("{module}.scales"), ("F32", vec![rows, columns / GROUP], bytes(&scales)));
+        to_pack.insert(format!("{module}.biases"), ("F32", vec![rows, columns / GROUP], bytes(&biases)));
+        to_leave.insert(name, ("F32", shape, bytes(&rounded)));
+    }
+    write_tensors(&packed.join("model.safetensors"), &to_pack);
+    write_tensors(&plain.join("model.safetensors"), &to_leave);
+    (packed, plain)
+}
+
+#[test]
+fn a_quantised_folder_of_mlx_is_the_model_of_its_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (packed, plain) = quantised(folder.path());
+    let packed = format!("kind: mlx, base: {}", packed.display());
+    let mut backend = build(&format!("kind: mlx, base: {}", plain.display()), &packed, "");
+    let answers = ask(&mut *backend, &both());
+    let (before, after) = answers.split_at(asks().len());
+    for (before, after) in before.iter().zip(after) {
+        match (before.as_ref().unwrap(), after.as_ref().unwrap()) {
+            (Answer::Completion(before), Answer::Completion(after)) => {
+                assert!((before.total - after.total).abs() < 1e-4);
+            }
+            (Answer::Rolling(before), Answer::Rolling(after)) => {
+                assert!((before.total - after.total).abs() < 1e-4);
+            }
+            (Answer::Distribution(before), Answer::Distribution(after)) => {
+                assert_eq!(before.tokens, after.tokens);
+            }
+            (before, after) => assert_eq!(before, after),
+        }
+    }
+    // It is another model than the one that was quantised.
+    let mut other = build("kind: mlx, base: model", &packed, "");
+    let divergence = Ask::Divergence { prompt: "The capital of".to_owned(), from: View::Base };
+    let answer = ask(&mut *other, &[Question::new(&View::Tuned, divergence)]).remove(0);
+    let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
+    assert!(found.js > 1e-9, "{found:?}");
+    // And takes an adapter.
+    let tuned = format!("{packed}, adapter: adapter");
+    let mut changed = build(&packed, &tuned, "");
+    assert!(ask(&mut *changed, &both()).iter().all(Result::is_ok));
+}
