@@ -100,7 +100,9 @@ fn record<'a>(report: &'a Value, name: &str) -> &'a Value {
 fn helps() {
     let place = Place::new();
     let mut text = String::new();
-    for command in ["run", "gate", "check", "diff", "probes", "report", "compare", "trace", "autogen"] {
+    for command in
+        ["run", "gate", "check", "diff", "probes", "report", "compare", "trace", "autogen", "convert-adapter"]
+    {
         writeln!(text, "$ shardloom sway {command} --help\n{}", place.told(0, &[command, "--help"])).unwrap();
     }
     insta::assert_snapshot!(text);
@@ -309,6 +311,22 @@ fn one_suite_compares_two_tunings() {
 }
 
 #[test]
+fn an_adapter_in_another_form_is_the_same_adapter() {
+    let place = Place::new();
+    let answer = place.json(0, &["convert-adapter", "adapter", "mlx", "--to", "mlx", "--json"]);
+    assert_eq!(answer["modules"], 4);
+    // The same numbers are the same probes.
+    let own = place.json(0, &["run", "sway.yaml", "--only", "change", "--json"]);
+    place.write("mlx.yaml", &SUITE.replace("adapter: adapter", "adapter: mlx"));
+    let other = place.json(0, &["run", "mlx.yaml", "--only", "change", "--json"]);
+    assert_eq!(record(&own, "change")["raw"], record(&other, "change")["raw"]);
+    let error = place.told(2, &["convert-adapter", "adapter", "mlx", "--to", "mlx"]);
+    assert!(error.contains("hint:"), "{error}");
+    place.told(0, &["convert-adapter", "adapter", "mlx", "--to", "mlx", "--overwrite"]);
+    assert!(place.told(2, &["convert-adapter", "model", "other", "--to", "mlx"]).contains("no adapter"));
+}
+
+#[test]
 fn probes_are_listed_and_each_shows_its_fields() {
     let place = Place::new();
     insta::assert_snapshot!(place.told(0, &["probes"]));
@@ -359,4 +377,66 @@ fn a_folder_that_keeps_no_answers_stops_nothing() {
     let report = place.json(0, &["run", "sway.yaml", "--only", "change", "--json"]);
     assert!(report["warnings"][0].as_str().unwrap().contains("cannot keep answers"), "{report}");
     assert_eq!(records(&report).len(), 2);
+}
+
+/// A run's file that trains an adapter of the model, with a suite.
+fn training(suite: &str) -> String {
+    format!(
+        r#"
+model:
+  name: llama
+  weights_path: model
+  lora: {{rank: 2, alpha: 4, target_modules: [q_proj, v_proj]}}
+data: {{paths: [notes.md], max_seq_len: 16}}
+train:
+  max_steps: 2
+  global_batch_size: 1
+  checkpoint: {{output_dir: out}}
+  eval:
+    sway:
+      suite: {suite}
+"#
+    )
+}
+
+#[test]
+fn checkpoints_of_a_training_are_judged() {
+    let place = Place::new();
+    let train = |file: &str| {
+        let mut command = Command::cargo_bin("shardloom").unwrap();
+        command.current_dir(place.root.path()).args(["train", file]).output().unwrap()
+    };
+    place.write(
+        "run.yaml",
+        &training(r#"[{name: change, kind: delta_kl, prompts: ["The capital of", "A horse"]}]"#),
+    );
+    let output = train("run.yaml");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("judged out/checkpoints/step_2: score "), "{text}");
+    let metrics = place.read("out/metrics.jsonl");
+    let judged: Value = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .find(|record| record["texts"]["sway/band"].is_string())
+        .unwrap();
+    assert!(judged["scalars"]["sway/probe/change"].as_f64().unwrap() >= 0.0, "{judged}");
+    assert!(place.read("out/sway/step_2.html").contains("step_2"));
+    let report: Value = serde_json::from_str(&place.read("out/sway/step_2.json")).unwrap();
+    assert_eq!(report["base_model_id"], "model");
+
+    // What is wrong with the suite is told before anything is trained.
+    place.write(
+        "odd.yaml",
+        &training("[{name: change, kind: delta_lk}]").replace("output_dir: out", "output_dir: odd"),
+    );
+    let output = train("odd.yaml");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("there is no probe `delta_lk`") && text.contains("write `delta_kl`"), "{text}");
+    assert!(!place.file("odd").exists());
+    place.write("none.yaml", &training("[]").replace("  weights_path: model\n", ""));
+    let output = train("none.yaml");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("weights_path"), "{text}");
 }

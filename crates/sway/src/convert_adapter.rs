@@ -174,7 +174,8 @@ pub fn convert_adapter(
         }
     }
     let halves = ["lora_a", "lora_A.weight", "lora_embedding_A"];
-    let modules = index.tensors().keys().filter(|name| halves.iter().any(|half| name.ends_with(half))).count();
+    let modules =
+        index.tensors().keys().filter(|name| halves.iter().any(|half| name.ends_with(half))).count();
     Ok(Converted { modules, bytes, weights })
 }
 

@@ -215,10 +215,8 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
     let again = convert(&source, AdapterForm::Peft, Overwrite::Refuse).unwrap_err();
     assert!(matches!(&again, ConvertError::Exists { .. }) && again.hint().is_some(), "{again}");
     convert(&source, AdapterForm::Peft, Overwrite::Replace).unwrap();
-    let mut names: Vec<String> = fs::read_dir(&target)
-        .unwrap()
-        .map(|file| file.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(&target).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors", "notes.txt"]);
     let same = convert(&target, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
@@ -233,14 +231,12 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
     }
     change(&dora.join("adapter_config.json"), |config| config["use_dora"] = json!(true));
     let refused = convert(&dora, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
-    assert!(matches!(refused, ConvertError::Source(_)) && refused.to_string().contains("use_dora"), "{refused}");
-    assert!(target.join("adapter_model.safetensors").is_file());
-    let blocked = convert_adapter(
-        &source,
-        &target.join("notes.txt"),
-        AdapterForm::Mlx,
-        Overwrite::Replace,
+    assert!(
+        matches!(refused, ConvertError::Source(_)) && refused.to_string().contains("use_dora"),
+        "{refused}"
     );
+    assert!(target.join("adapter_model.safetensors").is_file());
+    let blocked = convert_adapter(&source, &target.join("notes.txt"), AdapterForm::Mlx, Overwrite::Replace);
     assert!(matches!(blocked, Err(ConvertError::Write { .. })), "{blocked:?}");
 }
 
@@ -273,7 +269,11 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
     // Nothing is started or loaded if the other side is wrong.
     let error = fault("base: model, device: tpu", "kind: custom, base: x, entry_point: 'a:B'");
     assert!(matches!(error, BuildError::Custom { .. }), "differential: {error}");
-    let separate = try_build("base: model, device: tpu", "kind: custom, base: x, entry_point: 'a:B'", "differential: false");
+    let separate = try_build(
+        "base: model, device: tpu",
+        "kind: custom, base: x, entry_point: 'a:B'",
+        "differential: false",
+    );
     assert!(matches!(separate.err().unwrap(), BuildError::Device { .. }));
     // Made-up answers are refused when the file is read.
     let text = "models:\n  base: {base: x}\n  ft: {kind: dummy, base: x}\n";
@@ -384,7 +384,11 @@ fn tensors(file: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
         let values = data.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
         (shape, values)
     };
-    header.iter().filter(|(name, _)| *name != "__metadata__").map(|(name, entry)| (name.clone(), tensor(entry))).collect()
+    header
+        .iter()
+        .filter(|(name, _)| *name != "__metadata__")
+        .map(|(name, entry)| (name.clone(), tensor(entry)))
+        .collect()
 }
 
 /// A safetensors file of numbers of four bytes each.
@@ -432,7 +436,8 @@ fn quantised(folder: &Path) -> (PathBuf, PathBuf) {
             let least = group.iter().copied().fold(f32::INFINITY, f32::min);
             let most = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let scale = (most - least) / 15.0;
-            let steps: Vec<u32> = group.iter().map(|value| ((value - least) / scale).round() as u32).collect();
+            let steps: Vec<u32> =
+                group.iter().map(|value| ((value - least) / scale).round() as u32).collect();
             rounded.extend(steps.iter().map(|step| *step as f32 * scale + least));
             for eight in steps.chunks_exact(8) {
                 words.push(eight.iter().rev().fold(0u32, |word, step| word << 4 | step));

@@ -274,7 +274,8 @@ impl Backend for ApiBackend {
         match first.0 {
             None => Ok(()),
             Some(error) => {
-                let hint = "use a server that answers `logprobs` of `/v1/completions`, as `shardloom serve` does";
+                let hint =
+                    "use a server that answers `logprobs` of `/v1/completions`, as `shardloom serve` does";
                 Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end())
             }
         }

@@ -103,9 +103,9 @@ impl Hint for BuildError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Device { .. } => Some(format!("write one of {}", DEVICES.join(", "))),
-            Self::NoAdapter { .. } => {
-                Some("name the folder with adapter_config.json; relative ones are told from the suite".to_owned())
-            }
+            Self::NoAdapter { .. } => Some(
+                "name the folder with adapter_config.json; relative ones are told from the suite".to_owned(),
+            ),
             Self::NotAdapter { key, .. } => Some(format!(
                 "name the folder with adapter_config.json, or give the model as `{}`",
                 key.replace(".adapter", ".base")
@@ -221,7 +221,8 @@ impl<'a> Build<'a> {
     fn api_options(&self) -> Result<ApiOptions, BuildError> {
         let mut options = self.api.clone();
         if options.key.is_none() {
-            options.key = ApiKey::from_variables(self.variable).map_err(|source| of_server("models", source))?;
+            options.key =
+                ApiKey::from_variables(self.variable).map_err(|source| of_server("models", source))?;
         }
         Ok(options)
     }
@@ -258,13 +259,13 @@ fn check(plan: &Plan) -> Result<(), BuildError> {
     match plan {
         Plan::Adapter { model } => check_local(TUNED, model),
         Plan::Custom { model } => check_custom(TUNED, model),
-        Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)].into_iter().try_for_each(|(key, model)| {
-            match model {
+        Plan::Two { base, tuned } => {
+            [(BASE, base), (TUNED, tuned)].into_iter().try_for_each(|(key, model)| match model {
                 PlannedModel::Local(model) => check_local(key, model),
                 PlannedModel::Custom(model) => check_custom(key, model),
                 PlannedModel::Server(_) => Ok(()),
-            }
-        }),
+            })
+        }
     }
 }
 
@@ -285,9 +286,7 @@ fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
     // A folder of MLX is an adapter's if it says what the adapter counts.
     let is_adapter = match format {
         Format::Peft => true,
-        Format::Mlx => {
-            source.index.metadata().contains_key(shardloom_checkpoint::formats::peft::CONFIG)
-        }
+        Format::Mlx => source.index.metadata().contains_key(shardloom_checkpoint::formats::peft::CONFIG),
         _ => false,
     };
     if is_adapter {

@@ -167,10 +167,9 @@ impl CustomBackend {
             }
             let line = child.receive(self.answer_limit)?;
             let Said { id, outcome } = protocol::said(child.name(), &line)?;
-            let place = asked.remove(&id).ok_or_else(|| CustomError::UnknownId {
-                program: child.name().to_owned(),
-                id,
-            })?;
+            let place = asked
+                .remove(&id)
+                .ok_or_else(|| CustomError::UnknownId { program: child.name().to_owned(), id })?;
             tell(place, outcome.as_ref().map_err(String::clone));
         }
     }

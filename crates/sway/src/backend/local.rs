@@ -141,7 +141,7 @@ fn capabilities(tuned: &Tuned) -> Capabilities {
         Tuned::Model(_) => all.extend([Differential]),
         Tuned::Adapter(_) => {
             all.extend([Differential, Scalable, NullCalibrated, MatchedNoise, Attributable]);
-        },
+        }
     }
     all
 }

@@ -95,7 +95,8 @@ fn attend(stream: TcpStream, seen: &Mutex<Vec<Seen>>, ended: &AtomicBool, script
             return;
         }
     }
-    let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let length =
+        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     if reader.read_exact(&mut body).is_err() {
         return;
@@ -232,12 +233,8 @@ fn all_four_questions_are_asked_as_openai_wants_them() {
 
     let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
     assert!(server.seen().iter().all(|seen| seen.path == "/v1/completions"));
-    let echo = |model: &str, prompt: &str| {
-        json!({"model": model, "prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0, "temperature": 0})
-    };
-    let next = |model: &str| {
-        json!({"model": model, "prompt": "x", "max_tokens": 1, "echo": false, "logprobs": 20, "temperature": 0})
-    };
+    let echo = |model: &str, prompt: &str| json!({"model": model, "prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0, "temperature": 0});
+    let next = |model: &str| json!({"model": model, "prompt": "x", "max_tokens": 1, "echo": false, "logprobs": 20, "temperature": 0});
     let writing =
         json!({"model": "base", "prompt": "go", "max_tokens": 7, "temperature": 0, "top_p": 1, "seed": 0});
     let expected = [next("base"), next("tuned"), echo("tuned", "abcd"), echo("base", "añb"), writing];
@@ -384,9 +381,7 @@ fn a_question_that_is_refused_leaves_the_others_their_answers() {
         Some("none") => say(&json!({"choices": []})),
         Some("bare") => say(&json!({"choices": [{"text": "x", "logprobs": null}]})),
         Some("empty") => say(&json!({"choices": [{"text": "x", "logprobs": {"top_logprobs": [{}]}}]})),
-        Some("word") => {
-            say(&json!({"choices": [{"text": "x", "logprobs": {"top_logprobs": [{"a": "b"}]}}]}))
-        }
+        Some("word") => say(&json!({"choices": [{"text": "x", "logprobs": {"top_logprobs": [{"a": "b"}]}}]})),
         _ => letters(body),
     });
     let mut backend = server.backend();
@@ -435,7 +430,8 @@ fn a_server_that_takes_nothing_for_everything_is_asked_for_one_token() {
     }
     let score = ask_one(&mut backend, &View::Base, completion("ab", "cd"));
     assert_eq!(score, Ok(Answer::Completion(crate::CompletionScore { total: -2.0, tokens: 2 })));
-    let asked: Vec<u64> = server.seen().iter().map(|seen| seen.body["max_tokens"].as_u64().unwrap()).collect();
+    let asked: Vec<u64> =
+        server.seen().iter().map(|seen| seen.body["max_tokens"].as_u64().unwrap()).collect();
     assert_eq!(asked, [0, 1, 1, 1]);
 }
 

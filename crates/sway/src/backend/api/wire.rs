@@ -94,8 +94,11 @@ pub(super) fn read(
             let whole = format!("{prompt}{completion}");
             let (tokens, extra) = reading.echo(&whole, manner)?;
             let behind = prompt.chars().count();
-            let scored: Vec<f64> =
-                tokens.iter().filter(|token| token.start >= behind).filter_map(|token| token.logprob).collect();
+            let scored: Vec<f64> = tokens
+                .iter()
+                .filter(|token| token.start >= behind)
+                .filter_map(|token| token.logprob)
+                .collect();
             if scored.is_empty() {
                 return Err(AskError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
             }
@@ -172,12 +175,7 @@ impl Reading<'_> {
         let left = 1.0 - all.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>();
         let tail = if left > LEAST_MASS { left.ln() } else { 0.0 };
         let (tokens, logprobs) = all.into_iter().map(|(token, logprob)| (token, logprob as f32)).unzip();
-        Ok(Distribution {
-            tokens: TokenNames::Strings(tokens),
-            logprobs,
-            vocabulary: None,
-            tail: Some(tail),
-        })
+        Ok(Distribution { tokens: TokenNames::Strings(tokens), logprobs, vocabulary: None, tail: Some(tail) })
     }
 
     /// The tokens of a text that comes back, and how many came behind it.
@@ -194,7 +192,8 @@ impl Reading<'_> {
         }
         let echo = echo::place(&tokens, logprobs.get("text_offset"), text, manner);
         // Without an echo, what was written comes back alone.
-        let echoed = self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
+        let echoed =
+            self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
         if !echoed || echo.starts.is_empty() {
             return Err(AskError::Refused {
                 message: "the server does not give texts back: `echo` of `/v1/completions` has no effect"

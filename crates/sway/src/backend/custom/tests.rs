@@ -115,7 +115,11 @@ fn a_program_answers_what_it_said_it_can() {
         (View::Tuned, next("x"), Answer::Distribution(found)),
         (View::Base, Ask::Completion { prompt: text("a"), completion: text("b") }, Answer::Completion(score)),
         (View::Base, Ask::Text { text: text("a") }, Answer::Rolling(rolling)),
-        (View::Scaled(Real(0.5)), Ask::Writing { prompt: text("a"), max_new_tokens: 3 }, Answer::Text(text("and so on"))),
+        (
+            View::Scaled(Real(0.5)),
+            Ask::Writing { prompt: text("a"), max_new_tokens: 3 },
+            Answer::Text(text("and so on")),
+        ),
         (
             View::Tuned,
             Ask::Divergence { prompt: text("a"), from: View::Base },
@@ -124,7 +128,8 @@ fn a_program_answers_what_it_said_it_can() {
         (View::Base, Ask::Meaning { text: text("a") }, Answer::Meaning(vec![0.6, 0.8])),
         (View::Base, Ask::Filler { tokens: 3 }, Answer::Text(text("..."))),
     ];
-    let questions: Vec<Question> = cases.iter().map(|(view, ask, _)| Question::new(view, ask.clone())).collect();
+    let questions: Vec<Question> =
+        cases.iter().map(|(view, ask, _)| Question::new(view, ask.clone())).collect();
     let (told, ended) = ask(&mut backend, &questions);
     ended.unwrap();
     for ((_, asked, expected), found) in cases.iter().zip(told) {
@@ -143,7 +148,8 @@ fn what_a_program_did_not_say_is_not_asked() {
     assert_eq!(backend.description().identity, None);
     assert!(!backend.description().capabilities.contains(&Capability::CacheIdentity));
     let noise = View::Noise { seed: 1, init_scale: Real(0.02), rank_scale: Real(1.0) };
-    for view in [View::Scaled(Real(0.5)), noise, View::Matched { seed: 1 }, View::Without { modules: vec![] }] {
+    for view in [View::Scaled(Real(0.5)), noise, View::Matched { seed: 1 }, View::Without { modules: vec![] }]
+    {
         let answer = ask_one(&mut backend, &view, next("x"));
         assert!(matches!(answer, Err(AskError::NotAble { .. })), "{view}: {answer:?}");
     }
@@ -172,7 +178,8 @@ fn answers_come_in_any_order() {
 
 #[test]
 fn errors_and_odd_answers_are_those_of_their_question() {
-    let told = |behaviour: &str| ask_one(&mut start(behaviour).unwrap(), &View::Tuned, next("x")).unwrap_err();
+    let told =
+        |behaviour: &str| ask_one(&mut start(behaviour).unwrap(), &View::Tuned, next("x")).unwrap_err();
     assert!(matches!(told("nan"), AskError::NotFinite { view, found, .. } if view == "ft" && found == "nan"));
     assert_eq!(told("odd"), AskError::Mismatch { asked: "next".to_owned() });
     assert_eq!(told("unwilling"), AskError::Refused { message: "not today".to_owned() });
