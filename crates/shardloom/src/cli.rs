@@ -57,7 +57,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// See it work: train a small model, load it on other ranks, tune it, ask it.
+    /// See it work: train a small model, load it on other ranks, tune it, ask it, judge it.
     ///
     /// It takes about a minute, brings everything with it, and starts its own ranks as threads.
     #[command(after_help = "Examples:

@@ -41,6 +41,8 @@ fn the_tour_is_told_station_by_station() {
     // After two steps it has nothing to say yet.
     settings.add_filter(r"(before|after ) … .*", "$1 … [text]");
     settings.add_filter(r"(?m)^  \S+/shardloom ", "  shardloom ");
+    settings.add_filter(r"(?m)\[time\]: the .*$", "[time]: [what the score means]");
+    settings.add_filter(r"score \d\.\d\d of 1 .*", "score [score]");
     settings.bind(|| insta::assert_snapshot!(told(&output)));
 }
 
@@ -66,6 +68,13 @@ fn a_tour_certifies_learns_and_leaves_everything_behind() {
     let samples = story["samples"].as_array().unwrap();
     assert_eq!(samples.len(), 3);
     assert!(samples.iter().any(|sample| sample["before"] != sample["after"]), "{samples:?}");
+    // The verdict is on a page that needs nothing else.
+    let verdict = &story["verdict"];
+    assert!((0.0..=1.0).contains(&verdict["overall"].as_f64().unwrap()), "{verdict}");
+    let probes = verdict["probes"].as_array().unwrap();
+    assert!(probes.len() > 4 && probes.iter().all(|probe| probe["verdict"] != "error"), "{verdict}");
+    let page = std::fs::read_to_string(root.path().join(verdict["html"].as_str().unwrap())).unwrap();
+    assert!(page.contains("<h2 id=\"layers\">"));
     // What it suggests works as it is written.
     let next = story["next"].as_array().unwrap();
     assert!(next.len() > 3);
@@ -85,7 +94,7 @@ fn every_tour_is_the_same() {
         .map(|_| {
             let root = tempfile::tempdir().unwrap();
             let mut story = tour(root.path(), "2");
-            for timed in ["pretrain", "tune", "certificate"] {
+            for timed in ["pretrain", "tune", "certificate", "verdict"] {
                 let fields = story[timed].as_object_mut().unwrap();
                 fields.retain(|name, _| !name.contains("second"));
             }

@@ -4,6 +4,7 @@
 //! at everything; it ends a run by answering [`Control::Stop`], which takes
 //! effect behind the next step on all ranks, with a checkpoint.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::Config;
@@ -51,6 +52,15 @@ pub struct Evaluation {
     pub targets: u64,
     /// What the model wrote: prompt and continuation.
     pub samples: Vec<(String, String)>,
+}
+
+/// What a suite said of a checkpoint, as metrics tell it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Judgement {
+    /// Numbers, by name: `sway/overall`.
+    pub scalars: BTreeMap<String, f64>,
+    /// Texts, by name: `sway/band`.
+    pub texts: BTreeMap<String, String>,
 }
 
 /// Why something that a run was asked for was left out.
@@ -118,6 +128,16 @@ pub trait Callback {
     /// A checkpoint is there.
     fn save(&mut self, view: &View<'_>, checkpoint: &Path) -> Answer {
         Ok(Control::Go)
+    }
+    /// Whether it judges checkpoints by the suite of `train.eval.sway`. The
+    /// first rank needs one that does if there is a suite.
+    fn judges(&self) -> bool {
+        false
+    }
+    /// Judges a checkpoint by the suite of `train.eval.sway`. What it says goes
+    /// to the metrics.
+    fn judge(&mut self, view: &View<'_>, checkpoint: &Path) -> Result<Option<Judgement>, TrainError> {
+        Ok(None)
     }
     /// The run goes on from a checkpoint.
     fn load(&mut self, view: &View<'_>, checkpoint: &Path) -> Answer {

@@ -20,7 +20,7 @@ use shardloom_hub::Hub;
 use shardloom_hub::fetch::FetchObserver;
 use shardloom_layout::ReduceOp;
 
-use crate::callback::{Callback, Control, View, each};
+use crate::callback::{Callback, Control, Judgement, View, each};
 use crate::config::Config;
 use crate::data::{Batch, Prefetched};
 use crate::engine::{Engine, StepSettings};
@@ -93,6 +93,12 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let folder = PathBuf::from(&config.train.checkpoint.output_dir);
     let mut savings = Savings::new(config, &gang)?;
     let resumed = savings.resumed()?;
+    if config.train.eval.sway.is_some()
+        && gang.rank() == 0
+        && !callbacks.iter().any(|callback| callback.judges())
+    {
+        return Err(TrainError::NoSway);
+    }
     let mut built = build(config, hub, specs, &gang, resumed.as_deref(), fetching, reading)?;
     let total = total::steps(config, &mut built, &gang, &mut callbacks)?;
     let Built { mut engine, mut loader, sizes, spec, tokenizer, assets, family, remarks, .. } = built;
@@ -431,7 +437,21 @@ impl<'a> Run<'a> {
 
     fn tell_saved(&mut self, callbacks: Callbacks<'_, '_>) -> Result<(), TrainError> {
         let Some(path) = self.savings.last() else { return Ok(()) };
-        self.tell(callbacks, |callback, view| callback.save(view, &path))
+        self.tell(callbacks, |callback, view| callback.save(view, &path))?;
+        self.judge(callbacks, &path)
+    }
+
+    /// Lets a checkpoint be judged, if there is a suite.
+    fn judge(&mut self, callbacks: Callbacks<'_, '_>, checkpoint: &Path) -> Result<(), TrainError> {
+        if self.config.train.eval.sway.is_none() {
+            return Ok(());
+        }
+        for callback in callbacks.iter_mut() {
+            if let Some(Judgement { scalars, texts }) = callback.judge(&self.view(), checkpoint)? {
+                self.sinks.record(&Record { scalars, texts, ..Record::new(self.progress.step) })?;
+            }
+        }
+        Ok(())
     }
 }
 

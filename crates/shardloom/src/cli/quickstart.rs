@@ -1,5 +1,5 @@
 //! `shardloom quickstart`: the whole road in a minute. A small model is trained
-//! on several ranks, loaded on others, tuned, and asked.
+//! on several ranks, loaded on others, tuned, asked, and judged.
 //!
 //! Everything it needs is inside of the program, and everything it makes is
 //! left in a folder, with run files that can be run again.
@@ -9,6 +9,7 @@ mod lesson;
 mod material;
 mod sample;
 mod story;
+mod verdict;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,6 +27,7 @@ use lesson::{Room, learn};
 use material::{Material, MaterialError};
 use sample::samples;
 use story::Story;
+use verdict::judge;
 
 /// Ranks that train, and ranks that everything after is done on.
 const MANY: usize = 4;
@@ -103,8 +105,12 @@ pub(super) fn run(args: &QuickstartArgs, output: Output) -> Result<ExitCode, Fai
     let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint)?;
     say(story::sampled(&samples));
 
-    let next = story::next(material.folder(), &pretrain, &tune);
+    let verdict = judge(&material, &pretrain.checkpoint, &tune.checkpoint, output)?;
+    say(story::judged(&verdict));
+
+    let next = story::next(material.folder(), &pretrain, &tune, &verdict);
     let folder = material.folder().to_owned();
     let seconds = begun.elapsed().as_secs_f64();
-    output.show(&Story { folder, pretrain, certificate, tune, samples, next, seconds }, story::ending)
+    output
+        .show(&Story { folder, pretrain, certificate, tune, samples, verdict, next, seconds }, story::ending)
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod backend;
 mod check;
+mod convert_adapter;
 mod diff;
 mod files;
 mod gate;
@@ -22,6 +23,10 @@ use shardloom::sway::autogen::{Subject, autogen};
 use shardloom::sway::report::compare::Comparison;
 use shardloom::sway::report::trace::TraceSummary;
 use shardloom::sway::sections::{Document, dlm_adapter};
+
+pub(super) use self::backend::build;
+pub(super) use self::screen::Screen;
+pub(super) use self::session::Session;
 
 use self::files::{FileError, put, report_of, text_of};
 use super::failure::Failure;
@@ -97,6 +102,12 @@ pub(super) enum SwayCommand {
   shardloom sway autogen notes.dlm
   shardloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
     Autogen(AutogenArgs),
+
+    /// Write an adapter of PEFT in the form of MLX, or back.
+    #[command(after_help = "Examples:
+  shardloom sway convert-adapter runs/notes/adapter adapter-mlx --to mlx
+  shardloom sway convert-adapter adapter-mlx adapter-peft --to peft --overwrite")]
+    ConvertAdapter(convert_adapter::ConvertAdapterArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -196,6 +207,7 @@ pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Fai
         SwayCommand::Compare(args) => compare(args, output),
         SwayCommand::Trace(args) => trace(args, output),
         SwayCommand::Autogen(args) => write_suite(args, output),
+        SwayCommand::ConvertAdapter(args) => convert_adapter::run(args, output),
     }
 }
 

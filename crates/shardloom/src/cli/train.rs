@@ -1,5 +1,7 @@
 //! `shardloom train`: a run as its file says.
 
+mod judge;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
+use judge::Judge;
 
 #[derive(Args)]
 pub(super) struct TrainArgs {
@@ -90,6 +93,8 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
         let plan = rehearse(&config, &args.hub.hub()?, &Specs::new(), world)?;
         return output.show(&plan, dry_run::render);
     }
+    // What is wrong with its suite is told once, not by every rank.
+    Judge::of(&config, &args.hub, output)?;
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
     let outcome = launch.run(
@@ -148,6 +153,9 @@ fn run_rank(
     let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
     if first {
         callbacks.push(Box::new(Teller::new(output)));
+        if let Some(judge) = Judge::of(config, &args.hub, output)? {
+            callbacks.push(Box::new(judge));
+        }
     }
     Ok(train(TrainRequest {
         config,

@@ -64,6 +64,10 @@ impl Backend for WithSentences {
         ask_some(&mut *self.inner, &others, &places, watch)
     }
 
+    fn layers(&self) -> Vec<String> {
+        self.inner.layers()
+    }
+
     fn preflight(&mut self) -> Result<(), SwayError> {
         self.inner.preflight()
     }

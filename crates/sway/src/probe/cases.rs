@@ -1,12 +1,12 @@
 //! What is asked in several ways, and what is asked for a choice.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::kind::FieldFault;
 
 /// A question, its answer, and other ways to ask it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
     /// The question as it was taught.
@@ -24,7 +24,7 @@ pub(crate) fn check_cases(cases: &[Case]) -> Option<FieldFault> {
 }
 
 /// A question, a good and a bad answer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Triple {
     /// The question.

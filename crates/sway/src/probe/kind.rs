@@ -233,6 +233,8 @@ mod tests {
             assert!(kind.build(&Map::new()).is_ok(), "{}", kind.kind);
             assert_eq!(kind.category, Category::of_kind(kind.kind), "{}", kind.kind);
             let schema = kind.schema();
+            // Suites are checked by what it says.
+            assert!(shardloom_document::Section::of(&schema).is_ok(), "{}", kind.kind);
             for (field, found) in schema["properties"].as_object().unwrap() {
                 assert!(found.to_string().contains("description"), "{} {field}", kind.kind);
             }

@@ -346,3 +346,28 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_command_may_put_other_models_in_place() {
+    let text = "models:\n  base: {base: one}\n  ft: {base: one, adapter: old}\nsuite: []\n";
+    let read = |overrides: &SuiteOverrides| {
+        Suite::read_with(text, Path::new("sway.yaml"), overrides, &|_| None).unwrap()
+    };
+    let adapter = read(&SuiteOverrides {
+        base: Some("two".to_owned()),
+        tuned: Some(TunedSide::Adapter("new".to_owned())),
+        ..SuiteOverrides::default()
+    });
+    let Plan::Adapter { model } = &adapter.plan else { panic!("{:?}", adapter.plan) };
+    assert_eq!((model.base.as_str(), model.adapter.as_deref()), ("two", Some(Path::new("new"))));
+    let model = read(&SuiteOverrides {
+        statistics: Some(Statistics::Reference),
+        tuned: Some(TunedSide::Model("three".to_owned())),
+        ..SuiteOverrides::default()
+    });
+    assert_eq!(model.defaults.statistics, Statistics::Reference);
+    let Plan::Two { base: PlannedModel::Local(base), tuned: PlannedModel::Local(tuned) } = &model.plan else {
+        panic!("{:?}", model.plan)
+    };
+    assert_eq!((base.base.as_str(), tuned.base.as_str(), &tuned.adapter), ("one", "three", &None));
+}

@@ -58,9 +58,6 @@ pub(super) fn build(
     fetching: &dyn FetchObserver,
     reading: &dyn Observer,
 ) -> Result<Built, TrainError> {
-    if config.train.eval.sway.is_some() {
-        return Err(TrainError::NoSway);
-    }
     let spec = specs.discover(hub, &config.model.name)?;
     let weights = config.model.weights_path.as_deref().map(|path| hub.open(path, fetching)).transpose()?;
     if let (Some(family), Some(model)) = (spec.family(), &weights)

@@ -12,6 +12,7 @@ const TOKENIZER: &str = include_str!("tour/tokenizer.json");
 const TOKENIZER_CONFIG: &str = include_str!("tour/tokenizer_config.json");
 const PRETRAIN: &str = include_str!("tour/pretrain.yaml");
 const TUNE: &str = include_str!("tour/tune.yaml");
+const SWAY: &str = include_str!("tour/sway.yaml");
 
 /// One of so many steps is one in which the learning rate rises.
 const WARMUP: u64 = 10;
@@ -113,6 +114,29 @@ impl Material {
     pub(super) fn tune_file(&self, weights: &Path, steps: u64) -> Result<PathBuf, MaterialError> {
         let places = [("{weights}", weights.to_owned()), ("{kitchen}", self.kitchen())];
         self.run_file("tune", TUNE, steps, &places)
+    }
+
+    /// Writes the suite that judges an adapter, and the texts that it asks about:
+    /// what the model learned first should be left.
+    pub(super) fn suite_file(&self, model: &Path, adapter: &Path) -> Result<PathBuf, MaterialError> {
+        let old = PRIMER.replace("* * *", "");
+        let texts = serde_json::json!({ "external_corpus_public_domain_en": old });
+        write(&self.folder.join("texts.json"), &texts.to_string())?;
+        // Paths in a suite are told from its folder.
+        let near = |path: &Path| quoted(path.strip_prefix(&self.folder).unwrap_or(path));
+        let text = SWAY.replace("{model}", &near(model)).replace("{adapter}", &near(adapter));
+        let file = self.folder.join("sway.yaml");
+        write(&file, &text)?;
+        Ok(file)
+    }
+
+    /// Where the report is left.
+    pub(super) fn report(&self, form: &str) -> PathBuf {
+        self.folder.join(format!("report.{form}"))
+    }
+
+    pub(super) fn write_report(&self, file: &Path, text: &str) -> Result<(), MaterialError> {
+        write(file, text)
     }
 
     fn run_file(

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::certificate::Certificate;
 use super::lesson::Lesson;
 use super::sample::Sample;
+use super::verdict::Verdict;
 use crate::cli::output::{bytes, counted};
 use crate::cli::train::{millions, rate};
 
@@ -18,6 +19,7 @@ pub(super) struct Story {
     pub(super) certificate: Certificate,
     pub(super) tune: Lesson,
     pub(super) samples: Vec<Sample>,
+    pub(super) verdict: Verdict,
     pub(super) next: Vec<Command>,
     pub(super) seconds: f64,
 }
@@ -82,9 +84,25 @@ pub(super) fn sampled(samples: &[Sample]) -> String {
     lines.join("\n")
 }
 
+pub(super) fn judged(verdict: &Verdict) -> String {
+    let probes: Vec<String> =
+        verdict.probes.iter().map(|probe| format!("{}: {}", probe.name, probe.verdict)).collect();
+    format!(
+        "5. Judged the adapter with {}, {:.1} s: {}\n   score {:.2} of 1 ({}); {}\n   \
+         what that rests on: open {} in a browser",
+        verdict.suite.display(),
+        verdict.seconds,
+        verdict.meaning,
+        verdict.overall,
+        verdict.band,
+        probes.join(", "),
+        verdict.html.display(),
+    )
+}
+
 pub(super) fn ending(story: &Story) -> String {
     let mut lines = vec![format!(
-        "\nAll of it is in {}: texts, tokenizer, run files, checkpoints, metrics. {:.1} s in all.\nNext:",
+        "\nAll of it is in {}: texts, tokenizer, run files, checkpoints, metrics, report. {:.1} s in all.\nNext:",
         story.folder.display(),
         story.seconds
     )];
@@ -95,7 +113,7 @@ pub(super) fn ending(story: &Story) -> String {
 }
 
 /// What to try with what the tour has left.
-pub(super) fn next(folder: &Path, pretrain: &Lesson, tune: &Lesson) -> Vec<Command> {
+pub(super) fn next(folder: &Path, pretrain: &Lesson, tune: &Lesson, verdict: &Verdict) -> Vec<Command> {
     let program = program();
     let (model, adapter) = (shell(&pretrain.checkpoint), shell(&tune.checkpoint));
     let further = pretrain.steps + pretrain.steps.div_ceil(4);
@@ -105,6 +123,7 @@ pub(super) fn next(folder: &Path, pretrain: &Lesson, tune: &Lesson) -> Vec<Comma
         command("ask it something else, with three quarters of the adapter", {
             format!("generate {model} 'A token is' --adapter {adapter} --adapter-scale 0.75")
         }),
+        command("see what the verdict rests on, here", format!("sway report {}", shell(&verdict.json))),
         command("train on where it was, on two ranks instead of four", {
             format!("train {} --ranks 2 train.max_steps={further}", shell(&pretrain.file))
         }),

@@ -1,30 +1,41 @@
-//! From what a suite compares to what answers for it.
+//! What answers for a suite.
 
 use std::path::Path;
 
-use shardloom::hub::Hub;
-use shardloom::hub::fetch::FetchObserver;
-use shardloom::sway::backend::build::Build;
+use shardloom::sway::backend::build::{Build, BuildError};
 use shardloom::sway::backend::sentences::WithSentences;
 use shardloom::sway::{Backend, Suite};
 
 use super::super::failure::Failure;
+use super::super::hub::{Downloads, HubArgs};
+use super::super::output::Output;
+use super::super::progress::Progress;
 
-/// What answers for a suite, with an encoder of sentences if it names one. Files are looked at; weights
-/// are read when something is asked.
-pub(super) fn build(
+/// What answers for a suite. Files are looked at; weights are read when
+/// something is asked.
+pub(in crate::cli) fn build(
     suite: &Suite,
-    hub: &Hub,
-    fetching: &dyn FetchObserver,
+    hub: &HubArgs,
+    output: Output,
 ) -> Result<Box<dyn Backend>, Failure> {
+    let hub = hub.hub()?;
+    let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
-    let made = Build::new(hub, fetching, &variable).backend(&suite.plan);
-    let made = made.map_err(|error| Failure::user(&error))?;
+    let backend = Build::new(&hub, &downloads, &variable).backend(&suite.plan).map_err(failed)?;
     match &suite.defaults.embedding {
-        None => Ok(made),
+        None => Ok(backend),
         Some(folder) => {
-            let made = WithSentences::open(made, Path::new(folder), &());
-            Ok(Box::new(made.map_err(|error| Failure::user(&error))?))
+            let progress = Progress::new(output);
+            let with = WithSentences::open(backend, Path::new(folder), &progress);
+            Ok(Box::new(with.map_err(|error| Failure::user(&error))?))
         }
+    }
+}
+
+fn failed(error: BuildError) -> Failure {
+    match error {
+        // What the network or the disk did is told as such.
+        BuildError::Model { source, key } => Failure::from(*source).about(&format!("`{key}`")),
+        other => Failure::user(&other),
     }
 }

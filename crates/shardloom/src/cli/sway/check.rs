@@ -10,7 +10,7 @@ use shardloom::sway::packs::Packs;
 use shardloom::sway::{Report, Statistics, Suite, Verdict};
 
 use super::super::failure::Failure;
-use super::super::hub::{ArgumentError, Downloads, HubArgs};
+use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::Output;
 use super::answers::{Answers, answers};
 use super::backend::build;
@@ -70,8 +70,7 @@ struct Answer<'a> {
 
 pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure> {
     let session = Session::new(suite(args)?, None)?;
-    let hub = args.hub.hub()?;
-    let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
+    let mut backend = build(&session.suite, &args.hub, output)?;
     let (mut cache, warnings) = answers(&*backend, Answers::Kept);
     let mut screen = Screen::quiet(output);
     screen.notes.extend(warnings);

@@ -9,7 +9,7 @@ use shardloom::sway::report::compare::Comparison;
 use shardloom::sway::suite::{SuiteOverrides, TunedSide};
 
 use super::super::failure::Failure;
-use super::super::hub::{Downloads, HubArgs};
+use super::super::hub::HubArgs;
 use super::super::output::Output;
 use super::answers::{Answers, answers};
 use super::backend::build;
@@ -86,8 +86,7 @@ fn judged(args: &DiffArgs, folder: &Path, output: Output) -> Result<Report, Fail
         ..SuiteOverrides::default()
     };
     let session = Session::new(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
-    let hub = args.hub.hub()?;
-    let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
+    let mut backend = build(&session.suite, &args.hub, output)?;
     let (mut cache, warnings) = answers(&*backend, Answers::Kept);
     let mut screen = Screen::quiet(output);
     screen.notes.extend(warnings);

@@ -9,7 +9,7 @@ use shardloom::sway::suite::SuiteOverrides;
 use shardloom::sway::{Category, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
-use super::super::hub::{Downloads, HubArgs};
+use super::super::hub::HubArgs;
 use super::super::output::{Output, counted, table};
 use super::answers::{Answers, answers};
 use super::backend::build;
@@ -103,8 +103,7 @@ impl JudgingArgs {
 
     /// Runs a suite, and writes the files that were asked for.
     pub(super) fn judge(&self, session: &Session, output: Output) -> Result<Report, Failure> {
-        let hub = self.hub.hub()?;
-        let mut backend = build(&session.suite, &hub, &Downloads::new(output))?;
+        let mut backend = build(&session.suite, &self.hub, output)?;
         let kept = if self.no_cache { Answers::Fresh } else { Answers::Kept };
         let (mut cache, warnings) = answers(&*backend, kept);
         let mut screen = Screen::new(output, self.trace.as_deref())?;

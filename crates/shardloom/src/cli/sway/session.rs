@@ -26,7 +26,7 @@ const ATTRIBUTION_PROMPTS: usize = 16;
 
 /// A suite, checked to its last field, with its texts. No model is loaded.
 pub(in crate::cli) struct Session {
-    pub(super) suite: Suite,
+    pub(in crate::cli) suite: Suite,
     pub(super) entries: Vec<Entry>,
     pub(super) document: Option<Document>,
     pub(super) packs: Packs,
@@ -48,9 +48,6 @@ impl Session {
                 Packs::read_file(std::path::Path::new(file)).map_err(|error| Failure::user(&error))?
             }
         };
-        if defaults.embedding.is_some() {
-            warnings.push("`defaults.embedding` is not used: the base model makes the vectors".to_owned());
-        }
         // A suite without its document still says something.
         let document = suite.source.as_ref().and_then(|file| match Document::read_file(file) {
             Ok(document) => Some(document),
