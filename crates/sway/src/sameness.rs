@@ -138,8 +138,8 @@ mod tests {
 
     #[test]
     fn what_lies_far_apart_is_another_model_and_the_worst_prompt_is_told() {
-        let found = compare(&asked(&[(0.9, 0.5), (0.9, 0.55), (0.9, 0.6)]), 0.01).unwrap().unwrap();
-        assert_eq!((found.outcome, found.worst.1.as_str()), (SamenessOutcome::Different, "0.5"));
+        let found = compare(&asked(&[(0.9, 0.52), (0.9, 0.55), (0.9, 0.6)]), 0.01).unwrap().unwrap();
+        assert_eq!((found.outcome, found.worst.1.as_str()), (SamenessOutcome::Different, "0.52"));
         assert!(found.ci_95.unwrap()[0] > 0.01);
     }
 
