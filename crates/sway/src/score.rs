@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use weights::{WeightError, Weights};
 
@@ -15,6 +16,8 @@ use crate::suite::Statistics;
 
 /// The most findings that are told.
 const MOST_FINDINGS: usize = 5;
+/// The probability up to which a change counts as one.
+const LEVEL: f64 = 0.05;
 /// Below this, a category is worth a word.
 const LOW: f64 = 0.3;
 
@@ -85,11 +88,12 @@ impl Score {
     /// The score of records.
     ///
     /// A category is the weighted mean of the scores in it; what was skipped,
-    /// failed to run or has no score is left out. The whole is the weighted
-    /// mean of the categories that have a result.
+    /// failed to run, is undecided or has no score is left out. The whole is the
+    /// weighted mean of the categories that have a result. Whatever it is, a
+    /// change that no probe can tell from noise is noise.
     pub fn of(records: &[Record], weights: &Weights, statistics: Statistics) -> Self {
         let mut sums: BTreeMap<Category, (f64, f64)> = BTreeMap::new();
-        for record in records.iter().filter(|record| counts(record)) {
+        for record in records.iter().filter(|record| counts(record, statistics)) {
             let Some(score) = record.score else { continue };
             let weight = weight_of(record).max(0.0);
             let sum = sums.entry(Category::of_kind(&record.kind)).or_default();
@@ -118,18 +122,32 @@ impl Score {
             Statistics::Reference => reference_findings(records, &components),
             Statistics::Paired => paired_findings(records, &components, &missing),
         };
-        Self { overall, band: Band::of(overall), components, weights: weights.by_name().clone(), findings }
+        let band = if is_noise(records) { Band::Noise } else { Band::of(overall) };
+        Self { overall, band, components, weights: weights.by_name().clone(), findings }
     }
 }
 
 /// Whether a record counts in the score.
-fn counts(record: &Record) -> bool {
-    !matches!(record.verdict, Verdict::Skip | Verdict::Error)
+fn counts(record: &Record, statistics: Statistics) -> bool {
+    match record.verdict {
+        Verdict::Skip | Verdict::Error => false,
+        Verdict::Inconclusive => statistics == Statistics::Reference,
+        Verdict::Pass | Verdict::Fail | Verdict::Warn => true,
+    }
+}
+
+/// Whether the change was compared with noise, and nowhere differs from it.
+fn is_noise(records: &[Record]) -> bool {
+    let compared = |record: &&Record| {
+        record.evidence.get("null_samples").and_then(Value::as_array).is_some_and(|all| !all.is_empty())
+    };
+    let mut claims = records.iter().filter(compared).filter_map(|record| record.p_adjusted).peekable();
+    claims.peek().is_some() && claims.all(|p| p > LEVEL)
 }
 
 /// What an entry counts among others of its category.
 fn weight_of(record: &Record) -> f64 {
-    record.evidence.get("weight").and_then(serde_json::Value::as_f64).unwrap_or(1.0)
+    record.evidence.get("weight").and_then(Value::as_f64).unwrap_or(1.0)
 }
 
 fn failed(record: &Record) -> String {

@@ -139,7 +139,9 @@ mod tests {
         assert!(matches!(error, TensorError::Shapes { op: "sgd", .. }), "{error}");
         let error = optimizer.step(&step(), &mut zeros(2), &zeros(2), &mut [zeros(5)]).unwrap_err();
         assert!(matches!(error, TensorError::Shapes { op: "sgd", .. }), "{error}");
-        let other = Tensor::zeros(DType::Bf16, &[2], Device::Cpu).unwrap();
+        let narrow = Tensor::zeros(DType::Bf16, &[2], Device::Cpu).unwrap();
+        assert!(optimizer.step(&step(), &mut zeros(2), &narrow, &mut [zeros(2)]).is_ok());
+        let other = Tensor::zeros(DType::F64, &[2], Device::Cpu).unwrap();
         let error = optimizer.step(&step(), &mut zeros(2), &other, &mut [zeros(2)]).unwrap_err();
         assert!(matches!(error, TensorError::DTypes { op: "sgd", .. }), "{error}");
         let whole = || Tensor::zeros(DType::I64, &[2], Device::Cpu).unwrap();

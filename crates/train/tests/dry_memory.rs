@@ -12,7 +12,7 @@ use shardloom_hub::{LoadOptions, new_decoder};
 use shardloom_layout::DType;
 use shardloom_nn::{
     Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, Input, Kept, MlpConfig, NormConfig,
-    NormKind, Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage, Usage,
+    NormKind, Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
 };
 use shardloom_tensor::memory;
 use shardloom_train::config::{Config, PipelineSchedule};
@@ -69,14 +69,14 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
 }
 
 /// Bytes that one micro-batch keeps, and the most that a step has in use.
-fn measured(config: &Config, dtype: Option<DType>, kept: Kept) -> (u64, u64) {
+fn measured(config: &Config, kept: Kept) -> (u64, u64) {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let ranks = Ranks::new(Arc::clone(&gangs.root));
     let before = memory::statistics().in_use;
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(DType::F32),
-        usage: Usage { dtype, release: shardloom_dtensor::Release::AfterUse, ahead: 1, ..Usage::default() },
+        usage: config.train.accelerator.usage(config.train.precision, 1),
         ranks: Some(Arc::clone(&ranks)),
         ..LoadOptions::default()
     };
@@ -115,12 +115,12 @@ fn measured(config: &Config, dtype: Option<DType>, kept: Kept) -> (u64, u64) {
 /// for, and kernels have a little memory of their own.
 #[test]
 fn memory_is_as_predicted() {
-    for (precision, recompute, micro, dtype, kept) in [
-        ("f32", "off", 8, None, Kept::All),
-        ("f32", "off", 2, None, Kept::All),
-        ("f32", "full", 8, None, Kept::Input),
-        ("bf16", "off", 4, Some(DType::Bf16), Kept::All),
-        ("bf16", "full", 4, Some(DType::Bf16), Kept::Input),
+    for (precision, recompute, micro, kept) in [
+        ("f32", "off", 8, Kept::All),
+        ("f32", "off", 2, Kept::All),
+        ("f32", "full", 8, Kept::Input),
+        ("bf16", "off", 4, Kept::All),
+        ("bf16", "full", 4, Kept::Input),
     ] {
         let config: Config = serde_json::from_value(json!({
             "model": { "name": "llama" },
@@ -135,7 +135,7 @@ fn memory_is_as_predicted() {
         }))
         .unwrap();
         let (stage, memory) = predicted(&config);
-        let (of_passes, most) = measured(&config, dtype, kept);
+        let (of_passes, most) = measured(&config, kept);
         let said = stage.activations + stage.kept_weights;
         let about = format!("{precision}, recompute {recompute}, {micro} rows: {stage:?} {memory:?}");
         let off = of_passes as f64 / said as f64;

@@ -207,7 +207,7 @@ pub(crate) fn adapter_ablation(
     let each: Vec<f64> = (0..probe.prompts.len())
         .map(|prompt| straightness(measured.iter().map(|distances| distances[prompt]).collect()))
         .collect();
-    let raw = straightness(curve.clone());
+    let raw = mean(&each).unwrap_or(0.0);
     let interval = mean_interval(&each, setting.seed);
     let finding = Finding {
         raw: Some(raw),

@@ -104,6 +104,27 @@ fn what_has_no_result_is_left_out() {
 }
 
 #[test]
+fn what_cannot_be_told_from_noise_is_noise_and_what_is_open_does_not_count() {
+    let compared = |p: f64, verdict: Verdict| {
+        let mut one = record("a", "delta_kl", verdict, Some(0.0), 1.0);
+        one.evidence.insert("null_samples".to_owned(), json!([0.1, 0.2]));
+        one.p_adjusted = Some(p);
+        one
+    };
+    let harmless = || record("b", "external_perplexity", Verdict::Pass, Some(0.85), 1.0);
+    let open = || record("c", "leakage", Verdict::Inconclusive, Some(0.1), 1.0);
+    let of = |records: &[Record], statistics| Score::of(records, &Weights::usual(), statistics);
+    let noise = of(&[compared(0.7, Verdict::Fail), harmless(), open()], Statistics::Paired);
+    assert_eq!(noise.band, Band::Noise);
+    assert!(noise.overall > 0.3, "{}", noise.overall);
+    assert_eq!(noise.components["calibration"], 0.85);
+    // A change that is real, but of the wrong kind.
+    assert_eq!(of(&[compared(0.04, Verdict::Fail), harmless()], Statistics::Paired).band, Band::Partial);
+    let reference = of(&[harmless(), open()], Statistics::Reference);
+    assert!(reference.components["calibration"] < 0.5);
+}
+
+#[test]
 fn findings_are_few() {
     let records: Vec<Record> =
         (0..9).map(|index| record(&format!("p{index}"), "delta_kl", Verdict::Fail, Some(0.1), 1.0)).collect();
@@ -150,7 +171,7 @@ fn gates_refuse_failures_errors_and_low_scores() {
     ];
     let score = Score::of(&records, &Weights::usual(), Statistics::Paired);
     assert_eq!(refusals(&records, &score, 0.6), []);
-    assert!(matches!(refusals(&records, &score, 0.8)[..], [Refusal::Low { .. }]));
+    assert!(matches!(refusals(&records, &score, 0.95)[..], [Refusal::Low { .. }]));
     let mut records = records.to_vec();
     records.push(record("bad", "delta_kl", Verdict::Fail, Some(0.9), 1.0));
     records.push(record("broken", "delta_kl", Verdict::Error, None, 1.0));

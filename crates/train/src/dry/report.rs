@@ -122,7 +122,8 @@ pub struct MemoryReport {
     pub parameters: u64,
     /// The same of the rank of the stage that holds least.
     pub least_parameters: u64,
-    /// Gradients at the end of a step.
+    /// Gradients at the end of a step, at most: those that nothing is added to
+    /// stay in the precision of the computation.
     pub gradients: u64,
     /// What the optimizer keeps.
     pub optimizer: u64,

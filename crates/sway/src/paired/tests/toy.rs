@@ -72,6 +72,7 @@ impl Toy {
             Capability::Differential,
             Capability::Scalable,
             Capability::NullCalibrated,
+            Capability::MatchedNoise,
             Capability::FullVocabulary,
         ];
         Self {
