@@ -16,6 +16,9 @@ use crate::suite::Statistics;
 
 /// The most findings that are told.
 const MOST_FINDINGS: usize = 5;
+/// The highest score of a change that cannot be told from noise: harmless it may
+/// be, but it did nothing.
+const MOST_OF_NOISE: f64 = 0.29;
 /// The probability up to which a change counts as one.
 const LEVEL: f64 = 0.05;
 /// Below this, a category is worth a word.
@@ -122,8 +125,8 @@ impl Score {
             Statistics::Reference => reference_findings(records, &components),
             Statistics::Paired => paired_findings(records, &components, &missing),
         };
-        let band = if is_noise(records) { Band::Noise } else { Band::of(overall) };
-        Self { overall, band, components, weights: weights.by_name().clone(), findings }
+        let overall = if is_noise(records) { overall.min(MOST_OF_NOISE) } else { overall };
+        Self { overall, band: Band::of(overall), components, weights: weights.by_name().clone(), findings }
     }
 }
 
