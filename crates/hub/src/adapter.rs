@@ -90,20 +90,6 @@ impl Hint for AdapterError {
     }
 }
 
-/// Options that change what an adapter computes, and that must be off.
-const MUST_BE_OFF: &[&str] = &[
-    "use_qalora",
-    "use_bdlora",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "trainable_token_indices",
-    "target_parameters",
-    "kasa_config",
-    "arrow_config",
-    "monteclora_config",
-    "velora_config",
-];
-
 /// How strongly modules count.
 struct Strengths {
     alpha: f64,
@@ -119,8 +105,8 @@ impl Strengths {
         if kind != "LORA" {
             return Err(wrong(fields.not_supported("peft_type", &["LORA"])));
         }
-        for key in MUST_BE_OFF {
-            let off = match config.get(*key) {
+        for key in peft::MUST_BE_OFF {
+            let off = match config.get(key) {
                 None | Some(Value::Null | Value::Bool(false)) => true,
                 Some(Value::Array(list)) => list.is_empty(),
                 Some(Value::Object(map)) => map.is_empty(),

@@ -17,6 +17,21 @@ use crate::error::CheckpointError;
 use crate::index::{Format, Index, StoredFile};
 use crate::storage::Storage;
 
+/// Options of PEFT that change what a low-rank update computes, and that nobody
+/// here does: they must be off.
+pub const MUST_BE_OFF: [&str; 10] = [
+    "use_qalora",
+    "use_bdlora",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "trainable_token_indices",
+    "target_parameters",
+    "kasa_config",
+    "arrow_config",
+    "monteclora_config",
+    "velora_config",
+];
+
 /// The file that tells an adapter from a model, and the key of its text in the
 /// index.
 pub const CONFIG: &str = "adapter_config.json";

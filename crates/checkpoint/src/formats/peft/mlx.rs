@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::export::{config_of, to_text, transposed};
-use super::{CONFIG, PeftError};
+use super::{CONFIG, MUST_BE_OFF, PeftError};
 use crate::error::CheckpointError;
 use crate::index::{Format, Index, TensorEntry};
 
@@ -17,22 +17,7 @@ const PREFIX: &str = "base_model.model.";
 
 /// Options of PEFT that change what an adapter computes, and that MLX does not
 /// have.
-const MUST_BE_OFF: [&str; 14] = [
-    "use_dora",
-    "lora_bias",
-    "modules_to_save",
-    "alpha_pattern",
-    "use_qalora",
-    "use_bdlora",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "trainable_token_indices",
-    "target_parameters",
-    "kasa_config",
-    "arrow_config",
-    "monteclora_config",
-    "velora_config",
-];
+const NOT_IN_MLX: [&str; 4] = ["use_dora", "lora_bias", "modules_to_save", "alpha_pattern"];
 
 /// What an MLX adapter folder holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +94,7 @@ fn check(config: &Map<String, Value>) -> Result<(), PeftError> {
     if let Some(kind) = config.get("peft_type").filter(|kind| *kind != "LORA") {
         return Err(refuse("peft_type", kind));
     }
-    for key in MUST_BE_OFF {
+    for key in NOT_IN_MLX.into_iter().chain(MUST_BE_OFF) {
         let off = match config.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => true,
             Some(Value::Array(list)) => list.is_empty(),
