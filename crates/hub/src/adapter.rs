@@ -21,9 +21,6 @@ use crate::config::{ConfigError, Fields};
 use crate::error::HubError;
 use crate::family::AnyFamily;
 
-/// What PEFT puts before the names of modules.
-const PREFIX: &str = "base_model.model.";
-
 /// What is wrong with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -167,7 +164,7 @@ impl<'a> Sorted<'a> {
     fn new(index: &'a Index) -> Result<Self, AdapterError> {
         let mut sorted = Self::default();
         for (tensor, entry) in index.tensors() {
-            let name = tensor.strip_prefix(PREFIX).unwrap_or(tensor);
+            let name = tensor.strip_prefix(peft::PREFIX).unwrap_or(tensor);
             let unknown = || AdapterError::Tensor { tensor: tensor.clone() };
             let mut part = |module: &str, set: Slot<'a>| {
                 *set(sorted.modules.entry(module.to_owned()).or_default()) = Some(entry);

@@ -1,12 +1,15 @@
 //! What answers questions.
 
 pub mod api;
+#[cfg(test)]
+mod asked;
 pub mod build;
 pub mod custom;
 pub mod dummy;
 pub mod local;
 mod placed;
 pub mod sentences;
+mod trial;
 pub mod two_model;
 
 use std::collections::BTreeSet;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use shardloom_checkpoint::formats::peft::PREFIX;
 use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
 use shardloom_checkpoint::{
     Bytes, Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
@@ -24,9 +25,6 @@ use crate::error::TrainError;
 
 /// Under which name a checkpoint says how far a run was.
 const PROGRESS: &str = "trainer";
-
-/// What stands before the names of an adapter's tensors, as PEFT has them.
-const PEFT_PREFIX: &str = "base_model.model.";
 
 /// The tag under which tied stages hand on what was loaded.
 const LOADED: u32 = 0x3000_0002;
@@ -85,7 +83,7 @@ impl Engine {
             match adapter {
                 true => {
                     for (name, value) in &trained {
-                        let name = format!("{PEFT_PREFIX}{name}");
+                        let name = format!("{PREFIX}{name}");
                         all.push((name, spec(value), value.to_local(), Part::Model));
                     }
                 }
@@ -181,7 +179,7 @@ impl Engine {
         let mut state = LoadState::new();
         for (_, name, kept, spec, memory) in &mut memories {
             let name = match kept {
-                None => format!("{PEFT_PREFIX}{name}"),
+                None => format!("{PREFIX}{name}"),
                 Some(kept) => format!("optimizer.{}.{name}", names[*kept]),
             };
             state.tensor(name, spec.clone(), memory.bytes_mut());

@@ -17,6 +17,9 @@ use crate::error::CheckpointError;
 use crate::index::{Format, Index, StoredFile};
 use crate::storage::Storage;
 
+/// What PEFT puts before the names of modules.
+pub const PREFIX: &str = "base_model.model.";
+
 /// Options of PEFT that change what a low-rank update computes, and that nobody
 /// here does: they must be off.
 pub const MUST_BE_OFF: [&str; 10] = [

@@ -24,10 +24,11 @@ use tokio::task::JoinSet;
 pub use key::ApiKey;
 pub use wire::MOST_TOLD;
 
+use super::trial::first_fault;
 use super::{Backend, Capabilities, Capability, Description, Watch};
 use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Keep, Question};
+use crate::question::Question;
 use crate::suite::ServedModel;
 use crate::view::View;
 use client::{Client, Trouble};
@@ -255,23 +256,8 @@ impl Backend for ApiBackend {
     }
 
     fn preflight(&mut self) -> Result<(), SwayError> {
-        /// The first thing that went wrong.
-        struct First(Option<AskError>);
-
-        impl Watch for First {
-            fn answered(&mut self, _: usize, answer: Result<Answer, AskError>) {
-                self.0 = self.0.take().or(answer.err());
-            }
-        }
-
-        let ask = Ask::Next { prompt: "hello".to_owned(), keep: Keep::Top(1) };
-        let mut questions = vec![Question::new(&View::Base, ask.clone())];
-        if self.tuned.is_some() {
-            questions.push(Question::new(&View::Tuned, ask));
-        }
-        let mut first = First(None);
-        self.answer(&questions, &mut first)?;
-        match first.0 {
+        let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
+        match first_fault(self, views, 1)? {
             None => Ok(()),
             Some(error) => {
                 let hint =

@@ -23,10 +23,10 @@ use serde_json::Value;
 pub use error::{CustomError, PythonFault};
 pub use protocol::VERSION;
 
+use super::trial::first_fault;
 use super::{Backend, Capability, Description, Watch};
-use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Keep, Question};
+use crate::question::{Ask, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 use child::Child;
@@ -228,30 +228,20 @@ impl Backend for CustomBackend {
     }
 
     fn preflight(&mut self) -> Result<(), SwayError> {
-        /// The first thing that went wrong.
-        struct First(Option<String>);
-
-        impl Watch for First {
-            fn answered(&mut self, _: usize, answer: Result<Answer, AskError>) {
-                self.0 = self.0.take().or(answer.err().map(|error| error.to_string()));
-            }
-        }
-
-        let mut first = First(None);
+        let mut first = None;
         if self.description.capabilities.contains(&Capability::Preflight) {
             let done = self.exchange(&[(0, Asking::Preflight)], |_, outcome| {
-                first.0 = match outcome {
+                first = match outcome {
                     Ok(value) => protocol::preflight_fault(value),
                     Err(message) => Some(message),
                 };
             });
             done.map_err(|error| self.ended(&error))?;
         } else {
-            let ask = Ask::Next { prompt: "hello".to_owned(), keep: Keep::Top(8) };
-            let questions = [View::Base, View::Tuned].map(|view| Question::new(&view, ask.clone()));
-            self.answer(&questions, &mut first)?;
+            let fault = first_fault(self, &[View::Base, View::Tuned], 8)?;
+            first = fault.map(|error| error.to_string());
         }
-        match first.0 {
+        match first {
             None => Ok(()),
             Some(message) => Err(SwayError::Backend {
                 backend: KIND.to_owned(),

@@ -26,10 +26,11 @@ use shardloom_hub::{HubError, Model};
 use shardloom_layout::{DType, Hint};
 use shardloom_nn::NnError;
 
+use super::trial::first_fault;
 use super::{Backend, Capabilities, Capability, Description, Watch};
 use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Keep, Question};
+use crate::question::Question;
 use crate::view::View;
 use engine::Engine;
 use jobs::{Clerk, Job};
@@ -206,30 +207,9 @@ impl Backend for LocalBackend {
     }
 
     fn preflight(&mut self) -> Result<(), SwayError> {
-        /// The first thing that went wrong.
-        struct First(Option<AskError>);
-
-        impl Watch for First {
-            fn answered(&mut self, _: usize, answer: Result<Answer, AskError>) {
-                let odd = match answer {
-                    Err(error) => Some(error),
-                    Ok(Answer::Distribution(found)) if found.tail.is_some_and(|tail| !tail.is_finite()) => {
-                        Some(AskError::Mismatch { asked: "a probability of all other tokens".to_owned() })
-                    }
-                    Ok(_) => None,
-                };
-                self.0 = self.0.take().or(odd);
-            }
-        }
-
-        let ask = Ask::Next { prompt: "hello".to_owned(), keep: Keep::Top(8) };
-        let mut questions = vec![Question::new(&View::Base, ask.clone())];
-        if self.description.capabilities.contains(&Capability::Differential) {
-            questions.push(Question::new(&View::Tuned, ask));
-        }
-        let mut first = First(None);
-        self.answer(&questions, &mut first)?;
-        match first.0 {
+        let differs = self.description.capabilities.contains(&Capability::Differential);
+        let views = if differs { &[View::Base, View::Tuned][..] } else { &[View::Base] };
+        match first_fault(self, views, 8)? {
             None => Ok(()),
             Some(error) => {
                 let hint = "check the weights and the adapter, or compute in f32".to_owned();

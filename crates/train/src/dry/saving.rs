@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_checkpoint::formats::peft::PREFIX;
 use shardloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
 use shardloom_checkpoint::{Bytes, FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
 use shardloom_dtensor::DTensor;
@@ -16,9 +17,6 @@ use super::DryError;
 use super::report::CheckpointReport;
 use super::setup::{KEPT_IN, Setup};
 use super::stage::DryStage;
-
-/// What stands before the names of an adapter's tensors.
-const PEFT_PREFIX: &str = "base_model.model.";
 
 /// Names and shapes of everything that a checkpoint holds.
 #[derive(Default)]
@@ -97,7 +95,7 @@ fn state(setup: &Setup<'_>, number: usize, contents: &mut Contents) -> Result<St
                 contents.training.insert(name, value.shape().clone());
             }
         }
-        let name = if stage.adapter.is_some() { format!("{PEFT_PREFIX}{name}") } else { name };
+        let name = if stage.adapter.is_some() { format!("{PREFIX}{name}") } else { name };
         state.model(name.clone(), tensor(value));
         contents.model.insert(name, value.shape().clone());
     }

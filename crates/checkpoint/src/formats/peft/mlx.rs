@@ -8,12 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::export::{config_of, to_text, transposed};
-use super::{CONFIG, MUST_BE_OFF, PeftError};
+use super::{CONFIG, MUST_BE_OFF, PREFIX, PeftError};
 use crate::error::CheckpointError;
 use crate::index::{Format, Index, TensorEntry};
-
-/// What PEFT puts before the names of modules.
-const PREFIX: &str = "base_model.model.";
 
 /// Options of PEFT that change what an adapter computes, and that MLX does not
 /// have.

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::answer::{Distribution, TokenNames};
+use crate::backend::asked::{ask, ask_one};
 use crate::numbers::DivergenceKind;
+use crate::question::{Ask, Keep};
 
 /// What a server does with a request.
 enum Reply {
@@ -157,29 +159,6 @@ fn letters(body: &Value) -> Reply {
         _ => json!({" a": -0.5, " b": -1.5, " c": -3.0}),
     };
     say(&json!({"choices": [{"text": " a", "logprobs": {"top_logprobs": [top]}}]}))
-}
-
-struct Answers(Vec<Option<Result<Answer, AskError>>>);
-
-impl Watch for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
-        assert!(self.0[place].is_none(), "question {place} was answered twice");
-        self.0[place] = Some(answer);
-    }
-}
-
-type Told = Vec<Option<Result<Answer, AskError>>>;
-
-fn ask(backend: &mut ApiBackend, questions: &[Question]) -> (Told, Result<(), SwayError>) {
-    let mut answers = Answers(questions.iter().map(|_| None).collect());
-    let ended = backend.answer(questions, &mut answers);
-    (answers.0, ended)
-}
-
-fn ask_one(backend: &mut ApiBackend, view: &View, one: Ask) -> Result<Answer, AskError> {
-    let (mut told, ended) = ask(backend, &[Question::new(view, one)]);
-    ended.unwrap();
-    told.remove(0).unwrap()
 }
 
 fn next(prompt: &str) -> Ask {

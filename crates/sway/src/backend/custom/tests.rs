@@ -8,7 +8,10 @@ use std::sync::Mutex;
 use shardloom_layout::Hint as _;
 
 use super::*;
+use crate::answer::Answer;
 use crate::answer::{CompletionScore, Distribution, Divergence, Rolling, TokenNames};
+use crate::backend::asked::{Told, ask, ask_one};
+use crate::question::Keep;
 use crate::suite::{ModelKind, ModelSpec, Precision};
 use crate::view::Real;
 
@@ -44,29 +47,6 @@ fn refused(behaviour: &str) -> CustomError {
     let error = start(behaviour).err().unwrap();
     assert!(error.hint().is_some(), "{error}");
     error
-}
-
-struct Answers(Vec<Option<Result<Answer, AskError>>>);
-
-impl Watch for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
-        assert!(self.0[place].is_none(), "question {place} was answered twice");
-        self.0[place] = Some(answer);
-    }
-}
-
-type Told = Vec<Option<Result<Answer, AskError>>>;
-
-fn ask(backend: &mut CustomBackend, questions: &[Question]) -> (Told, Result<(), SwayError>) {
-    let mut answers = Answers(questions.iter().map(|_| None).collect());
-    let ended = backend.answer(questions, &mut answers);
-    (answers.0, ended)
-}
-
-fn ask_one(backend: &mut CustomBackend, view: &View, one: Ask) -> Result<Answer, AskError> {
-    let (mut told, ended) = ask(backend, &[Question::new(view, one)]);
-    ended.unwrap();
-    told.remove(0).unwrap()
 }
 
 fn next(prompt: &str) -> Ask {
