@@ -8,6 +8,7 @@
 mod client;
 mod echo;
 mod key;
+mod trial;
 mod wire;
 
 #[cfg(test)]
@@ -164,6 +165,20 @@ impl ApiBackend {
         }
     }
 
+    /// Sees whether texts can be scored. A server that cannot do so still
+    /// answers other questions.
+    fn try_echo(&mut self) -> Result<(), SwayError> {
+        let runtime = self.runtime.as_ref().expect("the runtime is there until the backend is dropped");
+        for client in [Some(&self.base), self.tuned.as_ref()].into_iter().flatten() {
+            runtime.block_on(client.try_echo()).map_err(Trouble::into_end)?;
+            let why = client.mute.get().cloned().flatten();
+            if let Some(note) = why.filter(|note| !self.description.notes.contains(note)) {
+                self.description.notes.push(note);
+            }
+        }
+        Ok(())
+    }
+
     fn not_able(&self, question: &Question) -> AskError {
         let asked = match self.client(&question.view) {
             None => format!("the view {}", question.view),
@@ -257,14 +272,11 @@ impl Backend for ApiBackend {
 
     fn preflight(&mut self) -> Result<(), SwayError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
-        match first_fault(self, views, 1)? {
-            None => Ok(()),
-            Some(error) => {
-                let hint =
-                    "use a server that answers `logprobs` of `/v1/completions`, as `shardloom serve` does";
-                Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end())
-            }
+        if let Some(error) = first_fault(self, views, 1)? {
+            let hint = "use a server that answers `logprobs` of `/v1/completions`, as `shardloom serve` does";
+            return Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end());
         }
+        self.try_echo()
     }
 }
 

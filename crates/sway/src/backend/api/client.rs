@@ -9,15 +9,18 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY
 use reqwest::{NoProxy, Proxy, Response, Url, redirect};
 use serde_json::Value;
 
-use super::wire::{self, Manner};
+use super::wire;
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Question};
+use crate::question::Question;
 use crate::suite::ServedModel;
 
 /// The longest answer that is read.
 const MOST_BYTES: usize = 64 << 20;
+
+/// The status of a server that went wrong inside.
+const INTERNAL: u16 = 500;
 
 /// The longest text of a server that is shown.
 const MOST_SAID: usize = 200;
@@ -26,7 +29,7 @@ const MOST_SAID: usize = 200;
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// It may go well the next time, perhaps not before some time has passed.
-    Passing { why: String, hint: String, asked: Option<Duration> },
+    Passing { why: String, hint: String, status: Option<u16>, asked: Option<Duration> },
     /// This question has no answer; others may have theirs.
     Question(AskError),
     /// Nothing more can be asked.
@@ -49,13 +52,13 @@ impl Trouble {
     }
 }
 
-/// What is done about an answer that does not come.
+/// Where the fault is looked for when a server fails.
 #[derive(Clone, Copy, PartialEq)]
-enum Slowness {
-    /// It is asked for again.
-    Borne,
-    /// It is told at once: the question may be at fault.
-    Told,
+enum Doubt {
+    /// At the server, which may recover.
+    Server,
+    /// At the question: the server answers others.
+    Question,
 }
 
 /// A client that keeps connections, for all models.
@@ -96,8 +99,9 @@ pub(super) struct Client {
     model: String,
     headers: HeaderMap,
     options: ApiOptions,
-    /// How the server gives texts back, once it has.
-    manner: OnceLock<Manner>,
+    /// Once it was tried: why the server cannot tell how likely given texts
+    /// are, or nothing if it can.
+    pub(super) mute: OnceLock<Option<String>>,
 }
 
 impl Client {
@@ -140,7 +144,7 @@ impl Client {
             options.time_limit = Duration::from_secs(seconds);
         }
         let (endpoint, model) = (root.to_owned(), served.model.clone());
-        Ok(Self { http, url, endpoint, model, headers, options, manner: OnceLock::new() })
+        Ok(Self { http, url, endpoint, model, headers, options, mute: OnceLock::new() })
     }
 
     /// What it is called.
@@ -148,51 +152,36 @@ impl Client {
         format!("{}:{}", self.endpoint, self.model)
     }
 
+    /// The server, as it may be shown.
+    pub(super) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Answers a question.
     pub(super) async fn ask(&self, question: &Question) -> Result<Answer, Trouble> {
-        let view = question.view.to_string();
+        if wire::echoes(&question.ask)
+            && let Some(message) = self.mute.get().cloned().flatten()
+        {
+            return Err(Trouble::Question(AskError::Refused { message }));
+        }
+        self.asked(question, Doubt::Server).await
+    }
+
+    /// Answers a question that the server may be unable to answer.
+    pub(super) async fn try_asking(&self, question: &Question) -> Result<Answer, Trouble> {
+        self.asked(question, Doubt::Question).await
+    }
+
+    async fn asked(&self, question: &Question, doubt: Doubt) -> Result<Answer, Trouble> {
         if let Some(refused) = wire::refused(&question.ask) {
             return Err(Trouble::Question(refused));
         }
-        let echoes = matches!(question.ask, Ask::Completion { .. } | Ask::Text { .. });
-        if let Some(manner) = self.manner.get().copied().or((!echoes).then_some(Manner::EchoAlone)) {
-            return self.ask_in(question, &view, manner).await.map(|(answer, _)| answer);
-        }
-        // Some servers refuse to write nothing, some take 0 for no limit, and
-        // some for no probabilities.
-        let first = self.ask_in(question, &view, Manner::EchoAlone).await;
-        match first {
-            Ok((answer, 0)) => {
-                let _ = self.manner.set(Manner::EchoAlone);
-                return Ok(answer);
-            }
-            Err(Trouble::Question(error @ AskError::NotFinite { .. })) => {
-                return Err(Trouble::Question(error));
-            }
-            Err(Trouble::End { message, hint }) => return Err(Trouble::End { message, hint }),
-            Ok(_) | Err(Trouble::Question(_) | Trouble::Passing { .. }) => {}
-        }
-        let (answer, _) = self.ask_in(question, &view, Manner::EchoAndMore).await?;
-        let _ = self.manner.set(Manner::EchoAndMore);
-        Ok(answer)
-    }
-
-    /// Asks in one manner. The number is that of tokens behind an echo.
-    async fn ask_in(
-        &self,
-        question: &Question,
-        view: &str,
-        manner: Manner,
-    ) -> Result<(Answer, usize), Trouble> {
-        let body = wire::body(&self.model, &question.ask, manner).to_string();
-        let echoes = matches!(question.ask, Ask::Completion { .. } | Ask::Text { .. });
-        let trying = echoes && manner == Manner::EchoAlone && self.manner.get().is_none();
-        let slowness = if trying { Slowness::Told } else { Slowness::Borne };
-        let said = self.patiently(body, slowness).await?;
+        let view = question.view.to_string();
+        let body = wire::body(&self.model, &question.ask).to_string();
+        let said = self.patiently(body, doubt).await?;
         let parsed: Result<Value, _> = serde_json::from_slice(&said);
-        let whole = parsed.map_err(|error| Trouble::Question(self.not_json(view, &said, &error)))?;
-        let read = wire::read(&whole, &question.ask, view, manner);
-        read.map_err(Trouble::Question)
+        let whole = parsed.map_err(|error| Trouble::Question(self.not_json(&view, &said, &error)))?;
+        wire::read(&whole, &question.ask, &view).map_err(Trouble::Question)
     }
 
     fn not_json(&self, view: &str, said: &[u8], error: &serde_json::Error) -> AskError {
@@ -222,18 +211,22 @@ impl Client {
     }
 
     /// Sends a request, as often as it takes.
-    async fn patiently(&self, body: String, slowness: Slowness) -> Result<Vec<u8>, Trouble> {
-        let mut attempts = 0;
+    async fn patiently(&self, body: String, doubt: Doubt) -> Result<Vec<u8>, Trouble> {
+        let (mut attempts, mut broken) = (0, 0);
         loop {
             let sent = tokio::time::timeout(self.options.time_limit, self.once(body.clone())).await;
             let trouble = match sent {
                 Ok(Ok(said)) => return Ok(said),
                 Ok(Err(trouble)) => trouble,
-                Err(_) if slowness == Slowness::Told => return Err(self.too_slow()),
                 Err(_) => self.too_slow(),
             };
-            let Trouble::Passing { why, hint, asked } = trouble else { return Err(trouble) };
+            let Trouble::Passing { why, hint, status, asked } = trouble else { return Err(trouble) };
             attempts += 1;
+            broken += u32::from(status == Some(INTERNAL));
+            // Some servers say so of whatever they do not know.
+            if doubt == Doubt::Question && broken > 1 {
+                return Err(Trouble::Question(AskError::Refused { message: why }));
+            }
             let gone_on = "what was answered is kept: a new run goes on from there";
             if attempts > self.options.retries {
                 let times = if attempts == 1 { "once".to_owned() } else { format!("{attempts} times") };
@@ -252,6 +245,7 @@ impl Client {
         Trouble::Passing {
             why: format!("no answer within {:?}", self.options.time_limit),
             hint: "give it more time by `timeout_s`, or see why the server is stuck".to_owned(),
+            status: None,
             asked: None,
         }
     }
@@ -270,7 +264,7 @@ impl Client {
             let why = self.shown(&innermost(&error));
             let why = if error.is_connect() { format!("it cannot be reached ({why})") } else { why };
             let hint = "see whether the server runs, and whether `endpoint` is its address".to_owned();
-            Trouble::Passing { why, hint, asked: None }
+            Trouble::Passing { why, hint, status: None, asked: None }
         };
         let sent = self.http.post(self.url.clone()).headers(self.headers.clone()).body(body).send().await;
         let mut response = sent.map_err(failed)?;
@@ -297,11 +291,13 @@ impl Client {
             408 | 425 | 429 => Trouble::Passing {
                 why: told,
                 hint: "the server wants fewer questions at once, or later".to_owned(),
+                status: Some(status),
                 asked: asked_wait(response.headers()),
             },
             500 | 502..=504 | 506.. => Trouble::Passing {
                 why: told,
                 hint: "see the log of the server".to_owned(),
+                status: Some(status),
                 asked: asked_wait(response.headers()),
             },
             401 | 403 => end(match self.options.key {

@@ -212,7 +212,7 @@ fn all_four_questions_are_asked_as_openai_wants_them() {
 
     let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
     assert!(server.seen().iter().all(|seen| seen.path == "/v1/completions"));
-    let echo = |model: &str, prompt: &str| json!({"model": model, "prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0, "temperature": 0});
+    let echo = |model: &str, prompt: &str| json!({"model": model, "prompt": prompt, "max_tokens": 1, "echo": true, "logprobs": 1, "temperature": 0});
     let next = |model: &str| json!({"model": model, "prompt": "x", "max_tokens": 1, "echo": false, "logprobs": 20, "temperature": 0});
     let writing =
         json!({"model": "base", "prompt": "go", "max_tokens": 7, "temperature": 0, "top_p": 1, "seed": 0});
@@ -390,28 +390,123 @@ fn a_server_without_probabilities_does_not_pass_the_preflight() {
 }
 
 #[test]
-fn a_server_that_takes_nothing_for_everything_is_asked_for_one_token() {
-    // Writes on without end if nothing is asked for, as some do.
+fn what_is_written_behind_a_text_does_not_count() {
     let server = Server::new(|_, body| {
         let prompt = body["prompt"].as_str().unwrap();
-        let more = if body["max_tokens"] == 0 { 30 } else { 1 };
-        let tokens: Vec<String> =
-            prompt.chars().map(String::from).chain(std::iter::repeat_n("z".to_owned(), more)).collect();
+        let tokens: Vec<String> = prompt.chars().map(String::from).chain(["z".to_owned()]).collect();
         let logprobs: Vec<Value> =
             (0..tokens.len()).map(|place| if place == 0 { Value::Null } else { json!(-1.0) }).collect();
         let logprobs = json!({"tokens": tokens, "token_logprobs": logprobs});
         say(&json!({"choices": [{"text": tokens.concat(), "logprobs": logprobs}]}))
     });
     let mut backend = server.backend();
-    for _ in 0..2 {
-        let Ok(Answer::Rolling(found)) = ask_one(&mut backend, &View::Base, text("abc")) else { panic!() };
-        assert_eq!((found.tokens, found.total), (3, -2.0));
-    }
+    let Ok(Answer::Rolling(found)) = ask_one(&mut backend, &View::Base, text("abc")) else { panic!() };
+    assert_eq!((found.tokens, found.total), (3, -2.0));
     let score = ask_one(&mut backend, &View::Base, completion("ab", "cd"));
     assert_eq!(score, Ok(Answer::Completion(crate::CompletionScore { total: -2.0, tokens: 2 })));
-    let asked: Vec<u64> =
-        server.seen().iter().map(|seen| seen.body["max_tokens"].as_u64().unwrap()).collect();
-    assert_eq!(asked, [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_list_as_chats_have_it_is_read() {
+    let content = json!([{"token": "a", "logprob": -0.5, "top_logprobs": [
+        {"token": "a", "bytes": [97], "logprob": -0.5},
+        {"token": "", "bytes": [195], "logprob": -1.5},
+        {"token": "", "bytes": [196], "logprob": -2.0},
+        {"token": "a", "bytes": null, "logprob": -7.0},
+    ]}]);
+    let server =
+        Server::new(move |_, _| say(&json!({"choices": [{"text": "a", "logprobs": {"content": content}}]})));
+    let found = distribution(ask_one(&mut server.backend(), &View::Base, next("x")));
+    let names = ["a", "bytes:\\xc3", "bytes:\\xc4"].map(str::to_owned).to_vec();
+    assert_eq!(found.tokens, TokenNames::Strings(names));
+    assert_eq!(found.logprobs, [-0.5, -1.5, -2.0]);
+    let server = Server::new(|_, _| {
+        let content = json!([{"top_logprobs": [{"logprob": -0.5}]}]);
+        say(&json!({"choices": [{"text": "a", "logprobs": {"content": content}}]}))
+    });
+    let error = ask_one(&mut server.backend(), &View::Base, next("x")).unwrap_err();
+    assert!(error.to_string().contains("`logprobs.content`"), "{error}");
+}
+
+/// A server whose tokens are letters. Each is followed by itself with the
+/// probability e^-4, and by "!" with e^-0.1; an echo tells the row above, or the
+/// row below, as some do.
+fn rows(body: &Value, row: Row) -> Reply {
+    let prompt = body["prompt"].as_str().unwrap();
+    if body["echo"] != true {
+        let top = json!({"!": -0.1});
+        return say(&json!({"choices": [{"text": "!", "logprobs": {"top_logprobs": [top]}}]}));
+    }
+    let letters: Vec<String> = prompt.chars().map(String::from).collect();
+    let told = |place: usize| match row {
+        _ if place == 0 => Value::Null,
+        Row::Above if letters[place] == "!" => json!(-0.1),
+        _ => json!(-4.0),
+    };
+    let logprobs: Vec<Value> = (0..letters.len()).map(told).collect();
+    let logprobs = json!({"tokens": letters, "token_logprobs": logprobs});
+    say(&json!({"choices": [{"text": prompt, "logprobs": logprobs}]}))
+}
+
+#[derive(Clone, Copy)]
+enum Row {
+    Above,
+    Below,
+}
+
+#[test]
+fn an_echo_of_the_wrong_row_is_found_out() {
+    let server = Server::new(|_, body| rows(body, Row::Above));
+    let mut backend = server.backend();
+    let before = backend.description().notes.clone();
+    backend.preflight().unwrap();
+    assert_eq!(backend.description().notes, before);
+    ask_one(&mut backend, &View::Base, text("go")).unwrap();
+
+    let server = Server::new(|_, body| rows(body, Row::Below));
+    let mut backend = server.backend();
+    backend.preflight().unwrap();
+    // Both models are at one server, and are told once.
+    let notes = &backend.description().notes;
+    assert_eq!(notes.len(), before.len() + 1, "{notes:?}");
+    let said = notes.last().unwrap().clone();
+    assert!(said.contains("-4.00") && said.contains("-0.10") && said.contains("`echo`"), "{said}");
+    let asked = server.seen().len();
+    for ask in [text("go"), completion("g", "o")] {
+        let told = ask_one(&mut backend, &View::Tuned, ask);
+        assert_eq!(told, Err(AskError::Refused { message: said.clone() }));
+    }
+    assert_eq!(server.seen().len(), asked, "what is known is not asked again");
+    ask_one(&mut backend, &View::Tuned, next("go")).unwrap();
+}
+
+#[test]
+fn a_server_that_refuses_echo_still_answers_the_rest() {
+    for status in [400, 500, 501] {
+        let server = Server::new(move |_, body| match body["echo"] == true {
+            true => Reply::Say(status, Vec::new(), "no echo here".to_owned()),
+            false => letters(body),
+        });
+        let mut backend = server.backend();
+        backend.preflight().unwrap();
+        let error = ask_one(&mut backend, &View::Base, text("go")).unwrap_err();
+        assert!(error.to_string().contains("no echo here"), "{error}");
+        assert!(error.to_string().contains("shardloom serve"), "{error}");
+        ask_one(&mut backend, &View::Base, next("x")).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_is_busy_is_not_taken_for_one_without_echo() {
+    let server = Server::new(|number, body| match number {
+        // The first three ask for next tokens.
+        3 => Reply::Say(503, Vec::new(), "busy".to_owned()),
+        4 => Reply::Say(500, Vec::new(), "oops".to_owned()),
+        _ => letters(body),
+    });
+    let mut backend = server.backend();
+    backend.preflight().unwrap();
+    ask_one(&mut backend, &View::Base, text("go")).unwrap();
 }
 
 #[test]
@@ -433,9 +528,9 @@ fn a_server_without_echo_is_told() {
 #[test]
 fn keys_go_to_the_server_and_nowhere_else() {
     let server = Server::new(|_, body| match body["prompt"].as_str() {
-        Some("hello") => letters(body),
+        Some("x") => Reply::Say(401, Vec::new(), "wrong key tulip-7".to_owned()),
         Some("on") => Reply::Say(307, vec![("location", "http://127.0.0.1:1/")], String::new()),
-        _ => Reply::Say(401, Vec::new(), "wrong key tulip-7".to_owned()),
+        _ => letters(body),
     });
     let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "tulip-7".to_owned());
     let key = ApiKey::from_variables(&variable).unwrap();
@@ -443,16 +538,17 @@ fn keys_go_to_the_server_and_nowhere_else() {
     let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
     backend.preflight().unwrap();
     assert!(server.seen()[0].head.to_lowercase().contains("authorization: bearer tulip-7"));
+    let tried = server.seen().len();
     for prompt in ["x", "on"] {
         let (message, hint) = end(&mut backend, &[Question::new(&View::Base, next(prompt))]);
         assert!(!format!("{message} {hint} {options:?} {:?}", backend.description()).contains("tulip"));
     }
     // Refusals that will not pass are not asked again.
-    assert_eq!(server.seen().len(), 3);
+    assert_eq!(server.seen().len(), tried + 2);
     let mut nobody = server.backend();
     let (_, hint) = end(&mut nobody, &[Question::new(&View::Base, next("x"))]);
     assert!(hint.contains("set SWAY_API_KEY"), "{hint}");
-    assert!(!server.seen()[3].head.to_lowercase().contains("authorization"));
+    assert!(!server.seen()[tried + 2].head.to_lowercase().contains("authorization"));
 }
 
 #[test]

@@ -16,18 +16,14 @@ const LEAST_MASS: f64 = 1e-12;
 /// How much of a text is shown.
 const MOST_SHOWN: usize = 60;
 
-/// How an echo is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
-    /// Nothing is written behind the text.
-    EchoAlone,
-    /// One token is, for servers that cannot do without.
-    EchoAndMore,
-}
-
 /// Whether servers can answer this.
 pub(super) fn able(ask: &Ask) -> bool {
     matches!(ask, Ask::Next { .. } | Ask::Completion { .. } | Ask::Text { .. } | Ask::Writing { .. })
+}
+
+/// Whether a text is to come back.
+pub(super) fn echoes(ask: &Ask) -> bool {
+    matches!(ask, Ask::Completion { .. } | Ask::Text { .. })
 }
 
 /// What is asked, in words.
@@ -55,10 +51,12 @@ pub(super) fn refused(ask: &Ask) -> Option<AskError> {
 }
 
 /// The body of a request.
-pub(super) fn body(model: &str, ask: &Ask, manner: Manner) -> Value {
+///
+/// One token is written behind a text that comes back: some servers refuse to
+/// write none, and some take 0 for no limit.
+pub(super) fn body(model: &str, ask: &Ask) -> Value {
     let echo = |text: String| {
-        let count = u8::from(manner == Manner::EchoAndMore);
-        json!({"model": model, "prompt": text, "max_tokens": count, "echo": true, "logprobs": count,
+        json!({"model": model, "prompt": text, "max_tokens": 1, "echo": true, "logprobs": 1,
                "temperature": 0})
     };
     match ask {
@@ -76,23 +74,17 @@ pub(super) fn body(model: &str, ask: &Ask, manner: Manner) -> Value {
     }
 }
 
-/// The answer in what a server said. The number is that of tokens behind an
-/// echo.
-pub(super) fn read(
-    whole: &Value,
-    ask: &Ask,
-    view: &str,
-    manner: Manner,
-) -> Result<(Answer, usize), AskError> {
+/// The answer in what a server said.
+pub(super) fn read(whole: &Value, ask: &Ask, view: &str) -> Result<Answer, AskError> {
     let choice = whole.get("choices").and_then(|choices| choices.get(0)).ok_or_else(|| unlike("choices"))?;
     let reading = Reading { choice, view };
     match ask {
         Ask::Next { prompt, keep: Keep::Top(top) } => {
-            Ok((Answer::Distribution(reading.distribution(prompt, *top)?), 0))
+            Ok(Answer::Distribution(reading.distribution(prompt, *top)?))
         }
         Ask::Completion { prompt, completion } => {
             let whole = format!("{prompt}{completion}");
-            let (tokens, extra) = reading.echo(&whole, manner)?;
+            let tokens = reading.echo(&whole)?;
             let behind = prompt.chars().count();
             let scored: Vec<f64> = tokens
                 .iter()
@@ -103,21 +95,21 @@ pub(super) fn read(
                 return Err(AskError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
             }
             let score = CompletionScore { total: scored.iter().sum(), tokens: scored.len() };
-            Ok((Answer::Completion(score), extra))
+            Ok(Answer::Completion(score))
         }
         Ask::Text { text } => {
-            let (tokens, extra) = reading.echo(text, manner)?;
+            let tokens = reading.echo(text)?;
             let scored: Vec<f64> = tokens.iter().skip(1).filter_map(|token| token.logprob).collect();
             let rolling = Rolling {
                 logprobs: scored.iter().map(|logprob| *logprob as f32).collect(),
                 tokens: tokens.len(),
                 total: scored.iter().sum(),
             };
-            Ok((Answer::Rolling(rolling), extra))
+            Ok(Answer::Rolling(rolling))
         }
         Ask::Writing { .. } => {
             let text = choice.get("text").and_then(Value::as_str).ok_or_else(|| unlike("choices[0].text"))?;
-            Ok((Answer::Text(text.to_owned()), 0))
+            Ok(Answer::Text(text.to_owned()))
         }
         Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => {
             Err(AskError::Mismatch { asked: name(ask).to_owned() })
@@ -161,14 +153,19 @@ impl Reading<'_> {
 
     fn distribution(&self, prompt: &str, top: usize) -> Result<Distribution, AskError> {
         let logprobs = self.logprobs()?;
-        let told = logprobs.get("top_logprobs").and_then(|list| list.get(0)).and_then(Value::as_object);
-        let told = told.filter(|told| !told.is_empty());
-        let told = told.ok_or_else(|| AskError::Refused {
-            message: "the server tells no likeliest tokens: `top_logprobs` came back empty".to_owned(),
-        })?;
-        let mut all = Vec::with_capacity(told.len());
+        let told = match logprobs.get("content") {
+            // As chats have it: so do servers that are built around them.
+            Some(content) => listed(content)?,
+            None => mapped(logprobs.get("top_logprobs")),
+        };
+        if told.is_empty() {
+            return Err(AskError::Refused {
+                message: "the server tells no likeliest tokens: `top_logprobs` came back empty".to_owned(),
+            });
+        }
+        let mut all: Vec<(String, f64)> = Vec::with_capacity(told.len());
         for (token, value) in told {
-            all.push((token.clone(), self.number(value, prompt)?));
+            all.push((token, self.number(value, prompt)?));
         }
         all.sort_by(|left, right| right.1.total_cmp(&left.1).then_with(|| left.0.cmp(&right.0)));
         all.truncate(top.max(1));
@@ -178,8 +175,8 @@ impl Reading<'_> {
         Ok(Distribution { tokens: TokenNames::Strings(tokens), logprobs, vocabulary: None, tail: Some(tail) })
     }
 
-    /// The tokens of a text that comes back, and how many came behind it.
-    fn echo(&self, text: &str, manner: Manner) -> Result<(Vec<Token>, usize), AskError> {
+    /// The tokens of a text that comes back.
+    fn echo(&self, text: &str) -> Result<Vec<Token>, AskError> {
         let logprobs = self.logprobs()?;
         let list = |key: &str| logprobs.get(key).and_then(Value::as_array);
         let (Some(tokens), Some(values)) = (list("tokens"), list("token_logprobs")) else {
@@ -190,18 +187,18 @@ impl Reading<'_> {
         if tokens.is_empty() || tokens.len() != values.len() {
             return Err(unlike("logprobs.token_logprobs"));
         }
-        let echo = echo::place(&tokens, logprobs.get("text_offset"), text, manner);
+        let starts = echo::place(&tokens, logprobs.get("text_offset"), text);
         // Without an echo, what was written comes back alone.
         let echoed =
             self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
-        if !echoed || echo.starts.is_empty() {
+        if !echoed || starts.is_empty() {
             return Err(AskError::Refused {
                 message: "the server does not give texts back: `echo` of `/v1/completions` has no effect"
                     .to_owned(),
             });
         }
-        let mut found: Vec<Token> = Vec::with_capacity(echo.starts.len());
-        for (&start, value) in echo.starts.iter().zip(values) {
+        let mut found: Vec<Token> = Vec::with_capacity(starts.len());
+        for (start, value) in starts.into_iter().zip(values) {
             let logprob = match value {
                 Value::Null => None,
                 value => Some(self.number(value, text)?),
@@ -212,8 +209,41 @@ impl Reading<'_> {
             }
             found.push(Token { start, logprob });
         }
-        Ok((found, echo.extra))
+        Ok(found)
     }
+}
+
+/// The likeliest first tokens, as completions have them: logarithms by name.
+fn mapped(top: Option<&Value>) -> Vec<(String, &Value)> {
+    let first = top.and_then(|list| list.get(0)).and_then(Value::as_object);
+    first.into_iter().flatten().map(|(token, value)| (token.clone(), value)).collect()
+}
+
+/// The same, as chats have them: a list, in which a token that is a part of a
+/// character is told by its bytes.
+fn listed(content: &Value) -> Result<Vec<(String, &Value)>, AskError> {
+    let first = content.get(0).and_then(|first| first.get("top_logprobs")).and_then(Value::as_array);
+    let entry = |entry: &'_ Value| {
+        let token = entry.get("token").and_then(Value::as_str).ok_or_else(|| unlike("logprobs.content"))?;
+        let bytes: Option<Vec<u8>> = entry.get("bytes").and_then(Value::as_array).and_then(|bytes| {
+            bytes.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect()
+        });
+        Ok(match bytes {
+            Some(bytes) if std::str::from_utf8(&bytes).is_err() => {
+                bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"))
+            }
+            _ => token.to_owned(),
+        })
+    };
+    let mut found: Vec<(String, &Value)> = Vec::new();
+    for one in first.into_iter().flatten() {
+        let (name, value) = (entry(one)?, one.get("logprob").unwrap_or(&Value::Null));
+        // The likeliest comes first, and stands for all of its name.
+        if found.iter().all(|(known, _)| *known != name) {
+            found.push((name, value));
+        }
+    }
+    Ok(found)
 }
 
 fn unlike(place: &str) -> AskError {
