@@ -34,10 +34,18 @@ def unknown_names(place, ours, report):
 def llama(place, ours, report):
     """A Llama model as llama.cpp has it, read by transformers and by us."""
     model = tiny(1, intermediate_size=96, vocab_size=64)
-    config = model.config
     folder = place / "llama"
     folder.mkdir()
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    write_llama(folder / "model.gguf", model, lambda name: Kind.Q4_0 if "mlp" in name else Kind.Q8_0)
+    with report.check("gguf of llama → hf → transformers' own reading of gguf") as check:
+        peer = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
+        check.count = same(read_hf(ours.convert(folder / "model.gguf", "hf")), peer.state_dict())
+
+
+def write_llama(path, model, kind, add_words=lambda writer: None):
+    """Matrices become what `kind` says of their names, vectors stay as they are."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -47,16 +55,13 @@ def llama(place, ours, report):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
+    add_words(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         stored = names.get_name(name, try_suffixes=(".weight",))
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        kind = Kind.F32 if weight.ndim == 1 else Kind.Q4_0 if "mlp" in name else Kind.Q8_0
-        add(writer, stored, interleaved(weight.numpy(), heads), kind)
+        add(writer, stored, interleaved(weight.numpy(), heads), Kind.F32 if weight.ndim == 1 else kind(name))
     finish(writer)
-    with report.check("gguf of llama → hf → transformers' own reading of gguf") as check:
-        peer = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
-        check.count = same(read_hf(ours.convert(folder / "model.gguf", "hf")), peer.state_dict())
 
 
 def interleaved(weight, heads):

@@ -2,18 +2,18 @@
 
 use std::error::Error;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{NoProxy, Proxy, Response, Url, redirect};
 use serde_json::Value;
 
-use super::wire;
+use super::wire::{self, Keys};
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
 use crate::error::{AskError, SwayError};
-use crate::question::Question;
+use crate::question::{Ask, Question};
 use crate::suite::ServedModel;
 
 /// The longest answer that is read.
@@ -102,6 +102,8 @@ pub(super) struct Client {
     /// Once it was tried: why the server cannot tell how likely given texts
     /// are, or nothing if it can.
     pub(super) mute: OnceLock<Option<String>>,
+    /// Whether the server refuses keys that OpenAI's has not.
+    strict: AtomicBool,
 }
 
 impl Client {
@@ -144,7 +146,16 @@ impl Client {
             options.time_limit = Duration::from_secs(seconds);
         }
         let (endpoint, model) = (root.to_owned(), served.model.clone());
-        Ok(Self { http, url, endpoint, model, headers, options, mute: OnceLock::new() })
+        Ok(Self {
+            http,
+            url,
+            endpoint,
+            model,
+            headers,
+            options,
+            mute: OnceLock::new(),
+            strict: AtomicBool::new(false),
+        })
     }
 
     /// What it is called.
@@ -164,20 +175,29 @@ impl Client {
         {
             return Err(Trouble::Question(AskError::Refused { message }));
         }
-        self.asked(question, Doubt::Server).await
+        if !matches!(question.ask, Ask::Writing { .. }) || self.strict.load(Ordering::Relaxed) {
+            return self.asked(question, Keys::Common, Doubt::Server).await;
+        }
+        let first = self.asked(question, Keys::All, Doubt::Server).await;
+        if !matches!(first, Err(Trouble::Question(AskError::Refused { .. }))) {
+            return first;
+        }
+        let second = self.asked(question, Keys::Common, Doubt::Server).await;
+        self.strict.fetch_or(second.is_ok(), Ordering::Relaxed);
+        second
     }
 
     /// Answers a question that the server may be unable to answer.
     pub(super) async fn try_asking(&self, question: &Question) -> Result<Answer, Trouble> {
-        self.asked(question, Doubt::Question).await
+        self.asked(question, Keys::Common, Doubt::Question).await
     }
 
-    async fn asked(&self, question: &Question, doubt: Doubt) -> Result<Answer, Trouble> {
+    async fn asked(&self, question: &Question, keys: Keys, doubt: Doubt) -> Result<Answer, Trouble> {
         if let Some(refused) = wire::refused(&question.ask) {
             return Err(Trouble::Question(refused));
         }
         let view = question.view.to_string();
-        let body = wire::body(&self.model, &question.ask).to_string();
+        let body = wire::body(&self.model, &question.ask, keys).to_string();
         let said = self.patiently(body, doubt).await?;
         let parsed: Result<Value, _> = serde_json::from_slice(&said);
         let whole = parsed.map_err(|error| Trouble::Question(self.not_json(&view, &said, &error)))?;

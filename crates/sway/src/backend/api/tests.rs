@@ -214,11 +214,30 @@ fn all_four_questions_are_asked_as_openai_wants_them() {
     assert!(server.seen().iter().all(|seen| seen.path == "/v1/completions"));
     let echo = |model: &str, prompt: &str| json!({"model": model, "prompt": prompt, "max_tokens": 1, "echo": true, "logprobs": 1, "temperature": 0});
     let next = |model: &str| json!({"model": model, "prompt": "x", "max_tokens": 1, "echo": false, "logprobs": 20, "temperature": 0});
-    let writing =
-        json!({"model": "base", "prompt": "go", "max_tokens": 7, "temperature": 0, "top_p": 1, "seed": 0});
+    let writing = json!({"model": "base", "prompt": "go", "max_tokens": 7, "temperature": 0, "top_p": 1, "seed": 0,
+        "repeat_penalty": 1, "repetition_penalty": 1});
     let expected = [next("base"), next("tuned"), echo("tuned", "abcd"), echo("base", "añb"), writing];
     assert_eq!(bodies, expected);
     backend.preflight().unwrap();
+}
+
+#[test]
+fn a_server_that_knows_only_common_keys_is_asked_with_those() {
+    let server = Server::new(|_, body| match (body["prompt"].as_str(), body["repeat_penalty"].is_null()) {
+        (Some("long"), _) => Reply::Say(400, Vec::new(), "too long".to_owned()),
+        (_, true) => letters(body),
+        (_, false) => Reply::Say(400, Vec::new(), "what is a repeat_penalty?".to_owned()),
+    });
+    let mut backend = server.backend();
+    let writing = |prompt: &str| Ask::Writing { prompt: prompt.to_owned(), max_new_tokens: 7 };
+    // What is refused for another reason says nothing about keys.
+    let error = ask_one(&mut backend, &View::Base, writing("long")).unwrap_err();
+    assert!(error.to_string().contains("too long"), "{error}");
+    for asked in [4, 5] {
+        let written = ask_one(&mut backend, &View::Base, writing("go"));
+        assert_eq!(written, Ok(Answer::Text("go!".to_owned())));
+        assert_eq!(server.seen().len(), asked);
+    }
 }
 
 #[test]

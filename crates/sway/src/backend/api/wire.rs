@@ -16,6 +16,16 @@ const LEAST_MASS: f64 = 1e-12;
 /// How much of a text is shown.
 const MOST_SHOWN: usize = 60;
 
+/// Which keys a request has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// Those of OpenAI's server.
+    Common,
+    /// And those that switch off what other servers do without being told:
+    /// some make words less likely that were there before.
+    All,
+}
+
 /// Whether servers can answer this.
 pub(super) fn able(ask: &Ask) -> bool {
     matches!(ask, Ask::Next { .. } | Ask::Completion { .. } | Ask::Text { .. } | Ask::Writing { .. })
@@ -54,7 +64,7 @@ pub(super) fn refused(ask: &Ask) -> Option<AskError> {
 ///
 /// One token is written behind a text that comes back: some servers refuse to
 /// write none, and some take 0 for no limit.
-pub(super) fn body(model: &str, ask: &Ask) -> Value {
+pub(super) fn body(model: &str, ask: &Ask, keys: Keys) -> Value {
     let echo = |text: String| {
         json!({"model": model, "prompt": text, "max_tokens": 1, "echo": true, "logprobs": 1,
                "temperature": 0})
@@ -66,10 +76,18 @@ pub(super) fn body(model: &str, ask: &Ask) -> Value {
         }),
         Ask::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
         Ask::Text { text } => echo(text.clone()),
-        Ask::Writing { prompt, max_new_tokens } => json!({
-            "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
-            "seed": 0,
-        }),
+        Ask::Writing { prompt, max_new_tokens } => {
+            let mut body = json!({
+                "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
+                "seed": 0,
+            });
+            if keys == Keys::All {
+                // llama.cpp's children call it so, and vLLM.
+                body["repeat_penalty"] = json!(1);
+                body["repetition_penalty"] = json!(1);
+            }
+            body
+        }
         Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => Value::Null,
     }
 }
