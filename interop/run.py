@@ -25,6 +25,7 @@ import check_families  # noqa: E402
 import check_gguf  # noqa: E402
 import check_mlx  # noqa: E402
 import check_models  # noqa: E402
+import check_page  # noqa: E402
 import check_serve  # noqa: E402
 import check_smollm2  # noqa: E402
 import check_sway  # noqa: E402
@@ -61,7 +62,7 @@ def main():
     ours = Ours(*map(os.path.abspath, sys.argv[1:3]))
     report = Report()
     modules = (check_torch, check_models, check_mlx, check_gguf, check_distributed, check_families, check_adapters,
-               check_smollm2, check_serve, check_sway, check_training)
+               check_smollm2, check_serve, check_sway, check_training, check_page)
     for module in modules:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="shardloom-interop-") as place:

@@ -6,7 +6,10 @@ use super::claim::{Claim, Draft, Limit, Paired};
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::student::MeanError;
 use crate::numbers::{binomial, mean};
-use crate::probe::{CalibrationDrift, ExternalPerplexity, Finding, Leakage, Piece, Setting, Stop, evidence};
+use crate::probe::{
+    CalibrationDrift, ExternalPerplexity, Finding, Leakage, Pair, Piece, Setting, Stop, both, evidence,
+    generations,
+};
 use crate::record::Verdict;
 
 /// How many deviations show a limit kept at 5 %, with a chance of 80 %.
@@ -146,9 +149,14 @@ pub(crate) fn leakage(probe: &Leakage, setting: &Setting<'_>, _paired: &Paired) 
     let before = Setting { tuned: setting.base.clone(), ..setting.clone() };
     // How fragile the base's recall is nobody asks.
     let plain = Leakage { perturbations: Vec::new(), ..probe.clone() };
-    let (recalls, base) = crate::probe::both(probe.measure(setting), plain.measure(&before))?;
+    let (recalls, of_base) = both(probe.measure(setting), plain.measure(&before))?;
     let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
-    let base: Vec<f64> = base.iter().map(|recall| recall.clean).collect();
+    let base: Vec<f64> = of_base.iter().map(|recall| recall.clean).collect();
+    let pairs = recalls.iter().zip(&of_base).map(|(tuned, base)| Pair {
+        prompt: tuned.prefix.clone(),
+        base: base.written,
+        tuned: tuned.written,
+    });
     let Some(raw) = mean(&clean) else {
         return Ok(Draft::settled(Finding::skip("no prose section is long enough")));
     };
@@ -183,6 +191,7 @@ pub(crate) fn leakage(probe: &Leakage, setting: &Setting<'_>, _paired: &Paired) 
             "mean_fragility": fragility,
             "per_section": shown,
             "raw_ci_95": interval,
+            "generations": generations(pairs),
         })),
         ..Finding::without_number(Verdict::Fail, format!("{raw:.2} of what follows is recited"))
     };

@@ -14,8 +14,8 @@ use crate::numbers::student::MeanError;
 use crate::numbers::style::{fingerprint, shift};
 use crate::numbers::{binomial, mean};
 use crate::probe::{
-    AdapterAblation, AdapterRevert, Finding, NullAdapter, PromptCollapse, Setting, Stop, StyleFingerprint,
-    evidence,
+    AdapterAblation, AdapterRevert, Finding, NullAdapter, PromptCollapse, Reversion, Setting, Stop,
+    StyleFingerprint, evidence,
 };
 use crate::record::Verdict;
 
@@ -69,6 +69,7 @@ pub(crate) fn adapter_revert(
             "total": kept.len(),
             "dropped_trivial": measured.len() - kept.len(),
             "raw_ci_95": interval,
+            "generations": Reversion::shown(&measured),
         })),
         ..Finding::without_number(
             Verdict::Fail,
@@ -172,6 +173,7 @@ pub(crate) fn style_fingerprint(
             "extended": false,
             "schema_version": 2,
             "raw_ci_95": interval,
+            "generations": probe.shown(&writings),
         })),
         ..Finding::without_number(Verdict::Fail, format!("the style went {raw:+.2} of the way"))
     };

@@ -3,10 +3,11 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cases::{Case, check_cases};
 use super::finding::evidence;
+use super::generations::{Pair, generations};
 use super::kind::{FieldFault, Fields};
 use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both, cut};
@@ -68,9 +69,13 @@ impl Fields for AdapterRevert {
 
 /// What one paraphrase gave.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reversion {
+pub struct Reversion<'a> {
     /// The paraphrase.
     pub prompt: String,
+    /// What the base answers.
+    pub base: &'a str,
+    /// What the tuned model answers.
+    pub tuned: &'a str,
     /// How near the base's answer is to what was taught.
     pub base_to_gold: f64,
     /// How near the tuned model's answer is to the base's.
@@ -79,7 +84,13 @@ pub struct Reversion {
     pub tuned_to_gold: f64,
 }
 
-impl Reversion {
+impl Reversion<'_> {
+    /// What was answered, for those who read a report.
+    pub(crate) fn shown(all: &[Self]) -> Value {
+        let pair = |one: &Self| Pair { prompt: one.prompt.clone(), base: one.base, tuned: one.tuned };
+        generations(all.iter().map(pair))
+    }
+
     /// Whether the tuned model is nearer to the base than to what was taught.
     pub fn reverted(&self) -> bool {
         self.tuned_to_base > self.tuned_to_gold
@@ -97,7 +108,7 @@ impl AdapterRevert {
     }
 
     /// What each paraphrase of each case gave.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Reversion>, Stop> {
+    pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Vec<Reversion<'a>>, Stop> {
         let paraphrases =
             self.cases.iter().flat_map(|case| case.paraphrases.iter().map(move |asked| (case, asked)));
         all(paraphrases.map(|(case, asked)| {
@@ -106,12 +117,14 @@ impl AdapterRevert {
                 setting.book.writing(&setting.tuned, asked, self.max_new_tokens),
             );
             let ((base, tuned), gold) = both(written, setting.book.meaning(&case.gold))?;
-            let (base, tuned) = both(setting.book.meaning(base), setting.book.meaning(tuned))?;
+            let (of_base, of_tuned) = both(setting.book.meaning(base), setting.book.meaning(tuned))?;
             Ok::<_, Stop>(Reversion {
                 prompt: asked.clone(),
-                base_to_gold: cosine(base, gold),
-                tuned_to_base: cosine(tuned, base),
-                tuned_to_gold: cosine(tuned, gold),
+                base,
+                tuned,
+                base_to_gold: cosine(of_base, gold),
+                tuned_to_base: cosine(of_tuned, of_base),
+                tuned_to_gold: cosine(of_tuned, gold),
             })
         }))
     }
@@ -155,6 +168,7 @@ impl Probe for AdapterRevert {
             "dropped_trivial": dropped.len(),
             "per_case": shown,
             "z_by_rank": by_rank,
+            "generations": Reversion::shown(&measured),
         }));
         let Some(raw) = raw else {
             return Ok(Finding {

@@ -77,6 +77,10 @@ impl Fields for Leakage {
 pub struct Recall<'a> {
     /// The section.
     pub section: &'a Section,
+    /// Its beginning, which was given.
+    pub prefix: String,
+    /// What the model wrote behind it.
+    pub written: &'a str,
     /// How alike the text is to what follows in the section.
     pub clean: f64,
     /// The same behind each changed beginning.
@@ -110,11 +114,12 @@ impl Leakage {
         all(self.usable(setting).into_iter().map(|(section, prefix, target)| {
             let recall = |beginning: &str| {
                 let text = setting.book.writing(&setting.tuned, beginning, self.max_new_tokens)?;
-                Ok::<_, Stop>(gestalt_ratio(text, &target))
+                Ok::<_, Stop>((text, gestalt_ratio(text, &target)))
             };
             let changed = self.perturbations.iter().map(|change| change.apply(&prefix, setting.packs));
-            let (clean, perturbed) = both(recall(&prefix), all(changed.map(|beginning| recall(&beginning))))?;
-            Ok::<_, Stop>(Recall { section, clean, perturbed })
+            let changed = changed.map(|beginning| recall(&beginning).map(|(_, alike)| alike));
+            let ((written, clean), perturbed) = both(recall(&prefix), all(changed))?;
+            Ok::<_, Stop>(Recall { section, prefix, written, clean, perturbed })
         }))
     }
 }

@@ -2,9 +2,10 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::finding::evidence;
+use super::generations::{Pair, generations};
 use super::kind::Fields;
 use super::nulls::{Better, decide, deviations, ending};
 use super::reading::{Stop, all, both};
@@ -94,6 +95,13 @@ impl StyleFingerprint {
         Ok(Writings { base, tuned })
     }
 
+    /// What was written, for those who read a report.
+    pub(crate) fn shown(&self, writings: &Writings<'_>) -> Value {
+        let texts = writings.base.iter().zip(&writings.tuned);
+        let pairs = self.prompts.iter().zip(texts);
+        generations(pairs.map(|(prompt, (base, tuned))| Pair { prompt: prompt.clone(), base, tuned }))
+    }
+
     /// The text whose style is wanted, or why there is nothing to measure.
     pub(crate) fn wanted<'a>(&'a self, setting: &Setting<'a>) -> Result<&'a str, Finding> {
         if self.prompts.is_empty() {
@@ -141,6 +149,7 @@ impl Probe for StyleFingerprint {
                 "extended": false,
                 "schema_version": 2,
                 "z_by_rank": by_rank,
+                "generations": self.shown(&writings),
             })),
             ..Finding::without_number(
                 decision.verdict,

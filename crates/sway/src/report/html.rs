@@ -8,6 +8,7 @@
 mod chart;
 mod contents;
 mod drawing;
+mod scale;
 mod words;
 
 #[cfg(test)]

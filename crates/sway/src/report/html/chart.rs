@@ -4,32 +4,76 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::contents::{Group, Limits, cropped};
-use super::drawing::{Bar, Curve, Spread};
+use super::drawing::{Curve, Spread};
+use super::scale::Scale;
 use crate::record::Record;
 use crate::report::{Report, format};
+use crate::suite::Statistics;
 
 /// A drawing, and its numbers for those who cannot see it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Chart {
     pub id: String,
     pub title: String,
-    pub svg: String,
+    /// A drawing that stands above its table. Bars have none: they stand in it.
+    pub svg: Option<String>,
     pub columns: Vec<String>,
-    pub rows: Vec<Vec<String>>,
+    pub rows: Vec<Row>,
+}
+
+/// A row of a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub name: String,
+    pub numbers: Vec<String>,
+    pub bar: Option<Bar>,
+}
+
+impl Row {
+    fn plain(name: impl Into<String>, number: String) -> Self {
+        Self { name: name.into(), numbers: vec![number], bar: None }
+    }
+}
+
+/// Where a bar begins and how long it is, in parts of 100 of its cell.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Bar {
+    pub from: String,
+    pub width: String,
+    pub zero: String,
+    pub sign: Sign,
+}
+
+/// On which side of nothing a bar stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Sign {
+    More,
+    Less,
+}
+
+/// A value with a name.
+#[derive(Clone, Debug, PartialEq)]
+struct Amount {
+    label: String,
+    value: f64,
+    /// Where it lies with 95 % confidence.
+    interval: Option<[f64; 2]>,
 }
 
 /// All drawings of a report.
 pub(super) fn charts(report: &Report, limits: Limits, cut: &mut Vec<String>) -> Vec<Group> {
     let mut groups = Vec::new();
-    let mut add = |id, title, about, make: &dyn Fn(&Record, &str) -> Option<Chart>| {
+    let mut add = |id, title, about, make: &dyn Fn(&Record, &str) -> Vec<Option<Chart>>| {
         let mut charts = Vec::new();
         let mut more = 0;
         for record in report.probes.iter().take(limits.probes) {
-            let name = format!("{id}-{}", charts.len());
-            match make(record, &name) {
-                Some(chart) if charts.len() < limits.charts => charts.push(chart),
-                Some(_) => more += 1,
-                None => {}
+            for chart in make(record, &format!("{id}-{}", charts.len())).into_iter().flatten() {
+                if charts.len() < limits.charts {
+                    charts.push(chart);
+                } else {
+                    more += 1;
+                }
             }
         }
         if more > 0 {
@@ -42,32 +86,47 @@ pub(super) fn charts(report: &Report, limits: Limits, cut: &mut Vec<String>) -> 
     add(
         "ablation",
         "Less and more of the change",
-        "How far the model is from the base when the adapter counts for so much. A steady rise is healthy.",
-        &|record, id| ablation(record, id, limits),
+        "How far the model is from the base when only a part of the adapter is applied, or more than all of it. \
+         A steady rise is healthy.",
+        &|record, id| vec![ablation(record, id, limits)],
     );
     add(
         "sections",
         "Sections of the document",
-        "How much better each section is known than the others. Bars to the right are sections that were learned.",
-        &|record, id| sections(record, id, limits),
+        match report.statistics {
+            Statistics::Paired => {
+                "The part of each section's surprise that the tuning took away, less what it took from neutral text. \
+                 Above 0, the section was learned."
+            }
+            Statistics::Reference => {
+                "The part of each section's surprise that the tuning took away, less the mean of the other sections. \
+                 Above 0, the section was learned better than the others."
+            }
+        },
+        &|record, id| vec![sections(record, id, limits)],
     );
     add(
         "layers",
         "Where the change is",
-        "The share of the effect that each group of layers carries.",
-        &|record, id| layers(record, id, limits),
+        "The part of the effect that is gone when a group of layers is left as it was. Groups that do the same work \
+         hide one another, so shares need not add up to 1.",
+        &|record, id| {
+            let all = ["layers", "parts"];
+            all.map(|key| layers(record, key, &format!("{id}-{key}"), limits)).into()
+        },
     );
     add(
         "nulls",
         "Against noise",
-        "Each dot is what noise in the place of the adapter gave. The line is what the adapter gave.",
-        &|record, id| nulls(report, record, id, limits),
+        "Each dot is what the probe measured with noise in the place of the adapter. The dashed line is what it \
+         measured with the adapter.",
+        &|record, id| vec![nulls(report, record, id, limits)],
     );
     add(
         "context",
         "Staying power in long contexts",
-        "How far the models are apart when so many tokens of filler stand before the prompt.",
-        &|record, id| context(record, id, limits),
+        "How far the models are apart when tokens that say nothing stand before the prompt.",
+        &|record, id| vec![context(record, id, limits)],
     );
     groups
 }
@@ -88,78 +147,111 @@ fn pairs(record: &Record, x: &str, y: &str, limits: Limits) -> Option<Vec<(f64, 
 fn curve(
     record: &Record,
     id: &str,
-    points: Vec<(f64, f64)>,
+    about: &str,
+    points: &[(f64, f64)],
     axes: [&str; 2],
     mark: Option<(f64, String)>,
 ) -> Chart {
-    let title = format!("{}: {} by {}", cropped(&record.name, 80), axes[1], axes[0]);
-    let rows = points.iter().map(|(x, y)| vec![short(*x), short(*y)]).collect();
-    let drawing = Curve { id, title: &title, points: &points, axes, mark };
-    Chart {
-        id: id.to_owned(),
-        svg: drawing.svg(),
-        title: title.clone(),
-        columns: axes.map(str::to_owned).to_vec(),
-        rows,
-    }
+    let title = format!("{}: {about}", cropped(&record.name, 80));
+    let rows = points.iter().map(|(x, y)| Row::plain(short(*x), short(*y))).collect();
+    let svg = Curve { id, title: &title, points, axes, mark }.svg();
+    Chart { id: id.to_owned(), svg: Some(svg), title, columns: axes.map(capitalised).to_vec(), rows }
 }
+
+const DIVERGENCE: &str = "mean divergence from the base (nats)";
 
 fn ablation(record: &Record, id: &str, limits: Limits) -> Option<Chart> {
     let points = pairs(record, "lambdas", "mean_divergence_per_lambda", limits)?;
     let mark = record.evidence.get("saturation_lambda").and_then(Value::as_f64);
     let mark = mark.map(|strength| (strength, format!("90 % at {}", short(strength))));
-    Some(curve(record, id, points, ["strength", "divergence"], mark))
+    let axes = ["strength of the adapter (1 is as trained)", DIVERGENCE];
+    Some(curve(record, id, "how the change grows", &points, axes, mark))
 }
 
 fn context(record: &Record, id: &str, limits: Limits) -> Option<Chart> {
     let points = pairs(record, "context_lengths", "mean_divergence_per_length", limits)?;
-    Some(curve(record, id, points, ["tokens of filler", "divergence"], None))
+    let axes = ["tokens before the prompt", DIVERGENCE];
+    Some(curve(record, id, "how the change lasts", &points, axes, None))
 }
 
-fn bars(id: &str, title: String, columns: [&str; 2], bars: Vec<Bar>) -> Option<Chart> {
-    if bars.is_empty() {
+/// A table with bars: one for each amount.
+fn bars(id: &str, title: String, columns: [&str; 2], amounts: &[Amount]) -> Option<Chart> {
+    if amounts.is_empty() {
         return None;
     }
-    let rows = bars.iter().map(|bar| vec![bar.label.clone(), short(bar.value)]).collect();
-    let svg = super::drawing::bars(id, &title, &bars);
-    Some(Chart { id: id.to_owned(), svg, title, columns: columns.map(str::to_owned).to_vec(), rows })
+    let scale = Scale::new(amounts.iter().map(|one| one.value).chain([0.0]), 0.0, 100.0);
+    let has_intervals = amounts.iter().any(|one| one.interval.is_some());
+    let row = |one: &Amount| {
+        let (zero, end) = (scale.at(0.0), scale.at(one.value));
+        let mut numbers = vec![short(one.value)];
+        numbers.extend(has_intervals.then(|| format::interval(one.interval)));
+        let bar = Bar {
+            from: format!("{:.2}", zero.min(end)),
+            width: format!("{:.2}", (end - zero).abs()),
+            zero: format!("{zero:.2}"),
+            sign: if one.value < 0.0 { Sign::Less } else { Sign::More },
+        };
+        Row { name: one.label.clone(), numbers, bar: Some(bar) }
+    };
+    let mut heads = columns.map(capitalised).to_vec();
+    heads.extend(has_intervals.then(|| "95 % interval".to_owned()));
+    heads.push(format!("{} to {}", short(scale.low), short(scale.high)));
+    let rows = amounts.iter().map(row).collect();
+    Some(Chart { id: id.to_owned(), svg: None, title, columns: heads, rows })
+}
+
+/// The amounts in a list, and how many of it they are if not all.
+fn amounts(
+    list: &[Value],
+    limits: Limits,
+    label: impl Fn(&Value) -> Option<&str>,
+    value: impl Fn(&Value) -> Option<f64>,
+) -> (Vec<Amount>, String) {
+    let ends = |item: &Value| -> Option<[f64; 2]> {
+        let ends = item.get("ci_95")?.as_array()?;
+        Some([ends.first()?.as_f64()?, ends.get(1)?.as_f64()?])
+    };
+    let all: Vec<Amount> = list
+        .iter()
+        .filter_map(|item| {
+            Some(Amount { label: cropped(label(item)?, 60), value: value(item)?, interval: ends(item) })
+        })
+        .filter(|one| one.value.is_finite())
+        .take(limits.marks)
+        .collect();
+    let told =
+        if all.len() < list.len() { format!(" ({} of {})", all.len(), list.len()) } else { String::new() };
+    (all, told)
 }
 
 fn sections(record: &Record, id: &str, limits: Limits) -> Option<Chart> {
     let list = record.evidence.get("per_section")?.as_array()?;
-    let all: Vec<Bar> = list
-        .iter()
-        .filter_map(|item| {
-            let text = |key: &str| item.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-            let value = item.get("effective_sis").or_else(|| item.get("own_lift"))?.as_f64()?;
-            let label = cropped(text("tag").or_else(|| text("section_id"))?, 60);
-            Some(Bar { label, value })
-        })
-        .filter(|bar| bar.value.is_finite())
-        .take(limits.marks)
-        .collect();
-    let shown =
-        if all.len() < list.len() { format!(" ({} of {})", all.len(), list.len()) } else { String::new() };
-    bars(
-        id,
-        format!("{}: sections{shown}", cropped(&record.name, 80)),
-        ["section", "gain over the others"],
-        all,
-    )
+    fn text<'a>(item: &'a Value, key: &str) -> Option<&'a str> {
+        item.get(key).and_then(Value::as_str).filter(|text| !text.trim().is_empty())
+    }
+    let (all, told) = amounts(
+        list,
+        limits,
+        |item| text(item, "tag").or_else(|| text(item, "section_id")),
+        |item| item.get("effective_sis").or_else(|| item.get("own_lift"))?.as_f64(),
+    );
+    let title = format!("{}: what each section gained{told}", cropped(&record.name, 80));
+    bars(id, title, ["section", "gain"], &all)
 }
 
-fn layers(record: &Record, id: &str, limits: Limits) -> Option<Chart> {
-    let list = record.evidence.get("layers")?.as_array()?;
-    let all: Vec<Bar> = list
-        .iter()
-        .filter_map(|item| {
-            let label = cropped(item.get("name")?.as_str()?, 60);
-            Some(Bar { label, value: item.get("share")?.as_f64()? })
-        })
-        .filter(|bar| bar.value.is_finite())
-        .take(limits.marks)
-        .collect();
-    bars(id, format!("{}: layers", cropped(&record.name, 80)), ["layers", "share of the effect"], all)
+fn layers(record: &Record, key: &str, id: &str, limits: Limits) -> Option<Chart> {
+    let list = record.evidence.get(key)?.as_array()?;
+    let (all, told) = amounts(
+        list,
+        limits,
+        |item| item.get("name").and_then(Value::as_str),
+        |item| item.get("share").and_then(Value::as_f64),
+    );
+    let (what, column) = match key {
+        "parts" => ("attention and feed-forward", "part"),
+        _ => ("layers from first to last", "layers"),
+    };
+    bars(id, format!("{}: {what}{told}", cropped(&record.name, 80)), [column, "share"], &all)
 }
 
 fn nulls(report: &Report, record: &Record, id: &str, limits: Limits) -> Option<Chart> {
@@ -176,25 +268,50 @@ fn nulls(report: &Report, record: &Record, id: &str, limits: Limits) -> Option<C
     if samples.is_empty() {
         return None;
     }
-    let title =
-        format!("{}: {} among {} of noise", cropped(&record.name, 80), short(observed), samples.len());
-    let svg = Spread { id, title: &title, samples: &samples, observed }.svg();
+    let name = cropped(&record.name, 80);
+    let title = format!("{name}: the adapter beside {} draws of noise", samples.len());
+    let svg = Spread { id, title: &title, samples: &samples, observed, axis: measured(&record.kind) }.svg();
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for sample in &samples {
         (least, most) = (least.min(*sample), most.max(*sample));
     }
     let mean = samples.iter().sum::<f64>() / samples.len() as f64;
     let beyond = samples.iter().filter(|sample| **sample >= observed).count();
-    let row = |name: &str, value: String| vec![name.to_owned(), value];
     let rows = vec![
-        row("the adapter", short(observed)),
-        row("noise, least", short(least)),
-        row("noise, mean", short(mean)),
-        row("noise, most", short(most)),
-        row("noise at or above the adapter", format!("{beyond} of {}", samples.len())),
-        row("z", format::z(record.z_score)),
+        Row::plain("Adapter", short(observed)),
+        Row::plain("Noise, least", short(least)),
+        Row::plain("Noise, mean", short(mean)),
+        Row::plain("Noise, most", short(most)),
+        Row::plain("Noise at or above the adapter", format!("{beyond} of {}", samples.len())),
+        Row::plain("Adapter against noise, in deviations", format::z(record.z_score)),
     ];
-    Some(Chart { id: id.to_owned(), title, svg, columns: vec!["what".to_owned(), "value".to_owned()], rows })
+    let columns = vec!["What".to_owned(), capitalised(measured(&record.kind))];
+    Some(Chart { id: id.to_owned(), title, svg: Some(svg), columns, rows })
+}
+
+/// What the number of a kind of probe is, with its unit.
+fn measured(kind: &str) -> &'static str {
+    match kind {
+        "delta_kl" => DIVERGENCE,
+        "cluster_kl" => "part of the variance between subjects",
+        "section_internalization" => "mean gain of the sections",
+        "paraphrase_invariance" => "gain of the wanted answers (nats per token)",
+        "preference_flip" => "gain of the better answers",
+        "style_fingerprint" => "part of the way to the document's style",
+        "calibration_drift" => "part of the facts that were lost",
+        "leakage" => "part of the document that is recited",
+        "external_perplexity" => "change of other texts (nats per token)",
+        "adapter_revert" => "part of the answers that fell back",
+        "prompt_collapse" => "half-life of the change (tokens)",
+        "adapter_ablation" => "straightness of the curve",
+        _ => "value",
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(char::to_uppercase);
+    first.into_iter().flatten().chain(letters).collect()
 }
 
 /// A number in few letters.

@@ -34,7 +34,8 @@ impl Limits {
 /// What stands on the page.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Contents {
-    pub title: String,
+    pub base: String,
+    pub adapter: String,
     pub verdict: Statement,
     pub facts: Vec<(String, String)>,
     pub components: Vec<Component>,
@@ -52,7 +53,8 @@ pub(super) struct Contents {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Statement {
     pub sentence: String,
-    pub score: String,
+    /// None if nothing was measured: a zero would say that something was.
+    pub score: Option<String>,
     pub band: String,
     /// How the probes stand, in words.
     pub tally: String,
@@ -88,7 +90,7 @@ pub(super) struct Probe {
     pub verdict: String,
     pub score: String,
     pub raw: String,
-    pub interval: String,
+    pub interval: Option<String>,
     pub z: String,
     pub p: String,
     pub adjusted: String,
@@ -107,7 +109,8 @@ impl Contents {
         let writings = writings(report, limits, &mut cut);
         let charts = charts(report, limits, &mut cut);
         Self {
-            title: format!("{base} and {adapter}"),
+            base,
+            adapter,
             verdict: statement(report),
             facts: facts(report, limits),
             components: components(report),
@@ -126,11 +129,10 @@ impl Contents {
 /// The verdict in words, and how far it can be relied on.
 fn statement(report: &Report) -> Statement {
     let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
+    let nothing = number(Verdict::Error) + number(Verdict::Skip) == report.probes.len();
     let sentence = match report.probes.len() {
         0 => "No probe was run, so nothing is known.".to_owned(),
-        _ if number(Verdict::Error) == report.probes.len() => {
-            "No probe could be carried out, so nothing is known.".to_owned()
-        }
+        _ if nothing => "No probe could be carried out, so nothing is known.".to_owned(),
         _ => {
             let mut meaning = report.score.band.meaning().to_owned();
             if let Some(first) = meaning.get_mut(..1) {
@@ -140,8 +142,8 @@ fn statement(report: &Report) -> Statement {
         }
     };
     let words = [
-        (Verdict::Pass, "pass"),
-        (Verdict::Fail, "fail"),
+        (Verdict::Pass, "passed"),
+        (Verdict::Fail, "failed"),
         (Verdict::Warn, "worth a look"),
         (Verdict::Inconclusive, "undecided"),
         (Verdict::Error, "not carried out"),
@@ -159,7 +161,7 @@ fn statement(report: &Report) -> Statement {
     let tally = if parts.is_empty() { probes } else { format!("{probes}: {}", parts.join(", ")) };
     Statement {
         sentence,
-        score: format::score(Some(report.score.overall)),
+        score: (!nothing).then(|| format::score(Some(report.score.overall))),
         band: report.score.band.to_string(),
         tally,
     }
@@ -183,15 +185,27 @@ fn facts(report: &Report, limits: Limits) -> Vec<(String, String)> {
             .iter()
             .filter_map(|one| serde_json::to_value(one).ok()?.as_str().map(|name| name.replace('_', " ")))
             .collect();
-        add("It can do", able.join(", "));
+        add("Abilities", able.join(", "));
     }
     add("Texts", report.packs.clone().unwrap_or_default());
-    add("Started", report.started_at.clone());
+    add("Started", moment(&report.started_at));
     add("Took", format!("{} s", format::seconds(report.wall_seconds)));
     if let Some(determinism) = &report.determinism {
         add("Determinism", format!("{}, seed {}", determinism.class, determinism.seed));
     }
     facts
+}
+
+/// A moment without its fractions; what has another form stays as it is.
+fn moment(text: &str) -> String {
+    let parts = text.split_once('T').zip(text.strip_suffix("+00:00").or_else(|| text.strip_suffix('Z')));
+    match parts {
+        Some(((day, _), whole)) => {
+            let time = whole[day.len() + 1..].split('.').next().unwrap_or_default();
+            format!("{day}, {time} UTC")
+        }
+        None => text.to_owned(),
+    }
 }
 
 fn components(report: &Report) -> Vec<Component> {
@@ -219,7 +233,7 @@ fn probe(record: &Record, limits: Limits) -> Probe {
         verdict: record.verdict.to_string(),
         score: format::score(record.score),
         raw: format::raw(record.raw),
-        interval: format::interval(record.ci_95),
+        interval: Some(format::interval(record.ci_95)).filter(|ends| ends != format::NONE),
         z: format::z(record.z_score),
         p: format::probability(record.p_value),
         adjusted: format::probability(record.p_adjusted),
@@ -251,10 +265,26 @@ fn lists(report: &Report, limits: Limits) -> Vec<(String, Vec<String>)> {
     lists
 }
 
-/// The beginning of a text, with a sign where it was cut.
+/// The beginning of a text, with a sign where it was cut, and signs for what
+/// cannot be seen.
 pub(super) fn cropped(text: &str, letters: usize) -> String {
-    match text.char_indices().nth(letters) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    let mut rest = text.chars();
+    let mut shown: String = rest.by_ref().take(letters).map(visible).collect();
+    if rest.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// A sign for a character that nobody sees, or that turns the text after it
+/// around.
+fn visible(letter: char) -> char {
+    match letter {
+        '\n' | '\t' => letter,
+        // Unicode has pictures of these, in the same order.
+        '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(letter)).unwrap_or('\u{fffd}'),
+        '\x7f' => '\u{2421}',
+        '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        _ => letter,
     }
 }

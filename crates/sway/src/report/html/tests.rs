@@ -89,8 +89,8 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
     check_nesting(&page);
     let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
     let order = [
-        "<h2 id=\"verdict\">",
-        "<p class=\"verdict\">The fine-tuning did a part of what it should.</p>",
+        "<main>",
+        "<h1 id=\"verdict\">The fine-tuning did a part of what it should.</h1>",
         "<h2 id=\"categories\">",
         "<h2 id=\"ablation\">",
         "<h2 id=\"sections\">",
@@ -105,12 +105,11 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
     for part in [
         "<html lang=\"en\">",
         "prefers-color-scheme: dark",
-        "<main id=\"main\"",
         "<nav aria-label=\"Contents\">",
         "<footer>",
         ":focus-visible",
-        "Intro &amp; more: 0.25",
-        "<th scope=\"row\">bad &lt;one&gt;",
+        "<th scope=\"row\" dir=\"auto\">Intro &amp; more</th><td class=\"number\">0.25</td>",
+        "<th scope=\"row\"><bdi>bad &lt;one&gt;",
         "Does the tuned model recite the document word for word?",
         "4 values of noise as dots, and a line at 0.5",
         "90 % at 1.25",
@@ -132,10 +131,11 @@ fn nothing_is_fetched_and_nothing_runs() {
 fn drawings_and_tables_speak_to_those_who_cannot_see_them() {
     let page = full().to_html();
     let count = |part: &str| page.matches(part).count();
-    assert_eq!(count("<svg "), 5);
-    assert_eq!(count("role=\"img\""), 5);
-    assert_eq!((count("<desc "), count("</desc>")), (5, 5));
-    assert_eq!(count("<table>"), count("<caption>"));
+    assert_eq!(count("<svg "), 3);
+    assert_eq!(count("role=\"img\""), 3);
+    assert_eq!((count("<desc "), count("</desc>")), (3, 3));
+    assert_eq!(count("<table"), count("<caption"));
+    assert_eq!(count("<table"), 2 + 5);
     // Every id stands once, and every reference finds one.
     let ids: Vec<&str> = page.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     let mut sorted = ids.clone();
@@ -157,7 +157,7 @@ fn noise_of_another_entry_is_found_by_kind() {
     let mut report = sample();
     report.probes[0].evidence.insert("per_kind_raw_samples".to_owned(), json!({"delta_kl": [1.0, 2.0, 3.0]}));
     let page = report.to_html();
-    assert!(page.contains("d: 1,235 among 3 of noise"), "{page}");
+    assert!(page.contains("d: the adapter beside 3 draws of noise"), "{page}");
     assert_eq!(page.matches("<svg ").count(), 1);
 }
 
@@ -172,7 +172,7 @@ fn what_cannot_be_drawn_is_not() {
         let mut report = sample();
         report.probes[1].evidence = evidence.as_object().unwrap().clone();
         let page = report.to_html();
-        assert_eq!(page.matches("<svg ").count(), 0, "{evidence}");
+        assert_eq!(page.matches("<figure>").count(), 0, "{evidence}");
         check_nesting(&page);
     }
     check_nesting(&Report::default().to_html());
@@ -191,7 +191,7 @@ fn values_that_are_all_the_same_are_drawn() {
     .clone();
     report.probes[1].raw = Some(0.0);
     let page = report.to_html();
-    assert_eq!(page.matches("<svg ").count(), 3);
+    assert_eq!((page.matches("<svg ").count(), page.matches("<figure>").count()), (2, 3));
     assert!(!page.contains("NaN") && !page.contains("inf"));
 }
 
@@ -228,6 +228,46 @@ fn a_page_stays_small_whatever_a_report_says() {
 }
 
 #[test]
+fn what_cannot_be_seen_has_a_sign() {
+    let mut report = sample();
+    report.probes[0].message = "bell\u{7} back\u{202e} delete\u{7f} next\u{85}".to_owned();
+    let page = report.to_html();
+    assert!(page.contains("bell␇ back\u{fffd} delete␡ next\u{fffd}"));
+    assert!(!page.contains(['\u{7}', '\u{202e}', '\u{7f}', '\u{85}']));
+}
+
+#[test]
+fn without_a_result_there_is_no_score() {
+    let mut report = sample();
+    for record in &mut report.probes {
+        record.verdict = Verdict::Error;
+    }
+    for page in [report.to_html(), Report::default().to_html()] {
+        assert!(page.contains("There is no score."));
+        assert!(page.contains("so nothing is known.</h1>"));
+    }
+    assert!(!sample().to_html().contains("There is no score."));
+}
+
+#[test]
+fn moments_are_told_without_fractions() {
+    let mut report = sample();
+    for (started, shown) in [
+        ("2026-01-02T03:04:05.678901+00:00", "2026-01-02, 03:04:05 UTC"),
+        ("2026-01-02T03:04:05Z", "2026-01-02, 03:04:05 UTC"),
+        ("2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05+02:00"),
+        ("T+00:00", ",  UTC"),
+        ("yesterday", "yesterday"),
+    ] {
+        report.started_at = started.to_owned();
+        assert!(
+            report.to_html().contains(&format!("<dt>Started</dt><dd><bdi>{shown}</bdi></dd>")),
+            "{started}"
+        );
+    }
+}
+
+#[test]
 fn words_are_compared() {
     let part = |side: Side, text: &str| Part { side, text: text.to_owned() };
     assert_eq!(
@@ -239,6 +279,16 @@ fn words_are_compared() {
             part(Side::Both, "cat sat"),
         ]
     );
+    assert_eq!(
+        compared("one, two!", "one; two!"),
+        [part(Side::Both, "one"), part(Side::Base, ", "), part(Side::Tuned, "; "), part(Side::Both, "two!")]
+    );
+    // Scripts without spaces, and letters that are made of several characters.
+    assert_eq!(
+        compared("猫在", "猫不在"),
+        [part(Side::Both, "猫"), part(Side::Tuned, "不"), part(Side::Both, "在")]
+    );
+    assert_eq!(compared("e\u{301}", "e"), [part(Side::Base, "e\u{301}"), part(Side::Tuned, "e")]);
     assert_eq!(compared("", "x"), [part(Side::Tuned, "x")]);
     assert_eq!(compared("", ""), []);
     assert_eq!(compared("same\n words", "same\n words"), [part(Side::Both, "same\n words")]);
@@ -247,7 +297,7 @@ fn words_are_compared() {
 proptest! {
     /// Each text can be put together again from the parts.
     #[test]
-    fn comparing_loses_nothing(base in "[ab \\n]{0,60}", tuned in "[ab \\n]{0,60}") {
+    fn comparing_loses_nothing(base in "[ab,猫\u{301}“ \\n]{0,60}", tuned in "[ab,猫\u{301}“ \\n]{0,60}") {
         let parts = compared(&base, &tuned);
         let text = |other: Side| -> String {
             parts.iter().filter(|part| part.side != other).map(|part| part.text.as_str()).collect()

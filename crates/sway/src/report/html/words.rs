@@ -13,9 +13,11 @@ const MOST_WORDS: usize = 600;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Writing {
     pub probe: String,
+    /// The number of the text among those of the probe, from 1.
+    pub number: usize,
     pub prompt: String,
     pub parts: Vec<Part>,
-    /// How many words are the same, in words.
+    /// How much is the same, in words.
     pub same: String,
 }
 
@@ -40,7 +42,7 @@ pub(super) fn writings(report: &Report, limits: Limits, cut: &mut Vec<String>) -
     let mut all = Vec::new();
     for record in report.probes.iter().take(limits.probes) {
         let list = record.evidence.get("generations").and_then(Value::as_array);
-        for item in list.into_iter().flatten() {
+        for (place, item) in list.into_iter().flatten().enumerate() {
             let text = |key: &str| item.get(key).and_then(Value::as_str);
             let (Some(base), Some(tuned)) = (text("base"), text("ft")) else { continue };
             if all.len() == limits.writings {
@@ -48,19 +50,32 @@ pub(super) fn writings(report: &Report, limits: Limits, cut: &mut Vec<String>) -
                 return all;
             }
             let parts = compared(&cropped(base, limits.letters), &cropped(tuned, limits.letters));
-            let words = |side: Option<Side>| -> usize {
-                let kept = parts.iter().filter(|part| side.is_none_or(|side| part.side == side));
-                kept.map(|part| part.text.split_whitespace().count()).sum()
-            };
             all.push(Writing {
                 probe: cropped(&record.name, 80),
+                number: place + 1,
                 prompt: cropped(text("prompt").unwrap_or_default(), limits.letters),
-                same: format!("{} of {} words are the same", words(Some(Side::Both)), words(None)),
+                same: same(&parts),
                 parts,
             });
         }
     }
     all
+}
+
+/// How much of two texts is the same.
+fn same(parts: &[Part]) -> String {
+    let words = |side: Side| -> usize {
+        let kept = parts.iter().filter(|part| part.side == side);
+        kept.map(|part| pieces(&part.text).iter().filter(|piece| !piece.trim().is_empty()).count()).sum()
+    };
+    match [Side::Both, Side::Base, Side::Tuned].map(words) {
+        [0, 0, 0] => "neither model writes anything".to_owned(),
+        [_, 0, 0] => "both models write the same".to_owned(),
+        [0, _, _] => "nothing is the same".to_owned(),
+        [both, base, tuned] => {
+            format!("{both} words in both, {base} only from the base, {tuned} only from the tuned model")
+        }
+    }
 }
 
 /// The words of both texts: what they share, and what only one of them has.
@@ -101,14 +116,22 @@ pub(super) fn compared(base: &str, tuned: &str) -> Vec<Part> {
     parts
 }
 
-/// A text in words, each with the space behind it. The last piece is the rest
-/// of a text that has too many.
+/// A text in words and signs, each with the space behind it: about what tokens
+/// are. Letters of scripts without spaces stand alone. The last piece is the
+/// rest of a text that has too many.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
-    while !rest.is_empty() && pieces.len() < MOST_WORDS {
-        let word = rest.find(char::is_whitespace).unwrap_or(rest.len());
-        let space = rest[word..].find(|letter: char| !letter.is_whitespace()).unwrap_or(rest.len() - word);
+    while let Some(first) = rest.chars().next().filter(|_| pieces.len() < MOST_WORDS) {
+        let kind = class(first);
+        let joins = |letter: char| match class(letter) {
+            Class::Mark => true,
+            other => other == kind && kind != Class::Alone,
+        };
+        let word = rest.char_indices().skip(1).find(|(_, letter)| !joins(*letter));
+        let word = word.map_or(rest.len(), |(end, _)| end);
+        let behind = &rest[word..];
+        let space = behind.find(|letter: char| !letter.is_whitespace()).unwrap_or(behind.len());
         let (piece, behind) = rest.split_at(word + space);
         pieces.push(piece);
         rest = behind;
@@ -117,4 +140,27 @@ fn pieces(text: &str) -> Vec<&str> {
         pieces.push(rest);
     }
     pieces
+}
+
+/// What letters join.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Word,
+    Space,
+    /// Joins what it stands on: an accent, a part of an emoji.
+    Mark,
+    /// Joins nothing but marks.
+    Alone,
+}
+
+fn class(letter: char) -> Class {
+    match letter {
+        // Punctuation, and scripts without spaces: Thai, Japanese, Chinese.
+        '\u{a1}'..='\u{bf}' | '\u{2010}'..='\u{205e}' | '\u{3000}'..='\u{303f}' => Class::Alone,
+        '\u{e00}'..='\u{e7f}' | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' => Class::Alone,
+        _ if letter.is_whitespace() => Class::Space,
+        _ if letter.is_alphanumeric() || letter == '_' => Class::Word,
+        _ if !letter.is_ascii() => Class::Mark,
+        _ => Class::Alone,
+    }
 }

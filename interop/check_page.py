@@ -1,0 +1,104 @@
+"""The HTML page of `shardloom sway run --html`, in a Chromium without a window."""
+
+import json
+
+import pages
+from chromium import browser
+from ours import output
+from page_checks import CHECKS, opened
+from page_faults import FAULTS, broken
+from page_numbers import differences, visible
+
+# Faults told of one check; the others are counted.
+SHOWN = 6
+PARTS = [
+    "Categories", "Less and more of the change", "Sections of the document", "Where the change is", "Against noise",
+    "Staying power in long contexts", "What the models write", "Probes", "The run",
+]
+
+
+def run(place, ours, report):
+    made = {
+        "of all probes": pages.full(place, ours),
+        "in reference mode": pages.full(place, ours, "reference"),
+        "of hostile texts": pages.hostile(place, ours),
+        "of failures": pages.failed(place, ours),
+        "of nothing": pages.empty(place, ours),
+        "of 200 probes": pages.many(place, ours),
+    }
+    with browser() as chromium:
+        page = chromium.page()
+        for name, (source, file) in made.items():
+            looked_at(page, name, file, report)
+            with report.check(f"page {name}: numbers → JSON") as check:
+                check.of = "numbers"
+                faults, check.count = numbers(page, source, file)
+                none(faults)
+        contents(page, made, report)
+        refused(place, page, *made["of all probes"], report)
+    again(place, ours, report, *made["of all probes"])
+
+
+def looked_at(page, name, file, report):
+    for one in CHECKS:
+        with report.check(f"page {name}: {one.__name__}") as check:
+            check.of, check.count = "bytes", file.stat().st_size
+            none(one(page, file))
+
+
+def none(faults):
+    more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+    assert not faults, "; ".join(faults[:SHOWN]) + more
+
+
+def numbers(page, source, file):
+    opened(page, file)
+    return differences(page.evaluate("audit.contents()"), json.loads(source.read_text()))
+
+
+def contents(page, made, report):
+    with report.check("page of all probes: parts") as check:
+        opened(page, made["of all probes"][1])
+        found = page.evaluate("audit.contents()")
+        check.of, check.count = "parts", len(PARTS)
+        assert found["headings"] == PARTS, found["headings"]
+        assert len(found["writings"]) > 3, "few texts are compared"
+    with report.check("page of hostile texts: every text stands there") as check:
+        opened(page, made["of hostile texts"][1])
+        found = page.evaluate("document.body.textContent")
+        check.of = "texts"
+        for name, text in pages.HOSTILE.items():
+            check.count += 1
+            assert visible(text) in found, f"{name} is missing"
+        assert page.evaluate("document.title") != "taken", "a script of a report ran"
+    for name, words in (("of failures", "No probe could be carried out"), ("of nothing", "No probe was run")):
+        with report.check(f"page {name}: says so") as check:
+            opened(page, made[name][1])
+            check.of, check.count = "verdicts", 1
+            verdict = page.evaluate("audit.contents().verdict")
+            assert verdict == f"{words}, so nothing is known.", verdict
+
+
+def refused(place, page, source, file, report):
+    """Each check finds what it is there for."""
+    known = {one.__name__: lambda file, one=one: one(page, file) for one in CHECKS}
+    known["numbers"] = lambda file: numbers(page, source, file)[0]
+    with report.check("page with faults: each is found") as check:
+        check.of = "faults"
+        text, missed = file.read_text(), []
+        target = place / "broken.html"
+        for name, what, pattern, replacement in FAULTS:
+            check.count += 1
+            target.write_text(broken(text, what, pattern, replacement))
+            if not known[name](target):
+                missed.append(f"{name} does not see {what}")
+        none(missed)
+        assert set(known) == {name for name, *_ in FAULTS}, "a check is never put to the test"
+
+
+def again(place, ours, report, source, file):
+    with report.check("page of a kept report is that of the run") as check:
+        check.of, check.count = "bytes", file.stat().st_size
+        target = place / "again.html"
+        output([ours.shardloom, "sway", "report", source, "--format", "html", "--out", target])
+        assert target.read_bytes() == file.read_bytes(), "the pages differ"

@@ -1,0 +1,166 @@
+"""Whether the numbers on a page are those of the report that it was made of."""
+
+BARE = str.maketrans("", "", ",σ+")
+
+
+def differences(found, report):
+    """How a page, as `audit.contents()` gives it, differs from its report; and how many numbers were compared."""
+    return Comparison(found, report).all()
+
+
+class Comparison:
+    def __init__(self, found, report):
+        self.found, self.report, self.faults, self.count = found, report, [], 0
+
+    def all(self):
+        self.verdict()
+        self.categories()
+        self.probes()
+        self.curves("ablation", "lambdas", "mean_divergence_per_lambda")
+        self.curves("context", "context_lengths", "mean_divergence_per_length")
+        self.bars("sections", "effective_sis", ["per_section"])
+        self.bars("layers", "share", ["layers", "parts"])
+        self.nulls()
+        self.writings()
+        return self.faults, self.count
+
+    def same(self, what, shown, wanted):
+        self.count += 1
+        if shown != wanted:
+            self.faults.append(f"{what}: {shown!r} is not {wanted!r}")
+
+    def near(self, what, shown, wanted):
+        """Numbers are shown with four digits behind the point, or three in all; a dash stands for none."""
+        self.count += 1
+        if wanted is None:
+            return self.same(what, shown, "—")
+        try:
+            apart = abs(float(shown.translate(BARE)) - wanted)
+        except ValueError:
+            return self.faults.append(f"{what}: {shown!r} is no number")
+        if apart > max(5.1e-5, 5.1e-3 * abs(wanted)):
+            self.faults.append(f"{what}: {shown} is not {wanted}")
+
+    def tables(self, place):
+        return [table for table in self.found["tables"] if table["place"] == place]
+
+    def drawings(self, place):
+        return [drawing for drawing in self.found["drawings"] if drawing["place"] == place]
+
+    def verdict(self):
+        score = self.report["score"]
+        if any(probe["verdict"] not in ("error", "skip") for probe in self.report["probes"]):
+            self.same("score", self.found["score"].split(". ")[0], f"Score {score['overall']:.2f} of 1, called {score['band']}")
+        else:
+            self.same("score", self.found["score"].split(". ")[0], "There is no score")
+        numbers = [int(word) for word in self.found["score"].split(": ")[-1].split() if word.isdigit()]
+        if self.report["probes"]:
+            self.same("tally", sum(numbers), len(self.report["probes"]))
+
+    def categories(self):
+        score = self.report["score"]
+        rows = self.tables("categories")[0]["rows"]
+        self.same("categories", sorted(row[0] for row in rows), sorted(score["components"]))
+        for name, shown, weight, _ in rows:
+            self.same(name, shown, f"{score['components'][name]:.2f}")
+            self.same(name, weight, f"{score['weights'][name]:.2f}")
+
+    def probes(self):
+        table = next(iter(self.tables("probes")), {"rows": [], "columns": []})
+        self.same("number of probes", len(table["rows"]), len(self.report["probes"]))
+        for row, probe in zip(table["rows"], self.report["probes"]):
+            name, cell = probe["name"], dict(zip(table["columns"], row))
+            self.same(name, cell["Probe"], name + probe["kind"])
+            self.same(f"{name}, verdict", cell["Verdict"], probe["verdict"])
+            value, _, ends = cell["Value and 95 % interval"].partition("[")
+            for column, shown, wanted, digits in (("score", cell["Score"], probe["score"], 2), ("value", value, probe["raw"], 3),
+                                                  ("z", cell["Against noise"], probe["z_score"], 2)):
+                text = "—" if wanted is None else unsigned(f"{wanted:.{digits}f}")
+                self.same(f"{name}, {column}", shown.translate(BARE), text)
+            self.same(f"{name}, interval", ends, "{:.3f}, {:.3f}]".format(*probe["ci_95"]) if probe["ci_95"] else "")
+            for column, key in (("p", "p_value"), ("p, all counted", "p_adjusted")):
+                if column in cell:
+                    wanted = probe.get(key)
+                    text = "—" if wanted is None else "< 0.001" if wanted < 0.001 else f"{wanted:.3f}"
+                    self.same(f"{name}, {column}", cell[column], text)
+
+    def curves(self, place, x, y):
+        wanted = [list(zip(probe["evidence"][x], probe["evidence"][y]))
+                  for probe in self.report["probes"] if probe["evidence"].get(y)]
+        self.same(f"curves in {place}", len(self.tables(place)), len(wanted))
+        for table, drawing, points in zip(self.tables(place), self.drawings(place), wanted):
+            self.same(place, len(table["rows"]), len(points))
+            for row, point in zip(table["rows"], points):
+                for shown, value in zip(row, point):
+                    self.near(place, shown, value)
+            self.same(f"{place}, dots", len(drawing["dots"]), len(points))
+            for axis in (0, 1):
+                self.straight(f"{place}, drawn", [dot[axis] for dot in drawing["dots"]], [point[axis] for point in points])
+
+    def straight(self, what, places, values):
+        """A drawing's places follow from values by one scale."""
+        low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
+        if values[low] == values[high]:
+            return
+        for place, value in zip(places, values):
+            self.count += 1
+            share = (value - values[low]) / (values[high] - values[low])
+            if abs(places[low] + share * (places[high] - places[low]) - place) > 0.2:
+                self.faults.append(f"{what}: {value} stands at {place}")
+
+    def bars(self, place, value, keys):
+        wanted = [probe["evidence"][key] for probe in self.report["probes"] for key in keys
+                  if value in next(iter(probe["evidence"].get(key) or []), {})]
+        self.same(f"tables in {place}", len(self.tables(place)), len(wanted))
+        for table, items in zip(self.tables(place), wanted):
+            self.same(place, len(table["rows"]), len(items))
+            for row, item in zip(table["rows"], items):
+                self.near(f"{place}, {row[0]}", row[1], item[value])
+            self.straight(f"{place}, drawn", table["bars"], [item[value] for item in items])
+
+    def nulls(self):
+        by_kind = next((probe["evidence"]["per_kind_raw_samples"] for probe in self.report["probes"]
+                        if probe["evidence"].get("per_kind_raw_samples")), {})
+        wanted = [(probe, samples) for probe in self.report["probes"] if probe["raw"] is not None
+                  and (samples := probe["evidence"].get("null_samples") or by_kind.get(probe["kind"]))]
+        shown = self.tables("nulls")
+        # Of very many drawings only some are shown, which the page says.
+        left_out = f"{len(wanted) - len(shown)} more drawings of “Against noise” are left out"
+        if len(shown) != len(wanted):
+            self.same("drawings left out", left_out in self.found["text"], True)
+        for table, drawing, (probe, samples) in zip(shown, self.drawings("nulls"), wanted):
+            values = dict(table["rows"])
+            self.near(probe["name"], values["Adapter"], probe["raw"])
+            for name, number in (("least", min(samples)), ("mean", sum(samples) / len(samples)), ("most", max(samples))):
+                self.near(f"{probe['name']}, {name}", values[f"Noise, {name}"], number)
+            beyond = sum(sample >= probe["raw"] for sample in samples)
+            self.same(probe["name"], values["Noise at or above the adapter"], f"{beyond} of {len(samples)}")
+            self.same(f"{probe['name']}, dots", drawing["noise"], len(samples))
+
+    def writings(self):
+        wanted = [pair for probe in self.report["probes"] for pair in probe["evidence"].get("generations", [])]
+        for shown, pair in zip(self.found["writings"], wanted):
+            for side, key in (("base", "base"), ("tuned", "ft")):
+                self.same(f"behind {pair['prompt']!r}", shown[side], visible(pair[key]))
+        cut = len(self.found["writings"]) < len(wanted)
+        self.same("texts are cut, and told to be", "pairs of texts are shown" in self.found["text"], cut)
+
+
+def unsigned(number):
+    """A zero has no sign."""
+    return number if float(number) else number.removeprefix("-")
+
+
+def visible(text):
+    """Signs for what cannot be seen, as pages show it."""
+    def sign(letter):
+        code = ord(letter)
+        if letter in "\n\t":
+            return letter
+        if code < 0x20:
+            return chr(0x2400 + code)
+        if code == 0x7F:
+            return "\u2421"
+        hidden = 0x80 <= code <= 0x9F or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
+        return "\ufffd" if hidden else letter
+    return "".join(map(sign, text))
