@@ -247,15 +247,14 @@ impl Client {
             if doubt == Doubt::Question && broken > 1 {
                 return Err(Trouble::Question(AskError::Refused { message: why }));
             }
-            let gone_on = "what was answered is kept: a new run goes on from there";
             if attempts > self.options.retries {
                 let times = if attempts == 1 { "once".to_owned() } else { format!("{attempts} times") };
                 let message = format!("{} was asked {times}, the last time: {why}", self.endpoint);
-                return Err(Trouble::end(message, Some(format!("{hint}; {gone_on}"))));
+                return Err(Trouble::end(message, Some(hint)));
             }
             if let Some(wait) = asked.filter(|wait| *wait > self.options.longest_asked_wait) {
                 let message = format!("{} asks us to wait {wait:?}", self.endpoint);
-                return Err(Trouble::end(message, Some(format!("run it again later; {gone_on}"))));
+                return Err(Trouble::end(message, Some("run it again later".to_owned())));
             }
             tokio::time::sleep(self.own_wait(attempts).max(asked.unwrap_or_default())).await;
         }
