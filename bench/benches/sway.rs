@@ -1,10 +1,13 @@
 //! A whole suite of thirteen probes beside dlm-sway.
 //!
 //! Every measurement is a process of its own. Set `SHARDLOOM_PEER_PYTHON` to a
-//! Python that has dlm-sway, torch and peft, and `SHARDLOOM_BENCH_SMALL` to a
-//! Hugging Face folder of SmolLM2-135M in f32. Words after `--` choose cases:
+//! Python that has dlm-sway, torch, peft and sentence-transformers, and
+//! `SHARDLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
+//! The peer makes an adapter and an encoder of sentences, with random
+//! matrices; both sides read the same. Words after `--` choose cases:
 //! reference, paired. The peer is asked once: its suite takes many minutes.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -16,75 +19,81 @@ use shardloom_hub::fetch::FetchSettings;
 use shardloom_hub::{Families, Hub};
 use shardloom_sway::Backend;
 use shardloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use shardloom_sway::backend::sentences::WithSentences;
 use shardloom_sway::cache::Cache;
 use shardloom_sway::packs::Packs;
 use shardloom_sway::paired::Paired;
 use shardloom_sway::runner::{Entry, Job, Judging, Silent, run};
 use shardloom_sway::sections::Section;
 
+#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--bench")).collect();
-    if let [own, case, base, adapter, kept] = words.as_slice()
+    if let [own, case, base, adapter, encoder, kept] = words.as_slice()
         && own == "ours"
     {
-        return ours(case, Path::new(base), Path::new(adapter), Path::new(kept));
+        return ours(case, [base, adapter, encoder].map(Path::new), Path::new(kept));
     }
     let Some(base) = std::env::var_os("SHARDLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
-    let python = std::env::var_os("SHARDLOOM_PEER_PYTHON");
+    let Some(python) = std::env::var_os("SHARDLOOM_PEER_PYTHON") else { return };
     let folder = std::env::temp_dir().join(format!("shardloom-bench-sway-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    let adapter = match (std::env::var_os("SHARDLOOM_BENCH_ADAPTER"), &python) {
-        (Some(adapter), _) => PathBuf::from(adapter),
-        (None, Some(python)) => {
-            let adapter = folder.join("adapter");
-            let made = asked(Command::new(python).arg(peer()).arg("make").arg(&base).arg(&adapter));
-            assert!(made["made"].is_string(), "{made}");
-            adapter
-        }
-        (None, None) => return,
+    let (adapter, encoder) = (folder.join("adapter"), folder.join("encoder"));
+    let suite = suite_file();
+    let made = |what: [&OsStr; 3]| {
+        let made = asked(Command::new(&python).arg(peer()).args(what));
+        assert!(made["made"].is_string(), "{made}");
     };
+    made(["make".as_ref(), base.as_ref(), adapter.as_ref()]);
+    made(["encoder".as_ref(), encoder.as_ref(), suite.as_ref()]);
     let wanted = |case: &str| words.is_empty() || words.iter().any(|word| word == case);
-    let theirs = python.map(|python| {
-        let mut command = Command::new(python);
-        command.arg(peer()).arg("run").arg(&base).arg(&adapter).arg(suite_file());
-        asked(command.env("OMP_NUM_THREADS", "2"))
-    });
     let mut report = Report::new();
-    for case in ["reference", "paired"].into_iter().filter(|case| wanted(case)) {
-        compare(&mut report, case, [&base, &adapter], &folder.join(case), theirs.as_ref());
+    let cases: Vec<&str> = ["reference", "paired"].into_iter().filter(|case| wanted(case)).collect();
+    let ours: Vec<[Value; 2]> =
+        cases.iter().map(|case| measured(case, [&base, &adapter, &encoder], &folder.join(case))).collect();
+    let mut command = Command::new(python);
+    command.arg(peer()).arg("run").args([&base, &adapter, &encoder, &suite]);
+    let theirs = asked(command.env("OMP_NUM_THREADS", "2"));
+    for (case, ours) in cases.iter().zip(&ours) {
+        compare(&mut report, case, ours, &theirs);
+    }
+    for (name, took) in theirs["probes"].as_object().into_iter().flatten() {
+        println!("dlm-sway {name}: {:.1} s", took.as_f64().unwrap_or(f64::NAN));
     }
     report.print();
     let _ = std::fs::remove_dir_all(folder);
 }
 
-fn compare(
-    report: &mut Report,
-    case: &str,
-    [base, adapter]: [&Path; 2],
-    kept: &Path,
-    theirs: Option<&Value>,
-) {
-    let ask = || {
+/// A case of ours, and the same again.
+#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
+fn measured(case: &str, paths: [&Path; 3], kept: &Path) -> [Value; 2] {
+    [(); 2].map(|()| {
         let own = std::env::current_exe().expect("this program");
         let mut command = Command::new(own);
-        asked(command.args(["ours", case]).args([base, adapter, kept]).env("SHARDLOOM_THREADS", "2"))
-    };
-    let (first, second) = (ask(), ask());
-    let time = number(&first, "/seconds");
-    if let Some(theirs) = theirs {
-        let beside = number(theirs, "/seconds");
-        let what = format!("13 probes, {case} statistics / dlm-sway");
-        report.ratio(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
-        let (own, beside) = (number(&first, "/peak"), number(theirs, "/peak"));
-        let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
-        report.ratio(
-            "its peak memory / dlm-sway",
-            [&gigabytes(own), &gigabytes(beside)],
-            own / beside,
-            Goal::AtMost(0.6),
-        );
+        let told = asked(command.args(["ours", case]).args(paths).arg(kept).env("SHARDLOOM_THREADS", "2"));
+        println!("{case}: {:.1} s", number(&told, "/seconds"));
+        told
+    })
+}
+
+#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
+fn compare(report: &mut Report, case: &str, [first, second]: &[Value; 2], theirs: &Value) {
+    assert_eq!(theirs["skipped"], json!([]), "dlm-sway left probes out");
+    for probe in first["probes"].as_array().into_iter().flatten() {
+        println!("{case} {}: {:.1} s", probe["name"], number(probe, "/seconds"));
     }
-    let again = number(&second, "/seconds");
+    let (time, beside) = (number(first, "/seconds"), number(theirs, "/seconds"));
+    let what = format!("13 probes, {case} statistics / dlm-sway");
+    report.ratio(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
+    let (own, beside) = (number(first, "/peak"), number(theirs, "/peak"));
+    let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
+    report.ratio(
+        "its peak memory / dlm-sway",
+        [&gigabytes(own), &gigabytes(beside)],
+        own / beside,
+        Goal::AtMost(0.6),
+    );
+    let again = number(second, "/seconds");
     report.ratio(
         "the same again, from kept answers / 1 s",
         [&seconds(again), "1 s"],
@@ -103,7 +112,7 @@ fn suite_file() -> PathBuf {
 
 /// One measurement of ours, told as one line of JSON.
 #[allow(clippy::print_stdout, reason = "the answer of a process of its own")]
-fn ours(case: &str, base: &Path, adapter: &Path, kept: &Path) {
+fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
     let started = Instant::now();
     let given: Value = serde_json::from_slice(&std::fs::read(suite_file()).expect("a suite")).expect("JSON");
     let sections: Vec<Section> =
@@ -125,9 +134,9 @@ fn ours(case: &str, base: &Path, adapter: &Path, kept: &Path) {
         model_path: Vec::new(),
     };
     let model = hub.open(&base.display().to_string(), &()).expect("a model");
-    let mut backend =
-        LocalBackend::new("hf", model, Tuned::Adapter(adapter.to_owned()), LocalOptions::default())
-            .expect("a backend");
+    let local = LocalBackend::new("hf", model, Tuned::Adapter(adapter.to_owned()), LocalOptions::default())
+        .expect("a backend");
+    let mut backend = WithSentences::open(Box::new(local), encoder, &()).expect("an encoder");
     let identity = backend.description().identity.clone().expect("an identity");
     std::fs::create_dir_all(kept).expect("a folder");
     let mut cache = Cache::open(kept, &identity).expect("a cache");

@@ -1,7 +1,8 @@
 """dlm-sway: a suite in one process, one JSON object as the answer.
 
-    sway_dlm.py make BASE ADAPTER                       a LoRA adapter with random matrices
-    sway_dlm.py run BASE ADAPTER SUITE [--threads 2]    the suite
+    sway_dlm.py make BASE ADAPTER                               a LoRA adapter with random matrices
+    sway_dlm.py encoder FOLDER SUITE                            an encoder of sentences with random matrices
+    sway_dlm.py run BASE ADAPTER ENCODER SUITE [--threads 2]    the suite
 
 `seconds` covers loading and all probes, `peak` is the highest resident size, `probes` has each probe's time, and
 `skipped` those that were not run for want of a package.
@@ -10,11 +11,12 @@
 import argparse
 import json
 import os
+import re
 import time
 import warnings
 from pathlib import Path
 
-os.environ["SWAY_DISABLE_NULL_CACHE"] = "1"
+os.environ |= {"SWAY_DISABLE_NULL_CACHE": "1", "HF_HUB_OFFLINE": "1"}
 warnings.filterwarnings("ignore")
 
 
@@ -39,7 +41,34 @@ def make(base, adapter):
     print(json.dumps({"made": adapter}))
 
 
-def run(base, adapter, suite, threads):
+def encoder(folder, suite):
+    """The shapes of all-MiniLM-L6-v2, and the words of the suite."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    letters = [chr(code) for code in range(33, 127)]
+    words = {word.lower() for word in re.findall(r"\w+", Path(suite).read_text())}
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *("##" + letter for letter in letters)]
+    pieces += sorted(words - set(pieces))
+    tokenizer = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    torch.manual_seed(2)
+    config = transformers.BertConfig(
+        vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    (Path(folder) / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    print(json.dumps({"made": folder}))
+
+
+def run(base, adapter, encoder, suite, threads):
     import torch
     from dlm_sway.backends.hf import HuggingFaceDifferentialBackend
     from dlm_sway.core.model import ModelSpec
@@ -49,6 +78,9 @@ def run(base, adapter, suite, threads):
 
     torch.set_num_threads(threads)
     given = json.loads(Path(suite).read_text())
+    for entry in given["suite"]:
+        if entry["kind"] in ("adapter_revert", "cluster_kl"):
+            entry["embedding_model"] = encoder
     sections = tuple(
         Section(
             id=one["id"],
@@ -83,16 +115,14 @@ def run(base, adapter, suite, threads):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=["make", "run"])
-    parser.add_argument("base")
-    parser.add_argument("adapter")
-    parser.add_argument("suite", nargs="?")
+    parser.add_argument("case", choices=["make", "encoder", "run"])
+    parser.add_argument("paths", nargs="+")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    if arguments.case == "make":
-        make(arguments.base, arguments.adapter)
+    if arguments.case == "run":
+        run(*arguments.paths, arguments.threads)
     else:
-        run(arguments.base, arguments.adapter, arguments.suite, arguments.threads)
+        {"make": make, "encoder": encoder}[arguments.case](*arguments.paths)
 
 
 main()

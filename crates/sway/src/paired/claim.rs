@@ -88,6 +88,8 @@ pub enum Claim {
     Change(Change),
     /// That a number keeps to a limit.
     Limit(Limit),
+    /// That a change, which there must be, behaves well: noise would, too.
+    Shape(Limit),
 }
 
 /// To which side a number is remarkable.

@@ -40,11 +40,12 @@ pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
         .zip(&deviations)
         .map(|(draft, deviations)| match &draft.claim {
             Claim::Change(change) if deviations.is_none() => change.otherwise,
-            Claim::Limit(limit) => Some(limit.within),
+            Claim::Limit(limit) | Claim::Shape(limit) => Some(limit.within),
             _ => None,
         })
         .collect();
     let adjusted = holm(&others);
+    let noise = possible_noise(&deviations, &largest, paired);
     drafts
         .into_iter()
         .zip(deviations)
@@ -63,8 +64,39 @@ pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
                 }
             }
             Claim::Limit(limit) => limited(draft.finding, &limit, adjusted.unwrap_or(1.0), paired),
+            Claim::Shape(limit) => {
+                shaped(limited(draft.finding, &limit, adjusted.unwrap_or(1.0), paired), noise)
+            }
         })
         .collect()
+}
+
+/// Whether probes of this suite compared the change with noise, and it may be
+/// noise for all of them.
+fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &Paired) -> Noise {
+    let mut compared = deviations.iter().flatten().peekable();
+    let none_stands_out = || deviations.iter().flatten().all(|one| rank(one.observed, largest) > paired.level);
+    if compared.peek().is_some() && none_stands_out() { Noise::Possible } else { Noise::NotFound }
+}
+
+/// Whether a change may be noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noise {
+    Possible,
+    /// It is none, or nothing was compared with noise.
+    NotFound,
+}
+
+/// Noise may write in any style and grow steadily; to praise it for that would
+/// be a false alarm. So a suite praises nothing of a change that it cannot tell
+/// from noise (a gatekeeper: what comes behind needs no correction of its own).
+fn shaped(mut concluded: Concluded, noise: Noise) -> Concluded {
+    let finding = &mut concluded.finding;
+    if noise == Noise::Possible && finding.verdict == Verdict::Pass {
+        finding.verdict = Verdict::Inconclusive;
+        finding.message = format!("{}, but the change may be noise", finding.message);
+    }
+    concluded
 }
 
 /// A number and its nulls in deviations, all standardised alike.
@@ -308,6 +340,25 @@ mod tests {
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
         assert_eq!(found[2].p_adjusted, Some(0.08));
         assert!(found[2].finding.message.contains("about 40 items"));
+    }
+
+    #[test]
+    fn the_shape_of_noise_is_not_praised() {
+        let shape = |within: f64| Draft {
+            finding: Finding::skip("x"),
+            claim: Claim::Shape(Limit { within, beyond: 1.0 - within, units: 5, needed: None, unit: "items" }),
+        };
+        let verdicts = |drafts: Vec<Draft>| -> Vec<Verdict> {
+            conclude(drafts, &Paired::default()).iter().map(|one| one.finding.verdict).collect()
+        };
+        let nulls = || (0..24).map(f64::from).collect();
+        let (noise, change) = (draft(12.0, nulls(), Tail::Upper), draft(99.0, nulls(), Tail::Upper));
+        // Behind a change, behind noise, and where nobody has looked.
+        let [kept, broken] = [shape(0.001), shape(0.999)];
+        let behind = |first: &Draft| verdicts(vec![first.clone(), kept.clone(), broken.clone()]);
+        assert_eq!(behind(&change), [Verdict::Pass, Verdict::Pass, Verdict::Fail]);
+        assert_eq!(behind(&noise)[1..], [Verdict::Inconclusive, Verdict::Fail]);
+        assert_eq!(verdicts(vec![kept, broken]), [Verdict::Pass, Verdict::Fail]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(crate) fn adapter_revert(
         )
     };
     let limit = share_below(reverts, kept.len(), probe.assert_revert_rate_lt, "paraphrases");
-    Ok(Draft { finding, claim: Claim::Limit(limit) })
+    Ok(Draft { finding, claim: Claim::Shape(limit) })
 }
 
 /// Whether the change fades slowly enough behind a long context. One that does
@@ -129,7 +129,7 @@ pub(crate) fn prompt_collapse(
         ..Finding::without_number(Verdict::Fail, said)
     };
     let room: Vec<f64> = losses.iter().map(|loss| LN_2 / probe.assert_half_life_tokens - loss).collect();
-    Ok(Draft { finding, claim: Claim::Limit(above(&room, 0.0, "prompts")) })
+    Ok(Draft { finding, claim: Claim::Shape(above(&room, 0.0, "prompts")) })
 }
 
 /// Whether the style moved towards the document's, by leaving out one prompt
@@ -177,7 +177,7 @@ pub(crate) fn style_fingerprint(
         })),
         ..Finding::without_number(Verdict::Fail, format!("the style went {raw:+.2} of the way"))
     };
-    Ok(Draft { finding, claim: Claim::Limit(above(&pseudo, 0.0, "prompts")) })
+    Ok(Draft { finding, claim: Claim::Shape(above(&pseudo, 0.0, "prompts")) })
 }
 
 /// Whether the change grows steadily with its strength.
@@ -223,5 +223,5 @@ pub(crate) fn adapter_ablation(
         })),
         ..Finding::without_number(Verdict::Fail, format!("R² of the root of the distance {raw:.2}"))
     };
-    Ok(Draft { finding, claim: Claim::Limit(above(&each, probe.assert_linearity_gte, "prompts")) })
+    Ok(Draft { finding, claim: Claim::Shape(above(&each, probe.assert_linearity_gte, "prompts")) })
 }
