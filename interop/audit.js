@@ -92,8 +92,9 @@
       if (!isShown(element) || scroller(element)) continue;
       const box = element.closest("svg, figure, td, th, li, p, h1, h2, h3, dd, dt, summary, main");
       const edge = box.getBoundingClientRect();
-      if (place.left < -1 || place.right > innerWidth + 1) faults.push(`${named(element)} leaves the window`);
-      else if (place.right > edge.right + 1 || place.left < edge.left - 1) faults.push(`${named(element)} leaves its box`);
+      const leaves = (left, right) => place.left < left - 1 || place.right > right + 1;
+      if (leaves(0, innerWidth)) faults.push(`${named(element)} leaves the window`);
+      else if (leaves(edge.left, edge.right)) faults.push(`${named(element)} leaves its box`);
     }
     for (const element of all(".scroll").filter(isShown)) {
       if (element.scrollWidth > element.clientWidth && element.tabIndex !== 0) {
@@ -112,7 +113,8 @@
       const range = document.createRange();
       range.selectNodeContents(node);
       const lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size;
-      return words(node.data).length / lines < 3 ? [`${named(node.parentElement)} is squeezed into ${lines} lines`] : [];
+      const fits = words(node.data).length / lines >= 3;
+      return fits ? [] : [`${named(node.parentElement)} is squeezed into ${lines} lines`];
     });
 
   // Words of drawings: large enough, inside, and not over each other.
@@ -139,10 +141,11 @@
       const say = (fault) => faults.push(`${named(table)}: ${fault}`);
       if (!words(table.caption?.textContent ?? "")) say("no caption");
       const heads = [...(table.tHead?.rows[0]?.cells ?? [])];
-      if (!heads.length || heads.some((cell) => cell.localName !== "th" || cell.scope !== "col")) say("no column heads");
+      const isHead = (cell, scope) => cell.localName === "th" && cell.scope === scope;
+      if (!heads.length || !heads.every((cell) => isHead(cell, "col"))) say("no column heads");
       if (heads.some((cell) => !words(cell.textContent))) say("a column without a name");
       const rows = [...table.tBodies].flatMap((body) => [...body.rows]);
-      if (rows.some((row) => row.cells[0].localName !== "th" || row.cells[0].scope !== "row")) say("no row heads");
+      if (!rows.every((row) => isHead(row.cells[0], "row"))) say("no row heads");
       if (rows.some((row) => row.cells.length !== heads.length)) say("rows of other lengths");
     }
     return faults;
@@ -168,7 +171,8 @@
     const links = all("a").map((link) => link.getAttribute("href").slice(1));
     for (const id of [...references, ...links].filter(Boolean)) if (!ids.includes(id)) say(`nothing is called ${id}`);
     for (const figure of all("figure")) {
-      if (!figure.querySelector("svg, .bars") || !figure.querySelector("table")) say(`${named(figure)} lacks its numbers`);
+      const isWhole = figure.querySelector("svg, .bars") && figure.querySelector("table");
+      if (!isWhole) say(`${named(figure)} lacks its numbers`);
     }
     return faults;
   };
@@ -184,7 +188,8 @@
       const plain = all(tag).some((element) => !getComputedStyle(element).textDecorationLine.includes(line));
       if (plain) faults.push(`<${tag}> has no line`);
       // Most screen readers say nothing of these elements.
-      if (all(tag).some((element) => !words(getComputedStyle(element, "::before").content).replace(/["none]/g, ""))) {
+      const silent = ["none", "normal", '""'];
+      if (all(tag).some((element) => silent.includes(getComputedStyle(element, "::before").content))) {
         faults.push(`<${tag}> is not told apart in words`);
       }
     }
@@ -229,16 +234,18 @@
   };
 
   const foreign = () => {
-    const known = new Set(("html head meta title style body main section header nav footer article figure figcaption " +
-      "h1 h2 h3 p a ul li dl dt dd table caption thead tbody tr th td strong small span br div details summary del ins " +
-      "bdi q svg desc line polyline rect circle text g").split(" "));
-    const faults = all("*").filter((element) => !known.has(element.localName)).map((element) => `${named(element)} is foreign`);
+    const known = new Set(("html head meta title style body main section nav footer article figure figcaption h1 h2 " +
+      "h3 p a ul li dl dt dd table caption thead tbody tr th td strong small span br div details summary del ins bdi q " +
+      "svg desc line polyline rect circle text").split(" "));
+    const faults = [];
     for (const element of all("*")) {
-      for (const { name } of element.attributes) if (name.startsWith("on")) faults.push(`${named(element)} has ${name}`);
+      if (!known.has(element.localName)) faults.push(`${named(element)} is foreign`);
+      const handler = [...element.attributes].find(({ name }) => name.startsWith("on"));
+      if (handler) faults.push(`${named(element)} has ${handler.name}`);
     }
     const control = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/u;
-    for (const node of textNodes()) if (control.test(node.data)) faults.push(`${named(node.parentElement)} has a control character`);
-    return faults;
+    const hidden = textNodes().filter((node) => control.test(node.data));
+    return [...faults, ...hidden.map((node) => `${named(node.parentElement)} has a character that nobody sees`)];
   };
 
   const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]:not([tabindex='-1'])";
@@ -257,9 +264,10 @@
   const focused = () => {
     const element = document.activeElement, outline = outlineOf(element), faults = [];
     const back = ground(element.parentElement ?? element), place = element.getBoundingClientRect();
-    if (JSON.stringify(outline) === element.unfocused || outline.width < 2) faults.push(`${named(element)} shows no focus`);
-    else if (contrast(seen(outline.colour, 1, back), back) < LEAST_SHAPE) faults.push(`${named(element)} shows a pale focus`);
-    if (place.bottom <= 0 || place.top >= innerHeight) faults.push(`${named(element)} has the focus out of sight`);
+    const say = (fault) => faults.push(`${named(element)} ${fault}`);
+    if (JSON.stringify(outline) === element.unfocused || outline.width < 2) say("shows no focus");
+    else if (contrast(seen(outline.colour, 1, back), back) < LEAST_SHAPE) say("shows a pale focus");
+    if (place.bottom <= 0 || place.top >= innerHeight) say("has the focus out of sight");
     return { number: reachable.indexOf(element), faults };
   };
 
@@ -298,8 +306,9 @@
       noise: all("circle.noise", svg).length,
     })),
     writings: all(".writing .text").map((text) => {
-      const without = (tag) => [...text.childNodes].filter((one) => one.localName !== tag).map((one) => one.textContent);
-      return { base: without("ins").join(""), tuned: without("del").join("") };
+      const parts = [...text.children];
+      const without = (tag) => parts.filter((one) => one.localName !== tag).map((one) => one.textContent).join("");
+      return { base: without("ins"), tuned: without("del") };
     }),
     text: document.body.textContent,
   });

@@ -46,6 +46,7 @@ def program():
 @contextlib.contextmanager
 def browser():
     """A browser with a profile of its own. It is ended in any case."""
+    chosen = program()
     with tempfile.TemporaryDirectory(prefix="shardloom-chromium-", ignore_cleanup_errors=True) as profile:
         # Above the places that the launcher fills.
         ends = [one for _ in range(2) for one in os.pipe()]
@@ -53,7 +54,7 @@ def browser():
             fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in ends)
         for one in ends:
             os.close(one)
-        command = [sys.executable, "-c", LAUNCHER, str(commands_out), str(answers_in), program(), *flags(profile)]
+        command = [sys.executable, "-c", LAUNCHER, str(commands_out), str(answers_in), chosen, *flags(profile)]
         with open(pathlib.Path(profile) / "said.txt", "wb") as said:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                                        pass_fds=(commands_out, answers_in), start_new_session=True)
@@ -68,7 +69,7 @@ def browser():
 
 
 def flags(profile):
-    chosen = [
+    usual = [
         "--headless", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run", "--disable-gpu",
         "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
         "--disable-dev-shm-usage", "--force-device-scale-factor=1", "--hide-scrollbars", "--mute-audio",
@@ -76,7 +77,7 @@ def flags(profile):
         "--proxy-server=127.0.0.1:1",
     ]
     # The sandbox does not work for root, and only there it is left out.
-    return chosen + ["--no-sandbox"] * (os.geteuid() == 0) + ["about:blank"]
+    return usual + ["--no-sandbox"] * (os.geteuid() == 0) + ["about:blank"]
 
 
 def end(process):

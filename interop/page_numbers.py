@@ -1,6 +1,12 @@
 """Whether the numbers on a page are those of the report that it was made of."""
 
 BARE = str.maketrans("", "", ",σ+")
+# Kinds that are not named here are about adherence.
+CATEGORIES = {
+    "section_internalization": "attribution", "paraphrase_invariance": "attribution", "preference_flip": "attribution",
+    "style_fingerprint": "calibration", "calibration_drift": "calibration", "leakage": "calibration",
+    "external_perplexity": "calibration", "adapter_ablation": "ablation", "null_adapter": "baseline",
+}
 
 
 def differences(found, report):
@@ -48,11 +54,10 @@ class Comparison:
         return [drawing for drawing in self.found["drawings"] if drawing["place"] == place]
 
     def verdict(self):
-        score = self.report["score"]
+        score, wanted = self.report["score"], "There is no score"
         if any(probe["verdict"] not in ("error", "skip") for probe in self.report["probes"]):
-            self.same("score", self.found["score"].split(". ")[0], f"Score {score['overall']:.2f} of 1, called {score['band']}")
-        else:
-            self.same("score", self.found["score"].split(". ")[0], "There is no score")
+            wanted = f"Score {score['overall']:.2f} of 1, called {score['band']}"
+        self.same("score", self.found["score"].split(". ")[0], wanted)
         numbers = [int(word) for word in self.found["score"].split(": ")[-1].split() if word.isdigit()]
         if self.report["probes"]:
             self.same("tally", sum(numbers), len(self.report["probes"]))
@@ -61,8 +66,12 @@ class Comparison:
         score = self.report["score"]
         rows = self.tables("categories")[0]["rows"]
         self.same("categories", sorted(row[0] for row in rows), sorted(score["components"]))
+        # Nobody knows what a category is like of which nothing counts.
+        uncounted = {"error", "skip"} | ({"inconclusive"} if self.report["statistics"] == "paired" else set())
+        known = {CATEGORIES.get(probe["kind"], "adherence") for probe in self.report["probes"]
+                 if probe["verdict"] not in uncounted and probe["score"] is not None}
         for name, shown, weight, _ in rows:
-            self.same(name, shown, f"{score['components'][name]:.2f}")
+            self.same(name, shown, f"{score['components'][name]:.2f}" if name in known else "—")
             self.same(name, weight, f"{score['weights'][name]:.2f}")
 
     def probes(self):
@@ -73,8 +82,9 @@ class Comparison:
             self.same(name, cell["Probe"], name + probe["kind"])
             self.same(f"{name}, verdict", cell["Verdict"], probe["verdict"])
             value, _, ends = cell["Value and 95 % interval"].partition("[")
-            for column, shown, wanted, digits in (("score", cell["Score"], probe["score"], 2), ("value", value, probe["raw"], 3),
-                                                  ("z", cell["Against noise"], probe["z_score"], 2)):
+            for column, shown, wanted, digits in (
+                    ("score", cell["Score"], probe["score"], 2), ("value", value, probe["raw"], 3),
+                    ("z", cell["Against noise"], probe["z_score"], 2)):
                 text = "—" if wanted is None else unsigned(f"{wanted:.{digits}f}")
                 self.same(f"{name}, {column}", shown.translate(BARE), text)
             self.same(f"{name}, interval", ends, "{:.3f}, {:.3f}]".format(*probe["ci_95"]) if probe["ci_95"] else "")
@@ -94,8 +104,8 @@ class Comparison:
                 for shown, value in zip(row, point):
                     self.near(place, shown, value)
             self.same(f"{place}, dots", len(drawing["dots"]), len(points))
-            for axis in (0, 1):
-                self.straight(f"{place}, drawn", [dot[axis] for dot in drawing["dots"]], [point[axis] for point in points])
+            for places, values in zip(zip(*drawing["dots"]), zip(*points)):
+                self.straight(f"{place}, drawn", places, values)
 
     def straight(self, what, places, values):
         """A drawing's places follow from values by one scale."""
@@ -131,7 +141,8 @@ class Comparison:
         for table, drawing, (probe, samples) in zip(shown, self.drawings("nulls"), wanted):
             values = dict(table["rows"])
             self.near(probe["name"], values["Adapter"], probe["raw"])
-            for name, number in (("least", min(samples)), ("mean", sum(samples) / len(samples)), ("most", max(samples))):
+            mean = sum(samples) / len(samples)
+            for name, number in (("least", min(samples)), ("mean", mean), ("most", max(samples))):
                 self.near(f"{probe['name']}, {name}", values[f"Noise, {name}"], number)
             beyond = sum(sample >= probe["raw"] for sample in samples)
             self.same(probe["name"], values["Noise at or above the adapter"], f"{beyond} of {len(samples)}")

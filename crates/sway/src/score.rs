@@ -131,7 +131,7 @@ impl Score {
 }
 
 /// Whether a record counts in the score.
-fn counts(record: &Record, statistics: Statistics) -> bool {
+pub(crate) fn counts(record: &Record, statistics: Statistics) -> bool {
     match record.verdict {
         Verdict::Skip | Verdict::Error => false,
         Verdict::Inconclusive => statistics == Statistics::Reference,

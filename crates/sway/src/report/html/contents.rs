@@ -4,8 +4,10 @@ use serde::Serialize;
 
 use super::chart::{Chart, charts};
 use super::words::{Writing, writings};
+use crate::category::Category;
 use crate::record::{Record, Verdict};
 use crate::report::{Report, format, meaning};
+use crate::score::counts;
 
 /// How much of everything is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,9 +211,18 @@ fn moment(text: &str) -> String {
 }
 
 fn components(report: &Report) -> Vec<Component> {
+    // A category without a result has a zero in the report, which would read
+    // as a bad one.
+    let has_result = |name: &str| {
+        let counted = |record: &Record| counts(record, report.statistics) && record.score.is_some();
+        let of = |category: Category| {
+            report.probes.iter().any(|one| Category::of_kind(&one.kind) == category && counted(one))
+        };
+        Category::from_name(name).is_none_or(of)
+    };
     let component = |(name, score): (&str, f64)| Component {
         name: cropped(name, 40),
-        score: format::score(Some(score)),
+        score: format::score(Some(score).filter(|_| has_result(name))),
         weight: report
             .score
             .weights

@@ -250,6 +250,21 @@ fn without_a_result_there_is_no_score() {
 }
 
 #[test]
+fn a_category_without_a_result_has_no_number() {
+    let mut report = sample();
+    report.probes = vec![record("a", "leakage", Verdict::Pass, Some(0.5))];
+    report.probes.push(record("b", "adapter_ablation", Verdict::Error, None));
+    report.score.components = [("calibration", 0.5), ("ablation", 0.0), ("of its own", 0.0)]
+        .map(|(name, score)| (name.to_owned(), score))
+        .into();
+    let page = report.to_html();
+    for (name, score) in [("calibration", "0.50"), ("ablation", "—"), ("of its own", "0.00")] {
+        let row = format!("<th scope=\"row\">{name}</th><td class=\"number\">{score}</td>");
+        assert!(page.contains(&row), "{row}");
+    }
+}
+
+#[test]
 fn moments_are_told_without_fractions() {
     let mut report = sample();
     for (started, shown) in [
