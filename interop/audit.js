@@ -235,8 +235,8 @@
 
   const foreign = () => {
     const known = new Set(("html head meta title style body main section nav footer article figure figcaption h1 h2 " +
-      "h3 p a ul li dl dt dd table caption thead tbody tr th td strong small span br div details summary del ins bdi q " +
-      "svg desc line polyline rect circle text").split(" "));
+      "h3 p a ul li dl dt dd table caption thead tbody tr th td strong small span br div details summary del ins bdi " +
+      "q svg desc line polyline rect circle text").split(" "));
     const faults = [];
     for (const element of all("*")) {
       if (!known.has(element.localName)) faults.push(`${named(element)} is foreign`);
