@@ -181,9 +181,12 @@ impl Hint for NnError {
             Self::Plan(error) => error.hint(),
             Self::Sampling(error) => error.hint(),
             Self::Stages { layers, .. } => Some(format!("pp can be 1 to {layers}")),
-            Self::UnknownParameter { near, .. } | Self::UnknownModule { near, .. } => {
-                near.as_ref().map(|near| format!("write `{near}`"))
+            Self::UnknownParameter { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
+            Self::UnknownModule { near, .. } => {
+                let like = near.as_ref().map_or_else(String::new, |near| format!(" (the model has `{near}`)"));
+                Some(format!("use the model that the adapter was tuned from{like}"))
             }
+            Self::AdapterShape { .. } => Some("use the model that the adapter was tuned from".to_owned()),
             Self::TooLong { most, .. } => Some(format!("shorten the text or generate less: {most} in all")),
             Self::NotFinite { .. } => {
                 Some("compute in f32, and check the weights with `shardloom verify`".to_owned())

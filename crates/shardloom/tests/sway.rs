@@ -354,11 +354,135 @@ fn mistakes_are_told_all_at_once_with_their_lines() {
         "  - {name: c, kind: null_adapter, runs: 11}\n  - {name: d, kind: delta_kl, top_k: 0}\n",
     );
     text += &place.told(2, &["run", "fields.yaml"]);
+    // Of the file and of its entries at once.
+    place.suite("both.yaml", "  - {name: c, kind: leek}\n  - {kind: leakage}\ndefaults: {top_k: 0}\n");
+    text += &place.told(2, &["run", "both.yaml"]);
     text += &place.told(2, &["run", "nowhere.yaml"]);
     text += &place.told(2, &["run", "sway.yaml", "--weights", "adherance=1"]);
     std::fs::rename(place.file("adapter"), place.file("elsewhere")).unwrap();
     text += &place.told(2, &["run", "sway.yaml"]);
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_model_that_cannot_be_asked_is_not_called_noise() {
+    let place = Place::new();
+    let config = place.read("adapter/adapter_config.json").replace("\"LORA\"", "\"IA3\"");
+    place.write("adapter/adapter_config.json", &config);
+    // Also where no verdict was to fail the run.
+    let text = place.told(1, &["run", "sway.yaml", "--markdown", "run.md"]);
+    assert!(text.contains("No probe could be carried out, so nothing is known."), "{text}");
+    assert!(!text.contains("Score") && !text.contains("noise") && text.contains("IA3"), "{text}");
+    assert!(place.read("run.md").contains("- **Overall:** No probe could be carried out"));
+    // Nor is it as good as before.
+    std::fs::rename(place.file("adapter"), place.file("other")).unwrap();
+    std::fs::create_dir(place.file("adapter")).unwrap();
+    std::fs::copy(
+        place.file("other/adapter_model.safetensors"),
+        place.file("adapter/adapter_model.safetensors"),
+    )
+    .unwrap();
+    place.write("adapter/adapter_config.json", &config.replace("\"IA3\"", "\"LORA\""));
+    let text = place.told(1, &["diff", "sway.yaml", "--a", "adapter", "--b", "other"]);
+    assert!(text.contains("__preflight__ could not be carried out") && text.contains("IA3"), "{text}");
+}
+
+#[test]
+fn what_a_command_gets_wrong_is_told_before_anything_is_asked() {
+    let place = Place::new();
+    place.write("run.json", &place.told(0, &["run", "sway.yaml", "--no-cache", "--json"]));
+    for (said, arguments) in [
+        ("no folder nowhere", &["run", "sway.yaml", "--json", "nowhere/run.json"][..]),
+        ("is a folder", &["gate", "sway.yaml", "--junit", "model"]),
+        ("no entry `chnge`", &["run", "sway.yaml", "--only", "chnge"]),
+        ("no entry `chnge`", &["run", "sway.yaml", "--dry-run", "--only", "chnge"]),
+        ("--junit, --only and --same", &["gate", "--same", "model", "model", "--junit", "x", "--only", "y"]),
+        ("there is no folder nowhere", &["gate", "--same", "model", "model", "--adapter", "nowhere"]),
+        ("holds no adapter", &["gate", "--same", "model", "model", "--adapter", "model"]),
+        ("NaN is no loss", &["compare", "run.json", "run.json", "--fail-on-regression", "nan"]),
+        ("-1 is no loss", &["diff", "sway.yaml", "--a", "x", "--b", "y", "--fail-on-regression=-1"]),
+        ("there is no folder nowhere", &["diff", "sway.yaml", "--a", "adapter", "--b", "nowhere"]),
+    ] {
+        let text = place.told(2, arguments);
+        assert!(text.contains(said), "{arguments:?}\n{text}");
+    }
+    assert!(!place.file("cache").exists());
+    // Files of one name are told apart.
+    std::fs::create_dir(place.file("later")).unwrap();
+    std::fs::copy(place.file("run.json"), place.file("later/run.json")).unwrap();
+    let text = place.told(0, &["compare", "run.json", "later/run.json"]);
+    assert!(text.contains("later/run.json"), "{text}");
+    std::fs::remove_dir_all(place.file("adapter")).unwrap();
+    assert!(place.told(2, &["run", "sway.yaml", "--dry-run"]).contains("there is no folder adapter"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_report_that_cannot_be_written_is_shown() {
+    let place = Place::new();
+    // Nothing fits there, as on a full disk.
+    let output = place.sway(&["run", "sway.yaml", "--html", "/dev/full", "--json", "run.json"]);
+    assert_eq!(output.status.code(), Some(3));
+    let (shown, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(shown.contains("delta_kl") && shown.contains("written: run.json"), "{shown}");
+    assert!(error.contains("cannot write /dev/full"), "{error}");
+    // The other file was written all the same.
+    assert!(place.told(0, &["report", "run.json"]).contains("delta_kl"));
+}
+
+#[test]
+fn another_adapter_of_the_same_base_asks_the_base_nothing() {
+    let place = Place::new();
+    let first = place.json(0, &["run", "sway.yaml", "--only", "knowledge", "--json"]);
+    assert_eq!(first["backend_stats"]["kept"], 0);
+    let config = place.read("adapter/adapter_config.json");
+    place.write("adapter/adapter_config.json", &config.replace("\"lora_alpha\": 8", "\"lora_alpha\": 3"));
+    let second = place.json(0, &["run", "sway.yaml", "--only", "knowledge", "--json"]);
+    // Each of ten facts is asked of the base once, and of what changed it again.
+    assert_eq!(second["backend_stats"]["kept"], 10, "{}", second["backend_stats"]);
+    assert_ne!(record(&first, "knowledge")["raw"], serde_json::Value::Null);
+    place.write("alone.json", &second.to_string());
+    let alone = place.json(0, &["run", "sway.yaml", "--only", "knowledge", "--no-cache", "--json"]);
+    assert_eq!(records(&alone), records(&second));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_interrupted_says_what_is_left() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Command, Stdio};
+
+    let place = Place::new();
+    let greeting = r#"{"protocol":"shardloom-sway","version":1,"capabilities":["differential"]}"#;
+    let program =
+        format!("#!/bin/sh\nread -r hello\necho '{greeting}'\nread -r line\n: > asked\nexec sleep 20\n");
+    place.write("slow.sh", &program);
+    std::fs::set_permissions(place.file("slow.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let side = "{kind: custom, base: m, entry_point: ./slow.sh}";
+    let suite = format!(
+        "models: {{base: {side}, ft: {side}}}\nsuite:\n  - {{name: a, kind: delta_kl, prompts: [x]}}\n"
+    );
+    place.write("slow.yaml", &suite);
+    for (name, number) in [("INT", 2), ("TERM", 15)] {
+        let _ = std::fs::remove_file(place.file("asked"));
+        let child = Command::new(assert_cmd::cargo::cargo_bin("shardloom"))
+            .current_dir(place.root.path())
+            .args(["sway", "run", "slow.yaml"])
+            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while !place.file("asked").exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(number));
+        let error = String::from_utf8_lossy(&output.stderr);
+        // What has no name of its own cannot be kept.
+        assert!(error.contains("interrupted: nothing is kept"), "{error}");
+    }
 }
 
 #[test]

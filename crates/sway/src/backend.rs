@@ -11,6 +11,7 @@ mod placed;
 pub mod sentences;
 mod trial;
 pub mod two_model;
+mod words;
 
 use std::collections::BTreeSet;
 
@@ -82,6 +83,12 @@ pub trait Backend: Send {
     /// lacks is told as its answer; an error is returned if none could be
     /// answered any more.
     fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError>;
+
+    /// A name of exactly the base alone, by which its answers can be kept for
+    /// other changes of the same base; none if it has none.
+    fn base_identity(&self) -> Option<String> {
+        None
+    }
 
     /// The names of the layers that the change can be switched off in, from the
     /// first to the last; none if that cannot be told.

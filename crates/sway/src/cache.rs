@@ -5,6 +5,9 @@
 //! the next run stops reading there, cuts it off and goes on behind it. So
 //! nothing that was answered is asked again, and nothing half-written is
 //! believed.
+//!
+//! What the base alone answers is kept in a file of its own where the backend
+//! has a name for it, so that another change of the same base finds it there.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -17,7 +20,8 @@ use thiserror::Error;
 
 use crate::answer::Answer;
 use crate::error::AskError;
-use crate::question::Question;
+use crate::question::{Ask, Question};
+use crate::view::View;
 
 /// What a file of answers begins with. The number changes with the form of
 /// questions and answers, the version with what computes them.
@@ -32,9 +36,23 @@ type Kept = Result<Answer, AskError>;
 #[derive(Debug)]
 pub struct Cache {
     path: PathBuf,
-    /// Nothing if another run writes at the same time: this one only reads.
+    /// Nothing if this run only reads.
     file: Option<File>,
+    standing: Standing,
     answers: HashMap<Question, Kept>,
+    /// What the base alone answers, if that is kept apart.
+    base: Option<Box<Cache>>,
+}
+
+/// Whether new answers are kept, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// They are.
+    Writes,
+    /// Another run writes at the same time: this one only reads.
+    OtherRun,
+    /// The file can be read, but not written.
+    ReadOnly,
 }
 
 impl Cache {
@@ -47,18 +65,17 @@ impl Cache {
             message: error.to_string(),
         };
         std::fs::create_dir_all(folder).map_err(fault)?;
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(fault)?;
-        let writes = match file.try_lock() {
-            Ok(()) => true,
-            Err(TryLockError::WouldBlock) => false,
-            Err(TryLockError::Error(error)) => return Err(fault(error)),
+        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let (mut file, standing) = match opened {
+            Ok(file) => match file.try_lock() {
+                Ok(()) => (file, Standing::Writes),
+                Err(TryLockError::WouldBlock) => (file, Standing::OtherRun),
+                Err(TryLockError::Error(error)) => return Err(fault(error)),
+            },
+            // What an earlier run has kept there is as good as ever.
+            Err(error) => (File::open(&path).map_err(|_| fault(error))?, Standing::ReadOnly),
         };
+        let writes = standing == Standing::Writes;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(fault)?;
         let head = head(identity);
@@ -78,23 +95,34 @@ impl Cache {
                 file.write_all(head.as_bytes()).map_err(fault)?;
             }
         }
-        Ok(Self { path, file: writes.then_some(file), answers })
+        Ok(Self { path, file: writes.then_some(file), standing, answers, base: None })
+    }
+
+    /// The same, with what the base alone answers in a cache of its own.
+    #[must_use]
+    pub fn with_base(mut self, base: Self) -> Self {
+        self.base = Some(Box::new(base));
+        self
     }
 
     /// How many answers are kept.
     pub fn len(&self) -> usize {
-        self.answers.len()
+        self.answers.len() + self.base.as_ref().map_or(0, |base| base.len())
     }
 
     /// Whether nothing is kept.
     pub fn is_empty(&self) -> bool {
-        self.answers.is_empty()
+        self.len() == 0
     }
 
-    /// Whether new answers are kept. Not if another run writes at the same
-    /// time.
+    /// Whether new answers are kept.
     pub fn writes(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// Whether new answers were to be kept when it was opened, and why not.
+    pub fn standing(&self) -> Standing {
+        self.standing
     }
 
     /// The file.
@@ -104,15 +132,19 @@ impl Cache {
 
     /// An answer that was kept.
     pub fn get(&self, question: &Question) -> Option<&Kept> {
-        self.answers.get(question)
+        let of_base = || self.base.as_ref().filter(|_| is_of_base(question))?.get(question);
+        self.answers.get(question).or_else(of_base)
     }
 
     /// Keeps an answer, if it would be the same another time: what a backend
     /// refused today it may answer tomorrow.
     pub fn put(&mut self, question: &Question, answer: &Kept) -> Result<(), CacheError> {
         let lasting = matches!(answer, Ok(_) | Err(AskError::NoTokens { .. } | AskError::EmptyText));
-        if !lasting || self.answers.contains_key(question) {
+        if !lasting || self.get(question).is_some() {
             return Ok(());
+        }
+        if let Some(base) = self.base.as_mut().filter(|base| base.writes() && is_of_base(question)) {
+            return base.put(question, answer);
         }
         if let Some(file) = &mut self.file {
             let fault = |message: String| CacheError { path: self.path.display().to_string(), message };
@@ -135,6 +167,11 @@ impl Cache {
         self.answers.insert(question.clone(), answer.clone());
         Ok(())
     }
+}
+
+/// Whether the base alone answers it, whatever became of it.
+fn is_of_base(question: &Question) -> bool {
+    question.view == View::Base && !matches!(question.ask, Ask::Divergence { .. })
 }
 
 fn head(identity: &str) -> String {
@@ -188,8 +225,8 @@ impl Hint for CacheError {
 mod tests {
     use super::*;
     use crate::answer::{CompletionScore, Distribution, Rolling, TokenNames};
-    use crate::question::{Ask, Keep};
-    use crate::view::{Real, View};
+    use crate::question::Keep;
+    use crate::view::Real;
     use proptest::prelude::*;
 
     fn question(number: usize) -> Question {
@@ -252,6 +289,50 @@ mod tests {
         second.put(&question(7), &answer(7)).unwrap();
         drop((first, second));
         assert_eq!(Cache::open(folder.path(), "local:abc").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn another_change_of_the_same_base_finds_what_the_base_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |pair: &str| {
+            let base = Cache::open(folder.path(), "base").unwrap();
+            Cache::open(folder.path(), pair).unwrap().with_base(base)
+        };
+        let text = |view: &View| Question::new(view, Ask::Text { text: "t".to_owned() });
+        let apart = Ask::Divergence { prompt: "p".to_owned(), from: View::Tuned };
+        let asked = [text(&View::Base), text(&View::Tuned), Question::new(&View::Base, apart)];
+        let mut first = open("first");
+        for question in &asked {
+            first.put(question, &answer(2)).unwrap();
+        }
+        assert_eq!(first.len(), 3);
+        // Another run that is under way at the same time keeps them for itself.
+        let mut meanwhile = open("meanwhile");
+        let other = Question::new(&View::Base, Ask::Text { text: "other".to_owned() });
+        meanwhile.put(&other, &answer(2)).unwrap();
+        drop((first, meanwhile));
+        let there = |cache: &Cache| asked.each_ref().map(|question| cache.get(question).is_some());
+        assert_eq!(there(&open("first")), [true, true, true]);
+        assert_eq!(there(&open("second")), [true, false, false]);
+        let alone = Cache::open(folder.path(), "meanwhile").unwrap();
+        assert_eq!((alone.len(), alone.get(&other).is_some()), (1, true));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_cannot_be_written_is_still_read() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = filled(folder.path(), 3);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+        let may_write = OpenOptions::new().write(true).open(&path).is_ok();
+        let mut cache = Cache::open(folder.path(), "local:abc").unwrap();
+        assert_eq!(cache.len(), 3);
+        // Whoever may do everything writes there all the same.
+        assert_eq!(cache.standing() == Standing::ReadOnly, !may_write);
+        cache.put(&question(7), &answer(7)).unwrap();
+        assert_eq!(cache.len(), 4);
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl AdapterForm {
 }
 
 /// Files that make a folder an adapter's, in any form.
-const WEIGHTS: [&str; 4] =
+pub(crate) const WEIGHTS: [&str; 4] =
     ["adapter_model.safetensors", "adapters.safetensors", "adapters.npz", "adapter_model.bin"];
 
 /// What is done about an adapter that is there already.

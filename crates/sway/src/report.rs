@@ -13,6 +13,7 @@ mod json;
 mod junit;
 mod markdown;
 mod meaning;
+mod summary;
 pub mod trace;
 
 #[cfg(test)]

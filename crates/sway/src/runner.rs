@@ -88,6 +88,8 @@ pub enum RunError {
         name: String,
         /// What may have been meant.
         near: Option<String>,
+        /// All there are.
+        known: Vec<String>,
     },
     /// The backend cannot go on. What it answered is kept.
     #[error("{0}")]
@@ -97,7 +99,9 @@ pub enum RunError {
 impl Hint for RunError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NoSuchEntry { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
+            Self::NoSuchEntry { near: Some(near), .. } => Some(format!("write `{near}`")),
+            Self::NoSuchEntry { known, .. } if known.is_empty() => Some("the suite is empty".to_owned()),
+            Self::NoSuchEntry { known, .. } => Some(format!("entries: {}", known.join(", "))),
             Self::Backend(error) => error.hint(),
         }
     }
@@ -170,14 +174,20 @@ pub fn run(
     Ok(Outcome { records, nulls, counters: asker.counters })
 }
 
+/// Whether there is an entry for every name in `only`. [`run`] looks as well;
+/// this tells before anything is loaded.
+pub fn check_names(entries: &[Entry], only: &[String]) -> Result<(), RunError> {
+    let Some(name) = only.iter().find(|name| !entries.iter().any(|entry| entry.name == **name)) else {
+        return Ok(());
+    };
+    let near = nearest(name, entries.iter().map(|entry| entry.name.as_str())).map(str::to_owned);
+    let known = entries.iter().map(|entry| entry.name.clone()).collect();
+    Err(RunError::NoSuchEntry { name: name.clone(), near, known })
+}
+
 /// The entries to run.
 fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
-    for name in job.only {
-        if !job.entries.iter().any(|entry| entry.name == *name) {
-            let near = nearest(name, job.entries.iter().map(|entry| entry.name.as_str())).map(str::to_owned);
-            return Err(RunError::NoSuchEntry { name: name.clone(), near });
-        }
-    }
+    check_names(job.entries, job.only)?;
     let named = |entry: &Entry| job.only.is_empty() || job.only.contains(&entry.name);
     // A null before the last named entry may be what that one is measured by.
     let last = job.entries.iter().rposition(named);

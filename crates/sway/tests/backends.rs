@@ -253,6 +253,14 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
     assert!(matches!(&error, BuildError::NotAdapter { key, .. } if key == "models.ft.adapter"), "{error}");
     let empty = tempfile::tempdir().unwrap();
     let error = fault(base, &format!("base: model, adapter: {}", empty.path().display()));
+    assert!(matches!(&error, BuildError::NoAdapterConfig { found: None, .. }), "{error}");
+    assert!(error.hint().unwrap().contains("adapter_config.json"));
+    // Tensors alone do not say what they count.
+    fs::write(empty.path().join("adapters.npz"), "").unwrap();
+    let error = fault(base, &format!("base: model, adapter: {}", empty.path().display()));
+    assert!(error.to_string().ends_with(", only adapters.npz"), "{error}");
+    fs::write(empty.path().join("adapter_config.json"), "{}").unwrap();
+    let error = fault(base, &format!("base: model, adapter: {}", empty.path().display()));
     assert!(matches!(&error, BuildError::Adapter { key, .. } if key == "models.ft.adapter"), "{error}");
     let error = fault(base, "kind: custom, base: model, entry_point: ./nowhere.sh");
     assert!(matches!(&error, BuildError::NoProgram { key, .. } if key == "models.ft.entry_point"), "{error}");
@@ -283,6 +291,30 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
 }
 
 #[test]
+fn models_with_other_tokens_are_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(tiny().join("model")).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let other = format!("base: {}", folder.path().display());
+    assert!(try_build("base: model", &other, "").is_ok());
+    // Two letters change places, so that texts become other tokens.
+    change(&folder.path().join("tokenizer.json"), |tokenizer| {
+        let words = &mut tokenizer["model"]["vocab"];
+        let (e, t) = (words["e"].clone(), words["t"].clone());
+        assert!(e.is_number() && t.is_number());
+        (words["e"], words["t"]) = (t, e);
+    });
+    let error = try_build("base: model", &other, "").err().unwrap();
+    assert!(matches!(&error, BuildError::OtherTokens { .. }) && error.hint().is_some(), "{error}");
+    // Without a tokenizer of its own it has the other's.
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    assert!(try_build("base: model", &other, "").is_ok());
+}
+
+#[test]
 fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
     let folder = tempfile::tempdir().unwrap();
     for file in fs::read_dir(tiny().join("adapter")).unwrap().map(Result::unwrap) {
@@ -300,6 +332,7 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
     let mut backend = build("base: model", &tuned, "");
     let error = backend.preflight().unwrap_err();
     assert!(error.to_string().contains('9'), "{error}");
+    assert!(error.hint().unwrap().contains("the model that the adapter was tuned from"), "{error}");
 }
 
 /// What writes like the tiny model, with or without its adapter.

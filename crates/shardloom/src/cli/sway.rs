@@ -7,6 +7,7 @@ mod convert_adapter;
 mod diff;
 mod files;
 mod gate;
+mod interruption;
 mod judging;
 mod probes;
 mod run;
@@ -30,14 +31,16 @@ pub(super) use self::session::Session;
 
 use self::files::{FileError, put, report_of, text_of};
 use super::failure::Failure;
+use super::hub::ArgumentError;
 use super::output::{Output, table};
 
 #[derive(Subcommand)]
 pub(super) enum SwayCommand {
     /// Run a suite: ask both models, judge, and report.
     ///
-    /// Exits with 0 whatever the verdicts are, unless `--fail-on` names some. Answers are kept, so
-    /// that a run that was ended goes on where it was, and a second one asks nothing.
+    /// Exits with 0 whatever the verdicts are, unless `--fail-on` names some, and with 1 if the models
+    /// could not be asked at all. Answers are kept, so that a run that was ended goes on where it was,
+    /// and a second one asks nothing.
     #[command(after_help = "Examples:
   shardloom sway run sway.yaml
   shardloom sway run sway.yaml --json run.json --html run.html
@@ -84,7 +87,8 @@ pub(super) enum SwayCommand {
 
     /// Compare reports of several runs, the oldest first.
     ///
-    /// Exits with 1 if `--fail-on-regression` is given and a probe lost as much in the last run.
+    /// Exits with 1 if `--fail-on-regression` is given and a probe lost as much in the last run, or could
+    /// not be carried out any more.
     #[command(after_help = "Examples:
   shardloom sway compare monday.json tuesday.json
   shardloom sway compare runs/*.json --fail-on-regression 0.1")]
@@ -145,8 +149,8 @@ pub(super) struct CompareArgs {
     #[arg(long, value_enum, default_value = "terminal")]
     format: Plain,
 
-    /// Fail if a probe lost so much in the last run; 0 is never.
-    #[arg(long, default_value_t = 0.0)]
+    /// Exit with 1 if a probe lost so much in the last run, or could not be carried out any more; 0 is never.
+    #[arg(long, value_name = "F", default_value_t = 0.0)]
     fail_on_regression: f64,
 }
 
@@ -228,14 +232,12 @@ fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
 }
 
 fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
-    let label = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let limit = LossLimit::of(args.fail_on_regression)?;
     let mut runs = Vec::new();
-    for file in &args.reports {
-        runs.push((label(file), report_of(file)?));
+    for (label, file) in labels(&args.reports).into_iter().zip(&args.reports) {
+        runs.push((label, report_of(file)?));
     }
-    let asked = args.fail_on_regression;
-    let threshold = if asked > 0.0 { asked } else { Comparison::USUAL_THRESHOLD };
-    let comparison = Comparison::of(&runs, threshold);
+    let comparison = Comparison::of(&runs, limit.threshold());
     let form = if output == Output::Json { Plain::Json } else { args.format };
     let text = match form {
         Plain::Json => comparison.to_json(),
@@ -243,8 +245,54 @@ fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
         Plain::Terminal => comparison_text(&comparison),
     };
     Output::Text.show(&text, |text| text.trim_end().to_owned())?;
-    let failed = asked > 0.0 && !comparison.latest_regressions.is_empty();
-    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    Ok(limit.exit(&comparison))
+}
+
+/// What files are called: by their names alone, or in full where these are the
+/// same.
+fn labels(files: &[PathBuf]) -> Vec<String> {
+    let stem = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let label = |file: &PathBuf| {
+        let alike = files.iter().filter(|other| stem(other) == stem(file)).count();
+        if alike > 1 { file.display().to_string() } else { stem(file) }
+    };
+    files.iter().map(label).collect()
+}
+
+/// From which loss on a comparison fails.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum LossLimit {
+    /// It never does.
+    Never,
+    From(f64),
+}
+
+impl LossLimit {
+    /// As it was asked for; 0 is never.
+    fn of(asked: f64) -> Result<Self, Failure> {
+        match asked {
+            0.0 => Ok(Self::Never),
+            _ if asked > 0.0 && asked <= 1.0 => Ok(Self::From(asked)),
+            _ => {
+                let fact = format!("--fail-on-regression {asked} is no loss of a score");
+                let fix = Some("give one from 0 to 1; 0 is never".to_owned());
+                Err(Failure::user(&ArgumentError { fact, fix }))
+            }
+        }
+    }
+
+    /// From which loss on a change is told.
+    fn threshold(self) -> f64 {
+        match self {
+            Self::Never => Comparison::USUAL_THRESHOLD,
+            Self::From(loss) => loss,
+        }
+    }
+
+    fn exit(self, comparison: &Comparison) -> ExitCode {
+        let failed = self != Self::Never && comparison.is_worse();
+        if failed { ExitCode::from(1) } else { ExitCode::SUCCESS }
+    }
 }
 
 /// A comparison as a terminal shows it.
@@ -256,12 +304,13 @@ fn comparison_text(comparison: &Comparison) -> String {
     for row in comparison.rows() {
         table.add_row(row);
     }
-    let lost: Vec<String> = comparison
-        .latest_regressions
-        .iter()
-        .map(|one| format!("\n{} lost {:.2}", one.name, -one.delta))
-        .collect();
-    format!("{table}{}", lost.concat())
+    let mut lines = vec![table.to_string()];
+    lines.extend(
+        comparison.latest_regressions.iter().map(|one| format!("{} lost {:.2}", one.name, -one.delta)),
+    );
+    lines.extend(comparison.latest_errors.iter().map(|name| format!("{name} could not be carried out")));
+    lines.extend(comparison.notes.iter().map(|note| format!("note: {note}")));
+    lines.join("\n")
 }
 
 fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {

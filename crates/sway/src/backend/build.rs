@@ -3,19 +3,24 @@
 //! Everything that a file can have wrong is looked at before anything is
 //! fetched, loaded or started. An error names the key that it is about.
 
+mod error;
+
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{CheckpointError, Format, Source};
 use shardloom_hub::fetch::FetchObserver;
-use shardloom_hub::{Hub, HubError, Model};
-use shardloom_layout::{DType, Hint};
+use shardloom_hub::{Hub, Model};
+use shardloom_layout::DType;
+
+pub use error::BuildError;
 
 use super::Backend;
 use super::api::{ApiBackend, ApiError, ApiKey, ApiOptions};
-use super::custom::{CustomBackend, CustomError, CustomOptions};
+use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::two_model::{Side, TwoModel};
-use crate::error::SwayError;
+use super::words::first_difference;
+use crate::convert_adapter::WEIGHTS;
 use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision};
 
 /// Devices that this program computes on.
@@ -23,104 +28,6 @@ const DEVICES: [&str; 2] = ["auto", "cpu"];
 
 /// Variables that are looked at.
 const PYTHON: &str = "SHARDLOOM_PYTHON";
-
-/// Why there is nothing that answers.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// A device that is not there.
-    #[error("`{key}`: this program does not compute on `{found}`")]
-    Device {
-        /// The key.
-        key: String,
-        /// What it says.
-        found: String,
-    },
-    /// An adapter that is not there.
-    #[error("`{key}`: there is no folder {path}")]
-    NoAdapter {
-        /// The key.
-        key: String,
-        /// Where it should be.
-        path: String,
-    },
-    /// A folder that is no adapter's.
-    #[error("`{key}`: {path} holds no adapter, but a checkpoint of kind {format}")]
-    NotAdapter {
-        /// The key.
-        key: String,
-        /// The folder.
-        path: String,
-        /// What it holds.
-        format: Format,
-    },
-    /// An adapter that cannot be read.
-    #[error("`{key}`: {source}")]
-    Adapter {
-        /// The key.
-        key: String,
-        /// What is wrong with it.
-        source: CheckpointError,
-    },
-    /// A program that is not there.
-    #[error("`{key}`: there is no program {path}")]
-    NoProgram {
-        /// The key.
-        key: String,
-        /// Where it should be.
-        path: String,
-    },
-    /// A model that is not found or is none.
-    #[error("`{key}`: {source}")]
-    Model {
-        /// The key.
-        key: String,
-        /// What is wrong with it.
-        source: Box<HubError>,
-    },
-    /// A server that cannot be asked.
-    #[error("`{key}`: {source}")]
-    Api {
-        /// The key.
-        key: String,
-        /// What is wrong.
-        source: ApiError,
-    },
-    /// Something of the user's own that cannot be used.
-    #[error("`{key}`: {source}")]
-    Custom {
-        /// The key.
-        key: String,
-        /// What is wrong.
-        source: CustomError,
-    },
-    /// A backend that did not come to be.
-    #[error(transparent)]
-    Backend(#[from] SwayError),
-}
-
-impl Hint for BuildError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Device { .. } => Some(format!("write one of {}", DEVICES.join(", "))),
-            Self::NoAdapter { .. } => Some(
-                "name the folder with adapter_config.json; relative ones are told from the suite".to_owned(),
-            ),
-            Self::NotAdapter { key, .. } => Some(format!(
-                "name the folder with adapter_config.json, or give the model as `{}`",
-                key.replace(".adapter", ".base")
-            )),
-            Self::NoProgram { .. } => {
-                Some("name a file that can be run; relative ones are told from the suite".to_owned())
-            }
-            Self::Adapter { source, .. } => source.hint(),
-            Self::Model { source, .. } => source.hint(),
-            Self::Api { source, .. } => source.hint(),
-            Self::Custom { source, .. } => source.hint(),
-            Self::Backend(error) => error.hint(),
-        }
-    }
-}
 
 /// Makes backends.
 pub struct Build<'a> {
@@ -156,9 +63,33 @@ impl<'a> Build<'a> {
         Self { hub, observer, local: LocalOptions::default(), api, custom, variable }
     }
 
+    /// Whether what a plan names is there, as far as that can be told without
+    /// fetching, loading or starting anything.
+    pub fn check(&self, plan: &Plan) -> Result<(), BuildError> {
+        check(plan)?;
+        let sides = match plan {
+            Plan::Adapter { model } => vec![(TUNED, model)],
+            Plan::Custom { .. } => Vec::new(),
+            Plan::Two { base, tuned } => [(BASE, base), (TUNED, tuned)]
+                .into_iter()
+                .filter_map(|(key, side)| match side {
+                    PlannedModel::Local(model) => Some((key, model)),
+                    _ => None,
+                })
+                .collect(),
+        };
+        for (key, model) in sides {
+            let found = self.hub.find(&model.base);
+            let key = format!("{key}.base");
+            found.map_err(|source| BuildError::Model { key, source: Box::new(source) })?;
+        }
+        Ok(())
+    }
+
     /// What answers for a plan.
     pub fn backend(&self, plan: &Plan) -> Result<Box<dyn Backend>, BuildError> {
         check(plan)?;
+        self.check_words(plan)?;
         match plan {
             Plan::Adapter { model } => self.local(TUNED, model),
             Plan::Custom { model } => self.custom(TUNED, model),
@@ -182,6 +113,25 @@ impl<'a> Build<'a> {
                     _ => Side { backend: before, view: crate::View::Base },
                 };
                 Ok(Box::new(TwoModel::of(before, Side::changed(self.side(TUNED, tuned)?))))
+            }
+        }
+    }
+
+    /// Whether two models of ours have the same tokens. One that has no
+    /// tokenizer takes the other's.
+    fn check_words(&self, plan: &Plan) -> Result<(), BuildError> {
+        let Plan::Two { base: PlannedModel::Local(base), tuned: PlannedModel::Local(tuned) } = plan else {
+            return Ok(());
+        };
+        if base.base == tuned.base {
+            return Ok(());
+        }
+        let (one, other) = (self.open(BASE, base)?, self.open(TUNED, tuned)?);
+        let (Ok(one), Ok(other)) = (one.tokenizer(), other.tokenizer()) else { return Ok(()) };
+        match first_difference(&one, &other) {
+            None => Ok(()),
+            Some(text) => {
+                Err(BuildError::OtherTokens { base: base.base.clone(), tuned: tuned.base.clone(), text })
             }
         }
     }
@@ -273,12 +223,27 @@ fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
     if !DEVICES.contains(&model.device.as_str()) {
         return Err(BuildError::Device { key: format!("{key}.device"), found: model.device.clone() });
     }
-    let Some(path) = &model.adapter else { return Ok(()) };
-    let key = format!("{key}.adapter");
+    match &model.adapter {
+        Some(path) => check_adapter(&format!("{key}.adapter"), path),
+        None => Ok(()),
+    }
+}
+
+/// Whether a path is that of an adapter; `key` is what named it. Only files are
+/// looked at, not numbers.
+pub fn check_adapter(key: &str, path: &Path) -> Result<(), BuildError> {
+    let key = key.to_owned();
     if !path.exists() {
         return Err(BuildError::NoAdapter { key, path: path.display().to_string() });
     }
     let folder = folder_of(path);
+    // What it counts by must be known before its tensors mean anything.
+    let config = shardloom_checkpoint::formats::peft::CONFIG;
+    let there = |name: &&&str| folder.join(name).is_file();
+    if folder.is_dir() && !folder.join(config).is_file() && !folder.join("config.json").is_file() {
+        let found = WEIGHTS.iter().find(there).map(|name| (*name).to_owned());
+        return Err(BuildError::NoAdapterConfig { key, path: folder.display().to_string(), found });
+    }
     let failed = |source: CheckpointError| BuildError::Adapter { key: key.clone(), source };
     let source = Source::open(&folder).map_err(failed)?;
     let alone = source.as_adapter().map_err(failed)?;
@@ -286,7 +251,7 @@ fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
     // A folder of MLX is an adapter's if it says what the adapter counts.
     let is_adapter = match format {
         Format::Peft => true,
-        Format::Mlx => source.index.metadata().contains_key(shardloom_checkpoint::formats::peft::CONFIG),
+        Format::Mlx => source.index.metadata().contains_key(config),
         _ => false,
     };
     if is_adapter {

@@ -79,6 +79,8 @@ impl Default for LocalOptions {
 /// A model, and what it became, on our own engine.
 pub struct LocalBackend {
     description: Description,
+    /// The name of the base alone.
+    base_identity: String,
     base: Model,
     tuned: Tuned,
     options: LocalOptions,
@@ -103,7 +105,11 @@ impl LocalBackend {
             }
             Tuned::Model(model) => (Some(model.name().to_owned()), Some(model.source().clone())),
         };
-        let identity = identity::identity(&base, source.as_ref(), options.dtype)
+        let words = match &tuned {
+            Tuned::Adapter(folder) if engine::has_tokenizer(folder) => source.as_ref(),
+            _ => None,
+        };
+        let identity = identity::identity(&base, source.as_ref(), words, options.dtype)
             .map_err(|error| failed(error.to_string(), error.hint()))?;
         let description = Description {
             kind: kind.to_owned(),
@@ -111,9 +117,9 @@ impl LocalBackend {
             adapter: name,
             capabilities: capabilities(&tuned),
             notes: notes(&tuned),
-            identity: Some(identity),
+            identity: Some(identity.pair),
         };
-        Ok(Self { description, base, tuned, options, engine: None })
+        Ok(Self { description, base_identity: identity.base, base, tuned, options, engine: None })
     }
 
     fn failed(&self, message: String, hint: Option<String>) -> SwayError {
@@ -194,6 +200,10 @@ impl Backend for LocalBackend {
         }
         let done = work::work(engine, &self.options, &jobs, &mut tell);
         done.map_err(|error: NnError| self.failed(error.to_string(), error.hint()))
+    }
+
+    fn base_identity(&self) -> Option<String> {
+        Some(self.base_identity.clone())
     }
 
     fn layers(&self) -> Vec<String> {

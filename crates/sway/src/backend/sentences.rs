@@ -18,6 +18,7 @@ pub struct WithSentences {
     inner: Box<dyn Backend>,
     encoder: SentenceEncoder,
     description: Description,
+    sum: u128,
 }
 
 impl WithSentences {
@@ -37,7 +38,7 @@ impl WithSentences {
         description.identity =
             description.identity.map(|identity| format!("{identity}:sentences:{sum:032x}"));
         description.notes.push(format!("meanings of texts are those of {}", folder.display()));
-        Ok(Self { inner, encoder, description })
+        Ok(Self { inner, encoder, description, sum })
     }
 }
 
@@ -62,6 +63,10 @@ impl Backend for WithSentences {
             }
         }
         ask_some(&mut *self.inner, &others, &places, watch)
+    }
+
+    fn base_identity(&self) -> Option<String> {
+        self.inner.base_identity().map(|identity| format!("{identity}:sentences:{:032x}", self.sum))
     }
 
     fn layers(&self) -> Vec<String> {

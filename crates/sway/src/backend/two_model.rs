@@ -132,6 +132,11 @@ impl Backend for TwoModel {
         Ok(())
     }
 
+    fn base_identity(&self) -> Option<String> {
+        // A base that has a change of its own is no base alone.
+        (self.base.view == View::Base).then(|| self.base.backend.base_identity()).flatten()
+    }
+
     fn preflight(&mut self) -> Result<(), SwayError> {
         self.base.backend.preflight()?;
         self.tuned.backend.preflight()

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Report, format};
+use crate::record::Verdict;
 
 /// Several runs beside each other, in the order in which they were given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +26,13 @@ pub struct Comparison {
     pub regression_threshold: f64,
     /// What the last run lost against the one before, the worst first.
     pub latest_regressions: Vec<Regression>,
+    /// What the last run could not carry out, and the one before could. Such
+    /// probes have no score that could be lower.
+    #[serde(default)]
+    pub latest_errors: Vec<String>,
+    /// What a reader should know.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// A probe that lost.
@@ -73,7 +81,14 @@ impl Comparison {
             composite_series: runs.iter().map(|(_, run)| run.score.overall).collect(),
             regression_threshold: threshold,
             latest_regressions: latest,
+            latest_errors: latest_errors(runs),
+            notes: notes(runs),
         }
+    }
+
+    /// Whether the last run is worse than the one before.
+    pub fn is_worse(&self) -> bool {
+        !self.latest_regressions.is_empty() || !self.latest_errors.is_empty()
     }
 
     /// The comparison as JSON, with keys in order.
@@ -136,7 +151,34 @@ impl Comparison {
                 page += &format!("- {}: {}\n", regression.name, change(Some(regression.delta)));
             }
         }
+        for (title, items) in
+            [("Not carried out in the last run", &self.latest_errors), ("Notes", &self.notes)]
+        {
+            if !items.is_empty() {
+                let lines: Vec<String> = items.iter().map(|item| format!("- {item}\n")).collect();
+                page += &format!("\n## {title}\n\n{}", lines.concat());
+            }
+        }
         page
+    }
+}
+
+fn latest_errors(runs: &[(String, Report)]) -> Vec<String> {
+    let [.., (_, before), (_, last)] = runs else { return Vec::new() };
+    let errors = |run: &Report| -> BTreeSet<String> {
+        let failed = run.probes.iter().filter(|record| record.verdict == Verdict::Error);
+        failed.map(|record| record.name.clone()).collect()
+    };
+    errors(last).difference(&errors(before)).cloned().collect()
+}
+
+fn notes(runs: &[(String, Report)]) -> Vec<String> {
+    let ways: Vec<String> = runs.iter().map(|(label, run)| format!("{label}: {}", run.statistics)).collect();
+    let mixed = runs.windows(2).any(|pair| pair[0].1.statistics != pair[1].1.statistics);
+    if mixed {
+        vec![format!("scores were reached in two ways, and mean other things ({})", ways.join(", "))]
+    } else {
+        Vec::new()
     }
 }
 
@@ -146,4 +188,50 @@ fn changes(series: &[Option<f64>]) -> Vec<Option<f64>> {
 
 fn change(value: Option<f64>) -> String {
     value.filter(|value| value.is_finite()).map_or(format::NONE.to_owned(), |value| format!("{value:+.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::Finding;
+    use crate::record::Record;
+    use crate::suite::Statistics;
+
+    fn run(records: &[(&str, Verdict, Option<f64>)]) -> Report {
+        let record = |(name, verdict, score): &(&str, Verdict, Option<f64>)| {
+            let made = Finding::error("said").into_record(name, "delta_kl", 0.0);
+            Record { verdict: *verdict, score: *score, ..made }
+        };
+        Report { probes: records.iter().map(record).collect(), ..Report::default() }
+    }
+
+    fn compared(runs: &[Report]) -> Comparison {
+        let runs: Vec<(String, Report)> =
+            runs.iter().enumerate().map(|(at, run)| (format!("run {at}"), run.clone())).collect();
+        Comparison::of(&runs, 0.1)
+    }
+
+    #[test]
+    fn a_probe_that_fails_to_run_is_worse_than_a_low_score() {
+        let good = run(&[("a", Verdict::Pass, Some(0.8)), ("b", Verdict::Error, None)]);
+        let broken = run(&[("a", Verdict::Error, None), ("b", Verdict::Error, None)]);
+        let found = compared(&[good.clone(), broken.clone()]);
+        assert!(found.is_worse() && found.latest_regressions.is_empty());
+        assert_eq!(found.latest_errors, ["a"]);
+        assert!(found.to_markdown().contains("## Not carried out in the last run\n\n- a\n"));
+        // A run that never began has other names.
+        assert!(compared(&[good.clone(), run(&[("__preflight__", Verdict::Error, None)])]).is_worse());
+        assert!(!compared(&[broken, good.clone()]).is_worse());
+        assert!(!compared(&[good.clone(), good]).is_worse());
+    }
+
+    #[test]
+    fn scores_of_two_ways_are_not_compared_in_silence() {
+        let paired = run(&[("a", Verdict::Pass, Some(0.8))]);
+        let reference = Report { statistics: Statistics::Reference, ..paired.clone() };
+        assert!(compared(&[paired.clone(), paired.clone()]).notes.is_empty());
+        let notes = compared(&[reference, paired]).notes;
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].contains("run 0: reference, run 1: paired"), "{notes:?}");
+    }
 }

@@ -20,7 +20,7 @@ impl Report {
         for record in self.probes.iter().filter(|record| record.kind == "cluster_kl") {
             clusters(&mut page, record);
         }
-        list(&mut page, "Notes", &self.notes);
+        list(&mut page, "Notes", &self.all_notes());
         list(&mut page, "Warnings", &self.warnings);
         page
     }
@@ -34,7 +34,12 @@ impl Report {
         line("Base", &self.base_model_id);
         line("Adapter", &format::adapter(&self.adapter_id));
         let score = &self.score;
-        line("Overall", &format!("{:.2} ({}: {})", score.overall, score.band, score.band.meaning()));
+        match self.has_results() {
+            true => {
+                line("Overall", &format!("{:.2} ({}: {})", score.overall, score.band, score.band.meaning()));
+            }
+            false => line("Overall", &self.sentence()),
+        }
         line("Statistics", &self.statistics.to_string());
         line("Suite", &self.spec_path);
         if let Some(backend) = &self.backend {
@@ -51,10 +56,11 @@ impl Report {
 
     fn components(&self, page: &mut String) {
         *page += "\n## Categories\n\n| Category | Score | Weight |\n|---|---:|---:|\n";
-        for (name, score) in self.components_in_order() {
+        for (name, _) in self.components_in_order() {
+            let score = format::score(self.component(name));
             let weight =
                 self.score.weights.get(name).map_or(format::NONE.to_owned(), |weight| format!("{weight:.2}"));
-            *page += &format!("| {} | {score:.2} | {weight} |\n", cell(name));
+            *page += &format!("| {} | {score} | {weight} |\n", cell(name));
         }
     }
 

@@ -95,7 +95,8 @@ impl TraceSummary {
         let by_probe = by(&|event| event.probe.clone().unwrap_or_else(|| "(none)".to_owned()));
         let by_view = by(&|event| event.view_id.clone());
         let hits = events.iter().filter(|event| event.hit).count();
-        let (total_events, wall_ms) = (events.len(), events.iter().map(|event| event.wall_ms).sum());
+        let (total_events, wall_ms) =
+            (events.len(), events.iter().fold(0.0, |sum, event| sum + event.wall_ms));
         events.sort_by(|one, other| other.wall_ms.total_cmp(&one.wall_ms));
         events.truncate(slowest);
         Self {

@@ -249,8 +249,13 @@ fn only_some_entries_are_run_with_their_noise() {
     assert_eq!(outcome.records[0].evidence["calibrated_kinds"], json!(["delta_kl"]));
     suite.only = vec!["latr".to_owned()];
     let error = suite.run_on(&mut Dummy::default()).unwrap_err();
-    assert_eq!(error, RunError::NoSuchEntry { name: "latr".to_owned(), near: Some("later".to_owned()) });
+    let known = ["n", "a", "b", "later"].map(str::to_owned).to_vec();
+    let near = Some("later".to_owned());
+    assert_eq!(error, RunError::NoSuchEntry { name: "latr".to_owned(), near, known });
     assert_eq!(error.hint().unwrap(), "write `later`");
+    suite.only = vec!["quite another".to_owned()];
+    let error = suite.run_on(&mut Dummy::default()).unwrap_err();
+    assert_eq!(error.hint().unwrap(), "entries: n, a, b, later");
 }
 
 #[derive(Default)]

@@ -9,6 +9,14 @@ use shardloom_layout::nearest;
 
 use super::fault::{SuiteErrors, SuiteFault, SuiteProblem, SuiteRule};
 use super::{Suite, SuiteEntry as Entry};
+use crate::probe::{FieldFault, kinds};
+use crate::runner::{self, EntryError};
+
+/// Faults, and those of entries with them: who mends a file sees all at once.
+pub(super) fn with_entries(mut faults: Vec<SuiteFault>, entries: &[SuiteEntry]) -> SuiteErrors {
+    faults.extend(entries.iter().filter_map(|entry| entry.probe().err()).flatten());
+    SuiteErrors::sorted(faults)
+}
 
 /// One probe of a suite.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,6 +90,27 @@ impl SuiteEntry {
         })
     }
 
+    /// The probe, or all that is wrong with what the entry says to it.
+    pub fn probe(&self) -> Result<runner::Entry, Vec<SuiteFault>> {
+        let known: Vec<(String, Value)> =
+            kinds().iter().map(|kind| (kind.kind.to_owned(), kind.schema())).collect();
+        let Some((_, schema)) = known.iter().find(|(kind, _)| *kind == self.kind) else {
+            return Err(vec![self.unknown(&known)]);
+        };
+        let fields = self.check(schema).map_err(|errors| errors.errors)?;
+        match runner::Entry::new(&self.name, &self.kind, &fields) {
+            Ok(made) => Ok(runner::Entry { enabled: self.enabled, weight: self.weight, ..made }),
+            Err(EntryError::Fields(found)) => {
+                let fault = |one: FieldFault| {
+                    let field = (!one.field.is_empty()).then_some(one.field.as_str());
+                    self.fault(field, SuiteProblem::Types { message: one.problem })
+                };
+                Err(found.faults.into_iter().map(fault).collect())
+            }
+            Err(error) => Err(vec![self.fault(None, SuiteProblem::Types { message: error.to_string() })]),
+        }
+    }
+
     fn alone(&self, problem: SuiteProblem) -> SuiteErrors {
         SuiteErrors { errors: vec![self.fault(None, problem)] }
     }
@@ -97,6 +126,18 @@ impl SuiteEntry {
 }
 
 impl Suite {
+    /// The probes, in order, or all that is wrong with any of them.
+    pub fn probes(&self) -> Result<Vec<runner::Entry>, SuiteErrors> {
+        let (mut made, mut faults) = (Vec::new(), Vec::new());
+        for entry in self.entries() {
+            match entry.probe() {
+                Ok(probe) => made.push(probe),
+                Err(found) => faults.extend(found),
+            }
+        }
+        if faults.is_empty() { Ok(made) } else { Err(SuiteErrors::sorted(faults)) }
+    }
+
     /// What is wrong with all entries, by the kinds there are and the JSON
     /// schemas of their types. Otherwise the fields of each entry, in order.
     pub fn check_entries(&self, kinds: &[(String, Value)]) -> Result<Vec<Map<String, Value>>, SuiteErrors> {

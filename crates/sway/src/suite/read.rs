@@ -8,7 +8,7 @@ use shardloom_document::variable::Lookup;
 use shardloom_document::{Conformity, Content, Leniency, Mark, Node, Section, Texts, parse, text_of};
 use shardloom_layout::nearest;
 
-use super::entry::SuiteEntry;
+use super::entry::{SuiteEntry, with_entries};
 use super::fault::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
 use super::file::{File, HEAD, Head, ModelKind, ModelSpec, Statistics};
 use super::{Suite, SuiteOverrides, plan};
@@ -77,7 +77,7 @@ impl Suite {
                 let message = "the types do not take it".to_owned();
                 check.fault(Mark::Default, "", SuiteProblem::Types { message });
             }
-            return Err(SuiteErrors::sorted(check.faults));
+            return Err(with_entries(check.faults, &entries));
         };
         if let Some(statistics) = overrides.statistics {
             read.defaults.statistics = statistics;
@@ -113,7 +113,7 @@ impl Suite {
                 warnings,
                 entries,
             }),
-            _ => Err(SuiteErrors::sorted(judge.check.faults)),
+            _ => Err(with_entries(judge.check.faults, &entries)),
         }
     }
 }

@@ -193,7 +193,7 @@ fn every_rule_has_a_suite_that_breaks_it() {
         "models.base.kind",
         SuiteRule::Dummy,
     );
-    let twice = "suite:\n  - {name: a, kind: k}\n  - {name: a, kind: k}\n";
+    let twice = "suite:\n  - {name: a, kind: leakage}\n  - {name: a, kind: leakage}\n";
     let rule = SuiteRule::SameName { name: "a".to_owned(), line: 5 };
     check(format!("{MODELS}{twice}"), "suite.1.name", rule);
     let suite = read(&format!("{MODELS}{twice}defaults: {{statistics: reference}}\n")).unwrap();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use shardloom::sway::Backend;
-use shardloom::sway::cache::Cache;
+use shardloom::sway::cache::{Cache, Standing};
 
 /// Whether answers of earlier runs are used, and new ones kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +22,24 @@ pub(super) fn answers(backend: &dyn Backend, answers: Answers) -> (Option<Cache>
         let warning = "answers are not kept: there is no home folder; set SHARDLOOM_CACHE_DIR";
         return (None, vec![warning.to_owned()]);
     };
-    match Cache::open(&folder, identity) {
-        Ok(cache) if cache.writes() => (Some(cache), Vec::new()),
-        Ok(cache) => {
-            let warning = "another run of the same models is under way, so new answers are not kept";
-            (Some(cache), vec![warning.to_owned()])
-        }
-        Err(error) => (None, vec![error.to_string()]),
+    let mut cache = match Cache::open(&folder, identity) {
+        Ok(cache) => cache,
+        Err(error) => return (None, vec![error.to_string()]),
+    };
+    // Without it, what the base says is kept with the rest.
+    if let Some(Ok(base)) = backend.base_identity().map(|identity| Cache::open(&folder, &identity)) {
+        cache = cache.with_base(base);
     }
+    let warning = match cache.standing() {
+        Standing::Writes => return (Some(cache), Vec::new()),
+        Standing::OtherRun => {
+            "another run of the same models is under way, so new answers are not kept".to_owned()
+        }
+        Standing::ReadOnly => {
+            format!("new answers are not kept: {} can only be read", cache.path().display())
+        }
+    };
+    (Some(cache), vec![warning])
 }
 
 /// Where answers are kept: our own variable, else a folder of ours in the

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use shardloom::hub::Hub;
 use shardloom::sway::backend::build::{Build, BuildError};
 use shardloom::sway::backend::sentences::WithSentences;
 use shardloom::sway::{Backend, Suite};
@@ -30,6 +31,12 @@ pub(in crate::cli) fn build(
             Ok(Box::new(with.map_err(|error| Failure::user(&error))?))
         }
     }
+}
+
+/// Whether the models of a suite are there. Nothing is fetched or loaded.
+pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
+    let variable = |name: &str| std::env::var(name).ok();
+    Build::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
 }
 
 fn failed(error: BuildError) -> Failure {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
+use shardloom::sway::backend::build::check_adapter;
 use shardloom::sway::packs::Packs;
 use shardloom::sway::{Report, Statistics, Suite, Verdict};
 
@@ -15,6 +16,7 @@ use super::super::output::Output;
 use super::answers::{Answers, answers};
 use super::backend::build;
 use super::files::text_of;
+use super::interruption::Interruption;
 use super::judging::StatisticsArgument;
 use super::screen::Screen;
 use super::session::Session;
@@ -74,6 +76,7 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
     let (mut cache, warnings) = answers(&*backend, Answers::Kept);
     let mut screen = Screen::quiet(output);
     screen.notes.extend(warnings);
+    let _interruption = Interruption::watch(cache.as_ref(), output);
     let report = session.run(&[], &mut *backend, cache.as_mut(), &mut screen)?;
     drop(screen);
     let light = light(&report);
@@ -84,6 +87,7 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
 
 /// A small suite for an adapter.
 fn suite(args: &CheckArgs) -> Result<Suite, Failure> {
+    check_adapter("ADAPTER", &args.adapter).map_err(|error| Failure::user(&error))?;
     let folder = std::path::absolute(&args.adapter).unwrap_or_else(|_| args.adapter.clone());
     let base = match &args.base {
         Some(base) => base.clone(),

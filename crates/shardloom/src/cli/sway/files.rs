@@ -18,6 +18,12 @@ pub(super) enum FileError {
     /// It is there already.
     #[error("{file} is there already")]
     Exists { file: String },
+    /// There is a folder of that name.
+    #[error("{file} is a folder, so nothing can be written there")]
+    Folder { file: String },
+    /// It would lie in a folder that is not there.
+    #[error("{file} cannot be written: there is no folder {folder}")]
+    NoFolder { file: String, folder: String },
 }
 
 impl Hint for FileError {
@@ -25,6 +31,8 @@ impl Hint for FileError {
         match self {
             Self::Unreadable { .. } => None,
             Self::Exists { .. } => Some("give another name with --out, or --overwrite".to_owned()),
+            Self::Folder { .. } => Some("name a file".to_owned()),
+            Self::NoFolder { folder, .. } => Some(format!("make it first: mkdir -p {folder}")),
         }
     }
 }
@@ -39,10 +47,44 @@ pub(super) fn report_of(file: &Path) -> Result<Report, Failure> {
     Report::from_json(&text_of(file)?, &file.display().to_string()).map_err(|error| Failure::user(&error))
 }
 
+/// Whether a file could be written, as far as that can be told before what goes
+/// there is made.
+pub(super) fn check_target(file: &Path) -> Result<(), Failure> {
+    let name = file.display().to_string();
+    if file.is_dir() {
+        return Err(Failure::user(&FileError::Folder { file: name }));
+    }
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(Failure::user(&FileError::NoFolder { file: name, folder: folder.display().to_string() }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file. A plain one is there as a whole or stays as it was.
 pub(super) fn put(file: &Path, text: &str) -> Result<ExitCode, Failure> {
-    std::fs::write(file, text)
+    check_target(file)?;
+    let is_plain = match std::fs::symlink_metadata(file) {
+        Ok(found) => found.is_file(),
+        Err(_) => true,
+    };
+    let written = if is_plain { replace(file, text) } else { std::fs::write(file, text) };
+    written
         .map_err(|error| Failure::operational(&error).about(&format!("cannot write {}", file.display())))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes beside, then puts it in place.
+fn replace(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut beside = file.as_os_str().to_owned();
+    beside.push(".part");
+    let beside = PathBuf::from(beside);
+    let done = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, file));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    done
 }
 
 /// A path as a file would tell it that is read elsewhere: from its own folder

@@ -42,7 +42,10 @@ struct Answer {
 
 pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judging.output(output);
-    let Some(spec) = &args.spec else { return same::run(&args.same, &args.judging, output) };
+    let Some(spec) = &args.spec else {
+        args.judging.only_for_suites()?;
+        return same::run(&args.same, &args.judging, output);
+    };
     if let Some(threshold) = args.threshold.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
         let fact = format!("a threshold of {threshold} is no score");
         return Err(Failure::user(&ArgumentError { fact, fix: Some("give one from 0 to 1".to_owned()) }));
@@ -67,7 +70,8 @@ pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> 
                 lines.extend(answer.refusals.iter().map(|refusal| format!("  {refusal}")));
             }
         }
-        lines.join("\n") + &args.judging.written()
+        lines.join("\n")
     })?;
+    args.judging.keep(&report, output)?;
     Ok(if answer.passed { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

@@ -1,6 +1,7 @@
 //! Options that all commands that run a suite take, and what they come to.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
 use serde_json::json;
@@ -9,11 +10,12 @@ use shardloom::sway::suite::SuiteOverrides;
 use shardloom::sway::{Category, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
-use super::super::hub::HubArgs;
+use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::{Output, counted, table};
 use super::answers::{Answers, answers};
-use super::backend::build;
-use super::files::put;
+use super::backend::{build, check};
+use super::files::{check_target, put};
+use super::interruption::Interruption;
 use super::screen::Screen;
 use super::session::Session;
 
@@ -91,6 +93,29 @@ impl JudgingArgs {
         if printed { Output::Json } else { asked }
     }
 
+    /// Refuses what says something about suites alone, where there is none: it
+    /// would go unheard.
+    pub(super) fn only_for_suites(&self) -> Result<(), Failure> {
+        let json = self.json_file.as_deref().is_some_and(|file| file != Path::new(STDOUT));
+        let given = [
+            ("--json FILE", json),
+            ("--markdown", self.markdown.is_some()),
+            ("--junit", self.junit.is_some()),
+            ("--html", self.html.is_some()),
+            ("--weights", self.weights.is_some()),
+            ("--only", !self.only.is_empty()),
+            ("--statistics", self.statistics.is_some()),
+            ("--trace", self.trace.is_some()),
+        ];
+        let given: Vec<&str> = given.into_iter().filter(|(_, is)| *is).map(|(name, _)| name).collect();
+        if given.is_empty() {
+            return Ok(());
+        }
+        let fact = format!("{} and --same do not go together", given.join(", "));
+        let fix = "leave it out; --json alone prints what was found, for programs".to_owned();
+        Err(Failure::user(&ArgumentError { fact, fix: Some(fix) }))
+    }
+
     pub(super) fn hub(&self) -> Result<Hub, Failure> {
         self.hub.hub()
     }
@@ -101,19 +126,57 @@ impl JudgingArgs {
         Session::new(read_suite(file, &overrides)?, self.weights.as_deref())
     }
 
-    /// Runs a suite, and writes the files that were asked for.
+    /// Whether what the command names is there: entries, and room for files.
+    fn check(&self, session: &Session) -> Result<(), Failure> {
+        self.targets().into_iter().try_for_each(check_target)?;
+        session.check_names(&self.only)
+    }
+
+    /// Checks everything that can be checked without loading a model.
+    pub(super) fn rehearse(&self, session: &Session, output: Output) -> Result<ExitCode, Failure> {
+        self.check(session)?;
+        check(&session.suite, &self.hub()?)?;
+        rehearsal(session, output)
+    }
+
+    /// Runs a suite. What is wrong with the command is told before it begins.
     pub(super) fn judge(&self, session: &Session, output: Output) -> Result<Report, Failure> {
+        self.check(session)?;
         let mut backend = build(&session.suite, &self.hub, output)?;
         let kept = if self.no_cache { Answers::Fresh } else { Answers::Kept };
         let (mut cache, warnings) = answers(&*backend, kept);
         let mut screen = Screen::new(output, self.trace.as_deref())?;
         screen.notes.extend(warnings);
+        let _interruption = Interruption::watch(cache.as_ref(), output);
         let report = session.run(&self.only, &mut *backend, cache.as_mut(), &mut screen)?;
         drop(screen);
-        for (file, text) in self.files(&report) {
-            put(file, &text)?;
-        }
         Ok(report)
+    }
+
+    /// Writes the files that were asked for. One that cannot be written does not
+    /// keep the others from it.
+    pub(super) fn keep(&self, report: &Report, output: Output) -> Result<(), Failure> {
+        let mut written = Vec::new();
+        let mut failure = None;
+        for (file, text) in self.files(report) {
+            match put(file, &text) {
+                Ok(_) => written.push(file.display().to_string()),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if output == Output::Text && !written.is_empty() {
+            output.show(&written, |written| format!("written: {}", written.join(", ")))?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The files that were asked for.
+    fn targets(&self) -> Vec<&Path> {
+        let json = self.json_file.as_deref().filter(|file| *file != Path::new(STDOUT));
+        [json, self.markdown.as_deref(), self.junit.as_deref(), self.html.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// The files that were asked for, with what goes there.
@@ -126,14 +189,6 @@ impl JudgingArgs {
         files.extend(self.html.as_deref().map(|file| (file, report.to_html())));
         files
     }
-
-    /// Where the report can be read again, in a line; empty if nowhere.
-    pub(super) fn written(&self) -> String {
-        let json = self.json_file.as_deref().filter(|file| *file != Path::new(STDOUT));
-        let files = [json, self.markdown.as_deref(), self.junit.as_deref(), self.html.as_deref()];
-        let names: Vec<String> = files.into_iter().flatten().map(|file| file.display().to_string()).collect();
-        if names.is_empty() { String::new() } else { format!("\nwritten: {}", names.join(", ")) }
-    }
 }
 
 /// Reads a suite from its file.
@@ -143,7 +198,7 @@ pub(super) fn read_suite(file: &Path, overrides: &SuiteOverrides) -> Result<Suit
 }
 
 /// What a suite would do.
-pub(super) fn rehearsal(session: &Session, output: Output) -> Result<std::process::ExitCode, Failure> {
+fn rehearsal(session: &Session, output: Output) -> Result<ExitCode, Failure> {
     let suite = &session.suite;
     let sections = session.document.as_ref().map_or(0, |document| document.sections.len());
     let entries: Vec<_> = session

@@ -8,7 +8,7 @@ use shardloom::sway::{Report, Verdict};
 
 use super::super::failure::Failure;
 use super::super::output::Output;
-use super::judging::{JudgingArgs, rehearsal};
+use super::judging::JudgingArgs;
 use super::terminal;
 
 #[derive(Args)]
@@ -53,19 +53,21 @@ pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
     let output = args.judging.output(output);
     let session = args.judging.session(&args.spec)?;
     if args.dry_run {
-        return rehearsal(&session, output);
+        return args.judging.rehearse(&session, output);
     }
     let report = args.judging.judge(&session, output)?;
-    show(&report, &args.judging.written(), output)?;
+    // Shown first: what cannot be written is not lost so.
+    show(&report, output)?;
+    args.judging.keep(&report, output)?;
     let refused = |verdict: Verdict| args.fail_on.iter().any(|one| one.verdict() == verdict);
-    let failed = report.probes.iter().any(|record| refused(record.verdict));
+    let failed = report.preflight_failed() || report.probes.iter().any(|record| refused(record.verdict));
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
 /// Prints a report.
-pub(super) fn show(report: &Report, ending: &str, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn show(report: &Report, output: Output) -> Result<ExitCode, Failure> {
     let text = match output {
-        Output::Text => terminal::render(report) + ending,
+        Output::Text => terminal::render(report),
         Output::Json => report.to_json(),
     };
     Output::Text.show(&text, |text| text.trim_end().to_owned())

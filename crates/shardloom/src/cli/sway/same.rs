@@ -7,6 +7,7 @@ use clap::{Args, ValueHint};
 use serde::Serialize;
 use shardloom::checkpoint::{Source, fingerprint};
 use shardloom::hub::Model;
+use shardloom::sway::backend::build::check_adapter;
 use shardloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use shardloom::sway::inquiry::inquire;
 use shardloom::sway::packs::Packs;
@@ -65,6 +66,9 @@ pub(super) fn run(args: &SameArgs, judging: &JudgingArgs, output: Output) -> Res
         Some(file) => prompts_of(file)?,
         None => own_prompts(),
     };
+    if let Some(adapter) = &args.adapter {
+        check_adapter("--adapter", adapter).map_err(|error| Failure::user(&error))?;
+    }
     let hub = judging.hub()?;
     let open = |name: &String| -> Result<Model, Failure> { Ok(hub.open(name, &Downloads::new(output))?) };
     let (one, other) = (open(first)?, open(second)?);

@@ -8,12 +8,10 @@ use shardloom::sway::attribution::attribute;
 use shardloom::sway::cache::Cache;
 use shardloom::sway::packs::Packs;
 use shardloom::sway::paired::Paired;
-use shardloom::sway::probe::kinds;
 use shardloom::sway::report::Determinism;
-use shardloom::sway::runner::{Entry, EntryError, Job, Judging, Outcome, RunError, run};
+use shardloom::sway::runner::{Entry, Job, Judging, Outcome, RunError, check_names, run};
 use shardloom::sway::score::Weights;
 use shardloom::sway::sections::Document;
-use shardloom::sway::suite::{SuiteErrors, SuiteProblem};
 use shardloom::sway::{Backend, Record, Report, Score, Statistics, Suite, SwayError, Verdict};
 use thiserror::Error;
 
@@ -39,7 +37,7 @@ impl Session {
     /// Checks a suite, and reads what it names. `weights` are those of a
     /// command line.
     pub(in crate::cli) fn new(suite: Suite, weights: Option<&str>) -> Result<Self, Failure> {
-        let entries = entries(&suite).map_err(|errors| Failure::user(&errors))?;
+        let entries = suite.probes().map_err(|errors| Failure::user(&errors))?;
         let mut warnings: Vec<String> = suite.warnings.iter().map(ToString::to_string).collect();
         let defaults = &suite.defaults;
         let packs = match &defaults.packs {
@@ -68,6 +66,11 @@ impl Session {
 
     pub(super) fn statistics(&self) -> Statistics {
         self.suite.defaults.statistics
+    }
+
+    /// Whether all of these are entries of the suite.
+    pub(super) fn check_names(&self, only: &[String]) -> Result<(), Failure> {
+        check_names(&self.entries, only).map_err(|error| Failure::user(&error))
     }
 
     /// Asks, judges, and tells.
@@ -163,27 +166,6 @@ impl Session {
             Err(error) => screen.notes.push(format!("layers could not be told apart: {error}")),
         }
     }
-}
-
-/// The entries as probes; all that is wrong with them is told at once.
-fn entries(suite: &Suite) -> Result<Vec<Entry>, SuiteErrors> {
-    let known: Vec<(String, Value)> =
-        kinds().iter().map(|kind| (kind.kind.to_owned(), kind.schema())).collect();
-    let fields = suite.check_entries(&known)?;
-    let (mut made, mut faults) = (Vec::new(), Vec::new());
-    for (entry, fields) in suite.entries().iter().zip(fields) {
-        match Entry::new(&entry.name, &entry.kind, &fields) {
-            Ok(probe) => made.push(Entry { enabled: entry.enabled, weight: entry.weight, ..probe }),
-            Err(EntryError::Fields(found)) => {
-                let fault = |message: String, field: &str| {
-                    entry.fault((!field.is_empty()).then_some(field), SuiteProblem::Types { message })
-                };
-                faults.extend(found.faults.into_iter().map(|one| fault(one.problem, &one.field)));
-            }
-            Err(error) => faults.push(entry.fault(None, SuiteProblem::Types { message: error.to_string() })),
-        }
-    }
-    if faults.is_empty() { Ok(made) } else { Err(SuiteErrors { errors: faults }) }
 }
 
 fn determinism(kind: &str, seed: i64) -> Determinism {

@@ -120,10 +120,12 @@ impl Engine {
 
 /// The tokenizer of an adapter, if it has one.
 fn tokenizer_of(folder: &Path) -> Result<Option<Tokenizer>, HubError> {
-    if folder.join("tokenizer_config.json").is_file() && folder.join("tokenizer.json").is_file() {
-        return Ok(Some(Tokenizer::from_folder(folder)?));
-    }
-    Ok(None)
+    has_tokenizer(folder).then(|| Ok(Tokenizer::from_folder(folder)?)).transpose()
+}
+
+/// Whether the folder of an adapter has a tokenizer, which then is used.
+pub(super) fn has_tokenizer(folder: &Path) -> bool {
+    ["tokenizer_config.json", "tokenizer.json"].into_iter().all(|name| folder.join(name).is_file())
 }
 
 /// Tokens that end texts by a model's own configuration.

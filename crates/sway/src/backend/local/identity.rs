@@ -13,6 +13,9 @@ const BLOCK: usize = 1 << 22;
 /// The width of the words that bytes are summed as.
 const WORD: usize = 8;
 
+/// What a tokenizer says of itself.
+const WORDS: &str = "tokenizer_config.json";
+
 /// Files beside weights that decide what texts become.
 const COMPANIONS: [&str; 9] = [
     "adapter_config.json",
@@ -26,14 +29,33 @@ const COMPANIONS: [&str; 9] = [
     "vocab.json",
 ];
 
-/// The name of a base, what tunes it, and the precision they are computed in.
-pub(super) fn identity(base: &Model, tuned: Option<&Source>, dtype: DType) -> Result<String, StorageError> {
+/// Names of what answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// Of the base and what tunes it.
+    pub(super) pair: String,
+    /// Of the base alone, and the tokenizer that it is asked with.
+    pub(super) base: String,
+}
+
+/// The names of a base, what tunes it, and the precision they are computed in.
+/// `words` is what brings another tokenizer along, if something does.
+pub(super) fn identity(
+    base: &Model,
+    tuned: Option<&Source>,
+    words: Option<&Source>,
+    dtype: DType,
+) -> Result<Identity, StorageError> {
     let base = format!("{:032x}", of_source(base.source())? ^ of_text(&words_of(base)));
-    let tuned = match tuned {
-        Some(source) => format!("{:032x}", of_source(source)?),
-        None => "none".to_owned(),
-    };
-    Ok(format!("shardloom-{}.{ENGINE}:{dtype}:{base}:{tuned}", env!("CARGO_PKG_VERSION")))
+    let hash = |sum: Option<u128>| sum.map_or_else(|| "none".to_owned(), |sum| format!("{sum:032x}"));
+    let tuned = hash(tuned.map(of_source).transpose()?);
+    let words =
+        hash(words.map(|source| of_files(&*source.storage, words_beside(&*source.storage)?)).transpose()?);
+    let engine = format!("shardloom-{}.{ENGINE}:{dtype}", env!("CARGO_PKG_VERSION"));
+    Ok(Identity {
+        pair: format!("{engine}:{base}:{tuned}"),
+        base: format!("{engine}:{base}:base alone, words {words}"),
+    })
 }
 
 /// What a model says of itself, and its tokenizer if that lies elsewhere.
@@ -53,15 +75,35 @@ fn words_of(model: &Model) -> String {
 pub(in crate::backend) fn of_source(source: &Source) -> Result<u128, StorageError> {
     let storage = &*source.storage;
     let mut names: Vec<String> = source.index.files().iter().map(|file| file.name.clone()).collect();
-    for name in COMPANIONS {
-        if !names.iter().any(|known| known == name) {
-            match storage.length(name) {
-                Ok(_) => names.push(name.to_owned()),
-                Err(StorageError::Missing { .. }) => {}
-                Err(error) => return Err(error),
-            }
+    let beside = there(storage, COMPANIONS.to_vec())?;
+    names.extend(
+        beside.into_iter().filter(|name| !source.index.files().iter().any(|file| file.name == *name)),
+    );
+    of_files(storage, names)
+}
+
+/// Files of a tokenizer in an adapter's folder.
+fn words_beside(storage: &dyn Storage) -> Result<Vec<String>, StorageError> {
+    there(
+        storage,
+        COMPANIONS.into_iter().filter(|name| !name.ends_with("config.json") || *name == WORDS).collect(),
+    )
+}
+
+/// Those of some files that are there.
+fn there(storage: &dyn Storage, names: Vec<&str>) -> Result<Vec<String>, StorageError> {
+    let mut there = Vec::new();
+    for name in names {
+        match storage.length(name) {
+            Ok(_) => there.push(name.to_owned()),
+            Err(StorageError::Missing { .. }) => {}
+            Err(error) => return Err(error),
         }
     }
+    Ok(there)
+}
+
+fn of_files(storage: &dyn Storage, mut names: Vec<String>) -> Result<u128, StorageError> {
     names.sort_unstable();
     let mut total: u128 = 0;
     for name in &names {

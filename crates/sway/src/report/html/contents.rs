@@ -4,10 +4,8 @@ use serde::Serialize;
 
 use super::chart::{Chart, charts};
 use super::words::{Writing, writings};
-use crate::category::Category;
 use crate::record::{Record, Verdict};
 use crate::report::{Report, format, meaning};
-use crate::score::counts;
 
 /// How much of everything is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,18 +129,6 @@ impl Contents {
 /// The verdict in words, and how far it can be relied on.
 fn statement(report: &Report) -> Statement {
     let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
-    let nothing = number(Verdict::Error) + number(Verdict::Skip) == report.probes.len();
-    let sentence = match report.probes.len() {
-        0 => "No probe was run, so nothing is known.".to_owned(),
-        _ if nothing => "No probe could be carried out, so nothing is known.".to_owned(),
-        _ => {
-            let mut meaning = report.score.band.meaning().to_owned();
-            if let Some(first) = meaning.get_mut(..1) {
-                first.make_ascii_uppercase();
-            }
-            format!("{meaning}.")
-        }
-    };
     let words = [
         (Verdict::Pass, "passed"),
         (Verdict::Fail, "failed"),
@@ -162,8 +148,8 @@ fn statement(report: &Report) -> Statement {
     };
     let tally = if parts.is_empty() { probes } else { format!("{probes}: {}", parts.join(", ")) };
     Statement {
-        sentence,
-        score: (!nothing).then(|| format::score(Some(report.score.overall))),
+        sentence: report.sentence(),
+        score: report.has_results().then(|| format::score(Some(report.score.overall))),
         band: report.score.band.to_string(),
         tally,
     }
@@ -211,18 +197,9 @@ fn moment(text: &str) -> String {
 }
 
 fn components(report: &Report) -> Vec<Component> {
-    // A category without a result has a zero in the report, which would read
-    // as a bad one.
-    let has_result = |name: &str| {
-        let counted = |record: &Record| counts(record, report.statistics) && record.score.is_some();
-        let of = |category: Category| {
-            report.probes.iter().any(|one| Category::of_kind(&one.kind) == category && counted(one))
-        };
-        Category::from_name(name).is_none_or(of)
-    };
     let component = |(name, score): (&str, f64)| Component {
         name: cropped(name, 40),
-        score: format::score(Some(score).filter(|_| has_result(name))),
+        score: format::score(report.component(name)),
         weight: report
             .score
             .weights

@@ -1,0 +1,98 @@
+//! What a report comes to, in a sentence, and where it knows nothing.
+
+use super::Report;
+use crate::category::Category;
+use crate::record::{Record, Verdict};
+use crate::score::counts;
+
+impl Report {
+    /// Whether any probe could be carried out. If none was, a score of zero
+    /// would say that something is known.
+    pub fn has_results(&self) -> bool {
+        self.probes.iter().any(|record| !matches!(record.verdict, Verdict::Error | Verdict::Skip))
+    }
+
+    /// Whether the models could not be asked at all.
+    pub fn preflight_failed(&self) -> bool {
+        self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == Verdict::Error)
+    }
+
+    /// The verdict, as a sentence.
+    pub fn sentence(&self) -> String {
+        if self.probes.is_empty() {
+            return "No probe was run, so nothing is known.".to_owned();
+        }
+        if !self.has_results() {
+            return "No probe could be carried out, so nothing is known.".to_owned();
+        }
+        let mut meaning = self.score.band.meaning().to_owned();
+        if let Some(first) = meaning.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        format!("{meaning}.")
+    }
+
+    /// What a reader should know: of the run, and of what answered.
+    pub fn all_notes(&self) -> Vec<String> {
+        let mut notes = self.notes.clone();
+        let of_backend = self.backend.iter().flat_map(|backend| &backend.notes);
+        notes.extend(of_backend.filter(|note| !self.notes.contains(note)).cloned());
+        notes
+    }
+
+    /// The score of a category; none if no probe of it has a result, for which
+    /// the report itself has a zero. What is no category of ours stays as it is.
+    pub fn component(&self, name: &str) -> Option<f64> {
+        let counted = |record: &Record| counts(record, self.statistics) && record.score.is_some();
+        let has_result = |category: Category| {
+            self.probes.iter().any(|record| Category::of_kind(&record.kind) == category && counted(record))
+        };
+        let known = Category::from_name(name).is_none_or(has_result);
+        self.score.components.get(name).copied().filter(|_| known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+    use crate::probe::Finding;
+    use crate::score::{Score, Weights};
+    use crate::suite::Statistics;
+
+    fn report(records: Vec<Record>) -> Report {
+        let score = Score::of(&records, &Weights::of_suite(None), Statistics::Paired);
+        Report { probes: records, score, ..Report::default() }
+    }
+
+    fn record(kind: &str, verdict: Verdict, score: Option<f64>) -> Record {
+        let record = Finding::error("said").into_record("one", kind, 0.0);
+        Record { verdict, score, ..record }
+    }
+
+    #[test]
+    fn nothing_measured_is_not_called_noise() {
+        let nothing = report(Vec::new());
+        assert_eq!(nothing.sentence(), "No probe was run, so nothing is known.");
+        let failed = report(vec![record("preflight", Verdict::Error, None)]);
+        assert_eq!(failed.sentence(), "No probe could be carried out, so nothing is known.");
+        assert!(failed.preflight_failed() && !failed.has_results());
+        let bad = report(vec![record("delta_kl", Verdict::Fail, Some(0.0))]);
+        assert_eq!(bad.sentence(), "The fine-tuning cannot be told from noise.");
+        assert!(bad.has_results() && !bad.preflight_failed());
+    }
+
+    #[test]
+    fn a_category_without_a_result_has_no_score() {
+        let report = report(vec![
+            record("delta_kl", Verdict::Fail, Some(0.0)),
+            record("leakage", Verdict::Inconclusive, Some(0.4)),
+            record("adapter_ablation", Verdict::Error, None),
+        ]);
+        assert_eq!(report.component("adherence"), Some(0.0));
+        for name in ["calibration", "ablation", "attribution", "nonsense"] {
+            assert_eq!(report.component(name), None, "{name}");
+        }
+    }
+}
