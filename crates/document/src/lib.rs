@@ -21,4 +21,4 @@ pub use fault::{Fault, Faults, Problem, Purpose, Remedy};
 pub use outline::Section;
 pub use place::{Mark, Place, Texts};
 pub use text::{MOST_BYTES, parse, text_of};
-pub use tree::{Content, Entry, Node, Style, SyntaxError, cropped};
+pub use tree::{Content, Entry, Node, Refused, Style, SyntaxError, cropped};

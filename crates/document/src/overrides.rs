@@ -67,7 +67,7 @@ fn value_of<R>(text: &str) -> Result<Node, Problem<R>> {
     if !trimmed.starts_with(['[', '{', '\'', '"', '|', '>', '&', '*', '!']) {
         let lines = trimmed.contains('\n') || trimmed.contains(": ") || trimmed.ends_with(':');
         if !lines {
-            return Ok(Node { mark: Mark::Default, content: plain(trimmed) });
+            return Ok(Node::new(Mark::Default, plain(trimmed)));
         }
     }
     Node::parse(trimmed).map_err(|error| Problem::Syntax { message: error.message, snippet: error.snippet })
@@ -150,7 +150,7 @@ impl Change<'_> {
         path: &str,
         kind: &Kind,
     ) -> Result<(), Wrong<R>> {
-        let nothing = || Node { mark: self.mark, content: Content::Nothing };
+        let nothing = || Node::new(self.mark, Content::Nothing);
         match self.entry(node, key, nothing) {
             None => Ok(()),
             Some(entry) if rest.is_empty() => {
@@ -176,7 +176,7 @@ impl Change<'_> {
         };
         let index = first.parse::<usize>().ok().filter(|index| *index <= length).ok_or_else(wrong)?;
         if index == length {
-            list.push(Node { mark: self.mark, content: Content::Nothing });
+            list.push(Node::new(self.mark, Content::Nothing));
         }
         self.in_kind(items, &mut list[index], rest, &inside(path, first))
     }
@@ -190,7 +190,7 @@ impl Change<'_> {
         initial: impl FnOnce() -> Node,
     ) -> Option<&'n mut Entry> {
         if node.content == Content::Nothing {
-            *node = Node { mark: self.mark, content: Content::Map(Vec::new()) };
+            *node = Node::new(self.mark, Content::Map(Vec::new()));
         }
         let Content::Map(map) = &mut node.content else { return None };
         let index = map.iter().rposition(|entry| entry.key == key).unwrap_or_else(|| {
@@ -202,7 +202,7 @@ impl Change<'_> {
 
     /// Whether there is such a key, where there is no place for its value.
     fn only_checked<R>(self, kind: &Kind, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
-        let mut scratch = Node { mark: self.mark, content: Content::Nothing };
+        let mut scratch = Node::new(self.mark, Content::Nothing);
         self.in_kind(kind, &mut scratch, parts, path)
     }
 }
@@ -212,6 +212,6 @@ impl Change<'_> {
 fn default_of(key: &Key) -> Node {
     match (&key.kind, &key.default, key.nullable) {
         (Kind::List(_, _), Some(default), Nullable::No) => Node::from_json(default),
-        _ => Node { mark: Mark::Default, content: Content::Nothing },
+        _ => Node::new(Mark::Default, Content::Nothing),
     }
 }

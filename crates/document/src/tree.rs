@@ -25,6 +25,9 @@ pub struct Node {
     pub mark: Mark,
     /// What.
     pub content: Content,
+    /// A number as its text has it: a revision such as `0123456` looks like a
+    /// number and is none.
+    pub written: Option<String>,
 }
 
 /// A value.
@@ -72,6 +75,16 @@ pub struct Entry {
     pub value: Node,
 }
 
+/// What is refused at once, besides what is no YAML.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Tags that are not known. Keys that stand twice are given out, all of
+    /// them, so that each can be told with everything else.
+    Tags,
+    /// Keys that stand twice. Tags that are not known say nothing.
+    Repeats,
+}
+
 /// Why a text is no YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntaxError {
@@ -86,11 +99,21 @@ pub struct SyntaxError {
 }
 
 impl Node {
+    /// A value that no text has.
+    pub const fn new(mark: Mark, content: Content) -> Self {
+        Self { mark, content, written: None }
+    }
+
     /// The value of a text in a file.
     pub fn parse(text: &str) -> Result<Self, SyntaxError> {
+        Self::parse_refusing(text, Refused::Tags)
+    }
+
+    /// The same, for files that are strict about something else.
+    pub fn parse_refusing(text: &str, refused: Refused) -> Result<Self, SyntaxError> {
         // A mark at the beginning is no content, and would move all places.
         let text = text.trim_start_matches('\u{feff}');
-        let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options());
+        let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(refused));
         raw.map(|raw| node(raw, text)).map_err(|error| syntax_error(&error, text))
     }
 
@@ -115,7 +138,7 @@ impl Node {
                     .collect(),
             ),
         };
-        Self { mark: Mark::Default, content }
+        Self::new(Mark::Default, content)
     }
 
     /// The same, with everything in it, as if written elsewhere.
@@ -173,7 +196,7 @@ impl Node {
 }
 
 /// What stands in a place while its value is changed.
-const NOTHING: Node = Node { mark: Mark::Default, content: Content::Nothing };
+const NOTHING: Node = Node::new(Mark::Default, Content::Nothing);
 
 /// A text of which not more than a line is shown.
 pub fn cropped(text: &str) -> String {
@@ -182,7 +205,7 @@ pub fn cropped(text: &str) -> String {
     if line.chars().count() <= MOST { line } else { line.chars().take(MOST).chain(['…']).collect() }
 }
 
-fn options() -> Options {
+fn options(refused: Refused) -> Options {
     let mut budget = serde_saphyr::Budget::default();
     budget.max_depth = MAX_DEPTH;
     budget.max_nodes = MAX_NODES;
@@ -194,10 +217,13 @@ fn options() -> Options {
     options.with_snippet = false;
     options.emit_comments = false;
     options.strict_booleans = true;
-    options.reject_unsupported_tags = true;
     options.non_finite_float_policy = NonFiniteFloatPolicy::PassThrough;
-    // All of them are given out, so that each can be told.
-    options.duplicate_keys = DuplicateKeyPolicy::LastWins;
+    options.reject_unsupported_tags = refused == Refused::Tags;
+    options.duplicate_keys = match refused {
+        // This gives all of them out.
+        Refused::Tags => DuplicateKeyPolicy::LastWins,
+        Refused::Repeats => DuplicateKeyPolicy::Error,
+    };
     options
 }
 
@@ -208,6 +234,7 @@ fn syntax_error(error: &serde_saphyr::Error, text: &str) -> SyntaxError {
     let message = match error.without_snippet() {
         Error::MultipleDocuments { .. } => "there is more than one document".to_owned(),
         Error::NullIntoString { .. } => "a key is empty".to_owned(),
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key `{key}` stands here twice"),
         other => {
             let message = other.to_string();
             // The place is told elsewhere.
@@ -238,13 +265,17 @@ fn snippet(text: &str, line: u64, column: u64) -> String {
 
 fn node(raw: Spanned<Raw>, text: &str) -> Node {
     let mark = Mark::At { line: raw.referenced.line(), column: raw.referenced.column() };
+    let span = raw.defined.span();
+    let written = span.byte_offset().zip(span.byte_len()).and_then(|(start, length)| {
+        text.get(usize::try_from(start).ok()?..usize::try_from(start + length).ok()?)
+    });
     let content = match raw.value {
+        Raw::Plain(number @ (Content::Whole(_) | Content::Decimal(_))) => {
+            let written = written.map(|written| written.trim().to_owned());
+            return Node { mark, content: number, written };
+        }
         Raw::Plain(content) => content,
         Raw::Text(value) => {
-            let span = raw.defined.span();
-            let written = span.byte_offset().zip(span.byte_len()).and_then(|(start, length)| {
-                text.get(usize::try_from(start).ok()?..usize::try_from(start + length).ok()?)
-            });
             // Blocks have lines; what has quotes begins with one.
             let plain =
                 written.is_some_and(|written| !written.starts_with(['\'', '"']) && !written.contains('\n'));
@@ -261,7 +292,7 @@ fn node(raw: Spanned<Raw>, text: &str) -> Node {
                 .collect(),
         ),
     };
-    Node { mark, content }
+    Node::new(mark, content)
 }
 
 /// A value as the parser gives it.
@@ -355,5 +386,33 @@ impl Serialize for Node {
                 entries.end()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_for_the_file_to_say() {
+        let (twice, tagged) = ("a: 1\nb: 2\na: 3\n", "a: !own [1]\n");
+        let Content::Map(all) = Node::parse(twice).unwrap().content else { panic!("no map") };
+        assert_eq!(all.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), ["a", "b", "a"]);
+        let error = Node::parse_refusing(twice, Refused::Repeats).unwrap_err();
+        assert_eq!((error.line, error.message.as_str()), (3, "the key `a` stands here twice"));
+        assert!(Node::parse(tagged).is_err());
+        let node = Node::parse_refusing(tagged, Refused::Repeats).unwrap();
+        assert_eq!(serde_json::to_value(node).unwrap(), serde_json::json!({"a": [1]}));
+    }
+
+    #[test]
+    fn numbers_are_also_as_they_were_written() {
+        let text = "\u{feff}[0123, 1.10, .inf, 1_000, '7', true, &a 007, *a]";
+        let Content::List(list) = Node::parse(text).unwrap().content else { panic!("no list") };
+        let written: Vec<Option<&str>> = list.iter().map(|node| node.written.as_deref()).collect();
+        let plain = ["0123", "1.10", ".inf", "1_000"].map(Some);
+        assert_eq!(written, [&plain[..], &[None, None, Some("007"), Some("007")]].concat());
     }
 }

@@ -453,6 +453,22 @@ fn broken_yaml_hides_neither_its_neighbours_nor_other_files() {
 }
 
 #[test]
+fn a_key_that_stands_twice_or_is_empty_is_told_with_its_line() {
+    let store = built_in("name: x\n---\nname: y\nmodel_config:\n  a: 1\n  a: 2\n---\nname: z\n: b\n");
+    let shown: Vec<String> = store.problems().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shown,
+        ["cards.yaml:6: the key `a` stands here twice, in `a: 2`", "cards.yaml:9: a key is empty, in `: b`",]
+    );
+}
+
+#[test]
+fn tags_that_are_not_known_say_nothing() {
+    let store = built_in("name: x\nmodel_config: {a: !own [1, 2]}\n");
+    assert_eq!(config(&store, "x"), json!({"a": [1, 2]}));
+}
+
+#[test]
 fn only_a_folder_that_was_asked_for_must_be_there() {
     let place = tempfile::tempdir().unwrap();
     let none = place.path().join("none");

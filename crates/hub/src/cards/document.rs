@@ -5,14 +5,12 @@
 //! neighbours with it, and one that nobody asks for is never parsed.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number};
-use serde_saphyr::{NonFiniteFloatPolicy, Options, Spanned};
+use shardloom_document::{Content, Entry, Mark, Node, Refused, SyntaxError};
 
 use super::error::{CardError, Problem, cropped, described};
 use super::fields::Written;
@@ -20,25 +18,18 @@ use super::name::CardName;
 use super::source::SourceKind;
 use super::value::{Field, Origin, Place, Value};
 
-/// How deep maps and lists may lie in each other.
-const MAX_DEPTH: usize = 48;
-/// How many values there may be in a document.
-const MAX_NODES: usize = 50_000;
-/// How many of them may come from aliases.
-const MAX_REPLAYED: usize = 20_000;
-
 /// A document of a file, or a card that was made without one.
 #[derive(Debug)]
 pub(super) struct Document {
     place: Place,
-    content: Content,
+    form: Form,
     /// The name, if it can be told without parsing the rest.
     glimpsed: Option<Arc<str>>,
     parsed: OnceLock<Result<Parsed, Problem>>,
 }
 
 #[derive(Debug)]
-enum Content {
+enum Form {
     Text(Arc<str>, Range<usize>),
     Json(Map<String, serde_json::Value>),
 }
@@ -59,7 +50,7 @@ impl Document {
                 documents.push(Self {
                     place: Place::new(source, file, line),
                     glimpsed: glimpse(&text[range.clone()]),
-                    content: Content::Text(Arc::clone(text), range),
+                    form: Form::Text(Arc::clone(text), range),
                     parsed: OnceLock::new(),
                 });
             }
@@ -89,7 +80,7 @@ impl Document {
     /// A card that is in no file.
     pub fn made(source: SourceKind, file: &Arc<Path>, fields: Map<String, serde_json::Value>) -> Self {
         let place = Place::new(source, file, 0);
-        Self { place, content: Content::Json(fields), glimpsed: None, parsed: OnceLock::new() }
+        Self { place, form: Form::Json(fields), glimpsed: None, parsed: OnceLock::new() }
     }
 
     /// Where it begins.
@@ -127,26 +118,23 @@ impl Document {
     }
 
     fn parse(&self) -> Result<Parsed, Problem> {
-        match &self.content {
-            Content::Text(text, range) => {
+        match &self.form {
+            Form::Text(text, range) => {
                 let text = &text[range.clone()];
-                let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options());
-                let raw = raw.map_err(|error| self.syntax(text, &error))?;
-                let Raw::Map(map) = &raw.value else {
-                    return Err(Problem::NoMap { place: self.place.clone(), found: raw.value.kind() });
+                let read = Node::parse_refusing(text, Refused::Repeats);
+                let node = read.map_err(|error| self.syntax(text, error))?;
+                let found = scalar(&node).kind();
+                let Content::Map(map) = node.content else {
+                    return Err(Problem::NoMap { place: self.place.clone(), found });
                 };
-                let line_of = |key: &Spanned<String>| self.line(key.referenced.line());
-                let named = map.iter().find(|(key, _)| key.value == "name");
-                let place = self.place.at(named.map_or(self.line(1), |(key, _)| line_of(key)));
-                let name = named.map(|(_, value)| value.value.scalar(text, value));
-                let name = self.check_name(name, place)?;
-                let reader = Reader { text, name: &name, document: self };
-                let map =
-                    map.iter().map(|(key, value)| (key.value.clone(), reader.field(value, line_of(key))));
-                let written = Written::read(map.collect());
+                let named = map.iter().find(|entry| entry.key == "name");
+                let place = named.map_or(self.place.clone(), |entry| self.place.at(self.line(entry.mark)));
+                let name = self.check_name(named.map(|entry| scalar(&entry.value)), place)?;
+                let reader = Reader { name: &name, document: self };
+                let written = Written::read(map.into_iter().map(|entry| reader.entry(entry)).collect());
                 Ok(Parsed { name, written })
             }
-            Content::Json(json) => {
+            Form::Json(json) => {
                 let place = self.place.clone();
                 let unnamed = Origin::new(&Arc::from(""), place.clone());
                 let name = json.get("name").map(|name| Field::from_json(name, &unnamed).value);
@@ -168,21 +156,19 @@ impl Document {
         }
     }
 
-    /// A line of the document as a line of the file.
-    fn line(&self, line: u64) -> u32 {
-        let within = u32::try_from(line.saturating_sub(1)).unwrap_or(0);
+    /// A place in the document as a line of the file.
+    fn line(&self, mark: Mark) -> u32 {
+        let within = match mark {
+            Mark::At { line, .. } => u32::try_from(line.saturating_sub(1)).unwrap_or(0),
+            Mark::Override(_) | Mark::Default => 0,
+        };
         (self.place.line() as u32).saturating_add(within)
     }
 
-    fn syntax(&self, text: &str, error: &serde_saphyr::Error) -> Problem {
-        let line = error.location().map_or(1, |location| location.line().max(1));
+    fn syntax(&self, text: &str, error: SyntaxError) -> Problem {
+        let SyntaxError { line, column, message, .. } = error;
         let snippet = text.lines().nth(line as usize - 1).map(cropped).unwrap_or_default();
-        let message = error.to_string();
-        // The place says where.
-        let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
-        // What a program may set is no advice for those who write cards.
-        let message = message.split(", set DuplicateKeyPolicy").next().unwrap_or_default();
-        Problem::Syntax { place: self.place.at(self.line(line)), message: cropped(message), snippet }
+        Problem::Syntax { place: self.place.at(self.line(Mark::At { line, column })), message, snippet }
     }
 }
 
@@ -235,157 +221,47 @@ fn glimpse(text: &str) -> Option<Arc<str>> {
     found.map(Arc::from)
 }
 
-fn options() -> Options {
-    let mut budget = serde_saphyr::Budget::default();
-    budget.max_depth = MAX_DEPTH;
-    budget.max_nodes = MAX_NODES;
-    budget.max_events = 4 * MAX_NODES;
-    budget.max_recorded_anchor_events = MAX_REPLAYED;
-    let mut options = Options::default();
-    options.alias_limits.max_total_replayed_events = MAX_REPLAYED;
-    options.budget = Some(budget);
-    options.with_snippet = false;
-    options.emit_comments = false;
-    options.strict_booleans = true;
-    options.non_finite_float_policy = NonFiniteFloatPolicy::PassThrough;
-    options
-}
-
-/// A value as the parser gives it.
-#[derive(Debug)]
-enum Raw {
-    Nothing,
-    Bool(bool),
-    Number(Option<Number>),
-    Text(String),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
-}
-
-impl Raw {
-    fn kind(&self) -> super::value::Kind {
-        use super::value::Kind;
-        match self {
-            Self::Nothing => Kind::Nothing,
-            Self::Bool(_) => Kind::Bool,
-            Self::Number(_) => Kind::Number,
-            Self::Text(_) => Kind::Text,
-            Self::List(_) => Kind::List,
-            Self::Map(_) => Kind::Map,
-        }
-    }
-
-    /// The value, if it is neither list nor map; those are empty.
-    fn scalar(&self, text: &str, spanned: &Spanned<Self>) -> Value {
-        match self {
-            Self::Nothing => Value::Nothing,
-            Self::Bool(value) => Value::Bool(*value),
-            Self::Text(text) => Value::Text(text.clone()),
-            Self::Number(number) => {
-                let span = spanned.defined.span();
-                let written = span.byte_offset().zip(span.byte_len()).and_then(|(start, length)| {
-                    text.get(usize::try_from(start).ok()?..usize::try_from(start + length).ok()?)
-                });
-                match (number, written) {
-                    (Some(number), Some(written)) => {
-                        Value::Number { number: number.clone(), written: written.trim().to_owned() }
-                    }
-                    (Some(number), None) => {
-                        Value::Number { number: number.clone(), written: number.to_string() }
-                    }
-                    (None, written) => Value::Text(written.unwrap_or_default().trim().to_owned()),
-                }
-            }
-            Self::List(_) => Value::List(Vec::new()),
-            Self::Map(_) => Value::Map(BTreeMap::new()),
-        }
-    }
-}
-
 /// Gives values their origins.
 struct Reader<'a> {
-    text: &'a str,
     name: &'a Arc<str>,
     document: &'a Document,
 }
 
 impl Reader<'_> {
-    fn field(&self, raw: &Spanned<Raw>, line: u32) -> Field {
-        let value = match &raw.value {
-            Raw::List(values) => {
-                let values =
-                    values.iter().map(|value| self.field(value, self.document.line(value.referenced.line())));
+    fn entry(&self, entry: Entry) -> (String, Field) {
+        (entry.key, self.field(entry.value, entry.mark))
+    }
+
+    fn field(&self, node: Node, mark: Mark) -> Field {
+        let value = match node.content {
+            Content::List(list) => {
+                let values = list.into_iter().map(|node| {
+                    let mark = node.mark;
+                    self.field(node, mark)
+                });
                 Value::List(values.collect())
             }
-            Raw::Map(map) => {
-                let pairs = map.iter().map(|(key, value)| {
-                    let line = self.document.line(key.referenced.line());
-                    (key.value.clone(), self.field(value, line))
-                });
-                Value::Map(pairs.collect())
-            }
-            scalar => scalar.scalar(self.text, raw),
+            Content::Map(map) => Value::Map(map.into_iter().map(|entry| self.entry(entry)).collect()),
+            _ => scalar(&node),
         };
-        Field { value, origin: Origin::new(self.name, self.document.place.at(line)) }
+        Field { value, origin: Origin::new(self.name, self.document.place.at(self.document.line(mark))) }
     }
 }
 
-impl<'de> Deserialize<'de> for Raw {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(RawVisitor)
-    }
-}
-
-struct RawVisitor;
-
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Nothing)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-        Ok(Raw::Bool(value))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Number(Some(value.into())))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Number(Some(value.into())))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Number(Number::from_f64(value)))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-        Ok(Raw::Text(value.to_owned()))
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Raw, E> {
-        Ok(Raw::Text(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Raw, A::Error> {
-        let mut list = Vec::new();
-        while let Some(value) = values.next_element()? {
-            list.push(value);
-        }
-        Ok(Raw::List(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Raw, A::Error> {
-        let mut map = Vec::new();
-        while let Some(pair) = pairs.next_entry()? {
-            map.push(pair);
-        }
-        Ok(Raw::Map(map))
+/// The value, if it is neither list nor map; those are empty.
+fn scalar(node: &Node) -> Value {
+    let number = |number: Option<Number>| match (number, node.written.clone()) {
+        (Some(number), Some(written)) => Value::Number { number, written },
+        (Some(number), None) => Value::Number { written: number.to_string(), number },
+        (None, written) => Value::Text(written.unwrap_or_default()),
+    };
+    match &node.content {
+        Content::Nothing => Value::Nothing,
+        Content::Bool(value) => Value::Bool(*value),
+        Content::Whole(value) => number(Number::from_i128(*value)),
+        Content::Decimal(value) => number(Number::from_f64(*value)),
+        Content::Text { text, .. } => Value::Text(text.clone()),
+        Content::List(_) => Value::List(Vec::new()),
+        Content::Map(_) => Value::Map(BTreeMap::new()),
     }
 }

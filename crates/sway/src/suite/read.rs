@@ -131,8 +131,8 @@ fn read_entries(root: &Node, file: &str, check: &mut Conformity<'_, SuiteRule>) 
             map.iter().cloned().partition(|entry| HEAD.contains(&entry.key.as_str()));
         let kind_mark =
             head.iter().find(|entry| entry.key == "kind").map_or(node.mark, |entry| entry.value.mark);
-        let head = Node { mark: node.mark, content: Content::Map(head) };
-        let rest = Node { mark: node.mark, content: Content::Map(rest) };
+        let head = Node::new(node.mark, Content::Map(head));
+        let rest = Node::new(node.mark, Content::Map(rest));
         // What is no JSON in the rest was told with the whole file already.
         let mut again = Conformity::<SuiteRule>::new(check.texts, check.outline, Leniency::Lenient);
         let fields = match again.anything(&rest, &path) {

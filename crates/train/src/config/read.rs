@@ -84,7 +84,7 @@ fn with_broken_text(mut check: Conformity<'_, super::Rule>, fault: ConfigFault) 
         return ConfigErrors { errors: vec![fault] };
     }
     check.faults.push(fault);
-    let mut scratch = Node { mark: Mark::Default, content: Content::Nothing };
+    let mut scratch = Node::new(Mark::Default, Content::Nothing);
     let given = check.texts.overrides;
     overrides::apply(&mut scratch, given, &mut check);
     // How long lists are is not known.
