@@ -2,6 +2,7 @@
 
 mod adapter;
 mod batch;
+mod blueprint;
 mod build;
 mod evaluate;
 mod lock;

@@ -16,6 +16,7 @@ use shardloom_layout::DType;
 use shardloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
 
 use super::adapter;
+use super::blueprint::Blueprint;
 use crate::callback::Remark;
 use crate::config::{Config, DataType, LoraConfig, Recomputation};
 use crate::data::{DataSettings, Epochs, Loader};
@@ -23,7 +24,7 @@ use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
 use crate::optimizer::{Patterns, WeightDecay, from_config};
 use crate::pipeline::{Schedule, check};
-use crate::sizes::{Batch, ParallelSizes};
+use crate::sizes::ParallelSizes;
 use crate::spec::{SharedSpec, Specs};
 
 /// Everything that a run needs.
@@ -66,11 +67,9 @@ pub(super) fn build(
         let (spec, found) = (family.name().to_owned(), model.family().name().to_owned());
         return Err(TrainError::OtherFamily { spec, found, weights: model.name().to_owned() });
     }
-    let map = spec.config(&config.model, weights.as_ref().map(Model::config))?;
-    let decoder = spec.decoder(&map)?;
-    let parallel = spec.sharing(&decoder, &config.model.tp_plan)?;
+    let blueprint = Blueprint::new(config, &*spec, weights.as_ref().map(Model::config), gang.size())?;
+    let Blueprint { model: map, decoder, parallel, sizes, stages: all } = blueprint;
     let accelerator = &config.train.accelerator;
-    let sizes = ParallelSizes::new(accelerator, gang.size(), &decoder, &Batch::of(config))?;
     let schedule = Schedule::new(accelerator.pp_schedule, sizes.pp, sizes.vpp, sizes.micro_batches)?;
     check(&schedule)?;
     let names: Vec<String> =
@@ -100,7 +99,6 @@ pub(super) fn build(
     };
     // What is trained goes on from where it was; what is not is as it was.
     let begun = resumed.filter(|_| lora.is_none()).map(Source::open).transpose()?;
-    let all = spec.stages(&decoder, sizes.stages(), accelerator.layer_split.as_deref())?;
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
         let options = LoadOptions { stage: all.get(number).cloned(), ..options.clone() };

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use shardloom_hub::Hub;
 use shardloom_hub::cards::ModelAddress;
 
+use super::blueprint::Blueprint;
 use super::build::texts;
 use crate::config::{Config, DataType};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::dry::{DryRun, DrySettings, dry_run};
 use crate::error::TrainError;
-use crate::sizes::{Batch, ParallelSizes};
 use crate::spec::Specs;
 
 /// Says what a run would do on so many ranks. Weights and data need not be
@@ -21,12 +21,8 @@ pub fn rehearse(config: &Config, hub: &Hub, specs: &Specs, world: usize) -> Resu
         (Some(path), None) => Some(known_config(hub, path)?),
         _ => None,
     };
-    let map = spec.config(&config.model, of_weights.as_ref())?;
-    let decoder = spec.decoder(&map)?;
-    let parallel = spec.sharing(&decoder, &config.model.tp_plan)?;
-    let accelerator = &config.train.accelerator;
-    let sizes = ParallelSizes::new(accelerator, world, &decoder, &Batch::of(config))?;
-    let stages = spec.stages(&decoder, sizes.stages(), accelerator.layer_split.as_deref())?;
+    let blueprint = Blueprint::new(config, &*spec, of_weights.as_ref(), world)?;
+    let Blueprint { decoder, parallel, sizes, stages, .. } = blueprint;
     let data = loader(config, hub, decoder.vocabulary);
     let settings = DrySettings {
         config,
