@@ -20,6 +20,9 @@ pub mod engine;
 mod error;
 pub mod keep;
 pub mod metrics;
+#[cfg(test)]
+#[path = "../tests/trainer/models.rs"]
+mod models;
 pub mod optimizer;
 pub mod pipeline;
 pub mod schedule;

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+#[path = "trainer/models.rs"]
+mod models;
+
 use serde_json::json;
 use shardloom_gang::GangSizes;
 use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
-    Parallel, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
+    AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, RopeScaling, Stage,
 };
 use shardloom_train::config::Config;
 use shardloom_train::dry::{DryRun, DrySettings, dry_run};
@@ -15,30 +17,17 @@ const WORLD: usize = 16_384;
 
 /// Llama 3.1 405B.
 fn largest_llama() -> DecoderConfig {
+    let base = models::llama();
     DecoderConfig {
         vocabulary: 128_256,
         hidden: 16_384,
         layers: 126,
         max_positions: 131_072,
-        attention: AttentionConfig {
-            heads: 128,
-            kv_heads: 8,
-            width: 128,
-            scale: None,
-            input_bias: false,
-            output_bias: false,
-            qk_norm: None,
-            window: None,
-            soft_cap: None,
-        },
+        attention: AttentionConfig { heads: 128, kv_heads: 8, width: 128, ..base.attention },
         positions: PositionConfig::Rope(RopeConfig { theta: 5e5, turned: None, scaling: RopeScaling::None }),
-        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-        residual: ResidualForm::Before,
-        mlp: MlpConfig { inner: 53_248, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-        experts: None,
-        embedding_scale: None,
-        head: HeadConfig { tied: false, bias: false, soft_cap: None },
+        mlp: MlpConfig { inner: 53_248, ..base.mlp },
         initializer: 0.02,
+        ..base
     }
 }
 

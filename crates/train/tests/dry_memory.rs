@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+#[path = "trainer/models.rs"]
+mod models;
+
 use std::sync::Arc;
 
 use serde_json::json;
@@ -10,10 +13,7 @@ use shardloom_dtensor::Ranks;
 use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use shardloom_hub::{LoadOptions, new_decoder};
 use shardloom_layout::DType;
-use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, Input, Kept, MlpConfig, NormConfig,
-    NormKind, Parallel, Pass, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
-};
+use shardloom_nn::{AttentionConfig, DecoderConfig, Input, Kept, MlpConfig, Parallel, Pass, Stage};
 use shardloom_tensor::memory;
 use shardloom_train::config::{Config, PipelineSchedule};
 use shardloom_train::dry::{DrySettings, MemoryReport, StageReport, dry_run};
@@ -25,30 +25,14 @@ const TIME: usize = 256;
 const ROWS: usize = 8;
 
 fn decoder() -> DecoderConfig {
+    let base = models::llama();
     DecoderConfig {
         vocabulary: 2000,
         hidden: 128,
-        layers: 4,
         max_positions: 512,
-        attention: AttentionConfig {
-            heads: 4,
-            kv_heads: 2,
-            width: 32,
-            scale: None,
-            input_bias: false,
-            output_bias: false,
-            qk_norm: None,
-            window: None,
-            soft_cap: None,
-        },
-        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
-        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-        residual: ResidualForm::Before,
-        mlp: MlpConfig { inner: 352, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-        experts: None,
-        embedding_scale: None,
-        head: HeadConfig { tied: false, bias: false, soft_cap: None },
-        initializer: 0.1,
+        attention: AttentionConfig { width: 32, ..base.attention },
+        mlp: MlpConfig { inner: 352, ..base.mlp },
+        ..base
     }
 }
 

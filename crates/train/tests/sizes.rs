@@ -3,40 +3,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+#[path = "trainer/models.rs"]
+mod models;
+
 use shardloom_gang::GangSizes;
 use shardloom_layout::Hint;
-use shardloom_nn::{
-    Activation, AttentionConfig, DecoderConfig, ExpertsConfig, Gating, HeadConfig, MlpConfig, NormConfig,
-    NormKind, PositionConfig, ResidualForm, RopeConfig, RopeScaling,
-};
+use shardloom_nn::{AttentionConfig, DecoderConfig, ExpertsConfig, MlpConfig, PositionConfig};
 use shardloom_train::config::{Accelerator, PipelineSchedule};
 use shardloom_train::sizes::{Batch, ParallelSizes, SizeFault};
 
 fn decoder(heads: usize, kv_heads: usize, layers: usize) -> DecoderConfig {
+    let base = models::llama();
     DecoderConfig {
-        vocabulary: 16,
         hidden: 8,
         layers,
-        max_positions: 64,
-        attention: AttentionConfig {
-            heads,
-            kv_heads,
-            width: 4,
-            scale: None,
-            input_bias: false,
-            output_bias: false,
-            qk_norm: None,
-            window: None,
-            soft_cap: None,
-        },
-        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
-        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-        residual: ResidualForm::Before,
-        mlp: MlpConfig { inner: 8, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-        experts: None,
-        embedding_scale: None,
-        head: HeadConfig::default(),
-        initializer: 0.02,
+        attention: AttentionConfig { heads, kv_heads, width: 4, ..base.attention },
+        mlp: MlpConfig { inner: 8, ..base.mlp },
+        ..base
     }
 }
 

@@ -12,14 +12,12 @@ use shardloom_dtensor::{DTensor, Item, Ranks, Release};
 use shardloom_gang::{Gang, GangOptions, Gangs, threads};
 use shardloom_hub::{LoadOptions, new_decoder};
 use shardloom_layout::{DType, Hint, Placement, Shape};
-use shardloom_nn::{
-    Activation, Adapter, AttentionConfig, ExpertsConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind,
-    PositionConfig, ResidualForm, RopeConfig, RopeScaling,
-};
+use shardloom_nn::{Adapter, AttentionConfig, MlpConfig};
 use shardloom_tensor::Tensor;
 
 use super::*;
 use crate::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use crate::models;
 use crate::optimizer::WeightDecay;
 
 const TIME: usize = 12;
@@ -28,46 +26,21 @@ const VOCABULARY: usize = 50;
 
 /// A decoder whose sizes do not divide evenly.
 fn decoder() -> DecoderConfig {
+    let base = models::llama();
     DecoderConfig {
         vocabulary: VOCABULARY,
-        hidden: 32,
-        layers: 4,
-        max_positions: 64,
-        attention: AttentionConfig {
-            heads: 4,
-            kv_heads: 2,
-            width: 8,
-            scale: None,
-            input_bias: true,
-            output_bias: false,
-            qk_norm: None,
-            window: None,
-            soft_cap: None,
-        },
-        positions: PositionConfig::Rope(RopeConfig { theta: 1e4, turned: None, scaling: RopeScaling::None }),
-        norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-        residual: ResidualForm::Before,
-        mlp: MlpConfig { inner: 49, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-        experts: None,
-        embedding_scale: None,
-        head: HeadConfig { tied: false, bias: false, soft_cap: None },
-        initializer: 0.1,
+        attention: AttentionConfig { input_bias: true, ..base.attention },
+        mlp: MlpConfig { inner: 49, ..base.mlp },
+        ..base
     }
 }
 
 fn tied() -> DecoderConfig {
-    DecoderConfig { head: HeadConfig { tied: true, bias: false, soft_cap: None }, ..decoder() }
+    DecoderConfig { head: models::tied().head, ..decoder() }
 }
 
 fn with_experts() -> DecoderConfig {
-    let experts = ExpertsConfig {
-        count: 4,
-        chosen: 2,
-        inner: 24,
-        weights: Default::default(),
-        layers: Default::default(),
-    };
-    DecoderConfig { experts: Some(experts), ..decoder() }
+    DecoderConfig { experts: models::experts().experts, ..decoder() }
 }
 
 fn config(train: &Value, model: &Value) -> Config {

@@ -90,38 +90,19 @@ mod tests {
     use proptest::collection::btree_map;
     use proptest::prelude::*;
     use shardloom_layout::Hint;
-    use shardloom_nn::{
-        Activation, AttentionConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig,
-        ResidualForm,
-    };
+    use shardloom_nn::{AttentionConfig, HeadConfig, PositionConfig};
 
     use super::*;
+    use crate::models;
 
     fn decoder() -> DecoderConfig {
+        let base = models::llama();
         DecoderConfig {
-            vocabulary: 16,
-            hidden: 8,
             layers: 3,
-            max_positions: 8,
-            attention: AttentionConfig {
-                heads: 2,
-                kv_heads: 2,
-                width: 4,
-                scale: None,
-                input_bias: true,
-                output_bias: false,
-                qk_norm: None,
-                window: None,
-                soft_cap: None,
-            },
+            attention: AttentionConfig { input_bias: true, ..base.attention },
             positions: PositionConfig::Learned,
-            norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-            residual: ResidualForm::Before,
-            mlp: MlpConfig { inner: 8, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-            experts: None,
-            embedding_scale: None,
-            head: HeadConfig { tied: false, bias: true, soft_cap: None },
-            initializer: 0.02,
+            head: HeadConfig { bias: true, ..base.head },
+            ..base
         }
     }
 

@@ -21,12 +21,12 @@ use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use shardloom_train::pipeline::Schedule;
 use shardloom_train::spec::clip_factor;
 
+use models::VOCABULARY;
+
 /// Tokens in a row.
 pub const TIME: usize = 12;
 /// Rows in a batch: two, three and four ranks can share them.
 pub const ROWS: usize = 12;
-/// Tokens that there are.
-pub const VOCABULARY: usize = 48;
 
 /// What is trained, whoever does it.
 #[derive(Clone, Debug)]
