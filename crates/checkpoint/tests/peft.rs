@@ -194,6 +194,30 @@ fn a_scale_by_the_root_of_the_rank_is_told_as_a_number() {
 }
 
 #[test]
+fn magnitudes_go_along() {
+    let index = peft_with(&json!({"use_dora": true}));
+    let mut tensors = index.tensors().clone();
+    let halves: Vec<String> =
+        tensors.keys().filter(|name| name.ends_with("lora_A.weight")).cloned().collect();
+    let named = |half: &String| half.replace("lora_A.weight", "lora_magnitude_vector");
+    for half in &halves {
+        tensors.insert(named(half), tensors[half].clone());
+    }
+    let with = |tensors| Index::new(Format::Peft, index.files().to_vec(), tensors).unwrap();
+    let whole = with(tensors.clone()).with_metadata(index.metadata().clone());
+    let there = to_mlx(&whole).unwrap();
+    assert_eq!(json_of(&there.config)["fine_tune_type"], "dora");
+    assert_eq!(there.index.tensors().keys().filter(|name| name.ends_with("q_proj.m")).count(), 3);
+    let back = to_peft(&there.index, None).unwrap();
+    assert_eq!(back.index.tensors(), whole.tensors());
+    assert_eq!(json_of(&back.config)["use_dora"], true);
+    // Some have none: MLX would make them up.
+    tensors.remove(&named(&halves[0]));
+    let error = to_mlx(&with(tensors).with_metadata(index.metadata().clone())).unwrap_err();
+    assert!(error.to_string().contains("use_dora"), "{error}");
+}
+
+#[test]
 fn what_mlx_has_no_form_for_is_a_typed_error() {
     let error = |index: &Index| match to_mlx(index).expect_err("it should be refused") {
         CheckpointError::Format { source: FormatError::Peft(error), .. } => error,

@@ -14,7 +14,7 @@ use crate::index::{Format, Index, TensorEntry};
 
 /// Options of PEFT that change what an adapter computes, and that MLX does not
 /// have.
-const NOT_IN_MLX: [&str; 4] = ["use_dora", "lora_bias", "modules_to_save", "alpha_pattern"];
+const NOT_IN_MLX: [&str; 3] = ["lora_bias", "modules_to_save", "alpha_pattern"];
 
 /// What an MLX adapter folder holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,7 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
     check(config)?;
     let mut tensors = Tensors::new();
     let mut ranks: BTreeMap<&str, [Option<usize>; 2]> = BTreeMap::new();
+    let mut magnitudes: BTreeSet<&str> = BTreeSet::new();
     for (tensor, entry) in adapter.tensors() {
         let stray = || PeftError::NotLowRank { tensor: tensor.clone() };
         let name = tensor.strip_prefix(PREFIX).unwrap_or(tensor);
@@ -57,6 +58,12 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
         let (half, place) = match part {
             "A.weight" | "embedding_A" => ("lora_a", 0),
             "B.weight" | "embedding_B" => ("lora_b", 1),
+            // One number for each output: there is nothing to turn.
+            "magnitude_vector" | "magnitude_vector.weight" => {
+                tensors.insert(format!("{module}.m"), entry.clone());
+                magnitudes.insert(module);
+                continue;
+            }
             _ => return Err(stray()),
         };
         let turned = transposed(tensor, entry)?;
@@ -65,13 +72,26 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
         tensors.insert(format!("{module}.{half}"), turned);
     }
     let rank = one_rank(&ranks)?;
+    // MLX tells DoRA for all modules or for none.
+    let told = config.get("use_dora").and_then(Value::as_bool).unwrap_or(false);
+    let kind = match magnitudes.len() {
+        0 if !told => "lora",
+        count if count == ranks.len() && magnitudes.iter().all(|module| ranks.contains_key(module)) => "dora",
+        _ => {
+            let value = match magnitudes.len() {
+                0 => told.to_string(),
+                count => format!("{told}, with {count} magnitudes for {} modules", ranks.len()),
+            };
+            return Err(PeftError::NotInMlx { key: "use_dora".to_owned(), value });
+        }
+    };
     let modules: Vec<&str> = ranks.into_keys().collect();
     let number = |key: &str, usual: f64| config.get(key).and_then(Value::as_f64).unwrap_or(usual);
     let by_root = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
     let divisor = if by_root { (rank as f64).sqrt() } else { rank as f64 };
     let keys: BTreeSet<&str> = modules.iter().map(|module| in_layer(module).1).collect();
     let made = json!({
-        "fine_tune_type": "lora",
+        "fine_tune_type": kind,
         "model": config.get("base_model_name_or_path").cloned().unwrap_or(Value::Null),
         "num_layers": layers(&modules, config),
         "lora_parameters": {
