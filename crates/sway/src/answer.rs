@@ -35,6 +35,15 @@ pub struct Distribution {
     pub tail: Option<f64>,
 }
 
+#[cfg(test)]
+impl Distribution {
+    /// One of which nothing is known besides, for tests.
+    pub(crate) fn of_ids(ids: &[u32], logprobs: &[f32]) -> Self {
+        let tokens = TokenNames::Ids(ids.to_vec());
+        Self { tokens, logprobs: logprobs.to_vec(), vocabulary: None, tail: None }
+    }
+}
+
 /// What tokens are called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

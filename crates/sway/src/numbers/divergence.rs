@@ -143,22 +143,12 @@ pub enum DivergenceError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::TokenNames;
     use proptest::prelude::*;
-
-    fn ids(ids: &[u32], logprobs: &[f32]) -> Distribution {
-        Distribution {
-            tokens: TokenNames::Ids(ids.to_vec()),
-            logprobs: logprobs.to_vec(),
-            vocabulary: None,
-            tail: None,
-        }
-    }
 
     #[test]
     fn divergences_are_those_of_dlm_sway() {
-        let base = ids(&[5, 1, 9, 2], &[-0.3, -1.8, -3.2, -4.5]);
-        let tuned = ids(&[1, 5, 7, 2], &[-0.5, -1.2, -3.0, -5.0]);
+        let base = Distribution::of_ids(&[5, 1, 9, 2], &[-0.3, -1.8, -3.2, -4.5]);
+        let tuned = Distribution::of_ids(&[1, 5, 7, 2], &[-0.5, -1.2, -3.0, -5.0]);
         assert_eq!(DivergenceKind::Js.between(&base, &tuned), Ok(0.11541340266310172));
         assert_eq!(DivergenceKind::Kl.between(&base, &tuned), Ok(0.5178098067296172));
     }

@@ -108,17 +108,9 @@ fn place<T: Ord>(
 mod tests {
     use super::*;
 
-    fn ids(ids: &[u32], logprobs: &[f32]) -> Distribution {
-        Distribution {
-            tokens: TokenNames::Ids(ids.to_vec()),
-            logprobs: logprobs.to_vec(),
-            vocabulary: None,
-            tail: None,
-        }
-    }
-
     #[test]
     fn the_tail_goes_to_what_only_the_other_side_tells() {
+        let ids = Distribution::of_ids;
         let half = 0.5f32.ln();
         let quarter = 0.25f32.ln();
         let aligned = align(&ids(&[1, 2], &[half, quarter]), &ids(&[3, 1], &[half, quarter])).unwrap();
@@ -141,11 +133,15 @@ mod tests {
         let right = strings(&["a", "b"], &[-3.0, -0.1]);
         let aligned = align(&left, &right).unwrap();
         assert_eq!(aligned.base, aligned.tuned);
-        assert_eq!(align(&left, &ids(&[1, 2], &[-0.1, -3.0])), Err(DivergenceError::DifferentNames));
+        assert_eq!(
+            align(&left, &Distribution::of_ids(&[1, 2], &[-0.1, -3.0])),
+            Err(DivergenceError::DifferentNames)
+        );
     }
 
     #[test]
     fn what_is_no_distribution_is_refused() {
+        let ids = Distribution::of_ids;
         let good = ids(&[1, 2], &[-0.1, -3.0]);
         assert!(matches!(
             align(&good, &ids(&[1, 2], &[f32::NAN, -1.0])),
