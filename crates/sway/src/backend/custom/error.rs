@@ -165,13 +165,7 @@ impl Hint for CustomError {
             Self::Start { .. } => {
                 "see whether the file is there and can be run; SHARDLOOM_PYTHON names another Python".to_owned()
             }
-            Self::Hanging { .. } => {
-                "give it more time by `timeout_s`; what was answered is kept: a new run goes on from there"
-                    .to_owned()
-            }
-            Self::Gone { .. } => {
-                "see its error output; what was answered is kept: a new run goes on from there".to_owned()
-            }
+            Self::Hanging { .. } => "give it more time by `timeout_s`".to_owned(),
             Self::NotProtocol { .. } => {
                 format!("{PROTOCOL}; everything else belongs into its error output")
             }
@@ -189,8 +183,8 @@ impl Hint for CustomError {
                 PythonFault::NotDifferential => "give it the methods as_base() and as_finetuned()",
             }
             .to_owned(),
-            Self::Refused { .. } => "see its error output".to_owned(),
-            Self::Ended => "start the run again: it goes on from what was answered".to_owned(),
+            Self::Gone { .. } | Self::Refused { .. } => "see its error output".to_owned(),
+            Self::Ended => "start the run again".to_owned(),
         })
     }
 }

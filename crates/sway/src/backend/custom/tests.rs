@@ -195,6 +195,8 @@ fn a_program_that_is_none_or_speaks_otherwise_fails_at_once() {
     assert!(matches!(error, CustomError::Gone { .. }), "{error}");
     assert!(error.to_string().contains("exit status: 7"), "{error}");
     assert!(error.to_string().contains("no memory left"), "{error}");
+    // Whether answers are kept, it does not know.
+    assert_eq!(error.hint().unwrap(), "see its error output");
 }
 
 #[test]
@@ -203,6 +205,7 @@ fn a_program_that_keeps_silent_is_ended() {
     let options = CustomOptions { start_limit: limit, ..CustomOptions::default() };
     let error = CustomBackend::start(&program("silent"), &options).unwrap_err();
     assert!(matches!(error, CustomError::Hanging { after, .. } if after == limit), "{error}");
+    assert_eq!(error.hint().unwrap(), "give it more time by `timeout_s`");
     let options = CustomOptions { answer_limit: limit, ..CustomOptions::default() };
     let (told, message) = end("stuck", &options);
     assert_eq!(told, [None, None]);
