@@ -183,7 +183,7 @@ impl Hint for NnError {
             Self::Stages { layers, .. } => Some(format!("pp can be 1 to {layers}")),
             Self::UnknownParameter { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
             Self::UnknownModule { near, .. } => {
-                let like = near.as_ref().map_or_else(String::new, |near| format!(" (the model has `{near}`)"));
+                let like = near.as_ref().map_or_else(String::new, |near| format!("; this one has `{near}`"));
                 Some(format!("use the model that the adapter was tuned from{like}"))
             }
             Self::AdapterShape { .. } => Some("use the model that the adapter was tuned from".to_owned()),
