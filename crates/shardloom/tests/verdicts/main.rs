@@ -193,12 +193,13 @@ impl Tally {
             let judged = pupil.judged();
             tally.claims += u64::from(judged.claims());
             for record in &judged.0 {
-                assert!(
-                    !matches!(record.verdict, Verdict::Error | Verdict::Skip),
-                    "{case} {number}: {} {}",
-                    record.name,
-                    record.message
-                );
+                // A model that is harmed enough may write nothing, which has no style.
+                let odd = match record.verdict {
+                    Verdict::Skip => true,
+                    Verdict::Error => record.kind != "style_fingerprint",
+                    _ => false,
+                };
+                assert!(!odd, "{case} {number}: {} {}", record.name, record.message);
                 let verdicts = tally.verdicts.entry(record.name.clone()).or_default();
                 *verdicts.entry(record.verdict.to_string()).or_default() += 1;
             }

@@ -70,7 +70,7 @@ impl Default for LocalOptions {
             way: None,
             tokens_per_chunk: 1024,
             rows_per_batch: 64,
-            positions_per_batch: 8192,
+            positions_per_batch: 2560,
             adapter_bytes: 256 << 20,
         }
     }

@@ -106,12 +106,10 @@ pub(crate) fn section_internalization(
     }
     let neutral =
         ExternalPerplexity { chunk_chars: NEUTRAL.0, max_chunks: NEUTRAL.1, ..ExternalPerplexity::default() };
-    let ((lifts, control), nulls) = paired.measured(setting, |setting| {
-        let (lifts, pieces) = crate::probe::both(probe.measure(setting), neutral.measure(setting))?;
-        let controls: Vec<f64> =
-            pieces.iter().map(|piece| Lift::part_gone(-piece.base, -piece.tuned)).collect();
-        Ok((lifts, mean(&controls).unwrap_or(0.0)))
-    })?;
+    let measured = paired.measured(setting, |setting| probe.measure(setting));
+    let ((lifts, nulls), pieces) = crate::probe::both(measured, neutral.measure(setting))?;
+    let controls: Vec<f64> = pieces.iter().map(|piece| Lift::part_gone(-piece.base, -piece.tuned)).collect();
+    let control = mean(&controls).unwrap_or(0.0);
     let gains = |lifts: &[Lift<'_>], control: f64| -> Vec<f64> {
         lifts.iter().map(|lift| lift.own() - control).collect()
     };
@@ -164,7 +162,7 @@ pub(crate) fn section_internalization(
     };
     let change = Change {
         observed: raw,
-        nulls: nulls.iter().filter_map(|(lifts, _)| mean(&gains(lifts, 0.0))).collect(),
+        nulls: nulls.iter().filter_map(|lifts| mean(&gains(lifts, 0.0))).collect(),
         tail: Tail::Upper,
         otherwise: Some(sign_test(&own, setting.seed)),
         units: effective.len(),

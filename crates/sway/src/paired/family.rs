@@ -10,6 +10,8 @@ use crate::record::Verdict;
 /// The highest score: above it lies what dlm-sway calls suspicious, and a test
 /// knows no such thing.
 const HIGHEST_SCORE: f64 = 0.85;
+/// More units than these nobody collects.
+const MOST_ASKED: usize = 10_000;
 /// With so many deviations a claim at 5 % is probably (80 %) shown.
 const TWO_SIDED: f64 = 1.960 + 0.842;
 const ONE_SIDED: f64 = 1.645 + 0.842;
@@ -75,7 +77,8 @@ pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
 /// noise for all of them.
 fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &Paired) -> Noise {
     let mut compared = deviations.iter().flatten().peekable();
-    let none_stands_out = || deviations.iter().flatten().all(|one| rank(one.observed, largest) > paired.level);
+    let none_stands_out =
+        || deviations.iter().flatten().all(|one| rank(one.observed, largest) > paired.level);
     if compared.peek().is_some() && none_stands_out() { Noise::Possible } else { Noise::NotFound }
 }
 
@@ -237,6 +240,9 @@ fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &Paired) 
         (Verdict::Fail, "beyond its limit".to_owned())
     } else {
         let said = match limit.needed {
+            Some(needed) if needed > MOST_ASKED => {
+                format!("it lies so near to its limit that {MOST_ASKED} {} would not decide", limit.unit)
+            }
             Some(needed) => format!("about {} {} would decide", needed.max(limit.units + 1), limit.unit),
             None => "it lies on its limit".to_owned(),
         };
@@ -340,13 +346,23 @@ mod tests {
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
         assert_eq!(found[2].p_adjusted, Some(0.08));
         assert!(found[2].finding.message.contains("about 40 items"));
+        let near = Limit { within: 0.4, beyond: 0.6, units: 5, needed: Some(148_367), unit: "items" };
+        let draft = Draft { finding: Finding::skip("x"), claim: Claim::Limit(near) };
+        let found = conclude(vec![draft], &Paired::default());
+        assert!(found[0].finding.message.contains("10000 items would not decide"), "{found:?}");
     }
 
     #[test]
     fn the_shape_of_noise_is_not_praised() {
         let shape = |within: f64| Draft {
             finding: Finding::skip("x"),
-            claim: Claim::Shape(Limit { within, beyond: 1.0 - within, units: 5, needed: None, unit: "items" }),
+            claim: Claim::Shape(Limit {
+                within,
+                beyond: 1.0 - within,
+                units: 5,
+                needed: None,
+                unit: "items",
+            }),
         };
         let verdicts = |drafts: Vec<Draft>| -> Vec<Verdict> {
             conclude(drafts, &Paired::default()).iter().map(|one| one.finding.verdict).collect()

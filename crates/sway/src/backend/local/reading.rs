@@ -19,7 +19,7 @@ use crate::error::AskError;
 
 /// Rows of logits that are in memory at once: enough to be worth reading the
 /// last projection for.
-const BLOCK: usize = 256;
+const BLOCK: usize = 128;
 
 /// A text, and the number of the variant that reads it.
 type Key = (Arc<[u32]>, usize);
