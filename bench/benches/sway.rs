@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use shardloom_bench::{Goal, Report, asked, number, peak, seconds};
+use shardloom_bench::{Goal, Report, asked, gigabytes, number, peak, seconds};
 use shardloom_hub::cards::CardStore;
 use shardloom_hub::fetch::FetchSettings;
 use shardloom_hub::{Families, Hub};
@@ -86,7 +86,6 @@ fn compare(report: &mut Report, case: &str, [first, second]: &[Value; 2], theirs
     let what = format!("13 probes, {case} statistics / dlm-sway");
     report.ratio(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
     let (own, beside) = (number(first, "/peak"), number(theirs, "/peak"));
-    let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
     report.ratio(
         "its peak memory / dlm-sway",
         [&gigabytes(own), &gigabytes(beside)],

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use shardloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
+use shardloom_bench::{Goal, Report, asked, gigabytes, middle_figure, number, peak, seconds};
 use shardloom_checkpoint::{Saver, Target};
 use shardloom_dtensor::Ranks;
 use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
@@ -195,7 +195,6 @@ fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 
         beside.extend(ask_theirs(case, folder, theirs));
     }
     let of = |all: &[Value], path: &str| middle_figure(all.iter().map(|value| number(value, path)).collect());
-    let gigabytes = |bytes: f64| format!("{:.2} GB", bytes / 1e9);
     if beside.is_empty() {
         report.note(&format!("{case} step in {dtype}"), [&seconds(of(&own, "/seconds")), ""], f64::NAN);
         return;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use comfy_table::{CellAlignment, Table, presets};
 
 pub use peer::Peer;
-pub use process::{asked, middle_figure, number, peak, seconds};
+pub use process::{asked, gigabytes, middle_figure, number, peak, seconds};
 pub use turns::Turns;
 
 /// The median time of `work`, repeated for about `budget`.

@@ -37,6 +37,11 @@ pub fn number(value: &Value, path: &str) -> f64 {
     value.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN)
 }
 
+/// Bytes, as a person reads them.
+pub fn gigabytes(bytes: f64) -> String {
+    format!("{:.2} GB", bytes / 1e9)
+}
+
 /// Seconds as they are read.
 pub fn seconds(value: f64) -> String {
     short(Duration::from_secs_f64(value))

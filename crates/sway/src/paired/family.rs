@@ -77,9 +77,9 @@ pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
 /// noise for all of them.
 fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &Paired) -> Noise {
     let mut compared = deviations.iter().flatten().peekable();
-    let none_stands_out =
-        || deviations.iter().flatten().all(|one| rank(one.observed, largest) > paired.level);
-    if compared.peek().is_some() && none_stands_out() { Noise::Possible } else { Noise::NotFound }
+    let any = compared.peek().is_some();
+    let none_stands_out = compared.all(|one| rank(one.observed, largest) > paired.level);
+    if any && none_stands_out { Noise::Possible } else { Noise::NotFound }
 }
 
 /// Whether a change may be noise.
