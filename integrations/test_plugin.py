@@ -1,4 +1,4 @@
-"""Tests of the pytest plugin, with a stand-in for `shardloom`.
+"""Tests of the pytest plugin, with a stand-in for `weightloom`.
 
     pip install pytest pyyaml
     pytest integrations/test_plugin.py
@@ -54,7 +54,7 @@ def project(pytester):
             pytester.makepyfile(test_it=f"import pytest\n{text}")
 
         def run(self, *arguments):
-            return pytester.runpytest_inprocess("-p", "pytest_shardloom_sway", "--strict-markers", *arguments)
+            return pytester.runpytest_inprocess("-p", "pytest_weightloom_sway", "--strict-markers", *arguments)
 
         def calls(self):
             file = pytester.path / "calls"

@@ -55,7 +55,7 @@ def written_by_us(place, ours, report):
                 check.count = ours.ranks("load", folder, tensors, "mesh(a=3)", values=saved["values"])
             with report.check(f"native {name} in {kind} → hf → transformers") as check:
                 plain_folder = ours.convert(folder, "hf", "--shard-size", f"{size}B")
-                assert not list(plain_folder.glob("training*")) and not (plain_folder / "shardloom.json").exists()
+                assert not list(plain_folder.glob("training*")) and not (plain_folder / "weightloom.json").exists()
                 check.count = speaks_like(plain_folder, model)
 
 

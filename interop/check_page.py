@@ -1,4 +1,4 @@
-"""The HTML page of `shardloom sway run --html`, in a Chromium without a window."""
+"""The HTML page of `weightloom sway run --html`, in a Chromium without a window."""
 
 import json
 
@@ -100,5 +100,5 @@ def again(place, ours, report, source, file):
     with report.check("page of a kept report is that of the run") as check:
         check.of, check.count = "bytes", file.stat().st_size
         target = place / "again.html"
-        output([ours.shardloom, "sway", "report", source, "--format", "html", "--out", target])
+        output([ours.weightloom, "sway", "report", source, "--format", "html", "--out", target])
         assert target.read_bytes() == file.read_bytes(), "the pages differ"

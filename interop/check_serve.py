@@ -285,7 +285,7 @@ def answers(server, chosen):
 def keys(report, ours, folder):
     with report.check("serve: a key → openai.AuthenticationError without it") as check:
         check.of = "requests"
-        with served(ours, folder, "--served-name", "org/mine", SHARDLOOM_API_KEY=KEY) as server:
+        with served(ours, folder, "--served-name", "org/mine", WEIGHTLOOM_API_KEY=KEY) as server:
             for wrong in ("none", KEY[:-1], KEY + "x", KEY.upper()):
                 for ask in (lambda client: client.models.list(),
                             lambda client: client.completions.create(model=server.model, prompt="t5")):

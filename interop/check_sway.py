@@ -155,8 +155,8 @@ class Judge:
         settings = {"statistics": "reference", "top_k": 20, "packs": "packs.json"} | defaults
         suite = {"version": 1, "models": self.models, "defaults": settings, "suite": entries, "dlm_source": "document.md"}
         (self.place / "sway.yaml").write_text(json.dumps(suite))
-        command = [self.ours.shardloom, "sway", "run", str(self.place / "sway.yaml"), "--json", *options]
-        environment = os.environ | {"SWAY_API_KEY": KEY, "SHARDLOOM_CACHE_DIR": str(self.cache)}
+        command = [self.ours.weightloom, "sway", "run", str(self.place / "sway.yaml"), "--json", *options]
+        environment = os.environ | {"SWAY_API_KEY": KEY, "WEIGHTLOOM_CACHE_DIR": str(self.cache)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
         self.seen += done.stdout + done.stderr
         return done
@@ -216,13 +216,13 @@ def told(check, report):
 
 def served_by_us(place, ours, report, files, wanted):
     adapter = ("--adapter", files["adapter"], "--served-name", "tuned")
-    with served(ours, files["base"], "--served-name", "base", SHARDLOOM_API_KEY=KEY) as base, \
-            served(ours, files["base"], *adapter, SHARDLOOM_API_KEY=KEY) as tuned:
+    with served(ours, files["base"], "--served-name", "base", WEIGHTLOOM_API_KEY=KEY) as base, \
+            served(ours, files["base"], *adapter, WEIGHTLOOM_API_KEY=KEY) as tuned:
         judge = Judge(place, ours, at((base.url, "base"), (tuned.url, "tuned")), "cache-ours")
-        with report.check("sway: shardloom serve → our own engine") as check:
+        with report.check("sway: weightloom serve → our own engine") as check:
             compare(check, judge.judged(PLAIN + SCORED + WHOLE), wanted, wanted.keys())
-        paired(report, judge, "shardloom serve")
-        secrets(report, judge, "shardloom serve")
+        paired(report, judge, "weightloom serve")
+        secrets(report, judge, "weightloom serve")
 
 
 def paired(report, judge, what):
@@ -290,7 +290,7 @@ def one_side_is_mute(check, report, why):
     for probe in report["probes"]:
         failed = probe["verdict"] == "error"
         assert failed == (probe["name"] not in plain), f"{probe['name']}: {probe['verdict']}, {probe['message']}"
-        assert not failed or why in probe["message"] and "`shardloom serve`" in probe["message"], probe["message"]
+        assert not failed or why in probe["message"] and "`weightloom serve`" in probe["message"], probe["message"]
         check.count += 1
     check.of = "entries"
 

@@ -81,7 +81,7 @@ def run_file(place, base, name, steps, family="llama", **more):
 
 def train(ours, file, folder, *options):
     """Trains; returns the checkpoint's folder and what the metrics say."""
-    said = output([ours.shardloom, "--json", "train", str(file), *map(str, options)])
+    said = output([ours.weightloom, "--json", "train", str(file), *map(str, options)])
     ended = json.loads(said.splitlines()[-1])
     assert ended["end"] == "finished", ended
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

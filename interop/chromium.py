@@ -30,16 +30,16 @@ KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " "), "ArrowRight": (39, 
 
 
 def program():
-    """Where the browser is: what SHARDLOOM_CHROMIUM names, or one on the path."""
-    named = os.environ.get("SHARDLOOM_CHROMIUM")
+    """Where the browser is: what WEIGHTLOOM_CHROMIUM names, or one on the path."""
+    named = os.environ.get("WEIGHTLOOM_CHROMIUM")
     if named:
         found = shutil.which(named)
         if not found:
-            raise FileNotFoundError(f"SHARDLOOM_CHROMIUM names {named}, which is no program")
+            raise FileNotFoundError(f"WEIGHTLOOM_CHROMIUM names {named}, which is no program")
         return found
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if not found:
-        raise FileNotFoundError("there is no Chromium: install it, or name one in SHARDLOOM_CHROMIUM")
+        raise FileNotFoundError("there is no Chromium: install it, or name one in WEIGHTLOOM_CHROMIUM")
     return found
 
 
@@ -47,7 +47,7 @@ def program():
 def browser():
     """A browser with a profile of its own. It is ended in any case."""
     chosen = program()
-    with tempfile.TemporaryDirectory(prefix="shardloom-chromium-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(prefix="weightloom-chromium-", ignore_cleanup_errors=True) as profile:
         # Above the places that the launcher fills.
         ends = [one for _ in range(2) for one in os.pipe()]
         commands_out, commands_in, answers_out, answers_in = (

@@ -1,4 +1,4 @@
-"""Our side: the `shardloom` program, and ranks that save and load."""
+"""Our side: the `weightloom` program, and ranks that save and load."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ SECONDS = 60
 
 
 class Ours:
-    def __init__(self, shardloom, ranks):
-        self.shardloom, self.ranks_program = shardloom, ranks
+    def __init__(self, weightloom, ranks):
+        self.weightloom, self.ranks_program = weightloom, ranks
 
     def call(self, *arguments):
-        """What `shardloom … --json` answers."""
-        return json.loads(output([self.shardloom, "--json", *map(str, arguments)]))
+        """What `weightloom … --json` answers."""
+        return json.loads(output([self.weightloom, "--json", *map(str, arguments)]))
 
     def convert(self, source, form, *options, name=None):
         """Converts into a new folder beside the source and returns it."""

@@ -109,7 +109,7 @@ def judged(place, ours, name, suite, sections, *options):
         described["dlm_source"] = "document.md"
     # JSON is YAML.
     file.write_text(json.dumps(described))
-    output([ours.shardloom, "sway", "run", file, "--no-cache", "--json", report, "--html", page, *options])
+    output([ours.weightloom, "sway", "run", file, "--no-cache", "--json", report, "--html", page, *options])
     return report, page
 
 
@@ -117,5 +117,5 @@ def shown(place, ours, name, found):
     """The page of a report."""
     report, page = place / f"{name}.json", place / f"{name}.html"
     report.write_text(json.dumps(found))
-    output([ours.shardloom, "sway", "report", report, "--format", "html", "--out", page])
+    output([ours.weightloom, "sway", "report", report, "--format", "html", "--out", page])
     return report, page

@@ -1,6 +1,6 @@
-"""Compares what Shardloom reads, writes and computes with the programs whose formats and models these are.
+"""Compares what Weightloom reads, writes and computes with the programs whose formats and models these are.
 
-    python run.py PATH/TO/shardloom PATH/TO/ranks
+    python run.py PATH/TO/weightloom PATH/TO/ranks
 
 One line for each check: what was compared, how it went, how much. `./test interop` builds both programs and
 makes the environment.
@@ -65,7 +65,7 @@ def main():
                check_smollm2, check_serve, check_sway, check_training, check_page)
     for module in modules:
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="shardloom-interop-") as place:
+        with tempfile.TemporaryDirectory(prefix="weightloom-interop-") as place:
             try:
                 module.run(pathlib.Path(place), ours, report)
             except Exception as error:  # noqa: BLE001 - a peer that cannot be set up is a failure, too

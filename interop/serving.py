@@ -52,7 +52,7 @@ class Server:
 
 @contextlib.contextmanager
 def served(ours, name, *options, **environment):
-    command = [ours.shardloom, "--json", "serve", str(name), "--port", "0", *map(str, options)]
+    command = [ours.weightloom, "--json", "serve", str(name), "--port", "0", *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=os.environ | environment)
     try:

@@ -1,9 +1,9 @@
 //! Checkpoints of a Llama-1B's tensors: saving, loading and planning beside raw
 //! reads and writes of the same bytes, and beside torch DCP and safetensors.
 //!
-//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch and safetensors to
-//! see their figures too, `SHARDLOOM_BENCH_FOLDER` to choose the disk, and
-//! `SHARDLOOM_BENCH_LAYERS` for a smaller model. Words after `--` choose the
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch and safetensors to
+//! see their figures too, `WEIGHTLOOM_BENCH_FOLDER` to choose the disk, and
+//! `WEIGHTLOOM_BENCH_LAYERS` for a smaller model. Words after `--` choose the
 //! cases whose names contain one of them. Cold reads need the right to drop
 //! the page cache; without it they are left out, and that is said.
 
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use shardloom_bench::{Goal, Peer, Report, middle, rate, short};
-use shardloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
-use shardloom_checkpoint::{
+use weightloom_bench::{Goal, Peer, Report, middle, rate, short};
+use weightloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
+use weightloom_checkpoint::{
     Arrangement, CheckpointError, Fingerprint, Held, Kind, LoadOptions, LocalTensor, Manifest,
     ManifestTensor, Part, SaveOptions, Saver, Source, State, Target, TensorSpec, Verify, load, stretch_for,
 };
-use shardloom_gang::{GangOptions, solo, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_gang::{GangOptions, solo, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 
 const ROUNDS: usize = 5;
 
@@ -29,8 +29,8 @@ fn main() -> Result<(), CheckpointError> {
     let chosen: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|word| name.contains(word));
     let mut report = Report::new();
-    let folder = std::env::var_os("SHARDLOOM_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
-    let folder = folder.join(format!("shardloom-bench-{}", std::process::id()));
+    let folder = std::env::var_os("WEIGHTLOOM_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
+    let folder = folder.join(format!("weightloom-bench-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder for the files");
     if wanted("planning") {
         planning(&mut report)?;
@@ -54,7 +54,7 @@ fn main() -> Result<(), CheckpointError> {
 /// Names and shapes of a Llama-3.2-1B with so many layers.
 fn tensors() -> Vec<(String, Shape)> {
     let layers =
-        std::env::var("SHARDLOOM_BENCH_LAYERS").ok().and_then(|text| text.parse().ok()).unwrap_or(16);
+        std::env::var("WEIGHTLOOM_BENCH_LAYERS").ok().and_then(|text| text.parse().ok()).unwrap_or(16);
     llama(layers, 128_256)
 }
 
@@ -234,9 +234,9 @@ impl Times {
 }
 
 fn peer(folder: &Path) -> Option<Peer> {
-    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok()?;
+    let python = std::env::var("WEIGHTLOOM_PEER_PYTHON").ok()?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_checkpoint.py");
-    let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
+    let layers = std::env::var("WEIGHTLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
     Some(Peer::start_as_it_is("torch", Command::new(python).arg(script).arg(folder).arg(layers)))
 }
 
@@ -406,7 +406,7 @@ impl Alone {
 fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> {
     let path = folder.join("two");
     let mut times = Times::default();
-    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok();
+    let python = std::env::var("WEIGHTLOOM_PEER_PYTHON").ok();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_checkpoint_ranks.py");
     let rows = |ranks: usize| -> Layout {
         Layout::new(Mesh::new(&[("dp", ranks)]).expect("a mesh"), &[Placement::Shard(0)]).expect("a layout")
@@ -417,7 +417,7 @@ fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> 
         Layout::new(mesh, &[placement]).expect("a layout")
     };
     let together =
-        |ranks: usize, work: &(dyn Fn(std::sync::Arc<dyn shardloom_gang::Gang>) -> Duration + Sync)| {
+        |ranks: usize, work: &(dyn Fn(std::sync::Arc<dyn weightloom_gang::Gang>) -> Duration + Sync)| {
             let times = threads::run(ranks, GangOptions::default(), work).expect("ranks");
             times.into_iter().max().unwrap_or_default()
         };
@@ -449,7 +449,7 @@ fn two_ranks(report: &mut Report, folder: &Path) -> Result<(), CheckpointError> 
         let source = Source::open(&path)?;
         bytes = source.index.bytes() as usize;
         if let Some(python) = &python {
-            let layers = std::env::var("SHARDLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
+            let layers = std::env::var("WEIGHTLOOM_BENCH_LAYERS").unwrap_or_else(|_| "16".to_owned());
             let mut peer = Peer::start_as_it_is(
                 "torch",
                 Command::new(python).arg(script).arg(folder.join("torch")).arg(layers),
@@ -557,7 +557,7 @@ fn manifest_size(report: &mut Report) {
     let names = (0..1200).map(|number| format!("model.layers.{number}.self_attn.q_proj.weight"));
     let manifest = Manifest {
         version: 1,
-        writer: "shardloom".to_owned(),
+        writer: "weightloom".to_owned(),
         step: Some(1),
         fingerprint: Fingerprint(u128::MAX),
         model: Fingerprint(u128::MAX),

@@ -1,6 +1,6 @@
 //! What a language model does for each next token, beside torch.
 //!
-//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch to see ratios. Words
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch to see ratios. Words
 //! after `--` choose the cases whose names contain one of them.
 //!
 //! Weights are read once for each token and are larger than any cache together,
@@ -8,9 +8,9 @@
 
 use std::process::Command;
 
-use shardloom_bench::{Peer, Turns};
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, Device, RopeStyle, Stream, Tensor, TensorError};
+use weightloom_bench::{Peer, Turns};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Attention, Device, RopeStyle, Stream, Tensor, TensorError};
 
 type Outcome<T> = Result<T, TensorError>;
 
@@ -41,7 +41,7 @@ fn main() -> Outcome<()> {
 fn peers() -> Vec<Peer> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_decode.py");
-    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok();
+    let python = std::env::var("WEIGHTLOOM_PEER_PYTHON").ok();
     python
         .map(|python| Peer::start("torch", Command::new(python).args([script, &threads])))
         .into_iter()

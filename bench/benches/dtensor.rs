@@ -1,17 +1,17 @@
 //! Distributed tensors: what layouts cost beside the arithmetic, beside torch.
 //!
-//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch to see its figures
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch to see its figures
 //! too. Words after `--` choose the cases whose names contain one of them.
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardloom_bench::{Goal, Peer, Report, median, median_of_many, middle, rate, short};
-use shardloom_dtensor::{DTensor, DTensorError, Ranks};
-use shardloom_gang::{GangExt, GangOptions, solo, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
-use shardloom_tensor::{Attention, RopeStyle, Stream, Tensor, TensorError};
+use weightloom_bench::{Goal, Peer, Report, median, median_of_many, middle, rate, short};
+use weightloom_dtensor::{DTensor, DTensorError, Ranks};
+use weightloom_gang::{GangExt, GangOptions, solo, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
+use weightloom_tensor::{Attention, RopeStyle, Stream, Tensor, TensorError};
 
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(150);
@@ -50,7 +50,7 @@ fn overhead(report: &mut Report) -> Result<(), DTensorError> {
     let spread = |tensor: &Tensor| DTensor::distribute(&ranks, tensor, layout);
     let (dx, dy, dweight, dbias) = (spread(&x)?, spread(&y)?, spread(&weight)?, spread(&bias)?);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_dtensor.py");
-    let python = std::env::var("SHARDLOOM_PEER_PYTHON").ok();
+    let python = std::env::var("WEIGHTLOOM_PEER_PYTHON").ok();
     let mut peer = python.map(|python| Peer::start("torch", Command::new(python).arg(script)));
     type Call<'a> = &'a dyn Fn();
     let cases: [(&str, Call<'_>, Call<'_>); 3] = [
@@ -108,8 +108,8 @@ macro_rules! block {
     };
 }
 
-block!(Tensor, local_block, TensorError, shardloom_tensor::backward);
-block!(DTensor, distributed_block, DTensorError, shardloom_dtensor::backward);
+block!(Tensor, local_block, TensorError, weightloom_tensor::backward);
+block!(DTensor, distributed_block, DTensorError, weightloom_dtensor::backward);
 
 fn block(report: &mut Report) -> Result<(), DTensorError> {
     let (ranks, layout) = alone()?;
@@ -190,7 +190,7 @@ fn redistribute(elements: usize, from: Placement, to: Placement) -> Result<Durat
     let times = threads::run(2, GangOptions::default(), |gang| {
         let mesh = Mesh::new(&[("tp", 2)])?;
         let ranks = Ranks::new(Arc::clone(&gang));
-        let whole = Tensor::zeros(DType::F32, &[1024, elements / 1024], shardloom_tensor::Device::Cpu)?;
+        let whole = Tensor::zeros(DType::F32, &[1024, elements / 1024], weightloom_tensor::Device::Cpu)?;
         let (from, to) = (Layout::new(mesh, &[from])?, Layout::new(mesh, &[to])?);
         let tensor = DTensor::distribute(&ranks, &whole, from)?;
         drop(whole);

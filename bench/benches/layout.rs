@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use shardloom_bench::{Report, median, median_of_many, short};
-use shardloom_layout::*;
+use weightloom_bench::{Report, median, median_of_many, short};
+use weightloom_layout::*;
 
 const BUDGET: Duration = Duration::from_millis(500);
 

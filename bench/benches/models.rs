@@ -2,10 +2,10 @@
 //! transformers and safetensors.
 //!
 //! Every measurement is a process of its own, ours and theirs in turns. Set
-//! `SHARDLOOM_PEER_PYTHON` to a Python that has transformers,
-//! `SHARDLOOM_BENCH_SMALL` and `SHARDLOOM_BENCH_LARGE` to Hugging Face folders
+//! `WEIGHTLOOM_PEER_PYTHON` to a Python that has transformers,
+//! `WEIGHTLOOM_BENCH_SMALL` and `WEIGHTLOOM_BENCH_LARGE` to Hugging Face folders
 //! of models (SmolLM2-135M, and one of the size of Llama-3.2-1B in bf16), and
-//! `SHARDLOOM_BINARY` to the built command. Words after `--` choose cases:
+//! `WEIGHTLOOM_BINARY` to the built command. Words after `--` choose cases:
 //! list, load, score, decode, first.
 
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use shardloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
-use shardloom_checkpoint::storage::Way;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::cards::CardStore;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub, LoadOptions, Model, iter_parameters};
-use shardloom_layout::DType;
-use shardloom_nn::{Decoder, Generation, Input, Pass, Request};
-use shardloom_tensor::no_grad;
+use weightloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
+use weightloom_checkpoint::storage::Way;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::cards::CardStore;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub, LoadOptions, Model, iter_parameters};
+use weightloom_layout::DType;
+use weightloom_nn::{Decoder, Generation, Input, Pass, Request};
+use weightloom_tensor::no_grad;
 
 const ROUNDS: usize = 3;
 
@@ -34,7 +34,7 @@ fn main() {
     }
     let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
-    let (small, large) = (folder("SHARDLOOM_BENCH_SMALL"), folder("SHARDLOOM_BENCH_LARGE"));
+    let (small, large) = (folder("WEIGHTLOOM_BENCH_SMALL"), folder("WEIGHTLOOM_BENCH_LARGE"));
     let mut report = Report::new();
     if wanted("list") {
         list(&mut report);
@@ -61,7 +61,7 @@ fn main() {
 #[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
 fn ours(case: &str, folder: &Path, dtype: &str) {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).expect("families differ in name");
+    weightloom_models::register(&mut families).expect("families differ in name");
     let hub = Hub {
         cards: CardStore::new([]),
         families,
@@ -167,11 +167,11 @@ fn median(runs: usize, work: impl Fn()) -> f64 {
 
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
     let own = std::env::current_exe().expect("this program");
-    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("SHARDLOOM_THREADS", "2"))
+    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
 }
 
 fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
-    let python = std::env::var_os("SHARDLOOM_PEER_PYTHON")?;
+    let python = std::env::var_os("WEIGHTLOOM_PEER_PYTHON")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/models_transformers.py");
     let mut command = Command::new(python);
     command.arg(script).arg(case).arg(folder).args(["--dtype", dtype, "--runs", "3"]);
@@ -179,7 +179,7 @@ fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
 }
 
 fn list(report: &mut Report) {
-    let Some(binary) = std::env::var_os("SHARDLOOM_BINARY") else { return };
+    let Some(binary) = std::env::var_os("WEIGHTLOOM_BINARY") else { return };
     let time = || {
         let begin = Instant::now();
         let output = Command::new(&binary).args(["models", "list"]).output().expect("the command starts");
@@ -278,7 +278,7 @@ fn speed(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str;
 }
 
 fn first_token(report: &mut Report, folder: &Path) {
-    let Some(binary) = std::env::var_os("SHARDLOOM_BINARY") else { return };
+    let Some(binary) = std::env::var_os("WEIGHTLOOM_BINARY") else { return };
     let (mut own, mut beside) = (vec![], vec![]);
     for _ in 0..ROUNDS {
         let begin = Instant::now();

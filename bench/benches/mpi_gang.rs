@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use mpi::collective::SystemOperation;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::CommunicatorCollectives;
-use shardloom_bench::{Goal, Report, middle, rate, short};
-use shardloom_gang::GangExt;
-use shardloom_gang_mpi::{MpiOptions, MpiWorld};
-use shardloom_layout::ReduceOp;
+use weightloom_bench::{Goal, Report, middle, rate, short};
+use weightloom_gang::GangExt;
+use weightloom_gang_mpi::{MpiOptions, MpiWorld};
+use weightloom_layout::ReduceOp;
 
 fn main() -> ExitCode {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_some() {
@@ -68,7 +68,7 @@ fn ranks() {
 }
 
 /// The median over repetitions of the slowest rank's time.
-fn slowest_median(gang: &dyn shardloom_gang::Gang, times: &[Duration]) -> Duration {
+fn slowest_median(gang: &dyn weightloom_gang::Gang, times: &[Duration]) -> Duration {
     let mut nanos: Vec<u64> = times[2..].iter().map(|time| time.as_nanos() as u64).collect();
     gang.all_reduce(&mut nanos, ReduceOp::Max).expect("a maximum");
     let mut times: Vec<Duration> = nanos.into_iter().map(Duration::from_nanos).collect();

@@ -1,8 +1,8 @@
 //! A whole suite of thirteen probes beside dlm-sway.
 //!
-//! Every measurement is a process of its own. Set `SHARDLOOM_PEER_PYTHON` to a
+//! Every measurement is a process of its own. Set `WEIGHTLOOM_PEER_PYTHON` to a
 //! Python that has dlm-sway, torch, peft and sentence-transformers, and
-//! `SHARDLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
+//! `WEIGHTLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
 //! The peer makes an adapter and an encoder of sentences, with random
 //! matrices; both sides read the same. Words after `--` choose cases:
 //! reference, paired. The peer is asked once: its suite takes many minutes.
@@ -13,18 +13,18 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use shardloom_bench::{Goal, Report, asked, gigabytes, number, peak, seconds};
-use shardloom_hub::cards::CardStore;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub};
-use shardloom_sway::Backend;
-use shardloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
-use shardloom_sway::backend::sentences::WithSentences;
-use shardloom_sway::cache::Cache;
-use shardloom_sway::packs::Packs;
-use shardloom_sway::paired::Paired;
-use shardloom_sway::runner::{Entry, Job, Judging, Silent, run};
-use shardloom_sway::sections::Section;
+use weightloom_bench::{Goal, Report, asked, gigabytes, number, peak, seconds};
+use weightloom_hub::cards::CardStore;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub};
+use weightloom_sway::Backend;
+use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use weightloom_sway::backend::sentences::WithSentences;
+use weightloom_sway::cache::Cache;
+use weightloom_sway::packs::Packs;
+use weightloom_sway::paired::Paired;
+use weightloom_sway::runner::{Entry, Job, Judging, Silent, run};
+use weightloom_sway::sections::Section;
 
 #[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
 fn main() {
@@ -34,9 +34,9 @@ fn main() {
     {
         return ours(case, [base, adapter, encoder].map(Path::new), Path::new(kept));
     }
-    let Some(base) = std::env::var_os("SHARDLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
-    let Some(python) = std::env::var_os("SHARDLOOM_PEER_PYTHON") else { return };
-    let folder = std::env::temp_dir().join(format!("shardloom-bench-sway-{}", std::process::id()));
+    let Some(base) = std::env::var_os("WEIGHTLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
+    let Some(python) = std::env::var_os("WEIGHTLOOM_PEER_PYTHON") else { return };
+    let folder = std::env::temp_dir().join(format!("weightloom-bench-sway-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let (adapter, encoder) = (folder.join("adapter"), folder.join("encoder"));
     let suite = suite_file();
@@ -70,7 +70,7 @@ fn measured(case: &str, paths: [&Path; 3], kept: &Path) -> [Value; 2] {
     [(); 2].map(|()| {
         let own = std::env::current_exe().expect("this program");
         let mut command = Command::new(own);
-        let told = asked(command.args(["ours", case]).args(paths).arg(kept).env("SHARDLOOM_THREADS", "2"));
+        let told = asked(command.args(["ours", case]).args(paths).arg(kept).env("WEIGHTLOOM_THREADS", "2"));
         println!("{case}: {:.1} s", number(&told, "/seconds"));
         told
     })
@@ -125,7 +125,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
     let text: Vec<&str> = sections.iter().map(|section| section.content.as_str()).collect();
     let text = text.join("\n\n");
     let mut families = Families::new();
-    shardloom_models::register(&mut families).expect("families differ in name");
+    weightloom_models::register(&mut families).expect("families differ in name");
     let hub = Hub {
         cards: CardStore::new([]),
         families,

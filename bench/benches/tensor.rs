@@ -1,14 +1,14 @@
 //! Tensor kernels, beside torch and candle.
 //!
-//! Set `SHARDLOOM_PEER_PYTHON` to a Python that has torch, and
-//! `SHARDLOOM_PEER_CANDLE` to anything to build and run candle, to see ratios.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch, and
+//! `WEIGHTLOOM_PEER_CANDLE` to anything to build and run candle, to see ratios.
 //! Words after `--` choose the cases whose names contain one of them.
 
 use std::process::Command;
 
-use shardloom_bench::{Goal, Peer, Turns};
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{
+use weightloom_bench::{Goal, Peer, Turns};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{
     AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward, memory,
 };
 
@@ -29,11 +29,11 @@ fn peers() -> Vec<Peer> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
     let mut peers = Vec::new();
-    if let Ok(python) = std::env::var("SHARDLOOM_PEER_PYTHON") {
+    if let Ok(python) = std::env::var("WEIGHTLOOM_PEER_PYTHON") {
         let script = format!("{folder}/torch_tensor.py");
         peers.push(Peer::start("torch", Command::new(python).args([&script, &threads])));
     }
-    if std::env::var_os("SHARDLOOM_PEER_CANDLE").is_some() {
+    if std::env::var_os("WEIGHTLOOM_PEER_CANDLE").is_some() {
         let manifest = format!("{folder}/candle/Cargo.toml");
         let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers");
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use shardloom_bench::{Goal, Report, median, middle, rate, short};
-use shardloom_gang::{GangExt, GangOptions, threads};
-use shardloom_layout::ReduceOp;
+use weightloom_bench::{Goal, Report, median, middle, rate, short};
+use weightloom_gang::{GangExt, GangOptions, threads};
+use weightloom_layout::ReduceOp;
 
 const RANKS: usize = 2;
 

@@ -1,8 +1,8 @@
 //! Training steps beside PyTorch and peft, and what an asynchronous save costs.
 //!
 //! Every measurement is a process of its own, ours and theirs in turns. Set
-//! `SHARDLOOM_PEER_PYTHON` to a Python that has torch, transformers and peft,
-//! and `SHARDLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
+//! `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch, transformers and peft,
+//! and `WEIGHTLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
 //! Words after `--` choose cases: full, lora, f32, bf16, save, shared.
 
 use std::collections::BTreeMap;
@@ -12,21 +12,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use shardloom_bench::{Goal, Report, asked, gigabytes, middle_figure, number, peak, seconds};
-use shardloom_checkpoint::{Saver, Target};
-use shardloom_dtensor::Ranks;
-use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
-use shardloom_hub::cards::CardStore;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub, LoadOptions};
-use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Kept};
-use shardloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
-use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
-use shardloom_train::keep::{Pace, Progress};
-use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
-use shardloom_train::pipeline::Schedule;
-use shardloom_train::spec::clip_factor;
+use weightloom_bench::{Goal, Report, asked, gigabytes, middle_figure, number, peak, seconds};
+use weightloom_checkpoint::{Saver, Target};
+use weightloom_dtensor::Ranks;
+use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
+use weightloom_hub::cards::CardStore;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub, LoadOptions};
+use weightloom_layout::DType;
+use weightloom_nn::{Adapter, Kept};
+use weightloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
+use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use weightloom_train::keep::{Pace, Progress};
+use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use weightloom_train::pipeline::Schedule;
+use weightloom_train::spec::clip_factor;
 
 const ROUNDS: usize = 3;
 const ROWS: usize = 4;
@@ -39,7 +39,7 @@ fn main() {
     {
         return ours(case, Path::new(folder), dtype);
     }
-    let Some(folder) = std::env::var_os("SHARDLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
+    let Some(folder) = std::env::var_os("WEIGHTLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
     let wanted = |name: &str| words.is_empty() || words.iter().all(|word| name.contains(word.as_str()));
     let mut report = Report::new();
     for case in ["full", "lora"] {
@@ -60,7 +60,7 @@ fn main() {
 
 fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).expect("families differ in name");
+    weightloom_models::register(&mut families).expect("families differ in name");
     let hub = Hub {
         cards: CardStore::new([]),
         families,
@@ -144,7 +144,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
     if case == "save" {
         let gang = solo(GangOptions::default());
         let mut saver = Saver::new(gang).expect("a saver");
-        let folder = std::env::temp_dir().join(format!("shardloom-bench-train-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("weightloom-bench-train-{}", std::process::id()));
         for step in 0..4 {
             let progress = Progress {
                 step,
@@ -177,11 +177,11 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
 
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
     let own = std::env::current_exe().expect("this program");
-    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("SHARDLOOM_THREADS", "2"))
+    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
 }
 
 fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
-    let python = std::env::var_os("SHARDLOOM_PEER_PYTHON")?;
+    let python = std::env::var_os("WEIGHTLOOM_PEER_PYTHON")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train_torch.py");
     let mut command = Command::new(python);
     command.arg(script).arg(case).arg(folder).args(["--dtype", dtype]);
@@ -234,7 +234,7 @@ fn memory_of(ranks: usize, folder: &Path) -> Value {
     });
     let (weights, largest) = all.expect("no rank panics")[0];
     json!({
-        "high_water": shardloom_tensor::memory::statistics().high_water,
+        "high_water": weightloom_tensor::memory::statistics().high_water,
         "states": 4 * weights,
         "largest": largest,
     })

@@ -60,8 +60,8 @@ pub(crate) fn generated(sources: &Path, names: &[String]) -> String {
         "{modules}
 /// Registers every family of this crate.
 pub fn register(
-    families: &mut shardloom_hub::Families,
-) -> Result<(), shardloom_hub::FamilyError> {{
+    families: &mut weightloom_hub::Families,
+) -> Result<(), weightloom_hub::FamilyError> {{
 {calls}    Ok(())
 }}
 

@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = shardloom_fuzz::probe::npy_header(input);
+    let _ = weightloom_fuzz::probe::npy_header(input);
 });

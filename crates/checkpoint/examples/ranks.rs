@@ -16,12 +16,12 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::Value;
-use shardloom_checkpoint::plan::LoadState;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::LoadState;
+use weightloom_checkpoint::{
     Held, LoadOptions, LocalTensor, SaveFormat, SaveOptions, Saver, Source, State, Target, TensorSpec, load,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
 
 type Failure = Box<dyn Error + Send + Sync>;
 

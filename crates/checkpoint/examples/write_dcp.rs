@@ -8,8 +8,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::json;
-use shardloom_checkpoint::formats::dcp::{self, DcpItem, DcpRank, DcpValue};
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_checkpoint::formats::dcp::{self, DcpItem, DcpRank, DcpValue};
+use weightloom_layout::{DType, Region, Shape};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(std::env::args().nth(1).ok_or("give a folder")?);

@@ -10,7 +10,7 @@ use std::array;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 /// Elements that are decoded at once.
 const STEP: usize = 32;

@@ -5,7 +5,7 @@
 //! in torch; anything that is not zero is true.
 
 use half::{bf16, f16};
-use shardloom_layout::{DType, F8E4M3, F8E5M2};
+use weightloom_layout::{DType, F8E4M3, F8E5M2};
 
 /// Casts elements of one dtype to another, buffer to buffer. Both are whole
 /// elements, little endian, and equally many.

@@ -1,7 +1,7 @@
 //! How stored bytes become elements.
 
-use shardloom_layout::{DType, Region};
 use smallvec::{SmallVec, smallvec};
+use weightloom_layout::{DType, Region};
 
 use crate::blocks::BlockFormat;
 use crate::index::{FileId, Tile};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::cast::cast;
 use crate::error::CheckpointError;

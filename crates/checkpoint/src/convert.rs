@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use shardloom_gang::{GangOptions, solo};
-use shardloom_layout::{DType, Region};
+use weightloom_gang::{GangOptions, solo};
+use weightloom_layout::{DType, Region};
 
 use crate::cast::cast;
 use crate::error::CheckpointError;

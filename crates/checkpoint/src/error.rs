@@ -1,7 +1,7 @@
 //! Why a checkpoint cannot be used.
 
-use shardloom_gang::GangError;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
+use weightloom_gang::GangError;
 
 use crate::formats::FormatError;
 use crate::index::{Format, IndexError};
@@ -15,33 +15,23 @@ use crate::verify::Damage;
 /// Why a checkpoint cannot be read, written or trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum CheckpointError {
     /// A file could not be read or written.
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// A file is not what its format says.
     #[error("`{file}` cannot be used: {source}")]
-    Format {
-        /// The file.
-        file: String,
-        /// What is wrong with it.
-        source: FormatError,
-    },
+    Format { file: String, source: FormatError },
     /// The parts of a checkpoint do not fit together.
     #[error("the checkpoint is not whole: {0}")]
     Index(#[from] IndexError),
     /// No format that we know.
     #[error("{location} holds no checkpoint of a known format")]
-    UnknownFormat {
-        /// Where was looked.
-        location: String,
-    },
+    UnknownFormat { location: String },
     /// A save that did not come to its end.
     #[error("{location} holds a save that is not finished")]
-    Unfinished {
-        /// Where.
-        location: String,
-    },
+    Unfinished { location: String },
     /// Something was asked that the checkpoint cannot answer.
     #[error(transparent)]
     Want(#[from] WantError),
@@ -56,10 +46,7 @@ pub enum CheckpointError {
     Damaged(Damage),
     /// Bytes that are not those that were saved.
     #[error("`{name}` is not as it was saved")]
-    DamagedBytes {
-        /// Their name.
-        name: String,
-    },
+    DamagedBytes { name: String },
     /// Names cannot be turned into others.
     #[error(transparent)]
     Keys(#[from] KeyError),
@@ -68,30 +55,16 @@ pub enum CheckpointError {
     Target(#[from] TargetError),
     /// Ranks could not exchange a tensor before writing it.
     #[error("`{name}` could not be exchanged between ranks: {message}")]
-    Exchange {
-        /// The tensor.
-        name: String,
-        /// Why.
-        message: String,
-    },
+    Exchange { name: String, message: String },
     /// Parts of a tensor were written by nobody, or twice.
     #[error("not every element of `{tensor}` was written exactly once, so nothing was saved")]
-    NotWrittenOnce {
-        /// The tensor.
-        tensor: String,
-    },
+    NotWrittenOnce { tensor: String },
     /// Other ranks failed.
     #[error("{}", failures.iter().map(|(rank, text)| format!("rank {rank}: {text}")).collect::<Vec<_>>().join("; "))]
-    Ranks {
-        /// What each of them says.
-        failures: Vec<(usize, String)>,
-    },
+    Ranks { failures: Vec<(usize, String)> },
     /// Something else than an adapter cannot become one.
     #[error("a {format} checkpoint is no adapter")]
-    NoAdapter {
-        /// What it is.
-        format: Format,
-    },
+    NoAdapter { format: Format },
     /// Ranks could not exchange what they must.
     #[error(transparent)]
     Gang(#[from] GangError),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::formats::safetensors::{INDEX_FILE, dtype_name};
 

@@ -14,7 +14,7 @@ use std::ops::{Add, AddAssign};
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shardloom_layout::{DType, Region, RegionError, Shape};
+use weightloom_layout::{DType, Region, RegionError, Shape};
 
 // Odd numbers without pattern; the first two digits of a prime's root would do
 // as well.
@@ -171,8 +171,8 @@ impl fmt::Display for Fingerprint {
 /// Text that is no fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no fingerprint, which has 32 hexadecimal digits")]
+#[allow(missing_docs)]
 pub struct NoFingerprint {
-    /// The text.
     pub text: String,
 }
 

@@ -17,7 +17,7 @@ mod window;
 use std::path::Path;
 use std::sync::Arc;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use shardloom_layout::{DType, Region, Shape, TilingError, check_tiling};
 use smallvec::SmallVec;
+use weightloom_layout::{DType, Region, Shape, TilingError, check_tiling};
 
 use crate::codec::Codec;
 
@@ -161,61 +161,26 @@ pub(crate) enum BytesPlace<'a> {
 /// Why tiles do not make up a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum IndexError {
     /// A tile reaches past the end of its file.
     #[error("`{tensor}` needs bytes {start}..{end} of `{file}`, which has {length}")]
-    PastEnd {
-        /// The tensor.
-        tensor: String,
-        /// The file.
-        file: String,
-        /// First byte of the tile.
-        start: u64,
-        /// One past its last.
-        end: u128,
-        /// The file's length.
-        length: u64,
-    },
+    PastEnd { tensor: String, file: String, start: u64, end: u128, length: u64 },
     /// The tiles leave holes, overlap, or lie outside of the tensor.
     #[error("the parts of `{tensor}` do not make it up: {source}")]
-    Tiling {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with them.
-        source: TilingError,
-    },
+    Tiling { tensor: String, source: TilingError },
     /// A tile has another number of dims than its tensor.
     #[error("`{tensor}` has {expected} dims, but a part of it has {found}")]
-    Dims {
-        /// The tensor.
-        tensor: String,
-        /// Dims of the tensor.
-        expected: usize,
-        /// Dims of the tile.
-        found: usize,
-    },
+    Dims { tensor: String, expected: usize, found: usize },
     /// Parts cut in so many dims that comparing them would take too much.
     #[error("`{tensor}` is cut in {dims} dims, more than {MAX_CUT_DIMS}")]
-    CutDims {
-        /// The tensor.
-        tensor: String,
-        /// In how many dims it is cut.
-        dims: usize,
-    },
+    CutDims { tensor: String, dims: usize },
     /// A few bytes that claim to be very many elements.
     #[error("`{tensor}` repeats its elements up to {bytes} bytes, more than anybody would want")]
-    Repeated {
-        /// The tensor.
-        tensor: String,
-        /// Bytes that it would take.
-        bytes: u64,
-    },
+    Repeated { tensor: String, bytes: u64 },
     /// Two tensors of one name.
     #[error("there are two tensors `{tensor}`")]
-    Twice {
-        /// The name.
-        tensor: String,
-    },
+    Twice { tensor: String },
 }
 
 impl Index {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::index::{Index, IndexError, TensorEntry};
 use crate::view::ViewError;
@@ -91,59 +91,26 @@ pub enum KeyRule {
 /// Why rules cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum KeyError {
     /// Two tensors would have one name.
     #[error("`{from}` would become `{to}`, which there is already")]
-    Taken {
-        /// The tensor.
-        from: String,
-        /// Its new name.
-        to: String,
-    },
+    Taken { from: String, to: String },
     /// The sides of a rule have different numbers of places.
     #[error("`{from}` and `{to}` do not have the same number of `{{}}`")]
-    Places {
-        /// One side.
-        from: String,
-        /// The other.
-        to: String,
-    },
+    Places { from: String, to: String },
     /// A tensor cannot be seen as the rule wants.
     #[error("`{key}`: {source}")]
-    View {
-        /// The tensor.
-        key: String,
-        /// Why.
-        source: ViewError,
-    },
+    View { key: String, source: ViewError },
     /// Parts that do not add up.
     #[error("`{key}` has {found} elements along dim {dim}, but its parts take {expected}")]
-    Parts {
-        /// The tensor.
-        key: String,
-        /// The dim.
-        dim: usize,
-        /// What the parts take.
-        expected: usize,
-        /// What there is.
-        found: usize,
-    },
+    Parts { key: String, dim: usize, expected: usize, found: usize },
     /// A rule that cannot be turned around.
     #[error("the rule for `{key}` cannot be turned around: {reason}")]
-    OneWay {
-        /// The name in the rule.
-        key: String,
-        /// Why not.
-        reason: &'static str,
-    },
+    OneWay { key: String, reason: &'static str },
     /// A tensor to be joined is missing.
     #[error("`{missing}` is missing, which should be joined into `{to}`")]
-    NothingToJoin {
-        /// The tensor.
-        missing: String,
-        /// The whole.
-        to: String,
-    },
+    NothingToJoin { missing: String, to: String },
     /// The result is no checkpoint.
     #[error(transparent)]
     Index(#[from] IndexError),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_gang::{Gang, GangExt};
+use weightloom_gang::{Gang, GangExt};
 
 use crate::error::CheckpointError;
 use crate::formats::Source;

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use shardloom_layout::{DType, Hint, Shape};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Shape};
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
@@ -15,7 +16,7 @@ use crate::state::{Part, Paths};
 use crate::storage::Storage;
 
 /// The manifest's file.
-pub const MANIFEST_FILE: &str = "shardloom.json";
+pub const MANIFEST_FILE: &str = "weightloom.json";
 
 /// The longest manifest that is read.
 const MAX_MANIFEST: u64 = 1 << 30;
@@ -122,51 +123,35 @@ pub struct Asset {
 /// What is wrong with a manifest, or with what it speaks of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ManifestError {
     /// It is not JSON of the right form.
     #[error("it is not a manifest: {message}")]
-    Form {
-        /// What the parser says.
-        message: String,
-    },
+    Form { message: String },
     /// Its own digest does not fit.
     #[error("it was changed or damaged after it was written")]
     Digest,
     /// A version that we do not know.
     #[error("it has version {found}, and {VERSION} is the latest known here")]
-    Version {
-        /// The version.
-        found: u32,
-    },
+    Version { found: u32 },
     /// A file that is not as long as it was.
     #[error("it has {found} bytes, but was saved with {expected}")]
-    Length {
-        /// What it should have.
-        expected: u64,
-        /// What it has.
-        found: u64,
-    },
+    Length { expected: u64, found: u64 },
     /// A file whose header was changed.
     #[error("its header was changed or damaged after it was written")]
     Header,
     /// A tensor that its file does not have, or has otherwise.
     #[error("`{tensor}` is not in the files as it was saved")]
-    Tensor {
-        /// The tensor.
-        tensor: String,
-    },
+    Tensor { tensor: String },
     /// Checksums that are no numbers, or not as many as there should be.
     #[error("`{tensor}` has unreadable checksums")]
-    Checksums {
-        /// The tensor.
-        tensor: String,
-    },
+    Checksums { tensor: String },
 }
 
 impl Hint for ManifestError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Version { .. } => Some("update shardloom".to_owned()),
+            Self::Version { .. } => Some("update weightloom".to_owned()),
             _ => Some(format!(
                 "copy the checkpoint again; to use the safetensors files as they are, remove `{MANIFEST_FILE}`"
             )),

@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use shardloom_layout::{DType, Region, RegionError};
+use weightloom_layout::{DType, Region, RegionError};
 
 use crate::error::CheckpointError;
 use crate::formats::Source;
@@ -82,29 +82,14 @@ impl std::ops::AddAssign for ReadReport {
 /// A want that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum WantError {
     /// A region that the tensor does not have.
     #[error("`{tensor}` has no such part: {source}")]
-    Region {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong.
-        source: RegionError,
-    },
+    Region { tensor: String, source: RegionError },
     /// A buffer of the wrong size.
     #[error("{region} of `{tensor}` as {dtype} takes {expected} bytes, but there is room for {found}")]
-    Room {
-        /// The tensor.
-        tensor: String,
-        /// The part.
-        region: Region,
-        /// The type.
-        dtype: DType,
-        /// Bytes that takes.
-        expected: usize,
-        /// Bytes there are.
-        found: usize,
-    },
+    Room { tensor: String, region: Region, dtype: DType, expected: usize, found: usize },
 }
 
 /// Bytes of one stretch that is read at once, at most and unless the budget is

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::{Gang, GangError, GangExt, Pending};
+use weightloom_gang::{Gang, GangError, GangExt, Pending};
 
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;

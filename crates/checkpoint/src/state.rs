@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shardloom_layout::{DType, Layout, LayoutError, Region, Shape};
+use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 
 /// Everything that one rank has to save.
 ///
@@ -202,10 +202,9 @@ impl<'a> State<'a> {
 /// A value that JSON cannot hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be written as JSON: {message}")]
+#[allow(missing_docs)]
 pub struct NotJson {
-    /// Its name.
     pub name: String,
-    /// Why not.
     pub message: String,
 }
 
@@ -245,12 +244,10 @@ pub type Paths = BTreeMap<String, Vec<Step>>;
 /// Two ways that lead to one name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is both {first:?} and {second:?}")]
+#[allow(missing_docs)]
 pub struct Ambiguous {
-    /// The name.
     pub name: String,
-    /// One way.
     pub first: Vec<Step>,
-    /// The other.
     pub second: Vec<Step>,
 }
 

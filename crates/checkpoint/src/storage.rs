@@ -20,7 +20,7 @@ use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::index::StoredFile;
 
@@ -140,123 +140,54 @@ pub enum Presence {
 /// Why a file could not be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum StorageError {
     /// There is no such file.
     #[error("there is no `{file}` in {location}")]
-    Missing {
-        /// The file.
-        file: String,
-        /// Where it was looked for.
-        location: String,
-    },
+    Missing { file: String, location: String },
     /// The operating system refused.
     #[error("cannot {action} `{file}`: {message}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        file: String,
-        /// The kind of refusal.
-        kind: io::ErrorKind,
-        /// In the system's words.
-        message: String,
-    },
+    Io { action: &'static str, file: String, kind: io::ErrorKind, message: String },
     /// The file ends before the bytes that were asked for.
     #[error("`{file}` ends before byte {end}")]
-    Short {
-        /// The file.
-        file: String,
-        /// One past the last byte asked for.
-        end: u64,
-    },
+    Short { file: String, end: u64 },
     /// A file that should be small is not.
     #[error("`{file}` has {length} bytes, more than the {limit} that such a file may have")]
-    TooLong {
-        /// The file.
-        file: String,
-        /// Its length.
-        length: u64,
-        /// The most it may have.
-        limit: u64,
-    },
+    TooLong { file: String, length: u64, limit: u64 },
     /// A service said no, or nothing that makes sense.
     #[error("cannot {action} `{file}`: {fault}{}", detail(message))]
-    Remote {
-        /// What was tried.
-        action: &'static str,
-        /// On which file, or in which place.
-        file: String,
-        /// With whom.
-        service: Service,
-        /// What went wrong.
-        fault: Fault,
-        /// In the service's words; may be empty.
-        message: String,
-    },
+    Remote { action: &'static str, file: String, service: Service, fault: Fault, message: String },
     /// It went wrong too often to try once more.
     #[error("cannot {action} `{file}`, gave up after {attempts} attempts: {fault}{}", detail(message))]
     GaveUp {
-        /// What was tried.
         action: &'static str,
-        /// On which file, or in which place.
         file: String,
-        /// With whom.
         service: Service,
-        /// How often.
         attempts: u32,
-        /// What went wrong the last time.
         fault: Fault,
-        /// In the service's words; may be empty.
         message: String,
     },
     /// A file became another one while it was read.
     #[error("`{file}` changed while it was read")]
-    Changed {
-        /// The file.
-        file: String,
-    },
+    Changed { file: String },
     /// A server gives out whole files only.
     #[error("the server cannot give out parts of `{file}`")]
-    NoRanges {
-        /// The file.
-        file: String,
-    },
+    NoRanges { file: String },
     /// The kind of place cannot do this.
     #[error("cannot {action} {location}")]
-    Unsupported {
-        /// What was tried.
-        action: &'static str,
-        /// Where.
-        location: String,
-    },
+    Unsupported { action: &'static str, location: String },
     /// A URL of a kind that is not known.
     #[error("`{url}` is not the URL of a kind of storage that is known")]
-    UnknownScheme {
-        /// The URL, without what may be secret.
-        url: String,
-    },
+    UnknownScheme { url: String },
     /// A URL that cannot be used.
     #[error("`{url}` cannot be used: {problem}")]
-    Url {
-        /// The URL, without what may be secret.
-        url: String,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    Url { url: String, problem: &'static str },
     /// A setting of a service that it does not have.
     #[error("there is no setting `{key}` for {location}")]
-    UnknownSetting {
-        /// The setting.
-        key: String,
-        /// For which place.
-        location: String,
-    },
+    UnknownSetting { key: String, location: String },
     /// A name that leads out of the checkpoint.
     #[error("`{name}` is not the name of a file inside the checkpoint")]
-    Outside {
-        /// The name.
-        name: String,
-    },
+    Outside { name: String },
 }
 
 impl StorageError {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shardloom_gang::{Gang, GangError, GangExt};
-use shardloom_layout::{DType, ReduceOp, Region, Shape};
+use weightloom_gang::{Gang, GangError, GangExt};
+use weightloom_layout::{DType, ReduceOp, Region, Shape};
 
 use crate::fingerprint::{ElementSum, Fingerprint};
 

@@ -1,7 +1,7 @@
 //! Failing together: a rank that cannot go on says so, instead of leaving the
 //! others to wait for it.
 
-use shardloom_gang::{Gang, GangExt};
+use weightloom_gang::{Gang, GangExt};
 
 use crate::error::CheckpointError;
 
@@ -13,7 +13,7 @@ pub(crate) fn together<T>(
 ) -> Result<T, CheckpointError> {
     // One number first: text is exchanged only if there is any.
     let mut failures = [u64::from(outcome.is_err())];
-    gang.all_reduce(&mut failures, shardloom_layout::ReduceOp::Sum)?;
+    gang.all_reduce(&mut failures, weightloom_layout::ReduceOp::Sum)?;
     if failures[0] == 0 {
         return outcome;
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use shardloom_gang::{Gang, GangError};
+use weightloom_gang::{Gang, GangError};
 
 use crate::error::CheckpointError;
 use crate::formats::Source;

@@ -2,7 +2,7 @@
 //! transposed, regrouped. Only where bytes go is changed, so whoever wants a
 //! part of the result reads that part alone.
 
-use shardloom_layout::{Dims, Region, Shape};
+use weightloom_layout::{Dims, Region, Shape};
 
 use crate::codec::{Codec, Side};
 use crate::index::{Strides, TensorEntry, Tile};
@@ -10,52 +10,23 @@ use crate::index::{Strides, TensorEntry, Tile};
 /// Why tensors cannot be seen in another way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ViewError {
     /// A dim that the tensor does not have.
     #[error("there is no dim {dim} in a tensor of shape {shape}")]
-    NoSuchDim {
-        /// The dim.
-        dim: usize,
-        /// The shape.
-        shape: Shape,
-    },
+    NoSuchDim { dim: usize, shape: Shape },
     /// A range outside of the tensor.
     #[error("{start}..{end} is not inside of dim {dim} of {shape}")]
-    Range {
-        /// The dim.
-        dim: usize,
-        /// Where the range starts.
-        start: usize,
-        /// Where it ends.
-        end: usize,
-        /// The shape.
-        shape: Shape,
-    },
+    Range { dim: usize, start: usize, end: usize, shape: Shape },
     /// Tensors that cannot be joined.
     #[error("{first} and {second} cannot be joined along dim {dim}")]
-    Join {
-        /// The first one, with its dtype.
-        first: String,
-        /// One that does not fit it.
-        second: String,
-        /// The dim.
-        dim: usize,
-    },
+    Join { first: String, second: String, dim: usize },
     /// Nothing to join.
     #[error("there is nothing to join")]
     Nothing,
     /// A dim that does not split into groups.
     #[error("dim {dim} of {shape} is not {outer} × {inner} × a whole number, or is stored in parts")]
-    Groups {
-        /// The dim.
-        dim: usize,
-        /// The shape.
-        shape: Shape,
-        /// Groups of groups.
-        outer: usize,
-        /// Groups.
-        inner: usize,
-    },
+    Groups { dim: usize, shape: Shape, outer: usize, inner: usize },
 }
 
 impl Tile {

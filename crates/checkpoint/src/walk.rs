@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use shardloom_layout::{DType, Region};
+use weightloom_layout::{DType, Region};
 
 use crate::error::CheckpointError;
 use crate::formats::Source;

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use model::{locals, state};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     CheckpointError, CheckpointFolder, SaveOptions, Saver, Source, Target, fingerprint, verify,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::Mesh;
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::Mesh;
 
 /// Saves in the background on two ranks, spoils the state at once, and tells
 /// the fingerprint that was saved.
@@ -87,7 +87,7 @@ struct Vanish {
     folder: std::path::PathBuf,
 }
 
-impl shardloom_checkpoint::Observer for Vanish {
+impl weightloom_checkpoint::Observer for Vanish {
     fn begin(&self, _work: &str, total: u64) {
         if total > 0 {
             let _ = std::fs::remove_dir_all(&self.folder);

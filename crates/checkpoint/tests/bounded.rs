@@ -6,13 +6,13 @@
 mod allocation;
 
 use allocation::{Counting, most_held};
-use shardloom_checkpoint::plan::LoadState;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::LoadState;
+use weightloom_checkpoint::{
     ConvertOptions, Held, LoadOptions, LocalTensor, ReadOptions, SaveOptions, Saver, Source, State, Target,
     TensorSpec, convert, fingerprint, load,
 };
-use shardloom_gang::{GangOptions, solo};
-use shardloom_layout::{DType, Layout, Mesh, Region, Shape};
+use weightloom_gang::{GangOptions, solo};
+use weightloom_layout::{DType, Layout, Mesh, Region, Shape};
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use loopback::proxy::{Harm, Proxy, Rule};
 use loopback::s3::{self, S3};
 use model::{blank, locals, state, wanted};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     CheckpointError, Copies, LoadOptions, LoadReport, SaveFormat, SaveOptions, SaveReport, Saver, Source,
     Storage, Target, load,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{Layout, Mesh};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{Layout, Mesh};
 
 fn save(
     storage: &Arc<dyn Storage>,
@@ -54,7 +54,7 @@ fn load_on_two(source: &Source, copies: Copies) -> Vec<LoadReport> {
             for local in locals {
                 let (name, dtype, dims) =
                     model::tensors().into_iter().find(|(name, ..)| *name == local.name).unwrap();
-                local.spec.held = shardloom_checkpoint::Held::Layout(Layout::replicated(mesh));
+                local.spec.held = weightloom_checkpoint::Held::Layout(Layout::replicated(mesh));
                 local.bytes = model::bytes_of(name, dtype, &dims);
             }
         };
@@ -108,7 +108,7 @@ fn torch_folders_go_to_buckets_but_plain_ones_cannot() {
         report.unwrap();
     }
     let source = Source::open_folder(storage).unwrap();
-    assert_eq!(source.index.format(), shardloom_checkpoint::Format::Dcp);
+    assert_eq!(source.index.format(), weightloom_checkpoint::Format::Dcp);
     for (name, dtype, dims) in model::tensors() {
         let entry = &source.index.tensors()[name];
         assert_eq!((entry.dtype, &entry.shape[..]), (dtype, dims.as_slice()));
@@ -136,7 +136,7 @@ fn a_bad_line_loses_nothing() {
         rule("PUT", "chunks-00001", refusal("503"), 1),
         rule("PUT", "chunks-00000", Harm::Reset, 1),
         rule("PUT", "chunks-00002", refusal("429"), 1),
-        rule("PUT", "shardloom.json", refusal("500"), 1),
+        rule("PUT", "weightloom.json", refusal("500"), 1),
         rule("GET", "chunks-00001", refusal("500"), 1),
         rule("GET", "chunks-00002", Harm::Reset, 1),
     ]);
@@ -149,13 +149,13 @@ fn a_bad_line_loses_nothing() {
 
     // A manifest that never arrives: an error, and no checkpoint.
     let storage: Arc<dyn Storage> = Arc::new(s3::open(proxy.address, "s3://bucket/worse"));
-    proxy.script(&[rule("PUT", "shardloom.json", refusal("503"), 1000)]);
+    proxy.script(&[rule("PUT", "weightloom.json", refusal("503"), 1000)]);
     for report in save(&storage, SaveFormat::Native, Background::No) {
         let error = report.unwrap_err();
         assert!(matches!(error, CheckpointError::Storage(_) | CheckpointError::Ranks { .. }), "{error}");
     }
     let direct: Arc<dyn Storage> = Arc::new(s3::open(server.address, "s3://bucket/worse"));
-    assert!(!direct.list().unwrap().iter().any(|file| file.name == "shardloom.json"));
+    assert!(!direct.list().unwrap().iter().any(|file| file.name == "weightloom.json"));
     let opened = Source::open_folder(direct);
     assert!(opened.is_err() || opened.is_ok_and(|source| source.manifest.is_none()));
 }

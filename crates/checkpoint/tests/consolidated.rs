@@ -5,7 +5,7 @@
 mod bytewise;
 
 use bytewise::{Memory, assert_tensors, damage_everything, fixture};
-use shardloom_checkpoint::{Format, Source};
+use weightloom_checkpoint::{Format, Source};
 
 #[test]
 fn parts_are_put_together_by_name() {

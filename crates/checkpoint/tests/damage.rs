@@ -13,12 +13,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use model::{blank, locals, state, wanted};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     CheckpointError, Format, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, Saver,
     Source, Storage, Target, Want, load, read,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{Mesh, Region};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{Mesh, Region};
 
 const CONFIG: &[u8] = br#"{"model_type":"llama"}"#;
 
@@ -102,13 +102,13 @@ fn no_damage_to_a_native_checkpoint_goes_unnoticed() {
     let folder = tempfile::tempdir().unwrap();
     let (shared, chunks) = (folder.path().join("shared"), folder.path().join("chunks"));
     std::fs::create_dir(&chunks).unwrap();
-    let objects = Target::Objects(Arc::new(shardloom_checkpoint::LocalStorage::new(&chunks)));
+    let objects = Target::Objects(Arc::new(weightloom_checkpoint::LocalStorage::new(&chunks)));
     let checkpoints = [saved(&shared, &Target::Folder(shared.clone())), saved(&chunks, &objects)];
     let mut random = Random(7);
     let (mut detected, mut harmless) = (0, BTreeMap::<String, usize>::new());
     for checkpoint in &checkpoints {
         let files = checkpoint.files();
-        assert!(files.contains_key("shardloom.json") && files.contains_key("config.json"));
+        assert!(files.contains_key("weightloom.json") && files.contains_key("config.json"));
         let tried = threads::run(1, GangOptions::default(), |gang| {
             load_whole(checkpoint.clone(), &*gang).unwrap();
         });
@@ -139,7 +139,7 @@ fn no_damage_to_a_native_checkpoint_goes_unnoticed() {
         .unwrap();
     assert!(tried >= 20_000);
     // A digit of a digest in the other case is still the same digit.
-    assert!(harmless.keys().all(|name| name == "shardloom.json"), "{harmless:?}");
+    assert!(harmless.keys().all(|name| name == "weightloom.json"), "{harmless:?}");
     assert!(detected >= tried * 99 / 100, "{harmless:?}");
 }
 

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 
 use bytewise::{Memory, assert_tensors, bytes, damage_everything, fixture};
 use serde_json::json;
-use shardloom_checkpoint::formats::dcp::{self, DcpItem, DcpRank, DcpValue, read_value};
-use shardloom_checkpoint::{Format, Source, Storage};
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_checkpoint::formats::dcp::{self, DcpItem, DcpRank, DcpValue, read_value};
+use weightloom_checkpoint::{Format, Source, Storage};
+use weightloom_layout::{DType, Region, Shape};
 
 fn open(name: &str) -> Source {
     let source = Source::open(fixture(&format!("dcp/{name}"))).unwrap();

@@ -5,12 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use shardloom_checkpoint::storage::Way;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::{
     ConvertOptions, Difference, ReadOptions, SaveFormat, SaveOptions, Source, Target, TensorEntry, Want,
     cast, compare, convert, extents, fingerprint, read, stats,
 };
-use shardloom_layout::{DType, Region};
+use weightloom_layout::{DType, Region};
 
 /// A fixture, and a file with the same tensors as its peer sees them.
 const FIXTURES: [(&str, &str); 17] = [
@@ -99,11 +99,11 @@ fn parts_are_parts_of_the_whole_and_extents_are_what_is_read() {
                 };
                 let found = part(&source, name, entry, &region, dtype, &options);
                 let mut expected = vec![0; found.len()];
-                shardloom_layout::copy_region(
+                weightloom_layout::copy_region(
                     &region,
                     dtype.size(),
-                    shardloom_layout::Tile { region: &all, bytes: &whole },
-                    &mut shardloom_layout::TileMut { region: &region, bytes: &mut expected },
+                    weightloom_layout::Tile { region: &all, bytes: &whole },
+                    &mut weightloom_layout::TileMut { region: &region, bytes: &mut expected },
                 )
                 .unwrap();
                 assert_eq!(found, expected, "{region} of {name} of {fixture}");
@@ -189,7 +189,7 @@ fn a_conversion_does_not_make_damage_valid_and_keeps_what_a_resume_needs() {
     for (number, dtype) in [None, Some(DType::F64)].into_iter().enumerate() {
         let target = Target::Folder(place(&format!("bad{number}")));
         let refused = convert(&source, &target, &options(SaveFormat::HuggingFace, dtype), &());
-        assert!(matches!(refused, Err(shardloom_checkpoint::CheckpointError::Damaged(_))), "{refused:?}");
+        assert!(matches!(refused, Err(weightloom_checkpoint::CheckpointError::Damaged(_))), "{refused:?}");
         assert!(!place(&format!("bad{number}")).exists());
     }
 }

@@ -16,15 +16,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{blank, locals, state, wanted};
-use shardloom_checkpoint::plan::{
+use weightloom_checkpoint::plan::{
     Metadata, PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteItem,
 };
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     Bytes, CheckpointError, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, SaveReport,
     Saver, Source, State, Storage, StorageError, StoredFile, Target, TargetError, Upload, load,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::Mesh;
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::Mesh;
 
 /// A save from two ranks, and what each of them says.
 fn save_with(
@@ -95,7 +95,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-const TASK: &str = "SHARDLOOM_TEST_FULL";
+const TASK: &str = "WEIGHTLOOM_TEST_FULL";
 
 /// Runs itself where there is room for one checkpoint but not for a second:
 /// on a small filesystem where one can be mounted, else under a limit to the
@@ -169,7 +169,7 @@ fn places_that_cannot_be_written_are_named() {
     let file = folder.path().join("file");
     fs::write(&file, b"").unwrap();
     // Below a file, and in a filesystem where nobody may make folders.
-    for path in [file.join("step_1"), PathBuf::from("/proc/shardloom/step_1")] {
+    for path in [file.join("step_1"), PathBuf::from("/proc/weightloom/step_1")] {
         let told = texts(save(&Target::Folder(path.clone())));
         let name = path.parent().unwrap().display().to_string();
         assert!(told.iter().all(|text| text.contains(&name)), "{told:?}");

@@ -8,10 +8,10 @@ mod naive;
 use std::sync::Arc;
 
 use naive::{assert_same, fixtures};
-use shardloom_checkpoint::Storage as _;
-use shardloom_checkpoint::formats::gguf::{GgufArray, GgufError, GgufValue, read_metadata};
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, LocalStorage, MemoryStorage, Source};
-use shardloom_layout::Hint;
+use weightloom_checkpoint::Storage as _;
+use weightloom_checkpoint::formats::gguf::{GgufArray, GgufError, GgufValue, read_metadata};
+use weightloom_checkpoint::{CheckpointError, Format, FormatError, LocalStorage, MemoryStorage, Source};
+use weightloom_errors::Hint;
 
 const FILES: [&str; 4] = ["llama", "qwen3moe", "gpt2", "other"];
 

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use allocation::{Counting, most_held, turn};
 use probe::{NATIVE, Outcome, PARSERS, archive, torch_archive};
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::zip::ZipLayout;
-use shardloom_checkpoint::{CheckpointError, LocalStorage, Manifest, MemoryStorage, Source};
+use weightloom_checkpoint::formats::zip::ZipLayout;
+use weightloom_checkpoint::{CheckpointError, LocalStorage, Manifest, MemoryStorage, Source};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -220,12 +220,12 @@ fn manifests_cannot_ask_for_what_is_not_there() {
         manifest["tensors"]["aaa"] = tensor(json!([0]), "tensor");
         manifest["tensors"]["bbb"] = tensor(json!([1u64 << 50]), "bytes");
     });
-    let words = ["`shardloom.json`", "`bbb` is not in the files as it was saved"];
+    let words = ["`weightloom.json`", "`bbb` is not in the files as it was saved"];
     refused("bytes from nowhere", vast.len(), || probe::manifest(&vast), &words);
     let hollow = changed_manifest("chunks.json", |manifest| {
         manifest["tensors"]["aaa"] = tensor(json!([1u64 << 50]), "tensor");
     });
-    let words = ["`shardloom.json`", "`aaa` is not in the files as it was saved"];
+    let words = ["`weightloom.json`", "`aaa` is not in the files as it was saved"];
     refused("a tensor from nowhere", hollow.len(), || probe::manifest(&hollow), &words);
 }
 
@@ -275,11 +275,11 @@ fn names_that_lead_outside_are_refused() {
         fs::remove_file(index).unwrap();
         fs::rename(folder.path().join("away"), inside.join("model.safetensors")).unwrap();
         let manifest =
-            changed_manifest("shardloom.json", |manifest| manifest["files"][0]["name"] = json!(name));
+            changed_manifest("weightloom.json", |manifest| manifest["files"][0]["name"] = json!(name));
         let manifest: Manifest = serde_json::from_slice(&manifest).unwrap();
-        fs::write(inside.join("shardloom.json"), manifest.to_bytes().unwrap()).unwrap();
+        fs::write(inside.join("weightloom.json"), manifest.to_bytes().unwrap()).unwrap();
         expect(Source::open(&inside), name);
-        fs::remove_file(inside.join("shardloom.json")).unwrap();
+        fs::remove_file(inside.join("weightloom.json")).unwrap();
     }
     for name in ["../secret.safetensors", "../a-00001-of-00001.gguf", absolute.as_str()] {
         expect(Source::open_file(storage(), name), name);

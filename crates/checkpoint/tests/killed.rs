@@ -23,17 +23,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use model::{bytes_of, layout_for, part};
-use shardloom_checkpoint::plan::LoadState;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::LoadState;
+use weightloom_checkpoint::{
     CheckpointError, Format, Held, LoadOptions, LocalStorage, LocalTensor, Observer, SaveOptions, Saver,
     Source, State, Target, TensorSpec, load,
 };
-use shardloom_gang::{GangOptions, threads};
-use shardloom_layout::{DType, Mesh, Shape};
+use weightloom_gang::{GangOptions, threads};
+use weightloom_layout::{DType, Mesh, Shape};
 
 /// Tells the test that it is the program that saves: where, from which step
 /// on, and at which piece of work to wait for the end.
-const TASK: &str = "SHARDLOOM_TEST_SAVES";
+const TASK: &str = "WEIGHTLOOM_TEST_SAVES";
 const NAME: &str = "a_save_killed_anywhere_leaves_what_was_committed";
 const TENSORS: [(&str, [usize; 2]); 5] =
     [("model.a", [40, 24]), ("model.b", [33, 17]), ("model.c", [5, 300]), ("m", [40, 24]), ("v", [7, 9])];
@@ -217,7 +217,7 @@ fn check_tensors(source: &Source, step: u64) -> usize {
         for ((name, spec, _), into) in expected.iter().zip(&mut found) {
             state.tensor(*name, spec.clone(), into);
         }
-        let unexpected = shardloom_checkpoint::plan::Unexpected::Ignore;
+        let unexpected = weightloom_checkpoint::plan::Unexpected::Ignore;
         load(source, state, &*gang, &LoadOptions { unexpected, ..LoadOptions::default() }, &()).unwrap();
         for ((name, _, expected), found) in expected.iter().zip(&found) {
             assert_eq!(expected, found, "{name} of step {step}");
@@ -403,7 +403,7 @@ fn objects_without_a_manifest_are_no_checkpoint() {
     .unwrap();
     assert_eq!(check_tensors(&Source::open(folder.path()).unwrap(), 1), TENSORS.len());
     // Killed before the manifest, and before the second rank's file.
-    for late in ["shardloom.json", "chunks-00001.safetensors"] {
+    for late in ["weightloom.json", "chunks-00001.safetensors"] {
         fs::remove_file(folder.path().join(late)).unwrap();
         let opened = Source::open(folder.path()).map(|source| source.index.format());
         assert!(matches!(opened, Err(CheckpointError::Unfinished { .. })), "{opened:?}");

@@ -6,12 +6,12 @@
 mod model;
 
 use model::{blank, bytes_of, locals, state};
-use shardloom_checkpoint::plan::{LoadPlanError, LoadState, Missing, Unexpected};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::{LoadPlanError, LoadState, Missing, Unexpected};
+use weightloom_checkpoint::{
     CheckpointError, Held, KeyMap, KeyRule, LoadOptions, SaveOptions, Saver, Source, Target, TensorSpec, load,
 };
-use shardloom_gang::{GangOptions, solo, threads};
-use shardloom_layout::{DType, Layout, Mesh, Shape};
+use weightloom_gang::{GangOptions, solo, threads};
+use weightloom_layout::{DType, Layout, Mesh, Shape};
 
 fn saved(folder: &tempfile::TempDir) -> Source {
     let mesh = Mesh::new(&[("a", 1)]).unwrap();
@@ -111,7 +111,7 @@ fn pending_sums_cannot_be_loaded() {
     let gang = solo(GangOptions::default());
     let pending = Layout::new(
         Mesh::new(&[("a", 1)]).unwrap(),
-        &[shardloom_layout::Placement::Partial(shardloom_layout::ReduceOp::Sum)],
+        &[weightloom_layout::Placement::Partial(weightloom_layout::ReduceOp::Sum)],
     );
     let mut scalar = vec![0; 8];
     let mut wanted = LoadState::new();
@@ -142,7 +142,7 @@ fn ranks_that_ask_for_different_things_still_share() {
             for local in &mut found {
                 wanted.tensor(&local.name, local.spec.clone(), &mut local.bytes);
             }
-            let copies = shardloom_checkpoint::Copies::ReadOnce;
+            let copies = weightloom_checkpoint::Copies::ReadOnce;
             load(&source, wanted, &*gang, &LoadOptions { copies, ..LoadOptions::default() }, &()).unwrap();
             for local in &found {
                 let expected = bytes_of(&local.name, local.spec.dtype, &local.spec.shape);
@@ -159,7 +159,7 @@ fn files_beside_the_tensors_take_nobodys_place() {
     let mesh = Mesh::new(&[("a", 1)]).unwrap();
     let locals = locals(mesh, 0, 0);
     let mut saver = Saver::new(solo(GangOptions::default())).unwrap();
-    for name in ["model.safetensors", "shardloom.json", "a/b.json", "../x", ""] {
+    for name in ["model.safetensors", "weightloom.json", "a/b.json", "../x", ""] {
         let assets = [(name.to_owned(), vec![1])].into();
         let options = SaveOptions { assets, ..SaveOptions::default() };
         let error = saver.save(&state(&locals), &Target::Folder(folder.path().join("y")), &options, &());

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use naive::{assert_same, fixtures};
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::mlx::MlxError;
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
-use shardloom_layout::DType;
+use weightloom_checkpoint::formats::mlx::MlxError;
+use weightloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
+use weightloom_layout::DType;
 
 fn config() -> Value {
     serde_json::from_slice(&std::fs::read(fixtures("mlx").join("config.json")).unwrap()).unwrap()

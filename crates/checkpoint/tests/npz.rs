@@ -7,10 +7,10 @@ mod naive;
 use std::sync::Arc;
 
 use naive::{assert_same, fixtures};
-use shardloom_checkpoint::formats::npz::NpzError;
-use shardloom_checkpoint::formats::zip::ZipError;
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
-use shardloom_layout::DType;
+use weightloom_checkpoint::formats::npz::NpzError;
+use weightloom_checkpoint::formats::zip::ZipError;
+use weightloom_checkpoint::{CheckpointError, Format, FormatError, MemoryStorage, Source};
+use weightloom_layout::DType;
 
 fn bytes(file: &str) -> Vec<u8> {
     std::fs::read(fixtures("npz").join(file)).unwrap()

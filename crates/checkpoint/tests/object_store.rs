@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use loopback::proxy::{Harm, Proxy, Rule};
 use loopback::s3::{self, S3};
 use loopback::web::{self, Ranges, Versions};
-use shardloom_checkpoint::storage::{Fault, ObjectOptions, ObjectStorage, Service};
-use shardloom_checkpoint::{CheckpointError, LocalStorage, Source, Storage, StorageError};
-use shardloom_layout::Hint;
+use weightloom_checkpoint::storage::{Fault, ObjectOptions, ObjectStorage, Service};
+use weightloom_checkpoint::{CheckpointError, LocalStorage, Source, Storage, StorageError};
+use weightloom_errors::Hint;
 
 /// Bytes that repeat only after a long while.
 fn noise(length: usize) -> Vec<u8> {
@@ -145,7 +145,7 @@ fn a_checkpoint_is_the_same_from_a_bucket_as_from_a_folder() {
 /// Runs itself a second time, in the environment that it is about.
 #[test]
 fn the_environment_says_where_and_who() {
-    const FOLDER: &str = "SHARDLOOM_TEST_FOLDER";
+    const FOLDER: &str = "WEIGHTLOOM_TEST_FOLDER";
     if let Some(folder) = std::env::var_os(FOLDER) {
         assert_same(&Source::open(&folder).unwrap(), &Source::open_url("s3://bucket/model").unwrap());
         let file = Source::open_url("s3://bucket/model/model-1.safetensors").unwrap();

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use naive::{assert_same, fixtures};
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::peft::{CONFIG, PeftError, to_mlx, to_peft};
-use shardloom_checkpoint::{CheckpointError, Format, FormatError, Index, MemoryStorage, Source};
+use weightloom_checkpoint::formats::peft::{CONFIG, PeftError, to_mlx, to_peft};
+use weightloom_checkpoint::{CheckpointError, Format, FormatError, Index, MemoryStorage, Source};
 
 fn open(name: &str) -> Source {
     Source::open(fixtures("peft").join(name)).unwrap()
@@ -86,7 +86,7 @@ fn what_peft_has_no_form_for_is_a_typed_error() {
 fn tensors_must_make_up_adapters() {
     let scaled = json!({"lora_parameters": {"scale": 1.0}});
     let changed =
-        |change: &dyn Fn(&mut std::collections::BTreeMap<String, shardloom_checkpoint::TensorEntry>)| {
+        |change: &dyn Fn(&mut std::collections::BTreeMap<String, weightloom_checkpoint::TensorEntry>)| {
             let index = with_config(&scaled);
             let mut tensors = index.tensors().clone();
             change(&mut tensors);
@@ -235,7 +235,7 @@ fn what_mlx_has_no_form_for_is_a_typed_error() {
         assert_eq!(error(&peft_with(&json!({key: value}))), expected);
     }
     let changed =
-        |change: &dyn Fn(&mut std::collections::BTreeMap<String, shardloom_checkpoint::TensorEntry>)| {
+        |change: &dyn Fn(&mut std::collections::BTreeMap<String, weightloom_checkpoint::TensorEntry>)| {
             let index = peft_with(&json!({}));
             let mut tensors = index.tensors().clone();
             change(&mut tensors);

@@ -8,12 +8,12 @@ mod model;
 use std::sync::Arc;
 
 use model::{layout_for, locals, state};
-use shardloom_checkpoint::plan::{
+use weightloom_checkpoint::plan::{
     PlanContext, PlanError, Redundancy, SavePlan, SavePlanner, StandardSavePlanner, WriteData, plan_save,
 };
-use shardloom_checkpoint::{Bytes, CheckpointError, Held, LocalTensor, Saver, State, TensorSpec};
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Region, Shape, check_tiling};
+use weightloom_checkpoint::{Bytes, CheckpointError, Held, LocalTensor, Saver, State, TensorSpec};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Region, Shape, check_tiling};
 
 /// A planner that does not let ranks plan alone.
 struct Gathering(StandardSavePlanner);
@@ -23,7 +23,7 @@ impl SavePlanner for Gathering {
         self.0.configure(state, context)
     }
 
-    fn derived_plan(&mut self) -> Result<(SavePlan, shardloom_checkpoint::plan::Metadata), PlanError> {
+    fn derived_plan(&mut self) -> Result<(SavePlan, weightloom_checkpoint::plan::Metadata), PlanError> {
         self.0.derived_plan()
     }
 
@@ -34,14 +34,14 @@ impl SavePlanner for Gathering {
     fn global_plan(
         &mut self,
         plans: Vec<SavePlan>,
-    ) -> Result<(Vec<SavePlan>, shardloom_checkpoint::plan::Metadata), PlanError> {
+    ) -> Result<(Vec<SavePlan>, weightloom_checkpoint::plan::Metadata), PlanError> {
         self.0.global_plan(plans)
     }
 
     fn data<'s>(
         &self,
         state: &'s State<'_>,
-        item: &shardloom_checkpoint::plan::WriteItem,
+        item: &weightloom_checkpoint::plan::WriteItem,
     ) -> Result<Bytes<'s>, PlanError> {
         self.0.data(state, item)
     }
@@ -177,7 +177,7 @@ fn holes_overlaps_and_pending_sums_are_refused() {
     let bytes = [0; 24];
     let spec = TensorSpec { dtype: DType::F32, shape, held: Held::Layout(pending) };
     state.model("w", LocalTensor { spec, bytes: bytes[..].into() });
-    let gang = shardloom_gang::solo(GangOptions::default());
+    let gang = weightloom_gang::solo(GangOptions::default());
     let error = plan_save(&mut StandardSavePlanner::new(), &state, &*gang).unwrap_err();
     assert!(matches!(error, CheckpointError::Plan(PlanError::Pending { .. })), "{error}");
 }
@@ -190,7 +190,7 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");
     let whole: Vec<u8> = (0..64 * 64 * 2).map(|i| (i % 251) as u8).collect();
-    let target = shardloom_checkpoint::Target::Folder(path.clone());
+    let target = weightloom_checkpoint::Target::Folder(path.clone());
     let plans = threads::run(4, GangOptions::default(), |gang: Arc<dyn Gang>| {
         let region = columns.region_of(&shape, gang.rank()).unwrap();
         let bytes = model::part(&whole, DType::Bf16, &shape, &region);
@@ -199,7 +199,7 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
         state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         let mut saver = Saver::new(gang).unwrap();
         let (plan, _) = saver.plan(&state).unwrap();
-        saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
+        saver.save(&state, &target, &weightloom_checkpoint::SaveOptions::default(), &()).unwrap();
         plan
     })
     .unwrap();
@@ -215,7 +215,7 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
 
 #[test]
 fn a_plan_is_made_again_when_anything_changes() {
-    let gang = shardloom_gang::solo(GangOptions::default());
+    let gang = weightloom_gang::solo(GangOptions::default());
     let mesh = Mesh::new(&[("a", 1)]).unwrap();
     let mut planner = StandardSavePlanner::new();
     let mut seen = Vec::new();
@@ -248,8 +248,8 @@ fn one_saver_saves_what_is_held_in_another_layout_next_time() {
             let mut state = State::new();
             let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
             state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
-            let target = shardloom_checkpoint::Target::Folder(folder.path().join(step.to_string()));
-            saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
+            let target = weightloom_checkpoint::Target::Folder(folder.path().join(step.to_string()));
+            saver.save(&state, &target, &weightloom_checkpoint::SaveOptions::default(), &()).unwrap();
         }
     })
     .unwrap();
@@ -277,9 +277,9 @@ fn tensors_of_some_ranks_only_are_exchanged_by_those() {
         let mut state = State::new();
         let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
         state.model(format!("stage{stage}"), LocalTensor { spec, bytes: (&bytes).into() });
-        let target = shardloom_checkpoint::Target::Folder(path.clone());
+        let target = weightloom_checkpoint::Target::Folder(path.clone());
         let mut saver = Saver::new(gang).unwrap();
-        saver.save(&state, &target, &shardloom_checkpoint::SaveOptions::default(), &()).unwrap();
+        saver.save(&state, &target, &weightloom_checkpoint::SaveOptions::default(), &()).unwrap();
     })
     .unwrap();
     let file = std::fs::read(path.join("model.safetensors")).unwrap();
@@ -299,8 +299,8 @@ fn ranks_with_different_settings_save_nothing() {
         let locals = locals(mesh, rank, 1);
         let redundancy = if rank == 0 { Redundancy::Balanced } else { Redundancy::LowestRank };
         let mut saver = Saver::with_planner(gang, Box::new(standard(redundancy, 0))).unwrap();
-        let target = shardloom_checkpoint::Target::Folder(path.clone());
-        saver.save(&state(&locals), &target, &shardloom_checkpoint::SaveOptions::default(), &()).err()
+        let target = weightloom_checkpoint::Target::Folder(path.clone());
+        saver.save(&state(&locals), &target, &weightloom_checkpoint::SaveOptions::default(), &()).err()
     });
     for error in errors.unwrap() {
         assert!(matches!(error, Some(CheckpointError::NotWrittenOnce { .. })), "{error:?}");

@@ -7,12 +7,12 @@ mod model;
 use std::sync::Arc;
 
 use model::{blank, bytes_of, locals, state, tensors, wanted};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     CheckpointError, LoadOptions, LoadReport, ReadOptions, SaveOptions, SaveReport, Saver, Source, Target,
     Want, load, read, storage::Way,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{Mesh, Region};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{Mesh, Region};
 
 fn mesh(sizes: &[usize]) -> Mesh {
     let names = ["a", "b", "c"];
@@ -97,7 +97,7 @@ fn objects_hold_the_same_under_the_same_manifest() {
     for (sizes, seed) in [([3].as_slice(), 3), (&[2, 2], 9)] {
         let place = folder.path().join(format!("{seed}"));
         std::fs::create_dir(&place).unwrap();
-        let storage = Arc::new(shardloom_checkpoint::LocalStorage::new(&place));
+        let storage = Arc::new(weightloom_checkpoint::LocalStorage::new(&place));
         for report in save(sizes, seed, &Target::Objects(storage)) {
             report.unwrap();
         }
@@ -123,7 +123,7 @@ fn parts_are_read_as_any_dtype_with_any_budget() {
                 entry,
                 name: "model.embed.weight",
                 region: region.clone(),
-                dtype: shardloom_layout::DType::F32,
+                dtype: weightloom_layout::DType::F32,
                 into: &mut into,
             };
             let way = Some(if budget == 1 { Way::Direct } else { Way::Mapped }).filter(|_| budget < 1 << 20);

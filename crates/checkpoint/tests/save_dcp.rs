@@ -8,12 +8,12 @@ mod model;
 use std::sync::Arc;
 
 use model::{blank, locals, state, wanted};
-use shardloom_checkpoint::plan::LoadState;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::LoadState;
+use weightloom_checkpoint::{
     ConvertOptions, LoadOptions, SaveFormat, SaveOptions, Saver, Source, Target, convert, load,
 };
-use shardloom_gang::{Gang, GangOptions, solo, threads};
-use shardloom_layout::Mesh;
+use weightloom_gang::{Gang, GangOptions, solo, threads};
+use weightloom_layout::Mesh;
 
 #[test]
 fn any_mesh_loads_tensors_values_and_bytes() {
@@ -61,7 +61,7 @@ fn values_among_the_tensors_of_a_torch_file_are_converted() {
         let mut wanted = LoadState::new();
         wanted.bytes("step", &mut step).bytes("name", &mut name);
         let options = LoadOptions {
-            unexpected: shardloom_checkpoint::plan::Unexpected::Ignore,
+            unexpected: weightloom_checkpoint::plan::Unexpected::Ignore,
             ..LoadOptions::default()
         };
         let source = Source::open(&path).unwrap();

@@ -7,8 +7,8 @@ mod bytewise;
 use std::sync::Arc;
 
 use bytewise::{Memory, assert_tensors, damage_everything, fixture};
-use shardloom_checkpoint::{Format, Source};
-use shardloom_layout::Hint;
+use weightloom_checkpoint::{Format, Source};
+use weightloom_errors::Hint;
 
 fn open(name: &str) -> Source {
     Source::open(fixture(name)).unwrap()

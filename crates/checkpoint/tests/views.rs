@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     FileId, Format, Index, KeyMap, KeyRule, LocalStorage, ReadOptions, Source, StoredFile, TensorEntry, Tile,
     Want, read,
 };
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Region, Shape};
 
 /// A tensor of u16 that counts up, in a file of a folder, stored in two parts.
 fn counting(folder: &tempfile::TempDir, dims: &[usize], cut: usize) -> Source {

@@ -2,7 +2,7 @@
 //! types can be made of.
 
 use serde_json::{Map, Number, Value};
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
 
 use crate::fault::{Fault, Problem, Remedy};
 use crate::outline::{Key, Kind, Nullable, Section};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::place::Place;
 
@@ -47,25 +47,17 @@ pub struct Fault<R> {
 /// What is wrong with a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Problem<R> {
     /// The file cannot be read.
     #[error("cannot be read: {message}")]
-    Unreadable {
-        /// In the system's words.
-        message: String,
-    },
+    Unreadable { message: String },
     /// The file is longer than anybody writes.
     #[error("has {bytes} bytes or more, but can have {most}")]
-    TooLong {
-        /// How much of it was seen.
-        bytes: u64,
-        /// The most.
-        most: u64,
-    },
+    TooLong { bytes: u64, most: u64 },
     /// The text is no YAML.
     #[error("not YAML: {message}\n{snippet}")]
     Syntax {
-        /// What the parser says.
         message: String,
         /// The line, and a mark below the place.
         snippet: String,
@@ -77,7 +69,6 @@ pub enum Problem<R> {
         near: Option<String>,
         /// Where there is a key of this name.
         elsewhere: Vec<String>,
-        /// All keys that could stand here.
         known: Vec<String>,
     },
     /// A key that stands twice in one map.
@@ -85,60 +76,25 @@ pub enum Problem<R> {
     Twice,
     /// A key that must be there.
     #[error("is missing")]
-    Missing {
-        /// What it says.
-        meaning: String,
-    },
+    Missing { meaning: String },
     /// A value of another kind.
     #[error("expected {expected}, found {found}")]
-    Kind {
-        /// What fits.
-        expected: String,
-        /// What there is.
-        found: String,
-        /// How it could be meant.
-        remedy: Option<Remedy>,
-    },
+    Kind { expected: String, found: String, remedy: Option<Remedy> },
     /// A word that is none of those that fit.
     #[error("{found} is none of {}", listed(choices))]
-    Choice {
-        /// What there is.
-        found: String,
-        /// The word that it most likely means.
-        near: Option<String>,
-        /// All that fit.
-        choices: Vec<String>,
-    },
+    Choice { found: String, near: Option<String>, choices: Vec<String> },
     /// A number that does not fit its type.
     #[error("{found} is not between {least} and {most}")]
-    Range {
-        /// The number.
-        found: String,
-        /// The least.
-        least: i128,
-        /// The most.
-        most: i128,
-    },
+    Range { found: String, least: i128, most: i128 },
     /// A list of another length.
     #[error("expected {expected} values, found {found}")]
-    Length {
-        /// How many there are.
-        found: usize,
-        /// How many there must be.
-        expected: usize,
-    },
+    Length { found: usize, expected: usize },
     /// A variable that is not set.
     #[error("the variable `{name}` is not set")]
-    Variable {
-        /// The variable.
-        name: String,
-    },
+    Variable { name: String },
     /// Something that begins like a reference to a variable and is none.
     #[error("`{text}` is no reference to a variable")]
-    Reference {
-        /// How it begins.
-        text: String,
-    },
+    Reference { text: String },
     /// An override without a value.
     #[error("there is no `=` in it")]
     NoValue,
@@ -147,24 +103,13 @@ pub enum Problem<R> {
     NoKey,
     /// An override of an element that a list does not have.
     #[error("the list has {length} values, so there is no `{index}`")]
-    Index {
-        /// As it was given.
-        index: String,
-        /// How many there are.
-        length: usize,
-    },
+    Index { index: String, length: usize },
     /// An override of something inside a plain value.
     #[error("there is nothing inside of {kind}")]
-    NothingInside {
-        /// What the value is.
-        kind: String,
-    },
+    NothingInside { kind: String },
     /// Values that the types do not take. Only if schema and types differ.
     #[error("{message}")]
-    Types {
-        /// What the types say.
-        message: String,
-    },
+    Types { message: String },
     /// A value that fits its type, but not its purpose.
     #[error("{0}")]
     Rule(R),

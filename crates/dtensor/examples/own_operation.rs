@@ -1,19 +1,19 @@
 //! An operation of one's own: local arithmetic, its gradient, and a rule.
 //!
 //! `softplus(x) · w`, with a weight for each column. Run it:
-//! `cargo run -p shardloom-dtensor --example own_operation`
+//! `cargo run -p weightloom-dtensor --example own_operation`
 
 #![allow(clippy::print_stdout, reason = "it shows what it does")]
 
 use std::error::Error;
 use std::sync::Arc;
 
-use shardloom_dtensor::{
+use weightloom_dtensor::{
     Call, DFunction, DTensor, DTensorError, DistributedOp, Ranks, Registry, Rule, Value, apply, backward,
 };
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
-use shardloom_tensor::{Context, Function, Stream, Tensor, TensorError};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_tensor::{Context, Function, Stream, Tensor, TensorError};
 
 /// What happens on one rank. It knows nothing of the others.
 #[derive(Clone)]

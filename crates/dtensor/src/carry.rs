@@ -1,11 +1,11 @@
 //! Carrying out a redistribution plan on local tensors.
 
-use shardloom_gang::{Call, Elements, ElementsMut, GangError};
-use shardloom_layout::{
+use weightloom_gang::{Call, Elements, ElementsMut, GangError};
+use weightloom_layout::{
     DType, Layout, LayoutError, Mesh, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
     copy_region,
 };
-use shardloom_tensor::{Device, Tensor, TensorError};
+use weightloom_tensor::{Device, Tensor, TensorError};
 
 use crate::bill::{Cause, Item};
 use crate::error::DTensorError;

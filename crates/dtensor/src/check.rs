@@ -7,8 +7,8 @@ mod model;
 
 use std::sync::Arc;
 
-use shardloom_gang::Gang;
-use shardloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement::Shard};
+use weightloom_gang::Gang;
+use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement::Shard};
 
 pub use model::train;
 

@@ -3,8 +3,8 @@
 //! Each mesh axis is decided by itself: of all ways in which a rule lets the
 //! ranks along it share the work, the one that moves least.
 
-use shardloom_layout::{Layout, Mesh, Placement, Placements, ReduceOp};
 use smallvec::SmallVec;
+use weightloom_layout::{Layout, Mesh, Placement, Placements, ReduceOp};
 
 use crate::error::DTensorError;
 use crate::moves::Axes;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 use smallvec::SmallVec;
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 
 use crate::bill::Pass;
 use crate::choose::choose;

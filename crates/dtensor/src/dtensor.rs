@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Device, Element, Tensor, TensorError};
 use smallvec::SmallVec;
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Device, Element, Tensor, TensorError};
 
 use crate::bill::Pass;
 use crate::error::DTensorError;

@@ -1,6 +1,6 @@
 //! Functions that users add.
 
-use shardloom_tensor::{Function, Tensor, apply as apply_local};
+use weightloom_tensor::{Function, Tensor, apply as apply_local};
 
 use crate::dispatch::{Op, Scope, dispatch};
 use crate::dtensor::DTensor;
@@ -82,7 +82,7 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
     let Some(name) = function.op_name() else {
         return Err(DTensorError::Unnamed { function: function.name() });
     };
-    let replicated = shardloom_layout::Layout::replicated(first.layout().mesh());
+    let replicated = weightloom_layout::Layout::replicated(first.layout().mesh());
     let inputs: Vec<DTensor> = operands
         .iter()
         .map(|operand| match operand {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_tensor::{Gradients, Tensor};
+use weightloom_tensor::{Gradients, Tensor};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
@@ -58,7 +58,7 @@ pub fn backward(
         ranks.get_or_insert_with(|| Arc::clone(output.ranks()));
         locals.push((output.to_local().clone(), Some(gradient)));
     }
-    let gradients = shardloom_tensor::backward(locals);
+    let gradients = weightloom_tensor::backward(locals);
     gradients.map(DGradients).map_err(|error| match &ranks {
         Some(ranks) => ranks.unpark(error),
         None => error.into(),

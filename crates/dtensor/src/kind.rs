@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::{DType, Layout, LayoutError, Region, Shape};
+use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 
 /// Layout, global shape and dtype, and what they mean for this rank. Kinds are
 /// interned, so that equal ones have one address.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{Layout, Placement, Shape};
-use shardloom_tensor::{Tensor, TensorError};
+use weightloom_layout::{Layout, Placement, Shape};
+use weightloom_tensor::{Tensor, TensorError};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;

@@ -9,8 +9,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use shardloom_layout::{DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
-use shardloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
+use weightloom_layout::{DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
+use weightloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
 use crate::bill::{Cause, Pass};
 use crate::carry::{carry, combined, gathered, with_placements};
@@ -151,7 +151,7 @@ impl Function for Move {
 pub(crate) struct Request<'a> {
     pub(crate) ranks: &'a Arc<Ranks>,
     pub(crate) op: &'static str,
-    pub(crate) shape: &'a shardloom_layout::Shape,
+    pub(crate) shape: &'a weightloom_layout::Shape,
     pub(crate) from: Layout,
     pub(crate) to: Layout,
     /// Axes along which the result is lifted.

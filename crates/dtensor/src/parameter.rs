@@ -8,8 +8,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use shardloom_layout::{DType, Layout, Plan};
-use shardloom_tensor::Tensor;
+use weightloom_layout::{DType, Layout, Plan};
+use weightloom_tensor::Tensor;
 
 use crate::background::Later;
 use crate::bill::{Cause, Pass};

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
-use shardloom_gang::Gang;
-use shardloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
-use shardloom_tensor::{Device, Tensor, TensorError, no_grad};
+use weightloom_gang::Gang;
+use weightloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
+use weightloom_tensor::{Device, Tensor, TensorError, no_grad};
 
 use crate::background::Background;
 use crate::bill::{Item, Pass};

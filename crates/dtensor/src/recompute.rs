@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use shardloom_tensor::{Tensor, TensorError, recompute_over};
+use weightloom_tensor::{Tensor, TensorError, recompute_over};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::{DType, Shape, nearest};
-use shardloom_tensor::Tensor;
+use weightloom_errors::nearest;
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::Tensor;
 
 use crate::error::DTensorError;
 use crate::kind::Kind;

@@ -9,8 +9,8 @@
 //! How pending sums pass through is told by terms: the operation is a sum of
 //! terms, each linear in each of its factors.
 
-use shardloom_layout::ReduceOp;
 use smallvec::SmallVec;
+use weightloom_layout::ReduceOp;
 
 /// One dim, as a rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Where the parameters and activations of a model live.
 
-use shardloom_layout::{Layout, Mesh, nearest};
+use weightloom_errors::nearest;
+use weightloom_layout::{Layout, Mesh};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
@@ -131,7 +132,7 @@ impl ShardingPlan {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_layout::Placement;
+    use weightloom_layout::Placement;
 
     use super::*;
 

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::{
+use weightloom_dtensor::{
     Call, Cause, DFunction, DMoments, DTensor, DTensorError, DistributedOp, Mode, Numbers, Parts, Pass,
     Ranks, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
 };
-use shardloom_gang::{Gang, GangExt as _, GangOptions, solo, threads};
-use shardloom_layout::{DType, Hint as _, Layout, Mesh, Placement, ReduceOp, Shape};
-use shardloom_tensor::{
+use weightloom_errors::Hint as _;
+use weightloom_gang::{Gang, GangExt as _, GangOptions, solo, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
+use weightloom_tensor::{
     AdamW, Context, CrossEntropy, Device, Function, Stream, Tensor, TensorError, counted, no_grad,
 };
 
@@ -240,9 +241,9 @@ fn terms_that_share_an_operand_are_right() {
 fn the_optimizer_does_not_depend_on_the_layout() {
     let draw = |number: u64| Tensor::normal(DType::F32, &[5, 3], Stream { seed: 9, number }, 0).unwrap();
     let (mut expected, gradient) = (draw(1), draw(2));
-    let mut moments = shardloom_tensor::Moments::zero(&expected).unwrap();
+    let mut moments = weightloom_tensor::Moments::zero(&expected).unwrap();
     AdamW::default().step(1, &mut expected, &gradient, &mut moments).unwrap();
-    let norm = shardloom_tensor::global_norm(&[&gradient, &gradient]).unwrap();
+    let norm = weightloom_tensor::global_norm(&[&gradient, &gradient]).unwrap();
     on(3, |gang| {
         let mesh = Mesh::new(&[("dp", 3)]).unwrap();
         let ranks = Ranks::new(gang);
@@ -656,7 +657,7 @@ fn the_transformer_has_no_hidden_collectives() {
 #[test]
 fn the_example_runs() {
     let mut example = std::process::Command::new(env!("CARGO"));
-    example.args(["run", "-q", "--locked", "-p", "shardloom-dtensor", "--example", "own_operation"]);
+    example.args(["run", "-q", "--locked", "-p", "weightloom-dtensor", "--example", "own_operation"]);
     let output = example.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

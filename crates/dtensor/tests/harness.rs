@@ -13,14 +13,14 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use cases::{Case, Input, cases};
-use shardloom_dtensor::{DTensor, DTensorError, Ranks, backward};
-use shardloom_gang::{Gang, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, ReduceOp};
-use shardloom_tensor::{Stream, Tensor};
+use weightloom_dtensor::{DTensor, DTensorError, Ranks, backward};
+use weightloom_gang::{Gang, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp};
+use weightloom_tensor::{Stream, Tensor};
 
 /// The most combinations of one case that are run on a mesh of one axis, where
 /// that is all of them, and on one of two; beyond, they are taken at equal
-/// distances. `SHARDLOOM_COMBINATIONS` sets the latter: with 2500, that is all
+/// distances. `WEIGHTLOOM_COMBINATIONS` sets the latter: with 2500, that is all
 /// of operations with two operands.
 const MOST: [usize; 2] = [5000, 220];
 
@@ -50,7 +50,7 @@ fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
     for case in cases() {
         let choices: Vec<Vec<Layout>> = case.inputs.iter().map(|input| layouts(mesh, input)).collect();
         let combinations: usize = choices.iter().map(Vec::len).product();
-        let asked = std::env::var("SHARDLOOM_COMBINATIONS").ok().and_then(|most| most.parse().ok());
+        let asked = std::env::var("WEIGHTLOOM_COMBINATIONS").ok().and_then(|most| most.parse().ok());
         let most = if mesh.ndim() == 1 { MOST[0] } else { asked.unwrap_or(MOST[1]) };
         let step = combinations.div_ceil(most).max(1);
         // A step that shares no factor with the counts visits all placements.
@@ -211,7 +211,7 @@ fn check(ranks: &Arc<Ranks>, case: &Case, layouts: &[Layout]) -> Result<(), Stri
     if seeds.is_empty() {
         return Ok(());
     }
-    let expected = shardloom_tensor::backward(seeds).map_err(|error| error.to_string())?;
+    let expected = weightloom_tensor::backward(seeds).map_err(|error| error.to_string())?;
     let found = backward(dseeds).map_err(told)?;
     for (place, (parameter, input)) in parameters.iter().zip(&inputs).enumerate() {
         let Some(expected) = expected.of(parameter) else { continue };

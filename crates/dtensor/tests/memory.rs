@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_dtensor::{DTensor, Ranks, backward};
-use shardloom_gang::{GangExt as _, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
-use shardloom_tensor::{Stream, memory};
+use weightloom_dtensor::{DTensor, Ranks, backward};
+use weightloom_gang::{GangExt as _, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_tensor::{Stream, memory};
 
 #[test]
 fn what_was_moved_is_freed_when_nobody_needs_it() {

@@ -8,12 +8,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use shardloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, backward};
-use shardloom_gang::{
+use weightloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, backward};
+use weightloom_errors::Hint as _;
+use weightloom_gang::{
     Call, Departure, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Ticket, threads,
 };
-use shardloom_layout::{DType, Hint as _, Layout, Mesh, Placement, Shape};
-use shardloom_tensor::Stream;
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_tensor::Stream;
 
 type Before = Arc<dyn Fn(&Call<'_>) -> Result<(), GangError> + Send + Sync>;
 

@@ -8,10 +8,10 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, Settling, backward, recompute};
-use shardloom_gang::{Gang, GangOptions, solo, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
-use shardloom_tensor::Tensor;
+use weightloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, Settling, backward, recompute};
+use weightloom_gang::{Gang, GangOptions, solo, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_tensor::Tensor;
 
 const ROWS: usize = 7;
 const INPUTS: usize = 3;
@@ -240,7 +240,7 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
         }
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
         let normal = |dims: &[usize], number: u64, layout: Layout| {
-            let stream = shardloom_tensor::Stream { seed: 3, number };
+            let stream = weightloom_tensor::Stream { seed: 3, number };
             DTensor::normal(&ranks, DType::F32, &Shape::new(dims).unwrap(), layout, stream).unwrap()
         };
         let weights: Vec<DTensor> =

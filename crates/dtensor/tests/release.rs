@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Ranks, Release, Role, backward};
-use shardloom_gang::{Gang, GangExt as _, GangOptions, threads};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Shape};
-use shardloom_tensor::{Stream, memory};
+use weightloom_dtensor::{DTensor, Ranks, Release, Role, backward};
+use weightloom_gang::{Gang, GangExt as _, GangOptions, threads};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
+use weightloom_tensor::{Stream, memory};
 
 const LAYERS: usize = 8;
 const WIDTH: usize = 512;

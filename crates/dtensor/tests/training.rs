@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a failed set-up is a failed test")]
 
-use shardloom_dtensor::check;
-use shardloom_gang::{GangOptions, threads};
+use weightloom_dtensor::check;
+use weightloom_gang::{GangOptions, threads};
 
 /// What is asked of f32 sums in another order, over 50 steps.
 const TOLERANCE: f32 = 1e-5;

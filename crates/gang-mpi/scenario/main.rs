@@ -10,9 +10,9 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Duration;
 
-use shardloom_gang::{Gang, GangError, GangExt, GangOptions, conformance};
-use shardloom_gang_mpi::{MpiOptions, MpiWorld};
-use shardloom_layout::ReduceOp;
+use weightloom_gang::{Gang, GangError, GangExt, GangOptions, conformance};
+use weightloom_gang_mpi::{MpiOptions, MpiWorld};
+use weightloom_layout::ReduceOp;
 
 fn main() -> ExitCode {
     let scenario = std::env::args().nth(1).unwrap_or_default();

@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
-use shardloom_gang::{GangError, GangOptions, Signature};
+use weightloom_gang::{GangError, GangOptions, Signature};
 
 use crate::comm::{Channel, Comm};
 

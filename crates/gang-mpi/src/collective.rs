@@ -1,7 +1,7 @@
 //! The data movement of each collective, after all ranks have agreed on it.
 
-use shardloom_gang::{Call, Elements, ElementsMut, reduce_in_place, reduce_into};
-use shardloom_layout::ReduceOp;
+use weightloom_gang::{Call, Elements, ElementsMut, reduce_in_place, reduce_into};
+use weightloom_layout::ReduceOp;
 
 use crate::comm::{Comm, MAX_COUNT};
 

@@ -2,7 +2,7 @@
 //!
 //! The same program, started by `mpirun -n 4`, runs on a gang of four. Results
 //! are the same bits as on thread ranks: values are combined in rank order by
-//! [`shardloom_gang::reduce_into`], and MPI only carries bytes.
+//! [`weightloom_gang::reduce_into`], and MPI only carries bytes.
 //!
 //! MPI has no opinion on ranks that call different collectives: it hangs or
 //! mixes up data. So every collective begins with a small agreement in which

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
-use shardloom_gang::{
+use weightloom_gang::{
     Call, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Mail, Message, Queued, Signature,
     Ticket, check_sub_gang,
 };
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use crate::agree::{Table, wait};
 use crate::collective::{self, Scratch, Wire};

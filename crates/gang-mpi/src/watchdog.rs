@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::{GangOptions, Signature};
+use weightloom_gang::{GangOptions, Signature};
 
 use crate::comm;
 

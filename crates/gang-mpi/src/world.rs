@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use mpi::Threading;
 use mpi::environment::Universe;
-use shardloom_gang::{Gang, GangError, GangOptions, Queued};
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
+use weightloom_gang::{Gang, GangError, GangOptions, Queued};
 
 use crate::comm::{self, Comm, MAX_COUNT};
 use crate::rank::{JobState, MpiRank};
@@ -31,6 +31,7 @@ impl Default for MpiOptions {
 /// Why this process could not join an MPI job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum MpiError {
     /// MPI was initialised before, by us or by somebody else.
     #[error("MPI is already initialised in this process")]
@@ -40,10 +41,7 @@ pub enum MpiError {
     NotThreaded,
     /// A message size that MPI cannot count.
     #[error("max_message is {bytes}, not between 1 and {MAX_COUNT}")]
-    MaxMessage {
-        /// The size as given.
-        bytes: usize,
-    },
+    MaxMessage { bytes: usize },
 }
 
 impl Hint for MpiError {

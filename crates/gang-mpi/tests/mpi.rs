@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::{GangExt, GangOptions, threads};
-use shardloom_layout::ReduceOp;
+use weightloom_gang::{GangExt, GangOptions, threads};
+use weightloom_layout::ReduceOp;
 
 /// Longer than any scenario takes, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);

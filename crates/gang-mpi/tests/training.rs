@@ -14,10 +14,10 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::GangOptions;
-use shardloom_gang_mpi::{MpiOptions, MpiWorld};
-use shardloom_train::engine::Stepped;
 use trainer::{Arrangement, Recipe, models, shared};
+use weightloom_gang::GangOptions;
+use weightloom_gang_mpi::{MpiOptions, MpiWorld};
+use weightloom_train::engine::Stepped;
 
 const STEPS: u64 = 50;
 

@@ -5,7 +5,7 @@ use std::hash::Hasher;
 
 use bytemuck::{Pod, Zeroable};
 use rustc_hash::FxHasher;
-use shardloom_layout::{DType, ReduceOp};
+use weightloom_layout::{DType, ReduceOp};
 
 use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;

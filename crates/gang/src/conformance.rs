@@ -11,7 +11,7 @@ mod collectives;
 mod messages;
 mod values;
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use crate::error::GangError;
 use crate::gang::{Gang, GangExt};
@@ -22,27 +22,14 @@ const MAX_SIZE: usize = 5;
 /// What a gang got wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ConformanceError {
     /// An operation gave another result than it must.
     #[error("{case}: rank {rank} got {found}, not {expected}")]
-    Wrong {
-        /// The operation and its operands.
-        case: String,
-        /// The rank, in the root gang.
-        rank: usize,
-        /// What it got.
-        found: String,
-        /// What it should have got.
-        expected: String,
-    },
+    Wrong { case: String, rank: usize, found: String, expected: String },
     /// An operation failed.
     #[error("{case}: {source}")]
-    Failed {
-        /// The operation and its operands.
-        case: String,
-        /// How it failed.
-        source: GangError,
-    },
+    Failed { case: String, source: GangError },
 }
 
 /// What was checked.

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use crate::error::GangError;
 

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use shardloom_layout::{DType, Hint, ReduceOp};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, ReduceOp};
 
 use crate::call::Signature;
 
@@ -12,163 +13,60 @@ use crate::call::Signature;
 /// Ranks are numbered as in the root gang, whichever sub-gang they met in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum GangError {
     /// Two ranks met in different calls.
     #[error("rank {first} called {first_call}, but rank {second} called {second_call}")]
-    Mismatch {
-        /// One rank.
-        first: usize,
-        /// What it called.
-        first_call: Signature,
-        /// The other rank.
-        second: usize,
-        /// What that one called.
-        second_call: Signature,
-    },
+    Mismatch { first: usize, first_call: Signature, second: usize, second_call: Signature },
     /// Two ranks disagree on how much one sends the other.
     #[error("in all_to_all, rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
-    UnequalTrade {
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// Elements the sender gives.
-        sent: usize,
-        /// Elements the receiver expects.
-        expected: usize,
-    },
+    UnequalTrade { from: usize, to: usize, sent: usize, expected: usize },
     /// A rank ended before it took part.
     #[error("rank {rank} {departure} before it joined {call}")]
-    Departed {
-        /// The rank that is gone.
-        rank: usize,
-        /// How it ended.
-        departure: Departure,
-        /// The call that waited for it.
-        call: String,
-    },
+    Departed { rank: usize, departure: Departure, call: String },
     /// Ranks did not take part in time.
     #[error("{} did not join {call} within {}", RankList(ranks), Seconds(*after))]
-    Timeout {
-        /// The ranks that are missing.
-        ranks: Vec<usize>,
-        /// The call that waited for them.
-        call: String,
-        /// How long it waited.
-        after: Duration,
-    },
+    Timeout { ranks: Vec<usize>, call: String, after: Duration },
     /// One rank entered a call from two threads at once.
     #[error("rank {rank} called {second} while its {first} on the same gang was still running")]
-    Reentered {
-        /// The rank.
-        rank: usize,
-        /// The call in progress.
-        first: Signature,
-        /// The call refused.
-        second: Signature,
-    },
+    Reentered { rank: usize, first: Signature, second: Signature },
     /// A buffer does not have the length that the counts ask for.
     #[error("{call} needs {expected} elements in its {buffer} buffer, not {found}")]
-    Length {
-        /// The call.
-        call: &'static str,
-        /// `send` or `receive`.
-        buffer: &'static str,
-        /// Elements the counts ask for.
-        expected: usize,
-        /// Elements there are.
-        found: usize,
-    },
+    Length { call: &'static str, buffer: &'static str, expected: usize, found: usize },
     /// Not one count per rank.
     #[error("{call} in a gang of {size} needs {size} counts, not {found}")]
-    CountList {
-        /// The call.
-        call: &'static str,
-        /// The gang's size.
-        size: usize,
-        /// How many counts were given.
-        found: usize,
-    },
+    CountList { call: &'static str, size: usize, found: usize },
     /// Send and receive buffers differ in dtype.
     #[error("{call} cannot send {send} and receive {receive}")]
-    DTypes {
-        /// The call.
-        call: &'static str,
-        /// The dtype sent.
-        send: DType,
-        /// The dtype received.
-        receive: DType,
-    },
+    DTypes { call: &'static str, send: DType, receive: DType },
     /// A rank outside the gang.
     #[error("a gang of {size} has no rank {rank}")]
-    NoSuchRank {
-        /// The rank as given.
-        rank: usize,
-        /// The gang's size.
-        size: usize,
-    },
+    NoSuchRank { rank: usize, size: usize },
     /// A sub-gang list that names a rank twice, or not the caller.
     #[error("rank {rank} cannot form a gang of ranks {ranks:?}")]
     SubGang {
-        /// The calling rank.
         rank: usize,
         /// The list as given, in the parent gang's numbering.
         ranks: Vec<usize>,
     },
     /// A reduction that this dtype does not have.
     #[error("{dtype} elements have no {op}")]
-    NotReducible {
-        /// The dtype.
-        dtype: DType,
-        /// The reduction.
-        op: ReduceOp,
-    },
+    NotReducible { dtype: DType, op: ReduceOp },
     /// Bytes that are not whole, aligned elements.
     #[error("{bytes} bytes are not whole, aligned {dtype} elements")]
-    NotElements {
-        /// The dtype.
-        dtype: DType,
-        /// How many bytes there are.
-        bytes: usize,
-    },
+    NotElements { dtype: DType, bytes: usize },
     /// There is no memory for what would be received.
     #[error("there is no memory for {length} {dtype} elements")]
-    Memory {
-        /// The dtype.
-        dtype: DType,
-        /// How many elements there would be.
-        length: usize,
-    },
+    Memory { dtype: DType, length: usize },
     /// A message arrived with another type or length than expected.
     #[error("rank {from} sent {sent} under tag {tag}, but rank {to} expected {expected}")]
-    Message {
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// The tag.
-        tag: u32,
-        /// What arrived, as in `3 f32`.
-        sent: String,
-        /// What the receiver's buffer holds.
-        expected: String,
-    },
+    Message { from: usize, to: usize, tag: u32, sent: String, expected: String },
     /// An object could not be turned into bytes or back.
     #[error("an object could not be {direction}: {reason}")]
-    Object {
-        /// `sent` or `received`.
-        direction: &'static str,
-        /// The serializer's reason.
-        reason: String,
-    },
+    Object { direction: &'static str, reason: String },
     /// The engine underneath failed.
     #[error("{engine}: {reason}")]
-    Engine {
-        /// The engine, as in `mpi`.
-        engine: &'static str,
-        /// What it said.
-        reason: String,
-    },
+    Engine { engine: &'static str, reason: String },
 }
 
 /// How a rank ended.

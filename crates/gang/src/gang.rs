@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shardloom_layout::ReduceOp;
+use weightloom_layout::ReduceOp;
 
 use crate::call::{Call, total};
 use crate::element::{Element, Elements, ElementsMut};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{Hint, Mesh, MeshError};
+use weightloom_errors::Hint;
+use weightloom_layout::{Mesh, MeshError};
 
 use crate::error::GangError;
 use crate::gang::Gang;
@@ -31,31 +32,17 @@ impl Default for GangSizes {
 /// Sizes that do not divide the world.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SizeError {
     /// A size of 0.
     #[error("{name} is 0")]
-    Zero {
-        /// The size that is 0.
-        name: &'static str,
-    },
+    Zero { name: &'static str },
     /// Pipeline times tensor parallelism does not divide the world.
     #[error("{world} ranks cannot be split into pipelines of pp={pp} stages with tp={tp} ranks each")]
-    Model {
-        /// Ranks in all.
-        world: usize,
-        /// Pipeline stages.
-        pp: usize,
-        /// Tensor-parallel ranks.
-        tp: usize,
-    },
+    Model { world: usize, pp: usize, tp: usize },
     /// The sharding groups do not divide the data-parallel ranks.
     #[error("dp={dp} data-parallel ranks cannot be split into groups of sdp={sdp}")]
-    Shards {
-        /// Data-parallel ranks.
-        dp: usize,
-        /// Ranks per group.
-        sdp: usize,
-    },
+    Shards { dp: usize, sdp: usize },
 }
 
 impl Hint for SizeError {

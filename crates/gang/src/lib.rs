@@ -7,7 +7,7 @@
 //! - [`solo`]: one rank.
 //! - [`threads`]: ranks as threads of one process. They compute real results;
 //!   nothing is faked.
-//! - MPI, in the crate `shardloom-gang-mpi`.
+//! - MPI, in the crate `weightloom-gang-mpi`.
 //!
 //! [`Gangs`] names the gangs of a training run (root, dp, rdp, sdp, tp, pp).
 //! [`Redistributor`] carries out a layout plan on real ranks. [`conformance`]

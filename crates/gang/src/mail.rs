@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;

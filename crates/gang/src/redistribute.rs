@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::{
-    CopyError, DType, Exchange, Hint, LayoutError, Mesh, Plan, ReduceOp, Region, Stage, Step, Tile, TileMut,
+use weightloom_errors::Hint;
+use weightloom_layout::{
+    CopyError, DType, Exchange, LayoutError, Mesh, Plan, ReduceOp, Region, Stage, Step, Tile, TileMut,
     copy_region,
 };
 
@@ -36,21 +37,11 @@ struct Axis {
 /// Why a plan could not be carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum RedistributeError {
     /// The local elements are not what the plan starts from.
     #[error("rank {rank} holds {found} {found_dtype}, but the plan expects {expected} {expected_dtype}")]
-    Local {
-        /// The rank.
-        rank: usize,
-        /// Elements it holds.
-        found: usize,
-        /// Their dtype.
-        found_dtype: DType,
-        /// Elements of its region.
-        expected: usize,
-        /// The plan's dtype.
-        expected_dtype: DType,
-    },
+    Local { rank: usize, found: usize, found_dtype: DType, expected: usize, expected_dtype: DType },
     /// The layouts do not fit.
     #[error(transparent)]
     Layout(#[from] LayoutError),

@@ -9,7 +9,7 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use shardloom_layout::{DType, ReduceOp};
+use weightloom_layout::{DType, ReduceOp};
 
 use crate::error::GangError;
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::call::Call;
 use crate::element::{Elements, ElementsMut};
@@ -31,21 +31,17 @@ const MOST_RANKS: usize = 4096;
 /// What became of thread ranks that did not all return.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum RunError {
     /// Ranks panicked, with these messages, in rank order.
     #[error("{}", each_panic(.panics))]
-    Panics {
-        /// Rank and message.
-        panics: Vec<(usize, String)>,
-    },
+    Panics { panics: Vec<(usize, String)> },
     /// The system did not start as many threads.
     #[error("cannot start {ranks} thread ranks: {reason}")]
     Spawn {
-        /// Ranks asked for.
         ranks: usize,
         /// Threads that did start; they were let go again.
         started: usize,
-        /// The system's reason.
         reason: String,
     },
 }
@@ -73,8 +69,8 @@ impl Hint for RunError {
 /// some of the ranks do not do their part.
 ///
 /// ```
-/// use shardloom_gang::{GangExt, GangOptions, threads};
-/// use shardloom_layout::ReduceOp;
+/// use weightloom_gang::{GangExt, GangOptions, threads};
+/// use weightloom_layout::ReduceOp;
 ///
 /// let sums = threads::run(4, GangOptions::default(), |gang| {
 ///     let mut value = [gang.rank() as f32];

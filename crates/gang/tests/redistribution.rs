@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use shardloom_gang::{GangExt, GangOptions, RedistributeError, Redistributor, threads};
-use shardloom_layout::*;
+use weightloom_gang::{GangExt, GangOptions, RedistributeError, Redistributor, threads};
+use weightloom_layout::*;
 
 fn any_placements(axes: usize, ndim: usize) -> impl Strategy<Value = Vec<Placement>> {
     prop::collection::vec((0usize..5, any::<Index>()), axes).prop_map(move |picks| {
@@ -138,7 +138,7 @@ fn local_data_that_does_not_fit_the_plan_is_refused() {
     let layout: Layout = "mesh(x=1) [R]".parse().unwrap();
     let shape = Shape::new(&[4]).unwrap();
     let plan = plan(layout, layout, &shape, DType::F32, Prices::default()).unwrap();
-    let mut redistributor = Redistributor::new(shardloom_gang::solo(GangOptions::default()));
+    let mut redistributor = Redistributor::new(weightloom_gang::solo(GangOptions::default()));
     let error = redistributor.run(&plan, vec![0f32; 3]).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 holds 3 f32, but the plan expects 4 f32");
     assert!(matches!(redistributor.run(&plan, vec![0f64; 4]), Err(RedistributeError::Local { .. })));

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_gang::threads::RunError;
-use shardloom_gang::{Gang, GangError, GangExt, GangOptions, conformance, solo, threads};
-use shardloom_layout::{Hint, ReduceOp};
+use weightloom_errors::Hint;
+use weightloom_gang::threads::RunError;
+use weightloom_gang::{Gang, GangError, GangExt, GangOptions, conformance, solo, threads};
+use weightloom_layout::ReduceOp;
 
 /// Long enough that a test which waits for it has plainly failed.
 const NEVER: GangOptions = GangOptions { timeout: Duration::from_secs(600) };
@@ -59,8 +60,8 @@ fn the_suite_catches_a_wrong_gang() {
         fn members(&self) -> &[usize] {
             &[0]
         }
-        fn run(&self, call: shardloom_gang::Call<'_>) -> Result<(), GangError> {
-            if let shardloom_gang::Call::AllReduce { mut buffer, .. } = call {
+        fn run(&self, call: weightloom_gang::Call<'_>) -> Result<(), GangError> {
+            if let weightloom_gang::Call::AllReduce { mut buffer, .. } = call {
                 if let Some(first) = buffer.bytes_mut().first_mut() {
                     *first ^= 1;
                 }
@@ -68,23 +69,23 @@ fn the_suite_catches_a_wrong_gang() {
             }
             self.0.run(call)
         }
-        fn send(&self, data: shardloom_gang::Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
+        fn send(&self, data: weightloom_gang::Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
             self.0.send(data, to, tag)
         }
-        fn ticket(&self, from: usize, tag: u32) -> Result<shardloom_gang::Ticket, GangError> {
+        fn ticket(&self, from: usize, tag: u32) -> Result<weightloom_gang::Ticket, GangError> {
             self.0.ticket(from, tag)
         }
         fn receive(
             &self,
-            ticket: shardloom_gang::Ticket,
-            into: shardloom_gang::ElementsMut<'_>,
+            ticket: weightloom_gang::Ticket,
+            into: weightloom_gang::ElementsMut<'_>,
         ) -> Result<(), GangError> {
             self.0.receive(ticket, into)
         }
         fn sub_gang(&self, _: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
             Ok(Arc::new(Liar(solo(NEVER))))
         }
-        fn defer(&self, lane: shardloom_gang::Lane, job: shardloom_gang::Job) {
+        fn defer(&self, lane: weightloom_gang::Lane, job: weightloom_gang::Job) {
             self.0.defer(lane, job);
         }
     }
@@ -310,7 +311,7 @@ fn counts_beyond_memory_are_errors() {
         let result = gang.all_to_all::<u8>(&[], &half, &mut [], &half);
         assert!(matches!(result, Err(GangError::Length { .. })), "{result:?}");
     });
-    let empty = shardloom_gang::Elements::from_bytes(shardloom_layout::DType::F64, &[]);
+    let empty = weightloom_gang::Elements::from_bytes(weightloom_layout::DType::F64, &[]);
     assert!(empty.is_ok(), "an empty shard has no alignment");
 }
 

@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fancy_regex::Regex;
 use serde_json::{Map, Value};
-use shardloom_checkpoint::formats::peft;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::formats::peft;
+use weightloom_checkpoint::{
     Format, Index, KeyMap, KeyRule, Observer, ReadOptions, Source, TensorEntry, Want, read,
 };
-use shardloom_layout::{DType, Hint, Region};
-use shardloom_nn::{Adapter, Decoder, NnError};
-use shardloom_tensor::{HostMemory, Tensor};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Region};
+use weightloom_nn::{Adapter, Decoder, NnError};
+use weightloom_tensor::{HostMemory, Tensor};
 
 use crate::config::{ConfigError, Fields};
 use crate::error::HubError;
@@ -24,55 +25,29 @@ use crate::family::AnyFamily;
 /// What is wrong with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum AdapterError {
     /// Its configuration.
     #[error("{}: {source}", peft::CONFIG)]
-    Config {
-        /// What is wrong.
-        source: ConfigError,
-    },
+    Config { source: ConfigError },
     /// Its configuration is no JSON map.
     #[error("{} is no JSON map: {message}", peft::CONFIG)]
-    NotJson {
-        /// What the parser says.
-        message: String,
-    },
+    NotJson { message: String },
     /// A pattern that is no pattern.
     #[error("`{pattern}` in `{key}` is no regular expression: {message}")]
-    Pattern {
-        /// Where it stands.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-        /// What the parser says.
-        message: String,
-    },
+    Pattern { key: &'static str, pattern: String, message: String },
     /// Half of a low-rank update.
     #[error("the adapter has no `{missing}` for `{module}`")]
-    Half {
-        /// The module.
-        module: String,
-        /// What is missing.
-        missing: &'static str,
-    },
+    Half { module: String, missing: &'static str },
     /// A tensor that is part of nothing that is known.
     #[error("the adapter holds `{tensor}`, which is of a kind that is not supported")]
-    Tensor {
-        /// The tensor.
-        tensor: String,
-    },
+    Tensor { tensor: String },
     /// A module that the model's rules do not keep by itself.
     #[error("the adapter changes `{module}`, which this model keeps together with others")]
-    Together {
-        /// The module.
-        module: String,
-    },
+    Together { module: String },
     /// An adapter that changes nothing.
     #[error("the adapter at {location} holds no tensors")]
-    Empty {
-        /// Where it is.
-        location: String,
-    },
+    Empty { location: String },
 }
 
 impl Hint for AdapterError {
@@ -198,7 +173,7 @@ impl<'a> Sorted<'a> {
         let whole = self.whole.iter().map(|(name, entry)| (name.clone(), *entry));
         let tensors = modules.chain(whole).map(|(name, entry)| (name, entry.clone())).collect();
         let index = Index::new(Format::Peft, index.files().to_vec(), tensors);
-        Ok(index.map_err(shardloom_checkpoint::CheckpointError::from)?)
+        Ok(index.map_err(weightloom_checkpoint::CheckpointError::from)?)
     }
 }
 
@@ -209,10 +184,10 @@ fn renamed(
     name: &str,
     entry: &TensorEntry,
 ) -> Result<Vec<(String, TensorEntry)>, HubError> {
-    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let checkpoint = weightloom_checkpoint::CheckpointError::from;
     let tensors = BTreeMap::from([(name.to_owned(), entry.clone())]);
     let index = Index::new(Format::Peft, files.files().to_vec(), tensors).map_err(checkpoint)?;
-    let renamed = keys.apply(&index).map_err(shardloom_checkpoint::CheckpointError::from)?;
+    let renamed = keys.apply(&index).map_err(weightloom_checkpoint::CheckpointError::from)?;
     // Parts are told in the order of the whole, which names need not be in.
     let order: Vec<String> = keys
         .rules

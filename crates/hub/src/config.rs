@@ -2,55 +2,31 @@
 //! read into types, with errors that name the key.
 
 use serde_json::{Map, Value};
-use shardloom_layout::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 /// What is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ConfigError {
     /// A key that is not there.
     #[error("the configuration has no `{key}`")]
-    Missing {
-        /// The key.
-        key: String,
-    },
+    Missing { key: String },
     /// A value of another kind.
     #[error("`{key}` is expected to be {expected}, but is {found} instead")]
-    Value {
-        /// The key.
-        key: String,
-        /// What fits.
-        expected: String,
-        /// The value.
-        found: String,
-    },
+    Value { key: String, expected: String, found: String },
     /// A key that means nothing.
     #[error("`{key}` is not a key of this configuration")]
-    UnknownKey {
-        /// The key.
-        key: String,
-        /// The key that it most likely means.
-        near: Option<String>,
-    },
+    UnknownKey { key: String, near: Option<String> },
     /// The configuration is no map.
     #[error("the configuration is expected to be a map, but is {found} instead")]
-    NotAMap {
-        /// What it is.
-        found: String,
-    },
+    NotAMap { found: String },
     /// A model that the decoder cannot be.
     #[error("`{key}` is {found}, which is not supported")]
-    NotSupported {
-        /// The key.
-        key: String,
-        /// The value.
-        found: String,
-        /// Values that are.
-        supported: String,
-    },
+    NotSupported { key: String, found: String, supported: String },
     /// Options of the decoder that do not go together.
     #[error("the configuration makes no model: {0}")]
-    Decoder(#[from] shardloom_nn::ConfigError),
+    Decoder(#[from] weightloom_nn::ConfigError),
 }
 
 impl Hint for ConfigError {

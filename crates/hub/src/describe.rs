@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_layout::nearest;
-use shardloom_nn::{DecoderConfig, Parallel};
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_errors::nearest;
+use weightloom_nn::{DecoderConfig, Parallel};
 
 use crate::config::{ConfigError, overridden};
 use crate::family::AnyFamily;

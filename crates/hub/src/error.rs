@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use shardloom_checkpoint::CheckpointError;
-use shardloom_gang::GangsError;
-use shardloom_layout::{DType, Hint, Shape};
-use shardloom_nn::NnError;
+use weightloom_checkpoint::CheckpointError;
+use weightloom_errors::Hint;
+use weightloom_gang::GangsError;
+use weightloom_layout::{DType, Shape};
+use weightloom_nn::NnError;
 
 use crate::adapter::AdapterError;
 use crate::cards::{AddressError, CardError};
@@ -18,48 +19,26 @@ use crate::text::{ChatError, TextError};
 /// Why a model was not found or not loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum HubError {
     /// No model of that name.
     #[error("no model is called `{name}`")]
-    NotKnown {
-        /// The name.
-        name: String,
-        /// Names that may be meant.
-        near: Vec<String>,
-    },
+    NotKnown { name: String, near: Vec<String> },
     /// A card of another family than asked for.
     #[error("the family of `{card}` is expected to be {expected}, but is {found} instead")]
-    OtherFamily {
-        /// The card.
-        card: String,
-        /// The family asked for.
-        expected: String,
-        /// Its family.
-        found: String,
-    },
+    OtherFamily { card: String, expected: String, found: String },
     /// A checkpoint that does not say what it is.
     #[error("there is no config.json in {location}, and no card says what the model is")]
-    NoConfig {
-        /// Where the checkpoint is.
-        location: String,
-    },
+    NoConfig { location: String },
     /// A file that should be JSON.
     #[error("{file} is no JSON map: {message}")]
-    NotJson {
-        /// The file.
-        file: String,
-        /// What the parser says.
-        message: String,
-    },
+    NotJson { file: String, message: String },
     /// An encoder of sentences that cannot be used.
     #[error(transparent)]
     Sentence(#[from] crate::sentence::SentenceError),
     /// Cards that use each other's tokenizers.
     #[error("card `{card}` uses a tokenizer that leads back to itself")]
-    TokenizerLoop {
-        /// One of the cards.
-        card: String,
-    },
+    TokenizerLoop { card: String },
     /// A model that is not made for chats.
     #[error("the model has no chat template")]
     NoChatTemplate,
@@ -86,26 +65,13 @@ pub enum HubError {
     MetaDevice,
     /// A dtype that models are not computed in.
     #[error("models cannot be loaded as {dtype}")]
-    DType {
-        /// The dtype.
-        dtype: DType,
-    },
+    DType { dtype: DType },
     /// A checkpoint that is not of the model.
     #[error("the checkpoint at {location} does not fit the model: {misfit}")]
-    Incompatible {
-        /// Where it is.
-        location: String,
-        /// Every key that does not fit.
-        misfit: Misfit,
-    },
+    Incompatible { location: String, misfit: Misfit },
     /// A family's configuration.
     #[error("{about}: {source}")]
-    Config {
-        /// Whose configuration.
-        about: String,
-        /// What is wrong.
-        source: ConfigError,
-    },
+    Config { about: String, source: ConfigError },
     /// A family or arch.
     #[error(transparent)]
     Family(#[from] FamilyError),
@@ -130,7 +96,7 @@ impl Hint for HubError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NotKnown { near, .. } if near.is_empty() => Some(
-                "`shardloom models list` shows all; a folder, a file or hf://org/name works as well"
+                "`weightloom models list` shows all; a folder, a file or hf://org/name works as well"
                     .to_owned(),
             ),
             Self::NotKnown { near, .. } => Some(format!("did you mean {}?", near.join(" or "))),

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::storage::LocalStorage;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::storage::LocalStorage;
+use weightloom_checkpoint::{
     ConvertOptions, ConvertReport, Format, KeyMap, KeyRule, LocalTensor, Observer, SaveFormat, SaveOptions,
     Saver, Source, State, Target, TensorSpec, convert,
 };
-use shardloom_gang::{GangOptions, solo};
-use shardloom_layout::{DType, Region};
-use shardloom_nn::{Decoder, NnError, merged};
+use weightloom_gang::{GangOptions, solo};
+use weightloom_layout::{DType, Region};
+use weightloom_nn::{Decoder, NnError, merged};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -120,14 +120,14 @@ fn published_names(model: &Model) -> Result<KeyMap, HubError> {
     let keys = model.published_keys()?;
     let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
     let back = KeyMap { rules }.inverse();
-    Ok(back.map_err(shardloom_checkpoint::CheckpointError::from)?)
+    Ok(back.map_err(weightloom_checkpoint::CheckpointError::from)?)
 }
 
 fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
     let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(decoder.parameters().len());
     for (name, value) in decoder.parameters() {
         let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
-        let held = shardloom_checkpoint::Held::Region(Region::whole(value.shape()));
+        let held = weightloom_checkpoint::Held::Region(Region::whole(value.shape()));
         all.push((
             name.clone(),
             TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
@@ -139,7 +139,7 @@ fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
         state.model(name.clone(), LocalTensor { spec: spec.clone(), bytes: bytes.into() });
     }
     let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };
-    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let checkpoint = weightloom_checkpoint::CheckpointError::from;
     let mut saver = Saver::new(solo(GangOptions::default())).map_err(checkpoint)?;
     saver.save(&state, &Target::Folder(folder.to_owned()), &options, &())?;
     Ok(())
@@ -167,7 +167,7 @@ fn json(value: &Value) -> Vec<u8> {
 /// The files of a model's tokenizer, and what goes with them.
 pub fn text_files(model: &Model) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
     let mut assets = BTreeMap::new();
-    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let checkpoint = weightloom_checkpoint::CheckpointError::from;
     for name in TEXT_FILES {
         if let Some(bytes) = model.text_source.read(name).map_err(checkpoint)? {
             assets.insert((*name).to_owned(), bytes);
@@ -199,7 +199,7 @@ pub fn text_files_of_folder(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, 
     let files = Files(std::sync::Arc::new(LocalStorage::new(folder)));
     let mut found = BTreeMap::new();
     for name in TEXT_FILES {
-        let read = files.read(name).map_err(shardloom_checkpoint::CheckpointError::from)?;
+        let read = files.read(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
         found.extend(read.map(|bytes| ((*name).to_owned(), bytes)));
     }
     Ok(found)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use shardloom_layout::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 use crate::family::{AnyFamily, SharedFamily};
 
@@ -17,48 +17,23 @@ pub struct Families {
 /// What is wrong with a family's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum FamilyError {
     /// No family of that name.
     #[error("there is no model family `{name}`")]
-    Unknown {
-        /// The name.
-        name: String,
-        /// The name that it most likely means.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<String>,
-    },
+    Unknown { name: String, near: Option<String>, known: Vec<String> },
     /// Two families of one name.
     #[error("there is a model family `{name}` already")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// A `config.json` of no family.
     #[error("no family has models of type `{model_type}`")]
-    ModelType {
-        /// What `config.json` says.
-        model_type: String,
-        /// The type that it most likely means.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<String>,
-    },
+    ModelType { model_type: String, near: Option<String>, known: Vec<String> },
     /// A `config.json` that does not say what it is.
     #[error("the configuration does not say its `model_type`")]
     NoModelType,
     /// No preset of that name.
     #[error("the family `{family}` has no arch `{arch}`")]
-    Arch {
-        /// The family.
-        family: String,
-        /// The name.
-        arch: String,
-        /// The name that it most likely means.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<String>,
-    },
+    Arch { family: String, arch: String, near: Option<String>, known: Vec<String> },
 }
 
 impl Hint for FamilyError {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_nn::{DecoderConfig, Parallel};
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_nn::{DecoderConfig, Parallel};
 
 use crate::config::{ConfigError, FamilyConfig, Fields, overridden};
 

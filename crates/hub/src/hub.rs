@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::storage::LocalStorage;
-use shardloom_checkpoint::{Observer, Source};
-use shardloom_nn::{Decoder, DecoderConfig};
+use weightloom_checkpoint::storage::LocalStorage;
+use weightloom_checkpoint::{Observer, Source};
+use weightloom_nn::{Decoder, DecoderConfig};
 
 use crate::cards::{AddressError, Card, CardError, CardStore, ModelAddress, Sums};
 use crate::describe::Described;

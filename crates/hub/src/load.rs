@@ -8,19 +8,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
-use shardloom_checkpoint::storage::Way;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::plan::{LoadState, Missing, Unexpected};
+use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::{
     Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want,
     load, read,
 };
-use shardloom_dtensor::{DTensor, Ranks};
-use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use shardloom_layout::{DType, Mesh, Region, nearest};
-use shardloom_nn::{
+use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_errors::nearest;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use weightloom_layout::{DType, Mesh, Region};
+use weightloom_nn::{
     Decoder, DecoderConfig, Parallel, ParameterSpec, Plan, Stage, Usage, initial_values, parameters,
 };
-use shardloom_tensor::{Device, HostMemory, Tensor};
+use weightloom_tensor::{Device, HostMemory, Tensor};
 
 use crate::error::{HubError, Misfit};
 
@@ -86,7 +87,7 @@ struct Seat {
 /// The ranks of one stage.
 fn stage_mesh(gangs: &Gangs) -> Result<Mesh, HubError> {
     let mesh = gangs.mesh().sub_mesh(gangs.root.rank(), &["rdp", "sdp", "tp"]);
-    Ok(mesh.map_err(shardloom_gang::GangsError::from)?)
+    Ok(mesh.map_err(weightloom_gang::GangsError::from)?)
 }
 
 impl Seat {
@@ -105,7 +106,7 @@ impl Seat {
 }
 
 /// Tells options that do not go together as the model's error.
-struct NnConfig(shardloom_nn::ConfigError);
+struct NnConfig(weightloom_nn::ConfigError);
 
 impl From<NnConfig> for HubError {
     fn from(error: NnConfig) -> Self {
@@ -205,9 +206,10 @@ impl Arriving {
         dtype: DType,
         way: Option<Way>,
     ) -> Result<Self, HubError> {
-        let nn = shardloom_nn::NnError::from;
+        let nn = weightloom_nn::NnError::from;
         let layout = seat.plan.layout_of(&spec.name);
-        let region = layout.region_of(&spec.shape, seat.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
+        let region =
+            layout.region_of(&spec.shape, seat.ranks.rank()).map_err(weightloom_nn::NnError::from)?;
         let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
         // Nothing that has checksums is used unread, and nothing without bytes
         // is anywhere.
@@ -215,7 +217,7 @@ impl Arriving {
         if let Some((file, offset)) = entry.filter(|_| mappable).and_then(|entry| entry.in_one_piece(&region))
         {
             let name = source.index.files().get(file.0 as usize).map_or("", |file| file.name.as_str());
-            let bytes = source.storage.map(name).map_err(shardloom_checkpoint::CheckpointError::from)?;
+            let bytes = source.storage.map(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
             let tensor = bytes.and_then(|bytes| {
                 let offset = usize::try_from(offset).ok()?;
                 // What is not aligned is read.
@@ -272,21 +274,21 @@ pub fn load_decoder(
             state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
         }
     }
-    let load_options = shardloom_checkpoint::LoadOptions {
+    let load_options = weightloom_checkpoint::LoadOptions {
         read: ReadOptions { way: options.way, ..ReadOptions::default() },
         missing: Missing::Refuse,
         // A stage has no use for the others' parameters; that the model has
         // was seen above.
         unexpected: Unexpected::Ignore,
         verify: options.verify,
-        ..shardloom_checkpoint::LoadOptions::default()
+        ..weightloom_checkpoint::LoadOptions::default()
     };
     let report = load(&source, state, &*seat.gangs.root, &load_options, observer)?;
     let mut values = Vec::with_capacity(seat.specs.len());
     for (spec, part) in seat.specs.iter().zip(parts) {
         let layout = seat.plan.layout_of(&spec.name);
         let value = DTensor::from_local(&seat.ranks, part.into_tensor(), layout, &spec.shape);
-        values.push((spec.name.clone(), value.map_err(shardloom_nn::NnError::from)?));
+        values.push((spec.name.clone(), value.map_err(weightloom_nn::NnError::from)?));
     }
     let decoder = Decoder::new(config.clone(), seat.stage, seat.plan, seat.ranks, values)?;
     Ok(Loaded { decoder, report })
@@ -326,7 +328,7 @@ pub fn meta_decoder(
     let mut values = Vec::with_capacity(seat.specs.len());
     for spec in &seat.specs {
         let layout = seat.plan.layout_of(&spec.name);
-        let make = || -> Result<DTensor, shardloom_nn::NnError> {
+        let make = || -> Result<DTensor, weightloom_nn::NnError> {
             let local = layout.local_shape(&spec.shape, rank)?;
             let empty = Tensor::zeros(dtype, &local, Device::Meta)?;
             Ok(DTensor::from_local(&seat.ranks, empty, layout, &spec.shape)?)
@@ -352,10 +354,10 @@ pub fn iter_parameters<'a>(
     let rank = seat.ranks.rank();
     Ok(seat.specs.into_iter().map(move |spec| {
         let layout = seat.plan.layout_of(&spec.name);
-        let region: Region = layout.region_of(&spec.shape, rank).map_err(shardloom_nn::NnError::from)?;
+        let region: Region = layout.region_of(&spec.shape, rank).map_err(weightloom_nn::NnError::from)?;
         let entry = &source.index.tensors()[&spec.name];
         let dtype = given.unwrap_or(entry.dtype);
-        let mut memory = HostMemory::new(dtype, &region.shape()).map_err(shardloom_nn::NnError::from)?;
+        let mut memory = HostMemory::new(dtype, &region.shape()).map_err(weightloom_nn::NnError::from)?;
         let want = Want { name: &spec.name, entry, region, dtype, into: memory.bytes_mut() };
         read(&source, vec![want], &ReadOptions { way, ..ReadOptions::default() }, observer)?;
         Ok((spec.name, memory.into_tensor()))

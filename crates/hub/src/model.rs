@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::formats::gguf::{self, GgufValue};
-use shardloom_checkpoint::{Format, Index, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
-use shardloom_layout::{DType, Region};
-use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
+use weightloom_checkpoint::formats::gguf::{self, GgufValue};
+use weightloom_checkpoint::{Format, Index, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
+use weightloom_layout::{DType, Region};
+use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
 use crate::adapter::load_adapter;
 use crate::cards::Card;
@@ -42,7 +42,7 @@ impl fmt::Debug for Model {
 
 /// Files beside a checkpoint.
 #[derive(Clone)]
-pub(crate) struct Files(pub(crate) Arc<dyn shardloom_checkpoint::Storage>);
+pub(crate) struct Files(pub(crate) Arc<dyn weightloom_checkpoint::Storage>);
 
 impl Files {
     /// The bytes of a file, if there is one.
@@ -67,7 +67,7 @@ pub(crate) fn own_config(source: &Source) -> Result<Option<Map<String, Value>>, 
         return gguf_own_config(source).map(Some);
     }
     let files = Files(Arc::clone(&source.storage));
-    let checkpoint = shardloom_checkpoint::CheckpointError::from;
+    let checkpoint = weightloom_checkpoint::CheckpointError::from;
     let Some(bytes) = files.read("config.json").map_err(checkpoint)? else { return Ok(None) };
     let parsed: Result<Map<String, Value>, _> = serde_json::from_slice(&bytes);
     let location = source.storage.location();
@@ -169,7 +169,7 @@ impl Model {
         // Names of what we trained say nothing of those that others use.
         let index = match self.has_our_names()? {
             true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
-                .map_err(shardloom_checkpoint::CheckpointError::from)?,
+                .map_err(weightloom_checkpoint::CheckpointError::from)?,
             false => Index::clone(&self.source.index),
         };
         self.family.keys(&self.config, &index).map_err(about)

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Observer, Source};
-use shardloom_nn::Decoder;
-use shardloom_tensor::Tensor;
+use weightloom_checkpoint::{Observer, Source};
+use weightloom_nn::Decoder;
+use weightloom_tensor::Tensor;
 
 use crate::cards::{Card, CardError};
 use crate::config::{FamilyConfig, Fields};
@@ -75,7 +75,7 @@ impl<F: Family> ModelHub<'_, F> {
         F::Config::read(Fields::new(map)).map_err(about)
     }
 
-    fn decoder(&self, config: &F::Config) -> Result<shardloom_nn::DecoderConfig, HubError> {
+    fn decoder(&self, config: &F::Config) -> Result<weightloom_nn::DecoderConfig, HubError> {
         let about = |source| HubError::Config { about: "the configuration given".to_owned(), source };
         AnyFamily::decoder(&self.family, &config.to_map()).map_err(about)
     }

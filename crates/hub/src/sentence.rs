@@ -4,10 +4,11 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Observer, ReadOptions, Source, Want, read};
-use shardloom_layout::{DType, Hint, Region, Shape, nearest};
-use shardloom_nn::NnError;
-use shardloom_tensor::{Attention, HostMemory, Tensor, TensorError, no_grad};
+use weightloom_checkpoint::{Observer, ReadOptions, Source, Want, read};
+use weightloom_errors::{Hint, nearest};
+use weightloom_layout::{DType, Region, Shape};
+use weightloom_nn::NnError;
+use weightloom_tensor::{Attention, HostMemory, Tensor, TensorError, no_grad};
 
 use crate::config::{ConfigError, Fields};
 use crate::error::HubError;
@@ -16,35 +17,17 @@ use crate::text::{Special, Tokenizer};
 /// What an encoder may lack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SentenceError {
     /// A weight that is not there.
     #[error("the sentence encoder at {location} has no `{name}`")]
-    Missing {
-        /// Where it is.
-        location: String,
-        /// The weight.
-        name: String,
-        /// What may be meant.
-        near: Option<String>,
-    },
+    Missing { location: String, name: String, near: Option<String> },
     /// A weight of another shape.
     #[error("`{name}` of the sentence encoder is {found}, not {expected}")]
-    Shape {
-        /// The weight.
-        name: String,
-        /// Its shape.
-        found: Shape,
-        /// What it should be.
-        expected: Shape,
-    },
+    Shape { name: String, found: Shape, expected: Shape },
     /// A token that has no embedding.
     #[error("the sentence encoder knows {vocabulary} tokens, its tokenizer gave {token}")]
-    Token {
-        /// The token.
-        token: u32,
-        /// How many it knows.
-        vocabulary: usize,
-    },
+    Token { token: u32, vocabulary: usize },
 }
 
 impl Hint for SentenceError {

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use shardloom_nn::{Adapter, Decoder, Finish, Generation, Likeliest, Request, Sampling};
+use weightloom_nn::{Adapter, Decoder, Finish, Generation, Likeliest, Request, Sampling};
 
 use crate::error::HubError;
 use crate::text::{

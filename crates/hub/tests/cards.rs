@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use serde_json::json;
-use shardloom_hub::cards::{
+use weightloom_errors::Hint;
+use weightloom_hub::cards::{
     CardDraft, CardError, CardSource, CardStore, ModelAddress, Origin, Place, Problem, SourceKind,
     StoreSettings, Sums,
 };
-use shardloom_layout::Hint;
 
 fn built_in(text: &str) -> CardStore {
     CardStore::new([CardSource::built_in(&[("cards.yaml", text)])])
@@ -536,7 +536,7 @@ fn cards_made_in_memory_are_cards_like_others() {
 #[test]
 fn settings_make_a_store_with_environments() {
     let place = tempfile::tempdir().unwrap();
-    write(place.path(), "shardloom/assets/a.yaml", "name: x@user\nbase: x\nlicense: mine\n");
+    write(place.path(), "weightloom/assets/a.yaml", "name: x@user\nbase: x\nlicense: mine\n");
     let home = place.path().to_str().unwrap().to_owned();
     let variable = |name: &str| (name == "XDG_CONFIG_HOME").then(|| home.clone());
     let store =

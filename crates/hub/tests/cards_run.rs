@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use shardloom_checkpoint::{Better, CheckpointFolder, MANIFEST_FILE};
-use shardloom_hub::cards::{CardSource, CardStore, ModelAddress, RunCards, RunError, SourceKind};
+use weightloom_checkpoint::{Better, CheckpointFolder, MANIFEST_FILE};
+use weightloom_hub::cards::{CardSource, CardStore, ModelAddress, RunCards, RunError, SourceKind};
 
 fn run(root: &Path, steps: &[u64]) -> CheckpointFolder {
     let folder = CheckpointFolder::new(root);

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shardloom_hub::{HubError, SentenceEncoder, SentenceError};
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
+use weightloom_hub::{HubError, SentenceEncoder, SentenceError};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sentence")

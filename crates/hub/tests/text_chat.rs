@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use shardloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
-use shardloom_hub::text::{
+use weightloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
+use weightloom_hub::text::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, Data, GenerationPrompt, Message, Moment, TextError,
 };
 
@@ -113,7 +113,7 @@ fn endless_templates_are_stopped() {
 
 #[test]
 fn the_limit_of_work_cannot_be_lifted() {
-    let reserved = ChatTemplate::new("{% set shardloom_pays_for_work = 1 %}");
+    let reserved = ChatTemplate::new("{% set weightloom_pays_for_work = 1 %}");
     assert!(matches!(reserved, Err(ChatError::Reserved { .. })));
 }
 

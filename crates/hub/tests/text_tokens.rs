@@ -9,9 +9,9 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
-use shardloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
-use shardloom_layout::Hint;
+use weightloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
+use weightloom_errors::Hint;
+use weightloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
 
 #[derive(Deserialize)]
 struct Recorded {

@@ -24,29 +24,14 @@ pub struct TileMut<'a> {
 /// Why a region cannot be copied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum CopyError {
     /// One of the buffers does not hold all of the region.
     #[error("region {wanted} is not inside {held}, which the {side} buffer holds")]
-    NotHeld {
-        /// The region to copy.
-        wanted: Region,
-        /// What the buffer holds.
-        held: Region,
-        /// `source` or `destination`.
-        side: &'static str,
-    },
+    NotHeld { wanted: Region, held: Region, side: &'static str },
     /// A buffer's length does not match its region.
     #[error("the {side} buffer for region {held} has {found} bytes, not {expected}")]
-    Length {
-        /// What the buffer claims to hold.
-        held: Region,
-        /// Bytes that region takes.
-        expected: usize,
-        /// Bytes there are.
-        found: usize,
-        /// `source` or `destination`.
-        side: &'static str,
-    },
+    Length { held: Region, expected: usize, found: usize, side: &'static str },
 }
 
 /// Copies `wanted` from one tile into another. Elements are `width` bytes wide.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hint::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 /// The type of one tensor element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -109,8 +109,8 @@ impl fmt::Display for DType {
 /// A dtype name that is not one of [`DType::ALL`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown dtype `{name}`")]
+#[allow(missing_docs)]
 pub struct UnknownDType {
-    /// The name as given.
     pub name: String,
 }
 

@@ -5,12 +5,12 @@ use std::hash::{Hash, Hasher};
 
 use smallvec::SmallVec;
 
-use crate::hint::Hint;
 use crate::intern::Interner;
 use crate::mesh::{Coordinate, MAX_AXES, Mesh, MeshError};
 use crate::placement::{Placement, ReduceOp};
 use crate::region::Region;
 use crate::shape::{Dims, MAX_DIMS, Shape};
+use weightloom_errors::Hint;
 
 /// One placement per mesh axis.
 pub type Placements = SmallVec<[Placement; 4]>;
@@ -39,7 +39,7 @@ pub type SplitOrder = SmallVec<[usize; 4]>;
 /// torch DTensor.
 ///
 /// ```
-/// use shardloom_layout::{Layout, Shape};
+/// use weightloom_layout::{Layout, Shape};
 ///
 /// let layout: Layout = "mesh(dp=2,tp=4) [R, S(0)]".parse()?;
 /// let shape = Shape::new(&[10, 3])?;
@@ -96,61 +96,25 @@ static LAYOUTS: Interner<LayoutKey, LayoutData> = Interner::new();
 /// Placements that do not fit a mesh, or a layout that does not fit a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum LayoutError {
     /// Not one placement per axis.
     #[error("{mesh} has {axes} axes, but {placements} placements were given")]
-    PlacementCount {
-        /// The mesh.
-        mesh: Mesh,
-        /// Its number of axes.
-        axes: usize,
-        /// How many placements were given.
-        placements: usize,
-    },
+    PlacementCount { mesh: Mesh, axes: usize, placements: usize },
     /// A dim beyond what any shape has.
     #[error("axis `{axis}` shards dim {dim}, but a tensor has at most {MAX_DIMS} dims")]
-    DimTooHigh {
-        /// The axis.
-        axis: &'static str,
-        /// The dim as given.
-        dim: usize,
-    },
+    DimTooHigh { axis: &'static str, dim: usize },
     /// Pending reductions whose order would matter.
     #[error(
         "axes `{first}` and `{second}` hold pending {first_op} and {second_op}, which give different results in different orders"
     )]
-    MixedPartial {
-        /// One axis.
-        first: &'static str,
-        /// Its reduction.
-        first_op: ReduceOp,
-        /// The other axis.
-        second: &'static str,
-        /// Its reduction.
-        second_op: ReduceOp,
-    },
+    MixedPartial { first: &'static str, first_op: ReduceOp, second: &'static str, second_op: ReduceOp },
     /// A split order that does not list exactly the axes that shard the dim.
     #[error("dim {dim} is sharded by axes {sharding:?}, but its split order lists {listed:?}")]
-    SplitOrder {
-        /// The dim.
-        dim: usize,
-        /// The axes whose placement shards it.
-        sharding: Vec<&'static str>,
-        /// The axes as listed.
-        listed: Vec<String>,
-    },
+    SplitOrder { dim: usize, sharding: Vec<&'static str>, listed: Vec<String> },
     /// The tensor lacks a dim that the layout shards.
     #[error("{layout} shards dim {dim}, but a tensor of shape {shape} has {ndim} dims")]
-    MissingDim {
-        /// The layout.
-        layout: Layout,
-        /// The highest dim it shards.
-        dim: usize,
-        /// The tensor's shape.
-        shape: Shape,
-        /// Its number of dims.
-        ndim: usize,
-    },
+    MissingDim { layout: Layout, dim: usize, shape: Shape, ndim: usize },
     /// The region asked for does not belong to the tensor.
     #[error(transparent)]
     Region(#[from] crate::region::RegionError),

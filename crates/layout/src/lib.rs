@@ -9,7 +9,6 @@
 //! - [`check_tiling`]: proof that regions cover a tensor exactly once.
 //! - [`Plan`]: the cheapest collectives from one layout to another.
 //! - [`Exchange`]: what each rank sends to whom when the mesh changes.
-//! - [`Hint`]: the fix that goes with an error.
 //!
 //! A mesh *axis* is never a tensor *dim*: axes count ranks, dims count
 //! elements.
@@ -18,7 +17,7 @@ mod copy;
 mod dtype;
 mod exchange;
 mod float8;
-mod hint;
+
 mod intern;
 mod layout;
 mod mesh;
@@ -33,7 +32,7 @@ pub use copy::{CopyError, Tile, TileMut, copy_region};
 pub use dtype::{DType, UnknownDType};
 pub use exchange::{Exchange, Transfer};
 pub use float8::{F8E4M3, F8E5M2};
-pub use hint::{Hint, nearest};
+
 pub use layout::{Layout, LayoutError, LayoutId, Owner, Placements, Split, SplitOrder};
 pub use mesh::{Coordinate, MAX_AXES, Mesh, MeshError};
 pub use placement::{Placement, PlacementError, ReduceOp};

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::hint::{Hint, nearest};
 use crate::intern::Interner;
+use weightloom_errors::{Hint, nearest};
 
 /// The most axes a mesh may have.
 pub const MAX_AXES: usize = 8;
@@ -45,78 +45,41 @@ static MESHES: Interner<MeshKey, MeshData> = Interner::new();
 /// Axes or ranks that do not form a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum MeshError {
     /// A mesh without axes.
     #[error("a mesh needs at least one axis")]
     NoAxes,
     /// More axes than [`MAX_AXES`].
     #[error("a mesh has at most {MAX_AXES} axes, not {count}")]
-    TooManyAxes {
-        /// How many were given.
-        count: usize,
-    },
+    TooManyAxes { count: usize },
     /// An axis name that could not be read back from the text form.
     #[error("`{name}` is not an axis name")]
-    AxisName {
-        /// The name as given.
-        name: String,
-    },
+    AxisName { name: String },
     /// Two axes with one name.
     #[error("the mesh has two axes named `{name}`")]
-    DuplicateAxis {
-        /// The repeated name.
-        name: String,
-    },
+    DuplicateAxis { name: String },
     /// An axis of size 0.
     #[error("axis `{name}` has size 0")]
-    EmptyAxis {
-        /// The axis.
-        name: String,
-    },
+    EmptyAxis { name: String },
     /// The product of the sizes overflows.
     #[error("axes {axes} describe more ranks than can be counted")]
-    TooLarge {
-        /// Names and sizes as given.
-        axes: String,
-    },
+    TooLarge { axes: String },
     /// Not one rank per place.
     #[error("a mesh of {places} places was given {ranks} ranks")]
-    RankCount {
-        /// The product of the axis sizes.
-        places: usize,
-        /// How many ranks were given.
-        ranks: usize,
-    },
+    RankCount { places: usize, ranks: usize },
     /// One rank in two places.
     #[error("rank {rank} stands in the mesh twice")]
-    DuplicateRank {
-        /// The repeated rank.
-        rank: usize,
-    },
+    DuplicateRank { rank: usize },
     /// A name that no axis has.
     #[error("{mesh} has no axis `{name}`")]
-    UnknownAxis {
-        /// The name as given.
-        name: String,
-        /// The mesh that was asked.
-        mesh: Mesh,
-    },
+    UnknownAxis { name: String, mesh: Mesh },
     /// A rank that is not in the mesh.
     #[error("rank {rank} is not in {mesh}")]
-    UnknownRank {
-        /// The rank as given.
-        rank: usize,
-        /// The mesh that was asked.
-        mesh: Mesh,
-    },
+    UnknownRank { rank: usize, mesh: Mesh },
     /// A coordinate outside the mesh.
     #[error("coordinate {coordinate:?} is outside {mesh}")]
-    UnknownCoordinate {
-        /// The coordinate as given.
-        coordinate: Vec<usize>,
-        /// The mesh that was asked.
-        mesh: Mesh,
-    },
+    UnknownCoordinate { coordinate: Vec<usize>, mesh: Mesh },
 }
 
 impl Hint for MeshError {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hint::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 /// How values that belong to one element are combined across ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -98,25 +98,17 @@ impl fmt::Display for Placement {
 /// Text that does not name a placement or a reduction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PlacementError {
     /// Not one of `R`, `S(dim)`, `P(op)`.
     #[error("cannot read `{text}` as a placement")]
-    Syntax {
-        /// The text as given.
-        text: String,
-    },
+    Syntax { text: String },
     /// `S(dim)` with something that is not a dim.
     #[error("`{text}` is not a dim")]
-    Dim {
-        /// The text as given.
-        text: String,
-    },
+    Dim { text: String },
     /// `P(op)` with an operation that does not exist.
     #[error("unknown reduction `{name}`")]
-    UnknownReduce {
-        /// The name as given.
-        name: String,
-    },
+    UnknownReduce { name: String },
 }
 
 impl Hint for PlacementError {

@@ -21,12 +21,12 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::exchange::Exchange;
-use crate::hint::Hint;
 use crate::layout::Placements;
 use crate::layout::{Layout, LayoutError, chunk};
 use crate::mesh::MAX_AXES;
 use crate::placement::{Placement, ReduceOp};
 use crate::shape::Shape;
+use weightloom_errors::Hint;
 
 /// One move of data, or of what ranks claim about it. Axes and dims are given
 /// by position.

@@ -37,33 +37,17 @@ impl From<Region> for (Vec<usize>, Vec<usize>) {
 /// Numbers that do not describe a box, or a box outside its tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum RegionError {
     /// Start and size disagree on the number of dims.
     #[error("a region starts in {starts} dims but has sizes for {sizes}")]
-    DimCount {
-        /// Dims of the start.
-        starts: usize,
-        /// Dims of the size.
-        sizes: usize,
-    },
+    DimCount { starts: usize, sizes: usize },
     /// The end of the region is not representable.
     #[error("dim {dim} of a region starts at {start} and cannot hold {size} more elements")]
-    TooLarge {
-        /// The dim that overflows.
-        dim: usize,
-        /// Where it starts.
-        start: usize,
-        /// How long it claims to be.
-        size: usize,
-    },
+    TooLarge { dim: usize, start: usize, size: usize },
     /// The region reaches past the tensor, or has other dims.
     #[error("region {region} does not lie inside a tensor of shape {shape}")]
-    Outside {
-        /// The offending region.
-        region: Region,
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    Outside { region: Region, shape: Shape },
 }
 
 impl Region {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
-use crate::hint::Hint;
+use weightloom_errors::Hint;
 
 /// One number per tensor dim. Four fit without a heap allocation, and tensors
 /// with more are rare enough to pay for one.
@@ -42,31 +42,20 @@ impl From<Shape> for Vec<usize> {
 /// Sizes that no tensor can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ShapeError {
     /// The tensor would not be addressable.
     #[error("a tensor of shape {dims:?} has more bytes than can be addressed")]
-    TooLarge {
-        /// The sizes as given.
-        dims: Vec<usize>,
-    },
+    TooLarge { dims: Vec<usize> },
     /// More dims than [`MAX_DIMS`].
     #[error("a shape has at most {MAX_DIMS} dims, not {count}")]
-    TooManyDims {
-        /// How many were given.
-        count: usize,
-    },
+    TooManyDims { count: usize },
     /// A size that is not a number, or not one that can be counted with.
     #[error("`{text}` is not a size from 0 to {}", isize::MAX)]
-    Size {
-        /// The text as given.
-        text: String,
-    },
+    Size { text: String },
     /// Text that does not describe a shape.
     #[error("cannot read `{text}` as a shape")]
-    Syntax {
-        /// The text as given.
-        text: String,
-    },
+    Syntax { text: String },
 }
 
 impl Hint for ShapeError {

@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
-use crate::hint::Hint;
 use crate::layout::{Layout, LayoutError};
 use crate::mesh::{Mesh, MeshError};
 use crate::placement::{Placement, PlacementError};
+use weightloom_errors::Hint;
 
 /// The most ranks that a text form may list, so that a typo such as
 /// `ranks=0..99999999999` is an error and not an exhausted memory.
@@ -14,37 +14,24 @@ const MAX_LISTED_RANKS: usize = 1 << 24;
 /// Text that does not describe a mesh or a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TextError {
     /// Not of the form `mesh(axis=size,…)`.
     #[error("cannot read `{text}` as a mesh")]
-    Mesh {
-        /// The offending part.
-        text: String,
-    },
+    Mesh { text: String },
     /// Not a whole number, or not one that can be counted with.
     #[error("`{text}` is not a whole number from 0 to {}", usize::MAX)]
-    Number {
-        /// The text as given.
-        text: String,
-    },
+    Number { text: String },
     /// A list of ranks too long to be meant.
     #[error("a mesh lists more than {MAX_LISTED_RANKS} ranks")]
     TooManyRanks,
     /// Not of the form `mesh(…) [placement, …]`.
     #[error("cannot read `{text}` as a layout")]
-    Layout {
-        /// The offending part.
-        text: String,
-    },
+    Layout { text: String },
     /// A turn that is not a number, stands behind something other than a
     /// shard, or is missing from the dim's other shards.
     #[error("cannot read `{text}` as the turns 0, 1, … in which axes split dim {dim}")]
-    Turns {
-        /// The placements as given.
-        text: String,
-        /// The dim.
-        dim: usize,
-    },
+    Turns { text: String, dim: usize },
     /// A placement is malformed.
     #[error(transparent)]
     Placement(#[from] PlacementError),

@@ -23,34 +23,22 @@ use crate::shape::{Dims, Shape};
 /// Why regions do not cover a tensor exactly once.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TilingError {
     /// A region reaches past the tensor.
     #[error("region {index}: {source}")]
-    Outside {
-        /// Which region, in the order given.
-        index: usize,
-        /// How it fails to fit.
-        source: RegionError,
-    },
+    Outside { index: usize, source: RegionError },
     /// Elements that no region has.
     #[error("no region covers {hole} of a tensor of shape {shape}")]
     Hole {
         /// A box of uncovered elements, as large as it can be from its first
         /// corner.
         hole: Region,
-        /// The tensor's shape.
         shape: Shape,
     },
     /// Elements that two regions have.
     #[error("regions {first} and {second} both cover {overlap}")]
-    Overlap {
-        /// One region, in the order given.
-        first: usize,
-        /// The other.
-        second: usize,
-        /// What both cover.
-        overlap: Region,
-    },
+    Overlap { first: usize, second: usize, overlap: Region },
 }
 
 /// Checks that every element of a tensor is in exactly one region.

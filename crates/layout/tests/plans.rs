@@ -9,8 +9,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use proptest::prelude::*;
-use shardloom_layout::*;
 use simulation::*;
+use weightloom_layout::*;
 
 fn any_move() -> impl Strategy<Value = (Shape, Layout, Layout)> {
     (any_shape(), any_mesh()).prop_flat_map(|(shape, mesh)| {

@@ -7,8 +7,8 @@ mod simulation;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use shardloom_layout::*;
 use simulation::*;
+use weightloom_layout::*;
 
 fn any_region_in(shape: Shape) -> impl Strategy<Value = Region> {
     shape

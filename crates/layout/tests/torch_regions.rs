@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use serde::Deserialize;
-use shardloom_layout::{Layout, Region, Shape};
+use weightloom_layout::{Layout, Region, Shape};
 
 #[derive(Deserialize)]
 struct Record {

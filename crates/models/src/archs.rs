@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use shardloom_hub::{FamilyConfig, Fields};
+use weightloom_hub::{FamilyConfig, Fields};
 
 /// The presets in a text of ours. One that cannot be read is left out, which a
 /// test would see.

@@ -2,8 +2,8 @@
 //! in `rope_theta` and `rope_scaling`.
 
 use serde_json::{Map, Value};
-use shardloom_hub::{ConfigError, Fields, family_config};
-use shardloom_nn::{RopeConfig, RopeScaling};
+use weightloom_hub::{ConfigError, Fields, family_config};
+use weightloom_nn::{RopeConfig, RopeScaling};
 
 const KINDS: &[&str] = &["default", "linear", "llama3", "yarn"];
 

@@ -1,8 +1,8 @@
 //! What the configurations of Llama and its relatives have in common.
 
-use shardloom_checkpoint::{KeyMap, KeyRule};
-use shardloom_hub::{ConfigError, family_config};
-use shardloom_nn::{
+use weightloom_checkpoint::{KeyMap, KeyRule};
+use weightloom_hub::{ConfigError, family_config};
+use weightloom_nn::{
     Activation, AttentionConfig, DecoderConfig, Gating, HeadConfig, LayerChoice, MlpConfig, NormConfig,
     NormKind, PositionConfig, ResidualForm, WindowConfig,
 };

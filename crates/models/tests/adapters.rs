@@ -5,10 +5,10 @@
 mod fixture;
 
 use fixture::{Fixture, Silent, apart, json, logits, numbers};
-use shardloom_checkpoint::Source;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::{LoadOptions, load_adapter};
-use shardloom_nn::{Adapter, Decoder, Generation, Input, NnError, Part, Pass, Request, merged};
+use weightloom_checkpoint::Source;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::{LoadOptions, load_adapter};
+use weightloom_nn::{Adapter, Decoder, Generation, Input, NnError, Part, Pass, Request, merged};
 
 const TOLERANCE: f32 = 1e-4;
 

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use shardloom_hub::Families;
-use shardloom_hub::cards::{Card, CardSource, CardStore, ModelAddress};
+use weightloom_hub::Families;
+use weightloom_hub::cards::{Card, CardSource, CardStore, ModelAddress};
 
 /// The folders of the families, sorted.
 fn folders() -> Vec<(String, PathBuf)> {
@@ -31,12 +31,12 @@ fn read(folder: &Path, file: &str) -> BTreeMap<String, Value> {
 
 fn families() -> Families {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     families
 }
 
 fn store() -> CardStore {
-    CardStore::new([CardSource::built_in(shardloom_models::CARDS)])
+    CardStore::new([CardSource::built_in(weightloom_models::CARDS)])
 }
 
 fn cards(store: &CardStore) -> Vec<Card> {
@@ -46,7 +46,7 @@ fn cards(store: &CardStore) -> Vec<Card> {
 /// The configuration that a card means.
 fn config(families: &Families, card: &Card) -> Map<String, Value> {
     let family = families.get(card.require("model_family").unwrap()).unwrap();
-    let arch = shardloom_hub::arch_config(&**family, card.require("model_arch").unwrap()).unwrap();
+    let arch = weightloom_hub::arch_config(&**family, card.require("model_arch").unwrap()).unwrap();
     let Some(patch) = card.model_config() else { return arch };
     let Value::Object(config) = patch.over(&Value::Object(arch.clone())) else { panic!("{}", card.name()) };
     let keys = |map: &Map<String, Value>| map.keys().cloned().collect::<BTreeSet<_>>();

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use fixture::{Fixture, Silent, apart, greedy, json, logits};
 use serde_json::{Value, json};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     Held, LocalTensor, SaveFormat, SaveOptions, Saver, Source, State, Target, TensorSpec,
 };
-use shardloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use shardloom_hub::{AnyFamily, DescribeError, Described, LoadOptions, arch_config, load_decoder};
-use shardloom_layout::{DType, Region, Shape};
-use shardloom_nn::Decoder;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
+use weightloom_hub::{AnyFamily, DescribeError, Described, LoadOptions, arch_config, load_decoder};
+use weightloom_layout::{DType, Region, Shape};
+use weightloom_nn::Decoder;
 
 fn examples() -> Vec<PathBuf> {
     vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")]
@@ -240,7 +240,7 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
     std::fs::create_dir(&file).unwrap();
     let error = Described::find("org.model", &search).unwrap_err();
     assert!(error.to_string().ends_with("is expected to be a file, but is a folder instead"), "{error}");
-    assert!(shardloom_layout::Hint::hint(&error).is_some());
+    assert!(weightloom_errors::Hint::hint(&error).is_some());
     std::fs::remove_dir(&file).unwrap();
     #[cfg(unix)]
     {
@@ -256,7 +256,7 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
     assert!(matches!(Described::find("file.model", &search), Err(DescribeError::Missing { .. })));
     let error = Described::find("org.modle", &search).unwrap_err();
     assert_eq!(error.to_string(), "no model is described under `org.modle`");
-    assert_eq!(shardloom_layout::Hint::hint(&error).as_deref(), Some("write `org.model`"));
+    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("write `org.model`"));
     let error = Described::find("org..model", &search).unwrap_err();
     assert_eq!(error.to_string(), "`org..model` is no dotted name of a described model");
     assert!(Described::find("../x.y", &search).is_err());
@@ -271,7 +271,7 @@ fn configurations_of_described_models_are_checked_key_by_key() {
     assert_eq!(error.to_string(), "the configuration has no `depth`");
     let tiny = arch_config(&family, "tiny").unwrap();
     let error = family.overridden(&tiny, &map(json!({"head": 8}))).unwrap_err();
-    assert_eq!(shardloom_layout::Hint::hint(&error).as_deref(), Some("write `heads`"));
+    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("write `heads`"));
     let changed = family.overridden(&tiny, &map(json!({"experts": 8}))).unwrap();
     assert_eq!(AnyFamily::decoder(&family, &changed).unwrap().experts.unwrap().count, 8);
 }

@@ -6,8 +6,8 @@
 mod fixture;
 
 use fixture::{Fixture, apart, greedy, logits};
-use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::LoadOptions;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::LoadOptions;
 
 /// What single precision may differ by.
 const TOLERANCE: f32 = 1e-4;

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use shardloom_hub::Families;
+use weightloom_hub::Families;
 
 #[allow(dead_code, reason = "its main is cargo's")]
 #[path = "../build.rs"]
@@ -19,12 +19,12 @@ fn every_folder_is_a_family_and_every_family_a_folder() {
     let folders = build::families(&sources()).unwrap();
     assert!(folders.len() >= 6, "{folders:?}");
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
     assert_eq!(names, folders);
-    let cards: Vec<&str> = shardloom_models::CARDS.iter().map(|(file, _)| *file).collect();
+    let cards: Vec<&str> = weightloom_models::CARDS.iter().map(|(file, _)| *file).collect();
     assert_eq!(cards, folders.iter().map(|name| format!("{name}/cards.yaml")).collect::<Vec<_>>());
-    for ((_, text), name) in shardloom_models::CARDS.iter().zip(&folders) {
+    for ((_, text), name) in weightloom_models::CARDS.iter().zip(&folders) {
         assert_eq!(*text, std::fs::read_to_string(sources().join(name).join("cards.yaml")).unwrap());
     }
 }
@@ -50,8 +50,8 @@ pub mod zebra;
 
 /// Registers every family of this crate.
 pub fn register(
-    families: &mut shardloom_hub::Families,
-) -> Result<(), shardloom_hub::FamilyError> {
+    families: &mut weightloom_hub::Families,
+) -> Result<(), weightloom_hub::FamilyError> {
     families.register(ape_2::FAMILY)?;
     families.register(zebra::FAMILY)?;
     Ok(())

@@ -6,10 +6,10 @@
 mod fixture;
 
 use fixture::{Fixture, Silent, apart, json};
-use shardloom_checkpoint::Source;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::{LoadOptions, load_adapter};
-use shardloom_nn::{
+use weightloom_checkpoint::Source;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::{LoadOptions, load_adapter};
+use weightloom_nn::{
     Adapter, Change, ChangedRows, Decoder, Finish, Generation, Input, NnError, Pass, Request, Text, grouped,
 };
 

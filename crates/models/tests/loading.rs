@@ -6,22 +6,23 @@ mod fixture;
 
 use fixture::{Fixture, Silent, apart, families, logits};
 use serde_json::{Value, json};
-use shardloom_checkpoint::Source;
-use shardloom_checkpoint::storage::Way;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::cards::StoreSettings;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{
+use weightloom_checkpoint::Source;
+use weightloom_checkpoint::storage::Way;
+use weightloom_errors::Hint;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{
     AnyFamily, Hub, HubError, LoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
 };
-use shardloom_layout::{DType, Hint};
-use shardloom_models::llama::{Llama, LlamaConfig};
-use shardloom_models::qwen2::Qwen2;
-use shardloom_nn::{Input, Pass};
-use shardloom_tensor::Device;
+use weightloom_layout::DType;
+use weightloom_models::llama::{Llama, LlamaConfig};
+use weightloom_models::qwen2::Qwen2;
+use weightloom_nn::{Input, Pass};
+use weightloom_tensor::Device;
 
 fn hub() -> Hub {
-    let cards = StoreSettings::default().store(shardloom_models::CARDS);
+    let cards = StoreSettings::default().store(weightloom_models::CARDS);
     Hub {
         cards,
         families: families(),
@@ -83,10 +84,10 @@ fn stages_one_behind_the_other_are_the_whole() {
         // What would be sent to the next stage.
         let sent = hidden.to_local().to_vec::<f32>().unwrap();
         let dims = hidden.shape().to_vec();
-        let received = shardloom_tensor::Tensor::from_slice(&sent, &dims).unwrap();
+        let received = weightloom_tensor::Tensor::from_slice(&sent, &dims).unwrap();
         let mesh = stages[1].plan().mesh();
-        let layout = shardloom_layout::Layout::replicated(mesh);
-        let received = shardloom_dtensor::DTensor::distribute(stages[1].ranks(), &received, layout).unwrap();
+        let layout = weightloom_layout::Layout::replicated(mesh);
+        let received = weightloom_dtensor::DTensor::distribute(stages[1].ranks(), &received, layout).unwrap();
         let hidden = stages[1].hidden(Input::Hidden(received), Pass::default()).unwrap();
         let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
         let apart = apart(&logits, &fixture.logits(0));
@@ -274,7 +275,7 @@ fn the_hub_of_a_family_keeps_to_it() {
 
     let folder = Fixture::folder_of_all().join("llama");
     let fixture = Fixture::open("llama");
-    let config = shardloom_hub::FamilyConfig::read(shardloom_hub::Fields::new(&fixture.config)).unwrap();
+    let config = weightloom_hub::FamilyConfig::read(weightloom_hub::Fields::new(&fixture.config)).unwrap();
     let file = folder.join("model.safetensors");
     let loaded = llama.load_custom_model(&file, &config, &LoadOptions::default(), &Silent).unwrap();
     let prompt = &fixture.prompts()[0];

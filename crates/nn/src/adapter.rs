@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_dtensor::{DTensor, Release};
-use shardloom_layout::{DType, Layout, Placement, Region, Shape, nearest};
-use shardloom_tensor::{Device, Stream, Tensor};
+use weightloom_dtensor::{DTensor, Release};
+use weightloom_errors::nearest;
+use weightloom_layout::{DType, Layout, Placement, Region, Shape};
+use weightloom_tensor::{Device, Stream, Tensor};
 
 use crate::decoder::{Decoder, Run};
 use crate::error::NnError;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Ranks};
-use shardloom_layout::{Layout, Shape};
-use shardloom_tensor::{Attention as Options, Device, Tensor};
+use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_layout::{Layout, Shape};
+use weightloom_tensor::{Attention as Options, Device, Tensor};
 
 use crate::branches::Branches;
 use crate::cache::Cache;

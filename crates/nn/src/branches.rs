@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use shardloom_dtensor::DTensor;
-use shardloom_tensor::Attention as Options;
+use weightloom_dtensor::DTensor;
+use weightloom_tensor::Attention as Options;
 
 use crate::cache::Cache;
 use crate::error::NnError;

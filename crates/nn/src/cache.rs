@@ -4,9 +4,9 @@
 //! position. So a row's keys stand where they would stand if it were alone, and
 //! its results are the same bits in every batch.
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{Layout, Shape};
-use shardloom_tensor::Tensor;
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{Layout, Shape};
+use weightloom_tensor::Tensor;
 
 use crate::error::NnError;
 

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use shardloom_dtensor::DTensor;
+use weightloom_dtensor::DTensor;
 
 use crate::adapter::Adapter;
 use crate::decoder::Run;

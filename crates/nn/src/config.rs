@@ -5,7 +5,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// A decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -333,61 +333,26 @@ pub struct HeadConfig {
 /// Options that do not go together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ConfigError {
     /// A size of 0.
     #[error("`{key}` is 0")]
-    Zero {
-        /// The option.
-        key: &'static str,
-    },
+    Zero { key: &'static str },
     /// A number that must divide another.
     #[error("`{key}` is {value}, which does not divide `{of}`, {whole}")]
-    Divides {
-        /// The option.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-        /// The option to be divided.
-        of: &'static str,
-        /// Its value.
-        whole: usize,
-    },
+    Divides { key: &'static str, value: usize, of: &'static str, whole: usize },
     /// A number beyond a limit.
     #[error("`{key}` is {value}, more than {limit}, which is `{of}`")]
-    Above {
-        /// The option.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-        /// The most.
-        limit: usize,
-        /// The option that limits it.
-        of: &'static str,
-    },
+    Above { key: &'static str, value: usize, limit: usize, of: &'static str },
     /// A number that must be even.
     #[error("`{key}` is {value}, which is odd")]
-    Odd {
-        /// The option.
-        key: &'static str,
-        /// Its value.
-        value: usize,
-    },
+    Odd { key: &'static str, value: usize },
     /// A number that must be positive and finite.
     #[error("`{key}` is {value}, which is not a positive number")]
-    NotPositive {
-        /// The option.
-        key: &'static str,
-        /// Its value.
-        value: String,
-    },
+    NotPositive { key: &'static str, value: String },
     /// Two options that exclude each other.
     #[error("`{key}` does not go together with `{other}`")]
-    Excludes {
-        /// One.
-        key: &'static str,
-        /// The other.
-        other: &'static str,
-    },
+    Excludes { key: &'static str, other: &'static str },
 }
 
 impl Hint for ConfigError {

@@ -5,9 +5,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Ranks, Release, Settling, recompute};
-use shardloom_layout::{DType, Layout, Shape, nearest};
-use shardloom_tensor::{Device, Tensor};
+use weightloom_dtensor::{DTensor, Ranks, Release, Settling, recompute};
+use weightloom_errors::nearest;
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Device, Tensor};
 
 use crate::adapter::{Adapter, LowRank};
 use crate::attention::{Attention, Standing};

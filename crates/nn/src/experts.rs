@@ -2,9 +2,9 @@
 //!
 //! Tokens are sorted by expert, so that each expert's work is one product.
 
-use shardloom_dtensor::{DTensor, local_map};
-use shardloom_layout::{DType, Layout, Placement, ReduceOp, Shape};
-use shardloom_tensor::{Device, Tensor, TensorError};
+use weightloom_dtensor::{DTensor, local_map};
+use weightloom_layout::{DType, Layout, Placement, ReduceOp, Shape};
+use weightloom_tensor::{Device, Tensor, TensorError};
 
 use crate::adapter::Adapter;
 use crate::changes::part;

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Tensor, no_grad};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Tensor, no_grad};
 
 use crate::branches::Branches;
 use crate::cache::Cache;

@@ -1,7 +1,7 @@
 //! Writing on.
 
-use shardloom_layout::DType;
-use shardloom_tensor::no_grad;
+use weightloom_layout::DType;
+use weightloom_tensor::no_grad;
 
 use crate::cache::Cache;
 use crate::changes::{Change, ChangedRows, Changes, grouped};

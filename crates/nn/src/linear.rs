@@ -1,6 +1,6 @@
 //! Projections, with what an adapter adds to them.
 
-use shardloom_dtensor::DTensor;
+use weightloom_dtensor::DTensor;
 
 use crate::adapter::Adapter;
 use crate::changes::{ChangedRows, Changes, joined, part};

@@ -1,8 +1,8 @@
 //! What training makes small.
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{DType, Placement, Shape};
-use shardloom_tensor::{CrossEntropy, Tensor};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Placement, Shape};
+use weightloom_tensor::{CrossEntropy, Tensor};
 
 use crate::adapter::Adapter;
 use crate::decoder::Decoder;

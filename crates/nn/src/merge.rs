@@ -1,6 +1,6 @@
 //! A decoder with a change made for good.
 
-use shardloom_dtensor::DTensor;
+use weightloom_dtensor::DTensor;
 
 use crate::adapter::Adapter;
 use crate::decoder::Decoder;

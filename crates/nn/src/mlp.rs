@@ -1,6 +1,6 @@
 //! What is done with each token.
 
-use shardloom_dtensor::DTensor;
+use weightloom_dtensor::DTensor;
 
 use crate::config::{Activation, MlpConfig};
 use crate::decoder::Run;

@@ -1,8 +1,8 @@
 //! Norms.
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::Layout;
-use shardloom_tensor::Tensor;
+use weightloom_dtensor::DTensor;
+use weightloom_layout::Layout;
+use weightloom_tensor::Tensor;
 
 use crate::adapter::Adapter;
 use crate::changes::part;

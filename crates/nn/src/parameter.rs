@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Ranks};
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Device, Stream, Tensor};
+use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Device, Stream, Tensor};
 
 use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, ResidualForm};
 use crate::error::NnError;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use shardloom_dtensor::{DTensor, DTensorError, Release, ShardingPlan, name_matches};
-use shardloom_layout::{DType, Hint, Layout, Mesh, Placement};
+use weightloom_dtensor::{DTensor, DTensorError, Release, ShardingPlan, name_matches};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Layout, Mesh, Placement};
 
 use crate::error::NnError;
 use crate::parameter::ParameterSpec;
@@ -62,31 +63,17 @@ impl Parallel {
 /// A plan that does not fit its model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PlanError {
     /// A dim that a parameter does not have.
     #[error("the plan shares dim {dim} of `{name}`, which has {ndim}")]
-    Dim {
-        /// The parameter.
-        name: String,
-        /// The dim.
-        dim: usize,
-        /// How many it has.
-        ndim: usize,
-    },
+    Dim { name: String, dim: usize, ndim: usize },
     /// Tensor parallelism of a model that names nothing to share.
     #[error("tp={tp}, but the model's plan shares no parameter")]
-    NothingShared {
-        /// Ranks of tensor parallelism.
-        tp: usize,
-    },
+    NothingShared { tp: usize },
     /// Ranks of which most would have nothing.
     #[error("tp={tp}, but the largest dim that is shared has only {most} elements")]
-    TooManyRanks {
-        /// Ranks of tensor parallelism.
-        tp: usize,
-        /// The largest shared dim.
-        most: usize,
-    },
+    TooManyRanks { tp: usize, most: usize },
 }
 
 impl Hint for PlanError {

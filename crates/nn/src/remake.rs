@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Tensor, no_grad};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Tensor, no_grad};
 
 use crate::adapter::{Adapter, LowRank};
 use crate::decoder::Decoder;

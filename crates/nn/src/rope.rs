@@ -1,8 +1,8 @@
 //! Angles of positions.
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::DType;
-use shardloom_tensor::{Device, RopeStyle, Tensor};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::DType;
+use weightloom_tensor::{Device, RopeStyle, Tensor};
 
 use crate::config::{RopeConfig, RopeScaling};
 use crate::error::NnError;

@@ -1,7 +1,7 @@
 //! Which token comes next.
 
-use shardloom_layout::Hint;
-use shardloom_tensor::Stream;
+use weightloom_errors::Hint;
+use weightloom_tensor::Stream;
 
 /// How the next token is chosen.
 ///
@@ -34,12 +34,10 @@ impl Default for Sampling {
 /// A way of choosing that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} is {value}, but must be {expected}")]
+#[allow(missing_docs)]
 pub struct SamplingError {
-    /// The option.
     pub key: &'static str,
-    /// Its value.
     pub value: String,
-    /// What it may be.
     pub expected: &'static str,
 }
 

@@ -1,7 +1,7 @@
 //! How likely a model finds texts.
 
-use shardloom_layout::DType;
-use shardloom_tensor::no_grad;
+use weightloom_layout::DType;
+use weightloom_tensor::no_grad;
 
 use crate::adapter::Adapter;
 use crate::decoder::{Decoder, Input, Pass};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_hub::{Ends, Writer};
-use shardloom_nn::{Finish, Likeliest};
+use weightloom_hub::{Ends, Writer};
+use weightloom_nn::{Finish, Likeliest};
 
 use crate::ask::Ask;
 use crate::choice::{Choice, Entries, Increment};

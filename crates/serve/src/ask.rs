@@ -1,6 +1,6 @@
 //! What is asked of the model, once a request is read and checked.
 
-use shardloom_hub::Writer;
+use weightloom_hub::Writer;
 
 use crate::manner::Manner;
 use crate::options::ServeOptions;

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use shardloom_hub::Writer;
-use shardloom_hub::text::{ChatContext, Data, Message, Moment};
+use weightloom_hub::Writer;
+use weightloom_hub::text::{ChatContext, Data, Message, Moment};
 
 use crate::ask::{Ask, Form, Limits, Prompt, Wanted};
 use crate::fields::{Fields, unexpected};

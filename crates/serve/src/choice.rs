@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use shardloom_hub::Piece;
-use shardloom_hub::text::{SpecialText, Streamer, Tokenizer};
-use shardloom_nn::{Finish, Likeliest};
+use weightloom_hub::Piece;
+use weightloom_hub::text::{SpecialText, Streamer, Tokenizer};
+use weightloom_nn::{Finish, Likeliest};
 
 use crate::ask::Prompt;
 

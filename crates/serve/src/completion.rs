@@ -1,7 +1,7 @@
 //! Requests for completions, in the legacy form.
 
-use shardloom_hub::Writer;
-use shardloom_hub::text::{Data, Special, SpecialText};
+use weightloom_hub::Writer;
+use weightloom_hub::text::{Data, Special, SpecialText};
 
 use crate::ask::{Ask, Echo, Form, Limits, Prompt, Wanted};
 use crate::fields::{Fields, unexpected};

@@ -1,10 +1,11 @@
 //! Why a server does not start.
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// Why a server does not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ServeError {
     /// A model without a name.
     #[error("the model to serve has no name")]
@@ -14,30 +15,16 @@ pub enum ServeError {
     EmptyKey,
     /// A limit that lets nothing through.
     #[error("{option} is 0")]
-    Zero {
-        /// The option.
-        option: &'static str,
-    },
+    Zero { option: &'static str },
     /// An address that cannot be listened on.
     #[error("cannot listen on {address}: {message}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// What the system says.
-        message: String,
-    },
+    Listen { address: String, message: String },
     /// No thread for the model.
     #[error("no thread can be started for the model: {message}")]
-    Thread {
-        /// What the system says.
-        message: String,
-    },
+    Thread { message: String },
     /// No runtime for connections.
     #[error("no runtime can be started for connections: {message}")]
-    Runtime {
-        /// What the system says.
-        message: String,
-    },
+    Runtime { message: String },
 }
 
 impl Hint for ServeError {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use shardloom_hub::Piece;
-use shardloom_nn::Likeliest;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
+use weightloom_hub::Piece;
+use weightloom_nn::Likeliest;
 
 use crate::refusal::Refusal;
 use crate::worker::Order;

@@ -1,6 +1,6 @@
 //! The fields of a request.
 
-use shardloom_hub::text::Data;
+use weightloom_hub::text::Data;
 
 use crate::refusal::Refusal;
 

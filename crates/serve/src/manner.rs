@@ -2,9 +2,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use shardloom_hub::Ends;
-use shardloom_hub::text::Data;
-use shardloom_nn::Sampling;
+use weightloom_hub::Ends;
+use weightloom_hub::text::Data;
+use weightloom_nn::Sampling;
 
 use crate::fields::{Fields, unexpected};
 use crate::refusal::Refusal;

@@ -1,6 +1,6 @@
 //! Messages as OpenAI's clients send them, and as templates expect them.
 
-use shardloom_hub::text::{Data, Message};
+use weightloom_hub::text::{Data, Message};
 
 use crate::fields::unexpected;
 use crate::refusal::Refusal;

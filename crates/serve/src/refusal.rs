@@ -6,10 +6,10 @@ use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use shardloom_hub::HubError;
-use shardloom_hub::text::ChatError;
-use shardloom_layout::Hint;
-use shardloom_nn::NnError;
+use weightloom_errors::Hint;
+use weightloom_hub::HubError;
+use weightloom_hub::text::ChatError;
+use weightloom_nn::NnError;
 
 /// What a client is told when its request is not answered, in the shape that
 /// OpenAI's clients read.

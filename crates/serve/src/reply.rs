@@ -3,8 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
-use shardloom_hub::text::Tokenizer;
-use shardloom_nn::{Finish, Likeliest};
+use weightloom_hub::text::Tokenizer;
+use weightloom_nn::{Finish, Likeliest};
 
 use crate::answer::Usage;
 use crate::ask::{Ask, Form};
@@ -177,7 +177,7 @@ impl Reply {
 
 /// The models there are, which is one.
 pub(crate) fn model(name: &str, since: u64) -> Value {
-    json!({"id": name, "object": "model", "created": since, "owned_by": "shardloom"})
+    json!({"id": name, "object": "model", "created": since, "owned_by": "weightloom"})
 }
 
 /// Seconds since 1970 began.

@@ -11,10 +11,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use shardloom_hub::Writer;
-use shardloom_layout::nearest;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
+use weightloom_errors::nearest;
+use weightloom_hub::Writer;
 
 use crate::answer::{Answer, Rest};
 use crate::ask::{Ask, Form};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use shardloom_hub::text::Tokenizer;
+use weightloom_hub::text::Tokenizer;
 
 /// A token in the legacy form. Those that are a part of a character are told
 /// by their bytes.

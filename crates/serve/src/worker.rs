@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use shardloom_hub::{HubError, WriteRequest, Writer};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use weightloom_hub::{HubError, WriteRequest, Writer};
 
 use crate::ask::Ask;
 use crate::error::ServeError;
@@ -103,9 +103,9 @@ fn perform(writer: &Writer, ask: &Ask, tell: &Tell) -> Result<(), HubError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use shardloom_hub::Ends;
-    use shardloom_nn::Sampling;
     use tokio::sync::Semaphore;
+    use weightloom_hub::Ends;
+    use weightloom_nn::Sampling;
 
     use super::*;
     use crate::ask::Form;

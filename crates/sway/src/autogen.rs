@@ -9,8 +9,8 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 use self::text::Yaml;
 use crate::packs::Packs;
@@ -30,25 +30,17 @@ pub struct Subject {
 /// Why no suite can be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum AutogenError {
     /// There is nothing to judge.
     #[error("there is no adapter for {source_name}")]
-    NoAdapter {
-        /// The document.
-        source_name: String,
-    },
+    NoAdapter { source_name: String },
     /// Nobody says which model.
     #[error("{source_name} names no base model")]
-    NoBase {
-        /// The document.
-        source_name: String,
-    },
+    NoBase { source_name: String },
     /// There is nothing to ask about.
     #[error("{source_name} has no sections")]
-    Empty {
-        /// The document.
-        source_name: String,
-    },
+    Empty { source_name: String },
 }
 
 impl Hint for AutogenError {
@@ -77,7 +69,7 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     let mut probes = Yaml::default();
     let omitted = material.write(&mut probes);
     let mut file = Yaml::default();
-    file.comment(&format!("Made from {} by shardloom {}.", subject.source, env!("CARGO_PKG_VERSION")));
+    file.comment(&format!("Made from {} by weightloom {}.", subject.source, env!("CARGO_PKG_VERSION")));
     if let Some(id) = &document.id {
         file.comment(&format!("The document's name is {id}."));
     }

@@ -15,8 +15,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use ring::digest::{SHA256, digest};
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 use crate::answer::Answer;
 use crate::error::AskError;
@@ -25,7 +25,7 @@ use crate::view::View;
 
 /// What a file of answers begins with. The number changes with the form of
 /// questions and answers, the version with what computes them.
-const HEAD: &str = concat!("shardloom sway answers 1 ", env!("CARGO_PKG_VERSION"), "\n");
+const HEAD: &str = concat!("weightloom sway answers 1 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// A frame that is longer is damage, not an answer.
 const LONGEST_FRAME: u32 = 1 << 28;
@@ -208,10 +208,9 @@ fn read_frame(bytes: &[u8]) -> Option<((Question, Kept), &[u8])> {
 /// Why answers cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{path} cannot keep answers: {message}")]
+#[allow(missing_docs)]
 pub struct CacheError {
-    /// The file.
     pub path: String,
-    /// What the system says.
     pub message: String,
 }
 
@@ -348,7 +347,7 @@ mod tests {
     fn a_file_of_another_version_is_begun_anew() {
         let folder = tempfile::tempdir().unwrap();
         let path = filled(folder.path(), 3);
-        std::fs::write(&path, "shardloom sway answers 0\nsomething").unwrap();
+        std::fs::write(&path, "weightloom sway answers 0\nsomething").unwrap();
         assert!(Cache::open(folder.path(), "local:abc").unwrap().is_empty());
         filled(folder.path(), 3);
         assert_eq!(Cache::open(folder.path(), "local:abc").unwrap().len(), 3);

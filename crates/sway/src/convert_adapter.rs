@@ -10,9 +10,10 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use shardloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
-use shardloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, Source, Want, read};
-use shardloom_layout::{DType, Hint, Region};
+use weightloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
+use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, Source, Want, read};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Region};
 
 /// The form of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,46 +70,26 @@ pub struct Converted {
 /// Why an adapter was not converted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ConvertError {
     /// The adapter cannot be read, or not be told in the other form.
     #[error(transparent)]
     Source(#[from] CheckpointError),
     /// A folder that is no adapter's.
     #[error("{path} holds no adapter, but a checkpoint of kind {format}")]
-    NotAdapter {
-        /// The folder.
-        path: String,
-        /// What it holds.
-        format: Format,
-    },
+    NotAdapter { path: String, format: Format },
     /// Tensors of a dtype that adapters do not have.
     #[error("`{tensor}` is {dtype}, which adapters are not")]
-    DType {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: DType,
-    },
+    DType { tensor: String, dtype: DType },
     /// There is an adapter already.
     #[error("{path} is there already")]
-    Exists {
-        /// The file.
-        path: String,
-    },
+    Exists { path: String },
     /// It would take its own place.
     #[error("{path} is both what is read and what is written")]
-    SameFolder {
-        /// The folder.
-        path: String,
-    },
+    SameFolder { path: String },
     /// A file that cannot be written.
     #[error("{path} cannot be written: {message}")]
-    Write {
-        /// The file.
-        path: String,
-        /// What the system says.
-        message: String,
-    },
+    Write { path: String, message: String },
 }
 
 impl Hint for ConvertError {

@@ -21,8 +21,8 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 pub use meaning::{Meaning, meaning};
 
@@ -125,44 +125,26 @@ impl Default for Report {
 /// Why a text is no report.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ReportError {
     /// It is no JSON.
     #[error("{file}:{line}:{column}: not JSON: {message}")]
-    Syntax {
-        /// The file.
-        file: String,
-        /// The line.
-        line: usize,
-        /// The character in the line.
-        column: usize,
-        /// What the parser says.
-        message: String,
-    },
+    Syntax { file: String, line: usize, column: usize, message: String },
     /// It is JSON of another form.
     #[error("{file}: not a report: {message}")]
-    Form {
-        /// The file.
-        file: String,
-        /// What does not fit.
-        message: String,
-    },
+    Form { file: String, message: String },
     /// It is of a later version.
     #[error("{file}: has version {found} of the schema, but only 1 is known")]
-    Version {
-        /// The file.
-        file: String,
-        /// The version.
-        found: u64,
-    },
+    Version { file: String, found: u64 },
 }
 
 impl Hint for ReportError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Syntax { .. } | Self::Form { .. } => {
-                "give a file that `shardloom sway run --json FILE` wrote".to_owned()
+                "give a file that `weightloom sway run --json FILE` wrote".to_owned()
             }
-            Self::Version { .. } => "use a later version of shardloom".to_owned(),
+            Self::Version { .. } => "use a later version of weightloom".to_owned(),
         })
     }
 }

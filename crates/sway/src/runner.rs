@@ -20,8 +20,8 @@ pub use observer::{Observer, Phase, Silent, TraceEvent, prompt_hash};
 use std::time::Instant;
 
 use serde_json::Value;
-use shardloom_layout::{Hint, nearest};
 use thiserror::Error;
+use weightloom_errors::{Hint, nearest};
 
 use crate::backend::Backend;
 use crate::book::Book;
@@ -80,17 +80,11 @@ pub struct Outcome {
 /// Why a run gave nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum RunError {
     /// An entry was asked for that is not there.
     #[error("the suite has no entry `{name}`")]
-    NoSuchEntry {
-        /// What was asked for.
-        name: String,
-        /// What may have been meant.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<String>,
-    },
+    NoSuchEntry { name: String, near: Option<String>, known: Vec<String> },
     /// The backend cannot go on. What it answered is kept.
     #[error("{0}")]
     Backend(#[from] SwayError),

@@ -216,31 +216,17 @@ fn paired_findings(
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Refusal {
     /// A probe failed.
     #[error("{name} failed: {message}")]
-    Failed {
-        /// The probe.
-        name: String,
-        /// What it says.
-        message: String,
-    },
+    Failed { name: String, message: String },
     /// A probe could not be carried out, so nobody knows.
     #[error("{name} could not be carried out: {message}")]
-    Errored {
-        /// The probe.
-        name: String,
-        /// Why.
-        message: String,
-    },
+    Errored { name: String, message: String },
     /// The score is too low.
     #[error("the score is {overall:.3}, below {threshold}")]
-    Low {
-        /// The score.
-        overall: f64,
-        /// What is asked for.
-        threshold: f64,
-    },
+    Low { overall: f64, threshold: f64 },
 }
 
 /// Why a gate does not let a suite through; nothing if it does.

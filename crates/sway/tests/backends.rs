@@ -9,18 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use serde_json::{Value, json};
-use shardloom_checkpoint::Source;
-use shardloom_hub::cards::StoreSettings;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub, LoadOptions, Writer};
-use shardloom_layout::{DType, Hint};
-use shardloom_serve::ServeOptions;
-use shardloom_sway::backend::build::{Build, BuildError};
-use shardloom_sway::backend::custom::{CustomError, PythonFault};
-use shardloom_sway::backend::{Backend, Capability};
-use shardloom_sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
-use shardloom_sway::suite::SuiteRule;
-use shardloom_sway::{Answer, Ask, AskError, Keep, Question, Real, Suite, TokenNames, View, Watch};
+use weightloom_checkpoint::Source;
+use weightloom_errors::Hint;
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub, LoadOptions, Writer};
+use weightloom_layout::DType;
+use weightloom_serve::ServeOptions;
+use weightloom_sway::backend::build::{Build, BuildError};
+use weightloom_sway::backend::custom::{CustomError, PythonFault};
+use weightloom_sway::backend::{Backend, Capability};
+use weightloom_sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
+use weightloom_sway::suite::SuiteRule;
+use weightloom_sway::{Answer, Ask, AskError, Keep, Question, Real, Suite, TokenNames, View, Watch};
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
@@ -28,9 +29,9 @@ fn tiny() -> PathBuf {
 
 fn hub() -> Hub {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     Hub {
-        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        cards: StoreSettings::default().store(weightloom_models::CARDS),
         families,
         fetch: Ok(FetchSettings::in_folders("none", "none")),
         model_path: Vec::new(),
@@ -358,7 +359,7 @@ fn served(writer: Writer) -> String {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
         let options = ServeOptions::new("tiny");
-        shardloom_serve::run("127.0.0.1:0", writer, options, std::future::pending(), |address| {
+        weightloom_serve::run("127.0.0.1:0", writer, options, std::future::pending(), |address| {
             ready.send(address).unwrap();
         })
     });

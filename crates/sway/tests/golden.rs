@@ -3,22 +3,22 @@
 //!
 //! What needs none of dlm-sway's texts is compared everywhere: numbers of
 //! entries that bring their own prompts, without a null. With
-//! `SHARDLOOM_SHARED` the whole report is compared, with the texts from there.
+//! `WEIGHTLOOM_SHARED` the whole report is compared, with the texts from there.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use shardloom_hub::cards::StoreSettings;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub};
-use shardloom_sway::Record;
-use shardloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
-use shardloom_sway::cache::Cache;
-use shardloom_sway::packs::Packs;
-use shardloom_sway::runner::{Entry, Job, Judging, Outcome, Silent, run};
-use shardloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub};
+use weightloom_sway::Record;
+use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use weightloom_sway::cache::Cache;
+use weightloom_sway::packs::Packs;
+use weightloom_sway::runner::{Entry, Job, Judging, Outcome, Silent, run};
+use weightloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
 
 /// What numbers may differ by.
 const TOLERANCE: f64 = 1e-4;
@@ -29,9 +29,9 @@ fn tiny() -> PathBuf {
 
 fn backend() -> LocalBackend {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     let hub = Hub {
-        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        cards: StoreSettings::default().store(weightloom_models::CARDS),
         families,
         fetch: Ok(FetchSettings::in_folders("none", "none")),
         model_path: Vec::new(),
@@ -182,7 +182,7 @@ fn a_second_run_needs_no_model() {
 
 #[test]
 fn the_whole_report_is_that_of_dlm_sway() {
-    let Some(shared) = std::env::var_os("SHARDLOOM_SHARED") else {
+    let Some(shared) = std::env::var_os("WEIGHTLOOM_SHARED") else {
         // The texts are not ours to copy; what needs none is compared above.
         return;
     };

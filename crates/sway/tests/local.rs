@@ -6,12 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shardloom_hub::cards::StoreSettings;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{Families, Hub, Model};
-use shardloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
-use shardloom_sway::backend::{Backend, Capability};
-use shardloom_sway::{Answer, Ask, AskError, Keep, Question, Real, SwayError, TokenNames, View, Watch};
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, Hub, Model};
+use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use weightloom_sway::backend::{Backend, Capability};
+use weightloom_sway::{Answer, Ask, AskError, Keep, Question, Real, SwayError, TokenNames, View, Watch};
 
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =
@@ -26,9 +26,9 @@ fn folder() -> PathBuf {
 
 fn model(folder: &Path) -> Model {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     let hub = Hub {
-        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        cards: StoreSettings::default().store(weightloom_models::CARDS),
         families,
         fetch: Ok(FetchSettings::in_folders("none", "none")),
         model_path: Vec::new(),
@@ -384,7 +384,7 @@ fn identities_are_those_of_contents() {
     let own = name(adapter(), LocalOptions::default());
     assert!(own.is_some());
     assert_eq!(name(adapter(), LocalOptions::default()), own);
-    let half = LocalOptions { dtype: shardloom_layout::DType::Bf16, ..LocalOptions::default() };
+    let half = LocalOptions { dtype: weightloom_layout::DType::Bf16, ..LocalOptions::default() };
     assert_ne!(name(adapter(), half), own);
     assert_ne!(name(Tuned::Nothing, LocalOptions::default()), own);
     // Elsewhere, it is the same; with one number changed, it is not.

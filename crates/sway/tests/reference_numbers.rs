@@ -3,11 +3,11 @@
 //! The numbers are from its report on a tiny model with random weights: per
 //! unit what was measured, and what followed from it.
 
-use shardloom_sway::numbers::bootstrap::mean_interval;
-use shardloom_sway::numbers::line::{Line, half_life};
-use shardloom_sway::numbers::logistic::logistic_score;
-use shardloom_sway::numbers::mean;
-use shardloom_sway::probe::KindNull;
+use weightloom_sway::numbers::bootstrap::mean_interval;
+use weightloom_sway::numbers::line::{Line, half_life};
+use weightloom_sway::numbers::logistic::logistic_score;
+use weightloom_sway::numbers::mean;
+use weightloom_sway::probe::KindNull;
 
 fn near(found: f64, wanted: f64) {
     assert!((found - wanted).abs() <= wanted.abs() * 1e-12, "{found} is not {wanted}");

@@ -1,6 +1,6 @@
 //! The AdamW optimizer in one pass, and the norm that gradients are clipped by.
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use crate::backend::on;
 use crate::device::Device;

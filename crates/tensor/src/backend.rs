@@ -11,7 +11,7 @@
 mod cpu;
 mod meta;
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::adamw::Step;
 use crate::device::Device;

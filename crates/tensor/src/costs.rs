@@ -46,8 +46,8 @@ thread_local! {
 /// tensors, on this thread, counts; nothing is computed.
 ///
 /// ```
-/// use shardloom_layout::DType;
-/// use shardloom_tensor::{Device, Tensor, TensorError, counted};
+/// use weightloom_layout::DType;
+/// use weightloom_tensor::{Device, Tensor, TensorError, counted};
 ///
 /// let (result, costs) = counted(|| {
 ///     let x = Tensor::zeros(DType::Bf16, &[4096, 8192], Device::Meta)?;

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use pulp::Simd;
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 /// A Rust type that is one tensor element.
 pub trait Element: Pod + Send + Sync {
@@ -251,19 +251,19 @@ fn f16_from_f32(x: f32) -> f16 {
 macro_rules! with_float {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            shardloom_layout::DType::F64 => {
+            weightloom_layout::DType::F64 => {
                 type $T = f64;
                 $body
             }
-            shardloom_layout::DType::F32 => {
+            weightloom_layout::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            shardloom_layout::DType::Bf16 => {
+            weightloom_layout::DType::Bf16 => {
                 type $T = half::bf16;
                 $body
             }
-            shardloom_layout::DType::F16 => {
+            weightloom_layout::DType::F16 => {
                 type $T = half::f16;
                 $body
             }
@@ -279,12 +279,12 @@ pub(crate) use with_float;
 macro_rules! with_gradient {
     ($op:expr, $kept:expr, $given:expr, ($T:ident, $G:ident) => $body:expr) => {
         match ($kept, $given) {
-            (shardloom_layout::DType::F32, shardloom_layout::DType::Bf16) => {
+            (weightloom_layout::DType::F32, weightloom_layout::DType::Bf16) => {
                 type $T = f32;
                 type $G = half::bf16;
                 $body
             }
-            (shardloom_layout::DType::F32, shardloom_layout::DType::F16) => {
+            (weightloom_layout::DType::F32, weightloom_layout::DType::F16) => {
                 type $T = f32;
                 type $G = half::f16;
                 $body
@@ -308,7 +308,7 @@ macro_rules! with_element {
     };
     (@ $op:expr, $dtype:expr, $T:ident => $body:expr, $($name:ident $type:ty),*) => {
         match $dtype {
-            $(shardloom_layout::DType::$name => {
+            $(weightloom_layout::DType::$name => {
                 type $T = $type;
                 $body
             })*

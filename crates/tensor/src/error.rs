@@ -1,6 +1,7 @@
 //! What can be wrong with an operation.
 
-use shardloom_layout::{DType, Hint, RegionError, Shape, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, RegionError, Shape, ShapeError};
 
 use crate::device::Device;
 use crate::threads;
@@ -9,242 +10,90 @@ use crate::threads;
 /// operands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TensorError {
     /// Shapes that the operation cannot combine.
     #[error("{op} cannot combine shapes {}", joined(shapes))]
-    Shapes {
-        /// The operation.
-        op: &'static str,
-        /// The operands' shapes.
-        shapes: Vec<Shape>,
-    },
+    Shapes { op: &'static str, shapes: Vec<Shape> },
     /// Operands of different dtypes.
     #[error("{op} cannot combine dtypes {}", joined(dtypes))]
-    DTypes {
-        /// The operation.
-        op: &'static str,
-        /// The operands' dtypes.
-        dtypes: Vec<DType>,
-    },
+    DTypes { op: &'static str, dtypes: Vec<DType> },
     /// A dtype that the operation does not compute in.
     #[error("{op} does not take {dtype}")]
-    DType {
-        /// The operation.
-        op: &'static str,
-        /// The dtype.
-        dtype: DType,
-    },
+    DType { op: &'static str, dtype: DType },
     /// Operands on different devices.
     #[error("{op} cannot combine tensors on {}", joined(devices))]
-    Devices {
-        /// The operation.
-        op: &'static str,
-        /// The operands' devices.
-        devices: Vec<Device>,
-    },
+    Devices { op: &'static str, devices: Vec<Device> },
     /// A dim that the tensor does not have.
     #[error("{op}: a tensor of shape {shape} has no dim {dim}")]
-    Dim {
-        /// The operation.
-        op: &'static str,
-        /// The dim as given.
-        dim: usize,
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    Dim { op: &'static str, dim: usize, shape: Shape },
     /// A range outside a dim.
     #[error("{op}: {start}..{end} is outside dim {dim} of a tensor of shape {shape}")]
-    Range {
-        /// The operation.
-        op: &'static str,
-        /// The dim.
-        dim: usize,
-        /// First index.
-        start: usize,
-        /// One past the last index.
-        end: usize,
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    Range { op: &'static str, dim: usize, start: usize, end: usize, shape: Shape },
     /// An index outside the rows that it chooses from.
     #[error("{op}: index {index} at position {position} is outside 0..{rows}")]
-    Index {
-        /// The operation.
-        op: &'static str,
-        /// The index.
-        index: i64,
-        /// Where it stands.
-        position: usize,
-        /// How many rows there are.
-        rows: usize,
-    },
+    Index { op: &'static str, index: i64, position: usize, rows: usize },
     /// Nothing to choose from.
     #[error("{op}: a tensor of shape {shape} has nothing to choose from")]
-    Empty {
-        /// The operation.
-        op: &'static str,
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    Empty { op: &'static str, shape: Shape },
     /// The elements given are not as many as the shape has.
     #[error("a tensor of shape {shape} has {} elements, not {found}", shape.volume())]
-    ElementCount {
-        /// The shape.
-        shape: Shape,
-        /// Elements given.
-        found: usize,
-    },
+    ElementCount { shape: Shape, found: usize },
     /// Elements of another type were asked for.
     #[error("a {dtype} tensor cannot be read as {asked}")]
-    ReadAs {
-        /// The tensor's dtype.
-        dtype: DType,
-        /// The dtype asked for.
-        asked: DType,
-    },
+    ReadAs { dtype: DType, asked: DType },
     /// Data was asked of a tensor that has none.
     #[error("{op}: a meta tensor of shape {shape} has no data")]
-    NoData {
-        /// The operation.
-        op: &'static str,
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    NoData { op: &'static str, shape: Shape },
     /// A tensor that does not fit into the bytes it is to be in.
     #[error("a {shape} {dtype} tensor from byte {offset} on does not fit in {found} bytes")]
-    Shared {
-        /// The tensor's shape.
-        shape: Shape,
-        /// Its dtype.
-        dtype: DType,
-        /// Where it was to begin.
-        offset: usize,
-        /// How many bytes there are.
-        found: usize,
-    },
+    Shared { shape: Shape, dtype: DType, offset: usize, found: usize },
     /// Bytes at an address where elements of a dtype cannot be.
     #[error("byte {offset} is at address {address:#x}, where no {dtype} element can begin")]
-    Misaligned {
-        /// The dtype.
-        dtype: DType,
-        /// Where the tensor was to begin.
-        offset: usize,
-        /// The address of that byte.
-        address: usize,
-    },
+    Misaligned { dtype: DType, offset: usize, address: usize },
     /// An optimizer was given more or fewer tensors than it keeps.
     #[error("{op} keeps {expected} tensors for each parameter, but {found} were given")]
-    StateCount {
-        /// The optimizer.
-        op: &'static str,
-        /// How many it keeps.
-        expected: usize,
-        /// How many were given.
-        found: usize,
-    },
+    StateCount { op: &'static str, expected: usize, found: usize },
     /// A tensor that is written to while the tape needs it.
     #[error("{op}: a tensor of shape {shape} tracks gradients, which writing in place would lose")]
-    TracksGradient {
-        /// The operation.
-        op: &'static str,
-        /// Its shape.
-        shape: Shape,
-    },
+    TracksGradient { op: &'static str, shape: Shape },
     /// A probability outside [0, 1].
     #[error("{op}: {probability} is not a probability")]
-    Probability {
-        /// The operation.
-        op: &'static str,
-        /// The number as given.
-        probability: String,
-    },
+    Probability { op: &'static str, probability: String },
     /// The allocator's budget is used up.
     #[error("{asked} bytes do not fit in the memory budget of {budget}, of which {in_use} are in use")]
-    OutOfMemory {
-        /// Bytes asked for.
-        asked: usize,
-        /// Bytes in use.
-        in_use: usize,
-        /// The budget.
-        budget: usize,
-    },
+    OutOfMemory { asked: usize, in_use: usize, budget: usize },
     /// The system has no more memory.
     #[error("the system does not give {asked} bytes of memory")]
-    NoMemory {
-        /// Bytes asked for.
-        asked: usize,
-    },
+    NoMemory { asked: usize },
     /// A function could not do something that is not arithmetic, such as
     /// reaching other ranks.
     #[error("{function}: {reason}")]
-    Outside {
-        /// The function.
-        function: &'static str,
-        /// What it said.
-        reason: String,
-    },
+    Outside { function: &'static str, reason: String },
     /// A function on the way has no backward rule.
     #[error("{function} has no backward rule, but its result is differentiated")]
-    NotDifferentiable {
-        /// The function.
-        function: &'static str,
-    },
+    NotDifferentiable { function: &'static str },
     /// Backward was run over the same function twice.
     #[error("{function} was differentiated before, and what it had saved is gone")]
-    Consumed {
-        /// The function.
-        function: &'static str,
-    },
+    Consumed { function: &'static str },
     /// A backward rule did not do its part.
     #[error("{function} returned {found} gradients for {inputs} inputs")]
-    GradientCount {
-        /// The function.
-        function: &'static str,
-        /// How many inputs it has.
-        inputs: usize,
-        /// How many gradients it returned.
-        found: usize,
-    },
+    GradientCount { function: &'static str, inputs: usize, found: usize },
     /// A gradient that does not fit its tensor.
     #[error("{function}: the gradient of a {expected} {dtype} tensor is {found} {found_dtype}")]
-    GradientShape {
-        /// The function.
-        function: &'static str,
-        /// The tensor's shape.
-        expected: Shape,
-        /// The tensor's dtype.
-        dtype: DType,
-        /// The gradient's shape.
-        found: Shape,
-        /// The gradient's dtype.
-        found_dtype: DType,
-    },
+    GradientShape { function: &'static str, expected: Shape, dtype: DType, found: Shape, found_dtype: DType },
     /// Nothing to differentiate.
     #[error("backward from a {shape} tensor that depends on no parameter")]
-    NoGradient {
-        /// Its shape.
-        shape: Shape,
-    },
+    NoGradient { shape: Shape },
     /// A recomputed region used a tensor whose gradient would be lost.
     #[error("{function} inside a recomputed region uses a tensor that is not among the region's inputs")]
-    Captured {
-        /// The function.
-        function: &'static str,
-    },
+    Captured { function: &'static str },
     /// A hook for a tensor that has no gradient of its own.
     #[error("a tensor of shape {shape} is not a parameter, so it has no gradient to hook")]
-    NotAParameter {
-        /// Its shape.
-        shape: Shape,
-    },
+    NotAParameter { shape: Shape },
     /// The pool of threads was made before its size was set.
     #[error("the pool runs with {running} threads already, so it cannot be made with {asked}")]
-    ThreadsStarted {
-        /// Threads asked for.
-        asked: usize,
-        /// Threads that run.
-        running: usize,
-    },
+    ThreadsStarted { asked: usize, running: usize },
     /// Sizes that no tensor can have.
     #[error(transparent)]
     Shape(#[from] ShapeError),

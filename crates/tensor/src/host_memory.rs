@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::error::TensorError;
 use crate::memory::Block;

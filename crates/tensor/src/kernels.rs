@@ -21,7 +21,7 @@ pub(crate) mod strides;
 
 use bytemuck::Pod;
 use pulp::Simd;
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::element::Element;
 use crate::error::TensorError;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// nor does work that only asks for shapes ([`uncounted`](crate::uncounted)).
 ///
 /// ```
-/// use shardloom_layout::DType;
-/// use shardloom_tensor::{Device, Meter, Tensor, TensorError};
+/// use weightloom_layout::DType;
+/// use weightloom_tensor::{Device, Meter, Tensor, TensorError};
 ///
 /// let meter = Meter::new();
 /// let x = meter.watch(|| {
@@ -108,7 +108,7 @@ impl Drop for Phantom {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_layout::DType;
+    use weightloom_layout::DType;
 
     use super::*;
     use crate::device::Device;

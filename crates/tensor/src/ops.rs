@@ -19,7 +19,7 @@ pub use attention::Attention;
 pub use cross_entropy::CrossEntropy;
 pub use rope::RopeStyle;
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::device::Device;
 use crate::error::TensorError;

@@ -5,7 +5,7 @@
 //! has its own value: the same for any number of threads, any sharding, and any
 //! part of the tensor that is made.
 
-use shardloom_layout::{DType, Dims, Region, Shape};
+use weightloom_layout::{DType, Dims, Region, Shape};
 
 use crate::backend::on;
 use crate::device::Device;

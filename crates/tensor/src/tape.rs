@@ -14,8 +14,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use shardloom_layout::{DType, Shape};
 use smallvec::SmallVec;
+use weightloom_layout::{DType, Shape};
 
 pub use recompute::{recompute, recompute_over};
 pub use sweep::{Gradients, backward};
@@ -29,7 +29,7 @@ use crate::tensor::Tensor;
 /// tensor, so such arguments always arrive.
 ///
 /// ```
-/// use shardloom_tensor::{Context, Function, Tensor, TensorError, apply, backward};
+/// use weightloom_tensor::{Context, Function, Tensor, TensorError, apply, backward};
 ///
 /// /// `x · factor`.
 /// struct Scale {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use crate::backend::on;
 use crate::device::Device;

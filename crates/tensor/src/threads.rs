@@ -14,7 +14,7 @@ use crate::error::TensorError;
 use crate::tape::{is_recording, no_grad};
 
 /// What the environment variable is called.
-pub(crate) const VARIABLE: &str = "SHARDLOOM_THREADS";
+pub(crate) const VARIABLE: &str = "WEIGHTLOOM_THREADS";
 
 /// How long helpers are waited for awake. They end about when whoever asked
 /// does, and to be woken takes longer than that.
@@ -67,7 +67,7 @@ impl Pool {
 }
 
 /// How many threads work on one thing: what [`set_count`] said, else the
-/// environment variable `SHARDLOOM_THREADS`, else one for each core; inside
+/// environment variable `WEIGHTLOOM_THREADS`, else one for each core; inside
 /// [`at_most`] no more than that.
 pub fn count() -> usize {
     Pool::current().count.min(LIMIT.get())

@@ -1,7 +1,7 @@
 //! Which vector instructions this process uses.
 //!
 //! Kernels are compiled for every width and run with the widest that the CPU
-//! has. `SHARDLOOM_VECTORS` lowers that, to compare machines or to find a
+//! has. `WEIGHTLOOM_VECTORS` lowers that, to compare machines or to find a
 //! fault: `avx512bf16`, `avx512`, `avx2`, or `scalar`. A level that the CPU
 //! does not have, or a name that is none, means the highest there is.
 
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use pulp::{Scalar, Simd, WithSimd};
 
 /// What the environment variable is called.
-const VARIABLE: &str = "SHARDLOOM_VECTORS";
+const VARIABLE: &str = "WEIGHTLOOM_VECTORS";
 
 /// Sets of instructions, each with all below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,6 @@
 //! How elements of a tensor lie in its storage.
 
-use shardloom_layout::{Dims, Shape};
+use weightloom_layout::{Dims, Shape};
 
 /// Sizes, strides and a start, in elements. A stride of 0 repeats an element
 /// along its dim.

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward};
 
 type Case = Result<Tensor, TensorError>;
 

@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use shardloom_layout::{DType, Hint as _, Region, Shape};
-use shardloom_tensor::{Device, HostMemory, Tensor, TensorError, counted, no_grad};
+use weightloom_errors::Hint as _;
+use weightloom_layout::{DType, Region, Shape};
+use weightloom_tensor::{Device, HostMemory, Tensor, TensorError, counted, no_grad};
 
 fn counting(dims: &[usize]) -> Tensor {
     let count = dims.iter().product::<usize>();

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_tensor::{Tensor, TensorError, backward, memory, recompute};
+use weightloom_tensor::{Tensor, TensorError, backward, memory, recompute};
 
 const SIZE: usize = 200 * 1000;
 

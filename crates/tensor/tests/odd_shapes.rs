@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use proptest::prelude::*;
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{
     Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError, backward, recompute,
 };
 

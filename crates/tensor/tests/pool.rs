@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::Hint as _;
-use shardloom_tensor::{Tensor, no_grad, threads};
+use weightloom_errors::Hint as _;
+use weightloom_tensor::{Tensor, no_grad, threads};
 
 #[test]
 fn the_pool_is_made_once_and_shared() {
@@ -12,7 +12,7 @@ fn the_pool_is_made_once_and_shared() {
     threads::set_count(3).unwrap();
     let error = threads::set_count(5).unwrap_err();
     assert_eq!(error.to_string(), "the pool runs with 3 threads already, so it cannot be made with 5");
-    assert!(error.hint().unwrap().contains("SHARDLOOM_THREADS=5"));
+    assert!(error.hint().unwrap().contains("WEIGHTLOOM_THREADS=5"));
     // Several threads, as ranks are, use it at once and get what one alone gets.
     let x =
         Tensor::from_slice(&(0..90_000).map(|i| (i % 97) as f32).collect::<Vec<_>>(), &[300, 300]).unwrap();

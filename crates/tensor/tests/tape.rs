@@ -5,8 +5,9 @@
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
-use shardloom_layout::{DType, Hint, Shape};
-use shardloom_tensor::{
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{
     AdamW, Context, Device, Function, Moments, Order, Tensor, TensorError, apply, backward, counted, no_grad,
     recompute, recompute_over,
 };
@@ -213,7 +214,7 @@ fn a_parameters_hook_runs_while_the_pass_goes_on() {
 
 #[test]
 fn a_recomputed_region_gives_the_same_bits() {
-    let stream = shardloom_tensor::Stream { seed: 9, number: 4 };
+    let stream = weightloom_tensor::Stream { seed: 9, number: 4 };
     let region = move |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
         let hidden = x[0].matmul(&x[1])?.gelu()?.dropout(0.3, stream, 0)?;
         Ok(vec![hidden.matmul(&x[2])?, hidden.sum(&[1])?])

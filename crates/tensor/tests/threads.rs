@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory, threads};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Attention, CrossEntropy, Tensor, backward, memory, threads};
 
 fn values(dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use shardloom_layout::DType;
-use shardloom_tensor::{
+use weightloom_layout::DType;
+use weightloom_tensor::{
     AdamW, Attention, CrossEntropy, Level, Moments, Order, RopeStyle, Tensor, TensorError, backward,
     global_norm,
 };
@@ -291,7 +291,7 @@ fn values_agree_at_every_level() {
     for (name, level) in levels.into_iter().filter(|(_, level)| *level <= Level::highest()) {
         let run = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "values_agree_with_torch", "adamw_and_the_global_norm_agree_with_torch"])
-            .env("SHARDLOOM_VECTORS", name)
+            .env("WEIGHTLOOM_VECTORS", name)
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&run.stdout);

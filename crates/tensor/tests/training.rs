@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{
     AdamW, Attention, CrossEntropy, Moments, RopeStyle, Stream, Tensor, TensorError, backward, global_norm,
     threads,
 };

@@ -25,8 +25,8 @@ pub use fault::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use outline::schema;
 pub use read::{read, read_file};
 pub use reference::reference;
-pub use shardloom_document::Place;
-pub use shardloom_document::variable::Lookup;
+pub use weightloom_document::Place;
+pub use weightloom_document::variable::Lookup;
 
 pub use data::{DataConfig, DataType, Form, Masking, Rows};
 pub use model::{LoraConfig, ModelConfig};

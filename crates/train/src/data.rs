@@ -38,6 +38,6 @@ pub use loader::{DataSettings, Loader};
 pub use prefetch::Prefetched;
 pub use row::{Batch, Row};
 pub use sample::Fate;
-pub use shardloom_nn::IGNORED;
 pub use state::{DataState, Dataset, FileMark, Position};
 pub use stream::Epochs;
+pub use weightloom_nn::IGNORED;

@@ -27,8 +27,8 @@ mod stage;
 mod tests;
 mod traffic;
 
-use shardloom_gang::GangSizes;
-use shardloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_gang::GangSizes;
+use weightloom_nn::{DecoderConfig, Parallel, Stage};
 
 pub use error::DryError;
 pub use report::{

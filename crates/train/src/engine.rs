@@ -13,11 +13,11 @@ mod step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Ranks, Role};
-use shardloom_gang::Gangs;
-use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Decoder, Dropout, Kept};
-use shardloom_tensor::Tensor;
+use weightloom_dtensor::{DTensor, Ranks, Role};
+use weightloom_gang::Gangs;
+use weightloom_layout::DType;
+use weightloom_nn::{Adapter, Decoder, Dropout, Kept};
+use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
 use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};

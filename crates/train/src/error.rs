@@ -1,13 +1,13 @@
 //! What can be wrong with a training run.
 
-use shardloom_checkpoint::CheckpointError;
-use shardloom_dtensor::DTensorError;
-use shardloom_gang::{GangError, GangsError};
-use shardloom_hub::HubError;
-use shardloom_hub::cards::RunError;
-use shardloom_layout::Hint;
-use shardloom_nn::NnError;
-use shardloom_tensor::TensorError;
+use weightloom_checkpoint::CheckpointError;
+use weightloom_dtensor::DTensorError;
+use weightloom_errors::Hint;
+use weightloom_gang::{GangError, GangsError};
+use weightloom_hub::HubError;
+use weightloom_hub::cards::RunError;
+use weightloom_nn::NnError;
+use weightloom_tensor::TensorError;
 
 use crate::config::ConfigErrors;
 use crate::data::DataError;
@@ -22,129 +22,59 @@ use crate::spec::SpecError;
 /// Why a run was not done.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TrainError {
     /// A stage that this rank does not have.
     #[error("rank {rank} was to compute stage {number}, which it does not have")]
-    NoStage {
-        /// The stage.
-        number: usize,
-        /// The rank.
-        rank: usize,
-    },
+    NoStage { number: usize, rank: usize },
     /// A schedule that uses what is not there.
     #[error("the schedule uses micro-batch {micro} of stage {stage} before it is there")]
-    Schedule {
-        /// The stage.
-        stage: usize,
-        /// The micro-batch.
-        micro: usize,
-    },
+    Schedule { stage: usize, micro: usize },
     /// Another number of micro-batches than the schedule is for.
     #[error("a step of {expected} micro-batches was given {found}")]
-    MicroBatches {
-        /// Those of the schedule.
-        expected: usize,
-        /// Those given.
-        found: usize,
-    },
+    MicroBatches { expected: usize, found: usize },
     /// Something is trained that nothing depends on.
     #[error("the loss does not depend on `{name}`")]
-    NoGradient {
-        /// The parameter.
-        name: String,
-    },
+    NoGradient { name: String },
     /// A checkpoint that does not say how far a run was.
     #[error("{location} does not tell how far the run was: {message}")]
-    Progress {
-        /// The checkpoint.
-        location: String,
-        /// What is wrong.
-        message: String,
-    },
+    Progress { location: String, message: String },
     /// A checkpoint of a run with another optimizer.
     #[error("{location} was trained with `{found}`, and the run asks for `{asked}`")]
-    OtherOptimizer {
-        /// The checkpoint.
-        location: String,
-        /// Its optimizer.
-        found: String,
-        /// The one asked for.
-        asked: &'static str,
-    },
+    OtherOptimizer { location: String, found: String, asked: &'static str },
     /// Numbers that are none.
     #[error("step {step} has the loss {loss} and the gradient norm {gradient_norm}: {what}")]
-    NotFinite {
-        /// The step.
-        step: u64,
-        /// Its loss.
-        loss: String,
-        /// The norm of its gradients.
-        gradient_norm: String,
-        /// Where it began.
-        what: String,
-    },
+    NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
     /// A folder that has a run, where a new one was to begin.
     #[error("`{folder}` has a run already, at step {step}")]
-    RunExists {
-        /// The folder.
-        folder: String,
-        /// Its last checkpoint.
-        step: u64,
-    },
+    RunExists { folder: String, step: u64 },
     /// A folder that another run writes to.
     #[error("another run writes to `{folder}`")]
-    InUse {
-        /// The folder.
-        folder: String,
-    },
+    InUse { folder: String },
     /// A folder without a run that could go on.
     #[error("`{folder}` has no checkpoint to go on from")]
-    NothingToResume {
-        /// The folder.
-        folder: String,
-    },
+    NothingToResume { folder: String },
     /// A folder that cannot be written to.
     #[error("cannot write to `{path}`: {message}")]
-    Folder {
-        /// The folder.
-        path: String,
-        /// In the system's words.
-        message: String,
-    },
+    Folder { path: String, message: String },
     /// Weights of another kind of model.
     #[error("`model.name` is `{spec}`, but the weights `{weights}` are of the family `{found}`")]
-    OtherFamily {
-        /// The spec.
-        spec: String,
-        /// The weights' family.
-        found: String,
-        /// The weights.
-        weights: String,
-    },
+    OtherFamily { spec: String, found: String, weights: String },
     /// Texts, but nothing that makes tokens of them.
     #[error("there is no tokenizer for the texts")]
     NoTokenizer,
     /// A tokenizer that is not on a filesystem.
     #[error("the tokenizer `{path}` is not in a folder")]
-    TokenizerPlace {
-        /// Where it is.
-        path: String,
-    },
+    TokenizerPlace { path: String },
     /// Random tokens without a number of steps.
     #[error("random tokens have no end, and `train.max_steps` is not set")]
     EndlessData,
     /// A rank could not read some of the documents.
     #[error("documents could not be counted: {reason}")]
-    Counting {
-        /// Why.
-        reason: String,
-    },
+    Counting { reason: String },
     /// Patterns that leave nothing to train.
     #[error("`model.freeze_modules` names all {parameters} parameters, so that nothing is trained")]
-    AllFrozen {
-        /// Parameters of the model.
-        parameters: usize,
-    },
+    AllFrozen { parameters: usize },
     /// An adapter without weights that it changes.
     #[error("`model.lora` needs weights that it changes")]
     NoBase,
@@ -153,34 +83,16 @@ pub enum TrainError {
         "`{module}` of `{family}` is fused, turned or called otherwise in published models, so that an \
          adapter of it has no name that others know"
     )]
-    ForeignModules {
-        /// The family.
-        family: String,
-        /// The module.
-        module: String,
-    },
+    ForeignModules { family: String, module: String },
     /// A module that no adapter can change.
     #[error("no module is called `{target}`")]
-    NoSuchModule {
-        /// The target.
-        target: String,
-        /// What was meant.
-        near: Option<String>,
-    },
+    NoSuchModule { target: String, near: Option<String> },
     /// An adapter that does more than low-rank changes.
     #[error("the adapter `{path}` changes `{name}` in a way that is not trained here")]
-    Untrainable {
-        /// The adapter.
-        path: String,
-        /// What it changes.
-        name: String,
-    },
+    Untrainable { path: String, name: String },
     /// Weights of which nothing is known without fetching them.
     #[error("nothing is known of the weights `{path}` before they are fetched")]
-    UnknownWeights {
-        /// Where they are.
-        path: String,
-    },
+    UnknownWeights { path: String },
     /// What a run would do cannot be said.
     #[error(transparent)]
     Dry(#[from] DryError),
@@ -293,7 +205,7 @@ impl Hint for TrainError {
             Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
             Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
             Self::UnknownWeights { .. } => {
-                Some("set `model.arch`, or fetch them with `shardloom fetch`".to_owned())
+                Some("set `model.arch`, or fetch them with `weightloom fetch`".to_owned())
             }
             Self::Dry(error) => error.hint(),
             Self::NoSway => Some("leave it out".to_owned()),

@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shardloom_checkpoint::formats::peft::PREFIX;
-use shardloom_checkpoint::plan::{LoadState, Missing, Unexpected};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::formats::peft::PREFIX;
+use weightloom_checkpoint::plan::{LoadState, Missing, Unexpected};
+use weightloom_checkpoint::{
     Bytes, Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
     TensorSpec, load,
 };
-use shardloom_dtensor::DTensor;
-use shardloom_gang::Elements;
-use shardloom_nn::EMBEDDING;
-use shardloom_tensor::{HostMemory, Tensor};
+use weightloom_dtensor::DTensor;
+use weightloom_gang::Elements;
+use weightloom_nn::EMBEDDING;
+use weightloom_tensor::{HostMemory, Tensor};
 
 use crate::engine::{Engine, StageModel};
 use crate::error::TrainError;
@@ -134,7 +134,7 @@ impl Engine {
                 Part::Training => state.training(name, local),
             };
         }
-        let about = |error: shardloom_checkpoint::NotJson| TrainError::Progress {
+        let about = |error: weightloom_checkpoint::NotJson| TrainError::Progress {
             location: "the run".to_owned(),
             message: error.to_string(),
         };

@@ -15,7 +15,7 @@ mod groups;
 mod pattern;
 mod sgd;
 
-use shardloom_tensor::{Tensor, TensorError};
+use weightloom_tensor::{Tensor, TensorError};
 
 pub use adamw::AdamW;
 pub use error::OptimizerError;
@@ -88,8 +88,9 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use proptest::prelude::*;
-    use shardloom_layout::{DType, Hint as _};
-    use shardloom_tensor::{Device, counted};
+    use weightloom_errors::Hint as _;
+    use weightloom_layout::DType;
+    use weightloom_tensor::{Device, counted};
 
     use super::*;
 

@@ -20,30 +20,21 @@
 
 use std::f64::consts::PI;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::config::{Decay, ScheduleConfig, ScheduleKind};
 
 /// Why there is no such schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ScheduleError {
     /// A lowest rate that is no share of the highest.
     #[error("`train.schedule.min_ratio` is {found}")]
-    MinRatio {
-        /// The number as given.
-        found: String,
-    },
+    MinRatio { found: String },
     /// Phases that are together longer than the run.
     #[error("{warmup} steps of warmup and {decay} of decay do not fit in {total} steps")]
-    NoRoom {
-        /// Steps of warmup.
-        warmup: u64,
-        /// Steps of decay.
-        decay: u64,
-        /// All steps.
-        total: u64,
-    },
+    NoRoom { warmup: u64, decay: u64, total: u64 },
 }
 
 impl Hint for ScheduleError {

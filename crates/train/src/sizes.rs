@@ -6,8 +6,8 @@
 
 mod error;
 
-use shardloom_gang::GangSizes;
-use shardloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_gang::GangSizes;
+use weightloom_nn::{DecoderConfig, PositionConfig};
 
 use crate::config::{Accelerator, Config, PipelineSchedule};
 

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Index, KeyMap, KeyRule};
-use shardloom_hub::SharedFamily;
-use shardloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_hub::SharedFamily;
+use weightloom_nn::{DecoderConfig, Parallel, Stage};
 
 use crate::config::ModelConfig;
 

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use shardloom_checkpoint::Observer;
-use shardloom_gang::{Gang, GangExt};
-use shardloom_hub::Hub;
-use shardloom_hub::fetch::FetchObserver;
-use shardloom_layout::ReduceOp;
+use weightloom_checkpoint::Observer;
+use weightloom_gang::{Gang, GangExt};
+use weightloom_hub::Hub;
+use weightloom_hub::fetch::FetchObserver;
+use weightloom_layout::ReduceOp;
 
 use crate::callback::{Callback, Control, Judgement, View, each};
 use crate::config::Config;
@@ -109,7 +109,7 @@ pub fn train(request: TrainRequest<'_>) -> Result<Outcome, TrainError> {
     let progress = match &resumed {
         None => Progress { optimizer: engine.optimizer.name().to_owned(), ..Progress::default() },
         Some(path) => {
-            let source = shardloom_checkpoint::Source::open(path)?;
+            let source = weightloom_checkpoint::Source::open(path)?;
             let progress = engine.resume(&source, reading)?;
             let state = serde_json::from_value(progress.data.clone()).map_err(|error| {
                 TrainError::Progress { location: path.display().to_string(), message: error.to_string() }
@@ -222,7 +222,7 @@ struct Run<'a> {
     total: u64,
     epoch: u64,
     meter: Meter,
-    tokenizer: Option<Arc<shardloom_hub::text::Tokenizer>>,
+    tokenizer: Option<Arc<weightloom_hub::text::Tokenizer>>,
     clip: Box<dyn Fn(f64, f64) -> f64>,
     progress: Progress,
     loss: Option<f64>,

@@ -10,8 +10,8 @@
 
 mod trainer;
 
-use shardloom_nn::DecoderConfig;
 use trainer::{Arrangement, Recipe, alone, apart, losses_apart, models, run, shared};
+use weightloom_nn::DecoderConfig;
 
 /// Compares runs with the one of a single rank.
 fn compare(name: &str, recipe: &Recipe, hows: &[Arrangement], steps: u64, tolerance: f64) {

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::Hint;
-use shardloom_train::Config;
-use shardloom_train::config::{
+use weightloom_errors::Hint;
+use weightloom_train::Config;
+use weightloom_train::config::{
     ConfigErrors, PipelineSchedule, Place, Problem, Remedy, Rule, dump, read, read_file,
 };
 
@@ -33,7 +33,7 @@ fn good(overrides: &[&str]) -> Config {
 }
 
 /// The only fault.
-fn fault(text: &str, overrides: &[&str]) -> shardloom_train::config::ConfigFault {
+fn fault(text: &str, overrides: &[&str]) -> weightloom_train::config::ConfigFault {
     let errors = changed(text, overrides).unwrap_err().errors;
     assert_eq!(errors.len(), 1, "{errors:#?}");
     errors.into_iter().next().unwrap()
@@ -44,7 +44,7 @@ fn what_is_not_said_has_its_default() {
     let config = good(&[]);
     assert_eq!(config.model.name, "llama");
     assert_eq!(config.data.paths, ["corpus/*.jsonl"]);
-    assert_eq!(config.train, shardloom_train::config::TrainConfig::default());
+    assert_eq!(config.train, weightloom_train::config::TrainConfig::default());
     // A section of which nothing is said is as good as none.
     let text = "model: {name: llama, config_overrides: {}}\ndata: {type: dummy}\ntrain:\n";
     assert_eq!(changed(text, &[]).unwrap().train, config.train);

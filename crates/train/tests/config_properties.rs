@@ -9,8 +9,8 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use shardloom_train::Config;
-use shardloom_train::config::{
+use weightloom_train::Config;
+use weightloom_train::config::{
     Accelerator, Checkpointing, ConfigErrors, DataConfig, DataType, Form, LoraConfig, Masking, ModelConfig,
     OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, Rows, SampleConfig, TrainConfig, dump,
     read, schema,

@@ -6,12 +6,12 @@
 mod models;
 
 use serde_json::json;
-use shardloom_gang::GangSizes;
-use shardloom_nn::{
+use weightloom_gang::GangSizes;
+use weightloom_nn::{
     AttentionConfig, DecoderConfig, MlpConfig, Parallel, PositionConfig, RopeConfig, RopeScaling, Stage,
 };
-use shardloom_train::config::Config;
-use shardloom_train::dry::{DryRun, DrySettings, dry_run};
+use weightloom_train::config::Config;
+use weightloom_train::dry::{DryRun, DrySettings, dry_run};
 
 const WORLD: usize = 16_384;
 

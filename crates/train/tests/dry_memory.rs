@@ -9,17 +9,17 @@ mod models;
 use std::sync::Arc;
 
 use serde_json::json;
-use shardloom_dtensor::Ranks;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use shardloom_hub::{LoadOptions, new_decoder};
-use shardloom_layout::DType;
-use shardloom_nn::{AttentionConfig, DecoderConfig, Input, Kept, MlpConfig, Parallel, Pass, Stage};
-use shardloom_tensor::memory;
-use shardloom_train::config::{Config, PipelineSchedule};
-use shardloom_train::dry::{DrySettings, MemoryReport, StageReport, dry_run};
-use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
-use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
-use shardloom_train::pipeline::Schedule;
+use weightloom_dtensor::Ranks;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
+use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_layout::DType;
+use weightloom_nn::{AttentionConfig, DecoderConfig, Input, Kept, MlpConfig, Parallel, Pass, Stage};
+use weightloom_tensor::memory;
+use weightloom_train::config::{Config, PipelineSchedule};
+use weightloom_train::dry::{DrySettings, MemoryReport, StageReport, dry_run};
+use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use weightloom_train::pipeline::Schedule;
 
 const TIME: usize = 256;
 const ROWS: usize = 8;

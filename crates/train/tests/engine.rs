@@ -6,17 +6,17 @@ mod trainer;
 
 use std::sync::Arc;
 
-use shardloom_dtensor::Ranks;
-use shardloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use shardloom_hub::{LoadOptions, new_decoder};
-use shardloom_layout::Hint;
-use shardloom_nn::{IGNORED, Kept, Parallel, Stage};
-use shardloom_train::TrainError;
-use shardloom_train::config::{OptimizerConfig, PipelineSchedule};
-use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
-use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
-use shardloom_train::pipeline::{Action, Schedule};
 use trainer::{ROWS, Recipe, Trainer, Weights, alone, batch, models, shared};
+use weightloom_dtensor::Ranks;
+use weightloom_errors::Hint;
+use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
+use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_nn::{IGNORED, Kept, Parallel, Stage};
+use weightloom_train::TrainError;
+use weightloom_train::config::{OptimizerConfig, PipelineSchedule};
+use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use weightloom_train::pipeline::{Action, Schedule};
 
 /// A loss without gradients is that of a step with the same rows, whoever has
 /// which part of the model.

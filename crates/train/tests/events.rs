@@ -6,7 +6,7 @@
 use std::fs;
 
 use serde::Deserialize;
-use shardloom_train::metrics::{Record, Sink as _, TensorBoard};
+use weightloom_train::metrics::{Record, Sink as _, TensorBoard};
 
 #[derive(Deserialize)]
 struct Files {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use shardloom_train::config::{dump, read, read_file};
+use weightloom_train::config::{dump, read, read_file};
 
 #[test]
 fn every_example_is_read_and_means_what_it_says() {

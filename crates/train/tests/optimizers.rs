@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use shardloom_layout::DType;
-use shardloom_tensor::{Tensor, global_norm};
-use shardloom_train::config::{OptimizerConfig, OptimizerKind};
-use shardloom_train::optimizer::{StepInfo, from_config, initial_states};
-use shardloom_train::spec::clip_factor;
+use weightloom_layout::DType;
+use weightloom_tensor::{Tensor, global_norm};
+use weightloom_train::config::{OptimizerConfig, OptimizerKind};
+use weightloom_train::optimizer::{StepInfo, from_config, initial_states};
+use weightloom_train::spec::clip_factor;
 
 #[derive(Deserialize)]
 struct Record {

@@ -7,8 +7,8 @@ mod machine;
 
 use machine::carry_out;
 use proptest::prelude::*;
-use shardloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
-use shardloom_train::pipeline::{Action, Message, Payload, PipelineError, Schedule, check};
+use weightloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
+use weightloom_train::pipeline::{Action, Message, Payload, PipelineError, Schedule, check};
 
 const KINDS: [PipelineSchedule; 3] = [GPipe, OneForwardOneBackward, Interleaved];
 

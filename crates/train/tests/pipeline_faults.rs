@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use shardloom_layout::Hint as _;
-use shardloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
-use shardloom_train::pipeline::{Action, Fault, Message, Payload, Schedule, Wait, check};
+use weightloom_errors::Hint as _;
+use weightloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
+use weightloom_train::pipeline::{Action, Fault, Message, Payload, Schedule, Wait, check};
 
 fn schedule(kind: PipelineSchedule, ranks: usize, chunks: usize, micros: usize) -> Schedule {
     Schedule::new(kind, ranks, chunks, micros).unwrap()

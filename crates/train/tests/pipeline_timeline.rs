@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use shardloom_layout::Hint as _;
-use shardloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
-use shardloom_train::pipeline::{Action, CostError, Costs, Fault, Schedule, Timeline, timeline};
+use weightloom_errors::Hint as _;
+use weightloom_train::config::PipelineSchedule::{self, GPipe, Interleaved, OneForwardOneBackward};
+use weightloom_train::pipeline::{Action, CostError, Costs, Fault, Schedule, Timeline, timeline};
 
 const FORWARD: f64 = 2.0;
 const BACKWARD: f64 = 3.0;

@@ -4,13 +4,13 @@
 
 use std::path::Path;
 
-use shardloom_train::config::reference;
+use weightloom_train::config::reference;
 
 #[test]
 fn the_reference_page_is_up_to_date() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/train-config.md");
     let page = reference();
-    if std::env::var_os("SHARDLOOM_REMAKE").is_some() {
+    if std::env::var_os("WEIGHTLOOM_REMAKE").is_some() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, &page).unwrap();
     }
@@ -18,7 +18,7 @@ fn the_reference_page_is_up_to_date() {
     assert!(
         kept == page,
         "docs/train-config.md is stale; remake it with \
-         `SHARDLOOM_REMAKE=1 cargo test -p shardloom-train --test reference`"
+         `WEIGHTLOOM_REMAKE=1 cargo test -p weightloom-train --test reference`"
     );
 }
 

@@ -10,15 +10,15 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-use shardloom_checkpoint::{Fingerprint, Saver, Source, Target};
-use shardloom_gang::{GangOptions, threads};
-use shardloom_layout::Hint;
-use shardloom_train::TrainError;
-use shardloom_train::config::{OptimizerConfig, OptimizerKind};
-use shardloom_train::engine::Stepped;
-use shardloom_train::keep::{Pace, Progress};
 use tempfile::tempdir;
 use trainer::{Arrangement, Recipe, Trained, Trainer, Weights, alone, apart, models, shared};
+use weightloom_checkpoint::{Fingerprint, Saver, Source, Target};
+use weightloom_errors::Hint;
+use weightloom_gang::{GangOptions, threads};
+use weightloom_train::TrainError;
+use weightloom_train::config::{OptimizerConfig, OptimizerKind};
+use weightloom_train::engine::Stepped;
+use weightloom_train::keep::{Pace, Progress};
 
 fn progress(step: u64, recipe: &Recipe) -> Progress {
     let optimizer = match recipe.optimizer.kind {
@@ -228,9 +228,9 @@ fn a_checkpoint_of_something_else_is_refused() {
     let error = refusal(&recipe, &weights, Weights::New);
     assert!(matches!(&error, TrainError::Progress { .. }), "{error:?}");
     // A word that means something else.
-    let mut state = shardloom_checkpoint::State::new();
+    let mut state = weightloom_checkpoint::State::new();
     state.value("trainer", &serde_json::json!({ "step": "three" })).unwrap();
-    let mut saver = Saver::new(shardloom_gang::solo(GangOptions::default())).unwrap();
+    let mut saver = Saver::new(weightloom_gang::solo(GangOptions::default())).unwrap();
     saver.save(&state, &Target::Folder(other.clone()), &Default::default(), &()).unwrap();
     let error = refusal(&recipe, &other, Weights::New);
     assert!(matches!(&error, TrainError::Progress { .. }), "{error}");

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use serde::Deserialize;
-use shardloom_train::config::ScheduleConfig;
-use shardloom_train::schedule::LearningRate;
+use weightloom_train::config::ScheduleConfig;
+use weightloom_train::schedule::LearningRate;
 
 #[derive(Deserialize)]
 struct Record {

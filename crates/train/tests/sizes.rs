@@ -6,11 +6,11 @@
 #[path = "trainer/models.rs"]
 mod models;
 
-use shardloom_gang::GangSizes;
-use shardloom_layout::Hint;
-use shardloom_nn::{AttentionConfig, DecoderConfig, ExpertsConfig, MlpConfig, PositionConfig};
-use shardloom_train::config::{Accelerator, PipelineSchedule};
-use shardloom_train::sizes::{Batch, ParallelSizes, SizeFault};
+use weightloom_errors::Hint;
+use weightloom_gang::GangSizes;
+use weightloom_nn::{AttentionConfig, DecoderConfig, ExpertsConfig, MlpConfig, PositionConfig};
+use weightloom_train::config::{Accelerator, PipelineSchedule};
+use weightloom_train::sizes::{Batch, ParallelSizes, SizeFault};
 
 fn decoder(heads: usize, kv_heads: usize, layers: usize) -> DecoderConfig {
     let base = models::llama();

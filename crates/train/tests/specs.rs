@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use shardloom_checkpoint::{Format, Index, KeyMap, KeyRule};
-use shardloom_hub::cards::StoreSettings;
-use shardloom_hub::fetch::FetchSettings;
-use shardloom_hub::{DescribeError, Families, Hub};
-use shardloom_layout::Hint;
-use shardloom_nn::{DecoderConfig, Parallel};
-use shardloom_train::config::ModelConfig;
-use shardloom_train::spec::{FamilySpec, ModelSpec, NameFault, SharedSpec, SpecError, Specs};
+use weightloom_checkpoint::{Format, Index, KeyMap, KeyRule};
+use weightloom_errors::Hint;
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{DescribeError, Families, Hub};
+use weightloom_nn::{DecoderConfig, Parallel};
+use weightloom_train::config::ModelConfig;
+use weightloom_train::spec::{FamilySpec, ModelSpec, NameFault, SharedSpec, SpecError, Specs};
 
 fn hub(model_path: &[PathBuf]) -> Hub {
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     Hub {
-        cards: StoreSettings::default().store(shardloom_models::CARDS),
+        cards: StoreSettings::default().store(weightloom_models::CARDS),
         families,
         fetch: Ok(FetchSettings::in_folders("none", "none")),
         model_path: model_path.to_vec(),
@@ -159,7 +159,7 @@ there is no model spec `lama`
     assert!(
         hint.starts_with("write `llama`; for a model of your own, describe it in my_org/my_model/model.yaml")
     );
-    assert!(hint.contains("SHARDLOOM_MODEL_PATH") && hint.contains("register a spec in code"), "{hint}");
+    assert!(hint.contains("WEIGHTLOOM_MODEL_PATH") && hint.contains("register a spec in code"), "{hint}");
 
     let other = tempfile::tempdir().unwrap();
     let path = [examples(), other.path().to_owned()];
@@ -186,7 +186,7 @@ there is no model spec `lama`
         "this is a card: set model.name to llama, and model.weights_path to smollm2_135m_instruct"
     );
     let mut hub = hub(&[]);
-    hub.cards = shardloom_hub::cards::CardStore::new([]);
+    hub.cards = weightloom_hub::cards::CardStore::new([]);
     let Err(error) = Specs::new().discover(&hub, "qwen3_0_6b") else { panic!() };
     assert_eq!(
         error.hint().unwrap(),

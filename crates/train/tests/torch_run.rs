@@ -13,15 +13,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use shardloom_checkpoint::{ReadOptions, Source, Want, read};
-use shardloom_gang::{GangOptions, threads};
-use shardloom_layout::{DType, Region};
-use shardloom_nn::{AttentionConfig, DecoderConfig, MlpConfig};
-use shardloom_tensor::{HostMemory, Tensor};
-use shardloom_train::config::{OptimizerConfig, ScheduleConfig};
-use shardloom_train::engine::Stepped;
-use shardloom_train::schedule::LearningRate;
 use trainer::{Arrangement, Recipe, Trained, Trainer, Weights, alone, models, shared};
+use weightloom_checkpoint::{ReadOptions, Source, Want, read};
+use weightloom_gang::{GangOptions, threads};
+use weightloom_layout::{DType, Region};
+use weightloom_nn::{AttentionConfig, DecoderConfig, MlpConfig};
+use weightloom_tensor::{HostMemory, Tensor};
+use weightloom_train::config::{OptimizerConfig, ScheduleConfig};
+use weightloom_train::engine::Stepped;
+use weightloom_train::schedule::LearningRate;
 
 #[derive(Deserialize)]
 struct Fixture {

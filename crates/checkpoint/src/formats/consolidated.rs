@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{DType, Hint, Region, Shape, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Region, Shape, ShapeError};
 
 use super::torch::{Contents, read_contents};
 use crate::error::CheckpointError;
@@ -20,61 +21,26 @@ pub const FIRST_FILE: &str = "consolidated.00.pth";
 /// What is wrong with a folder of consolidated files.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ConsolidatedError {
     /// A gap in the numbers.
     #[error("`{file}` is missing, but there is one with a higher number")]
-    Missing {
-        /// The file that should be there.
-        file: String,
-    },
+    Missing { file: String },
     /// A tensor that only some files have.
     #[error("it does not have `{tensor}`, which another file has")]
-    NotInFile {
-        /// The tensor.
-        tensor: String,
-    },
+    NotInFile { tensor: String },
     /// A tensor whose parts differ in shape or dtype.
     #[error("`{tensor}` is {found} of {dtype} here, but {expected} of {expected_dtype} in the first file")]
-    Differs {
-        /// The tensor.
-        tensor: String,
-        /// Its shape here.
-        found: Shape,
-        /// Its dtype here.
-        dtype: DType,
-        /// Its shape in the first file.
-        expected: Shape,
-        /// Its dtype in the first file.
-        expected_dtype: DType,
-    },
+    Differs { tensor: String, found: Shape, dtype: DType, expected: Shape, expected_dtype: DType },
     /// A name that does not say how the tensor was cut.
     #[error("nothing says how `{tensor}` was cut into {files} files")]
-    Unknown {
-        /// The tensor.
-        tensor: String,
-        /// How many files there are.
-        files: usize,
-    },
+    Unknown { tensor: String, files: usize },
     /// Embeddings that do not add up to the width of the model.
     #[error("`{tensor}` is {shape} in each of {files} files, which does not fit a model of width {width}")]
-    Width {
-        /// The tensor.
-        tensor: String,
-        /// Its shape in one file.
-        shape: Shape,
-        /// How many files there are.
-        files: usize,
-        /// The width, by the last norm.
-        width: usize,
-    },
+    Width { tensor: String, shape: Shape, files: usize, width: usize },
     /// A shape that cannot be.
     #[error("`{tensor}` would have an impossible shape: {source}")]
-    Shape {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { tensor: String, source: ShapeError },
 }
 
 impl Hint for ConsolidatedError {

@@ -20,7 +20,8 @@ pub use sharded::{read_sharded, shards};
 pub use value::read_value;
 pub use write::{DcpFile, DcpItem, DcpPlaced, DcpRank, DcpValue, file_name, metadata};
 
-use shardloom_layout::{Hint, RegionError, ShapeError, TilingError};
+use weightloom_errors::Hint;
+use weightloom_layout::{RegionError, ShapeError, TilingError};
 
 /// The name of the file that describes the others.
 pub const METADATA_FILE: &str = ".metadata";
@@ -32,89 +33,41 @@ const MAX_CUT_DIMS: usize = 8;
 /// What is wrong with a distributed checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DcpError {
     /// The description is not one of a checkpoint.
     #[error("it does not describe a checkpoint: {what} is missing or has another form")]
-    Description {
-        /// What is not as it should be.
-        what: String,
-    },
+    Description { what: String },
     /// A part that is in no file.
     #[error("it does not say which file has the part of `{name}` at {offsets:?}")]
-    NoPlace {
-        /// The tensor or value.
-        name: String,
-        /// Where the part begins.
-        offsets: Vec<usize>,
-    },
+    NoPlace { name: String, offsets: Vec<usize> },
     /// Data that were compressed or encrypted on their way into the file.
     #[error("`{name}` was changed by {transforms} when it was written")]
-    Transformed {
-        /// The tensor or value.
-        name: String,
-        /// The names of the extensions.
-        transforms: String,
-    },
+    Transformed { name: String, transforms: String },
     /// A dtype that we do not have.
     #[error("`{tensor}` has dtype {dtype}, which is not supported")]
-    DType {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: String,
-    },
+    DType { tensor: String, dtype: String },
     /// A shape that cannot be.
     #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { tensor: String, source: ShapeError },
     /// A part that cannot be.
     #[error("`{tensor}` has an impossible part: {source}")]
-    Region {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: RegionError,
-    },
+    Region { tensor: String, source: RegionError },
     /// A tensor in parts with too many dims.
     #[error("`{tensor}` has {dims} dims, but in parts it may have at most {MAX_CUT_DIMS}")]
-    Dims {
-        /// The tensor.
-        tensor: String,
-        /// How many it has.
-        dims: usize,
-    },
+    Dims { tensor: String, dims: usize },
     /// What is in the file is not what the description says.
     #[error("the part of `{tensor}` at byte {offset} is not what the checkpoint's description says")]
-    Part {
-        /// The tensor.
-        tensor: String,
-        /// Where the part is said to be.
-        offset: u64,
-    },
+    Part { tensor: String, offset: u64 },
     /// Two parts that disagree about their tensor.
     #[error("parts of `{tensor}` disagree about its shape or dtype")]
-    Disagree {
-        /// The tensor.
-        tensor: String,
-    },
+    Disagree { tensor: String },
     /// Two values of one name.
     #[error("there are two values `{name}`")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// Parts that do not make up their tensor.
     #[error("the parts of `{tensor}` do not make it up: {source}")]
-    Tiling {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with them.
-        source: TilingError,
-    },
+    Tiling { tensor: String, source: TilingError },
 }
 
 impl Hint for DcpError {

@@ -14,7 +14,8 @@ pub use value::{GgufArray, GgufValue};
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{Hint, Shape, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{Shape, ShapeError};
 
 use crate::blocks::BlockFormat;
 use crate::error::CheckpointError;
@@ -30,6 +31,7 @@ const ALIGNMENT: u64 = 32;
 /// What is wrong with a GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum GgufError {
     /// It does not begin as such files do.
     #[error("it is no GGUF file")]
@@ -39,24 +41,13 @@ pub enum GgufError {
     BigEndian,
     /// A version that we do not know.
     #[error("it has version {version}; versions 2 and 3 are supported")]
-    Version {
-        /// Its version.
-        version: u32,
-    },
+    Version { version: u32 },
     /// The file ends before what it claims to hold.
     #[error("it needs {end} bytes, but has {length}")]
-    Short {
-        /// Bytes that it would need at least.
-        end: u64,
-        /// The file's length.
-        length: u64,
-    },
+    Short { end: u64, length: u64 },
     /// Metadata of absurd length.
     #[error("its metadata are longer than {limit} bytes")]
-    FrontTooLong {
-        /// The most that is read.
-        limit: u64,
-    },
+    FrontTooLong { limit: u64 },
     /// Text that is not UTF-8.
     #[error("the text of {of} is not valid UTF-8")]
     NotText {
@@ -65,128 +56,56 @@ pub enum GgufError {
     },
     /// A type of metadata that we do not know.
     #[error("`{key}` has values of unknown type {kind}")]
-    ValueType {
-        /// The key.
-        key: String,
-        /// The number of the type.
-        kind: u32,
-    },
+    ValueType { key: String, kind: u32 },
     /// Arrays nested too deeply.
     #[error("`{key}` has arrays nested deeper than {limit}")]
-    Depth {
-        /// The key.
-        key: String,
-        /// The most that is read.
-        limit: usize,
-    },
+    Depth { key: String, limit: usize },
     /// A key comes twice.
     #[error("it has the key `{key}` twice")]
-    KeyTwice {
-        /// The key.
-        key: String,
-    },
+    KeyTwice { key: String },
     /// An alignment that is no power of two.
     #[error("its alignment is {found}, which is no power of two")]
-    Alignment {
-        /// In words of the file.
-        found: String,
-    },
+    Alignment { found: String },
     /// Too many dims.
     #[error("`{tensor}` has {count} dims, more than {limit}")]
-    Dims {
-        /// The tensor.
-        tensor: String,
-        /// How many it has.
-        count: u32,
-        /// The most that the format has.
-        limit: u32,
-    },
+    Dims { tensor: String, count: u32, limit: u32 },
     /// A shape that cannot be.
     #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { tensor: String, source: ShapeError },
     /// A type of elements that we do not decode.
     #[error("`{tensor}` has type {kind}, which is not supported")]
     TensorType {
-        /// The tensor.
         tensor: String,
         /// The name of its type, or the number.
         kind: String,
     },
     /// Rows that are not whole blocks.
     #[error("`{tensor}` has rows of {row} elements, which are no whole blocks of {format}")]
-    Row {
-        /// The tensor.
-        tensor: String,
-        /// Elements of a row.
-        row: usize,
-        /// The block format.
-        format: BlockFormat,
-    },
+    Row { tensor: String, row: usize, format: BlockFormat },
     /// An offset that cannot be.
     #[error("`{tensor}` is said to begin at byte {offset} of the data, which cannot be")]
-    Offset {
-        /// The tensor.
-        tensor: String,
-        /// Where it is said to begin.
-        offset: u64,
-    },
+    Offset { tensor: String, offset: u64 },
     /// Two tensors share bytes.
     #[error("`{tensor}` begins before `{before}` ends")]
-    Overlap {
-        /// The tensor.
-        tensor: String,
-        /// The one before it.
-        before: String,
-    },
+    Overlap { tensor: String, before: String },
     /// Two tensors have one name.
     #[error("it has `{tensor}` twice")]
-    Twice {
-        /// The name.
-        tensor: String,
-    },
+    Twice { tensor: String },
     /// Rows cannot be put in order without the number of heads.
     #[error("the order of rows of `{tensor}` depends on `{key}`, which is missing")]
-    NoCount {
-        /// The tensor.
-        tensor: String,
-        /// The key.
-        key: String,
-    },
+    NoCount { tensor: String, key: String },
     /// Rows that heads cannot share.
     #[error("`{tensor}` has {rows} rows, which {heads} heads cannot have halves of")]
-    Heads {
-        /// The tensor.
-        tensor: String,
-        /// Its rows.
-        rows: u64,
-        /// The number of heads.
-        heads: u64,
-    },
+    Heads { tensor: String, rows: u64, heads: u64 },
     /// Stacked experts that are none.
     #[error("`{tensor}` should stack experts in the first of three dims, but has shape {shape}")]
-    Experts {
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Shape,
-    },
+    Experts { tensor: String, shape: Shape },
     /// One of several parts, but under a name of its own.
     #[error("it is one of {count} parts, but is not named as such")]
-    PartName {
-        /// How many parts there are.
-        count: u64,
-    },
+    PartName { count: u64 },
     /// More than one checkpoint in a folder.
     #[error("`{other}` is another checkpoint in the same folder")]
-    Several {
-        /// The other file.
-        other: String,
-    },
+    Several { other: String },
 }
 
 impl Hint for GgufError {

@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use shardloom_layout::{DType, Hint, Region, Shape};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Region, Shape};
 
 use crate::codec::{Affine, Codec, Side};
 use crate::error::CheckpointError;
@@ -24,63 +25,28 @@ const MAX_CONFIG: u64 = 1 << 24;
 /// What is wrong with a quantised MLX folder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum MlxError {
     /// The config is not JSON.
     #[error("it is not valid: {message}")]
-    Config {
-        /// What the JSON parser says.
-        message: String,
-    },
+    Config { message: String },
     /// A way to quantise that we do not decode.
     #[error("`{module}` is quantised in mode {mode}, which is not supported")]
-    Mode {
-        /// The module.
-        module: String,
-        /// The mode.
-        mode: String,
-    },
+    Mode { module: String, mode: String },
     /// Bits or a group size that cannot be.
     #[error("`{module}` is said to have {bits} bits in groups of {group}, which cannot be")]
-    Numbers {
-        /// The module.
-        module: String,
-        /// Bits of an element.
-        bits: u64,
-        /// Elements of a group.
-        group: u64,
-    },
+    Numbers { module: String, bits: u64, group: u64 },
     /// Scales without biases.
     #[error("`{module}` has scales but no biases")]
-    NoBiases {
-        /// The module.
-        module: String,
-    },
+    NoBiases { module: String },
     /// Scales or biases of a dtype that they cannot have.
     #[error("`{tensor}` has dtype {dtype}")]
-    DType {
-        /// The scales or biases.
-        tensor: String,
-        /// Their dtype.
-        dtype: DType,
-    },
+    DType { tensor: String, dtype: DType },
     /// Shapes that do not fit one another, or not the config.
     #[error(
         "`{module}` has words {words}, scales {scales} and biases {biases}, which are not {bits} bits in groups of {group}"
     )]
-    Shapes {
-        /// The module.
-        module: String,
-        /// Shape of the packed words.
-        words: Shape,
-        /// Shape of the scales.
-        scales: Shape,
-        /// Shape of the biases.
-        biases: Shape,
-        /// Bits by the config.
-        bits: usize,
-        /// Group size by the config.
-        group: usize,
-    },
+    Shapes { module: String, words: Shape, scales: Shape, biases: Shape, bits: usize, group: usize },
 }
 
 impl Hint for MlxError {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::Region;
+use weightloom_layout::Region;
 
 use super::safetensors::{self, Header};
 use crate::error::CheckpointError;

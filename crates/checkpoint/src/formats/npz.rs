@@ -7,7 +7,8 @@ mod header;
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{Hint, Region, Shape, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{Region, Shape, ShapeError};
 
 use super::window::Window;
 use super::zip;
@@ -20,65 +21,29 @@ use header::{Header, Order};
 /// What is wrong with an array in an archive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum NpzError {
     /// It does not begin as arrays do.
     #[error("`{array}` is no NumPy array")]
-    NotArray {
-        /// The entry.
-        array: String,
-    },
+    NotArray { array: String },
     /// A version that we do not know.
     #[error("`{array}` has version {major}.{minor} of the NumPy format, which is not supported")]
-    Version {
-        /// The entry.
-        array: String,
-        /// Its major version.
-        major: u8,
-        /// Its minor version.
-        minor: u8,
-    },
+    Version { array: String, major: u8, minor: u8 },
     /// The header does not fit, or is absurdly long.
     #[error("the header of `{array}` claims {claimed} bytes, but at most {limit} are possible")]
-    HeaderLength {
-        /// The entry.
-        array: String,
-        /// What the entry says.
-        claimed: u64,
-        /// The most that there can be.
-        limit: u64,
-    },
+    HeaderLength { array: String, claimed: u64, limit: u64 },
     /// The header does not say what it must.
     #[error("the header of `{array}` is not valid")]
-    Header {
-        /// The entry.
-        array: String,
-    },
+    Header { array: String },
     /// A dtype that we do not have.
     #[error("`{array}` has dtype {dtype}, which is not supported")]
-    DType {
-        /// The entry.
-        array: String,
-        /// Its dtype, in the format's words.
-        dtype: String,
-    },
+    DType { array: String, dtype: String },
     /// A shape that cannot be.
     #[error("`{array}` has an impossible shape: {source}")]
-    Shape {
-        /// The entry.
-        array: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { array: String, source: ShapeError },
     /// Data that are not as long as shape and dtype say.
     #[error("`{array}` has {found} bytes of data instead of {expected}")]
-    Length {
-        /// The entry.
-        array: String,
-        /// Bytes by dtype and shape.
-        expected: u64,
-        /// Bytes that there are.
-        found: u64,
-    },
+    Length { array: String, expected: u64, found: u64 },
 }
 
 impl Hint for NpzError {

@@ -10,7 +10,8 @@ mod mlx;
 pub use export::{PeftAdapter, to_peft};
 pub use mlx::{MlxAdapter, to_mlx};
 
-use shardloom_layout::{Hint, Shape};
+use weightloom_errors::Hint;
+use weightloom_layout::Shape;
 
 use super::{npz, safetensors};
 use crate::error::CheckpointError;
@@ -45,19 +46,14 @@ const MAX_CONFIG: u64 = 1 << 24;
 /// What is wrong with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PeftError {
     /// The config is not text, not JSON or not there.
     #[error("its config is not valid: {message}")]
-    Config {
-        /// What the parser says.
-        message: String,
-    },
+    Config { message: String },
     /// No adapter at all.
     #[error("a checkpoint of kind {format} is no adapter")]
-    NotAdapter {
-        /// Its kind.
-        format: Format,
-    },
+    NotAdapter { format: Format },
     /// Trained weights that are not low-rank.
     #[error("it holds weights of kind {kind}, which PEFT has no form for")]
     Kind {
@@ -69,50 +65,22 @@ pub enum PeftError {
     NoScale,
     /// The config says it in two ways.
     #[error("its config has scale {scale} and alpha {alpha}, which versions of MLX take differently")]
-    Alpha {
-        /// In words of the config.
-        scale: String,
-        /// In words of the config.
-        alpha: String,
-    },
+    Alpha { scale: String, alpha: String },
     /// A tensor that belongs to no low-rank adapter.
     #[error("`{tensor}` is no part of a low-rank adapter")]
-    NotLowRank {
-        /// The tensor.
-        tensor: String,
-    },
+    NotLowRank { tensor: String },
     /// A tensor of other dims than PEFT has.
     #[error("`{tensor}` has shape {shape}, which PEFT has no form for")]
-    Dims {
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Shape,
-    },
+    Dims { tensor: String, shape: Shape },
     /// An option of PEFT that MLX does not have.
     #[error("MLX has no form for an adapter with `{key}` {value}")]
-    NotInMlx {
-        /// The option.
-        key: String,
-        /// What it says.
-        value: String,
-    },
+    NotInMlx { key: String, value: String },
     /// One half of an adapter.
     #[error("`{module}` has only one of `lora_a` and `lora_b`")]
-    Half {
-        /// The module.
-        module: String,
-    },
+    Half { module: String },
     /// Modules of different rank.
     #[error("`{module}` has rank {found}, others have {expected}")]
-    Rank {
-        /// The module.
-        module: String,
-        /// Its rank.
-        found: usize,
-        /// The rank of those before it.
-        expected: usize,
-    },
+    Rank { module: String, found: usize, expected: usize },
 }
 
 impl Hint for PeftError {

@@ -18,77 +18,43 @@ mod write;
 pub(crate) use globals::{Global, Rebuild, Record};
 pub(crate) use write::PickleWriter;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// What is wrong with a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PickleError {
     /// The input ends inside an instruction, or before the last one.
     #[error("its pickle ends too early, at byte {at}")]
-    Truncated {
-        /// Where more was expected.
-        at: usize,
-    },
+    Truncated { at: usize },
     /// An instruction that is not known.
     #[error("its pickle has an instruction {code:#04x} at byte {at}, which is not supported")]
-    Instruction {
-        /// Where it is.
-        at: usize,
-        /// Its code.
-        code: u8,
-    },
+    Instruction { at: usize, code: u8 },
     /// A protocol of the future.
     #[error("its pickle has protocol {version}, but 5 is the newest that is known")]
-    Protocol {
-        /// The version.
-        version: u8,
-    },
+    Protocol { version: u8 },
     /// A class or function that is not on the list.
     #[error("its pickle wants to use `{module}.{name}`, which is refused")]
-    Global {
-        /// The module.
-        module: String,
-        /// The name in it.
-        name: String,
-    },
+    Global { module: String, name: String },
     /// An instruction whose operands are not there or not of the right kind.
     #[error("its pickle has instruction {code:#04x} at byte {at} without fitting operands")]
-    Operands {
-        /// Where it is.
-        at: usize,
-        /// Its code.
-        code: u8,
-    },
+    Operands { at: usize, code: u8 },
     /// Text that is not UTF-8.
     #[error("its pickle has text at byte {at} that is not UTF-8")]
-    Text {
-        /// Where it is.
-        at: usize,
-    },
+    Text { at: usize },
     /// A reference to something that was not kept.
     #[error("its pickle refers to part {index}, which does not exist")]
-    Memo {
-        /// The number.
-        index: u32,
-    },
+    Memo { index: u32 },
     /// Values nested too deeply.
     #[error("its values are nested more than {limit} deep")]
-    Deep {
-        /// The most levels allowed.
-        limit: usize,
-    },
+    Deep { limit: usize },
     /// Values that refer to the same parts over and over, or to themselves.
     #[error("its values repeat their parts more often than the length of the pickle allows")]
     Shared,
     /// A value that is something else than it should be.
     #[error("`{name}` should be {expected}")]
-    Unexpected {
-        /// The value.
-        name: String,
-        /// What it should be.
-        expected: &'static str,
-    },
+    Unexpected { name: String, expected: &'static str },
 }
 
 impl Hint for PickleError {

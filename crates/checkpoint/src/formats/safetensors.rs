@@ -10,7 +10,8 @@ use std::fmt;
 
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use shardloom_layout::{DType, Hint, Region, Shape, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{DType, Region, Shape, ShapeError};
 
 use crate::error::CheckpointError;
 use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
@@ -25,95 +26,41 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 /// What is wrong with a safetensors file or its index.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SafetensorsError {
     /// Too short to have a header.
     #[error("it has {length} bytes, too few for a header")]
-    NoHeader {
-        /// The file's length.
-        length: u64,
-    },
+    NoHeader { length: u64 },
     /// The header does not fit into the file, or is absurdly long.
     #[error("its header claims {claimed} bytes, but at most {limit} are possible")]
-    HeaderLength {
-        /// What the file says.
-        claimed: u64,
-        /// The most that there can be.
-        limit: u64,
-    },
+    HeaderLength { claimed: u64, limit: u64 },
     /// The header is not JSON of the right form.
     #[error("its header is not valid: {message}")]
-    Header {
-        /// What the JSON parser says.
-        message: String,
-    },
+    Header { message: String },
     /// A key comes twice.
     #[error("its header has `{tensor}` twice")]
-    Twice {
-        /// The key.
-        tensor: String,
-    },
+    Twice { tensor: String },
     /// A dtype that we do not have.
     #[error("`{tensor}` has dtype {dtype}, which is not supported")]
-    DType {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: String,
-    },
+    DType { tensor: String, dtype: String },
     /// A shape that cannot be.
     #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { tensor: String, source: ShapeError },
     /// Offsets that do not fit dtype and shape.
     #[error("`{tensor}` of {expected} bytes is said to be at {start}..{end}")]
-    Offsets {
-        /// The tensor.
-        tensor: String,
-        /// Bytes by dtype and shape.
-        expected: u64,
-        /// Where it is said to begin.
-        start: u64,
-        /// Where it is said to end.
-        end: u64,
-    },
+    Offsets { tensor: String, expected: u64, start: u64, end: u64 },
     /// Tensors that overlap, or a gap between them.
     #[error("`{tensor}` begins at byte {start} of the data, but the one before it ends at {end}")]
-    NotAdjacent {
-        /// The tensor.
-        tensor: String,
-        /// Where it begins.
-        start: u64,
-        /// Where the previous one ends.
-        end: u64,
-    },
+    NotAdjacent { tensor: String, start: u64, end: u64 },
     /// Data that belong to no tensor, or data missing.
     #[error("its tensors end at byte {expected}, but the file has {length}")]
-    Length {
-        /// Where the last tensor ends.
-        expected: u64,
-        /// The file's length.
-        length: u64,
-    },
+    Length { expected: u64, length: u64 },
     /// The folder's index names a tensor that its file does not have.
     #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
-    NotInFile {
-        /// The tensor.
-        tensor: String,
-        /// The file.
-        file: String,
-    },
+    NotInFile { tensor: String, file: String },
     /// The same tensor in two files.
     #[error("`{tensor}` is also in `{other}`")]
-    TwoFiles {
-        /// The tensor.
-        tensor: String,
-        /// The other file.
-        other: String,
-    },
+    TwoFiles { tensor: String, other: String },
 }
 
 impl Hint for SafetensorsError {

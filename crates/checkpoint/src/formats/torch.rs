@@ -13,7 +13,8 @@ pub(crate) use tensor::{Placed, dtype_name, dtype_of, place};
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use shardloom_layout::{Hint, Region, ShapeError};
+use weightloom_errors::Hint;
+use weightloom_layout::{Region, ShapeError};
 
 use super::FormatError;
 use super::pickle::{Budget, MAX_DEPTH, Node, Pickle, PickleError, Value};
@@ -38,13 +39,11 @@ const MAX_INDEX: u64 = 100_000_000;
 /// What is wrong with a file of `torch.save`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TorchError {
     /// A form that torch no longer writes.
     #[error("it has the {form} form of old torch versions, whose tensors cannot be found without running it")]
-    Legacy {
-        /// Which form.
-        form: &'static str,
-    },
+    Legacy { form: &'static str },
     /// A program rather than a checkpoint.
     #[error("it is a TorchScript program")]
     Script,
@@ -53,84 +52,37 @@ pub enum TorchError {
     Unknown,
     /// No pickle in the archive, or two.
     #[error("it should have one `data.pkl`, but has {count}")]
-    Pickles {
-        /// How many there are.
-        count: usize,
-    },
+    Pickles { count: usize },
     /// Bytes in another order.
     #[error("its bytes are in `{order}` order")]
-    ByteOrder {
-        /// The order, in torch's words.
-        order: String,
-    },
+    ByteOrder { order: String },
     /// A kind of tensor that has no plain elements.
     #[error("`{tensor}` is a {kind} tensor, which is not supported")]
-    Kind {
-        /// The tensor.
-        tensor: String,
-        /// The kind.
-        kind: String,
-    },
+    Kind { tensor: String, kind: String },
     /// A dtype that we do not have.
     #[error("`{tensor}` has dtype {dtype}, which is not supported")]
-    DType {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: String,
-    },
+    DType { tensor: String, dtype: String },
     /// A shape that cannot be.
     #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: ShapeError,
-    },
+    Shape { tensor: String, source: ShapeError },
     /// A description that torch would not write.
     #[error("the description of `{tensor}` is damaged")]
-    Description {
-        /// The tensor.
-        tensor: String,
-    },
+    Description { tensor: String },
     /// A storage that the archive does not have.
     #[error("`{tensor}` is in storage `{storage}`, which is missing")]
-    Storage {
-        /// The tensor.
-        tensor: String,
-        /// The storage.
-        storage: String,
-    },
+    Storage { tensor: String, storage: String },
     /// Elements outside of the storage.
     #[error("`{tensor}` needs {needed} bytes of a storage that has {length}")]
-    PastStorage {
-        /// The tensor.
-        tensor: String,
-        /// Bytes up to its last element.
-        needed: u128,
-        /// Bytes of the storage.
-        length: u64,
-    },
+    PastStorage { tensor: String, needed: u128, length: u64 },
     /// Two values of one dotted name.
     #[error("there are two values `{name}`")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// The folder's index is not JSON of the right form.
     #[error("it is not valid: {message}")]
-    Index {
-        /// What the JSON parser says.
-        message: String,
-    },
+    Index { message: String },
     /// The folder's index names a tensor that its file does not have.
     #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
-    NotInFile {
-        /// The tensor.
-        tensor: String,
-        /// The file.
-        file: String,
-    },
+    NotInFile { tensor: String, file: String },
 }
 
 impl Hint for TorchError {

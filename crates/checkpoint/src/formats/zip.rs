@@ -14,7 +14,7 @@ pub use write::ZipLayout;
 
 use std::ops::Range;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::window::Window;
 use crate::error::CheckpointError;
@@ -45,15 +45,11 @@ const UTF8: u16 = 1 << 11;
 /// What is wrong with a zip archive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ZipError {
     /// The archive is said to reach past the end of its file.
     #[error("an archive of {length} bytes cannot begin at byte {start}")]
-    Place {
-        /// Where it is said to begin.
-        start: u64,
-        /// How long it is said to be.
-        length: u64,
-    },
+    Place { start: u64, length: u64 },
     /// No end record.
     #[error("it is no zip archive, or its end is missing")]
     NoEnd,
@@ -67,85 +63,41 @@ pub enum ZipError {
     Directory {
         /// Where it is said to begin, from the archive's first byte on.
         offset: u64,
-        /// How long it is said to be.
         length: u64,
     },
     /// The directory does not consist of the entries that it should.
     #[error("its directory is damaged at entry {entry}")]
-    Damaged {
-        /// The number of the entry.
-        entry: u64,
-    },
+    Damaged { entry: u64 },
     /// A name that is no text.
     #[error("the name of entry {entry} is not UTF-8")]
-    Name {
-        /// The number of the entry.
-        entry: u64,
-    },
+    Name { entry: u64 },
     /// A name too long to write.
     #[error("a name of {length} bytes does not fit into an archive")]
-    NameLength {
-        /// Its length.
-        length: usize,
-    },
+    NameLength { length: usize },
     /// Two entries of one name.
     #[error("it has `{name}` twice")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// The header before the data is not the one of the directory.
     #[error("what stands before the data of `{name}` is not what the directory says")]
-    Header {
-        /// The entry.
-        name: String,
-    },
+    Header { name: String },
     /// Entries that share bytes with each other or with the directory.
     #[error("the data of `{name}` reach into what follows")]
-    Overlap {
-        /// The entry.
-        name: String,
-    },
+    Overlap { name: String },
     /// Data that are encrypted.
     #[error("`{name}` is encrypted")]
-    Encrypted {
-        /// The entry.
-        name: String,
-    },
+    Encrypted { name: String },
     /// Data that are compressed.
     #[error("`{name}` is compressed (method {method})")]
-    Compressed {
-        /// The entry.
-        name: String,
-        /// The number of the method.
-        method: u16,
-    },
+    Compressed { name: String, method: u16 },
     /// An entry that must be there is not.
     #[error("it has no `{name}`")]
-    Missing {
-        /// The entry.
-        name: String,
-    },
+    Missing { name: String },
     /// Data that do not have the checksum of the directory.
     #[error("`{name}` is damaged: its checksum is {found:08x}, not {expected:08x}")]
-    Checksum {
-        /// The entry.
-        name: String,
-        /// What the directory says.
-        expected: u32,
-        /// What the data have.
-        found: u32,
-    },
+    Checksum { name: String, expected: u32, found: u32 },
     /// An entry that should be small is not.
     #[error("`{name}` has {length} bytes, more than the {limit} that it may have")]
-    TooLong {
-        /// The entry.
-        name: String,
-        /// Its length.
-        length: u64,
-        /// The most it may have.
-        limit: u64,
-    },
+    TooLong { name: String, length: u64, limit: u64 },
 }
 
 impl Hint for ZipError {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use shardloom_layout::{Layout, LayoutId, Region, Shape, check_tiling};
+use weightloom_layout::{Layout, LayoutId, Region, Shape, check_tiling};
 
 use super::balance::{Load, Redundancy};
 use super::items::{MetadataIndex, WriteData, WriteItem};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{DType, Region, Shape, check_tiling};
+use weightloom_layout::{DType, Region, Shape, check_tiling};
 
 use super::balance::{Load, Redundancy};
 use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Region, Shape};
 
 use crate::fingerprint::Fingerprint;
 use crate::state::Part;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{DType, LayoutError, Region, Shape, nearest};
+use weightloom_errors::nearest;
+use weightloom_layout::{DType, LayoutError, Region, Shape};
 
 use super::items::{LoadPlan, MetadataIndex, ReadItem};
 use super::save::{PlanContext, PlanError};
@@ -200,50 +201,26 @@ impl std::fmt::Display for Misfit {
 /// Why a load cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum LoadPlanError {
     /// The checkpoint does not fit.
     #[error("the checkpoint does not fit:{0}")]
     Misfit(Box<Misfit>),
     /// A layout does not fit its tensor.
     #[error("`{name}` cannot be laid out: {source}")]
-    Layout {
-        /// The tensor.
-        name: String,
-        /// Why.
-        source: LayoutError,
-    },
+    Layout { name: String, source: LayoutError },
     /// A layout in which values are still to be combined.
     #[error("`{name}` cannot be loaded into {layout}, where values are still to be combined")]
-    Pending {
-        /// The tensor.
-        name: String,
-        /// The layout.
-        layout: String,
-    },
+    Pending { name: String, layout: String },
     /// The items of one destination come from two tensors.
     #[error("`{name}` would be filled from `{first}` and `{second}`")]
-    TwoSources {
-        /// The destination.
-        name: String,
-        /// One tensor.
-        first: String,
-        /// The other.
-        second: String,
-    },
+    TwoSources { name: String, first: String, second: String },
     /// A rank has no part of what it asks for.
     #[error("rank {rank} asks for `{name}`, of which it holds nothing")]
-    NotHeld {
-        /// The tensor.
-        name: String,
-        /// The rank.
-        rank: usize,
-    },
+    NotHeld { name: String, rank: usize },
     /// An item that is not planned for.
     #[error("`{name}` was not planned for")]
-    NoSuchItem {
-        /// The name.
-        name: String,
-    },
+    NoSuchItem { name: String },
     /// Shared with saving.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use shardloom_gang::{Gang, GangError, GangExt};
-use shardloom_layout::{DType, Hint, Layout, LayoutError, Placement, Region, Shape, TilingError};
+use weightloom_errors::Hint;
+use weightloom_gang::{Gang, GangError, GangExt};
+use weightloom_layout::{DType, Layout, LayoutError, Placement, Region, Shape, TilingError};
 
 use super::balance::{Load, Redundancy};
 use super::derive::{TileCache, derive};
@@ -56,83 +57,35 @@ pub trait SavePlanner: Send {
 /// Why a save cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PlanError {
     /// Ranks have different things under one name.
     #[error("ranks disagree on `{name}`: {}", Versions(versions))]
-    Disagreement {
-        /// The name.
-        name: String,
-        /// What it is for whom.
-        versions: Vec<Version>,
-    },
+    Disagreement { name: String, versions: Vec<Version> },
     /// The parts do not make up the tensor.
     #[error("the parts of `{name}` do not make it up: {source}")]
-    Tiling {
-        /// The tensor.
-        name: String,
-        /// What is wrong.
-        source: TilingError,
-    },
+    Tiling { name: String, source: TilingError },
     /// Values that are still to be combined.
     #[error("`{name}` in {layout} is still to be combined across ranks")]
-    Pending {
-        /// The tensor.
-        name: String,
-        /// Its layout.
-        layout: String,
-    },
+    Pending { name: String, layout: String },
     /// The layout does not fit the tensor.
     #[error("`{name}` cannot be laid out: {source}")]
-    Layout {
-        /// The tensor.
-        name: String,
-        /// Why.
-        source: LayoutError,
-    },
+    Layout { name: String, source: LayoutError },
     /// A buffer that is not the rank's part.
     #[error("rank {rank} holds {found} bytes of `{name}`, but its part {region} has {expected}")]
-    Length {
-        /// The tensor.
-        name: String,
-        /// The rank.
-        rank: usize,
-        /// The part.
-        region: Region,
-        /// Bytes of it.
-        expected: usize,
-        /// Bytes there are.
-        found: usize,
-    },
+    Length { name: String, rank: usize, region: Region, expected: usize, found: usize },
     /// A layout that names a rank that there is not.
     #[error("`{name}` is laid out over rank {rank}, but there are {world} ranks")]
-    NoSuchRank {
-        /// The tensor.
-        name: String,
-        /// The rank.
-        rank: usize,
-        /// How many there are.
-        world: usize,
-    },
+    NoSuchRank { name: String, rank: usize, world: usize },
     /// Ranks want to exchange a tensor in different ways before they write.
     #[error("rank {rank} would exchange `{name}` in another way before writing than the ranks before it")]
-    Exchanges {
-        /// The tensor.
-        name: String,
-        /// The rank.
-        rank: usize,
-    },
+    Exchanges { name: String, rank: usize },
     /// A planner that has no plan for a rank.
     #[error("the planner has no plan for rank {rank}")]
-    NoPlan {
-        /// The rank.
-        rank: usize,
-    },
+    NoPlan { rank: usize },
     /// An item that the state does not have.
     #[error("`{name}` was planned, but the state does not have it")]
-    NoSuchItem {
-        /// The name.
-        name: String,
-    },
+    NoSuchItem { name: String },
     /// A planner that was not configured.
     #[error("the planner was not given a state")]
     NotConfigured,

@@ -1,6 +1,6 @@
 //! Which bytes a read would ask for, without reading them.
 
-use shardloom_layout::Region;
+use weightloom_layout::Region;
 
 use super::segment::Segments;
 use crate::codec::{Affine, Codec, Side};

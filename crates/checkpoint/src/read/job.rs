@@ -1,6 +1,6 @@
 //! One job of a read: a stretch of a destination, filled by one thread.
 
-use shardloom_layout::{DType, Region};
+use weightloom_layout::{DType, Region};
 
 use super::extents::beside;
 use super::segment::{Order, Places, Segment, Segments, order};

@@ -1,7 +1,7 @@
 //! Where elements lie in a file and where they go, as runs that follow one
 //! another in the file.
 
-use shardloom_layout::{Dims, Region};
+use weightloom_layout::{Dims, Region};
 
 use crate::index::Tile;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use shardloom_gang::{Gang, GangExt};
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_gang::{Gang, GangExt};
+use weightloom_layout::{DType, Region, Shape};
 
 use super::target::{Destination, Opened, SaveFormat};
 use super::write::Written;
@@ -169,7 +169,7 @@ impl Opened {
         });
         Manifest {
             version: Manifest::VERSION,
-            writer: format!("shardloom {}", env!("CARGO_PKG_VERSION")),
+            writer: format!("weightloom {}", env!("CARGO_PKG_VERSION")),
             step: self.options.step,
             fingerprint,
             model,

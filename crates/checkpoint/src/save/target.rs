@@ -7,8 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use shardloom_gang::Gang;
-use shardloom_layout::{DType, Hint, Region, Shape};
+use weightloom_errors::Hint;
+use weightloom_gang::Gang;
+use weightloom_layout::{DType, Region, Shape};
 
 use super::SaveOptions;
 use super::stream::Stream;
@@ -60,48 +61,27 @@ pub enum SaveFormat {
 /// Why a checkpoint cannot be saved to a place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TargetError {
     /// Something is there already.
     #[error("`{path}` exists already")]
-    Exists {
-        /// The path.
-        path: String,
-    },
+    Exists { path: String },
     /// A form that objects cannot have, since they cannot be written by
     /// several ranks.
     #[error("{location} cannot hold a folder of the kind {format:?}")]
-    NotForObjects {
-        /// The place.
-        location: String,
-        /// The form.
-        format: SaveFormat,
-    },
+    NotForObjects { location: String, format: SaveFormat },
     /// A file that would take the place of another.
     #[error("a file `{name}` cannot be saved beside the tensors")]
-    AssetName {
-        /// Its name.
-        name: String,
-    },
+    AssetName { name: String },
     /// A name that files cannot hold.
     #[error("no tensor can be called `{name}`")]
-    TensorName {
-        /// The name.
-        name: String,
-    },
+    TensorName { name: String },
     /// Names that take up more than readers accept.
     #[error("the names of the tensors in `{file}` take {length} bytes, and readers accept {MAX_HEADER}")]
-    Header {
-        /// The file.
-        file: String,
-        /// Bytes of its header.
-        length: usize,
-    },
+    Header { file: String, length: usize },
     /// A path without a last part.
     #[error("`{path}` is not the name of a new folder")]
-    NoName {
-        /// The path.
-        path: String,
-    },
+    NoName { path: String },
 }
 
 impl Hint for TargetError {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shardloom_gang::{Gang, Redistributor};
-use shardloom_layout::{DType, Layout, Plan, Prices, plan};
+use weightloom_gang::{Gang, Redistributor};
+use weightloom_layout::{DType, Layout, Plan, Prices, plan};
 
 use super::SaveOptions;
 use super::stream::Stream;

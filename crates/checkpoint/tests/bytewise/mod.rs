@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shardloom_checkpoint::formats::safetensors::dtype_name;
-use shardloom_checkpoint::storage::{Storage, StorageError};
-use shardloom_checkpoint::{Codec, Index, Source, StoredFile};
+use weightloom_checkpoint::formats::safetensors::dtype_name;
+use weightloom_checkpoint::storage::{Storage, StorageError};
+use weightloom_checkpoint::{Codec, Index, Source, StoredFile};
 
 /// A fixture's path.
 pub fn fixture(name: &str) -> PathBuf {

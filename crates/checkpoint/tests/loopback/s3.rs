@@ -9,10 +9,10 @@ use hyper_util::server::conn::auto::Builder as Connections;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use s3s_fs::FileSystem;
-use shardloom_checkpoint::storage::{ObjectOptions, ObjectStorage};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
+use weightloom_checkpoint::storage::{ObjectOptions, ObjectStorage};
 
 pub const ACCESS_KEY: &str = "HIDDENACCESSKEY";
 pub const SECRET_KEY: &str = "hidden/secret/key";

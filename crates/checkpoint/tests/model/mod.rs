@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_checkpoint::plan::LoadState;
-use shardloom_checkpoint::{Held, LocalTensor, State, TensorSpec};
-use shardloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
+use weightloom_checkpoint::plan::LoadState;
+use weightloom_checkpoint::{Held, LocalTensor, State, TensorSpec};
+use weightloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
 
 /// A tensor of the model: name, dtype, shape.
 pub type Tensor = (&'static str, DType, Vec<usize>);

@@ -7,8 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use shardloom_checkpoint::{AffineRun, Codec, Index, Side, Source, Strides, TensorEntry, Tile};
-use shardloom_layout::DType;
+use weightloom_checkpoint::{AffineRun, Codec, Index, Side, Source, Strides, TensorEntry, Tile};
+use weightloom_layout::DType;
 
 /// A folder of fixtures.
 pub fn fixtures(topic: &str) -> PathBuf {

@@ -5,13 +5,13 @@
 
 use std::sync::{Arc, LazyLock};
 
-use shardloom_checkpoint::formats::{dcp, peft, zip::ZipLayout};
-use shardloom_checkpoint::{
+use weightloom_checkpoint::formats::{dcp, peft, zip::ZipLayout};
+use weightloom_checkpoint::{
     CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, ReadOptions, SaveOptions, Saver,
     Source, Storage, Target, Want, load, plan::LoadState, read,
 };
-use shardloom_gang::{GangOptions, threads};
-use shardloom_layout::{DType, Mesh, Region};
+use weightloom_gang::{GangOptions, threads};
+use weightloom_layout::{DType, Mesh, Region};
 
 use crate::model;
 
@@ -66,13 +66,13 @@ pub fn folder_index(input: &[u8]) -> Outcome {
 pub fn manifest(input: &[u8]) -> Outcome {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else {
         // Not even the form is right; the parser shall say so itself.
-        return open_folder(MemoryStorage::one("shardloom.json", input));
+        return open_folder(MemoryStorage::one("weightloom.json", input));
     };
     let bytes = manifest.to_bytes().map_err(|error| CheckpointError::Format {
-        file: "shardloom.json".to_owned(),
+        file: "weightloom.json".to_owned(),
         source: error.into(),
     })?;
-    let folder = Arc::new(NATIVE.clone().with("shardloom.json", &bytes));
+    let folder = Arc::new(NATIVE.clone().with("weightloom.json", &bytes));
     let source = Source::open_folder(folder)?;
     read_all(&source)?;
     // Bytes alone, so that sums and blobs are looked at as well.
@@ -185,7 +185,11 @@ fn read_all(source: &Source) -> Outcome {
 
 fn one_thread() -> LoadOptions {
     let read = ReadOptions { budget: 1 << 16, threads: Some(1), ..ReadOptions::default() };
-    LoadOptions { read, unexpected: shardloom_checkpoint::plan::Unexpected::Ignore, ..LoadOptions::default() }
+    LoadOptions {
+        read,
+        unexpected: weightloom_checkpoint::plan::Unexpected::Ignore,
+        ..LoadOptions::default()
+    }
 }
 
 /// What `torch.save` writes around a pickle, with one storage beside it.
@@ -227,7 +231,7 @@ pub static NATIVE: LazyLock<MemoryStorage> = LazyLock::new(|| {
     saved.unwrap().into_iter().for_each(|rank| rank.unwrap());
     let mut memory = MemoryStorage::copy_of(&LocalStorage::new(&path)).unwrap();
     for file in chunks.list().unwrap() {
-        let name = if file.name == "shardloom.json" { "chunks.json" } else { &file.name };
+        let name = if file.name == "weightloom.json" { "chunks.json" } else { &file.name };
         memory = memory.with(name, &chunks.read_all(&file.name, 1 << 20).unwrap());
     }
     memory

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{AdamW, Attention, CrossEntropy, Device, RopeStyle, Stream, Tensor, TensorError};
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{AdamW, Attention, CrossEntropy, Device, RopeStyle, Stream, Tensor, TensorError};
 
 use super::Arrangement;
 use crate::dtensor::DTensor;

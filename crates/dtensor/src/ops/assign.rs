@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{Layout, Placement, Placements, Region};
-use shardloom_tensor::{Device, Tensor, TensorError, uncounted};
+use weightloom_layout::{Layout, Placement, Placements, Region};
+use weightloom_tensor::{Device, Tensor, TensorError, uncounted};
 
 use crate::carry::with_placements;
 use crate::dtensor::DTensor;

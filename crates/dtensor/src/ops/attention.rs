@@ -1,6 +1,6 @@
 //! Attention, shared by batch and by heads.
 
-use shardloom_tensor::Attention;
+use weightloom_tensor::Attention;
 
 use super::blank;
 use crate::dispatch::{Op, dispatch_one};
@@ -26,13 +26,13 @@ fn attention(call: &Call<'_>) -> Result<Rule, DTensorError> {
 pub(crate) const RULES: &[BuiltIn] = &[("attention", attention)];
 
 impl DTensor {
-    /// As [`Tensor::attention`](shardloom_tensor::Tensor::attention).
+    /// As [`Tensor::attention`](weightloom_tensor::Tensor::attention).
     pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self, DTensorError> {
         let op = Op { name: "attention", arguments: &[] };
         dispatch_one(&op, &[self, keys, values], &|x, _| Ok(vec![x[0].attention(&x[1], &x[2], options)?]))
     }
 
-    /// As [`Tensor::masked_attention`](shardloom_tensor::Tensor::masked_attention).
+    /// As [`Tensor::masked_attention`](weightloom_tensor::Tensor::masked_attention).
     pub fn masked_attention(
         &self,
         keys: &Self,

@@ -56,7 +56,7 @@ pub(crate) const RULES: &[BuiltIn] = &[
 macro_rules! comparisons {
     ($($method:ident),*) => {
         impl DTensor {
-            $(#[doc = concat!("As [`Tensor::", stringify!($method), "`](shardloom_tensor::Tensor::", stringify!($method), ").")]
+            $(#[doc = concat!("As [`Tensor::", stringify!($method), "`](weightloom_tensor::Tensor::", stringify!($method), ").")]
             pub fn $method(&self, other: &Self) -> Result<Self, DTensorError> {
                 let op = Op { name: stringify!($method), arguments: &[] };
                 dispatch_one(&op, &[self, other], &|x, _| Ok(vec![x[0].$method(&x[1])?]))
@@ -68,31 +68,31 @@ macro_rules! comparisons {
 comparisons!(eq, ne, lt, le, gt, ge);
 
 impl DTensor {
-    /// As [`Tensor::select`](shardloom_tensor::Tensor::select).
+    /// As [`Tensor::select`](weightloom_tensor::Tensor::select).
     pub fn select(&self, a: &Self, b: &Self) -> Result<Self, DTensorError> {
         let op = Op { name: "select", arguments: &[] };
         dispatch_one(&op, &[self, a, b], &|x, _| Ok(vec![x[0].select(&x[1], &x[2])?]))
     }
 
-    /// As [`Tensor::masked_fill`](shardloom_tensor::Tensor::masked_fill).
+    /// As [`Tensor::masked_fill`](weightloom_tensor::Tensor::masked_fill).
     pub fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self, DTensorError> {
         let op = Op { name: "masked_fill", arguments: &[value.to_bits()] };
         dispatch_one(&op, &[self, mask], &|x, _| Ok(vec![x[0].masked_fill(&x[1], value)?]))
     }
 
-    /// As [`Tensor::one_hot`](shardloom_tensor::Tensor::one_hot).
+    /// As [`Tensor::one_hot`](weightloom_tensor::Tensor::one_hot).
     pub fn one_hot(&self, classes: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "one_hot", arguments: &[classes as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].one_hot(classes)?]))
     }
 
-    /// As [`Tensor::tril`](shardloom_tensor::Tensor::tril).
+    /// As [`Tensor::tril`](weightloom_tensor::Tensor::tril).
     pub fn tril(&self, offset: i64) -> Result<Self, DTensorError> {
         let op = Op { name: "tril", arguments: &[] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].tril(offset)?]))
     }
 
-    /// As [`Tensor::triu`](shardloom_tensor::Tensor::triu).
+    /// As [`Tensor::triu`](weightloom_tensor::Tensor::triu).
     pub fn triu(&self, offset: i64) -> Result<Self, DTensorError> {
         let op = Op { name: "triu", arguments: &[] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].triu(offset)?]))

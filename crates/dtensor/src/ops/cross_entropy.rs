@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::ReduceOp;
-use shardloom_tensor::{CrossEntropy, Device, Tensor, apply};
+use weightloom_layout::ReduceOp;
+use weightloom_tensor::{CrossEntropy, Device, Tensor, apply};
 
 use super::vocabulary::VocabularyCrossEntropy;
 use super::{Ruling, blank};

@@ -1,7 +1,7 @@
 //! Arithmetic, element by element.
 
-use shardloom_layout::DType;
-use shardloom_tensor::Tensor;
+use weightloom_layout::DType;
+use weightloom_tensor::Tensor;
 
 use super::{Ruling, broadcast};
 use crate::dispatch::{Op, dispatch_one};

@@ -1,7 +1,7 @@
 //! Picking elements by index.
 
-use shardloom_layout::DType;
-use shardloom_tensor::{Device, Tensor, TensorError};
+use weightloom_layout::DType;
+use weightloom_tensor::{Device, Tensor, TensorError};
 
 use super::{Ruling, blank, dim_argument};
 use crate::dispatch::{Op, Scope, dispatch_one};

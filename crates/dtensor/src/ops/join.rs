@@ -1,6 +1,6 @@
 //! Joining and cutting up.
 
-use shardloom_tensor::Tensor;
+use weightloom_tensor::Tensor;
 
 use super::{Ruling, all_but, blank, dim_argument, numbers};
 use crate::dispatch::{Op, dispatch, dispatch_one};

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use shardloom_tensor::Tensor;
+use weightloom_tensor::Tensor;
 
 use super::{Ruling, blank, numbers};
 use crate::dispatch::{Op, dispatch_one};

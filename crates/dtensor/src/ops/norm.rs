@@ -1,6 +1,6 @@
 //! Norms, softmax and rotary embedding.
 
-use shardloom_tensor::RopeStyle;
+use weightloom_tensor::RopeStyle;
 
 use super::{Ruling, all_but, blank, dim_argument};
 use crate::dispatch::{Op, dispatch_one};
@@ -44,31 +44,31 @@ pub(crate) const RULES: &[BuiltIn] = &[
 ];
 
 impl DTensor {
-    /// As [`Tensor::rms_norm`](shardloom_tensor::Tensor::rms_norm).
+    /// As [`Tensor::rms_norm`](weightloom_tensor::Tensor::rms_norm).
     pub fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self, DTensorError> {
         let op = Op { name: "rms_norm", arguments: &[] };
         dispatch_one(&op, &[self, weight], &|x, _| Ok(vec![x[0].rms_norm(&x[1], eps)?]))
     }
 
-    /// As [`Tensor::layer_norm`](shardloom_tensor::Tensor::layer_norm).
+    /// As [`Tensor::layer_norm`](weightloom_tensor::Tensor::layer_norm).
     pub fn layer_norm(&self, weight: &Self, bias: &Self, eps: f64) -> Result<Self, DTensorError> {
         let op = Op { name: "layer_norm", arguments: &[] };
         dispatch_one(&op, &[self, weight, bias], &|x, _| Ok(vec![x[0].layer_norm(&x[1], &x[2], eps)?]))
     }
 
-    /// As [`Tensor::softmax`](shardloom_tensor::Tensor::softmax).
+    /// As [`Tensor::softmax`](weightloom_tensor::Tensor::softmax).
     pub fn softmax(&self, dim: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "softmax", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].softmax(dim)?]))
     }
 
-    /// As [`Tensor::log_softmax`](shardloom_tensor::Tensor::log_softmax).
+    /// As [`Tensor::log_softmax`](weightloom_tensor::Tensor::log_softmax).
     pub fn log_softmax(&self, dim: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "log_softmax", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].log_softmax(dim)?]))
     }
 
-    /// As [`Tensor::rope`](shardloom_tensor::Tensor::rope).
+    /// As [`Tensor::rope`](weightloom_tensor::Tensor::rope).
     pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self, DTensorError> {
         let op = Op { name: "rope", arguments: &[] };
         dispatch_one(&op, &[self, cos, sin], &|x, _| Ok(vec![x[0].rope(&x[1], &x[2], style)?]))

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{Mesh, ReduceOp};
-use shardloom_tensor::{AdamW, Moments, Tensor};
+use weightloom_layout::{Mesh, ReduceOp};
+use weightloom_tensor::{AdamW, Moments, Tensor};
 
 use crate::bill::{Cause, Pass};
 use crate::carry::combined;
@@ -51,7 +51,7 @@ pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
         let layout = settled.layout();
         let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
         axes.sort_unstable();
-        let norm = shardloom_tensor::global_norm(&[settled.to_local()])?;
+        let norm = weightloom_tensor::global_norm(&[settled.to_local()])?;
         let place = sums.entry((layout.mesh().id(), axes)).or_insert((layout.mesh(), 0.0));
         place.1 += norm * norm;
     }

@@ -1,6 +1,6 @@
 //! Running sums, sorting, and where the largest are.
 
-use shardloom_tensor::Order;
+use weightloom_tensor::Order;
 
 use super::{Ruling, all_but, blank, dim_argument};
 use crate::dispatch::{Op, dispatch, dispatch_one};
@@ -30,13 +30,13 @@ pub(crate) const RULES: &[BuiltIn] =
     &[("cumsum", running), ("sort", sorted), ("topk", sorted), ("argmax", argmax)];
 
 impl DTensor {
-    /// As [`Tensor::cumsum`](shardloom_tensor::Tensor::cumsum).
+    /// As [`Tensor::cumsum`](weightloom_tensor::Tensor::cumsum).
     pub fn cumsum(&self, dim: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "cumsum", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].cumsum(dim)?]))
     }
 
-    /// As [`Tensor::sort`](shardloom_tensor::Tensor::sort).
+    /// As [`Tensor::sort`](weightloom_tensor::Tensor::sort).
     pub fn sort(&self, dim: usize, order: Order) -> Result<(Self, Self), DTensorError> {
         let op = Op { name: "sort", arguments: &[dim as u64] };
         pair(
@@ -47,7 +47,7 @@ impl DTensor {
         )
     }
 
-    /// As [`Tensor::topk`](shardloom_tensor::Tensor::topk).
+    /// As [`Tensor::topk`](weightloom_tensor::Tensor::topk).
     pub fn topk(&self, count: usize, dim: usize) -> Result<(Self, Self), DTensorError> {
         let op = Op { name: "topk", arguments: &[dim as u64, count as u64] };
         pair(
@@ -58,7 +58,7 @@ impl DTensor {
         )
     }
 
-    /// As [`Tensor::argmax`](shardloom_tensor::Tensor::argmax).
+    /// As [`Tensor::argmax`](weightloom_tensor::Tensor::argmax).
     pub fn argmax(&self, dim: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "argmax", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].argmax(dim)?]))

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_tensor::{Stream, Tensor};
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_tensor::{Stream, Tensor};
 
 use super::broadcast;
 use crate::dispatch::{Op, dispatch_one};
@@ -54,8 +54,8 @@ impl DTensor {
             DType,
             Stream,
             &Shape,
-            &shardloom_layout::Region,
-        ) -> Result<Tensor, shardloom_tensor::TensorError>,
+            &weightloom_layout::Region,
+        ) -> Result<Tensor, weightloom_tensor::TensorError>,
     ) -> Result<Self, DTensorError> {
         let settled = crate::moves::gradient_layout(layout, crate::moves::Axes::default())?;
         let kind = ranks.kind(settled, shape, dtype)?;

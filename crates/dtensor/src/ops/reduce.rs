@@ -40,7 +40,7 @@ pub(crate) const RULES: &[BuiltIn] =
 macro_rules! reductions {
     ($($method:ident),*) => {
         impl DTensor {
-            $(#[doc = concat!("As [`Tensor::", stringify!($method), "`](shardloom_tensor::Tensor::", stringify!($method), ").")]
+            $(#[doc = concat!("As [`Tensor::", stringify!($method), "`](weightloom_tensor::Tensor::", stringify!($method), ").")]
             pub fn $method(&self, dims: &[usize]) -> Result<Self, DTensorError> {
                 let op = Op { name: stringify!($method), arguments: &numbers(dims) };
                 dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].$method(dims)?]))
@@ -57,7 +57,7 @@ impl DTensor {
         self.sum(&(0..self.shape().ndim()).collect::<Vec<_>>())
     }
 
-    /// As [`Tensor::mean`](shardloom_tensor::Tensor::mean): a sum over all ranks, divided by how many
+    /// As [`Tensor::mean`](weightloom_tensor::Tensor::mean): a sum over all ranks, divided by how many
     /// elements the whole tensor has, so that uneven parts count by their size.
     pub fn mean(&self, dims: &[usize]) -> Result<Self, DTensorError> {
         let sum = self.sum(dims)?;

@@ -1,6 +1,6 @@
 //! Other views of the same elements.
 
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::{Ruling, blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
@@ -81,24 +81,24 @@ pub(crate) const RULES: &[BuiltIn] =
     &[("permute", permute), ("narrow", narrow), ("expand", expand), ("reshape", reshape)];
 
 impl DTensor {
-    /// As [`Tensor::permute`](shardloom_tensor::Tensor::permute).
+    /// As [`Tensor::permute`](weightloom_tensor::Tensor::permute).
     pub fn permute(&self, order: &[usize]) -> Result<Self, DTensorError> {
         let op = Op { name: "permute", arguments: &numbers(order) };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].permute(order)?]))
     }
 
-    /// As [`Tensor::transpose`](shardloom_tensor::Tensor::transpose).
+    /// As [`Tensor::transpose`](weightloom_tensor::Tensor::transpose).
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self, DTensorError> {
         let mut order: Vec<usize> = (0..self.shape().ndim()).collect();
         if a.max(b) >= order.len() {
             let (op, shape) = ("transpose", self.shape().clone());
-            return Err(shardloom_tensor::TensorError::Dim { op, dim: a.max(b), shape }.into());
+            return Err(weightloom_tensor::TensorError::Dim { op, dim: a.max(b), shape }.into());
         }
         order.swap(a, b);
         self.permute(&order)
     }
 
-    /// As [`Tensor::narrow`](shardloom_tensor::Tensor::narrow).
+    /// As [`Tensor::narrow`](weightloom_tensor::Tensor::narrow).
     pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self, DTensorError> {
         let op = Op { name: "narrow", arguments: &numbers(&[dim, start, length]) };
         dispatch_one(&op, &[self], &|x, scope| {
@@ -108,13 +108,13 @@ impl DTensor {
         })
     }
 
-    /// As [`Tensor::expand`](shardloom_tensor::Tensor::expand).
+    /// As [`Tensor::expand`](weightloom_tensor::Tensor::expand).
     pub fn expand(&self, shape: &Shape) -> Result<Self, DTensorError> {
         let op = Op { name: "expand", arguments: &numbers(shape) };
         dispatch_one(&op, &[self], &|x, scope| Ok(vec![x[0].expand(scope.shape(0, shape))?]))
     }
 
-    /// As [`Tensor::reshape`](shardloom_tensor::Tensor::reshape).
+    /// As [`Tensor::reshape`](weightloom_tensor::Tensor::reshape).
     pub fn reshape(&self, shape: &Shape) -> Result<Self, DTensorError> {
         let op = Op { name: "reshape", arguments: &numbers(shape) };
         dispatch_one(&op, &[self], &|x, scope| Ok(vec![x[0].reshape(scope.shape(0, shape))?]))

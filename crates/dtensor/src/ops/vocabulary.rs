@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::{DType, Mesh, ReduceOp, Shape};
-use shardloom_tensor::{Context, CrossEntropy, Device, Function, Tensor, TensorError};
+use weightloom_layout::{DType, Mesh, ReduceOp, Shape};
+use weightloom_tensor::{Context, CrossEntropy, Device, Function, Tensor, TensorError};
 
 use crate::bill::{Cause, Pass};
 use crate::carry::combined;

@@ -1,8 +1,8 @@
 //! The operations that the harness runs, with the shapes they are run on.
 
-use shardloom_dtensor::{DTensor, DTensorError};
-use shardloom_layout::{DType, Shape};
-use shardloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError};
+use weightloom_dtensor::{DTensor, DTensorError};
+use weightloom_layout::{DType, Shape};
+use weightloom_tensor::{Attention, CrossEntropy, Order, RopeStyle, Stream, Tensor, TensorError};
 
 /// What an operand is.
 pub struct Input {

@@ -1,7 +1,7 @@
 //! Collectives, blocking and started.
 
 use half::{bf16, f16};
-use shardloom_layout::{DType, ReduceOp};
+use weightloom_layout::{DType, ReduceOp};
 
 use super::values::{Values, combined, contribution};
 use super::{Checker, ConformanceError, roots};

@@ -1,7 +1,7 @@
 //! Values that the suite sends, and the reductions it expects of them.
 
 use half::{bf16, f16};
-use shardloom_layout::{DType, ReduceOp};
+use weightloom_layout::{DType, ReduceOp};
 
 /// Aligned memory for elements of any dtype.
 pub(super) struct Values {

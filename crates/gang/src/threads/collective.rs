@@ -10,8 +10,8 @@
 //! - In an all-reduce, rank `r` alone touches the `r`-th part of every buffer;
 //!   if what is sent stays, of every receive buffer.
 
-use shardloom_layout::{DType, ReduceOp};
 use smallvec::SmallVec;
+use weightloom_layout::{DType, ReduceOp};
 
 use super::meeting::Meeting;
 use crate::call::Call;

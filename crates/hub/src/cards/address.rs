@@ -4,9 +4,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use shardloom_checkpoint::StorageError;
-use shardloom_checkpoint::storage::{Address, percent_decoded};
-use shardloom_layout::{Hint, nearest};
+use weightloom_checkpoint::StorageError;
+use weightloom_checkpoint::storage::{Address, percent_decoded};
+use weightloom_errors::{Hint, nearest};
 
 use super::store::CardStore;
 
@@ -40,72 +40,38 @@ pub enum ModelAddress {
 /// Why a text does not say where a model is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum AddressError {
     /// Nothing.
     #[error("no model is named")]
     Empty,
     /// An address of a kind that is not known.
     #[error("`{scheme}://` is not a kind of address that is known")]
-    Scheme {
-        /// What stands before `://`.
-        scheme: String,
-    },
+    Scheme { scheme: String },
     /// An address that cannot be used.
     #[error("`{address}` cannot be used: {problem}")]
-    Unusable {
-        /// The address, without what may be secret.
-        address: String,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    Unusable { address: String, problem: &'static str },
     /// The page of a repository.
     #[error("`{address}` is a page for people, not a file")]
-    WebPage {
-        /// The address.
-        address: String,
-        /// The same repository, as an address.
-        meant: String,
-    },
+    WebPage { address: String, meant: String },
     /// What looks like a repository.
     #[error("`{text}` is neither a file nor a folder")]
-    BareRepository {
-        /// The text.
-        text: String,
-    },
+    BareRepository { text: String },
     /// A path to nothing.
     #[error("there is no file or folder `{}`", path.display())]
-    NoPath {
-        /// The path.
-        path: PathBuf,
-    },
+    NoPath { path: PathBuf },
     /// No card, and no path.
     #[error("`{text}` is neither the name of a card nor a file or folder")]
-    Unknown {
-        /// The text.
-        text: String,
-        /// Names of cards that may be meant.
-        near: Vec<String>,
-    },
+    Unknown { text: String, near: Vec<String> },
     /// A path that only a shell understands.
     #[error("`{path}` begins with `~`, which only a shell replaces")]
-    Home {
-        /// The path.
-        path: String,
-    },
+    Home { path: String },
     /// A relative path where it is relative to nothing.
     #[error("`{path}` is a relative path, but relative to no folder")]
-    NoFolder {
-        /// The path.
-        path: String,
-    },
+    NoFolder { path: String },
     /// A revision in the address and another one beside it.
     #[error("the revision is `{one}`, but in the address it is `{other}`")]
-    TwoRevisions {
-        /// The one beside it.
-        one: String,
-        /// The one in the address.
-        other: String,
-    },
+    TwoRevisions { one: String, other: String },
 }
 
 impl Hint for AddressError {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Number};
-use shardloom_document::{Content, Entry, Mark, Node, Refused, SyntaxError};
+use weightloom_document::{Content, Entry, Mark, Node, Refused, SyntaxError};
 
 use super::error::{CardError, Problem, cropped, described};
 use super::fields::Written;

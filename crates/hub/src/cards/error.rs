@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use shardloom_layout::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 use super::address::AddressError;
 use super::fields;
@@ -11,78 +11,41 @@ use super::value::{Field, Kind, Origin, Place, Value};
 /// Why there is no card of a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum CardError {
     /// No source has it.
     #[error("no card is called `{name}`")]
     NotKnown {
-        /// The name.
         name: String,
         /// Names that there are and that may be meant.
         near: Vec<String>,
     },
     /// What was asked for is no name.
     #[error("`{name}` is not the name of a card")]
-    BadName {
-        /// The text.
-        name: String,
-    },
+    BadName { name: String },
     /// Its document cannot be read.
     #[error("card `{card}` cannot be read: {problem}")]
-    Broken {
-        /// The card.
-        card: String,
-        /// What is wrong.
-        problem: Problem,
-    },
+    Broken { card: String, problem: Problem },
     /// One source has it twice.
     #[error("card `{card}` is written twice: {first} and {second}")]
-    Duplicate {
-        /// The card.
-        card: String,
-        /// Where.
-        first: Place,
-        /// Where else.
-        second: Place,
-    },
+    Duplicate { card: String, first: Place, second: Place },
     /// A field that is not known.
     #[error("card `{}` has a field `{name}`, which is not known ({})", origin.card(), origin.place())]
-    UnknownField {
-        /// The field.
-        name: String,
-        /// Where it is.
-        origin: Origin,
-    },
+    UnknownField { name: String, origin: Origin },
     /// A field of the wrong kind.
     #[error(
         "the `{name}` of card `{}` is expected to be {expected}, but is {found} ({})",
         origin.card(), origin.place()
     )]
-    Expected {
-        /// The field.
-        name: String,
-        /// What it should be.
-        expected: Kind,
-        /// What it is.
-        found: String,
-        /// Where it is.
-        origin: Origin,
-    },
+    Expected { name: String, expected: Kind, found: String, origin: Origin },
     /// Two names of one field in one card.
     #[error("card `{}` has both `{name}` and `{other}`, which mean the same ({})", origin.card(), origin.place())]
-    TwoNames {
-        /// One name.
-        name: String,
-        /// The other.
-        other: String,
-        /// Where it is.
-        origin: Origin,
-    },
+    TwoNames { name: String, other: String, origin: Origin },
     /// A key both under `_set_` and beside it.
     #[error("the `{name}` of card `{}` is also under `_set_` ({})", origin.card(), origin.place())]
     SetTwice {
         /// The key, with the maps it is in.
         name: String,
-        /// Where it is.
         origin: Origin,
     },
     /// A directive where it means nothing.
@@ -93,17 +56,13 @@ pub enum CardError {
     Directive {
         /// The value, with the maps it is in.
         name: String,
-        /// The directive.
         directive: String,
-        /// Where it is.
         origin: Origin,
     },
     /// A base that is not there.
     #[error("card `{}` builds on `{base}`, but there is no such card ({})", origin.card(), origin.place())]
     MissingBase {
-        /// The base.
         base: String,
-        /// Where it is named.
         origin: Origin,
         /// Names that there are and that may be meant.
         near: Vec<String>,
@@ -113,21 +72,14 @@ pub enum CardError {
     Cycle {
         /// The cards, from the first back to it.
         chain: Vec<String>,
-        /// Where the first one names its base.
         origin: Origin,
     },
     /// Too many cards on top of each other.
     #[error("card `{card}` builds on more than {limit} cards")]
-    TooDeep {
-        /// The card.
-        card: String,
-        /// The most there may be.
-        limit: usize,
-    },
+    TooDeep { card: String, limit: usize },
     /// A card that this one builds on is broken.
     #[error("card `{card}` builds on a card that is broken: {problem}")]
     Base {
-        /// The card.
         card: String,
         /// What is wrong, which names the card that it is wrong with.
         problem: Box<CardError>,
@@ -137,112 +89,47 @@ pub enum CardError {
         "the `{name}` of card `{}` is the relative path `{path}`, but the card is in no folder ({})",
         origin.card(), origin.place()
     )]
-    Relative {
-        /// The field.
-        name: String,
-        /// The path.
-        path: String,
-        /// Where it is.
-        origin: Origin,
-    },
+    Relative { name: String, path: String, origin: Origin },
     /// A field that is no address.
     #[error("the `{name}` of card `{}` cannot be used: {problem} ({})", origin.card(), origin.place())]
-    Address {
-        /// The field.
-        name: String,
-        /// What is wrong with it.
-        problem: AddressError,
-        /// Where it is.
-        origin: Origin,
-    },
+    Address { name: String, problem: AddressError, origin: Origin },
     /// A model that one has to ask for.
     #[error("card `{card}` has no `checkpoint`: the model is only given out on request")]
-    Gated {
-        /// The card.
-        card: String,
-        /// Where to ask.
-        url: String,
-    },
+    Gated { card: String, url: String },
     /// A card without a field that is needed.
     #[error("card `{card}` has no `{name}`")]
-    Missing {
-        /// The card.
-        card: String,
-        /// The field.
-        name: String,
-    },
+    Missing { card: String, name: String },
 }
 
 /// Something in a source that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Problem {
     /// A file or folder that cannot be read.
     #[error("cannot read `{}`: {message}", path.display())]
-    Unreadable {
-        /// The file or folder.
-        path: PathBuf,
-        /// In the system's words.
-        message: String,
-    },
+    Unreadable { path: PathBuf, message: String },
     /// A folder that was asked for and is not there.
     #[error("there is no folder `{}`", path.display())]
-    NoFolder {
-        /// The folder.
-        path: PathBuf,
-    },
+    NoFolder { path: PathBuf },
     /// A file that is too long to be one of cards.
     #[error("`{}` has {length} bytes, more than the {limit} that a file of cards may have", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        length: u64,
-        /// The most it may have.
-        limit: u64,
-    },
+    TooLong { path: PathBuf, length: u64, limit: u64 },
     /// A document that is no YAML.
     #[error("{place}: {message}, in `{snippet}`")]
-    Syntax {
-        /// Where.
-        place: Place,
-        /// What is wrong.
-        message: String,
-        /// The line.
-        snippet: String,
-    },
+    Syntax { place: Place, message: String, snippet: String },
     /// A document that is no map.
     #[error("{place}: a card is expected to be a map, but is {found}")]
-    NoMap {
-        /// Where it begins.
-        place: Place,
-        /// What it is.
-        found: Kind,
-    },
+    NoMap { place: Place, found: Kind },
     /// A card without a name.
     #[error("{place}: a card without a `name`")]
-    NoName {
-        /// Where it begins.
-        place: Place,
-    },
+    NoName { place: Place },
     /// A card whose name is none.
     #[error("{place}: {found} is not the name of a card")]
-    BadName {
-        /// Where.
-        place: Place,
-        /// What stands there.
-        found: String,
-    },
+    BadName { place: Place, found: String },
     /// A card that is there twice.
     #[error("card `{card}` is written twice: {first} and {second}")]
-    Duplicate {
-        /// The card.
-        card: String,
-        /// Where.
-        first: Place,
-        /// Where else.
-        second: Place,
-    },
+    Duplicate { card: String, first: Place, second: Place },
 }
 
 impl CardError {

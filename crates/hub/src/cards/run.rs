@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shardloom_checkpoint::{
+use weightloom_checkpoint::{
     Better, CheckpointError, CheckpointFolder, LocalStorage, Saved, Storage, StorageError,
 };
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::draft::CardDraft;
 use super::name::CardName;
@@ -26,6 +26,7 @@ pub struct RunCards {
 /// Why a run could not publish its cards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum RunError {
     /// The checkpoints cannot be listed.
     #[error(transparent)]
@@ -35,22 +36,13 @@ pub enum RunError {
     Storage(#[from] StorageError),
     /// A path that YAML cannot hold.
     #[error("`{}` is not a text", path.display())]
-    NotText {
-        /// The path.
-        path: PathBuf,
-    },
+    NotText { path: PathBuf },
     /// A prefix that makes no names.
     #[error("`{prefix}` cannot begin the name of a card")]
-    Prefix {
-        /// The prefix.
-        prefix: String,
-    },
+    Prefix { prefix: String },
     /// The cards cannot be written as YAML.
     #[error("the cards cannot be written as YAML: {message}")]
-    Yaml {
-        /// Why.
-        message: String,
-    },
+    Yaml { message: String },
 }
 
 impl Hint for RunError {

@@ -6,7 +6,7 @@ use super::source::{CardSource, SourceKind};
 use super::store::CardStore;
 
 /// Cards for all who use the machine.
-const SYSTEM: &str = "/etc/shardloom/assets";
+const SYSTEM: &str = "/etc/weightloom/assets";
 /// The environment whose cards are always tried.
 const USER: &str = "user";
 
@@ -21,9 +21,9 @@ pub struct StoreSettings {
 
 impl StoreSettings {
     /// The folders that variables name, and those that were named when the
-    /// program was started, in this order: `/etc/shardloom/assets`,
-    /// `SHARDLOOM_ASSET_DIR`, `$XDG_CONFIG_HOME/shardloom/assets` (or
-    /// `~/.config/shardloom/assets`), `SHARDLOOM_USER_ASSET_DIR`, `extra`.
+    /// program was started, in this order: `/etc/weightloom/assets`,
+    /// `WEIGHTLOOM_ASSET_DIR`, `$XDG_CONFIG_HOME/weightloom/assets` (or
+    /// `~/.config/weightloom/assets`), `WEIGHTLOOM_USER_ASSET_DIR`, `extra`.
     ///
     /// Variables that are empty count as not set.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>, extra: &[PathBuf]) -> Self {
@@ -31,11 +31,11 @@ impl StoreSettings {
         // The rule for the variable says that relative paths are invalid.
         let configs = folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
         let configs = configs.or_else(|| folder("HOME").map(|home| home.join(".config")));
-        let user = configs.map(|configs| configs.join("shardloom").join("assets"));
+        let user = configs.map(|configs| configs.join("weightloom").join("assets"));
         let mut folders = vec![(SourceKind::System, PathBuf::from(SYSTEM))];
-        folders.extend(folder("SHARDLOOM_ASSET_DIR").map(|path| (SourceKind::System, path)));
+        folders.extend(folder("WEIGHTLOOM_ASSET_DIR").map(|path| (SourceKind::System, path)));
         folders.extend(user.map(|path| (SourceKind::User, path)));
-        folders.extend(folder("SHARDLOOM_USER_ASSET_DIR").map(|path| (SourceKind::User, path)));
+        folders.extend(folder("WEIGHTLOOM_USER_ASSET_DIR").map(|path| (SourceKind::User, path)));
         folders.extend(extra.iter().map(|path| (SourceKind::AssetDir, path.clone())));
         // A folder that is named twice must not be at odds with itself.
         let mut unique: Vec<(SourceKind, PathBuf)> = Vec::new();
@@ -75,17 +75,17 @@ mod tests {
     #[test]
     fn later_folders_are_the_more_personal_ones() {
         let variables = [
-            ("SHARDLOOM_ASSET_DIR", "/opt/cards"),
+            ("WEIGHTLOOM_ASSET_DIR", "/opt/cards"),
             ("XDG_CONFIG_HOME", "/home/me/conf"),
             ("HOME", "/home/me"),
-            ("SHARDLOOM_USER_ASSET_DIR", "/my cards"),
+            ("WEIGHTLOOM_USER_ASSET_DIR", "/my cards"),
         ];
         assert_eq!(
             folders(&variables, &["one", "two"]),
             [
-                "system: /etc/shardloom/assets",
+                "system: /etc/weightloom/assets",
                 "system: /opt/cards",
-                "user: /home/me/conf/shardloom/assets",
+                "user: /home/me/conf/weightloom/assets",
                 "user: /my cards",
                 "asset dir: one",
                 "asset dir: two",
@@ -95,17 +95,17 @@ mod tests {
 
     #[test]
     fn without_variables_there_are_the_usual_folders() {
-        assert_eq!(folders(&[], &[]), ["system: /etc/shardloom/assets"]);
-        let relative = [("HOME", "/home/me"), ("XDG_CONFIG_HOME", "conf"), ("SHARDLOOM_ASSET_DIR", "")];
+        assert_eq!(folders(&[], &[]), ["system: /etc/weightloom/assets"]);
+        let relative = [("HOME", "/home/me"), ("XDG_CONFIG_HOME", "conf"), ("WEIGHTLOOM_ASSET_DIR", "")];
         assert_eq!(
             folders(&relative, &[]),
-            ["system: /etc/shardloom/assets", "user: /home/me/.config/shardloom/assets"]
+            ["system: /etc/weightloom/assets", "user: /home/me/.config/weightloom/assets"]
         );
     }
 
     #[test]
     fn a_folder_that_is_named_twice_is_read_once() {
-        let twice = [("SHARDLOOM_ASSET_DIR", "/a"), ("SHARDLOOM_USER_ASSET_DIR", "/a")];
-        assert_eq!(folders(&twice, &["/a"]), ["system: /etc/shardloom/assets", "asset dir: /a"]);
+        let twice = [("WEIGHTLOOM_ASSET_DIR", "/a"), ("WEIGHTLOOM_USER_ASSET_DIR", "/a")];
+        assert_eq!(folders(&twice, &["/a"]), ["system: /etc/weightloom/assets", "asset dir: /a"]);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Arc;
 
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
 
 use super::card::Card;
 use super::document::{Document, Parsed};

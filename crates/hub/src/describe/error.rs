@@ -1,53 +1,27 @@
 //! What can be wrong with a family that is described in a file.
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// Why a described family cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DescribeError {
     /// Nothing is described under this name.
     #[error("no model is described under `{name}`")]
-    Missing {
-        /// The name.
-        name: String,
-        /// Every place that was looked at.
-        searched: Vec<String>,
-        /// A name that is described.
-        near: Option<String>,
-    },
+    Missing { name: String, searched: Vec<String>, near: Option<String> },
     /// A name that is no dotted path.
     #[error("`{name}` is no dotted name of a described model")]
-    Name {
-        /// The name.
-        name: String,
-    },
+    Name { name: String },
     /// The file cannot be read.
     #[error("cannot read {file}: {message}")]
-    Read {
-        /// The file.
-        file: String,
-        /// In the system's words.
-        message: String,
-    },
+    Read { file: String, message: String },
     /// Something else is where the file should be.
     #[error("{file} is expected to be a file, but is {found} instead")]
-    NotAFile {
-        /// Where the file should be.
-        file: String,
-        /// What is there.
-        found: &'static str,
-    },
+    NotAFile { file: String, found: &'static str },
     /// The file is not a description.
     #[error("{file}{} is broken: {message}", behind(*line))]
-    Broken {
-        /// The file.
-        file: String,
-        /// The line, where one is at fault.
-        line: Option<u64>,
-        /// What is wrong.
-        message: String,
-    },
+    Broken { file: String, line: Option<u64>, message: String },
 }
 
 /// A line behind the name of a file.
@@ -60,7 +34,7 @@ impl Hint for DescribeError {
         match self {
             Self::Missing { near: Some(near), .. } => Some(format!("write `{near}`")),
             Self::Missing { searched, .. } if searched.is_empty() => {
-                Some("give a folder to search with --model-path or SHARDLOOM_MODEL_PATH".to_owned())
+                Some("give a folder to search with --model-path or WEIGHTLOOM_MODEL_PATH".to_owned())
             }
             Self::Missing { searched, .. } => Some(format!("searched {}", searched.join(", "))),
             Self::Name { .. } => Some("write it as folders with dots between: my_org.my_model".to_owned()),

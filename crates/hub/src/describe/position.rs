@@ -1,6 +1,6 @@
 //! Where keys stand in a YAML text.
 
-use shardloom_document::{Content, Entry, Mark, Node, Refused};
+use weightloom_document::{Content, Entry, Mark, Node, Refused};
 
 /// The line of a key, with those around it, or else of the nearest one that is
 /// there.

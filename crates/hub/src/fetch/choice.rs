@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
 
 use super::error::FetchError;
 

@@ -5,196 +5,94 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// Why a file did not come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum FetchError {
     /// There is no such repository, or it does not show itself to us.
     #[error("`{repo}` is not known to {endpoint}")]
     RepoUnknown {
-        /// The repository.
         repo: String,
-        /// Who was asked.
         endpoint: String,
         /// Whether we said who we are; private ones are hidden.
         token: TokenUse,
     },
     /// The repository has no such branch, tag or commit.
     #[error("`{repo}` has no revision `{revision}`")]
-    RevisionUnknown {
-        /// The repository.
-        repo: String,
-        /// The revision.
-        revision: String,
-    },
+    RevisionUnknown { repo: String, revision: String },
     /// The repository has no such file.
     #[error("`{repo}` has no file `{file}` at revision `{revision}`")]
-    FileUnknown {
-        /// The repository.
-        repo: String,
-        /// The revision.
-        revision: String,
-        /// The file.
-        file: String,
-        /// A file with a name like it.
-        nearest: Option<String>,
-    },
+    FileUnknown { repo: String, revision: String, file: String, nearest: Option<String> },
     /// The server knows no such address.
     #[error("there is nothing at `{url}` (404)")]
-    NotFound {
-        /// The address.
-        url: String,
-    },
+    NotFound { url: String },
     /// The owner wants readers to agree to terms first.
     #[error("`{repo}` is gated, and {token}")]
-    Gated {
-        /// The repository.
-        repo: String,
-        /// Where to agree to the terms.
-        page: String,
-        /// Whether we said who we are.
-        token: TokenUse,
-    },
+    Gated { repo: String, page: String, token: TokenUse },
     /// The server wants to know who asks, or does not like who does.
     #[error("`{what}` was refused ({status}), and {token}")]
-    Refused {
-        /// The file or the repository.
-        what: String,
-        /// The HTTP status: 401 or 403.
-        status: u16,
-        /// Whether we said who we are.
-        token: TokenUse,
-    },
+    Refused { what: String, status: u16, token: TokenUse },
     /// It went wrong more often than we try.
     #[error("`{what}` was given up after {attempts} attempts without progress: {fault}")]
     GaveUp {
-        /// The file or the repository.
         what: String,
         /// How often it was tried since the last byte that came.
         attempts: u32,
-        /// What went wrong the last time.
         fault: Fault,
     },
     /// An answer that trying again does not make better.
     #[error("`{what}`: {fault}")]
-    Failed {
-        /// The file or the repository.
-        what: String,
-        /// What is wrong.
-        fault: Fault,
-    },
+    Failed { what: String, fault: Fault },
     /// The server wants a longer pause than we make.
     #[error("`{what}` may only be asked for again in {} s", .wait.as_secs())]
-    RateLimited {
-        /// The file or the repository.
-        what: String,
-        /// The pause.
-        wait: Duration,
-    },
+    RateLimited { what: String, wait: Duration },
     /// All bytes came, twice, and they are the wrong ones.
     #[error("`{file}` has hash {found}, not {expected}")]
-    WrongHash {
-        /// The file.
-        file: String,
-        /// The hash it should have.
-        expected: String,
-        /// The hash of what came.
-        found: String,
-    },
+    WrongHash { file: String, expected: String, found: String },
     /// A name that would leave the folder, or that no file should have.
     #[error("`{name}` is no name for a file: {problem}")]
-    FileName {
-        /// The name, with odd characters escaped.
-        name: String,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    FileName { name: String, problem: &'static str },
     /// Not the name of a repository or revision.
     #[error("`{name}` is no name for a {kind}: {problem}")]
-    RepoName {
-        /// The name, with odd characters escaped.
-        name: String,
-        /// Repository or revision.
-        kind: &'static str,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
+    RepoName { name: String, kind: &'static str, problem: &'static str },
     /// A URL that cannot be used.
     #[error("`{url}` cannot be fetched: {problem}")]
-    Url {
-        /// The URL, without query and user name.
-        url: String,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Url { url: String, problem: String },
     /// The list of files of a repository makes no sense.
     #[error("the list of files of `{repo}` cannot be used: {problem}")]
-    Listing {
-        /// The repository.
-        repo: String,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Listing { repo: String, problem: String },
     /// No file of the repository is wanted.
     #[error("none of the {files} files of `{repo}` is wanted")]
-    NothingChosen {
-        /// The repository, with the folder in it.
-        repo: String,
-        /// How many files it has.
-        files: usize,
-    },
+    NothingChosen { repo: String, files: usize },
     /// Several files that each are a whole model.
     #[error("`{repo}` has {} files that each are a model: {}", .files.len(), .files.join(", "))]
-    ManyModels {
-        /// The repository.
-        repo: String,
-        /// The files.
-        files: Vec<String>,
-    },
+    ManyModels { repo: String, files: Vec<String> },
     /// Nothing is in the cache, and we may not ask.
     #[error("`{what}` is not in the cache, and fetching is switched off")]
     NotCached {
         /// The repository with its revision, or the URL.
         what: String,
-        /// Revisions that are in the cache.
         cached: Vec<String>,
     },
     /// The cache has some of the files, and we may not ask for the others.
     #[error("`{what}` is not complete in the cache ({} missing), and fetching is switched off", listed(.missing))]
     Incomplete {
-        /// The repository with its revision.
         what: String,
         /// The files that are missing or cut off.
         missing: Vec<String>,
     },
     /// The operating system refused.
     #[error("cannot {action} `{path}`: {message}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: String,
-        /// The kind of refusal.
-        kind: io::ErrorKind,
-        /// In the system's words.
-        message: String,
-    },
+    Io { action: &'static str, path: String, kind: io::ErrorKind, message: String },
     /// A setting that makes no sense.
     #[error("{name} cannot be used: {problem}")]
-    Setting {
-        /// The name of the variable.
-        name: &'static str,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Setting { name: &'static str, problem: String },
     /// The observer wanted to stop.
     #[error("the download of `{what}` was stopped")]
-    Cancelled {
-        /// The file or the repository.
-        what: String,
-    },
+    Cancelled { what: String },
 }
 
 /// Whether a request said who we are.
@@ -343,7 +241,7 @@ impl Hint for FetchError {
                 format!("in the cache are: {}; or unset HF_HUB_OFFLINE", cached.join(", "))
             }
             Self::NotCached { .. } | Self::Incomplete { .. } => {
-                "unset HF_HUB_OFFLINE and SHARDLOOM_OFFLINE and try again; only what is missing is fetched"
+                "unset HF_HUB_OFFLINE and WEIGHTLOOM_OFFLINE and try again; only what is missing is fetched"
                     .to_owned()
             }
             Self::Io { kind: io::ErrorKind::StorageFull, .. } => {

@@ -178,7 +178,7 @@ impl<'a> Network<'a> {
         // the program has told it, that stands.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = Client::builder()
-            .user_agent(concat!("shardloom/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("weightloom/", env!("CARGO_PKG_VERSION")))
             .redirect(redirect::Policy::none())
             .connect_timeout(settings.connect_timeout)
             .http1_only()
@@ -190,7 +190,7 @@ impl<'a> Network<'a> {
         let client = builder.build().map_err(|error| failed(innermost(&error)))?;
         let threads = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .thread_name("shardloom-fetch")
+            .thread_name("weightloom-fetch")
             .enable_all()
             .build();
         let runtime = threads.map_err(|error| failed(error.to_string()))?;

@@ -5,7 +5,7 @@
 //!   blobs/<hash>                  bytes
 //!   snapshots/<commit>/<file>     links to blobs
 //!   refs/<revision>               the commit that a branch or tag was at
-//!   shardloom/<commit>.json       ours: what we have checked
+//!   weightloom/<commit>.json       ours: what we have checked
 //! .locks/models--owner--name/<hash>.lock
 //! ```
 
@@ -47,12 +47,12 @@ impl RepoCache {
     /// in `.incomplete` behind the hash for a start without holes, which ours
     /// is not; so the name differs.
     pub(super) fn staging(&self, digest: &Digest) -> PathBuf {
-        self.folder.join("blobs").join(format!("{}.shardloom.incomplete", digest.hex()))
+        self.folder.join("blobs").join(format!("{}.weightloom.incomplete", digest.hex()))
     }
 
     /// Where it is written which bytes of it are there.
     pub(super) fn record(&self, digest: &Digest) -> PathBuf {
-        self.folder.join("blobs").join(format!("{}.shardloom.ranges", digest.hex()))
+        self.folder.join("blobs").join(format!("{}.weightloom.ranges", digest.hex()))
     }
 
     pub(super) fn lock(&self, digest: &Digest) -> PathBuf {
@@ -136,7 +136,7 @@ impl RepoCache {
         checked: &[&str],
         observer: &dyn FetchObserver,
     ) -> Result<(), FetchError> {
-        let lock = self.locks.join(format!("{}.shardloom.lock", listing.commit));
+        let lock = self.locks.join(format!("{}.weightloom.lock", listing.commit));
         let _lock = Lock::take(&lock, &listing.commit, observer)?;
         let before = self.marker(&listing.commit);
         let mut marker = before.clone().unwrap_or_else(|| Marker::new(listing));
@@ -149,7 +149,7 @@ impl RepoCache {
 
     /// The hashes of all blobs that we have checked, for whichever commit.
     pub(super) fn checked(&self) -> HashSet<String> {
-        let entries = fs::read_dir(self.folder.join("shardloom")).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.folder.join("weightloom")).into_iter().flatten().flatten();
         let commits =
             entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".json")?.to_owned()));
         let markers = commits.filter_map(|commit| self.marker(&commit));
@@ -157,7 +157,7 @@ impl RepoCache {
     }
 
     fn marker_path(&self, commit: &str) -> PathBuf {
-        self.folder.join("shardloom").join(format!("{commit}.json"))
+        self.folder.join("weightloom").join(format!("{commit}.json"))
     }
 }
 

@@ -144,9 +144,9 @@ impl FetchSettings {
     /// The settings that variables say, by the names and rules of
     /// `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`,
     /// `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `XDG_CACHE_HOME`. Besides
-    /// there are `SHARDLOOM_CACHE_DIR`, `SHARDLOOM_OFFLINE`,
-    /// `SHARDLOOM_FETCH_CONNECTIONS`, `SHARDLOOM_FETCH_RETRIES`,
-    /// `SHARDLOOM_FETCH_TIMEOUT` (seconds) and `SHARDLOOM_FETCH_CHECK`
+    /// there are `WEIGHTLOOM_CACHE_DIR`, `WEIGHTLOOM_OFFLINE`,
+    /// `WEIGHTLOOM_FETCH_CONNECTIONS`, `WEIGHTLOOM_FETCH_RETRIES`,
+    /// `WEIGHTLOOM_FETCH_TIMEOUT` (seconds) and `WEIGHTLOOM_FETCH_CHECK`
     /// (`sizes` or `hashes`). `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and
     /// `NO_PROXY` count in capitals and in small letters.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, FetchError> {
@@ -173,7 +173,7 @@ impl FetchSettings {
             Some(set) => folder(set),
             None => hf_home.clone()?.join("hub"),
         };
-        let url_cache = below_caches(get("SHARDLOOM_CACHE_DIR"), "SHARDLOOM_CACHE_DIR", "shardloom")?;
+        let url_cache = below_caches(get("WEIGHTLOOM_CACHE_DIR"), "WEIGHTLOOM_CACHE_DIR", "weightloom")?;
 
         let mut settings = Self::in_folders(hub_cache, url_cache);
         if let Some(endpoint) = get("HF_ENDPOINT") {
@@ -188,27 +188,27 @@ impl FetchSettings {
                 text.map_or(Ok(None), |text| Token::new(&text))?
             }
         };
-        for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SHARDLOOM_OFFLINE"] {
+        for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WEIGHTLOOM_OFFLINE"] {
             if get(name).is_some_and(|value| is_true(&value)) {
                 settings.reach = Reach::Offline;
             }
         }
-        if let Some(connections) = number("SHARDLOOM_FETCH_CONNECTIONS", &get)? {
+        if let Some(connections) = number("WEIGHTLOOM_FETCH_CONNECTIONS", &get)? {
             settings.connections = connections.clamp(1, 64) as usize;
         }
-        if let Some(retries) = number("SHARDLOOM_FETCH_RETRIES", &get)? {
+        if let Some(retries) = number("WEIGHTLOOM_FETCH_RETRIES", &get)? {
             settings.retries = retries.min(1000) as u32;
         }
-        if let Some(seconds) = number("SHARDLOOM_FETCH_TIMEOUT", &get)? {
+        if let Some(seconds) = number("WEIGHTLOOM_FETCH_TIMEOUT", &get)? {
             settings.stall_timeout = Duration::from_secs(seconds.clamp(1, 86_400));
             settings.connect_timeout = settings.stall_timeout;
         }
-        settings.existing = match get("SHARDLOOM_FETCH_CHECK").as_deref() {
+        settings.existing = match get("WEIGHTLOOM_FETCH_CHECK").as_deref() {
             None | Some("sizes") => Existing::Sizes,
             Some("hashes") => Existing::Hashes,
             Some(other) => {
                 let problem = format!("`{other}` is neither `sizes` nor `hashes`");
-                return Err(FetchError::Setting { name: "SHARDLOOM_FETCH_CHECK", problem });
+                return Err(FetchError::Setting { name: "WEIGHTLOOM_FETCH_CHECK", problem });
             }
         };
         let proxy = |name: &str| get(&name.to_lowercase()).or_else(|| get(name));
@@ -248,16 +248,16 @@ mod tests {
     fn folders_follow_the_rules_of_huggingface_hub() {
         let plain = from(&[("HOME", "/home/me")]).unwrap();
         assert_eq!(plain.hub_cache, Path::new("/home/me/.cache/huggingface/hub"));
-        assert_eq!(plain.url_cache, Path::new("/home/me/.cache/shardloom"));
+        assert_eq!(plain.url_cache, Path::new("/home/me/.cache/weightloom"));
         assert_eq!(plain.endpoint, "https://huggingface.co");
         let xdg = from(&[("HOME", "/home/me"), ("XDG_CACHE_HOME", "/x")]).unwrap();
         assert_eq!(xdg.hub_cache, Path::new("/x/huggingface/hub"));
-        assert_eq!(xdg.url_cache, Path::new("/x/shardloom"));
+        assert_eq!(xdg.url_cache, Path::new("/x/weightloom"));
         let hf = from(&[("HOME", "/home/me"), ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/hf")]).unwrap();
         assert_eq!(hf.hub_cache, Path::new("/home/me/hf/hub"));
         let hub = from(&[("HOME", "/home/me"), ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/hub")]).unwrap();
         assert_eq!(hub.hub_cache, Path::new("/hub"));
-        let own = from(&[("HOME", "/home/me"), ("SHARDLOOM_CACHE_DIR", "/own")]).unwrap();
+        let own = from(&[("HOME", "/home/me"), ("WEIGHTLOOM_CACHE_DIR", "/own")]).unwrap();
         assert_eq!(own.url_cache, Path::new("/own"));
     }
 
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn any_of_three_variables_switches_fetching_off() {
-        for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "SHARDLOOM_OFFLINE"] {
+        for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WEIGHTLOOM_OFFLINE"] {
             assert_eq!(from(&[("HOME", "/h"), (name, "1")]).unwrap().reach, Reach::Offline);
             assert_eq!(from(&[("HOME", "/h"), (name, "0")]).unwrap().reach, Reach::Online);
         }
@@ -291,9 +291,9 @@ mod tests {
 
     #[test]
     fn numbers_are_numbers() {
-        let settings = from(&[("HOME", "/h"), ("SHARDLOOM_FETCH_CONNECTIONS", "0")]).unwrap();
+        let settings = from(&[("HOME", "/h"), ("WEIGHTLOOM_FETCH_CONNECTIONS", "0")]).unwrap();
         assert_eq!(settings.connections, 1);
-        assert!(from(&[("HOME", "/h"), ("SHARDLOOM_FETCH_RETRIES", "many")]).is_err());
+        assert!(from(&[("HOME", "/h"), ("WEIGHTLOOM_FETCH_RETRIES", "many")]).is_err());
     }
 
     #[test]

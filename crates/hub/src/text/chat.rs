@@ -24,7 +24,7 @@ use minijinja::value::{Kwargs, Rest};
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value, syntax::SyntaxConfig,
 };
-use shardloom_checkpoint::formats::gguf::GgufValue;
+use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::companions::{Companions, ReadFile};
 use super::facts::Facts;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
-use shardloom_checkpoint::formats::gguf::GgufValue;
+use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::error::TextError;
 use super::facts::{Facts, needed};
@@ -262,7 +262,7 @@ fn vocab_size(model: GgufModel<'_>, keys: Keys<'_>) -> Result<u64, TextError> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_checkpoint::formats::gguf::GgufArray;
+    use weightloom_checkpoint::formats::gguf::GgufArray;
 
     use super::*;
 

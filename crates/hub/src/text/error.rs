@@ -1,29 +1,20 @@
 //! What is wrong with the text side of a model.
 
-use shardloom_layout::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 use super::pre::Pre;
 
 /// What is wrong with a tokenizer, or with what a file says about a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum TextError {
     /// A file cannot be read.
     #[error("`{file}` cannot be read: {message}")]
-    Read {
-        /// The file.
-        file: String,
-        /// What the system says.
-        message: String,
-    },
+    Read { file: String, message: String },
     /// A file is not what its name says.
     #[error("`{file}` is not valid: {message}")]
-    Invalid {
-        /// The file.
-        file: String,
-        /// What is wrong with it.
-        message: String,
-    },
+    Invalid { file: String, message: String },
     /// A folder has no tokenizer.
     #[error("there is neither `tokenizer.json` nor `vocab.json` with `merges.txt`")]
     NoTokenizer,
@@ -32,98 +23,40 @@ pub enum TextError {
     OnlyModel,
     /// A value of the wrong kind.
     #[error("`{key}` should be {expected}, but is {found}")]
-    Value {
-        /// The key.
-        key: String,
-        /// What it should be, in words.
-        expected: &'static str,
-        /// What it is, shortened.
-        found: String,
-    },
+    Value { key: String, expected: &'static str, found: String },
     /// A key that must be there is not.
     #[error("`{key}` is missing")]
-    Missing {
-        /// The key.
-        key: String,
-    },
+    Missing { key: String },
     /// A kind of tokenizer that we do not build.
     #[error("tokenizers of kind `{kind}` are not supported")]
-    Kind {
-        /// The kind.
-        kind: String,
-    },
+    Kind { kind: String },
     /// A way to cut text that we do not know.
     #[error("`{pre}` is no known way to cut text into words")]
-    Pre {
-        /// Its name in the file.
-        pre: String,
-    },
+    Pre { pre: String },
     /// Lists that should be equally long.
     #[error("`{key}` has {found} entries, but there are {tokens} tokens")]
-    Length {
-        /// The key.
-        key: String,
-        /// How many it has.
-        found: usize,
-        /// How many tokens there are.
-        tokens: usize,
-    },
+    Length { key: String, found: usize, tokens: usize },
     /// A merge that makes no token.
     #[error("merge {at}, `{merge}`, does not join two tokens into a third")]
-    Merge {
-        /// Its place in the list.
-        at: usize,
-        /// As it is written.
-        merge: String,
-    },
+    Merge { at: usize, merge: String },
     /// A number that no token has.
     #[error("`{key}` is {id}, but tokens end before {size}")]
-    Id {
-        /// The key.
-        key: String,
-        /// The number.
-        id: u64,
-        /// One more than the last.
-        size: usize,
-    },
+    Id { key: String, id: u64, size: usize },
     /// A token with an absurd number.
     #[error("`{piece}` has number {id}, which is beyond {limit}")]
-    HighId {
-        /// The token.
-        piece: String,
-        /// Its number.
-        id: u32,
-        /// The most that is accepted.
-        limit: usize,
-    },
+    HighId { piece: String, id: u32, limit: usize },
     /// A token of absurd length.
     #[error("token {id} has {bytes} bytes, more than {limit}")]
-    LongPiece {
-        /// Its number.
-        id: usize,
-        /// Its length.
-        bytes: usize,
-        /// The most that is accepted.
-        limit: usize,
-    },
+    LongPiece { id: usize, bytes: usize, limit: usize },
     /// Text that a vocabulary has no tokens for.
     #[error("the text cannot be encoded: {message}")]
-    Encode {
-        /// What the tokenizer says.
-        message: String,
-    },
+    Encode { message: String },
     /// An architecture whose config is not known.
     #[error("the config of architecture `{architecture}` is not known")]
-    Architecture {
-        /// The architecture.
-        architecture: String,
-    },
+    Architecture { architecture: String },
     /// Counts that differ between layers.
     #[error("`{key}` differs between layers, which no config can say")]
-    PerLayer {
-        /// The key.
-        key: String,
-    },
+    PerLayer { key: String },
     /// The factors of rotary frequencies are needed.
     #[error("`rope_freqs.weight` scales rotary frequencies, but its values were not given")]
     NoRopeFactors,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
+use weightloom_checkpoint::formats::gguf::{GgufArray, GgufValue};
 
 use super::error::TextError;
 

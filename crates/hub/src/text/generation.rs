@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::formats::gguf::GgufValue;
+use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::companions::{ReadFile, object};
 use super::error::TextError;

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::gguf::GgufValue;
 use tokenizers::models::bpe::Vocab;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
+use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::bytes::{Decoding, Lead};
 use super::error::TextError;

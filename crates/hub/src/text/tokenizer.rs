@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use shardloom_checkpoint::formats::gguf::GgufValue;
 use tokenizers::processors::PostProcessorWrapper;
+use weightloom_checkpoint::formats::gguf::GgufValue;
 
 use super::bytes::Decoding;
 use super::companions::ReadFile;

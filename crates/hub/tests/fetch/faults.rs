@@ -4,9 +4,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shardloom_hub::fetch::{Completeness, Expected, Fault, FetchError, FetchSettings, FetchedUrl, fetch_url};
-use shardloom_layout::Hint;
 use tempfile::TempDir;
+use weightloom_errors::Hint;
+use weightloom_hub::fetch::{
+    Completeness, Expected, Fault, FetchError, FetchSettings, FetchedUrl, fetch_url,
+};
 
 use crate::server::{Act, File, Server};
 use crate::{Notes, noise, settings, sha256};
@@ -369,7 +371,7 @@ fn an_empty_file_is_a_file() {
 #[test]
 fn whoever_watches_can_stop() {
     struct Impatient;
-    impl shardloom_hub::fetch::FetchObserver for Impatient {
+    impl weightloom_hub::fetch::FetchObserver for Impatient {
         fn cancelled(&self) -> bool {
             true
         }

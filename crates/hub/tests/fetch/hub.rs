@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use shardloom_hub::fetch::{
+use weightloom_errors::Hint;
+use weightloom_hub::fetch::{
     Completeness, Existing, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Token, TokenUse,
     fetch_repo,
 };
-use shardloom_layout::Hint;
 
 use crate::server::{Act, File, Server};
 use crate::{Notes, hex, noise, settings, sha256};

@@ -8,14 +8,14 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use shardloom_hub::fetch::{Completeness, FileChoice, HfRepo, fetch_repo};
+use weightloom_hub::fetch::{Completeness, FileChoice, HfRepo, fetch_repo};
 
 use crate::hub::{Hub, safetensors};
 use crate::server::Act;
 use crate::{Notes, settings};
 
 /// Tells the test that it is the program that downloads: to where, from where.
-const TASK: &str = "SHARDLOOM_TEST_FETCHES";
+const TASK: &str = "WEIGHTLOOM_TEST_FETCHES";
 const NAME: &str = "killed::a_killed_download_goes_on_where_it_was";
 const SIZE: usize = 400_000;
 
@@ -55,7 +55,7 @@ fn kill_and_go_on() {
     let blobs = folder.path().join("hub/models--owner--model/blobs");
     assert!(std::fs::read_dir(blobs).unwrap().flatten().all(|entry| {
         let name = entry.file_name().into_string().unwrap();
-        name.contains("shardloom") || name.len() == 40
+        name.contains("weightloom") || name.len() == 40
     }));
 
     // Another server, so that nothing that was on its way is counted.

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use shardloom_hub::fetch::{Fault, FetchObserver, FetchSettings, LockWait};
+use weightloom_hub::fetch::{Fault, FetchObserver, FetchSettings, LockWait};
 
 /// Settings with caches in a folder, and with little patience.
 fn settings(folder: &Path, endpoint: &str) -> FetchSettings {

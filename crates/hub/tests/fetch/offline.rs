@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use shardloom_hub::fetch::{
+use weightloom_hub::fetch::{
     Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Reach, fetch_repo,
 };
 
@@ -177,7 +177,7 @@ fn the_list_that_python_keeps_is_believed() {
 fn a_marker_that_makes_no_sense_is_not_believed() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     python_cache(folder.path(), &hub.files);
-    let markers = root(folder.path()).join("shardloom");
+    let markers = root(folder.path()).join("weightloom");
     fs::create_dir_all(&markers).unwrap();
     let other = "f".repeat(40);
     for text in [

@@ -8,14 +8,14 @@ use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::thread;
 
-use shardloom_hub::fetch::{Completeness, Expected, FileChoice, HfRepo, fetch_repo, fetch_url};
+use weightloom_hub::fetch::{Completeness, Expected, FileChoice, HfRepo, fetch_repo, fetch_url};
 
 use crate::hub::Hub;
 use crate::server::{Act, File, Server};
 use crate::{Notes, noise, settings};
 
 /// Tells the test that it is one of the processes: to where, from where.
-const TASK: &str = "SHARDLOOM_TEST_FETCHES_TOO";
+const TASK: &str = "WEIGHTLOOM_TEST_FETCHES_TOO";
 const NAME: &str = "together::processes_that_want_one_model_fetch_it_once";
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use shardloom_hub::fetch::{Completeness, Expected, FetchError, Reach, Token, fetch_url};
+use weightloom_hub::fetch::{Completeness, Expected, FetchError, Reach, Token, fetch_url};
 
 use crate::server::{Act, File, Server};
 use crate::{noise, settings, sha256};

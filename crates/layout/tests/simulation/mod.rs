@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use shardloom_layout::*;
+use weightloom_layout::*;
 
 pub fn shape(dims: &[usize]) -> Shape {
     Shape::new(dims).unwrap()

@@ -5,7 +5,7 @@ Run with any Python that has torch 2.15 (no GPU, no process group needed):
     python make_regions.py > regions.json
 
 Each case holds a tensor shape, mesh sizes, one placement per axis in
-Shardloom's text form, and per coordinate (last axis fastest) the offset and
+Weightloom's text form, and per coordinate (last axis fastest) the offset and
 size torch computes. Plain shards are random, uneven and empty sizes included.
 Strided shards are those that FSDP after tensor parallelism produces; torch
 describes them as a split factor on the outer axis.

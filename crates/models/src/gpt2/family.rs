@@ -1,9 +1,9 @@
 //! GPT-2: layer norms, learned positions, one matrix for queries, keys and
 //! values, and weights that are stored the other way round.
 
-use shardloom_checkpoint::{Index, KeyMap, KeyRule};
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::{
+use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::{
     AttentionConfig, DecoderConfig, Gating, HeadConfig, MlpConfig, NormConfig, NormKind, PositionConfig,
     ResidualForm,
 };

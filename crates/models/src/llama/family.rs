@@ -1,8 +1,8 @@
 //! Llama 2 and 3, and what is built like them: SmolLM2, TinyLlama.
 
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::DecoderConfig;
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::DecoderConfig;
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, no_frequencies};

@@ -1,8 +1,8 @@
 //! Mistral.
 
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, no_frequencies};

@@ -1,8 +1,8 @@
 //! Qwen 2 and 2.5: queries, keys and values have biases.
 
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::DecoderConfig;
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::DecoderConfig;
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, WindowKeys, no_frequencies};

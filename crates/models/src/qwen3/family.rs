@@ -1,7 +1,7 @@
 //! Qwen 3: queries and keys have norms.
 
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::{DecoderConfig, QkNorm};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::{DecoderConfig, QkNorm};
 
 use crate::archs::archs;
 use crate::transformer::{TransformerConfig, WindowKeys};

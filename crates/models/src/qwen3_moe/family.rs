@@ -1,8 +1,8 @@
 //! Qwen 3 with experts.
 
-use shardloom_checkpoint::{Index, KeyMap, KeyRule};
-use shardloom_hub::{ConfigError, Family, family_config};
-use shardloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
+use weightloom_checkpoint::{Index, KeyMap, KeyRule};
+use weightloom_hub::{ConfigError, Family, family_config};
+use weightloom_nn::{DecoderConfig, ExpertWeights, ExpertsConfig, LayerChoice};
 
 use crate::archs::archs;
 use crate::qwen3::Qwen3Config;

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
-use shardloom_hub::text::{ChatContext, Data, Message};
-use shardloom_hub::{WriteRequest, Writer};
+use weightloom_hub::text::{ChatContext, Data, Message};
+use weightloom_hub::{WriteRequest, Writer};
 
 use crate::client::{post, refused};
 use crate::fixture::{Chats, NAME, Server, options, writer};

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
-use shardloom_hub::{WriteRequest, Writer, Written};
+use weightloom_hub::{WriteRequest, Writer, Written};
 
 use crate::client::{complete, get, post, refused};
 use crate::fixture::{Chats, NAME, Server, writer};

@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use shardloom_checkpoint::{Observer, Source};
-use shardloom_hub::text::{ChatTemplates, GenerationDefaults, Tokenizer};
-use shardloom_hub::{Families, LoadOptions, Writer, load_decoder};
-use shardloom_serve::{ServeError, ServeOptions, run};
 use tokio::sync::oneshot;
+use weightloom_checkpoint::{Observer, Source};
+use weightloom_hub::text::{ChatTemplates, GenerationDefaults, Tokenizer};
+use weightloom_hub::{Families, LoadOptions, Writer, load_decoder};
+use weightloom_serve::{ServeError, ServeOptions, run};
 
 /// What the model is called, with a slash as many are.
 pub const NAME: &str = "tests/tiny";
@@ -38,7 +38,7 @@ pub fn writer(positions: usize, chats: Chats) -> Writer {
         serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     config.insert("max_position_embeddings".to_owned(), json!(positions));
     let mut families = Families::new();
-    shardloom_models::register(&mut families).unwrap();
+    weightloom_models::register(&mut families).unwrap();
     let family = families.of_config(&config).unwrap().clone();
     let decoder = family.decoder(&config).unwrap();
     let source = Source::open(folder.join("model.safetensors")).unwrap();

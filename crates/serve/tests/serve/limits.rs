@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use shardloom_serve::ApiKey;
+use weightloom_serve::ApiKey;
 
 use crate::client::{Response, complete, connect, get, post, receive, refused, request, send};
 use crate::fixture::{Chats, Server, options, writer};

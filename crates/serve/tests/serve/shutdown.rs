@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use shardloom_serve::{ServeError, run};
+use weightloom_serve::{ServeError, run};
 
 use crate::client::{Response, connect, receive, request};
 use crate::fixture::{Chats, Server, options, writer};

@@ -54,7 +54,7 @@ fn a_full_document_gets_every_probe_in_order() {
         ]
     );
     assert!(!text.contains("# Not here:"));
-    assert!(text.starts_with("# Made from notes.dlm by shardloom "));
+    assert!(text.starts_with("# Made from notes.dlm by weightloom "));
     let list = |index: usize, key: &str| suite.entries()[index].fields[key].as_array().unwrap().clone();
     assert_eq!(list(1, "prompts").len(), 16);
     assert_eq!((list(2, "cases").len(), list(3, "prompts").len()), (8, 4));

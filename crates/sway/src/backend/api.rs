@@ -17,10 +17,10 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shardloom_hub::fetch::Proxies;
-use shardloom_layout::Hint;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
+use weightloom_errors::Hint;
+use weightloom_hub::fetch::Proxies;
 
 pub use key::ApiKey;
 pub use wire::MOST_TOLD;
@@ -83,33 +83,24 @@ impl Default for ApiOptions {
 /// What is wrong with what a file says of servers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ApiError {
     /// An address that is none.
     #[error("`{endpoint}` is no address of a server: {problem}")]
     Address {
         /// As much of it as may be shown.
         endpoint: String,
-        /// What is wrong with it.
         problem: String,
     },
     /// A key that no header can carry.
     #[error("the key in {variable} has characters in it that no key has")]
-    Key {
-        /// Where it came from.
-        variable: &'static str,
-    },
+    Key { variable: &'static str },
     /// A proxy that is none.
     #[error("{variable} is no address of a proxy")]
-    Proxy {
-        /// Where it came from.
-        variable: &'static str,
-    },
+    Proxy { variable: &'static str },
     /// The system refuses what connections need.
     #[error("connections cannot be made: {message}")]
-    Client {
-        /// What it says.
-        message: String,
-    },
+    Client { message: String },
 }
 
 impl Hint for ApiError {
@@ -147,7 +138,7 @@ impl ApiBackend {
         let (base, tuned) = (client(base)?, tuned.map(client).transpose()?);
         let built = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .thread_name("shardloom-sway-api")
+            .thread_name("weightloom-sway-api")
             .enable_all()
             .build();
         let runtime = built.map_err(|error| ApiError::Client { message: error.to_string() })?;
@@ -273,7 +264,8 @@ impl Backend for ApiBackend {
     fn preflight(&mut self) -> Result<(), SwayError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
         if let Some(error) = first_fault(self, views, 1)? {
-            let hint = "use a server that answers `logprobs` of `/v1/completions`, as `shardloom serve` does";
+            let hint =
+                "use a server that answers `logprobs` of `/v1/completions`, as `weightloom serve` does";
             return Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end());
         }
         self.try_echo()

@@ -7,10 +7,10 @@ mod error;
 
 use std::path::{Path, PathBuf};
 
-use shardloom_checkpoint::{CheckpointError, Format, Source};
-use shardloom_hub::fetch::FetchObserver;
-use shardloom_hub::{Hub, Model};
-use shardloom_layout::DType;
+use weightloom_checkpoint::{CheckpointError, Format, Source};
+use weightloom_hub::fetch::FetchObserver;
+use weightloom_hub::{Hub, Model};
+use weightloom_layout::DType;
 
 pub use error::BuildError;
 
@@ -27,7 +27,7 @@ use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Prec
 const DEVICES: [&str; 2] = ["auto", "cpu"];
 
 /// Variables that are looked at.
-const PYTHON: &str = "SHARDLOOM_PYTHON";
+const PYTHON: &str = "WEIGHTLOOM_PYTHON";
 
 /// Makes backends.
 pub struct Build<'a> {
@@ -46,7 +46,7 @@ pub struct Build<'a> {
 
 impl<'a> Build<'a> {
     /// Makes backends with defaults. `SWAY_API_KEY` or `OPENAI_API_KEY`, and
-    /// `SHARDLOOM_PYTHON` are looked up.
+    /// `WEIGHTLOOM_PYTHON` are looked up.
     pub fn new(
         hub: &'a Hub,
         observer: &'a dyn FetchObserver,
@@ -238,7 +238,7 @@ pub fn check_adapter(key: &str, path: &Path) -> Result<(), BuildError> {
     }
     let folder = folder_of(path);
     // What it counts by must be known before its tensors mean anything.
-    let config = shardloom_checkpoint::formats::peft::CONFIG;
+    let config = weightloom_checkpoint::formats::peft::CONFIG;
     let there = |name: &&&str| folder.join(name).is_file();
     if folder.is_dir() && !folder.join(config).is_file() && !folder.join("config.json").is_file() {
         let found = WEIGHTS.iter().find(there).map(|name| (*name).to_owned());

@@ -20,11 +20,12 @@ mod writing;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use shardloom_checkpoint::storage::Way;
-use shardloom_checkpoint::{CheckpointError, Source};
-use shardloom_hub::{HubError, Model};
-use shardloom_layout::{DType, Hint};
-use shardloom_nn::NnError;
+use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::{CheckpointError, Source};
+use weightloom_errors::Hint;
+use weightloom_hub::{HubError, Model};
+use weightloom_layout::DType;
+use weightloom_nn::NnError;
 
 use super::trial::first_fault;
 use super::{Backend, Capabilities, Capability, Description, Watch};

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use shardloom_checkpoint::{Observer, Source};
-use shardloom_hub::SentenceEncoder;
-use shardloom_layout::Hint;
+use weightloom_checkpoint::{Observer, Source};
+use weightloom_errors::Hint;
+use weightloom_hub::SentenceEncoder;
 
 use super::local::identity;
 use super::placed::ask_some;
@@ -53,7 +53,7 @@ impl Backend for WithSentences {
             match &question.ask {
                 Ask::Meaning { text } => {
                     let refused =
-                        |error: shardloom_hub::HubError| AskError::Refused { message: error.to_string() };
+                        |error: weightloom_hub::HubError| AskError::Refused { message: error.to_string() };
                     watch.answered(place, self.encoder.encode(text).map(Answer::Meaning).map_err(refused));
                 }
                 _ => {

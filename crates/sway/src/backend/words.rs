@@ -3,7 +3,7 @@
 //! What one model's tokens mean, another that was trained on other ones cannot
 //! know: numbers of both beside each other would say nothing.
 
-use shardloom_hub::text::{Special, Tokenizer};
+use weightloom_hub::text::{Special, Tokenizer};
 
 use crate::packs::Packs;
 

@@ -96,48 +96,26 @@ impl fmt::Display for Side {
 /// Why two distributions cannot be compared.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DivergenceError {
     /// No tokens, or not as many logarithms as tokens.
     #[error("{side} gave {tokens} tokens with {logprobs} log-probabilities")]
-    Lengths {
-        /// Whose.
-        side: Side,
-        /// How many tokens.
-        tokens: usize,
-        /// How many logarithms.
-        logprobs: usize,
-    },
+    Lengths { side: Side, tokens: usize, logprobs: usize },
     /// A logarithm that is no number.
     #[error("{side} gave the log-probability {found}")]
-    NotFinite {
-        /// Whose.
-        side: Side,
-        /// What it gave.
-        found: String,
-    },
+    NotFinite { side: Side, found: String },
     /// All tokens are equally likely.
     #[error("{side} finds all {tokens} tokens equally likely")]
-    Flat {
-        /// Whose.
-        side: Side,
-        /// How many tokens.
-        tokens: usize,
-    },
+    Flat { side: Side, tokens: usize },
     /// One side tells numbers of tokens, the other what they stand for.
     #[error("one side names tokens by number and the other by text")]
     DifferentNames,
     /// No probability at all.
     #[error("the probabilities of {side} do not add up to anything")]
-    NoMass {
-        /// Whose.
-        side: Side,
-    },
+    NoMass { side: Side },
     /// A divergence that no two distributions have.
     #[error("{found} is not a divergence")]
-    OutOfBounds {
-        /// What came out.
-        found: String,
-    },
+    OutOfBounds { found: String },
 }
 
 #[cfg(test)]

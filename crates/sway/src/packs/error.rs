@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 /// Everything that is wrong with a file of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,46 +26,26 @@ pub struct PackFault {
 /// What is wrong with a text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PackProblem {
     /// The file cannot be read.
     #[error("cannot be read: {message}")]
-    Unreadable {
-        /// In the system's words.
-        message: String,
-    },
+    Unreadable { message: String },
     /// It is longer than texts are.
     #[error("has more than {most} bytes")]
-    TooLong {
-        /// The most.
-        most: u64,
-    },
+    TooLong { most: u64 },
     /// It is no JSON.
     #[error("not JSON, in line {line}, column {column}: {message}")]
-    Syntax {
-        /// The line.
-        line: usize,
-        /// The character in the line.
-        column: usize,
-        /// What the parser says.
-        message: String,
-    },
+    Syntax { line: usize, column: usize, message: String },
     /// It is JSON, but no object.
     #[error("is not an object with keys")]
     NoObject,
     /// A key that means nothing.
     #[error("there is no such key")]
-    UnknownKey {
-        /// The one that it most likely means.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<&'static str>,
-    },
+    UnknownKey { near: Option<String>, known: Vec<&'static str> },
     /// A value of another kind.
     #[error("is not {expected}")]
-    Kind {
-        /// What fits.
-        expected: &'static str,
-    },
+    Kind { expected: &'static str },
     /// Nothing where something must be.
     #[error("is empty")]
     Empty,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
 
 use super::Packs;
 use super::error::{PackError, PackFault, PackProblem};

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::read::KEYS;
 use super::*;

@@ -6,8 +6,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use shardloom_layout::{Hint, nearest};
 use thiserror::Error;
+use weightloom_errors::{Hint, nearest};
 
 use super::{
     AdapterAblation, AdapterRevert, CalibrationDrift, ClusterKl, DeltaKl, ExternalPerplexity, Leakage,
@@ -152,10 +152,9 @@ fn read<T: Fields>(fields: &Map<String, Value>) -> Result<T, FieldFaults> {
 /// A kind that nobody knows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("there is no probe of the kind `{kind}`")]
+#[allow(missing_docs)]
 pub struct UnknownKind {
-    /// What was asked for.
     pub kind: String,
-    /// What may have been meant.
     pub near: Option<String>,
 }
 
@@ -193,10 +192,9 @@ impl FieldFault {
 /// All that is wrong with the fields of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{kind}: {}", list(faults))]
+#[allow(missing_docs)]
 pub struct FieldFaults {
-    /// The probe's kind.
     pub kind: String,
-    /// One for each field.
     pub faults: Vec<FieldFault>,
 }
 
@@ -234,7 +232,7 @@ mod tests {
             assert_eq!(kind.category, Category::of_kind(kind.kind), "{}", kind.kind);
             let schema = kind.schema();
             // Suites are checked by what it says.
-            assert!(shardloom_document::Section::of(&schema).is_ok(), "{}", kind.kind);
+            assert!(weightloom_document::Section::of(&schema).is_ok(), "{}", kind.kind);
             for (field, found) in schema["properties"].as_object().unwrap() {
                 assert!(found.to_string().contains("description"), "{} {field}", kind.kind);
             }

@@ -21,18 +21,14 @@ pub enum Stop {
 /// Why a probe cannot be carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ProbeFault {
     /// A question has no answer.
     #[error("{0}")]
     Unanswered(AskError),
     /// Two distributions cannot be compared.
     #[error("behind {prompt:?}: {error}")]
-    Incomparable {
-        /// The beginning of the prompt.
-        prompt: String,
-        /// Why.
-        error: DivergenceError,
-    },
+    Incomparable { prompt: String, error: DivergenceError },
 }
 
 impl From<Missing> for Stop {

@@ -1,8 +1,8 @@
 //! One entry of a suite, ready to run.
 
 use serde_json::{Map, Value};
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 use crate::probe::{self, FieldFaults, Probe, UnknownKind};
 
@@ -49,13 +49,11 @@ impl Entry {
 /// Why an entry cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum EntryError {
     /// A field that every entry has is not there, or is no text.
     #[error("the entry has no {field}")]
-    Missing {
-        /// Which.
-        field: &'static str,
-    },
+    Missing { field: &'static str },
     /// Nobody knows its kind.
     #[error(transparent)]
     Kind(#[from] UnknownKind),

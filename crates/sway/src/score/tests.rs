@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use serde_json::json;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::*;
 

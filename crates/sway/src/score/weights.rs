@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{Hint, nearest};
 use thiserror::Error;
+use weightloom_errors::{Hint, nearest};
 
 use crate::category::Category;
 use crate::suite::Statistics;
@@ -17,43 +17,23 @@ pub struct Weights {
 /// Why weights are none.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum WeightError {
     /// A part without a value.
     #[error("`{part}` is not of the form category=number")]
-    Form {
-        /// The part.
-        part: String,
-    },
+    Form { part: String },
     /// A value that is no number.
     #[error("the weight of {category} is `{found}`, not a number")]
-    Number {
-        /// The category.
-        category: String,
-        /// The value.
-        found: String,
-    },
+    Number { category: String, found: String },
     /// A weight for something that is no category.
     #[error("there is no category `{found}`")]
-    Category {
-        /// As it was given.
-        found: String,
-        /// The one that it most likely means.
-        near: Option<String>,
-    },
+    Category { found: String, near: Option<String> },
     /// A weight below 0.
     #[error("the weight of {category} is {found}, which is less than 0")]
-    Negative {
-        /// The category.
-        category: String,
-        /// The weight.
-        found: String,
-    },
+    Negative { category: String, found: String },
     /// One category twice.
     #[error("{category} stands there twice")]
-    Twice {
-        /// The category.
-        category: String,
-    },
+    Twice { category: String },
     /// Weights that leave nothing to be weighed.
     #[error("all categories together weigh nothing")]
     Nothing,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shardloom_document::{Content, Mark, Node};
+use weightloom_document::{Content, Mark, Node};
 
 use super::block::{preferences, questions};
 use super::document::{Document, DocumentError, DocumentWarning};

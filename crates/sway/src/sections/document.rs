@@ -5,8 +5,8 @@ use std::path::Path;
 
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use shardloom_layout::Hint;
 use thiserror::Error;
+use weightloom_errors::Hint;
 
 use super::{Section, SectionKind, dlm, markdown};
 
@@ -29,65 +29,29 @@ pub struct Document {
 /// Why a file is no document.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DocumentError {
     /// It cannot be read.
     #[error("{file}: cannot be read: {message}")]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// In the system's words.
-        message: String,
-    },
+    Unreadable { file: String, message: String },
     /// It is longer than documents are.
     #[error("{file}: has more than {most} bytes")]
-    TooLong {
-        /// The file.
-        file: String,
-        /// The most.
-        most: u64,
-    },
+    TooLong { file: String, most: u64 },
     /// A `.dlm` file that does not begin with its head.
     #[error("{file}:1: a .dlm document begins with a line `---`")]
-    NoHead {
-        /// The file.
-        file: String,
-    },
+    NoHead { file: String },
     /// A `.dlm` file whose head has no end.
     #[error("{file}:1: the head that begins here has no end")]
-    OpenHead {
-        /// The file.
-        file: String,
-    },
+    OpenHead { file: String },
     /// A head that is no YAML.
     #[error("{file}:{line}: the head is not YAML: {message}")]
-    Head {
-        /// The file.
-        file: String,
-        /// The line.
-        line: u64,
-        /// What the parser says.
-        message: String,
-    },
+    Head { file: String, line: u64, message: String },
     /// A key that a head must have.
     #[error("{file}:1: the head has no `{key}`")]
-    HeadKey {
-        /// The file.
-        file: String,
-        /// The key.
-        key: &'static str,
-    },
+    HeadKey { file: String, key: &'static str },
     /// A key of a head that is no text.
     #[error("{file}:{line}: `{key}` is {found}, not a text")]
-    HeadValue {
-        /// The file.
-        file: String,
-        /// The line.
-        line: u64,
-        /// The key.
-        key: &'static str,
-        /// What it is.
-        found: String,
-    },
+    HeadValue { file: String, line: u64, key: &'static str, found: String },
 }
 
 impl Hint for DocumentError {
@@ -112,79 +76,35 @@ impl Hint for DocumentError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DocumentWarning {
     /// Text in front of the first header of a section.
     #[error("line {line}: text before the first `### {wanted}` is left out")]
-    BeforeHeader {
-        /// The line.
-        line: usize,
-        /// The header.
-        wanted: String,
-    },
+    BeforeHeader { line: usize, wanted: String },
     /// A header that nobody knows.
     #[error("line {line}: `### {found}` is no header here, and is left out with what follows")]
-    UnknownHeader {
-        /// The line.
-        line: usize,
-        /// The header.
-        found: String,
-    },
+    UnknownHeader { line: usize, found: String },
     /// A header that stands where another must.
     #[error("line {line}: `### {found}` stands where `### {wanted}` must; the block is left out")]
-    WrongHeader {
-        /// The line.
-        line: usize,
-        /// What there is.
-        found: String,
-        /// What must be there.
-        wanted: String,
-    },
+    WrongHeader { line: usize, found: String, wanted: String },
     /// A block that ends too early.
     #[error("line {line}: the block that begins here has no `### {wanted}`, and is left out")]
-    Unfinished {
-        /// The line.
-        line: usize,
-        /// What it lacks.
-        wanted: String,
-    },
+    Unfinished { line: usize, wanted: String },
     /// A header with nothing below.
     #[error("line {line}: nothing stands below `### {header}`; the block is left out")]
-    EmptyField {
-        /// The line.
-        line: usize,
-        /// The header.
-        header: String,
-    },
+    EmptyField { line: usize, header: String },
     /// A field with blank lines in it. dlm-sway leaves out the whole section.
     #[error("line {line}: `### {header}` has several paragraphs; all are taken")]
-    SeveralParagraphs {
-        /// The line.
-        line: usize,
-        /// The header.
-        header: String,
-    },
+    SeveralParagraphs { line: usize, header: String },
     /// A kind of section that nobody knows.
     #[error("line {line}: `{found}` is no kind of section; what follows is taken as prose")]
-    UnknownKind {
-        /// The line.
-        line: usize,
-        /// The kind.
-        found: String,
-    },
+    UnknownKind { line: usize, found: String },
     /// A block of code without an end, in which nothing opens a section.
     #[error("line {line}: the block of code that begins here has no end, so all that follows is part of it")]
-    OpenCode {
-        /// The line.
-        line: usize,
-    },
+    OpenCode { line: usize },
     /// A section of questions or preferences without any.
     #[error("line {line}: the {kind} section that begins here has nothing in it")]
-    EmptySection {
-        /// The line.
-        line: usize,
-        /// Its kind.
-        kind: SectionKind,
-    },
+    EmptySection { line: usize, kind: SectionKind },
 }
 
 impl Document {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use proptest::prelude::*;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::*;
 

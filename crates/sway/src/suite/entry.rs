@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use shardloom_document::outline::NoOutline;
-use shardloom_document::{Conformity, Leniency, Mark, Node, Place, Section, Texts};
-use shardloom_layout::nearest;
+use weightloom_document::outline::NoOutline;
+use weightloom_document::{Conformity, Leniency, Mark, Node, Place, Section, Texts};
+use weightloom_errors::nearest;
 
 use super::fault::{SuiteErrors, SuiteFault, SuiteProblem, SuiteRule};
 use super::{Suite, SuiteEntry as Entry};

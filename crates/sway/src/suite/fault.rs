@@ -1,8 +1,8 @@
 //! What can be wrong with a suite.
 
 use serde::{Deserialize, Serialize};
-use shardloom_document::{Fault, Faults, Place, Problem, Purpose};
-use shardloom_layout::Hint;
+use weightloom_document::{Fault, Faults, Place, Problem, Purpose};
+use weightloom_errors::Hint;
 
 /// Everything that is wrong with a suite.
 pub type SuiteErrors = Faults<SuiteRule>;
@@ -14,86 +14,50 @@ pub type SuiteProblem = Problem<SuiteRule>;
 /// A value that fits its type, but not its purpose.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SuiteRule {
     /// Another version of the format.
     #[error("version {found} of the format is not known")]
-    Version {
-        /// The version.
-        found: i64,
-    },
+    Version { found: i64 },
     /// A number outside of what makes sense.
     #[error("{found} is not {wanted}")]
-    Outside {
-        /// The number.
-        found: String,
-        /// What fits.
-        wanted: &'static str,
-    },
+    Outside { found: String, wanted: &'static str },
     /// Nothing where something must be.
     #[error("is empty")]
     Empty,
     /// A weight for something that is no category.
     #[error("there is no such category")]
-    Category {
-        /// The one that it most likely means.
-        near: Option<&'static str>,
-    },
+    Category { near: Option<&'static str> },
     /// Weights that leave nothing to be weighed.
     #[error("all categories together weigh nothing")]
     NoWeight,
     /// A local model without a change.
     #[error("`{base}` stands on both sides, and there is no adapter")]
-    NoAdapter {
-        /// The model.
-        base: String,
-    },
+    NoAdapter { base: String },
     /// A server without an address.
     #[error("kind `api` needs an endpoint")]
     NoEndpoint,
     /// An address that is none.
     #[error("`{found}` is no address of a server")]
-    Endpoint {
-        /// As it was given.
-        found: String,
-    },
+    Endpoint { found: String },
     /// One server, asked for the same model on both sides.
     #[error("both sides ask {endpoint} for `{model}`, so nothing is compared")]
-    SameServer {
-        /// The server.
-        endpoint: String,
-        /// The model.
-        model: String,
-    },
+    SameServer { endpoint: String, model: String },
     /// A backend of the user's own without its name.
     #[error("kind `custom` needs an entry point")]
     NoEntryPoint,
     /// A name that is none.
     #[error("`{found}` is no entry point")]
-    EntryPoint {
-        /// As it was given.
-        found: String,
-    },
+    EntryPoint { found: String },
     /// Made-up answers.
     #[error("made-up answers cannot be asked for in a file")]
     Dummy,
     /// Two entries of one name.
     #[error("another entry is called `{name}`, in line {line}")]
-    SameName {
-        /// The name.
-        name: String,
-        /// Where the other one is.
-        line: u64,
-    },
+    SameName { name: String, line: u64 },
     /// A kind of probe that nobody knows.
     #[error("there is no probe `{kind}`")]
-    UnknownProbe {
-        /// The kind.
-        kind: String,
-        /// The one that it most likely means.
-        near: Option<String>,
-        /// All there are.
-        known: Vec<String>,
-    },
+    UnknownProbe { kind: String, near: Option<String>, known: Vec<String> },
 }
 
 impl Hint for SuiteRule {
@@ -140,47 +104,23 @@ impl Purpose for SuiteRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SuiteWarning {
     /// Two entries of one name, which dlm-sway allows.
     #[error("line {line}: the name `{name}` stands also in line {earlier}")]
-    SameName {
-        /// The name.
-        name: String,
-        /// Where.
-        line: u64,
-        /// Where it stands as well.
-        earlier: u64,
-    },
+    SameName { name: String, line: u64, earlier: u64 },
     /// The base of the suite is not looked at, as dlm-sway does.
     #[error("`models.base` ({base}) is not looked at: the base is {used}, which `models.ft` names")]
-    BaseIgnored {
-        /// What it says.
-        base: String,
-        /// What is used.
-        used: String,
-    },
+    BaseIgnored { base: String, used: String },
     /// Two models are compared instead of one model with and without a change.
     #[error("`models.base` ({base}) and `models.ft` ({tuned}) are two models, each loaded for itself")]
-    TwoModels {
-        /// The one.
-        base: String,
-        /// The other one.
-        tuned: String,
-    },
+    TwoModels { base: String, tuned: String },
     /// The adapter of the base is not used, as dlm-sway does.
     #[error("`models.base.adapter` ({adapter}) is not used")]
-    BaseAdapterIgnored {
-        /// The adapter.
-        adapter: String,
-    },
+    BaseAdapterIgnored { adapter: String },
     /// A key that changes nothing here.
     #[error("`{key}` changes nothing: {why}")]
-    NoEffect {
-        /// The key.
-        key: String,
-        /// Why.
-        why: String,
-    },
+    NoEffect { key: String, why: String },
 }
 
 /// The line of a place, 0 without one.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use shardloom_document::variable::Lookup;
-use shardloom_document::{Conformity, Content, Leniency, Mark, Node, Section, Texts, parse, text_of};
-use shardloom_layout::nearest;
+use weightloom_document::variable::Lookup;
+use weightloom_document::{Conformity, Content, Leniency, Mark, Node, Section, Texts, parse, text_of};
+use weightloom_errors::nearest;
 
 use super::entry::{SuiteEntry, with_entries};
 use super::fault::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};

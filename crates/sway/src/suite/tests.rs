@@ -7,8 +7,8 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use shardloom_document::{Place, Problem, Section};
-use shardloom_layout::Hint;
+use weightloom_document::{Place, Problem, Section};
+use weightloom_errors::Hint;
 
 use super::file::{File, HEAD, Head};
 use super::*;

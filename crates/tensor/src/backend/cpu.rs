@@ -1,6 +1,6 @@
 //! The kernels of this process's CPU.
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::{Backend, Made, MadeThree, MadeTwo};
 use crate::adamw::Step;

@@ -1,6 +1,6 @@
 //! Shapes, dtypes and costs; no data.
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::{Backend, Made, MadeThree, MadeTwo};
 use crate::adamw::Step;

@@ -12,7 +12,7 @@ mod backward;
 mod forward;
 mod weights;
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 pub(crate) use backward::attention_gradient;
 pub(crate) use forward::attention;

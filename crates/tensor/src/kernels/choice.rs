@@ -1,6 +1,6 @@
 //! Comparing elements, and choosing between them.
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::strides::Walk;
 use super::{make_as, with_bits};

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use num_traits::AsPrimitive;
-use shardloom_layout::{DType, F8E4M3, F8E5M2, Shape};
+use weightloom_layout::{DType, F8E4M3, F8E5M2, Shape};
 
 use super::strides::Walk;
 use super::{make_as, with_bits};

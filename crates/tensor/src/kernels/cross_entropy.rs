@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::rows::{count, spread};
 use super::{lanes, make, rewrite_pieces};

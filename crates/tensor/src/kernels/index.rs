@@ -1,7 +1,7 @@
 //! Elements and slices chosen by index.
 
 use num_traits::Zero as _;
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::{make, make_as, rewrite, rewrite_bits, with_bits};
 use crate::element::Float;

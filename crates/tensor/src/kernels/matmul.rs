@@ -18,7 +18,7 @@ mod tile;
 mod turn;
 
 use half::{bf16, f16};
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::make;
 use super::strides::Walk;

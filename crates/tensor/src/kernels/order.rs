@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use num_traits::Zero as _;
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::{make, make_as};
 use crate::element::{Element, Float, with_element};

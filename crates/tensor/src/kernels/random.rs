@@ -1,7 +1,7 @@
 //! Random elements, each by its index.
 
 use num_traits::{FromPrimitive as _, Zero as _};
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::make;
 use crate::element::Float;

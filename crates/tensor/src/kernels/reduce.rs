@@ -2,7 +2,7 @@
 
 use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::rows::spread;
 use super::{lanes, make};

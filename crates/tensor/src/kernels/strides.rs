@@ -1,6 +1,6 @@
 //! Walking strided operands row by row.
 
-use shardloom_layout::Dims;
+use weightloom_layout::Dims;
 
 /// Dims and strides of several operands of one shape, with neighbouring dims
 /// joined where all operands allow it.

@@ -1,6 +1,6 @@
 //! Element by element.
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::{broadcasted, common, computed, mismatch, summed_to};
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Writing into a tensor in place, as caches of keys and values are written.
 
-use shardloom_layout::{Dims, Region, Shape};
+use weightloom_layout::{Dims, Region, Shape};
 
 use super::{common, mismatch};
 use crate::backend::on;

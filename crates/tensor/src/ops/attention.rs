@@ -1,6 +1,6 @@
 //! Scaled dot-product attention.
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::{common, computed, mismatch, one_device};
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Comparing elements, and choosing between them.
 
-use shardloom_layout::{DType, Dims, Shape};
+use weightloom_layout::{DType, Dims, Shape};
 
 use super::{broadcasted, common, mismatch, one_device, summed_to};
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Cross-entropy, alone and fused with the projection that makes the logits.
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::{common, computed, indices, mismatch, one_device};
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Elements and slices chosen by index.
 
-use shardloom_layout::{Dims, Shape};
+use weightloom_layout::{Dims, Shape};
 
 use super::{common, computed, indices, mismatch, one_device};
 use crate::backend::on;

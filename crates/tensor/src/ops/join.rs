@@ -1,6 +1,6 @@
 //! Tensors put together and taken apart.
 
-use shardloom_layout::{Dims, Shape};
+use weightloom_layout::{Dims, Shape};
 
 use super::{common, mismatch};
 use crate::backend::on;

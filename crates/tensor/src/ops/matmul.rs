@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use shardloom_layout::{DType, Dims, Shape};
+use weightloom_layout::{DType, Dims, Shape};
 
 use super::{common, computed, mismatch, summed_to};
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Elements in order: running sums, sorting, the largest.
 
-use shardloom_layout::{DType, Dims, Shape};
+use weightloom_layout::{DType, Dims, Shape};
 
 use super::computed;
 use crate::backend::on;

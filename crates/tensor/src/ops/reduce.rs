@@ -1,6 +1,6 @@
 //! Some dims made one value.
 
-use shardloom_layout::{Dims, Shape};
+use weightloom_layout::{Dims, Shape};
 
 use super::computed;
 use crate::backend::on;

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::{computed, mismatch, one_device};
 use crate::backend::on;

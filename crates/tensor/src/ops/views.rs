@@ -1,6 +1,6 @@
 //! The same elements, seen otherwise.
 
-use shardloom_layout::{Dims, Shape};
+use weightloom_layout::{Dims, Shape};
 
 use super::{mismatch, summed_to};
 use crate::error::TensorError;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::{Closed, Context, Function, Origin, apply, backward};
 use crate::error::TensorError;
@@ -28,7 +28,7 @@ struct Region<F> {
 /// would be lost; see [`recompute_over`] for parameters.
 ///
 /// ```
-/// use shardloom_tensor::{Tensor, TensorError, backward, recompute};
+/// use weightloom_tensor::{Tensor, TensorError, backward, recompute};
 ///
 /// let x = Tensor::from_slice(&[0.5, -1.0], &[2])?.requires_grad();
 /// let y = recompute(&[x.clone()], |x| Ok(vec![x[0].exp()?.tanh()?]))?;

@@ -4,7 +4,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Arc, PoisonError};
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::{Note, Off, Origin, Parameter};
 use crate::error::TensorError;

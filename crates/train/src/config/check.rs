@@ -1,7 +1,7 @@
 //! Whether values make sense together, as far as that can be known without a
 //! model and without ranks.
 
-use shardloom_document::Place;
+use weightloom_document::Place;
 
 use super::fault::{ConfigErrors, ConfigFault, Problem, Rule};
 use super::{

@@ -1,7 +1,7 @@
 //! A configuration as a file.
 
-use shardloom_document::variable::escaped;
-use shardloom_document::{Content, Node};
+use weightloom_document::variable::escaped;
+use weightloom_document::{Content, Node};
 
 use super::Config;
 

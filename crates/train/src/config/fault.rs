@@ -1,91 +1,46 @@
 //! What can be wrong with a configuration, beyond its types.
 
-use shardloom_document::{Fault, Faults, Purpose};
-use shardloom_layout::Hint;
+use weightloom_document::{Fault, Faults, Purpose};
+use weightloom_errors::Hint;
 
-pub use shardloom_document::Remedy;
+pub use weightloom_document::Remedy;
 
 /// Everything that is wrong with a configuration.
 pub type ConfigErrors = Faults<Rule>;
 /// One thing that is wrong.
 pub type ConfigFault = Fault<Rule>;
 /// What is wrong with a value.
-pub type Problem = shardloom_document::Problem<Rule>;
+pub type Problem = weightloom_document::Problem<Rule>;
 
 /// A value that fits its type, but not its purpose.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Rule {
     /// A number that is too small.
     #[error("{found} is less than {least}")]
-    Below {
-        /// The number.
-        found: u64,
-        /// The least.
-        least: u64,
-    },
+    Below { found: u64, least: u64 },
     /// A number outside of what makes sense.
     #[error("{found} is not {wanted}")]
-    Outside {
-        /// The number.
-        found: String,
-        /// What fits.
-        wanted: &'static str,
-    },
+    Outside { found: String, wanted: &'static str },
     /// Nothing where something must be.
     #[error("is empty")]
-    Empty {
-        /// What to write.
-        advice: &'static str,
-    },
+    Empty { advice: &'static str },
     /// A number that must divide another.
     #[error("{found} does not divide `{of}`, which is {whole}")]
-    Divides {
-        /// The number.
-        found: usize,
-        /// The key of the other one.
-        of: &'static str,
-        /// The other one.
-        whole: usize,
-    },
+    Divides { found: usize, of: &'static str, whole: usize },
     /// Something that is planned.
     #[error("{found} is not supported yet")]
-    NotYet {
-        /// The number.
-        found: usize,
-        /// What is supported.
-        supported: usize,
-    },
+    NotYet { found: usize, supported: usize },
     /// A value that needs another.
     #[error("{found} needs `{other}` to be {wanted}")]
-    Needs {
-        /// The value.
-        found: String,
-        /// The other key.
-        other: &'static str,
-        /// What it must be.
-        wanted: &'static str,
-    },
+    Needs { found: String, other: &'static str, wanted: &'static str },
     /// More steps than there are.
     #[error("{found} steps are more than `{of}`, which is {limit}")]
-    Exceeds {
-        /// The number.
-        found: u64,
-        /// The key of the other one.
-        of: &'static str,
-        /// The other one.
-        limit: u64,
-    },
+    Exceeds { found: u64, of: &'static str, limit: u64 },
     /// A list whose length follows from other keys.
     #[error("has {found} values, but {because} makes {expected}")]
-    Count {
-        /// How many there are.
-        found: usize,
-        /// How many there must be.
-        expected: usize,
-        /// Why.
-        because: String,
-    },
+    Count { found: usize, expected: usize, because: String },
 }
 
 /// Divisors of a number, for those who must choose one.

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use shardloom_document::Section;
+use weightloom_document::Section;
 
 use super::Config;
 
@@ -23,7 +23,7 @@ pub(super) fn outline() -> &'static Section {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use shardloom_document::outline::Kind;
+    use weightloom_document::outline::Kind;
 
     use super::*;
 

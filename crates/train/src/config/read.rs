@@ -9,9 +9,9 @@
 
 use std::path::Path;
 
-use shardloom_document::variable::{Lookup, fill};
-use shardloom_document::{Conformity, Content, Leniency, Mark, Node, Texts};
-use shardloom_document::{overrides, parse, text_of};
+use weightloom_document::variable::{Lookup, fill};
+use weightloom_document::{Conformity, Content, Leniency, Mark, Node, Texts};
+use weightloom_document::{overrides, parse, text_of};
 
 use super::Config;
 use super::check::broken_rules;

@@ -1,8 +1,8 @@
 //! The reference page: every key of a run's file, from the types.
 
 use serde_json::Value;
-use shardloom_document::outline::{Key, Kind, Nullable, Section};
-use shardloom_document::{Content, Node};
+use weightloom_document::outline::{Key, Kind, Nullable, Section};
+use weightloom_document::{Content, Node};
 
 use super::dump::dump;
 use super::outline::outline;
@@ -26,7 +26,7 @@ YAML and stands in the place of what was there.
 the value, a number is then a number. `$${env:` stands for the text itself.
 
 This page is made from the types. After a change, remake it with \
-`SHARDLOOM_REMAKE=1 cargo test -p shardloom-train --test reference`.
+`WEIGHTLOOM_REMAKE=1 cargo test -p weightloom-train --test reference`.
 ";
 
 /// The reference page, as Markdown.

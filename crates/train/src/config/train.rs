@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use shardloom_dtensor::Release;
-use shardloom_layout::DType;
-use shardloom_nn::{Positions, Usage};
+use weightloom_dtensor::Release;
+use weightloom_layout::DType;
+use weightloom_nn::{Positions, Usage};
 
 /// How it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

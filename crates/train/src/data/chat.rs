@@ -12,7 +12,7 @@
 //! whole is the answer. The tokenizer says what ends it: the first special
 //! token behind it. A template that shows neither is an error.
 
-use shardloom_hub::text::{ChatContext, ChatError, ChatTemplate, Data, GenerationPrompt, Message};
+use weightloom_hub::text::{ChatContext, ChatError, ChatTemplate, Data, GenerationPrompt, Message};
 
 /// Who writes what is to be learned.
 const ASSISTANT: &str = "assistant";

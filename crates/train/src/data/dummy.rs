@@ -1,6 +1,6 @@
 //! Rows of random tokens, to try a configuration without data.
 
-use shardloom_tensor::Stream;
+use weightloom_tensor::Stream;
 
 use super::error::DataError;
 use super::row::Row;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use shardloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
+use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
 use super::count::{Count, Measure, Progress};
 use super::digest::Digest;

@@ -7,7 +7,7 @@
 //! of seed, epoch and place, the same on every rank, and a run goes on in the
 //! middle of it without having seen its beginning.
 
-use shardloom_tensor::Stream;
+use weightloom_tensor::Stream;
 
 /// Sets this use of a run's seed apart from others.
 const PURPOSE: u64 = 0x6f72_6465_7221_0001;

@@ -35,7 +35,7 @@ impl Prefetched {
         let (position, dataset) = (loader.position(), loader.dataset());
         let (sender, receiver) = sync_channel(WAITING);
         let thread = std::thread::Builder::new()
-            .name("shardloom-data".to_owned())
+            .name("weightloom-data".to_owned())
             .spawn(move || prepare(loader, rows, &mine, &sender))
             .map_err(|error| DataError::Thread { message: error.to_string() })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread), position, dataset, end: None })

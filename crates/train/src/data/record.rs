@@ -1,6 +1,6 @@
 //! A line of a JSONL file as a document.
 
-use shardloom_hub::text::{Data, Message};
+use weightloom_hub::text::{Data, Message};
 
 use super::error::DataError;
 use crate::config::Form;

@@ -1,6 +1,6 @@
 //! Rows: what a model is given, and what it should have said.
 
-use shardloom_nn::IGNORED;
+use weightloom_nn::IGNORED;
 
 use super::sample::Sample;
 

@@ -18,7 +18,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use shardloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Encoded, Message, Special, Tokenizer};
+use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Encoded, Message, Special, Tokenizer};
 
 use super::chat::{self, Answer, End, Unclear};
 use super::error::DataError;

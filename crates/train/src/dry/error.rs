@@ -1,11 +1,12 @@
 //! Why a run cannot be looked at.
 
-use shardloom_checkpoint::plan::PlanError;
-use shardloom_dtensor::DTensorError;
-use shardloom_gang::GangsError;
-use shardloom_layout::{Hint, LayoutError, MeshError};
-use shardloom_nn::NnError;
-use shardloom_tensor::TensorError;
+use weightloom_checkpoint::plan::PlanError;
+use weightloom_dtensor::DTensorError;
+use weightloom_errors::Hint;
+use weightloom_gang::GangsError;
+use weightloom_layout::{LayoutError, MeshError};
+use weightloom_nn::NnError;
+use weightloom_tensor::TensorError;
 
 use crate::optimizer::{OptimizerError, PatternError};
 use crate::pipeline::{CostError, PipelineError};
@@ -13,44 +14,23 @@ use crate::pipeline::{CostError, PipelineError};
 /// Why a run cannot be looked at. It could not be done either.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum DryError {
     /// Rows that ranks cannot share evenly.
     #[error("a batch of {rows} rows cannot be shared evenly by {sharers} data-parallel ranks")]
-    Rows {
-        /// Rows of a step.
-        rows: usize,
-        /// Ranks that compute different rows.
-        sharers: usize,
-    },
+    Rows { rows: usize, sharers: usize },
     /// Rows of a rank that do not come in even parts.
     #[error("the {rows} rows of a rank cannot be computed {at_once} at a time")]
-    MicroBatches {
-        /// Rows of a rank in a step.
-        rows: usize,
-        /// Rows at a time.
-        at_once: usize,
-    },
+    MicroBatches { rows: usize, at_once: usize },
     /// Rows without tokens.
     #[error("`data.max_seq_len` is 0")]
     NoTokens,
     /// Not as many stages as ranks have places for.
     #[error("{found} stages were given for {ranks} ranks with {chunks} each")]
-    Stages {
-        /// How many there are.
-        found: usize,
-        /// Ranks of a pipeline.
-        ranks: usize,
-        /// Stages on each.
-        chunks: usize,
-    },
+    Stages { found: usize, ranks: usize, chunks: usize },
     /// An adapter of modules that the model does not have.
     #[error("the model has no module that ends in `{target}`")]
-    Target {
-        /// What was asked for.
-        target: String,
-        /// What may have been meant.
-        near: Option<String>,
-    },
+    Target { target: String, near: Option<String> },
     /// Ranks that cannot be shared out like this.
     #[error(transparent)]
     Gangs(#[from] GangsError),

@@ -1,9 +1,9 @@
 //! The passes of one micro-batch through one stage, run without data.
 
-use shardloom_dtensor::{DTensor, Item, backward};
-use shardloom_layout::{DType, Layout, Shape};
-use shardloom_nn::{Input, Pass};
-use shardloom_tensor::{Device, Tensor, TensorError, counted};
+use weightloom_dtensor::{DTensor, Item, backward};
+use weightloom_layout::{DType, Layout, Shape};
+use weightloom_nn::{Input, Pass};
+use weightloom_tensor::{Device, Tensor, TensorError, counted};
 
 use super::DryError;
 use super::setup::Setup;
@@ -119,7 +119,7 @@ impl Way<'_> {
             None => Input::Tokens(self.tokens(rows)?),
         };
         let dropout = self.setup.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
-        let dropout = (dropout > 0.0).then_some(shardloom_nn::Dropout { probability: dropout, seed: 0 });
+        let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
         let pass = Pass { changes: change.into(), kept: self.setup.kept(), dropout, ..Pass::default() };
         let hidden = decoder.hidden(given, pass)?;
         let output = match decoder.stage().is_last() {

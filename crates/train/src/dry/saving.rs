@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_checkpoint::formats::peft::PREFIX;
-use shardloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
-use shardloom_checkpoint::{Bytes, FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
-use shardloom_dtensor::DTensor;
-use shardloom_layout::Shape;
-use shardloom_nn::EMBEDDING;
+use weightloom_checkpoint::formats::peft::PREFIX;
+use weightloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
+use weightloom_checkpoint::{Bytes, FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::Shape;
+use weightloom_nn::EMBEDDING;
 
 use super::DryError;
 use super::report::CheckpointReport;

@@ -1,7 +1,7 @@
 //! What follows from a configuration for every rank.
 
-use shardloom_layout::{DType, Mesh};
-use shardloom_nn::{DecoderConfig, Kept, Parallel, Plan, Stage, Usage, parameters};
+use weightloom_layout::{DType, Mesh};
+use weightloom_nn::{DecoderConfig, Kept, Parallel, Plan, Stage, Usage, parameters};
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryError, DrySettings};
@@ -35,7 +35,7 @@ pub(super) struct Setup<'a> {
 impl<'a> Setup<'a> {
     pub(super) fn new(settings: &DrySettings<'a>) -> Result<Self, DryError> {
         let DrySettings { config, decoder, parallel, stages, sizes, world, .. } = *settings;
-        decoder.check().map_err(shardloom_nn::NnError::from)?;
+        decoder.check().map_err(weightloom_nn::NnError::from)?;
         let (train, accelerator) = (&config.train, &config.train.accelerator);
         let mesh = sizes.mesh(world)?;
         let pp = sizes.pp;

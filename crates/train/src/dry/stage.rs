@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
-use shardloom_layout::{Layout, Shape, nearest};
-use shardloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
-use shardloom_tensor::{Device, Meter, Tensor, counted};
+use weightloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
+use weightloom_errors::nearest;
+use weightloom_layout::{Layout, Shape};
+use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
+use weightloom_tensor::{Device, Meter, Tensor, counted};
 
 use super::DryError;
 use super::passes::Passes;

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use shardloom_checkpoint::{Held, LocalTensor, Saver, State, Target, TensorSpec};
-use shardloom_dtensor::{DTensor, Item, Ranks, Release};
-use shardloom_gang::{Gang, GangOptions, Gangs, threads};
-use shardloom_hub::{LoadOptions, new_decoder};
-use shardloom_layout::{DType, Hint, Placement, Shape};
-use shardloom_nn::{Adapter, AttentionConfig, MlpConfig};
-use shardloom_tensor::Tensor;
+use weightloom_checkpoint::{Held, LocalTensor, Saver, State, Target, TensorSpec};
+use weightloom_dtensor::{DTensor, Item, Ranks, Release};
+use weightloom_errors::Hint;
+use weightloom_gang::{Gang, GangOptions, Gangs, threads};
+use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_layout::{DType, Placement, Shape};
+use weightloom_nn::{Adapter, AttentionConfig, MlpConfig};
+use weightloom_tensor::Tensor;
 
 use super::*;
 use crate::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -438,7 +439,7 @@ proptest! {
         turned in any::<bool>(),
     ) {
         let [rdp, sdp, tp] = sizes;
-        let mesh = shardloom_layout::Mesh::new(&[("rdp", rdp), ("sdp", sdp), ("tp", tp)]).unwrap();
+        let mesh = weightloom_layout::Mesh::new(&[("rdp", rdp), ("sdp", sdp), ("tp", tp)]).unwrap();
         let placements = placements.map(|dim| if dim < 2 { Placement::Shard(dim) } else { Placement::Replicate });
         let shape = Shape::new(&dims).unwrap();
         let order: &[(usize, &[&str])] =
@@ -447,7 +448,7 @@ proptest! {
             } else {
                 &[]
             };
-        let layout = shardloom_layout::Layout::with_split_order(mesh, &placements, order).unwrap();
+        let layout = weightloom_layout::Layout::with_split_order(mesh, &placements, order).unwrap();
         let held: Vec<usize> =
             mesh.ranks().map(|rank| layout.local_shape(&shape, rank).unwrap().volume()).collect();
         prop_assert_eq!(held.iter().max(), held.first());
@@ -535,10 +536,10 @@ fn a_saved_checkpoint_has_what_was_predicted() {
         let names =
             std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         assert_eq!(names.filter(|name| name.ends_with(".safetensors")).count(), found.files, "{model}");
-        let source = shardloom_checkpoint::Source::open(&path).unwrap();
+        let source = weightloom_checkpoint::Source::open(&path).unwrap();
         let tensors = source.index.tensors();
         let bytes =
-            |entry: &shardloom_checkpoint::TensorEntry| (entry.shape.volume() * entry.dtype.size()) as u64;
+            |entry: &weightloom_checkpoint::TensorEntry| (entry.shape.volume() * entry.dtype.size()) as u64;
         let of_model = tensors.iter().filter(|(name, _)| !name.starts_with("optimizer."));
         assert_eq!(tensors.len(), found.tensors, "{model}");
         assert_eq!(tensors.values().map(bytes).sum::<u64>(), found.bytes, "{model}");

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_dtensor::Item;
-use shardloom_nn::EMBEDDING;
+use weightloom_dtensor::Item;
+use weightloom_nn::EMBEDDING;
 
 use super::report::{AxisTraffic, TrafficItem};
 use super::setup::Setup;

@@ -1,8 +1,8 @@
 //! Finding where numbers stop being numbers.
 
-use shardloom_dtensor::Numbers;
-use shardloom_gang::GangExt;
-use shardloom_layout::DType;
+use weightloom_dtensor::Numbers;
+use weightloom_gang::GangExt;
+use weightloom_layout::DType;
 
 use super::{Engine, MicroBatch, StepSettings, Stepped};
 use crate::error::TrainError;

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use shardloom_dtensor::{DTensor, Settling, backward};
-use shardloom_gang::Elements;
-use shardloom_layout::Shape;
-use shardloom_nn::{Input, Pass};
-use shardloom_tensor::{TensorError, no_grad};
+use weightloom_dtensor::{DTensor, Settling, backward};
+use weightloom_gang::Elements;
+use weightloom_layout::Shape;
+use weightloom_nn::{Input, Pass};
+use weightloom_tensor::{TensorError, no_grad};
 
 use super::{Engine, StageModel, StepSettings};
 use crate::error::TrainError;
@@ -19,7 +19,7 @@ pub struct MicroBatch {
     pub rows: usize,
     /// Their tokens, one row behind the other, all of the same length.
     pub inputs: Vec<i64>,
-    /// What comes behind each token; [`IGNORED`](shardloom_nn::IGNORED) where
+    /// What comes behind each token; [`IGNORED`](weightloom_nn::IGNORED) where
     /// that does not count.
     pub targets: Vec<i64>,
 }
@@ -239,7 +239,8 @@ impl Engine {
         let layout = loss.layout();
         let mesh = layout.mesh();
         for axis in (0..mesh.ndim()).filter(|&axis| layout.placements()[axis].pending().is_none()) {
-            let peers = mesh.peers(self.ranks.rank(), axis).map_err(shardloom_dtensor::DTensorError::from)?;
+            let peers =
+                mesh.peers(self.ranks.rank(), axis).map_err(weightloom_dtensor::DTensorError::from)?;
             if peers.first() != Some(&self.ranks.rank()) {
                 return Ok(0.0);
             }
@@ -263,7 +264,7 @@ impl Engine {
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
         let shape = [batch.rows * plan.sharers(), batch.time(), stage.decoder.config().hidden];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
-        let local = layout.local_shape(&shape, self.ranks.rank()).map_err(shardloom_nn::NnError::from)?;
+        let local = layout.local_shape(&shape, self.ranks.rank()).map_err(weightloom_nn::NnError::from)?;
         let received = self.received(self.compute_dtype(), &local, from, tag)?;
         Ok(DTensor::from_local(&self.ranks, received, layout, &shape)?)
     }

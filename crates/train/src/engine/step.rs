@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_dtensor::{DTensor, global_norm};
-use shardloom_gang::{Elements, ElementsMut, GangExt};
-use shardloom_layout::{DType, ReduceOp, Shape};
-use shardloom_nn::EMBEDDING;
-use shardloom_tensor::{Tensor, TensorError};
+use weightloom_dtensor::{DTensor, global_norm};
+use weightloom_gang::{Elements, ElementsMut, GangExt};
+use weightloom_layout::{DType, ReduceOp, Shape};
+use weightloom_nn::EMBEDDING;
+use weightloom_tensor::{Tensor, TensorError};
 
 use super::{Engine, MicroBatch};
 use crate::error::TrainError;
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Targets of the rows of all ranks.
     pub fn count_targets(&self, micros: &[MicroBatch]) -> Result<u64, TrainError> {
-        let counted = |target: &&i64| **target != shardloom_nn::IGNORED;
+        let counted = |target: &&i64| **target != weightloom_nn::IGNORED;
         let own: usize = micros.iter().map(|micro| micro.targets.iter().filter(counted).count()).sum();
         let mut total = [if self.speaks() { own as u64 } else { 0 }];
         self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;

@@ -3,32 +3,19 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 /// Why metrics are not kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum MetricsError {
     /// A file that cannot be read or written.
     #[error("{} cannot be {done}: {reason}", path.display())]
-    File {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was tried.
-        done: &'static str,
-        /// The kind of failure.
-        kind: io::ErrorKind,
-        /// What the system said.
-        reason: String,
-    },
+    File { path: PathBuf, done: &'static str, kind: io::ErrorKind, reason: String },
     /// A file in which something else is.
     #[error("line {line} of {} is no record of a step", path.display())]
-    NotMetrics {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: u64,
-    },
+    NotMetrics { path: PathBuf, line: u64 },
 }
 
 impl MetricsError {

@@ -123,7 +123,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use proptest::prelude::*;
-    use shardloom_layout::Hint as _;
+    use weightloom_errors::Hint as _;
 
     use super::*;
 

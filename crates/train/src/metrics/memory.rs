@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use shardloom_tensor::memory;
+use weightloom_tensor::memory;
 
 /// The most memory that this process has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ fn high_water(status: &str) -> Option<u64> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use shardloom_layout::DType;
-    use shardloom_tensor::{Device, Tensor};
+    use weightloom_layout::DType;
+    use weightloom_tensor::{Device, Tensor};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Adam with decoupled weight decay.
 
-use shardloom_tensor::{Tensor, TensorError};
+use weightloom_tensor::{Tensor, TensorError};
 
 use super::{Optimizer, StepInfo, exactly};
 
@@ -30,7 +30,7 @@ impl Optimizer for AdamW {
         states: &mut [Tensor],
     ) -> Result<(), TensorError> {
         let [mean, square] = exactly(self.name(), states)?;
-        let rule = shardloom_tensor::AdamW {
+        let rule = weightloom_tensor::AdamW {
             learning_rate: step.learning_rate,
             beta1: self.betas[0],
             beta2: self.betas[1],

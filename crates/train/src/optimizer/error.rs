@@ -1,23 +1,17 @@
 //! Numbers with which an optimizer cannot work.
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::config::OptimizerConfig;
 
 /// Why there is no such optimizer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum OptimizerError {
     /// A number outside the range in which it means something.
     #[error("`train.optimizer.{key}` is {found}")]
-    Number {
-        /// The key.
-        key: &'static str,
-        /// The number as given.
-        found: String,
-        /// What it must be.
-        range: &'static str,
-    },
+    Number { key: &'static str, found: String, range: &'static str },
 }
 
 impl Hint for OptimizerError {

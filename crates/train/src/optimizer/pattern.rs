@@ -8,30 +8,19 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_layout::{Hint, nearest};
+use weightloom_errors::{Hint, nearest};
 
 /// What is wrong with a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PatternError {
     /// Nothing between two dots, or nothing at all.
     #[error("the pattern `{pattern}` in `{key}` has an empty part")]
-    EmptyPart {
-        /// Where it stands.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-    },
+    EmptyPart { key: &'static str, pattern: String },
     /// There is no such parameter.
     #[error("the pattern `{pattern}` in `{key}` matches no parameter")]
-    Unmatched {
-        /// Where it stands.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-        /// The pattern that it most likely means.
-        near: Option<String>,
-    },
+    Unmatched { key: &'static str, pattern: String, near: Option<String> },
 }
 
 impl Hint for PatternError {

@@ -1,6 +1,6 @@
 //! Gradient descent with momentum, as PyTorch's `SGD` does it.
 
-use shardloom_tensor::{Tensor, TensorError};
+use weightloom_tensor::{Tensor, TensorError};
 
 use super::{Optimizer, StepInfo, exactly};
 
@@ -35,7 +35,7 @@ impl Optimizer for Sgd {
             let [buffer] = exactly(self.name(), states)?;
             Some(buffer)
         };
-        let rule = shardloom_tensor::Sgd {
+        let rule = weightloom_tensor::Sgd {
             learning_rate: step.learning_rate,
             momentum: self.momentum,
             weight_decay: step.weight_decay,

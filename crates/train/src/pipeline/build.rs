@@ -4,7 +4,7 @@
 //! What a computation needs is received right before it, and what it makes is
 //! sent right after it.
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::{Action, Message, Payload, Schedule};
 use crate::config::PipelineSchedule;
@@ -12,47 +12,24 @@ use crate::config::PipelineSchedule;
 /// Why there is no such schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PipelineError {
     /// A size of zero.
     #[error(
         "a pipeline of {ranks} ranks with {chunks} stages each has no work with {micro_batches} micro-batches"
     )]
-    Empty {
-        /// Ranks.
-        ranks: usize,
-        /// Stages on each.
-        chunks: usize,
-        /// Micro-batches.
-        micro_batches: usize,
-    },
+    Empty { ranks: usize, chunks: usize, micro_batches: usize },
     /// Several stages on a rank, in a schedule for one.
     #[error("a {kind} pipeline has one stage on each rank, not {chunks}")]
-    Chunks {
-        /// The schedule, as in the configuration.
-        kind: &'static str,
-        /// Stages on each rank.
-        chunks: usize,
-    },
+    Chunks { kind: &'static str, chunks: usize },
     /// Micro-batches that do not come out even.
     #[error("{micro_batches} micro-batches do not go into rounds of {ranks}, one for each rank")]
-    Uneven {
-        /// Micro-batches.
-        micro_batches: usize,
-        /// Ranks.
-        ranks: usize,
-    },
+    Uneven { micro_batches: usize, ranks: usize },
     /// More work than a program should be written down for.
     #[error(
         "{ranks} ranks with {chunks} stages each and {micro_batches} micro-batches are too many for one step"
     )]
-    TooLong {
-        /// Ranks.
-        ranks: usize,
-        /// Stages on each.
-        chunks: usize,
-        /// Micro-batches.
-        micro_batches: usize,
-    },
+    TooLong { ranks: usize, chunks: usize, micro_batches: usize },
 }
 
 impl Hint for PipelineError {

@@ -2,146 +2,50 @@
 
 use std::fmt;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::{Action, Message};
 
 /// Why a schedule does not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Fault {
     /// A stage, micro-batch or rank that there is not.
     #[error(
         "rank {rank}, action {position}: {action}, but there are {stages} stages, {micro_batches} micro-batches and {ranks} ranks"
     )]
-    Range {
-        /// The rank whose program it is.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-        /// Stages that there are.
-        stages: usize,
-        /// Micro-batches that there are.
-        micro_batches: usize,
-        /// Ranks that there are.
-        ranks: usize,
-    },
+    Range { rank: usize, position: usize, action: Action, stages: usize, micro_batches: usize, ranks: usize },
     /// A stage computed where it does not live.
     #[error("rank {rank}, action {position}: {action}, but that stage lives on rank {home}")]
-    WrongRank {
-        /// The rank whose program it is.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-        /// Where the stage lives.
-        home: usize,
-    },
+    WrongRank { rank: usize, position: usize, action: Action, home: usize },
     /// A message between other ranks than those of its stages.
     #[error("rank {rank}, action {position}: {action}, but that goes from rank {from} to rank {to}")]
-    WrongPeer {
-        /// The rank whose program it is.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-        /// Where it must come from.
-        from: usize,
-        /// Where it must go to.
-        to: usize,
-    },
+    WrongPeer { rank: usize, position: usize, action: Action, from: usize, to: usize },
     /// A message that no other rank needs.
     #[error("rank {rank}, action {position}: {action}, but no other rank needs that")]
-    Pointless {
-        /// The rank whose program it is.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-    },
+    Pointless { rank: usize, position: usize, action: Action },
     /// The same thing done twice.
     #[error("rank {rank} does the same twice, as its actions {first} and {second}: {action}")]
-    Repeated {
-        /// The rank.
-        rank: usize,
-        /// Which of its actions, from 0.
-        first: usize,
-        /// And which again.
-        second: usize,
-        /// The action.
-        action: Action,
-    },
+    Repeated { rank: usize, first: usize, second: usize, action: Action },
     /// Work that is never done.
     #[error("rank {rank} never does this: {action}")]
-    Missing {
-        /// The rank that should.
-        rank: usize,
-        /// The action.
-        action: Action,
-    },
+    Missing { rank: usize, action: Action },
     /// A message that nobody waits for.
     #[error("rank {from} sends {message} to rank {to}, which never receives it")]
-    Unreceived {
-        /// Where it comes from.
-        from: usize,
-        /// Where it should go to.
-        to: usize,
-        /// The message.
-        message: Message,
-    },
+    Unreceived { from: usize, to: usize, message: Message },
     /// A message that never comes.
     #[error("rank {to} waits for {message} from rank {from}, which never sends it")]
-    Unsent {
-        /// Where it should come from.
-        from: usize,
-        /// Who waits for it.
-        to: usize,
-        /// The message.
-        message: Message,
-    },
+    Unsent { from: usize, to: usize, message: Message },
     /// Something done before what it needs.
     #[error("rank {rank}, action {position}: {action}, before its action {later}, which that needs: {needs}")]
-    TooEarly {
-        /// The rank.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-        /// Where what it needs stands.
-        later: usize,
-        /// What it needs.
-        needs: Action,
-    },
+    TooEarly { rank: usize, position: usize, action: Action, later: usize, needs: Action },
     /// Something done without what it needs.
     #[error("rank {rank}, action {position}: {action}, without ever {needs}")]
-    NoInput {
-        /// The rank.
-        rank: usize,
-        /// Which of its actions, from 0.
-        position: usize,
-        /// The action.
-        action: Action,
-        /// What it needs.
-        needs: Action,
-    },
+    NoInput { rank: usize, position: usize, action: Action, needs: Action },
     /// Messages asked for in another order than they are sent in.
     #[error("rank {to} asks rank {from} for {asked}, but {sent} was sent before it")]
-    OutOfOrder {
-        /// Where they come from.
-        from: usize,
-        /// Where they go to.
-        to: usize,
-        /// The message that is asked for.
-        asked: Message,
-        /// The message that comes.
-        sent: Message,
-    },
+    OutOfOrder { from: usize, to: usize, asked: Message, sent: Message },
     /// Ranks that wait for each other.
     #[error("ranks wait for each other: {}", joined(cycle))]
     Deadlock {

@@ -3,7 +3,7 @@
 //! A rank does one thing at a time. Sending takes none of its time; a message
 //! is there one transfer after it was sent, however many are on the way.
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::check::{check, run};
 use super::fault::Fault;
@@ -46,30 +46,17 @@ impl Costs {
 /// Why there is no timeline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum CostError {
     /// The schedule does not work.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// Not one cost for each stage.
     #[error("{found} costs ({of}) are given for {stages} stages")]
-    Count {
-        /// What they are of.
-        of: &'static str,
-        /// How many there are.
-        found: usize,
-        /// How many stages there are.
-        stages: usize,
-    },
+    Count { of: &'static str, found: usize, stages: usize },
     /// Something that is no cost.
     #[error("a cost ({of}) of stage {stage} is {found}")]
-    Cost {
-        /// What it is of.
-        of: &'static str,
-        /// The stage.
-        stage: usize,
-        /// The number as given.
-        found: String,
-    },
+    Cost { of: &'static str, stage: usize, found: String },
 }
 
 impl Hint for CostError {

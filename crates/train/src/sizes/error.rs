@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use crate::config::divisors;
 
@@ -18,170 +18,73 @@ pub struct SizeErrors {
 /// A size that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SizeFault {
     /// A size of 0.
     #[error("{name} is 0")]
-    Zero {
-        /// The size.
-        name: &'static str,
-    },
+    Zero { name: &'static str },
     /// A number of shards that is none.
     #[error("dp_shard is {found}")]
-    Shard {
-        /// The number.
-        found: i64,
-    },
+    Shard { found: i64 },
     /// A way to share that is planned.
     #[error("{name}={found} is not supported yet")]
-    NotYet {
-        /// The size.
-        name: &'static str,
-        /// Its value.
-        found: usize,
-    },
+    NotYet { name: &'static str, found: usize },
     /// Sizes that make another number of ranks.
     #[error(
         "dp_replicate={dp_replicate} × dp_shard={dp_shard} × tp={tp} × pp={pp} makes {}, but there are \
          {world} ranks",
         product([*dp_replicate, *dp_shard, *tp, *pp])
     )]
-    Product {
-        /// Ranks in all.
-        world: usize,
-        /// Groups that hold all parameters.
-        dp_replicate: usize,
-        /// Ranks that share them.
-        dp_shard: usize,
-        /// Ranks that share each layer.
-        tp: usize,
-        /// Ranks of a pipeline.
-        pp: usize,
-    },
+    Product { world: usize, dp_replicate: usize, dp_shard: usize, tp: usize, pp: usize },
     /// Sizes that leave no whole number of ranks to share parameters.
     #[error("{world} ranks cannot be split by dp_replicate={dp_replicate} × tp={tp} × pp={pp}")]
-    NothingLeft {
-        /// Ranks in all.
-        world: usize,
-        /// Groups that hold all parameters.
-        dp_replicate: usize,
-        /// Ranks that share each layer.
-        tp: usize,
-        /// Ranks of a pipeline.
-        pp: usize,
-    },
+    NothingLeft { world: usize, dp_replicate: usize, tp: usize, pp: usize },
     /// Heads that cannot be shared evenly.
     #[error("tp={tp} does not divide {heads} heads of queries and {kv_heads} of keys and values")]
-    Heads {
-        /// Ranks that share each layer.
-        tp: usize,
-        /// Heads of queries.
-        heads: usize,
-        /// Heads of keys and values.
-        kv_heads: usize,
-    },
+    Heads { tp: usize, heads: usize, kv_heads: usize },
     /// Experts that cannot be shared evenly.
     #[error("tp={tp} does not divide the {inner} numbers inside of an expert")]
     Experts {
-        /// Ranks that share each layer.
         tp: usize,
-        /// Numbers inside of an expert.
         inner: usize,
         /// What must be divided by a tp that fits experts and heads.
         fits: usize,
     },
     /// Positions that cannot be shared evenly.
     #[error("sequence_parallel is on, but tp={tp} does not divide max_seq_len={max_seq_len}")]
-    Sequence {
-        /// Ranks that share each layer.
-        tp: usize,
-        /// The longest row.
-        max_seq_len: usize,
-    },
+    Sequence { tp: usize, max_seq_len: usize },
     /// Rows that are longer than the model has positions.
     #[error("max_seq_len={max_seq_len} is more than the {most} positions that the model has learned")]
-    Positions {
-        /// The longest row.
-        max_seq_len: usize,
-        /// Positions that there are.
-        most: usize,
-    },
+    Positions { max_seq_len: usize, most: usize },
     /// More stages than layers.
     #[error("pp={pp} × vpp={vpp} makes {} stages, but there are {layers} layers", product([*pp, *vpp]))]
-    Layers {
-        /// Layers.
-        layers: usize,
-        /// Ranks of a pipeline.
-        pp: usize,
-        /// Stages of each.
-        vpp: usize,
-    },
+    Layers { layers: usize, pp: usize, vpp: usize },
     /// A split with another number of stages.
     #[error("layer_split has {found} numbers, but pp={pp} × vpp={vpp} makes {} stages", product([*pp, *vpp]))]
-    SplitLength {
-        /// How many numbers there are.
-        found: usize,
-        /// Ranks of a pipeline.
-        pp: usize,
-        /// Stages of each.
-        vpp: usize,
-    },
+    SplitLength { found: usize, pp: usize, vpp: usize },
     /// A stage without layers.
     #[error("layer_split leaves nothing for stage {stage}")]
-    SplitNothing {
-        /// The stage, from 0.
-        stage: usize,
-    },
+    SplitNothing { stage: usize },
     /// A split with another number of layers.
     #[error("the numbers of layer_split add up to {found}, but there are {layers} layers")]
-    SplitSum {
-        /// What they add up to.
-        found: usize,
-        /// Layers.
-        layers: usize,
-    },
+    SplitSum { found: usize, layers: usize },
     /// Several stages on a rank without the schedule for it.
     #[error("vpp={vpp} needs the interleaved schedule")]
-    NotInterleaved {
-        /// Stages of each rank.
-        vpp: usize,
-    },
+    NotInterleaved { vpp: usize },
     /// Rows that cannot be shared evenly.
     #[error(
         "global_batch_size={global_batch_size} cannot be split over dp_replicate={dp_replicate} × \
          dp_shard={dp_shard} ranks"
     )]
-    Batch {
-        /// Rows in a step.
-        global_batch_size: usize,
-        /// Groups that hold all parameters.
-        dp_replicate: usize,
-        /// Ranks that share them.
-        dp_shard: usize,
-    },
+    Batch { global_batch_size: usize, dp_replicate: usize, dp_shard: usize },
     /// A rank's rows that cannot be cut evenly.
     #[error("micro_batch_size={micro_batch_size} does not divide the {rows} rows that a rank has in a step")]
-    MicroBatch {
-        /// Rows at a time.
-        micro_batch_size: usize,
-        /// Rows of a rank.
-        rows: usize,
-        /// Ranks with other rows.
-        dp: usize,
-    },
+    MicroBatch { micro_batch_size: usize, rows: usize, dp: usize },
     /// Micro-batches that do not fill an interleaved pipeline evenly.
     #[error(
         "the interleaved schedule needs a multiple of pp={pp} micro-batches, but there are {micro_batches}"
     )]
-    Interleaved {
-        /// How many there are.
-        micro_batches: usize,
-        /// Ranks of a pipeline.
-        pp: usize,
-        /// Rows of a rank.
-        rows: usize,
-        /// Ranks with other rows.
-        dp: usize,
-    },
+    Interleaved { micro_batches: usize, pp: usize, rows: usize, dp: usize },
 }
 
 fn product<const N: usize>(sizes: [usize; N]) -> usize {

@@ -1,29 +1,22 @@
 //! What can be wrong with a spec, or with finding one.
 
-use shardloom_checkpoint::KeyError;
-use shardloom_hub::{ConfigError, DescribeError, FamilyError};
-use shardloom_layout::Hint;
+use weightloom_checkpoint::KeyError;
+use weightloom_errors::Hint;
+use weightloom_hub::{ConfigError, DescribeError, FamilyError};
 
 use super::name::NameFault;
 
 /// Why there is no spec, or why it cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum SpecError {
     /// Something that is no name.
     #[error("`{name}` is no name of a model spec: {fault}")]
-    Name {
-        /// What was given.
-        name: String,
-        /// What is wrong with it.
-        fault: NameFault,
-    },
+    Name { name: String, fault: NameFault },
     /// Two specs of one name.
     #[error("there is a model spec `{name}` already")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// No spec of that name.
     #[error(
         "there is no model spec `{name}`\n  built in: {}\n  registered: {}\n  searched: {}",
@@ -32,17 +25,11 @@ pub enum SpecError {
         places(name, searched)
     )]
     Unknown {
-        /// The name.
         name: String,
-        /// Names that it may mean.
         near: Vec<String>,
-        /// Specs that are part of the program.
         built_in: Vec<String>,
-        /// Specs that were registered besides.
         registered: Vec<String>,
-        /// Every file that was looked for.
         searched: Vec<String>,
-        /// What else has this name.
         namesake: Option<Namesake>,
     },
     /// A description that was found, or a place that could not be looked at.
@@ -53,92 +40,34 @@ pub enum SpecError {
     Family(#[from] FamilyError),
     /// A configuration.
     #[error("{about}: {source}")]
-    Config {
-        /// Whose.
-        about: String,
-        /// What is wrong with it.
-        source: ConfigError,
-    },
+    Config { about: String, source: ConfigError },
     /// Nothing says how large the model is.
     #[error("neither an arch nor weights are given, so the `{key}` of `{spec}` is not known")]
-    NoSize {
-        /// The spec.
-        spec: String,
-        /// The key.
-        key: String,
-        /// Archs there are.
-        archs: Vec<String>,
-    },
+    NoSize { spec: String, key: String, archs: Vec<String> },
     /// Weights of another kind of model.
     #[error("the weights are of type `{found}`, but `{spec}` reads {}", listed(reads))]
-    OtherModel {
-        /// The spec.
-        spec: String,
-        /// What the weights say.
-        found: String,
-        /// What it reads.
-        reads: Vec<String>,
-    },
+    OtherModel { spec: String, found: String, reads: Vec<String> },
     /// A plan for a parameter that there is not.
     #[error("`model.tp_plan` is about `{pattern}`, but the model has no such parameter")]
-    NoParameter {
-        /// The pattern.
-        pattern: String,
-        /// The parameter that it most likely means.
-        near: Option<String>,
-    },
+    NoParameter { pattern: String, near: Option<String> },
     /// A plan for a dim that a parameter does not have.
     #[error("`model.tp_plan` shares dim {dim} of `{pattern}`, but `{parameter}` has {ndim}")]
-    NoDim {
-        /// The pattern.
-        pattern: String,
-        /// A parameter that it is about.
-        parameter: String,
-        /// The dim.
-        dim: usize,
-        /// How many it has.
-        ndim: usize,
-    },
+    NoDim { pattern: String, parameter: String, dim: usize, ndim: usize },
     /// Two patterns that say different things about one parameter.
     #[error("`model.tp_plan` has two dims for `{parameter}`: by `{one}` and by `{other}`")]
-    Overlap {
-        /// The parameter.
-        parameter: String,
-        /// A pattern.
-        one: String,
-        /// The other one.
-        other: String,
-    },
+    Overlap { parameter: String, one: String, other: String },
     /// More stages than layers, or none.
     #[error("{layers} layers cannot be cut into {stages} stages")]
-    Stages {
-        /// Layers.
-        layers: usize,
-        /// Stages.
-        stages: usize,
-    },
+    Stages { layers: usize, stages: usize },
     /// A split with another number of stages.
     #[error("`layer_split` has {found} numbers, but there are {stages} stages")]
-    SplitLength {
-        /// How many numbers there are.
-        found: usize,
-        /// How many stages.
-        stages: usize,
-    },
+    SplitLength { found: usize, stages: usize },
     /// A split with another number of layers.
     #[error("the numbers of `layer_split` add up to {found}, but there are {layers} layers")]
-    SplitSum {
-        /// What they add up to.
-        found: usize,
-        /// How many layers there are.
-        layers: usize,
-    },
+    SplitSum { found: usize, layers: usize },
     /// A stage without layers.
     #[error("`layer_split` leaves nothing for stage {stage}")]
-    SplitNothing {
-        /// The stage, from 0.
-        stage: usize,
-    },
+    SplitNothing { stage: usize },
     /// Names that cannot be translated.
     #[error(transparent)]
     Keys(#[from] KeyError),
@@ -178,7 +107,7 @@ fn own_model(name: &str) -> String {
     let file = name.replace('.', "/");
     format!(
         "for a model of your own, describe it in {file}/model.yaml in a folder of the model path \
-         (--model-path or SHARDLOOM_MODEL_PATH) or register a spec in code, and call it {name}"
+         (--model-path or WEIGHTLOOM_MODEL_PATH) or register a spec in code, and call it {name}"
     )
 }
 

@@ -1,9 +1,9 @@
 //! The spec of a family of the hub.
 
 use serde_json::{Map, Value};
-use shardloom_checkpoint::{Index, KeyMap};
-use shardloom_hub::{ConfigError, SharedFamily, arch_config};
-use shardloom_nn::{DecoderConfig, Parallel};
+use weightloom_checkpoint::{Index, KeyMap};
+use weightloom_hub::{ConfigError, SharedFamily, arch_config};
+use weightloom_nn::{DecoderConfig, Parallel};
 
 use super::ModelSpec;
 use super::error::SpecError;

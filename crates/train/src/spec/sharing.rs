@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_dtensor::name_matches;
-use shardloom_layout::nearest;
-use shardloom_nn::{DecoderConfig, Parallel, ParameterSpec, Stage, parameters};
+use weightloom_dtensor::name_matches;
+use weightloom_errors::nearest;
+use weightloom_nn::{DecoderConfig, Parallel, ParameterSpec, Stage, parameters};
 
 use super::error::SpecError;
 
@@ -89,8 +89,8 @@ mod tests {
 
     use proptest::collection::btree_map;
     use proptest::prelude::*;
-    use shardloom_layout::Hint;
-    use shardloom_nn::{AttentionConfig, HeadConfig, PositionConfig};
+    use weightloom_errors::Hint;
+    use weightloom_nn::{AttentionConfig, HeadConfig, PositionConfig};
 
     use super::*;
     use crate::models;

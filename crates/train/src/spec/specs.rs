@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_hub::cards::Card;
-use shardloom_hub::{DescribeError, Described, Hub};
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
+use weightloom_hub::cards::Card;
+use weightloom_hub::{DescribeError, Described, Hub};
 
 use super::error::{Namesake, SpecError};
 use super::family::FamilySpec;

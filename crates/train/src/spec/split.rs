@@ -1,6 +1,6 @@
 //! Cutting layers into the stages of a pipeline.
 
-use shardloom_nn::Stage;
+use weightloom_nn::Stage;
 
 use super::error::SpecError;
 

@@ -1,11 +1,11 @@
 //! Adapters that are trained.
 
 use serde_json::json;
-use shardloom_checkpoint::formats::peft;
-use shardloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
-use shardloom_hub::Model;
-use shardloom_layout::nearest;
-use shardloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
+use weightloom_checkpoint::formats::peft;
+use weightloom_checkpoint::{KeyMap, KeyRule, Observer, Source};
+use weightloom_errors::nearest;
+use weightloom_hub::Model;
+use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
 use crate::config::LoraConfig;
 use crate::error::TrainError;

@@ -1,7 +1,7 @@
 //! From rows to what a rank computes at a time.
 
-use shardloom_gang::GangExt;
-use shardloom_layout::ReduceOp;
+use weightloom_gang::GangExt;
+use weightloom_layout::ReduceOp;
 
 use crate::data::Row;
 use crate::engine::{Engine, MicroBatch};

@@ -2,7 +2,7 @@
 //! is only thought through.
 
 use serde_json::{Map, Value};
-use shardloom_nn::{DecoderConfig, Parallel, Stage};
+use weightloom_nn::{DecoderConfig, Parallel, Stage};
 
 use crate::config::Config;
 use crate::error::TrainError;

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use shardloom_checkpoint::{KeyMap, Observer, Source};
-use shardloom_dtensor::{Numbers, Ranks};
-use shardloom_gang::{Gang, Gangs};
-use shardloom_hub::fetch::FetchObserver;
-use shardloom_hub::text::{ChatTemplates, Tokenizer};
-use shardloom_hub::{
+use weightloom_checkpoint::{KeyMap, Observer, Source};
+use weightloom_dtensor::{Numbers, Ranks};
+use weightloom_gang::{Gang, Gangs};
+use weightloom_hub::fetch::FetchObserver;
+use weightloom_hub::text::{ChatTemplates, Tokenizer};
+use weightloom_hub::{
     Hub, LoadOptions, Model, Place, config_file, load_decoder, new_decoder, text_files, text_files_of_folder,
 };
-use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
+use weightloom_layout::DType;
+use weightloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
 
 use super::adapter;
 use super::blueprint::Blueprint;
@@ -195,7 +195,7 @@ pub(super) fn texts(
             Place::Path(folder) => folder,
             Place::Url(_) => return Err(TrainError::TokenizerPlace { path: path.clone() }),
         };
-        let hub_error = |error| TrainError::Hub(shardloom_hub::HubError::Text(error));
+        let hub_error = |error| TrainError::Hub(weightloom_hub::HubError::Text(error));
         let tokenizer = Tokenizer::from_folder(&folder).map_err(hub_error)?;
         let templates = ChatTemplates::from_folder(&folder).map_err(|error| TrainError::Hub(error.into()))?;
         let files = text_files_of_folder(&folder)?;

@@ -1,9 +1,9 @@
 //! Measuring a model on the way.
 
-use shardloom_gang::Gang;
-use shardloom_hub::text::{Special, SpecialText, Tokenizer};
-use shardloom_nn::{Generation, Request, Sampling};
-use shardloom_tensor::no_grad;
+use weightloom_gang::Gang;
+use weightloom_hub::text::{Special, SpecialText, Tokenizer};
+use weightloom_nn::{Generation, Request, Sampling};
+use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
 use crate::callback::Evaluation;
@@ -76,7 +76,7 @@ fn written(
     let Some(stage) = engine.stages().first() else { return Ok(Vec::new()) };
     let mut samples = Vec::with_capacity(config.prompts.len());
     for prompt in &config.prompts {
-        let mut tokens = tokenizer.encode(prompt, Special::Add).map_err(shardloom_hub::HubError::from)?;
+        let mut tokens = tokenizer.encode(prompt, Special::Add).map_err(weightloom_hub::HubError::from)?;
         if tokens.is_empty() {
             tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_hub::Hub;
-use shardloom_hub::cards::ModelAddress;
+use weightloom_hub::Hub;
+use weightloom_hub::cards::ModelAddress;
 
 use super::blueprint::Blueprint;
 use super::build::texts;

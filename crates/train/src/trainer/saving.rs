@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shardloom_checkpoint::{Better, CheckpointFolder, Retention, Saver};
-use shardloom_gang::{Gang, GangExt};
-use shardloom_hub::cards::RunCards;
+use weightloom_checkpoint::{Better, CheckpointFolder, Retention, Saver};
+use weightloom_gang::{Gang, GangExt};
+use weightloom_hub::cards::RunCards;
 
 use crate::config::{Checkpointing, Config, Resume};
 use crate::engine::Engine;

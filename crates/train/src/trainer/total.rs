@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_gang::{Gang, GangExt};
+use weightloom_gang::{Gang, GangExt};
 
 use super::build::Built;
 use crate::callback::{Callback, Remark, each};

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use shardloom_train::pipeline::{Action, Message, Payload, Schedule};
+use weightloom_train::pipeline::{Action, Message, Payload, Schedule};
 
 /// A message on its way, with what it carries.
 type Queues = HashMap<(usize, usize, Payload), VecDeque<(Message, u64)>>;

@@ -8,18 +8,18 @@ pub mod models;
 
 use std::sync::Arc;
 
-use shardloom_checkpoint::{KeyMap, Source};
-use shardloom_dtensor::{Ranks, Release};
-use shardloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
-use shardloom_hub::{LoadOptions, load_decoder, new_decoder};
-use shardloom_layout::DType;
-use shardloom_nn::{Adapter, Decoder, DecoderConfig, Kept, Parallel, Positions, Stage, Usage};
-use shardloom_tensor::Tensor;
-use shardloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
-use shardloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings, Stepped};
-use shardloom_train::optimizer::{Patterns, WeightDecay, from_config};
-use shardloom_train::pipeline::Schedule;
-use shardloom_train::spec::clip_factor;
+use weightloom_checkpoint::{KeyMap, Source};
+use weightloom_dtensor::{Ranks, Release};
+use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
+use weightloom_hub::{LoadOptions, load_decoder, new_decoder};
+use weightloom_layout::DType;
+use weightloom_nn::{Adapter, Decoder, DecoderConfig, Kept, Parallel, Positions, Stage, Usage};
+use weightloom_tensor::Tensor;
+use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
+use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings, Stepped};
+use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
+use weightloom_train::pipeline::Schedule;
+use weightloom_train::spec::clip_factor;
 
 use models::VOCABULARY;
 
@@ -269,7 +269,7 @@ pub fn batch(number: u64) -> (Vec<i64>, Vec<i64>) {
         for place in 0..TIME {
             inputs.push(token);
             token = (token * 5 + 7) % VOCABULARY as i64;
-            targets.push(if (row * 3 + place * row) % 5 == 2 { shardloom_nn::IGNORED } else { token });
+            targets.push(if (row * 3 + place * row) % 5 == 2 { weightloom_nn::IGNORED } else { token });
         }
     }
     (inputs, targets)

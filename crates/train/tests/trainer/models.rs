@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
-use shardloom_nn::{
+use weightloom_nn::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, Gating, HeadConfig, LayerChoice, MlpConfig,
     NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm, RopeConfig, RopeScaling, WindowConfig,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Region, Shape};
 
 use super::records::{Chunk, Description, Place, TensorRecord, describe};
 use super::{DcpError, MAX_CUT_DIMS, METADATA_FILE};

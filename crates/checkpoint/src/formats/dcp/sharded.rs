@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use shardloom_layout::{Region, Shape};
+use weightloom_layout::{Region, Shape};
 
 use super::{DcpError, MAX_CUT_DIMS};
 use crate::error::CheckpointError;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::Value as Json;
-use shardloom_layout::{DType, Region, Shape, check_tiling};
+use weightloom_layout::{DType, Region, Shape, check_tiling};
 
 use super::value::{FIXED, PICKLE, write_value};
 use super::{DcpError, MAX_CUT_DIMS};

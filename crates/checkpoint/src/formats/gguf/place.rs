@@ -1,6 +1,6 @@
 //! From what a GGUF file says of a tensor to tiles.
 
-use shardloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Region, Shape};
 
 use super::GgufError;
 use super::names::{Arrangement, Home};

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use shardloom_layout::DType;
+use weightloom_layout::DType;
 
 use super::NpzError;
 use crate::error::CheckpointError;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
-use shardloom_layout::{Region, Shape};
+use weightloom_layout::{Region, Shape};
 
 use super::{CONFIG, PeftError};
 use crate::codec::Codec;

@@ -1,6 +1,6 @@
 //! Where a tensor that a pickle describes is.
 
-use shardloom_layout::{DType, Shape};
+use weightloom_layout::{DType, Shape};
 
 use super::TorchError;
 use super::archive::Archive;

@@ -26,7 +26,7 @@ pub(super) fn shared() -> io::Result<Handle> {
     }
     let runtime = Builder::new_multi_thread()
         .worker_threads(THREADS)
-        .thread_name("shardloom-objects")
+        .thread_name("weightloom-objects")
         .enable_all()
         .build()?;
     Ok(shared.insert(runtime).handle().clone())

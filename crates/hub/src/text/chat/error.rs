@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use minijinja::Error;
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::super::error::TextError;
 use super::budget::Stop;
@@ -11,61 +11,32 @@ use super::budget::Stop;
 /// Why a chat template cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum ChatError {
     /// The template is not written correctly.
     #[error("line {line} of the chat template is wrong: {message}")]
-    Syntax {
-        /// The line, from one.
-        line: usize,
-        /// What is wrong.
-        message: String,
-    },
+    Syntax { line: usize, message: String },
     /// The template failed while it ran.
     #[error("line {line} of the chat template failed: {message}")]
-    Failed {
-        /// The line, from one.
-        line: usize,
-        /// What failed.
-        message: String,
-    },
+    Failed { line: usize, message: String },
     /// The template does not accept the conversation.
     #[error("the chat template refuses the conversation: {message}")]
-    Refused {
-        /// In the template's words.
-        message: String,
-    },
+    Refused { message: String },
     /// The template does not come to an end.
     #[error("the chat template did not end within {limit} units of work")]
-    Work {
-        /// How much it may do.
-        limit: u64,
-    },
+    Work { limit: u64 },
     /// The template is absurdly long.
     #[error("the chat template has {bytes} bytes, more than {limit}")]
-    LongTemplate {
-        /// Its length.
-        bytes: usize,
-        /// The most that is accepted.
-        limit: usize,
-    },
+    LongTemplate { bytes: usize, limit: usize },
     /// The text is absurdly long.
     #[error("the chat template made a text of more than {limit} bytes")]
-    LongText {
-        /// The most that is accepted.
-        limit: usize,
-    },
+    LongText { limit: usize },
     /// The template uses a name that is not its own.
     #[error("the chat template uses the name `{name}`, which is reserved")]
-    Reserved {
-        /// The name.
-        name: &'static str,
-    },
+    Reserved { name: &'static str },
     /// No thread could be started.
     #[error("no thread can be started for the chat template: {message}")]
-    Thread {
-        /// What the system says.
-        message: String,
-    },
+    Thread { message: String },
     /// The engine for templates panicked.
     #[error("the chat template broke the engine that runs it")]
     Broken,

@@ -9,7 +9,7 @@
 use super::error::ChatError;
 
 /// The function that pays for work.
-pub(super) const WORK: &str = "shardloom_pays_for_work";
+pub(super) const WORK: &str = "weightloom_pays_for_work";
 
 /// What a bracket costs.
 const BRACKET: usize = 128;

@@ -67,7 +67,7 @@ pub(super) fn pooled(options: &ApiOptions) -> Result<reqwest::Client, ApiError> 
     // program has told it, that stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = reqwest::Client::builder()
-        .user_agent(concat!("shardloom/", env!("CARGO_PKG_VERSION")))
+        .user_agent(concat!("weightloom/", env!("CARGO_PKG_VERSION")))
         // The key goes to the endpoint, and to nobody else.
         .redirect(redirect::Policy::none())
         .connect_timeout(options.connect_limit)

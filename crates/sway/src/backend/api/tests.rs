@@ -510,7 +510,7 @@ fn a_server_that_refuses_echo_still_answers_the_rest() {
         backend.preflight().unwrap();
         let error = ask_one(&mut backend, &View::Base, text("go")).unwrap_err();
         assert!(error.to_string().contains("no echo here"), "{error}");
-        assert!(error.to_string().contains("shardloom serve"), "{error}");
+        assert!(error.to_string().contains("weightloom serve"), "{error}");
         ask_one(&mut backend, &View::Base, next("x")).unwrap();
     }
 }

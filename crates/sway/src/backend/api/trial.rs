@@ -25,7 +25,7 @@ impl Client {
         for prompt in PROMPTS {
             if let Some(why) = self.tried(prompt).await? {
                 let said = format!(
-                    "{} cannot tell how likely given texts are: {why}; use a server that has `echo`, as `shardloom \
+                    "{} cannot tell how likely given texts are: {why}; use a server that has `echo`, as `weightloom \
                      serve` has",
                     self.endpoint()
                 );

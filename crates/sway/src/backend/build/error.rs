@@ -1,8 +1,8 @@
 //! Why a plan has nothing that answers.
 
-use shardloom_checkpoint::{CheckpointError, Format};
-use shardloom_hub::HubError;
-use shardloom_layout::Hint;
+use weightloom_checkpoint::{CheckpointError, Format};
+use weightloom_errors::Hint;
+use weightloom_hub::HubError;
 
 use super::DEVICES;
 use crate::backend::api::ApiError;
@@ -12,93 +12,43 @@ use crate::error::SwayError;
 /// Why there is nothing that answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum BuildError {
     /// A device that is not there.
     #[error("`{key}`: this program does not compute on `{found}`")]
-    Device {
-        /// The key.
-        key: String,
-        /// What it says.
-        found: String,
-    },
+    Device { key: String, found: String },
     /// An adapter that is not there.
     #[error("`{key}`: there is no folder {path}")]
-    NoAdapter {
-        /// The key.
-        key: String,
-        /// Where it should be.
-        path: String,
-    },
+    NoAdapter { key: String, path: String },
     /// A folder that does not say what its adapter is.
     #[error("`{key}`: there is no adapter_config.json in {path}{}", found.as_ref().map_or_else(String::new, |found| format!(", only {found}")))]
-    NoAdapterConfig {
-        /// The key.
-        key: String,
-        /// The folder.
-        path: String,
-        /// The adapter's tensors, if they are there.
-        found: Option<String>,
-    },
+    NoAdapterConfig { key: String, path: String, found: Option<String> },
     /// A folder that is no adapter's.
     #[error("`{key}`: {path} holds no adapter, but a checkpoint of kind {format}")]
-    NotAdapter {
-        /// The key.
-        key: String,
-        /// The folder.
-        path: String,
-        /// What it holds.
-        format: Format,
-    },
+    NotAdapter { key: String, path: String, format: Format },
     /// An adapter that cannot be read.
     #[error("`{key}`: {source}")]
-    Adapter {
-        /// The key.
-        key: String,
-        /// What is wrong with it.
-        source: CheckpointError,
-    },
+    Adapter { key: String, source: CheckpointError },
     /// A program that is not there.
     #[error("`{key}`: there is no program {path}")]
-    NoProgram {
-        /// The key.
-        key: String,
-        /// Where it should be.
-        path: String,
-    },
+    NoProgram { key: String, path: String },
     /// A model that is not found or is none.
     #[error("`{key}`: {source}")]
-    Model {
-        /// The key.
-        key: String,
-        /// What is wrong with it.
-        source: Box<HubError>,
-    },
+    Model { key: String, source: Box<HubError> },
     /// Two models that have other tokens.
     #[error("{base} and {tuned} cut texts into other tokens, such as {text:?}, so they cannot be compared")]
     OtherTokens {
-        /// The one.
         base: String,
-        /// The other.
         tuned: String,
         /// The beginning of a text that they cut differently.
         text: String,
     },
     /// A server that cannot be asked.
     #[error("`{key}`: {source}")]
-    Api {
-        /// The key.
-        key: String,
-        /// What is wrong.
-        source: ApiError,
-    },
+    Api { key: String, source: ApiError },
     /// Something of the user's own that cannot be used.
     #[error("`{key}`: {source}")]
-    Custom {
-        /// The key.
-        key: String,
-        /// What is wrong.
-        source: CustomError,
-    },
+    Custom { key: String, source: CustomError },
     /// A backend that did not come to be.
     #[error(transparent)]
     Backend(#[from] SwayError),

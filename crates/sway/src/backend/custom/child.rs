@@ -73,9 +73,9 @@ impl Child {
         };
         let log = Arc::clone(log);
         let threads: [(&str, Work); 3] = [
-            ("shardloom-sway-ask", Box::new(move || write_lines(input, &to_write))),
-            ("shardloom-sway-hear", Box::new(move || read_lines(output, &read))),
-            ("shardloom-sway-log", Box::new(move || pass_on(errors, &log, &said))),
+            ("weightloom-sway-ask", Box::new(move || write_lines(input, &to_write))),
+            ("weightloom-sway-hear", Box::new(move || read_lines(output, &read))),
+            ("weightloom-sway-log", Box::new(move || pass_on(errors, &log, &said))),
         ];
         for (thread, work) in threads {
             let spawned = thread::Builder::new().name(thread.to_owned()).spawn(work);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::KIND;
 use crate::error::SwayError;
@@ -14,101 +14,41 @@ const PROTOCOL: &str = "docs/sway-backend-protocol.md tells what a backend says"
 /// Why a backend of the user's own does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum CustomError {
     /// It could not be started.
     #[error("`{program}` cannot be started: {message}")]
-    Start {
-        /// The program.
-        program: String,
-        /// What the system says.
-        message: String,
-    },
+    Start { program: String, message: String },
     /// It kept silent for too long, and was ended.
     #[error("`{program}` said nothing for {after:?}, and was ended")]
-    Hanging {
-        /// The program.
-        program: String,
-        /// For how long.
-        after: Duration,
-    },
+    Hanging { program: String, after: Duration },
     /// It ended by itself.
     #[error("`{program}` ended ({status}){}", words(said))]
-    Gone {
-        /// The program.
-        program: String,
-        /// How.
-        status: String,
-        /// The last of its error output.
-        said: String,
-    },
+    Gone { program: String, status: String, said: String },
     /// It said something that is not of the protocol.
     #[error("`{program}` said what is no {expected}: {line}")]
-    NotProtocol {
-        /// The program.
-        program: String,
-        /// What should have come.
-        expected: &'static str,
-        /// The beginning of what came.
-        line: String,
-    },
+    NotProtocol { program: String, expected: &'static str, line: String },
     /// It never ends a line.
     #[error("`{program}` said a line of more than {limit} bytes")]
-    LongLine {
-        /// The program.
-        program: String,
-        /// The longest that is read.
-        limit: usize,
-    },
+    LongLine { program: String, limit: usize },
     /// It speaks another version.
     #[error("`{program}` speaks version {found} of the protocol, not {}", super::VERSION)]
-    Version {
-        /// The program.
-        program: String,
-        /// Its version.
-        found: u64,
-    },
+    Version { program: String, found: u64 },
     /// It can do something that nobody knows.
     #[error("`{program}` says that it can do `{found}`, which is not known")]
-    Capability {
-        /// The program.
-        program: String,
-        /// What it says.
-        found: String,
-        /// What it most likely means.
-        near: Option<String>,
-    },
+    Capability { program: String, found: String, near: Option<String> },
     /// It knows one model only.
     #[error("`{program}` does not say that it answers for both models")]
-    NotDifferential {
-        /// The program.
-        program: String,
-    },
+    NotDifferential { program: String },
     /// It answered what nobody asked.
     #[error("`{program}` answered question {id}, which does not wait for an answer")]
-    UnknownId {
-        /// The program.
-        program: String,
-        /// The number.
-        id: u64,
-    },
+    UnknownId { program: String, id: u64 },
     /// It says that it cannot begin.
     #[error("`{program}` cannot begin: {message}")]
-    Refused {
-        /// The program.
-        program: String,
-        /// What it says.
-        message: String,
-    },
+    Refused { program: String, message: String },
     /// A Python class that cannot be used.
     #[error("`{entry}` cannot be used, {fault}: {message}")]
-    Python {
-        /// Its name.
-        entry: String,
-        /// What is wrong.
-        fault: PythonFault,
-        /// What Python says.
-        message: String,
-    },
+    Python { entry: String, fault: PythonFault, message: String },
     /// It was ended before.
     #[error("it was ended before")]
     Ended,
@@ -163,7 +103,7 @@ impl Hint for CustomError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Start { .. } => {
-                "see whether the file is there and can be run; SHARDLOOM_PYTHON names another Python".to_owned()
+                "see whether the file is there and can be run; WEIGHTLOOM_PYTHON names another Python".to_owned()
             }
             Self::Hanging { .. } => "give it more time by `timeout_s`".to_owned(),
             Self::NotProtocol { .. } => {
@@ -175,7 +115,7 @@ impl Hint for CustomError {
             Self::NotDifferential { .. } => "answer for the views base and tuned, and say `differential`".to_owned(),
             Self::Python { fault, .. } => match fault {
                 PythonFault::Import => {
-                    "put the module beside the suite, or install it for the Python that SHARDLOOM_PYTHON names"
+                    "put the module beside the suite, or install it for the Python that WEIGHTLOOM_PYTHON names"
                 }
                 PythonFault::Attribute => "write package.module:Class with a class that is there",
                 PythonFault::Signature => "make it take the keywords base_spec and adapter_path",

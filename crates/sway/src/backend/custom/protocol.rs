@@ -1,7 +1,7 @@
 //! What is said: JSON lines of version 1.
 
 use serde_json::{Map, Value, json};
-use shardloom_layout::nearest;
+use weightloom_errors::nearest;
 
 use super::error::{CustomError, PythonFault};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
@@ -15,7 +15,7 @@ use crate::view::View;
 pub const VERSION: u64 = 1;
 
 /// What both sides call it.
-const PROTOCOL: &str = "shardloom-sway";
+const PROTOCOL: &str = "weightloom-sway";
 
 /// How much of a line is shown.
 const MOST_SHOWN: usize = 120;

@@ -1,4 +1,4 @@
-"""Runs a Python class written for dlm-sway as a backend of `shardloom sway`.
+"""Runs a Python class written for dlm-sway as a backend of `weightloom sway`.
 
 It is told the class in the first line of its input. What it then hears and says
 is in docs/sway-backend-protocol.md. Only the standard library is used.
@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 
-PROTOCOL = "shardloom-sway"
+PROTOCOL = "weightloom-sway"
 VERSION = 1
 
 

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use shardloom_layout::Hint as _;
+use weightloom_errors::Hint as _;
 
 use super::*;
 use crate::answer::Answer;
@@ -352,5 +352,5 @@ fn a_python_class_that_cannot_be_used_is_told_with_pythons_words() {
     let entry = EntryPoint::Python { module: "classes".to_owned(), class: "Good".to_owned() };
     let options = CustomOptions { python: "/nowhere/python".to_owned(), ..CustomOptions::default() };
     let error = CustomBackend::start(&model(entry, "x"), &options).unwrap_err();
-    assert!(error.hint().unwrap().contains("SHARDLOOM_PYTHON"), "{error}");
+    assert!(error.hint().unwrap().contains("WEIGHTLOOM_PYTHON"), "{error}");
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use shardloom_checkpoint::Source;
-use shardloom_hub::text::Tokenizer;
-use shardloom_hub::{HubError, LoadOptions, Model};
-use shardloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
+use weightloom_checkpoint::Source;
+use weightloom_hub::text::Tokenizer;
+use weightloom_hub::{HubError, LoadOptions, Model};
+use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
 
 use super::variant::{Side, Variant, variant};
 use super::{LocalOptions, Tuned};

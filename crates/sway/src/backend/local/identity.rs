@@ -1,8 +1,8 @@
 //! Names of exactly these numbers: what files hold, not where they lie.
 
-use shardloom_checkpoint::{ElementSum, Format, Source, Storage, StorageError};
-use shardloom_hub::Model;
-use shardloom_layout::DType;
+use weightloom_checkpoint::{ElementSum, Format, Source, Storage, StorageError};
+use weightloom_hub::Model;
+use weightloom_layout::DType;
 
 /// What changes when the same model would give other numbers.
 const ENGINE: u32 = 1;
@@ -51,7 +51,7 @@ pub(super) fn identity(
     let tuned = hash(tuned.map(of_source).transpose()?);
     let words =
         hash(words.map(|source| of_files(&*source.storage, words_beside(&*source.storage)?)).transpose()?);
-    let engine = format!("shardloom-{}.{ENGINE}:{dtype}", env!("CARGO_PKG_VERSION"));
+    let engine = format!("weightloom-{}.{ENGINE}:{dtype}", env!("CARGO_PKG_VERSION"));
     Ok(Identity {
         pair: format!("{engine}:{base}:{tuned}"),
         base: format!("{engine}:{base}:base alone, words {words}"),
@@ -146,7 +146,7 @@ fn joined(sum: ElementSum) -> u128 {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use shardloom_checkpoint::MemoryStorage;
+    use weightloom_checkpoint::MemoryStorage;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use shardloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
-use shardloom_nn::{DecoderConfig, PositionConfig};
+use weightloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
+use weightloom_nn::{DecoderConfig, PositionConfig};
 
 use crate::answer::{Answer, CompletionScore, Rolling};
 use crate::error::AskError;

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use shardloom_dtensor::DTensor;
-use shardloom_layout::{DType, Layout};
-use shardloom_nn::{Decoder, NnError, Reading, Text};
-use shardloom_tensor::{Tensor, no_grad};
+use weightloom_dtensor::DTensor;
+use weightloom_layout::{DType, Layout};
+use weightloom_nn::{Decoder, NnError, Reading, Text};
+use weightloom_tensor::{Tensor, no_grad};
 
 use super::chunks::{Item, ends, sort};
 use super::engine::Engine;

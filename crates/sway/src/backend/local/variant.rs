@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_nn::{Adapter, Decoder, NnError, Part, Piece};
-use shardloom_tensor::Stream;
+use weightloom_nn::{Adapter, Decoder, NnError, Part, Piece};
+use weightloom_tensor::Stream;
 
 use super::noise::Noise;
 use crate::view::View;
@@ -157,9 +157,9 @@ mod tests {
     use std::path::Path;
 
     use serde_json::{Map, Value};
-    use shardloom_checkpoint::Source;
-    use shardloom_dtensor::DTensor;
-    use shardloom_hub::{Families, LoadOptions, load_adapter, load_decoder};
+    use weightloom_checkpoint::Source;
+    use weightloom_dtensor::DTensor;
+    use weightloom_hub::{Families, LoadOptions, load_adapter, load_decoder};
 
     use super::*;
 
@@ -171,7 +171,7 @@ mod tests {
     fn tiny() -> (Decoder, Adapter, Value) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny");
         let mut families = Families::new();
-        shardloom_models::register(&mut families).unwrap();
+        weightloom_models::register(&mut families).unwrap();
         let config: Map<String, Value> =
             serde_json::from_value(json(&folder.join("model/config.json"))).unwrap();
         let family = families.of_config(&config).unwrap().clone();

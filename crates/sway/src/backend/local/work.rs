@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_nn::NnError;
-use shardloom_tensor::memory;
+use weightloom_nn::NnError;
+use weightloom_tensor::memory;
 
 use super::LocalOptions;
 use super::engine::Engine;

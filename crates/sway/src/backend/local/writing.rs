@@ -1,7 +1,7 @@
 //! Texts that are written on, many views at once.
 
-use shardloom_hub::text::SpecialText;
-use shardloom_nn::{Generation, NnError, Request, Sampling, grouped};
+use weightloom_hub::text::SpecialText;
+use weightloom_nn::{Generation, NnError, Request, Sampling, grouped};
 
 use super::LocalOptions;
 use super::engine::Engine;

@@ -1,7 +1,7 @@
 //! Attention, and the logarithm of each query's sum of weights.
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
-use shardloom_layout::Shape;
+use weightloom_layout::Shape;
 
 use super::weights::{Place, Running, soften};
 use super::{BLOCK, Geometry, Heads, Mask, Range, Rows, Space, blocks, by_rows, narrow};

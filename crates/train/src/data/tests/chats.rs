@@ -1,7 +1,7 @@
 //! Which tokens of conversations count, with templates of several styles.
 
 use proptest::prelude::*;
-use shardloom_hub::text::{ChatError, Data, Message};
+use weightloom_hub::text::{ChatError, Data, Message};
 
 use super::masks::{sample, sampler, shown};
 use super::stage::Around;

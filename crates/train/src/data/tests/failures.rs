@@ -1,7 +1,7 @@
 //! Every way to fail, with the file and the line, and what to do about it.
 
 use serde_json::{Value, json};
-use shardloom_layout::Hint;
+use weightloom_errors::Hint;
 
 use super::stage::{all_rows, folder, inside, settings, write};
 use crate::data::error::DataError;

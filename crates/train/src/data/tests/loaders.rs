@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use shardloom_hub::text::ChatTemplates;
+use weightloom_hub::text::ChatTemplates;
 
 use super::chats::CHATML;
 use super::stage::{Around, all_rows, folder, inside, settings, templates, tokenizer, write};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use shardloom_hub::text::{ChatTemplates, Message, Tokenizer};
+use weightloom_hub::text::{ChatTemplates, Message, Tokenizer};
 
 use super::stage::{Around, templates, tokenizer};
 use crate::config::Masking;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use shardloom_hub::text::{ChatTemplates, TextError, Tokenizer};
 use tempfile::TempDir;
+use weightloom_hub::text::{ChatTemplates, TextError, Tokenizer};
 
 use crate::config::DataConfig;
 use crate::data::{DataSettings, Epochs, Loader, Row};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use serde_json::json;
-use shardloom_hub::text::Special;
+use weightloom_hub::text::Special;
 
 use super::stage::{Around, BOS, EOS, PAD, folder, settings, tokenizer};
 use crate::config::Rows;

@@ -1,0 +1,211 @@
+//! `weightloom convert`: from any format to one that can be written.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum, ValueHint};
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use serde::Serialize;
+use weightloom::checkpoint::storage::Address;
+use weightloom::checkpoint::{
+    ConvertOptions, Fingerprint, ObjectOptions, ObjectStorage, SaveFormat, SaveOptions, Source, Target,
+    convert,
+};
+use weightloom::errors::Hint;
+use weightloom::layout::{DType, UnknownDType};
+
+use super::failure::Failure;
+use super::output::{Output, bytes, counted};
+use super::progress::Progress;
+
+#[derive(Args)]
+pub(super) struct ConvertArgs {
+    /// What to convert: a file, a folder, or a URL.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    source: String,
+
+    /// The folder to make; it must not exist. For native and dcp, a URL such
+    /// as s3://bucket/name as well.
+    #[arg(value_hint = ValueHint::DirPath)]
+    target: String,
+
+    /// The form to write.
+    #[arg(long, value_enum)]
+    to: Form,
+
+    /// The type that floating-point tensors shall have, such as bf16 [default: as they are].
+    #[arg(long, value_parser = dtype)]
+    dtype: Option<DType>,
+
+    /// The largest model file, such as 5GB or 500MiB.
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_hint = ValueHint::Other)]
+    shard_size: Size,
+
+    /// Take only tensors whose names match; may be given several times.
+    #[arg(long, value_name = "GLOB", value_hint = ValueHint::Other)]
+    include: Vec<String>,
+
+    /// Leave out tensors whose names match; may be given several times.
+    #[arg(long, value_name = "GLOB", value_hint = ValueHint::Other)]
+    exclude: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Form {
+    /// A Hugging Face folder: safetensors, config and tokenizer.
+    Hf,
+    /// The same with a manifest: checksums, fingerprint, all that a resume needs.
+    Native,
+    /// A folder that torch.distributed.checkpoint loads.
+    Dcp,
+    /// An adapter folder that PEFT loads.
+    Peft,
+}
+
+/// A dtype by name; a mistake is told with what it might have been.
+pub(super) fn dtype(text: &str) -> Result<DType, String> {
+    text.parse().map_err(|error: UnknownDType| match error.hint() {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    })
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug)]
+struct Size(u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let unit = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "kb" => 1000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "kib" => 1 << 10,
+            "mib" => 1 << 20,
+            "gib" => 1 << 30,
+            _ => return Err(format!("`{text}` is no size; write 500MB or 5GiB")),
+        };
+        let number: u64 = number.parse().map_err(|_| format!("`{text}` is no size; write 500MB or 5GiB"))?;
+        match number.checked_mul(unit) {
+            Some(0) | None => Err(format!("`{text}` is no size for a file")),
+            Some(bytes) => Ok(Self(bytes)),
+        }
+    }
+}
+
+/// A pattern that cannot be read, or that matches nothing.
+#[derive(Debug, thiserror::Error)]
+enum PatternError {
+    #[error("`{pattern}` is no pattern: {reason}")]
+    Form { pattern: String, reason: String },
+    #[error("no tensor is left: none matches, or all are left out")]
+    Nothing,
+}
+
+impl Hint for PatternError {
+    fn hint(&self) -> Option<String> {
+        Some("names are matched as in `model.layers.*.weight`; `weightloom inspect` lists them".to_owned())
+    }
+}
+
+#[derive(Serialize)]
+struct Converted {
+    target: String,
+    tensors: usize,
+    bytes: u64,
+    left_out: Vec<String>,
+    assets: Vec<String>,
+    fingerprint: Fingerprint,
+}
+
+pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failure> {
+    let source = Source::open_url(&args.source).map_err(|error| Failure::from(error).about(&args.source))?;
+    let format = match args.to {
+        Form::Hf => SaveFormat::HuggingFace,
+        Form::Native => SaveFormat::Native,
+        Form::Dcp => SaveFormat::Dcp,
+        Form::Peft => SaveFormat::Peft,
+    };
+    let options = ConvertOptions {
+        save: SaveOptions { format, shard_size: args.shard_size.0, ..SaveOptions::default() },
+        dtype: args.dtype,
+        only: chosen(args, &source).map_err(|error| Failure::user(&error))?,
+    };
+    let report = convert(&source, &target(&args.target)?, &options, &Progress::new(output))?;
+    let converted = Converted {
+        target: args.target.clone(),
+        tensors: report.tensors,
+        bytes: report.bytes,
+        left_out: report.left_out,
+        assets: report.assets,
+        fingerprint: report.fingerprint,
+    };
+    output.show(&converted, |converted| {
+        let mut text = format!(
+            "{}: {}, {}, fingerprint {}",
+            converted.target,
+            counted(converted.tensors, "tensor"),
+            bytes(converted.bytes),
+            converted.fingerprint
+        );
+        if !converted.assets.is_empty() {
+            text += &format!("\ntaken along: {}", converted.assets.join(", "));
+        }
+        if !converted.left_out.is_empty() {
+            let shown: Vec<&str> = converted.left_out.iter().take(8).map(String::as_str).collect();
+            let more = match converted.left_out.len().saturating_sub(8) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            text += &format!("\nleft out: {}{more}", shown.join(", "));
+        }
+        text
+    })
+}
+
+fn target(place: &str) -> Result<Target, Failure> {
+    let address = Address::parse(place).map_err(|error| Failure::user(&error))?;
+    match address {
+        Address::Local { path } => Ok(Target::Folder(PathBuf::from(path))),
+        Address::Remote(remote) => {
+            let storage = ObjectStorage::at(&remote, ObjectOptions::default());
+            let storage = storage.map_err(|error| Failure::operational_with_hint(&error))?;
+            Ok(Target::Objects(std::sync::Arc::new(storage)))
+        }
+    }
+}
+
+fn chosen(args: &ConvertArgs, source: &Source) -> Result<Option<Vec<String>>, PatternError> {
+    if args.include.is_empty() && args.exclude.is_empty() {
+        return Ok(None);
+    }
+    let (include, exclude) = (globs(&args.include)?, globs(&args.exclude)?);
+    let names = source.index.tensors().keys().chain(source.index.values());
+    let kept = |name: &&String| {
+        (args.include.is_empty() || include.is_match(name.as_str())) && !exclude.is_match(name.as_str())
+    };
+    let names: Vec<String> = names.filter(kept).cloned().collect();
+    if names.is_empty() { Err(PatternError::Nothing) } else { Ok(Some(names)) }
+}
+
+pub(super) fn glob(pattern: &str) -> Result<Glob, globset::Error> {
+    Glob::new(pattern)
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet, PatternError> {
+    let failed = |pattern: &str, error: &globset::Error| PatternError::Form {
+        pattern: pattern.to_owned(),
+        reason: error.kind().to_string(),
+    };
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(glob(pattern).map_err(|error| failed(pattern, &error))?);
+    }
+    set.build().map_err(|error| failed(&patterns.join(", "), &error))
+}

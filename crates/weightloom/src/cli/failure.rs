@@ -1,0 +1,165 @@
+//! What went wrong, in the form it is told.
+
+use std::error::Error;
+use std::fmt;
+
+use serde_json::{Value, json};
+use weightloom::checkpoint::{CheckpointError, StorageError};
+use weightloom::errors::Hint;
+use weightloom::gang::conformance::ConformanceError;
+use weightloom::launch::{ExitStatus, LaunchError};
+
+/// Why a command ended without doing what it should.
+#[derive(Debug)]
+pub(super) struct Failure {
+    kind: Kind,
+    message: String,
+    hint: Option<String>,
+    /// Whether it only tells that other ranks failed.
+    echo: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Check,
+    User,
+    Operational,
+}
+
+impl Failure {
+    /// A check gave a bad answer.
+    pub(super) fn check(message: String) -> Self {
+        Self { kind: Kind::Check, message, hint: None, echo: false }
+    }
+
+    /// The same, with something to try.
+    pub(super) fn check_with_hint<E: Error + Hint>(error: &E) -> Self {
+        Self { kind: Kind::Check, message: chain(error), hint: error.hint(), echo: false }
+    }
+
+    /// The user asked for something that cannot be.
+    pub(super) fn user<E: Error + Hint>(error: &E) -> Self {
+        Self { kind: Kind::User, message: chain(error), hint: error.hint(), echo: false }
+    }
+
+    /// The machine did not do its part.
+    pub(super) fn operational(error: &dyn Error) -> Self {
+        Self { kind: Kind::Operational, message: chain(error), hint: None, echo: false }
+    }
+
+    /// The same, with something to try.
+    pub(super) fn operational_with_hint<E: Error + Hint>(error: &E) -> Self {
+        Self { hint: error.hint(), ..Self::operational(error) }
+    }
+
+    /// The command line could not be read.
+    pub(super) fn usage(error: &clap::Error) -> Self {
+        let text = error.render().to_string();
+        let facts =
+            text.lines().take_while(|line| !line.starts_with("Usage:") && !line.trim().starts_with("tip:"));
+        let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
+        let message = facts.join(" ").trim_start_matches("error: ").to_owned();
+        let hint = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned);
+        Self { kind: Kind::User, message, hint, echo: false }
+    }
+
+    /// The same, if it only tells that other ranks failed.
+    pub(super) fn of_others(mut self) -> Self {
+        self.echo = true;
+        self
+    }
+
+    /// Names what the failure is about.
+    pub(super) fn about(mut self, subject: &str) -> Self {
+        self.message = format!("{subject}: {}", self.message);
+        self
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let kind = match self.kind {
+            Kind::Check => "check",
+            Kind::User => "user",
+            Kind::Operational => "operational",
+        };
+        json!({ "error": { "kind": kind, "message": self.message, "hint": self.hint } })
+    }
+}
+
+/// An error and what caused it, on one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+impl ExitStatus for Failure {
+    fn is_consequence(&self) -> bool {
+        self.echo
+    }
+
+    fn code(&self) -> u8 {
+        match self.kind {
+            Kind::Check => 1,
+            Kind::User => 2,
+            Kind::Operational => 3,
+        }
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        match error {
+            LaunchError::BuiltWithoutMpi { .. } | LaunchError::OtherSize { .. } | LaunchError::NoRanks => {
+                Self::user(&error)
+            }
+            _ => Self::operational_with_hint(&error),
+        }
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        match &error {
+            // Damage is what checks are for.
+            CheckpointError::Damaged(_)
+            | CheckpointError::DamagedBytes { .. }
+            | CheckpointError::Format { .. }
+            | CheckpointError::Index(_)
+            | CheckpointError::Storage(StorageError::Short { .. }) => Self::check_with_hint(&error),
+            CheckpointError::Gang(_) | CheckpointError::Ranks { .. } => Self::operational_with_hint(&error),
+            CheckpointError::Storage(StorageError::Missing { .. } | StorageError::UnknownScheme { .. }) => {
+                Self::user(&error)
+            }
+            CheckpointError::Storage(_) => Self::operational_with_hint(&error),
+            _ => Self::user(&error),
+        }
+    }
+}
+
+impl From<ConformanceError> for Failure {
+    fn from(error: ConformanceError) -> Self {
+        match &error {
+            ConformanceError::Failed { case, source } => {
+                Self { hint: source.hint(), ..Self::operational(source) }.about(case)
+            }
+            _ => Self::check(error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        if let Some(hint) = &self.hint {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,469 @@
+//! `weightloom models`: which models there are, and what they are.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueHint};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use weightloom::errors::Hint;
+use weightloom::hub::cards::Card;
+use weightloom::hub::{Described, Hub, arch_config};
+use weightloom::nn::{DecoderConfig, Parallel, Stage, parameters};
+
+use super::failure::Failure;
+use super::hub::HubArgs;
+use super::output::{Output, bytes, counted, table};
+
+#[derive(Subcommand)]
+pub(super) enum ModelsCommand {
+    /// List the models that have cards.
+    #[command(after_help = "Examples:
+  weightloom models list
+  weightloom models list --family qwen3
+  weightloom models list --json | jq -r '.models[].name'")]
+    List(ListArgs),
+
+    /// Show one model: its card and where each field came from, its configuration, its size, how it is shared.
+    #[command(after_help = "Examples:
+  weightloom models show llama3_2_1b
+  weightloom models show ./my-model
+  weightloom models show smollm2_135m_instruct --json | jq .config")]
+    Show(ShowArgs),
+
+    /// List the named presets of each family.
+    #[command(after_help = "Examples:
+  weightloom models archs
+  weightloom models archs --family llama")]
+    Archs(ListArgs),
+
+    /// Check every card, and every described model.
+    ///
+    /// Exits with 1 if one is broken.
+    #[command(after_help = "Examples:
+  weightloom models check
+  weightloom models check --asset-dir my-cards")]
+    Check(HubArgs),
+}
+
+#[derive(Args)]
+pub(super) struct ListArgs {
+    /// Only those of one family.
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
+    family: Option<String>,
+
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    name: String,
+
+    #[command(flatten)]
+    hub: HubArgs,
+}
+
+pub(super) fn run(command: &ModelsCommand, output: Output) -> Result<ExitCode, Failure> {
+    match command {
+        ModelsCommand::List(args) => list(args, output),
+        ModelsCommand::Show(args) => show(args, output),
+        ModelsCommand::Archs(args) => archs(args, output),
+        ModelsCommand::Check(args) => check(args, output),
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    models: Vec<Row>,
+    /// Cards and files that cannot be read.
+    broken: Vec<Broken>,
+    overridden: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    family: Option<String>,
+    arch: Option<String>,
+    checkpoint: Option<String>,
+    license: Option<String>,
+    /// Whether one has to ask for it, and where.
+    url: Option<String>,
+    source: String,
+    description: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Broken {
+    what: String,
+    problem: String,
+    hint: Option<String>,
+}
+
+/// A text of a card's field, as it is written.
+fn text_of(card: &Card, field: &str) -> Option<String> {
+    card.field(field).and_then(|field| field.value.as_text()).map(str::to_owned)
+}
+
+fn row(name: &str, card: &Card) -> Row {
+    let source = card.lineage().first().map_or_else(String::new, |origin| origin.source().to_string());
+    Row {
+        name: name.to_owned(),
+        family: text_of(card, "model_family"),
+        arch: text_of(card, "model_arch"),
+        checkpoint: text_of(card, "checkpoint"),
+        license: text_of(card, "license"),
+        url: text_of(card, "url"),
+        source,
+        description: text_of(card, "description"),
+    }
+}
+
+/// A family that was asked for must be one.
+fn check_family(hub: &Hub, family: Option<&String>) -> Result<(), Failure> {
+    family.map_or(Ok(()), |family| hub.family(family).map(|_| ()).map_err(Failure::from))
+}
+
+fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub()?;
+    check_family(&hub, args.family.as_ref())?;
+    let mut listed = Listed { models: Vec::new(), broken: Vec::new(), overridden: Vec::new() };
+    for (name, card) in hub.cards.cards() {
+        match card {
+            Ok(card) if card.model_family().is_none() => {}
+            Ok(card) if args.family.is_some() && card.model_family() != args.family.as_deref() => {}
+            Ok(card) => listed.models.push(row(name, &card)),
+            Err(error) => listed.broken.push(Broken {
+                what: name.to_owned(),
+                problem: error.to_string(),
+                hint: error.hint(),
+            }),
+        }
+    }
+    for problem in hub.cards.problems() {
+        let hint = problem.hint();
+        listed.broken.push(Broken { what: "file".to_owned(), problem: problem.to_string(), hint });
+    }
+    listed.overridden = hub
+        .cards
+        .overrides()
+        .iter()
+        .map(|found| {
+            let losers: Vec<String> = found.losers.iter().map(ToString::to_string).collect();
+            format!("`{}` of {} is overridden by {}", found.name, losers.join(", "), found.winner)
+        })
+        .collect();
+    output.show(&listed, |listed| {
+        let mut rows = table(&["model", "family", "arch", "checkpoint", "license", "from"], &[]);
+        for model in &listed.models {
+            let shown = |text: &Option<String>| text.clone().unwrap_or_default();
+            let license = match &model.url {
+                Some(_) => format!("{} (ask for it)", shown(&model.license)),
+                None => shown(&model.license),
+            };
+            let family = shown(&model.family);
+            rows.add_row([
+                model.name.clone(),
+                family,
+                shown(&model.arch),
+                shown(&model.checkpoint),
+                license,
+                model.source.clone(),
+            ]);
+        }
+        let mut text = format!("{rows}\n{}", counted(listed.models.len(), "model"));
+        for line in &listed.overridden {
+            text += &format!("\noverridden: {line}");
+        }
+        for broken in &listed.broken {
+            text += &format!("\nbroken: {}", broken.problem);
+        }
+        text
+    })
+}
+
+#[derive(Serialize)]
+struct Archs {
+    families: Vec<FamilyArchs>,
+}
+
+#[derive(Serialize)]
+struct FamilyArchs {
+    family: String,
+    archs: Vec<Arch>,
+}
+
+#[derive(Serialize)]
+struct Arch {
+    name: String,
+    parameters: u64,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    vocabulary: usize,
+    positions: usize,
+}
+
+fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub()?;
+    check_family(&hub, args.family.as_ref())?;
+    let mut families: Vec<_> = hub.families.iter().cloned().collect();
+    for name in Described::names(&hub.model_path) {
+        families.extend(hub.family(&name).ok());
+    }
+    let mut all = Archs { families: Vec::new() };
+    for family in families {
+        if args.family.as_ref().is_some_and(|wanted| wanted != family.name()) {
+            continue;
+        }
+        let arch = |name: String| {
+            let config = arch_config(&*family, &name).ok()?;
+            let decoder = family.decoder(&config).ok()?;
+            Some(Arch {
+                parameters: decoder.parameter_count(),
+                layers: decoder.layers,
+                hidden: decoder.hidden,
+                heads: decoder.attention.heads,
+                kv_heads: decoder.attention.kv_heads,
+                vocabulary: decoder.vocabulary,
+                positions: decoder.max_positions,
+                name,
+            })
+        };
+        let mut archs: Vec<Arch> = family.archs().into_iter().filter_map(arch).collect();
+        archs.sort_by_key(|arch| arch.parameters);
+        all.families.push(FamilyArchs { family: family.name().to_owned(), archs });
+    }
+    output.show(&all, |all| {
+        let heads =
+            ["family", "arch", "parameters", "layers", "hidden", "heads", "kv", "vocabulary", "positions"];
+        let mut rows = table(&heads, &[2, 3, 4, 5, 6, 7, 8]);
+        for family in &all.families {
+            for arch in &family.archs {
+                rows.add_row([
+                    family.family.clone(),
+                    arch.name.clone(),
+                    short(arch.parameters),
+                    arch.layers.to_string(),
+                    arch.hidden.to_string(),
+                    arch.heads.to_string(),
+                    arch.kv_heads.to_string(),
+                    arch.vocabulary.to_string(),
+                    arch.positions.to_string(),
+                ]);
+            }
+        }
+        rows.to_string()
+    })
+}
+
+/// A count in the unit that suits it.
+pub(super) fn short(count: u64) -> String {
+    let value = count as f64;
+    match count {
+        0..1_000_000 => count.to_string(),
+        1_000_000..1_000_000_000 => format!("{:.0} M", value / 1e6),
+        1_000_000_000..100_000_000_000 => format!("{:.2} B", value / 1e9),
+        _ => format!("{:.0} B", value / 1e9),
+    }
+}
+
+#[derive(Serialize)]
+struct Shown {
+    name: String,
+    family: Option<String>,
+    fields: Vec<ShownField>,
+    /// Cards that this one builds on, nearest first.
+    lineage: Vec<String>,
+    config: Option<Map<String, Value>>,
+    decoder: Option<DecoderConfig>,
+    parameters: Option<u64>,
+    /// Bytes of all parameters by dtype.
+    bytes: Option<Map<String, Value>>,
+    /// What tensor parallelism shares, by pattern.
+    sharding: Option<Parallel>,
+    /// Why there is no configuration, if there is none.
+    unknown: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ShownField {
+    field: String,
+    value: Value,
+    card: String,
+    source: String,
+    file: String,
+    line: usize,
+}
+
+fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub.hub()?;
+    let found = hub.find(&args.name)?;
+    let mut shown = Shown {
+        name: args.name.clone(),
+        family: found.card.as_ref().and_then(Card::model_family).map(str::to_owned),
+        fields: Vec::new(),
+        lineage: Vec::new(),
+        config: None,
+        decoder: None,
+        parameters: None,
+        bytes: None,
+        sharding: None,
+        unknown: None,
+    };
+    if let Some(card) = &found.card {
+        for (name, field) in card.fields() {
+            let origin = &field.origin;
+            shown.fields.push(ShownField {
+                field: name.to_owned(),
+                value: field.value.to_json(),
+                card: origin.card().to_owned(),
+                source: origin.source().to_string(),
+                file: origin.file().display().to_string(),
+                line: origin.line(),
+            });
+        }
+        shown.lineage = card.lineage().iter().map(|origin| origin.card().to_owned()).collect();
+    }
+    let is_near = matches!(found.address, Some(weightloom::hub::cards::ModelAddress::Path(_)));
+    let known = match found.known {
+        Some(known) => Some(known),
+        // What lies here can be asked itself.
+        None if is_near => {
+            let model = hub.open(&args.name, &())?;
+            Some((model.family().clone(), model.config().clone()))
+        }
+        None => {
+            shown.unknown =
+                Some("its configuration is with its files; `weightloom fetch` brings them".to_owned());
+            None
+        }
+    };
+    if let Some((family, config)) = known {
+        let about = |source| {
+            Failure::from(weightloom::hub::HubError::Config {
+                about: format!("model `{}`", args.name),
+                source,
+            })
+        };
+        let decoder = family.decoder(&config).map_err(about)?;
+        let count = decoder.parameter_count();
+        let sizes = [("f32", 4), ("bf16", 2), ("f8", 1)];
+        shown.bytes = Some(
+            sizes.into_iter().map(|(name, size)| (name.to_owned(), Value::from(count * size))).collect(),
+        );
+        shown.family = Some(family.name().to_owned());
+        shown.parameters = Some(count);
+        let specs = parameters(&decoder, &Stage::whole(decoder.layers));
+        shown.sharding = Some(family.parallel().about(&specs));
+        shown.decoder = Some(decoder);
+        shown.config = Some(config);
+    }
+    output.show(&shown, show_text)
+}
+
+fn show_text(shown: &Shown) -> String {
+    let mut text = shown.name.clone();
+    if let Some(family) = &shown.family {
+        text += &format!(", a model of the family {family}");
+    }
+    if shown.lineage.len() > 1 {
+        text += &format!("\nbuilds on {}", shown.lineage[1..].join(", "));
+    }
+    if !shown.fields.is_empty() {
+        let mut rows = table(&["field", "value", "from card", "in"], &[]);
+        for field in &shown.fields {
+            let value = field.value.as_str().map_or_else(|| field.value.to_string(), str::to_owned);
+            let place = format!("{} {}:{}", field.source, field.file, field.line);
+            rows.add_row([field.field.clone(), value, field.card.clone(), place]);
+        }
+        text += &format!("\n{rows}");
+    }
+    if let Some(config) = &shown.config {
+        let mut rows = table(&["configuration", "value"], &[]);
+        for (key, value) in config {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            rows.add_row([key.clone(), value]);
+        }
+        text += &format!("\n{rows}");
+    }
+    if let (Some(count), Some(sizes)) = (shown.parameters, &shown.bytes) {
+        let sizes: Vec<String> = sizes
+            .iter()
+            .map(|(dtype, size)| format!("{} in {dtype}", bytes(size.as_u64().unwrap_or(0))))
+            .collect();
+        text += &format!("\n{} parameters: {}", short(count), sizes.join(", "));
+    }
+    if let Some(sharding) = &shown.sharding {
+        text += "\ntensor parallelism shares";
+        for (pattern, dim) in &sharding.dims {
+            text += &format!("\n  dim {dim} of {pattern}");
+        }
+    }
+    if let Some(unknown) = &shown.unknown {
+        text += &format!("\n{unknown}");
+    }
+    text
+}
+
+#[derive(Serialize)]
+struct Checked {
+    cards: usize,
+    described: usize,
+    broken: Vec<Broken>,
+}
+
+fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
+    let hub = args.hub()?;
+    let mut checked = Checked { cards: 0, described: 0, broken: Vec::new() };
+    for (name, card) in hub.cards.cards() {
+        checked.cards += 1;
+        let problem = match card {
+            Err(error) => Some((error.to_string(), error.hint())),
+            Ok(card) => check_card(&hub, name, card),
+        };
+        if let Some((problem, hint)) = problem {
+            checked.broken.push(Broken { what: name.to_owned(), problem, hint });
+        }
+    }
+    for problem in hub.cards.problems() {
+        checked.broken.push(Broken {
+            what: "file".to_owned(),
+            hint: problem.hint(),
+            problem: problem.to_string(),
+        });
+    }
+    for name in Described::names(&hub.model_path) {
+        checked.described += 1;
+        if let Err(error) = Described::find(&name, &hub.model_path) {
+            checked.broken.push(Broken { what: name, problem: error.to_string(), hint: error.hint() });
+        }
+    }
+    output.show(&checked, |checked| {
+        let mut lines = vec![format!(
+            "{} and {} checked, {} broken",
+            counted(checked.cards, "card"),
+            counted(checked.described, "described model"),
+            checked.broken.len()
+        )];
+        for broken in &checked.broken {
+            lines.push(format!("{}: {}", broken.what, broken.problem));
+            lines.extend(broken.hint.iter().map(|hint| format!("  hint: {hint}")));
+        }
+        lines.join("\n")
+    })?;
+    Ok(if checked.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// What is wrong with a card, its family, its arch or its configuration.
+fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<String>)> {
+    let found = match hub.found(name, card) {
+        Ok(found) => found,
+        Err(error) => return Some((error.to_string(), error.hint())),
+    };
+    let (family, config) = found.known?;
+    family.decoder(&config).err().map(|error| (format!("card `{name}`: {error}"), error.hint()))
+}

@@ -1,0 +1,179 @@
+//! A run of the tour: its file, on thread ranks, with what came of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use weightloom::checkpoint::{Part, Source};
+use weightloom::errors::Hint;
+use weightloom::gang::GangOptions;
+use weightloom::hub::Hub;
+use weightloom::launch::Launch;
+use weightloom::train::callback::{Callback, Control, View};
+use weightloom::train::config::{Config, read_file};
+use weightloom::train::engine::Stepped;
+use weightloom::train::spec::Specs;
+use weightloom::train::{End, TrainError, TrainRequest, train};
+
+use crate::cli::failure::Failure;
+use crate::cli::output::Output;
+
+/// What a run has done.
+#[derive(Serialize)]
+pub(super) struct Lesson {
+    pub(super) file: PathBuf,
+    pub(super) ranks: usize,
+    /// How ranks shared the work.
+    pub(super) mesh: String,
+    /// Parameters that were trained.
+    pub(super) parameters: u64,
+    pub(super) steps: u64,
+    pub(super) tokens: u64,
+    pub(super) first_loss: f64,
+    pub(super) last_loss: f64,
+    pub(super) checkpoint: PathBuf,
+    pub(super) metrics: PathBuf,
+    pub(super) tokens_per_second: f64,
+    pub(super) seconds: f64,
+}
+
+/// Why a run of the tour has no end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stopped at step {step} of {total}")]
+struct Stopped {
+    step: u64,
+    total: u64,
+    file: String,
+    ranks: usize,
+}
+
+impl Hint for Stopped {
+    fn hint(&self) -> Option<String> {
+        Some(format!("go on with `weightloom train {} --ranks {}`", self.file, self.ranks))
+    }
+}
+
+/// How a run is started.
+pub(super) struct Room<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) stop: &'a Arc<AtomicBool>,
+    pub(super) output: Output,
+}
+
+/// Does a run.
+pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson, Failure> {
+    let begun = Instant::now();
+    let variable = |name: &str| std::env::var(name).ok();
+    let config = read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
+    let losses = Mutex::new(Losses::default());
+    let work = |gang: Arc<dyn weightloom::gang::Gang>| {
+        let mut callbacks: Vec<Box<dyn Callback + '_>> = Vec::new();
+        if gang.rank() == 0 {
+            callbacks.push(Box::new(Watch { losses: &losses, bar: bar(&config, room.output) }));
+        }
+        train(TrainRequest {
+            config: &config,
+            hub: room.hub,
+            specs: &Specs::new(),
+            gang,
+            stop: Arc::clone(room.stop),
+            callbacks,
+            fetching: &(),
+            reading: &(),
+        })
+        .map_err(Failure::from)
+    };
+    let outcome = Launch::Threads { ranks }
+        .run(GangOptions::default(), work, |failure| room.output.failure(failure))?
+        .ok_or_else(|| Failure::check("no rank has told how the run ended".to_owned()))?;
+    let Losses { first, last, seconds } = *losses.lock().unwrap_or_else(PoisonError::into_inner);
+    let total = config.train.max_steps.unwrap_or(outcome.step);
+    let (Some(first_loss), Some(last_loss), Some(checkpoint), End::Finished) =
+        (first, last, outcome.checkpoint, outcome.end)
+    else {
+        let file = file.display().to_string();
+        return Err(Failure::operational_with_hint(&Stopped { step: outcome.step, total, file, ranks }));
+    };
+    Ok(Lesson {
+        file: file.to_owned(),
+        ranks,
+        mesh: mesh(&config, ranks),
+        parameters: parameters(&checkpoint)?,
+        steps: outcome.step,
+        tokens: outcome.tokens,
+        first_loss,
+        last_loss,
+        checkpoint,
+        metrics: PathBuf::from(&config.train.checkpoint.output_dir).join("metrics.jsonl"),
+        tokens_per_second: outcome.tokens as f64 / seconds.max(1e-9),
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// How a run's file shares work among ranks.
+fn mesh(config: &Config, ranks: usize) -> String {
+    let tp = config.train.accelerator.tp.max(1);
+    match (ranks / tp, tp) {
+        (data, 1) => format!("dp_shard={data}"),
+        (data, tp) => format!("dp_shard={data} × tp={tp}"),
+    }
+}
+
+/// What a checkpoint has of a model, without what belongs to the training.
+fn parameters(checkpoint: &Path) -> Result<u64, Failure> {
+    let source = Source::open(checkpoint)?;
+    let part =
+        |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.part);
+    let tensors = source.index.tensors().iter().filter(|(name, _)| part(name) == Some(Part::Model));
+    Ok(tensors.map(|(_, entry)| entry.shape.volume() as u64).sum())
+}
+
+fn bar(config: &Config, output: Output) -> ProgressBar {
+    if output == Output::Json {
+        return ProgressBar::hidden();
+    }
+    let target = ProgressDrawTarget::stderr_with_hz(8);
+    let bar = ProgressBar::with_draw_target(config.train.max_steps, target);
+    let style = ProgressStyle::with_template("[{bar:28}] {pos}/{len} {msg}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("█▌ "))
+}
+
+/// What is told of a run's steps.
+#[derive(Clone, Copy, Default)]
+struct Losses {
+    first: Option<f64>,
+    last: Option<f64>,
+    /// How long steps took, without what comes before and after them.
+    seconds: f64,
+}
+
+/// Watches the first rank.
+struct Watch<'a> {
+    losses: &'a Mutex<Losses>,
+    bar: ProgressBar,
+}
+
+impl Callback for Watch<'_> {
+    fn step_end(&mut self, view: &View<'_>, stepped: &Stepped) -> Result<Control, TrainError> {
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.first.get_or_insert(stepped.loss);
+        losses.last = Some(stepped.loss);
+        losses.seconds = self.bar.elapsed().as_secs_f64();
+        self.bar.set_position(view.step);
+        self.bar.set_message(format!("loss {:.3}", stepped.loss));
+        Ok(Control::Go)
+    }
+
+    fn train_begin(&mut self, _: &View<'_>) -> Result<Control, TrainError> {
+        self.bar.reset_elapsed();
+        Ok(Control::Go)
+    }
+
+    fn train_end(&mut self, _: &View<'_>) -> Result<Control, TrainError> {
+        self.bar.finish_and_clear();
+        Ok(Control::Go)
+    }
+}

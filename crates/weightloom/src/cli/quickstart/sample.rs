@@ -1,0 +1,43 @@
+//! What the model writes, before it was tuned and after.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::Serialize;
+use weightloom::hub::{Hub, WriteRequest};
+
+use crate::cli::failure::Failure;
+use crate::cli::generate::RunArgs;
+use crate::cli::output::Output;
+
+/// Prompts that both texts of the tour answer, each in its own way.
+const PROMPTS: [&str; 3] = ["A rank is", "A shard is", "A checkpoint is"];
+
+const MOST_TOKENS: usize = 64;
+
+/// What was written on from one prompt.
+#[derive(Serialize)]
+pub(super) struct Sample {
+    pub(super) prompt: &'static str,
+    /// By the model alone.
+    pub(super) before: String,
+    /// With the adapter.
+    pub(super) after: String,
+}
+
+/// Lets the model write with and without the adapter.
+pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sample>, Failure> {
+    let before = written(hub, model, None)?;
+    let after = written(hub, model, Some(adapter))?;
+    let all = PROMPTS.into_iter().zip(before).zip(after);
+    Ok(all.map(|((prompt, before), after)| Sample { prompt, before, after }).collect())
+}
+
+fn written(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
+    let model = hub.open(&model.display().to_string(), &())?;
+    let writer = RunArgs::with_adapter(adapter).writer(&model, None, Output::Json)?;
+    let prompts = PROMPTS.iter().map(|prompt| writer.prompt(prompt)).collect::<Result<_, _>>()?;
+    let request = WriteRequest { prompts, max_new_tokens: MOST_TOKENS, ..WriteRequest::default() };
+    let rows = writer.write(&request, |_| ControlFlow::Continue(()))?;
+    Ok(rows.into_iter().map(|row| row.text).collect())
+}

@@ -1,0 +1,108 @@
+//! `weightloom score`: how likely a model finds a text, token by token.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Args, ValueHint};
+use serde::Serialize;
+
+use super::failure::Failure;
+use super::generate::{RunArgs, prompt_text};
+use super::hub::ArgumentError;
+use super::output::{Output, counted, table};
+
+#[derive(Args)]
+pub(super) struct ScoreArgs {
+    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    name: String,
+
+    /// The text, or - to read it from stdin.
+    #[arg(value_hint = ValueHint::Other)]
+    text: String,
+
+    /// Show this many of the likeliest tokens at each place.
+    #[arg(long, value_name = "N", default_value_t = 0, value_hint = ValueHint::Other)]
+    top: usize,
+
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    model: String,
+    tokens: Vec<Scored>,
+    /// The sum of all logarithms.
+    log_probability: f64,
+    perplexity: Option<f64>,
+    tokens_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Scored {
+    token: u32,
+    piece: String,
+    /// The first token follows nothing.
+    log_probability: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    likeliest: Vec<(u32, f64)>,
+}
+
+pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure> {
+    let text = prompt_text(&args.text)?;
+    let model = args.run.open(&args.name, output)?;
+    let writer = args.run.writer(&model, None, output)?;
+    let tokens = writer.prompt(&text)?;
+    if tokens.is_empty() {
+        let error = ArgumentError { fact: "there is no text to score".to_owned(), fix: None };
+        return Err(Failure::user(&error));
+    }
+    let started = Instant::now();
+    let scores = writer.score(&[&tokens], args.top)?.into_iter().next().unwrap_or_default();
+    let seconds = started.elapsed().as_secs_f64();
+    let total: f64 = scores.iter().map(|score| score.chosen).sum();
+    let count = scores.len();
+    let scored = |(place, &token): (usize, &u32)| {
+        let score = place.checked_sub(1).and_then(|before| scores.get(before));
+        Scored {
+            token,
+            piece: writer.tokenizer.token(token).unwrap_or_default().to_owned(),
+            log_probability: score.map(|score| score.chosen),
+            likeliest: score.map(|score| score.others.clone()).unwrap_or_default(),
+        }
+    };
+    let answer = Answer {
+        model: args.name.clone(),
+        tokens: tokens.iter().enumerate().map(scored).collect(),
+        log_probability: total,
+        perplexity: (count > 0).then(|| (-total / count as f64).exp()),
+        tokens_per_second: tokens.len() as f64 / seconds,
+    };
+    output.show(&answer, |answer| {
+        let mut rows = table(&["token", "piece", "log probability", "likeliest"], &[0, 2]);
+        for token in &answer.tokens {
+            let likeliest: Vec<String> = token
+                .likeliest
+                .iter()
+                .map(|(id, score)| {
+                    format!("{:?} {score:.3}", writer.tokenizer.token(*id).unwrap_or_default())
+                })
+                .collect();
+            rows.add_row([
+                token.token.to_string(),
+                format!("{:?}", token.piece),
+                token.log_probability.map_or_else(String::new, |score| format!("{score:.4}")),
+                likeliest.join(", "),
+            ]);
+        }
+        let perplexity =
+            answer.perplexity.map_or_else(String::new, |value| format!(", perplexity {value:.3}"));
+        let speed = answer.tokens_per_second;
+        format!(
+            "{rows}\n{}, log probability {:.4}{perplexity}, {speed:.0} tokens/s",
+            counted(answer.tokens.len(), "token"),
+            answer.log_probability
+        )
+    })
+}

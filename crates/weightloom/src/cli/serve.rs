@@ -1,0 +1,91 @@
+//! `weightloom serve`: a model behind the API that OpenAI's clients speak.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use serde::Serialize;
+use weightloom::serve::{ApiKey, ServeError, ServeOptions, interrupted, run as run_server};
+
+use super::failure::Failure;
+use super::generate::RunArgs;
+use super::hub::ArgumentError;
+use super::output::Output;
+
+/// The variable with what callers must show. Keys do not belong on command
+/// lines, which others can see.
+const KEY: &str = "WEIGHTLOOM_API_KEY";
+
+#[derive(Args)]
+pub(super) struct ServeArgs {
+    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    name: String,
+
+    /// What requests call the model [default: the last part of its name].
+    #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
+    served_name: Option<String>,
+
+    /// The address to listen on.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_hint = ValueHint::Other)]
+    host: String,
+
+    /// The port to listen on; 0 takes any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 8000, value_hint = ValueHint::Other)]
+    port: u16,
+
+    /// The most tokens that a request may ask for.
+    #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
+    max_new_tokens: Option<usize>,
+
+    /// Requests that may wait while another is answered.
+    #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
+    max_waiting: Option<usize>,
+
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Serialize)]
+struct Ready {
+    url: String,
+    model: String,
+    needs_key: bool,
+}
+
+pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure> {
+    let last = args.name.trim_end_matches('/').rsplit('/').next().unwrap_or(&args.name);
+    let mut options = ServeOptions::new(args.served_name.clone().unwrap_or_else(|| last.to_owned()));
+    options.max_new_tokens = args.max_new_tokens;
+    options.max_waiting = args.max_waiting.unwrap_or(options.max_waiting);
+    options.api_key = match std::env::var(KEY) {
+        Ok(key) => Some(ApiKey::new(key)),
+        Err(std::env::VarError::NotPresent) => None,
+        Err(std::env::VarError::NotUnicode(_)) => {
+            let error = ArgumentError { fact: format!("{KEY} is not text"), fix: None };
+            return Err(Failure::user(&error));
+        }
+    };
+    let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
+    let model = args.run.open(&args.name, output)?;
+    let writer = args.run.writer(&model, None, output)?;
+    let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
+    let address = format!("{host}:{}", args.port);
+    let ready = |address: SocketAddr| {
+        let ready = Ready { url: format!("http://{address}/v1"), model: name, needs_key };
+        // Told at once, on one line, so that whoever started it can go on.
+        let _ = output.line(&ready, |ready| {
+            let key =
+                if ready.needs_key { format!("; requests need the key in {KEY}") } else { String::new() };
+            format!("serving {} at {}{key}; Ctrl-C ends it", ready.model, ready.url)
+        });
+    };
+    let served = run_server(&address, writer, options, interrupted(), ready);
+    served.map_err(|error| match error {
+        ServeError::Listen { .. } | ServeError::Thread { .. } | ServeError::Runtime { .. } => {
+            Failure::operational_with_hint(&error)
+        }
+        other => Failure::user(&other),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,48 @@
+//! What answers for a suite.
+
+use std::path::Path;
+
+use weightloom::hub::Hub;
+use weightloom::sway::backend::build::{Build, BuildError};
+use weightloom::sway::backend::sentences::WithSentences;
+use weightloom::sway::{Backend, Suite};
+
+use super::super::failure::Failure;
+use super::super::hub::{Downloads, HubArgs};
+use super::super::output::Output;
+use super::super::progress::Progress;
+
+/// What answers for a suite. Files are looked at; weights are read when
+/// something is asked.
+pub(in crate::cli) fn build(
+    suite: &Suite,
+    hub: &HubArgs,
+    output: Output,
+) -> Result<Box<dyn Backend>, Failure> {
+    let hub = hub.hub()?;
+    let downloads = Downloads::new(output);
+    let variable = |name: &str| std::env::var(name).ok();
+    let backend = Build::new(&hub, &downloads, &variable).backend(&suite.plan).map_err(failed)?;
+    match &suite.defaults.embedding {
+        None => Ok(backend),
+        Some(folder) => {
+            let progress = Progress::new(output);
+            let with = WithSentences::open(backend, Path::new(folder), &progress);
+            Ok(Box::new(with.map_err(|error| Failure::user(&error))?))
+        }
+    }
+}
+
+/// Whether the models of a suite are there. Nothing is fetched or loaded.
+pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
+    let variable = |name: &str| std::env::var(name).ok();
+    Build::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
+}
+
+fn failed(error: BuildError) -> Failure {
+    match error {
+        // What the network or the disk did is told as such.
+        BuildError::Model { source, key } => Failure::from(*source).about(&format!("`{key}`")),
+        other => Failure::user(&other),
+    }
+}

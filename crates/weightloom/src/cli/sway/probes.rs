@@ -1,0 +1,117 @@
+//! `weightloom sway probes`: what there is to ask.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use serde_json::{Value, json};
+use weightloom::sway::probe::{Kind, find, kinds};
+use weightloom::sway::report::meaning;
+
+use super::super::failure::Failure;
+use super::super::output::{Output, table};
+
+#[derive(Args)]
+pub(in crate::cli) struct ProbesArgs {
+    /// A kind, to see its fields.
+    #[arg(value_hint = ValueHint::Other)]
+    kind: Option<String>,
+}
+
+pub(super) fn run(args: &ProbesArgs, output: Output) -> Result<ExitCode, Failure> {
+    match &args.kind {
+        Some(kind) => one(find(kind).map_err(|error| Failure::user(&error))?, output),
+        None => all(output),
+    }
+}
+
+fn all(output: Output) -> Result<ExitCode, Failure> {
+    let list: Vec<Value> = kinds().iter().map(told).collect();
+    output.show(&list, |_| {
+        let mut table = table(&["kind", "category", "what it asks"], &[]);
+        for kind in kinds() {
+            table.add_row([kind.kind, kind.category.name(), meaning(kind.kind).question]);
+        }
+        format!("{table}\nFields of one: weightloom sway probes KIND")
+    })
+}
+
+fn one(kind: &Kind, output: Output) -> Result<ExitCode, Failure> {
+    let mut answer = told(kind);
+    answer["fields"] = kind.schema();
+    output.show(&answer, |_| {
+        let meaning = meaning(kind.kind);
+        let mut table = table(&["field", "type", "default", "meaning"], &[]);
+        let schema = kind.schema();
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let said = field["description"].as_str().unwrap_or_default().replace('\n', " ");
+            table.add_row([name.clone(), type_of(field, &schema), default_of(field), said]);
+        }
+        format!(
+            "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry has as well: name, kind, enabled (true), weight (1).",
+            kind.kind, kind.category, meaning.title, meaning.question, meaning.measure
+        )
+    })
+}
+
+fn told(kind: &Kind) -> Value {
+    let meaning = meaning(kind.kind);
+    json!({
+        "kind": kind.kind,
+        "category": kind.category,
+        "description": kind.description,
+        "question": meaning.question,
+        "measure": meaning.measure,
+    })
+}
+
+/// The type of a field, in a word or two.
+fn type_of(field: &Value, schema: &Value) -> String {
+    if let Some(name) = field["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return type_of(&schema["$defs"][name], schema);
+    }
+    if let Some(choices) = field["anyOf"].as_array().or_else(|| field["oneOf"].as_array()) {
+        let named: Vec<String> = choices.iter().map(|choice| type_of(choice, schema)).collect();
+        return named.join(" | ");
+    }
+    if let Some(word) = field.get("const") {
+        return plain(word);
+    }
+    if let Some(words) = field["enum"].as_array() {
+        return words.iter().map(plain).collect::<Vec<_>>().join(" | ");
+    }
+    let word = |kind: &str| match kind {
+        "array" => format!("list of {}", type_of(&field["items"], schema)),
+        "integer" => "integer".to_owned(),
+        "number" => "number".to_owned(),
+        "boolean" => "true | false".to_owned(),
+        "string" => "text".to_owned(),
+        "null" => "null".to_owned(),
+        "object" => match field["properties"].as_object() {
+            Some(fields) => format!("{{{}}}", fields.keys().cloned().collect::<Vec<_>>().join(", ")),
+            None => "map".to_owned(),
+        },
+        other => other.to_owned(),
+    };
+    match &field["type"] {
+        Value::String(kind) => word(kind),
+        Value::Array(kinds) => {
+            kinds.iter().filter_map(Value::as_str).map(word).collect::<Vec<_>>().join(" | ")
+        }
+        _ => "anything".to_owned(),
+    }
+}
+
+fn default_of(field: &Value) -> String {
+    match field.get("default") {
+        None | Some(Value::Null) => "–".to_owned(),
+        Some(value) => plain(value),
+    }
+}
+
+/// A value as a suite would say it.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

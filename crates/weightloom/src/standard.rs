@@ -1,0 +1,32 @@
+//! The hub as a program starts it: every family of ours, all cards, and the
+//! folders and services that the environment names.
+
+use std::path::PathBuf;
+
+use weightloom_hub::cards::StoreSettings;
+use weightloom_hub::fetch::FetchSettings;
+use weightloom_hub::{Families, FamilyError, Hub};
+
+/// The variable with folders of described models, as `PATH` has folders.
+pub const MODEL_PATH: &str = "WEIGHTLOOM_MODEL_PATH";
+
+/// Folders besides those that variables name.
+#[derive(Clone, Debug, Default)]
+pub struct Folders {
+    /// Folders with cards.
+    pub assets: Vec<PathBuf>,
+    /// Folders with described models.
+    pub models: Vec<PathBuf>,
+}
+
+/// The hub. Variables are looked up by `variable`, usually in the environment.
+pub fn hub(variable: &dyn Fn(&str) -> Option<String>, folders: &Folders) -> Result<Hub, FamilyError> {
+    let mut families = Families::new();
+    weightloom_models::register(&mut families)?;
+    let mut model_path = folders.models.clone();
+    if let Some(more) = variable(MODEL_PATH) {
+        model_path.extend(std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty()));
+    }
+    let cards = StoreSettings::from_variables(variable, &folders.assets).store(weightloom_models::CARDS);
+    Ok(Hub { cards, families, fetch: FetchSettings::from_lookup(variable), model_path })
+}

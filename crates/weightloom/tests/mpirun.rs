@@ -1,0 +1,145 @@
+//! The binary under `mpirun`.
+
+#![cfg(feature = "mpi")]
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::process::{Command, Output};
+
+fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
+    // Jobs that start at the same moment quarrel over one session folder.
+    let session = tempfile::tempdir().unwrap();
+    Command::new("mpirun")
+        .env("TMPDIR", session.path())
+        .args(["--oversubscribe", "-n", &ranks.to_string()])
+        .arg(assert_cmd::cargo::cargo_bin("weightloom"))
+        .args(arguments)
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .output()
+        .expect("mpirun is needed: install openmpi-bin")
+}
+
+#[test]
+fn quickstart_starts_its_own_ranks_and_refuses_those_of_a_job() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("tour").display().to_string();
+    let output = mpirun(2, &["quickstart", "--dir", &folder]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("of an MPI job of 2, but quickstart starts its own ranks"), "{text}");
+    assert!(!std::path::Path::new(&folder).exists());
+}
+
+#[test]
+fn a_run_of_thread_ranks_goes_on_on_mpi_ranks() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("tour");
+    let tour = Command::new(assert_cmd::cargo::cargo_bin("weightloom"))
+        .args(["quickstart", "--steps", "2", "--dir", folder.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(tour.status.success(), "{}", String::from_utf8_lossy(&tour.stderr));
+    let file = folder.join("pretrain.yaml").display().to_string();
+    let output = mpirun(2, &["train", &file, "train.max_steps=4", "--json"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let ended: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((&ended["step"], &ended["steps_done"]), (&4.into(), &2.into()), "{text}");
+}
+
+#[test]
+fn gang_check_runs_on_mpi_ranks() {
+    let output = mpirun(4, &["gang", "check"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("4 ranks (mpi) act together as they must"), "{text}");
+}
+
+#[test]
+fn models_train_alike_on_mpi_ranks() {
+    for ranks in [2, 4] {
+        let output = mpirun(ranks, &["dtensor", "check", "--json"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&report["engine"], &report["ranks"]), (&"mpi".into(), &ranks.into()));
+        let arrangements = report["arrangements"].as_array().unwrap();
+        assert_eq!(arrangements.len(), if ranks == 4 { 6 } else { 4 });
+        assert!(arrangements.iter().all(|one| one["apart"].as_f64().unwrap() <= 1e-5), "{text}");
+    }
+}
+
+/// What a run's metrics say of each step, without times.
+fn told(folder: &std::path::Path) -> Vec<[serde_json::Value; 3]> {
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.map(|line| ["step", "loss", "gradient_norm"].map(|key| line[key].clone())).collect()
+}
+
+fn weightloom(arguments: &[&str]) -> String {
+    let output = Command::new(assert_cmd::cargo::cargo_bin("weightloom")).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.yaml");
+    std::fs::write(
+        &file,
+        "model: {name: llama, config_overrides: {vocab_size: 67, hidden_size: 16, intermediate_size: 24, \
+         num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64}}\n\
+         data: {type: dummy, max_seq_len: 16}\n\
+         train: {max_steps: 6, global_batch_size: 8, checkpoint: {save_steps: 2}}\n",
+    )
+    .unwrap();
+    let file = file.to_str().unwrap();
+    for way in ["{tp: 2, dp_shard: 2}", "{dp_replicate: 2, dp_shard: 2}", "{pp: 2, tp: 2}"] {
+        let folder = |name: &str| place.path().join(name);
+        let way = format!("train.accelerator={way}");
+        let (processes, threads) = (folder("processes"), folder("threads"));
+        let output = |folder: &std::path::Path| format!("train.checkpoint.output_dir={}", folder.display());
+        let ran = mpirun(4, &["--json", "train", file, &way, &output(&processes)]);
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        assert!(ran.status.success(), "{text}{}", String::from_utf8_lossy(&ran.stderr));
+        // One rank speaks for all: a line for each step, and one at the end.
+        assert_eq!(text.lines().count(), 7, "{text}");
+        weightloom(&["--json", "train", file, &way, &output(&threads), "--ranks", "4"]);
+        assert_eq!(told(&processes).len(), 6);
+        assert_eq!(told(&processes), told(&threads), "{way}");
+        let fingerprint = |folder: &std::path::Path| -> serde_json::Value {
+            let checkpoint = folder.join("checkpoints/step_6");
+            let text = weightloom(&["--json", "fingerprint", checkpoint.to_str().unwrap()]);
+            serde_json::from_str::<serde_json::Value>(&text).unwrap()["fingerprint"].clone()
+        };
+        assert!(fingerprint(&processes).is_string());
+        assert_eq!(fingerprint(&processes), fingerprint(&threads), "{way}");
+        // Threads go on from what processes saved.
+        weightloom(&["train", file, &output(&processes), "train.max_steps=7", "--ranks", "2"]);
+        assert_eq!(told(&processes).len(), 7);
+        std::fs::remove_dir_all(processes).unwrap();
+        std::fs::remove_dir_all(threads).unwrap();
+    }
+}
+
+/// A mistake is told, and no rank waits for the others for ever.
+#[test]
+fn a_run_that_cannot_begin_ends_on_all_mpi_ranks() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.yaml");
+    std::fs::write(&file, "model: {name: lama}\ndata: {type: dummy}\ntrain: {max_steps: 1}\n").unwrap();
+    let output = mpirun(2, &["train", file.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    assert!(text.contains("there is no model spec `lama`"), "{text}");
+}
+
+#[test]
+fn a_number_of_ranks_that_contradicts_the_job_is_refused() {
+    let output = mpirun(2, &["gang", "check", "--ranks", "3"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("3 ranks were asked for, but the MPI job has 2"), "{text}");
+}

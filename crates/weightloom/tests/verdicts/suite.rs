@@ -1,0 +1,151 @@
+//! All thirteen probes on a document, with our default statistics.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use weightloom::hub::Hub;
+use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
+use weightloom::sway::numbers::pcg64::Pcg64;
+use weightloom::sway::packs::Packs;
+use weightloom::sway::paired::Paired;
+use weightloom::sway::runner::{Entry, Job, Judging, Silent, run};
+use weightloom::sway::sections::{Section, SectionKind};
+use weightloom::sway::{Record, Verdict};
+
+use super::language::{Habits, WIDTH, text};
+
+const SECTIONS: usize = 6;
+/// Words of a section, of its beginning, and of what is looked for behind it.
+pub const SECTION: usize = 44;
+const BEGINNING: usize = 16;
+const BEHIND: usize = 24;
+
+/// A document, and what it says.
+pub struct Document {
+    pub habits: Habits,
+    pub sections: Vec<Vec<usize>>,
+}
+
+impl Document {
+    pub fn new(generator: &mut Pcg64) -> Self {
+        let habits = Habits::of_document(generator);
+        let sections = (0..SECTIONS).map(|_| habits.words(SECTION, generator)).collect();
+        Self { habits, sections }
+    }
+
+    /// Some words of a section.
+    fn piece(&self, number: usize, length: usize) -> &[usize] {
+        let section = &self.sections[number % SECTIONS];
+        let at = 5 * (number / SECTIONS) % (SECTION - length);
+        &section[at..at + length]
+    }
+
+    fn suite(&self, generator: &mut Pcg64) -> Value {
+        let prompts: Vec<String> = (0..24).map(|number| text(self.piece(number, 6))).collect();
+        // A beginning, and how the document would go on.
+        let mut asked = |number: usize| {
+            let prompt = self.piece(number, 4).to_vec();
+            let mut whole = prompt.clone();
+            self.habits.go_on(&mut whole, 6, generator);
+            let mut other = prompt.clone();
+            Habits::rare().go_on(&mut other, 6, generator);
+            let behind = |words: &[usize]| format!(" {}", text(&words[prompt.len()..]));
+            (prompt.clone(), behind(&whole), behind(&other))
+        };
+        let triples: Vec<Value> = (0..16)
+            .map(|number| {
+                let (prompt, chosen, rejected) = asked(number);
+                json!({"prompt": text(&prompt), "chosen": chosen, "rejected": rejected})
+            })
+            .collect();
+        let cases: Vec<Value> = (0..8)
+            .map(|number| {
+                let (prompt, gold, _) = asked(number);
+                json!({"prompt": text(&prompt), "gold": gold,
+                    "paraphrases": [text(&prompt[1..]), text(&prompt[2..])]})
+            })
+            .collect();
+        json!([
+            {"name": "noise", "kind": "null_adapter"},
+            {"name": "moved", "kind": "delta_kl", "prompts": prompts, "assert_mean_gte": 0.001},
+            {"name": "reverted", "kind": "adapter_revert", "cases": cases, "max_new_tokens": 6,
+                "base_gold_similarity_cap": 1.0},
+            {"name": "faded", "kind": "prompt_collapse", "prompts": prompts[..12],
+                "context_lengths": [0, 8, 16, 32], "assert_half_life_tokens": 24},
+            {"name": "clusters", "kind": "cluster_kl", "prompts": prompts, "num_clusters": 3},
+            {"name": "sections", "kind": "section_internalization"},
+            {"name": "paraphrases", "kind": "paraphrase_invariance", "cases": cases},
+            {"name": "choices", "kind": "preference_flip", "triples": triples},
+            {"name": "style", "kind": "style_fingerprint", "prompts": prompts[..6], "max_new_tokens": 16,
+                "extended": "off"},
+            {"name": "knowledge", "kind": "calibration_drift"},
+            {"name": "neutral", "kind": "external_perplexity", "chunk_chars": 40 * WIDTH},
+            {"name": "recited", "kind": "leakage", "prefix_chars": BEGINNING * WIDTH - 1,
+                "continuation_chars": BEHIND * WIDTH, "max_new_tokens": BEHIND, "perturbations": ["typo"]},
+            {"name": "strengths", "kind": "adapter_ablation", "prompts": prompts[..8]},
+        ])
+    }
+
+    /// What the suite says of an adapter.
+    pub fn judged(&self, hub: &Hub, base: &Path, adapter: &Path, generator: &mut Pcg64) -> Judged {
+        let entries: Vec<Entry> = self
+            .suite(generator)
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| Entry::from_json(entry.as_object().unwrap()).unwrap())
+            .collect();
+        let sections: Vec<Section> = self
+            .sections
+            .iter()
+            .enumerate()
+            .map(|(number, words)| Section {
+                id: format!("section {number}"),
+                kind: SectionKind::Prose,
+                content: text(words),
+                questions: Vec::new(),
+                preferences: Vec::new(),
+                tag: None,
+            })
+            .collect();
+        let common = Habits::common();
+        let mut packs = Packs::own().clone();
+        packs.external_corpus_public_domain_en = text(&common.words(40 * 12, generator));
+        packs.calibration_pack = (0..40)
+            .map(|_| {
+                let words = common.words(10, generator);
+                (text(&words[..8]), format!(" {}", text(&words[8..])))
+            })
+            .collect();
+        let model = hub.open(&base.display().to_string(), &()).unwrap();
+        let tuned = Tuned::Adapter(adapter.to_owned());
+        let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default()).unwrap();
+        let document: Vec<String> = self.sections.iter().map(|words| text(words)).collect();
+        let document = document.join("\n\n");
+        let job = Job {
+            entries: &entries,
+            seed: 0,
+            top_k: 256,
+            sections: &sections,
+            document: Some(&document),
+            packs: &packs,
+            only: &[],
+            judging: Judging::Paired(Paired::default()),
+        };
+        Judged(run(&job, &mut backend, None, &mut Silent).unwrap().records)
+    }
+}
+
+/// What a suite says.
+pub struct Judged(pub Vec<Record>);
+
+impl Judged {
+    /// Whether it claims that the adapter moved or taught anything.
+    pub fn claims(&self) -> bool {
+        let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());
+        self.0.iter().any(|record| claims(record) && record.verdict == Verdict::Pass)
+    }
+}
+
+/// Probes that pass if nothing was done: they look for harm, or only measure.
+const HARMLESS: [&str; 4] = ["noise", "knowledge", "neutral", "recited"];
