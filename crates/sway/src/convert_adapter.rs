@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use weightloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
 use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, Source, Want, read};
-use weightloom_errors::Hint;
+use weightloom_errors::{FileError, Hint};
+use weightloom_files::{Durability, write_atomic};
 use weightloom_layout::{DType, Region};
 
 /// The form of an adapter.
@@ -87,9 +88,8 @@ pub enum ConvertError {
     /// It would take its own place.
     #[error("{path} is both what is read and what is written")]
     SameFolder { path: String },
-    /// A file that cannot be written.
-    #[error("{path} cannot be written: {message}")]
-    Write { path: String, message: String },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Hint for ConvertError {
@@ -100,7 +100,7 @@ impl Hint for ConvertError {
             Self::DType { .. } => Some("save the adapter as f32, f16 or bf16".to_owned()),
             Self::Exists { .. } => Some("choose another folder, or ask for it to be overwritten".to_owned()),
             Self::SameFolder { .. } => Some("choose another folder".to_owned()),
-            Self::Write { .. } => None,
+            Self::File(error) => error.hint(),
         }
     }
 }
@@ -138,19 +138,16 @@ pub fn convert_adapter(
     let tensors = contents(opened, &index)?;
     let bytes = tensors.values().map(|(_, bytes)| bytes.len() as u64).sum();
     let weights = target.join(to.weights());
-    let failed = |path: &Path, error: &io::Error| ConvertError::Write {
-        path: path.display().to_string(),
-        message: error.to_string(),
-    };
-    fs::create_dir_all(target).map_err(|error| failed(target, &error))?;
-    put(&weights, &safetensors(&index, &tensors, to)).map_err(|error| failed(&weights, &error))?;
-    let path = target.join(CONFIG);
-    put(&path, config.as_bytes()).map_err(|error| failed(&path, &error))?;
+    fs::create_dir_all(target).map_err(FileError::while_trying_to("create", target))?;
+    write_atomic(&weights, &safetensors(&index, &tensors, to), Durability::File)?;
+    write_atomic(&target.join(CONFIG), config.as_bytes(), Durability::File)?;
     // What was there in another form would be read instead.
     for name in WEIGHTS.iter().filter(|name| **name != to.weights()) {
         let path = target.join(name);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&path, &error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(FileError::new("remove", &path, &error).into());
+            }
             _ => {}
         }
     }
@@ -205,20 +202,4 @@ fn safetensors(index: &Index, tensors: &Contents, to: AdapterForm) -> Vec<u8> {
         file.extend_from_slice(bytes);
     }
     file
-}
-
-/// Writes a file that is there as a whole or not at all.
-fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".part");
-    let beside = PathBuf::from(beside);
-    let written = fs::File::create(&beside).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    let done = written.and_then(|()| fs::rename(&beside, path));
-    if done.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    done
 }

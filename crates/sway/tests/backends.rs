@@ -238,7 +238,7 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
     );
     assert!(target.join("adapter_model.safetensors").is_file());
     let blocked = convert_adapter(&source, &target.join("notes.txt"), AdapterForm::Mlx, Overwrite::Replace);
-    assert!(matches!(blocked, Err(ConvertError::Write { .. })), "{blocked:?}");
+    assert!(matches!(blocked, Err(ConvertError::File(_))), "{blocked:?}");
 }
 
 #[test]

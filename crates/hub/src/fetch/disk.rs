@@ -1,9 +1,10 @@
 //! Small files that are there whole or not at all, and folders for them.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use weightloom_errors::FileError;
 
 use super::error::FetchError;
 
@@ -17,19 +18,15 @@ pub(super) fn make_folder_of(path: &Path) -> Result<(), FetchError> {
     }
 }
 
-/// Writes a small file under another name and renames it.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), FetchError> {
+/// Writes a small file atomically, and its folder if that is missing.
+pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FetchError> {
     make_folder_of(path)?;
-    let passing = passing_name(path);
-    let written = fs::File::create(&passing).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_data()
-    });
-    let renamed = written.and_then(|()| fs::rename(&passing, path));
-    renamed.map_err(|error| {
-        // Nobody will look for it.
-        let _ = fs::remove_file(&passing);
-        FetchError::io("write", path, &error)
+    let written = weightloom_files::write_atomic(path, bytes, weightloom_files::Durability::File);
+    written.map_err(|FileError { action, path, kind, message }| FetchError::Io {
+        action,
+        path,
+        kind,
+        message,
     })
 }
 

@@ -61,7 +61,7 @@ impl Marker {
     }
 
     pub(super) fn store(&self, path: &Path) -> Result<(), FetchError> {
-        disk::write_whole(path, &serde_json::to_vec_pretty(self).unwrap_or_default())
+        disk::write_atomic(path, &serde_json::to_vec_pretty(self).unwrap_or_default())
     }
 
     /// The files that there are.

@@ -102,7 +102,7 @@ impl RepoCache {
         if revision == commit || self.commit_of(revision).as_deref() == Some(commit) {
             return Ok(());
         }
-        disk::write_whole(&self.folder.join("refs").join(revision), commit.as_bytes())
+        disk::write_atomic(&self.folder.join("refs").join(revision), commit.as_bytes())
     }
 
     /// Branches, tags and commits that are here.

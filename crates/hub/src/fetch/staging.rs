@@ -156,7 +156,7 @@ impl Staging {
         }
         self.sync()?;
         let text = serde_json::to_vec(&record).unwrap_or_default();
-        disk::write_whole(&self.record, &text)
+        disk::write_atomic(&self.record, &text)
     }
 
     /// Makes sure that the bytes are on disk.

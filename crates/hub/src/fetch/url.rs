@@ -99,7 +99,7 @@ pub fn fetch_url(
             // What is said of the old file must not be said of the new one.
             disk::remove(&place.about)?;
             staging.finish(&place.file)?;
-            disk::write_whole(&place.about, &serde_json::to_vec_pretty(&about).unwrap_or_default())?;
+            disk::write_atomic(&place.about, &serde_json::to_vec_pretty(&about).unwrap_or_default())?;
             observer.finished(&shown);
             about
         }

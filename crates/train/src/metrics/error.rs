@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use weightloom_errors::Hint;
+use weightloom_errors::{FileError, Hint};
 
 /// Why metrics are not kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +22,12 @@ impl MetricsError {
     /// What the system said about a file.
     pub(super) fn of(path: &Path, done: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::File { path: path.to_owned(), done, kind: error.kind(), reason: error.to_string() }
+    }
+}
+
+impl From<FileError> for MetricsError {
+    fn from(error: FileError) -> Self {
+        Self::File { path: error.path.into(), done: "written", kind: error.kind, reason: error.message }
     }
 }
 

@@ -11,6 +11,7 @@ use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use weightloom_files::{AtomicFile, Durability};
 
 use super::error::MetricsError;
 use super::{Record, Sink};
@@ -68,9 +69,8 @@ fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
             Some(verdict) => break verdict,
         }
     };
-    let beside = path.with_extension("jsonl.new");
-    let failed = || MetricsError::of(&beside, "written");
-    let mut new = BufWriter::new(File::create(&beside).map_err(failed())?);
+    let failed = || MetricsError::of(path, "written");
+    let mut new = BufWriter::new(AtomicFile::create(path)?);
     let whole = File::open(path).map_err(MetricsError::of(path, "opened"))?;
     std::io::copy(&mut std::io::Read::take(whole, kept), &mut new).map_err(failed())?;
     let mut verdict = Some(first_dropped);
@@ -82,8 +82,8 @@ fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
         }
         verdict = lines.next(after)?;
     }
-    new.into_inner().map_err(|error| failed()(error.into_error()))?.sync_all().map_err(failed())?;
-    fs::rename(&beside, path).map_err(MetricsError::of(path, "replaced"))
+    let new = new.into_inner().map_err(|error| failed()(error.into_error()))?;
+    Ok(new.commit(Durability::File)?)
 }
 
 /// What becomes of a line.

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use thiserror::Error;
-use weightloom::errors::Hint;
+use weightloom::errors::{self, Hint};
 use weightloom::sway::Report;
+use weightloom_files::{Durability, write_atomic};
 
 use super::super::failure::Failure;
 
@@ -69,22 +70,13 @@ pub(super) fn put(file: &Path, text: &str) -> Result<ExitCode, Failure> {
         Ok(found) => found.is_file(),
         Err(_) => true,
     };
-    let written = if is_plain { replace(file, text) } else { std::fs::write(file, text) };
-    written
-        .map_err(|error| Failure::operational(&error).about(&format!("cannot write {}", file.display())))?;
+    let written = if is_plain {
+        write_atomic(file, text.as_bytes(), Durability::None)
+    } else {
+        std::fs::write(file, text).map_err(errors::FileError::while_trying_to("write", file))
+    };
+    written.map_err(|error| Failure::operational_with_hint(&error))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes beside, then puts it in place.
-fn replace(file: &Path, text: &str) -> std::io::Result<()> {
-    let mut beside = file.as_os_str().to_owned();
-    beside.push(".part");
-    let beside = PathBuf::from(beside);
-    let done = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, file));
-    if done.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    done
 }
 
 /// A path as a file would tell it that is read elsewhere: from its own folder
