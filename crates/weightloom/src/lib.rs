@@ -33,7 +33,7 @@ pub use weightloom_train as train;
 pub mod launch;
 pub mod standard;
 
-/// Compiles and runs the examples of the README.
-#[doc = include_str!("../../../README.md")]
+/// Compiles and runs the examples of the documentation.
+#[doc = include_str!("../../../docs/library.md")]
 #[cfg(doctest)]
-struct Readme;
+struct Library;
