@@ -19,7 +19,7 @@ use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub};
 use weightloom_sway::Backend;
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
-use weightloom_sway::backend::sentences::WithSentences;
+use weightloom_sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::Paired;
@@ -135,7 +135,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
     let model = hub.open(&base.display().to_string(), &()).expect("a model");
     let local = LocalBackend::new("hf", model, Tuned::Adapter(adapter.to_owned()), LocalOptions::default())
         .expect("a backend");
-    let mut backend = WithSentences::open(Box::new(local), encoder, &()).expect("an encoder");
+    let mut backend = WithSentenceEncoder::open(Box::new(local), encoder, &()).expect("an encoder");
     let identity = backend.description().identity.clone().expect("an identity");
     std::fs::create_dir_all(kept).expect("a folder");
     let mut cache = Cache::open(kept, &identity).expect("a cache");

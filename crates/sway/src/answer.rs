@@ -1,90 +1,100 @@
-//! What views answer.
+//! Answers to questions.
 
 use serde::{Deserialize, Serialize};
 
-/// An answer. Which one belongs to which question, [`Ask`](crate::Ask) says.
+/// The answer to a [`Question`](crate::Question). [`Query`](crate::Query)
+/// documents which variant answers which query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
 pub enum Answer {
-    /// Which tokens come next.
     Distribution(Distribution),
-    /// How far two distributions are apart.
     Divergence(Divergence),
-    /// How likely a text is behind another.
     Completion(CompletionScore),
-    /// How likely each token of a text is.
     Rolling(Rolling),
-    /// A text.
     Text(String),
-    /// A vector of the length 1.
-    Meaning(Vec<f32>),
+    /// A vector of unit length.
+    Embedding(Vec<f32>),
 }
 
-/// The likeliest next tokens.
+/// The most likely next tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// What tokens are called: their numbers, or, from a server that tells only
-    /// strings, the strings.
+    /// Token ids, or strings if the server returns only those.
     pub tokens: TokenNames,
-    /// Logarithms of their probabilities, the largest first.
+    /// Log-probabilities, in descending order.
     pub logprobs: Vec<f32>,
-    /// How many tokens the model knows, if that is known.
+    /// Size of the vocabulary, if known.
     pub vocabulary: Option<usize>,
-    /// The logarithm of the probability of all other tokens together; none if
-    /// all are here or that is unknown; zero if there is nothing left.
+    /// Log of the total probability of all other tokens: `None` if there are
+    /// none or it is unknown, zero if no probability is left.
     pub tail: Option<f64>,
 }
 
 #[cfg(test)]
 impl Distribution {
-    /// One of which nothing is known besides, for tests.
+    /// A distribution without vocabulary size or tail.
     pub(crate) fn of_ids(ids: &[u32], logprobs: &[f32]) -> Self {
         let tokens = TokenNames::Ids(ids.to_vec());
         Self { tokens, logprobs: logprobs.to_vec(), vocabulary: None, tail: None }
     }
 }
 
-/// What tokens are called.
+/// How a backend identifies tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
 pub enum TokenNames {
-    /// By number.
     Ids(Vec<u32>),
-    /// By what they stand for.
     Strings(Vec<String>),
 }
 
-/// How far one distribution is from another, over the whole vocabulary.
+impl TokenNames {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Ids(ids) => ids.len(),
+            Self::Strings(strings) => strings.len(),
+        }
+    }
+
+    /// Whether there are no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Divergence of one distribution from another over the whole vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Divergence {
-    /// Jensen-Shannon, in nats.
+    /// Jensen-Shannon divergence, in nats.
     pub js: f64,
-    /// Kullback-Leibler of the asked view from the other, in nats.
+    /// Kullback-Leibler divergence of the queried view from the other, in nats.
     pub kl: f64,
 }
 
-/// How likely a text is behind another.
+/// Log-likelihood of a completion given its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompletionScore {
-    /// The sum of the logarithms.
+    /// Sum of the log-probabilities.
     pub total: f64,
-    /// How many tokens were summed.
+    /// Number of tokens in the sum.
     pub tokens: usize,
 }
 
-/// How likely each token of a text is.
+/// Log-likelihood of every token of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rolling {
-    /// Logarithms of probabilities, of all tokens but the first.
+    /// Log-probabilities of all tokens but the first.
     pub logprobs: Vec<f32>,
-    /// How many tokens the text has.
+    /// Number of tokens, including the first.
     pub tokens: usize,
-    /// The sum of the logarithms.
+    /// Sum of the log-probabilities.
     pub total: f64,
 }
 
 impl Rolling {
-    /// The mean over all tokens but the first, 0 if there is none.
+    /// Mean log-probability; 0 for fewer than two tokens.
     pub fn mean(&self) -> f64 {
         if self.tokens < 2 { 0.0 } else { self.total / (self.tokens - 1) as f64 }
     }

@@ -7,14 +7,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::answer_store::{AnswerStore, Missing};
 use crate::backend::{Backend, Capability};
-use crate::book::{Book, Missing};
 use crate::cache::Cache;
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::inquiry::inquire;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::mean;
-use crate::question::{Ask, Question};
+use crate::question::{Query, Question};
 use crate::runner::Observer;
 use crate::view::View;
 
@@ -57,7 +57,7 @@ pub fn attribute(
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
-) -> Result<Result<Option<Attribution>, AskError>, SwayError> {
+) -> Result<Result<Option<Attribution>, QueryError>, SwayError> {
     let able = &backend.description().capabilities;
     let layers = backend.layers();
     if !able.contains(&Capability::Attributable)
@@ -74,19 +74,22 @@ pub fn attribute(
     let questions: Vec<Question> = prompts
         .iter()
         .flat_map(|prompt| {
-            views
-                .iter()
-                .map(|view| Question::new(view, Ask::Divergence { prompt: prompt.clone(), from: View::Base }))
+            views.iter().map(|view| {
+                Question::new(view, Query::Divergence { prompt: prompt.clone(), from: View::Base })
+            })
         })
         .collect();
-    let book = inquire(&questions, backend, cache, observer)?;
-    let distances =
-        |view: &View| Book::all(prompts.iter().map(|prompt| book.divergence(view, &View::Base, prompt)));
-    let measured = |view: &View| -> Result<Vec<f64>, AskError> {
+    let answers = inquire(&questions, backend, cache, observer)?;
+    let distances = |view: &View| {
+        AnswerStore::all(prompts.iter().map(|prompt| answers.divergence(view, &View::Base, prompt)))
+    };
+    let measured = |view: &View| -> Result<Vec<f64>, QueryError> {
         match distances(view) {
             Ok(found) => Ok(found.into_iter().map(|divergence| divergence.js).collect()),
             Err(Missing::Failed(error)) => Err(error),
-            Err(Missing::Yet) => Err(AskError::Refused { message: format!("no answer came from {view}") }),
+            Err(Missing::Pending) => {
+                Err(QueryError::Failed { message: format!("no answer came from {view}") })
+            }
         }
     };
     Ok((|| {
@@ -96,7 +99,7 @@ pub fn attribute(
         if divergence <= f64::from(f32::EPSILON) {
             return Ok(None);
         }
-        let share = |group: &Group| -> Result<LayerShare, AskError> {
+        let share = |group: &Group| -> Result<LayerShare, QueryError> {
             Ok(group.share(&whole, &measured(&group.view())?, seed))
         };
         Ok(Some(Attribution {

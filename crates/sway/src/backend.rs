@@ -1,101 +1,105 @@
-//! What answers questions.
+//! Backends: what answers questions about a model.
 
 pub mod api;
-#[cfg(test)]
-mod asked;
 pub mod build;
 pub mod custom;
 pub mod dummy;
 pub mod local;
-mod placed;
-pub mod sentences;
-mod trial;
-pub mod two_model;
-mod words;
+pub mod model_pair;
+mod preflight;
+pub mod sentence_encoder;
+mod subset;
+#[cfg(test)]
+mod testing;
+mod tokenizer_match;
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::question::Question;
 
-/// What a backend can do.
+/// An optional feature of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
-    /// It answers for the base and for the tuned model.
+    /// Answers for both the base and the tuned model.
     Differential,
-    /// It answers for any part of the change.
+    /// Answers for [`View::Scaled`](crate::View::Scaled).
     Scalable,
-    /// It answers for noise in place of the change.
+    /// Answers for [`View::Noise`](crate::View::Noise).
     NullCalibrated,
-    /// It can tell beforehand whether it works.
+    /// Checks before the first question whether it works.
     Preflight,
-    /// Its answers can be kept for later.
+    /// Has an identity by which answers can be cached.
     CacheIdentity,
-    /// It compares distributions over the whole vocabulary.
+    /// Compares distributions over the whole vocabulary.
     FullVocabulary,
-    /// It makes vectors of texts.
-    Meaning,
-    /// It has a tokenizer, and so fillers.
+    /// Embeds texts.
+    Embedding,
+    /// Has a tokenizer, and so answers [`Query::Filler`](crate::Query::Filler).
     Tokenizer,
-    /// It can switch modules of the change off.
+    /// Answers for [`View::Without`](crate::View::Without).
     Attributable,
-    /// It answers for noise that is as large as the change, module by module.
+    /// Answers for [`View::Matched`](crate::View::Matched).
     MatchedNoise,
 }
 
-/// All that a backend can do.
+/// The set of optional features of a backend.
 pub type Capabilities = BTreeSet<Capability>;
 
-/// What a backend is.
+/// What a backend compares, and how it can be queried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// Its kind, as in a suite file.
+    /// The kind of backend, as in a suite file.
     pub kind: String,
-    /// The base model.
+    /// Name of the base model.
     pub base: String,
-    /// What changed it; nothing if nothing did.
+    /// Name of the adapter or tuned model; `None` for a base alone.
     pub adapter: Option<String>,
-    /// What it can do.
+    /// The optional features.
     pub capabilities: Capabilities,
-    /// What its reader should know: limits of its answers.
+    /// Limitations that a reader of the report should know.
     pub notes: Vec<String>,
-    /// A name of exactly this base and this change, in this precision, by
-    /// which answers can be kept; none if it has none.
+    /// Identifies the weights of both models and the precision; answers are
+    /// cached under it. `None` disables caching.
     pub identity: Option<String>,
 }
 
-/// Hears what a backend does while it does it.
-pub trait Watch {
-    /// The answer to one question, in any order.
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>);
+/// Receives answers as a backend produces them.
+pub trait AnswerSink {
+    /// Called once per question, in any order; `index` is that of the question.
+    fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>);
 }
 
-/// Answers questions.
+/// Answers questions about a base model and its tuned version.
 pub trait Backend: Send {
-    /// What it is.
+    /// Describes the backend.
     fn description(&self) -> &Description;
 
-    /// Answers questions; each answer is told as it comes. What one question
-    /// lacks is told as its answer; an error is returned if none could be
-    /// answered any more.
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError>;
+    /// Answers a batch of questions and passes each answer to `sink` as it
+    /// becomes available.
+    ///
+    /// # Errors
+    ///
+    /// A question that cannot be answered is reported to `sink`. An error is
+    /// returned only if the backend cannot answer any further question.
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError>;
 
-    /// A name of exactly the base alone, by which its answers can be kept for
-    /// other changes of the same base; none if it has none.
+    /// Identifies the base alone, so that its cached answers can be shared by
+    /// all of its tuned versions.
     fn base_identity(&self) -> Option<String> {
         None
     }
 
-    /// The names of the layers that the change can be switched off in, from the
-    /// first to the last; none if that cannot be told.
+    /// Names of the layers that [`View::Without`](crate::View::Without)
+    /// accepts, first to last; empty if unknown.
     fn layers(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether its answers are numbers at all.
+    /// Checks that the backend returns finite numbers.
     fn preflight(&mut self) -> Result<(), SwayError>;
 }

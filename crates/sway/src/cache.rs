@@ -19,18 +19,18 @@ use thiserror::Error;
 use weightloom_errors::Hint;
 
 use crate::answer::Answer;
-use crate::error::AskError;
-use crate::question::{Ask, Question};
+use crate::error::QueryError;
+use crate::question::{Query, Question};
 use crate::view::View;
 
 /// What a file of answers begins with. The number changes with the form of
 /// questions and answers, the version with what computes them.
-const HEAD: &str = concat!("weightloom sway answers 1 ", env!("CARGO_PKG_VERSION"), "\n");
+const HEAD: &str = concat!("weightloom sway answers 2 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// A frame that is longer is damage, not an answer.
 const LONGEST_FRAME: u32 = 1 << 28;
 
-type Kept = Result<Answer, AskError>;
+type Kept = Result<Answer, QueryError>;
 
 /// Answers of one backend, kept for later runs.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl Cache {
     /// Keeps an answer, if it would be the same another time: what a backend
     /// refused today it may answer tomorrow.
     pub fn put(&mut self, question: &Question, answer: &Kept) -> Result<(), CacheError> {
-        let lasting = matches!(answer, Ok(_) | Err(AskError::NoTokens { .. } | AskError::EmptyText));
+        let lasting = matches!(answer, Ok(_) | Err(QueryError::NoTokens { .. } | QueryError::EmptyText));
         if !lasting || self.get(question).is_some() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ impl Cache {
 
 /// Whether the base alone answers it, whatever became of it.
 fn is_of_base(question: &Question) -> bool {
-    question.view == View::Base && !matches!(question.ask, Ask::Divergence { .. })
+    question.view == View::Base && !matches!(question.query, Query::Divergence { .. })
 }
 
 fn head(identity: &str) -> String {
@@ -224,13 +224,12 @@ impl Hint for CacheError {
 mod tests {
     use super::*;
     use crate::answer::{CompletionScore, Distribution, Rolling, TokenNames};
-    use crate::question::Keep;
     use crate::view::Real;
     use proptest::prelude::*;
 
     fn question(number: usize) -> Question {
         let view = View::Noise { seed: number as u64, init_scale: Real(0.02), rank_scale: Real(1.0) };
-        Question::new(&view, Ask::Next { prompt: format!("p{number}"), keep: Keep::Top(256) })
+        Question::new(&view, Query::Next { prompt: format!("p{number}"), top_k: 256 })
     }
 
     fn answer(number: usize) -> Kept {
@@ -271,10 +270,10 @@ mod tests {
     fn only_lasting_answers_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let mut cache = Cache::open(folder.path(), "i").unwrap();
-        cache.put(&question(1), &Err(AskError::Refused { message: "busy".to_owned() })).unwrap();
-        cache.put(&question(2), &Err(AskError::EmptyText)).unwrap();
+        cache.put(&question(1), &Err(QueryError::Failed { message: "busy".to_owned() })).unwrap();
+        cache.put(&question(2), &Err(QueryError::EmptyText)).unwrap();
         assert_eq!(cache.get(&question(1)), None);
-        assert_eq!(cache.get(&question(2)), Some(&Err(AskError::EmptyText)));
+        assert_eq!(cache.get(&question(2)), Some(&Err(QueryError::EmptyText)));
     }
 
     #[test]
@@ -297,8 +296,8 @@ mod tests {
             let base = Cache::open(folder.path(), "base").unwrap();
             Cache::open(folder.path(), pair).unwrap().with_base(base)
         };
-        let text = |view: &View| Question::new(view, Ask::Text { text: "t".to_owned() });
-        let apart = Ask::Divergence { prompt: "p".to_owned(), from: View::Tuned };
+        let text = |view: &View| Question::new(view, Query::Text { text: "t".to_owned() });
+        let apart = Query::Divergence { prompt: "p".to_owned(), from: View::Tuned };
         let asked = [text(&View::Base), text(&View::Tuned), Question::new(&View::Base, apart)];
         let mut first = open("first");
         for question in &asked {
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(first.len(), 3);
         // Another run that is under way at the same time keeps them for itself.
         let mut meanwhile = open("meanwhile");
-        let other = Question::new(&View::Base, Ask::Text { text: "other".to_owned() });
+        let other = Question::new(&View::Base, Query::Text { text: "other".to_owned() });
         meanwhile.put(&other, &answer(2)).unwrap();
         drop((first, meanwhile));
         let there = |cache: &Cache| asked.each_ref().map(|question| cache.get(question).is_some());

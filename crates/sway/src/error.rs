@@ -9,7 +9,7 @@ use weightloom_errors::Hint;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)]
-pub enum AskError {
+pub enum QueryError {
     /// The view gave something that is no number.
     #[error("{view} gave {found} behind {text:?}")]
     NotFinite { view: String, found: String, text: String },
@@ -20,14 +20,14 @@ pub enum AskError {
     #[error("an empty text has no token")]
     EmptyText,
     /// The backend cannot do this.
-    #[error("the backend {backend} cannot answer {asked}")]
-    NotAble { backend: String, asked: String },
+    #[error("the backend {backend} cannot answer {query}")]
+    Unsupported { backend: String, query: String },
     /// Another kind of answer came.
-    #[error("asked for {asked}, another kind of answer came")]
-    Mismatch { asked: String },
+    #[error("expected {expected}, but got another kind of answer")]
+    WrongKind { expected: String },
     /// The backend said so.
     #[error("{message}")]
-    Refused { message: String },
+    Failed { message: String },
 }
 
 /// Why a suite cannot be run, or cannot go on.

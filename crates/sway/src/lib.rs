@@ -5,15 +5,15 @@
 //! - A [`Question`] asks one view one thing about one text; an [`Answer`] is
 //!   what comes back.
 //! - A [`Backend`] answers questions, all at once.
-//! - A [`Book`] holds what was answered. A [`probe`] reads in it; what it does
+//! - An [`AnswerStore`] holds what was answered. A [`probe`] reads in it; what it does
 //!   not find there is asked, and the probe reads again.
 //! - A [`Record`] is what a probe found.
 
 mod answer;
+mod answer_store;
 pub mod attribution;
 pub mod autogen;
 pub mod backend;
-mod book;
 pub mod cache;
 mod category;
 pub mod convert_adapter;
@@ -34,11 +34,11 @@ pub mod suite;
 mod view;
 
 pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
-pub use backend::{Backend, Capabilities, Description, Watch};
-pub use book::{Book, Missing};
+pub use answer_store::{AnswerStore, Missing};
+pub use backend::{AnswerSink, Backend, Capabilities, Description};
 pub use category::Category;
-pub use error::{AskError, SwayError};
-pub use question::{Ask, Keep, Question};
+pub use error::{QueryError, SwayError};
+pub use question::{Query, Question};
 pub use record::{Record, Verdict};
 pub use report::Report;
 pub use score::Score;

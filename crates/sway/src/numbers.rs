@@ -4,22 +4,22 @@
 //! these functions say how they round: Python's `fmean` rounds an exact sum,
 //! numpy adds in pairs, and resampling draws what numpy's generator draws.
 
+pub mod align;
 pub mod binomial;
 pub mod bootstrap;
 pub mod divergence;
-pub mod gestalt;
 pub mod kmeans;
-pub mod line;
+pub mod linear_fit;
 pub mod logistic;
 pub mod pcg64;
-pub mod signs;
-pub mod spread;
-pub mod student;
+pub mod ratcliff_obershelp;
+pub mod sign_flip_test;
+pub mod student_t;
 pub mod style;
-pub mod sum;
-pub mod support;
+pub mod summation;
+pub mod variance;
 
 pub use divergence::{DivergenceError, DivergenceKind};
-pub use gestalt::gestalt_ratio;
-pub use spread::{population_deviation, population_variance};
-pub use sum::{exact_sum, mean, pairwise_sum};
+pub use ratcliff_obershelp::ratcliff_obershelp;
+pub use summation::{exact_sum, mean, pairwise_sum};
+pub use variance::{population_std, population_variance};

@@ -1,85 +1,50 @@
-//! What is asked of a view.
+//! Questions that a backend answers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::view::View;
 
-/// One thing that is asked of one view.
+/// A [`Query`] addressed to one [`View`] of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Question {
-    /// The variant that is asked.
     pub view: View,
-    /// What it is asked.
-    pub ask: Ask,
+    pub query: Query,
 }
 
 impl Question {
-    /// A question.
-    pub fn new(view: &View, ask: Ask) -> Self {
-        Self { view: view.clone(), ask }
+    /// Creates a question.
+    pub fn new(view: &View, query: Query) -> Self {
+        Self { view: view.clone(), query }
     }
 }
 
-/// What is asked.
+/// One measurement of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ask {
-    /// Which tokens come next, and how likely. Answered by a
+#[allow(missing_docs)]
+pub enum Query {
+    /// The `top_k` most likely next tokens. Answered by a
     /// [`Distribution`](crate::Distribution).
-    Next {
-        /// The text before.
-        prompt: String,
-        /// How much of the distribution is kept.
-        keep: Keep,
-    },
-    /// How far the next token's distribution is from another view's, over the
-    /// whole vocabulary. Answered by a [`Divergence`](crate::Divergence).
-    Divergence {
-        /// The text before.
-        prompt: String,
-        /// The view that it is compared with.
-        from: View,
-    },
-    /// How likely a text is behind another. Answered by a
-    /// [`CompletionScore`](crate::CompletionScore).
-    Completion {
-        /// The text before.
-        prompt: String,
-        /// The text that is scored. Both are tokenized as one string.
-        completion: String,
-    },
-    /// How likely each token of a text is. Answered by a
+    Next { prompt: String, top_k: usize },
+    /// Divergence of the next-token distribution from that of another view,
+    /// over the whole vocabulary. Answered by a
+    /// [`Divergence`](crate::Divergence).
+    Divergence { prompt: String, from: View },
+    /// Log-likelihood of a completion given a prompt; both are tokenized as one
+    /// string. Answered by a [`CompletionScore`](crate::CompletionScore).
+    Completion { prompt: String, completion: String },
+    /// Log-likelihood of every token of a text. Answered by a
     /// [`Rolling`](crate::Rolling).
-    Text {
-        /// The text.
-        text: String,
-    },
-    /// How the view writes on, always with the likeliest token. Answered by a
-    /// text.
-    Writing {
-        /// The text before.
-        prompt: String,
-        /// The most tokens to add.
-        max_new_tokens: usize,
-    },
-    /// A vector for what a text means. Asked of the base alone.
-    Meaning {
-        /// The text.
-        text: String,
-    },
-    /// A text of about so many tokens that says nothing, made of the model's
-    /// own padding. Asked of the base alone; needs its tokenizer. Answered by a
-    /// text.
-    Filler {
-        /// How many tokens.
-        tokens: usize,
-    },
-}
-
-/// How much of a distribution is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Keep {
-    /// The likeliest tokens.
-    Top(usize),
+    Text { text: String },
+    /// Greedy continuation of a prompt. Answered by
+    /// [`Answer::Text`](crate::Answer::Text).
+    Generate { prompt: String, max_new_tokens: usize },
+    /// Embedding of a text, from the base alone. Answered by
+    /// [`Answer::Embedding`](crate::Answer::Embedding).
+    Embedding { text: String },
+    /// Neutral text of about this many tokens, made of the model's padding
+    /// token; needs the tokenizer of the base. Answered by
+    /// [`Answer::Text`](crate::Answer::Text).
+    Filler { tokens: usize },
 }

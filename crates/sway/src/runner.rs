@@ -23,8 +23,8 @@ use serde_json::Value;
 use thiserror::Error;
 use weightloom_errors::{Hint, nearest};
 
+use crate::answer_store::AnswerStore;
 use crate::backend::Backend;
-use crate::book::Book;
 use crate::cache::Cache;
 use crate::error::SwayError;
 use crate::packs::Packs;
@@ -129,12 +129,12 @@ pub fn run(
 ) -> Result<Outcome, RunError> {
     let mut progress = planned(job)?;
     let capabilities = backend.description().capabilities.clone();
-    let mut book = Book::new();
+    let mut answers = AnswerStore::new();
     let mut asker = Asker::new(backend, cache);
     let nulls = loop {
         observer.phase(Phase::Reading);
         let setting = Setting {
-            book: &book,
+            answers: &answers,
             base: View::Base,
             tuned: View::Tuned,
             seed: job.seed,
@@ -151,11 +151,11 @@ pub fn run(
             downstream: &[],
         };
         let (nulls, wanted) = try_all(&mut progress, &setting, &job.judging, observer);
-        book.take_wanted();
+        answers.take_missing();
         if wanted.is_empty() {
             break nulls;
         }
-        if let Err(error) = asker.ask(&wanted, &mut progress, &mut book, observer)? {
+        if let Err(error) = asker.ask(&wanted, &mut progress, &mut answers, observer)? {
             let record = preflight_record(&error);
             observer.judged(&record);
             return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
@@ -231,7 +231,7 @@ fn try_all(
                 Ok(_) => one.waits = true,
                 Err(Stop::Fault(fault)) => one.found = Some(Found::Judged(Finding::error(fault.to_string()))),
                 Err(Stop::Yet) => {
-                    let missing = setting.book.wanted_since();
+                    let missing = setting.answers.take_missing();
                     if missing.is_empty() {
                         let said = "the probe waits for answers that it did not ask for";
                         one.found = Some(Found::Judged(Finding::error(said)));

@@ -10,7 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{Distribution, TokenNames};
-use crate::numbers::student::MeanError;
+use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceError, DivergenceKind, mean};
 
 /// How often two models that differ by the margin may be called the same.
@@ -83,7 +83,7 @@ pub fn compare(asked: &[Expectations], margin: f64) -> Result<Option<Sameness>, 
     }
     let worst = distances.iter().zip(asked).max_by(|(one, _), (other, _)| one.total_cmp(other));
     let (Some(divergence), Some((largest, at))) = (mean(&distances), worst) else { return Ok(None) };
-    let error = MeanError::of(&distances);
+    let error = TTest::of(&distances);
     let outcome = match &error {
         Some(error) if error.below(margin) <= LEVEL => SamenessOutcome::Same,
         Some(error) if error.above(margin) <= LEVEL => SamenessOutcome::Different,

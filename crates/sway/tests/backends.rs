@@ -21,7 +21,7 @@ use weightloom_sway::backend::custom::{CustomError, PythonFault};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
 use weightloom_sway::suite::SuiteRule;
-use weightloom_sway::{Answer, Ask, AskError, Keep, Question, Real, Suite, TokenNames, View, Watch};
+use weightloom_sway::{Answer, AnswerSink, Query, QueryError, Question, Real, Suite, TokenNames, View};
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
@@ -59,31 +59,31 @@ fn fault(base: &str, tuned: &str) -> BuildError {
     error
 }
 
-struct Answers(Vec<Option<Result<Answer, AskError>>>);
+struct Answers(Vec<Option<Result<Answer, QueryError>>>);
 
-impl Watch for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+impl AnswerSink for Answers {
+    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
         assert!(self.0[place].is_none(), "question {place} was answered twice");
         self.0[place] = Some(answer);
     }
 }
 
-fn ask(backend: &mut dyn Backend, questions: &[Question]) -> Vec<Result<Answer, AskError>> {
+fn ask(backend: &mut dyn Backend, questions: &[Question]) -> Vec<Result<Answer, QueryError>> {
     let mut answers = Answers(questions.iter().map(|_| None).collect());
     backend.answer(questions, &mut answers).unwrap();
     answers.0.into_iter().map(|answer| answer.expect("every question is answered")).collect()
 }
 
-fn asks() -> Vec<Ask> {
+fn asks() -> Vec<Query> {
     let text = |text: &str| text.to_owned();
     vec![
-        Ask::Next { prompt: text("The capital of"), keep: Keep::Top(20) },
-        Ask::Next { prompt: text("naïve — ünïcode ✓"), keep: Keep::Top(5) },
-        Ask::Completion { prompt: text("The capital of France is"), completion: text(" Paris") },
-        Ask::Completion { prompt: text("é✓"), completion: text("✓é") },
-        Ask::Text { text: text("Once upon a time") },
-        Ask::Text { text: text("naïve — ünïcode ✓") },
-        Ask::Writing { prompt: text("Once upon a time"), max_new_tokens: 12 },
+        Query::Next { prompt: text("The capital of"), top_k: 20 },
+        Query::Next { prompt: text("naïve — ünïcode ✓"), top_k: 5 },
+        Query::Completion { prompt: text("The capital of France is"), completion: text(" Paris") },
+        Query::Completion { prompt: text("é✓"), completion: text("✓é") },
+        Query::Text { text: text("Once upon a time") },
+        Query::Text { text: text("naïve — ünïcode ✓") },
+        Query::Generate { prompt: text("Once upon a time"), max_new_tokens: 12 },
     ]
 }
 
@@ -126,7 +126,7 @@ fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
     let other = format!("base: {}", folder.path().display());
     let mut backend = build("base: model", &other, "");
     assert_eq!(backend.description().kind, "hf");
-    let divergence = Ask::Divergence { prompt: "x".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "x".to_owned(), from: View::Base };
     let answer = ask(&mut *backend, &[Question::new(&View::Tuned, divergence)]).remove(0);
     let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
     assert_eq!((found.js, found.kl), (0.0, 0.0));
@@ -134,7 +134,7 @@ fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
     let mut half = build("base: model", &format!("{other}, dtype: bf16"), "");
     assert_eq!(half.description().kind, "two_model");
     let answers = ask(&mut *half, &both());
-    let total = |answer: &Result<Answer, AskError>| match answer {
+    let total = |answer: &Result<Answer, QueryError>| match answer {
         Ok(Answer::Completion(score)) => score.total,
         other => panic!("{other:?}"),
     };
@@ -520,7 +520,7 @@ fn a_quantised_folder_of_mlx_is_the_model_of_its_numbers() {
     }
     // It is another model than the one that was quantised.
     let mut other = build("kind: mlx, base: model", &packed, "");
-    let divergence = Ask::Divergence { prompt: "The capital of".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "The capital of".to_owned(), from: View::Base };
     let answer = ask(&mut *other, &[Question::new(&View::Tuned, divergence)]).remove(0);
     let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
     assert!(found.js > 1e-9, "{found:?}");

@@ -11,7 +11,7 @@ use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, Model};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::{Backend, Capability};
-use weightloom_sway::{Answer, Ask, AskError, Keep, Question, Real, SwayError, TokenNames, View, Watch};
+use weightloom_sway::{Answer, AnswerSink, Query, QueryError, Question, Real, SwayError, TokenNames, View};
 
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =
@@ -44,27 +44,27 @@ fn with_adapter() -> LocalBackend {
     backend(Tuned::Adapter(folder().join("adapter")), LocalOptions::default())
 }
 
-struct Answers(Vec<Option<Result<Answer, AskError>>>);
+struct Answers(Vec<Option<Result<Answer, QueryError>>>);
 
-impl Watch for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+impl AnswerSink for Answers {
+    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
         assert!(self.0[place].is_none(), "question {place} was answered twice");
         self.0[place] = Some(answer);
     }
 }
 
-fn ask(backend: &mut LocalBackend, questions: &[Question]) -> Vec<Result<Answer, AskError>> {
+fn ask(backend: &mut LocalBackend, questions: &[Question]) -> Vec<Result<Answer, QueryError>> {
     let mut answers = Answers(questions.iter().map(|_| None).collect());
     backend.answer(questions, &mut answers).unwrap();
     answers.0.into_iter().map(|answer| answer.expect("every question is answered")).collect()
 }
 
-fn ask_one(backend: &mut LocalBackend, view: &View, ask_for: Ask) -> Result<Answer, AskError> {
+fn ask_one(backend: &mut LocalBackend, view: &View, ask_for: Query) -> Result<Answer, QueryError> {
     ask(backend, &[Question::new(view, ask_for)]).remove(0)
 }
 
-fn next(prompt: &str, top: usize) -> Ask {
-    Ask::Next { prompt: prompt.to_owned(), keep: Keep::Top(top) }
+fn next(prompt: &str, top: usize) -> Query {
+    Query::Next { prompt: prompt.to_owned(), top_k: top }
 }
 
 fn noise(seed: u64, rank_scale: f64) -> View {
@@ -85,15 +85,17 @@ fn views() -> Vec<(&'static str, View)> {
 }
 
 /// All questions of the reference to one view.
-fn asks() -> Vec<Ask> {
-    let mut asks: Vec<Ask> = PROMPTS.iter().map(|prompt| next(prompt, 16)).collect();
-    asks.extend(PAIRS.iter().map(|(prompt, completion)| Ask::Completion {
+fn asks() -> Vec<Query> {
+    let mut asks: Vec<Query> = PROMPTS.iter().map(|prompt| next(prompt, 16)).collect();
+    asks.extend(PAIRS.iter().map(|(prompt, completion)| Query::Completion {
         prompt: (*prompt).to_owned(),
         completion: (*completion).to_owned(),
     }));
-    asks.extend(PROMPTS.iter().map(|text| Ask::Text { text: (*text).to_owned() }));
+    asks.extend(PROMPTS.iter().map(|text| Query::Text { text: (*text).to_owned() }));
     asks.extend(
-        PROMPTS[..2].iter().map(|prompt| Ask::Writing { prompt: (*prompt).to_owned(), max_new_tokens: 12 }),
+        PROMPTS[..2]
+            .iter()
+            .map(|prompt| Query::Generate { prompt: (*prompt).to_owned(), max_new_tokens: 12 }),
     );
     asks
 }
@@ -154,7 +156,7 @@ fn every_view_answers_as_in_the_reference() {
 }
 
 /// Answers that can be compared bit by bit.
-fn bits(answer: &Result<Answer, AskError>) -> String {
+fn bits(answer: &Result<Answer, QueryError>) -> String {
     format!("{answer:?}")
 }
 
@@ -167,10 +169,10 @@ fn answers_do_not_depend_on_what_else_is_asked() {
         questions.extend(asks().into_iter().map(|ask| Question::new(view, ask)));
         for prompt in PROMPTS {
             let (prompt, from) = (prompt.to_owned(), View::Base);
-            questions.push(Question::new(view, Ask::Divergence { prompt, from }));
+            questions.push(Question::new(view, Query::Divergence { prompt, from }));
         }
     }
-    questions.push(Question::new(&View::Base, Ask::Meaning { text: "Once upon a time".to_owned() }));
+    questions.push(Question::new(&View::Base, Query::Embedding { text: "Once upon a time".to_owned() }));
     let mut backend = with_adapter();
     let together = ask(&mut backend, &questions);
     for (question, together) in questions.iter().zip(&together) {
@@ -206,14 +208,14 @@ fn divergences_are_those_of_whole_distributions() {
         let middle: Vec<f64> =
             tuned.iter().zip(&base).map(|(p, q)| ((p.exp() + q.exp()) / 2.0).ln()).collect();
         let js = (kl(&tuned, &middle) + kl(&base, &middle)) / 2.0;
-        let divergence = Ask::Divergence { prompt: prompt.to_owned(), from: View::Base };
+        let divergence = Query::Divergence { prompt: prompt.to_owned(), from: View::Base };
         let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Tuned, divergence) else {
             panic!("no divergence")
         };
         // Distributions are told in single precision.
         assert!((found.js - js).abs() < 1e-6 && (found.kl - kl(&tuned, &base)).abs() < 1e-6);
         assert!(found.js > 1e-3, "the adapter changes something");
-        let itself = Ask::Divergence { prompt: prompt.to_owned(), from: View::Scaled(Real(0.0)) };
+        let itself = Query::Divergence { prompt: prompt.to_owned(), from: View::Scaled(Real(0.0)) };
         let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Base, itself) else {
             panic!("no divergence")
         };
@@ -226,7 +228,7 @@ fn modules_can_be_left_out() {
     let mut backend = with_adapter();
     let mut distance = |modules: &[&str], from: &View| {
         let view = View::Without { modules: modules.iter().map(|name| (*name).to_owned()).collect() };
-        let ask = Ask::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
+        let ask = Query::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
         match ask_one(&mut backend, &view, ask) {
             Ok(Answer::Divergence(found)) => found.js,
             other => panic!("{other:?}"),
@@ -243,7 +245,7 @@ fn modules_can_be_left_out() {
 fn matched_noise_changes_as_much_in_another_direction() {
     let mut backend = with_adapter();
     let mut js = |view: &View, from: &View| {
-        let ask = Ask::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
+        let ask = Query::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
         match ask_one(&mut backend, view, ask) {
             Ok(Answer::Divergence(found)) => found.js,
             other => panic!("{other:?}"),
@@ -261,8 +263,8 @@ fn matched_noise_changes_as_much_in_another_direction() {
 fn vectors_have_the_length_one_and_say_something() {
     let mut backend = with_adapter();
     let mut vector =
-        |text: &str| match ask_one(&mut backend, &View::Base, Ask::Meaning { text: text.to_owned() }) {
-            Ok(Answer::Meaning(vector)) => vector,
+        |text: &str| match ask_one(&mut backend, &View::Base, Query::Embedding { text: text.to_owned() }) {
+            Ok(Answer::Embedding(vector)) => vector,
             other => panic!("{other:?}"),
         };
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
@@ -274,7 +276,7 @@ fn vectors_have_the_length_one_and_say_something() {
 #[test]
 fn fillers_have_the_tokens_asked_for() {
     let mut backend = with_adapter();
-    let filler = |tokens| Ask::Filler { tokens };
+    let filler = |tokens| Query::Filler { tokens };
     assert_eq!(ask_one(&mut backend, &View::Base, filler(0)), Ok(Answer::Text(String::new())));
     assert_eq!(ask_one(&mut backend, &View::Base, filler(3)), Ok(Answer::Text("<|end|>".repeat(3))));
 }
@@ -282,7 +284,7 @@ fn fillers_have_the_tokens_asked_for() {
 #[test]
 fn what_has_no_answer_is_told_for_itself() {
     let mut backend = with_adapter();
-    let completion = |prompt: &str, completion: &str| Ask::Completion {
+    let completion = |prompt: &str, completion: &str| Query::Completion {
         prompt: prompt.to_owned(),
         completion: completion.to_owned(),
     };
@@ -290,21 +292,21 @@ fn what_has_no_answer_is_told_for_itself() {
         Question::new(&View::Base, next("", 4)),
         Question::new(&View::Base, completion("", "abc")),
         Question::new(&View::Base, completion("abc", "")),
-        Question::new(&View::Tuned, Ask::Text { text: "x".to_owned() }),
-        Question::new(&View::Tuned, Ask::Writing { prompt: "x".to_owned(), max_new_tokens: 0 }),
+        Question::new(&View::Tuned, Query::Text { text: "x".to_owned() }),
+        Question::new(&View::Tuned, Query::Generate { prompt: "x".to_owned(), max_new_tokens: 0 }),
         Question::new(&noise(1, -1.0), next("x", 4)),
         Question::new(&View::Scaled(Real(f64::NAN)), next("x", 4)),
         Question::new(&View::Base, next("x", 1)),
     ];
     let found = ask(&mut backend, &questions);
-    assert_eq!(found[0], Err(AskError::EmptyText));
-    assert_eq!(found[1], Err(AskError::EmptyText));
-    assert_eq!(found[2], Err(AskError::NoTokens { prompt: "abc".to_owned(), completion: String::new() }));
+    assert_eq!(found[0], Err(QueryError::EmptyText));
+    assert_eq!(found[1], Err(QueryError::EmptyText));
+    assert_eq!(found[2], Err(QueryError::NoTokens { prompt: "abc".to_owned(), completion: String::new() }));
     let Ok(Answer::Rolling(one)) = &found[3] else { panic!("{:?}", found[3]) };
     assert_eq!((one.tokens, one.total, one.mean(), one.logprobs.len()), (1, 0.0, 0.0, 0));
     assert_eq!(found[4], Ok(Answer::Text(String::new())));
-    assert!(matches!(&found[5], Err(AskError::Refused { .. })));
-    assert!(matches!(&found[6], Err(AskError::Refused { .. })));
+    assert!(matches!(&found[5], Err(QueryError::Failed { .. })));
+    assert!(matches!(&found[6], Err(QueryError::Failed { .. })));
     assert!(matches!(&found[7], Ok(Answer::Distribution(_))));
 }
 
@@ -328,10 +330,10 @@ fn a_view_that_breaks_does_not_break_the_others() {
     let asks = || {
         [
             next("Once upon", 4),
-            Ask::Text { text: text() },
-            Ask::Writing { prompt: text(), max_new_tokens: 4 },
-            Ask::Divergence { prompt: text(), from: View::Base },
-            Ask::Meaning { text: text() },
+            Query::Text { text: text() },
+            Query::Generate { prompt: text(), max_new_tokens: 4 },
+            Query::Divergence { prompt: text(), from: View::Base },
+            Query::Embedding { text: text() },
         ]
     };
     let questions: Vec<Question> = [&View::Base, &View::Tuned, &noise(7, 1.0)]
@@ -341,7 +343,7 @@ fn a_view_that_breaks_does_not_break_the_others() {
     let found = ask(&mut backend, &questions);
     for (question, answer) in questions.iter().zip(&found) {
         if question.view == View::Tuned {
-            let Err(AskError::NotFinite { view, text, .. }) = answer else {
+            let Err(QueryError::NotFinite { view, text, .. }) = answer else {
                 panic!("{question:?} {answer:?}")
             };
             assert_eq!((&view[..], &text[..]), ("ft", "Once upon"));
@@ -359,13 +361,14 @@ fn two_models_are_compared_as_well() {
     assert!(backend.description().capabilities.contains(&Capability::Differential));
     assert!(!backend.description().capabilities.contains(&Capability::Scalable));
     backend.preflight().unwrap();
-    let from_base = Ask::Divergence { prompt: "Once upon a time".to_owned(), from: View::Base };
+    let from_base = Query::Divergence { prompt: "Once upon a time".to_owned(), from: View::Base };
     let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Tuned, from_base) else {
         panic!("no divergence")
     };
     assert_eq!((found.js, found.kl), (0.0, 0.0));
     let refused = ask_one(&mut backend, &View::Scaled(Real(0.5)), next("x", 1));
-    let expected = AskError::NotAble { backend: "hf".to_owned(), asked: "the view scaled_0.50".to_owned() };
+    let expected =
+        QueryError::Unsupported { backend: "hf".to_owned(), query: "the view scaled_0.50".to_owned() };
     assert_eq!(refused, Err(expected));
 }
 
@@ -374,7 +377,7 @@ fn a_base_alone_answers_for_itself() {
     let mut backend = backend(Tuned::Nothing, LocalOptions::default());
     backend.preflight().unwrap();
     assert!(ask_one(&mut backend, &View::Base, next("x", 1)).is_ok());
-    assert!(matches!(ask_one(&mut backend, &View::Tuned, next("x", 1)), Err(AskError::NotAble { .. })));
+    assert!(matches!(ask_one(&mut backend, &View::Tuned, next("x", 1)), Err(QueryError::Unsupported { .. })));
 }
 
 #[test]

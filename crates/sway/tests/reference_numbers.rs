@@ -4,7 +4,7 @@
 //! unit what was measured, and what followed from it.
 
 use weightloom_sway::numbers::bootstrap::mean_interval;
-use weightloom_sway::numbers::line::{Line, half_life};
+use weightloom_sway::numbers::linear_fit::{LinearFit, half_life};
 use weightloom_sway::numbers::logistic::logistic_score;
 use weightloom_sway::numbers::mean;
 use weightloom_sway::probe::KindNull;
@@ -48,8 +48,8 @@ fn curves_have_their_shape() {
         0.03855372616868456,
         0.06125184282126189,
     ];
-    let line = Line::through(&lambdas, &curve);
-    near(line.map_or(f64::NAN, |line| line.explained(&lambdas, &curve)), 0.9098869046909708);
+    let line = LinearFit::least_squares(&lambdas, &curve);
+    near(line.map_or(f64::NAN, |line| line.r_squared(&lambdas, &curve)), 0.9098869046909708);
 }
 
 #[test]

@@ -25,10 +25,10 @@ use weightloom_hub::fetch::Proxies;
 pub use key::ApiKey;
 pub use wire::MOST_TOLD;
 
-use super::trial::first_fault;
-use super::{Backend, Capabilities, Capability, Description, Watch};
+use super::preflight::first_problem;
+use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::question::Question;
 use crate::suite::ServedModel;
 use crate::view::View;
@@ -170,12 +170,12 @@ impl ApiBackend {
         Ok(())
     }
 
-    fn not_able(&self, question: &Question) -> AskError {
-        let asked = match self.client(&question.view) {
+    fn not_able(&self, question: &Question) -> QueryError {
+        let query = match self.client(&question.view) {
             None => format!("the view {}", question.view),
-            Some(_) => wire::name(&question.ask).to_owned(),
+            Some(_) => wire::name(&question.query).to_owned(),
         };
-        AskError::NotAble { backend: KIND.to_owned(), asked }
+        QueryError::Unsupported { backend: KIND.to_owned(), query }
     }
 }
 
@@ -213,10 +213,10 @@ fn describe(base: &Client, tuned: Option<&Client>) -> Description {
 type Asked = (usize, Result<Answer, Trouble>);
 
 /// Tells what came; an error is the end.
-fn tell((place, outcome): Asked, watch: &mut dyn Watch) -> Result<(), SwayError> {
+fn tell((place, outcome): Asked, sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
     match outcome {
-        Ok(answer) => watch.answered(place, Ok(answer)),
-        Err(Trouble::Question(error)) => watch.answered(place, Err(error)),
+        Ok(answer) => sink.answered(place, Ok(answer)),
+        Err(Trouble::Question(error)) => sink.answered(place, Err(error)),
         Err(trouble) => return Err(trouble.into_end()),
     }
     Ok(())
@@ -227,12 +227,12 @@ impl Backend for ApiBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         let mut asks = Vec::new();
         for (place, question) in questions.iter().enumerate() {
-            match self.client(&question.view).filter(|_| wire::able(&question.ask)) {
+            match self.client(&question.view).filter(|_| wire::able(&question.query)) {
                 Some(client) => asks.push((place, Arc::clone(client), question.clone())),
-                None => watch.answered(place, Err(self.not_able(question))),
+                None => sink.answered(place, Err(self.not_able(question))),
             }
         }
         let runtime = self.runtime.as_ref().expect("the runtime is there until the backend is dropped");
@@ -247,13 +247,13 @@ impl Backend for ApiBackend {
                 }
                 let ended = match running.join_next().await {
                     None => return Ok(()),
-                    Some(Ok(asked)) => tell(asked, watch),
+                    Some(Ok(asked)) => tell(asked, sink),
                     Some(Err(error)) => Err(Trouble::end(error.to_string(), None).into_end()),
                 };
                 if let Err(error) = ended {
                     // What has come by now is kept; nobody waits for the rest.
                     while let Some(Ok(asked)) = running.try_join_next() {
-                        let _ = tell(asked, watch);
+                        let _ = tell(asked, sink);
                     }
                     return Err(error);
                 }
@@ -263,7 +263,7 @@ impl Backend for ApiBackend {
 
     fn preflight(&mut self) -> Result<(), SwayError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
-        if let Some(error) = first_fault(self, views, 1)? {
+        if let Some(error) = first_problem(self, views, 1)? {
             let hint =
                 "use a server that answers `logprobs` of `/v1/completions`, as `weightloom serve` does";
             return Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end());

@@ -18,8 +18,8 @@ use super::Backend;
 use super::api::{ApiBackend, ApiError, ApiKey, ApiOptions};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
-use super::two_model::{Side, TwoModel};
-use super::words::first_difference;
+use super::model_pair::{ModelPair, Side};
+use super::tokenizer_match::first_difference;
 use crate::convert_adapter::WEIGHTS;
 use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision};
 
@@ -112,7 +112,7 @@ impl<'a> Build<'a> {
                     PlannedModel::Local(_) => Side::changed(before),
                     _ => Side { backend: before, view: crate::View::Base },
                 };
-                Ok(Box::new(TwoModel::of(before, Side::changed(self.side(TUNED, tuned)?))))
+                Ok(Box::new(ModelPair::of(before, Side::changed(self.side(TUNED, tuned)?))))
             }
         }
     }

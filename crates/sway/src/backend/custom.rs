@@ -23,10 +23,10 @@ use serde_json::Value;
 pub use error::{CustomError, PythonFault};
 pub use protocol::VERSION;
 
-use super::trial::first_fault;
-use super::{Backend, Capability, Description, Watch};
-use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Question};
+use super::preflight::first_problem;
+use super::{AnswerSink, Backend, Capability, Description};
+use crate::error::{QueryError, SwayError};
+use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 use child::Child;
@@ -134,10 +134,10 @@ impl CustomBackend {
             View::Without { .. } => has(Capability::Attributable),
         };
         seen(&question.view)
-            && match &question.ask {
-                Ask::Divergence { from, .. } => has(Capability::FullVocabulary) && seen(from),
-                Ask::Meaning { .. } => has(Capability::Meaning),
-                Ask::Filler { .. } => has(Capability::Tokenizer),
+            && match &question.query {
+                Query::Divergence { from, .. } => has(Capability::FullVocabulary) && seen(from),
+                Query::Embedding { .. } => has(Capability::Embedding),
+                Query::Filler { .. } => has(Capability::Tokenizer),
                 _ => true,
             }
     }
@@ -205,14 +205,14 @@ impl Backend for CustomBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         let mut able = Vec::new();
         for (place, question) in questions.iter().enumerate() {
             if self.able(question) {
                 able.push((place, Asking::Question(question)));
             } else {
-                let asked = format!("{} of {}", protocol::name(&question.ask), question.view);
-                watch.answered(place, Err(AskError::NotAble { backend: KIND.to_owned(), asked }));
+                let query = format!("{} of {}", protocol::name(&question.query), question.view);
+                sink.answered(place, Err(QueryError::Unsupported { backend: KIND.to_owned(), query }));
             }
         }
         // Whoever has to change its model for a view does so once for each.
@@ -220,9 +220,9 @@ impl Backend for CustomBackend {
         let done = self.exchange(&able, |place, outcome| {
             let answer = match outcome {
                 Ok(value) => protocol::answer(&questions[place], value),
-                Err(message) => Err(AskError::Refused { message }),
+                Err(message) => Err(QueryError::Failed { message }),
             };
-            watch.answered(place, answer);
+            sink.answered(place, answer);
         });
         done.map_err(|error| self.ended(&error))
     }
@@ -238,7 +238,7 @@ impl Backend for CustomBackend {
             });
             done.map_err(|error| self.ended(&error))?;
         } else {
-            let fault = first_fault(self, &[View::Base, View::Tuned], 8)?;
+            let fault = first_problem(self, &[View::Base, View::Tuned], 8)?;
             first = fault.map(|error| error.to_string());
         }
         match first {

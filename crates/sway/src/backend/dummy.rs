@@ -7,12 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use ring::digest::{SHA256, digest};
 
-use super::{Backend, Capability, Description, Watch};
+use super::{AnswerSink, Backend, Capability, Description};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::numbers::DivergenceKind;
 use crate::numbers::pcg64::Pcg64;
-use crate::question::{Ask, Keep, Question};
+use crate::question::{Query, Question};
 use crate::view::View;
 
 const VOCABULARY: usize = 1000;
@@ -63,7 +63,7 @@ impl Dummy {
             Capability::NullCalibrated,
             Capability::Preflight,
             Capability::FullVocabulary,
-            Capability::Meaning,
+            Capability::Embedding,
         ]);
         let description = Description {
             kind: "dummy".to_owned(),
@@ -89,33 +89,33 @@ impl Dummy {
         self
     }
 
-    fn reply(&self, question: &Question) -> Result<Answer, AskError> {
+    fn reply(&self, question: &Question) -> Result<Answer, QueryError> {
         let view = &question.view;
-        match &question.ask {
-            Ask::Next { prompt, keep: Keep::Top(top) } => {
-                Ok(Answer::Distribution(kept(self.distribution(view, prompt)?, *top)))
+        match &question.query {
+            Query::Next { prompt, top_k } => {
+                Ok(Answer::Distribution(kept(self.distribution(view, prompt)?, *top_k)))
             }
-            Ask::Divergence { prompt, from } => {
+            Query::Divergence { prompt, from } => {
                 let (base, tuned) = (self.distribution(from, prompt)?, self.distribution(view, prompt)?);
                 let of = |kind: DivergenceKind| {
                     kind.between(&base, &tuned)
-                        .map_err(|error| AskError::Refused { message: error.to_string() })
+                        .map_err(|error| QueryError::Failed { message: error.to_string() })
                 };
                 Ok(Answer::Divergence(Divergence {
                     js: of(DivergenceKind::Js)?,
                     kl: of(DivergenceKind::Kl)?,
                 }))
             }
-            Ask::Completion { prompt, completion } => {
+            Query::Completion { prompt, completion } => {
                 if completion.is_empty() {
-                    return Err(AskError::NoTokens { prompt: prompt.clone(), completion: String::new() });
+                    return Err(QueryError::NoTokens { prompt: prompt.clone(), completion: String::new() });
                 }
                 let key = (prompt.clone(), completion.clone());
                 let of = |side: &Canned| side.completions.get(&key).copied().unwrap_or(COMPLETION);
                 let total = self.blend(view, of(&self.base), of(&self.tuned))?;
                 Ok(Answer::Completion(CompletionScore { total, tokens: 1 }))
             }
-            Ask::Text { text } => {
+            Query::Text { text } => {
                 let base = rolling(&self.base, text, -2.0);
                 let tuned = rolling(&self.tuned, text, -1.5);
                 let mut logprobs = Vec::new();
@@ -125,28 +125,28 @@ impl Dummy {
                 let total = logprobs.iter().map(|logprob| f64::from(*logprob)).sum();
                 Ok(Answer::Rolling(Rolling { tokens: logprobs.len() + 1, logprobs, total }))
             }
-            Ask::Writing { prompt, .. } => {
+            Query::Generate { prompt, .. } => {
                 let side = match view {
                     View::Tuned => &self.tuned,
                     View::Scaled(strength) if strength.0 >= 0.5 => &self.tuned,
                     _ => &self.base,
                 };
                 let found = side.writings.get(prompt).cloned();
-                found.map(Answer::Text).ok_or_else(|| AskError::Refused {
+                found.map(Answer::Text).ok_or_else(|| QueryError::Failed {
                     message: format!("nothing is written behind {prompt:?}"),
                 })
             }
-            Ask::Meaning { text } => Ok(Answer::Meaning(letters(text))),
-            Ask::Filler { .. } => Err(self.not_able("fillers")),
+            Query::Embedding { text } => Ok(Answer::Embedding(letters(text))),
+            Query::Filler { .. } => Err(self.not_able("fillers")),
         }
     }
 
-    fn not_able(&self, asked: &str) -> AskError {
-        AskError::NotAble { backend: self.description.kind.clone(), asked: asked.to_owned() }
+    fn not_able(&self, query: &str) -> QueryError {
+        QueryError::Unsupported { backend: self.description.kind.clone(), query: query.to_owned() }
     }
 
     /// A number of a view between those of both sides. Noise leaves the base's.
-    fn blend(&self, view: &View, base: f64, tuned: f64) -> Result<f64, AskError> {
+    fn blend(&self, view: &View, base: f64, tuned: f64) -> Result<f64, QueryError> {
         match view {
             View::Base | View::Noise { .. } => Ok(base),
             View::Tuned => Ok(tuned),
@@ -155,7 +155,7 @@ impl Dummy {
         }
     }
 
-    fn distribution(&self, view: &View, prompt: &str) -> Result<Distribution, AskError> {
+    fn distribution(&self, view: &View, prompt: &str) -> Result<Distribution, QueryError> {
         let base = || self.base.distributions.get(prompt).cloned().unwrap_or_else(base_distribution);
         let tuned = || self.tuned.distributions.get(prompt).cloned().unwrap_or_else(tuned_distribution);
         match view {
@@ -247,7 +247,7 @@ impl Backend for Dummy {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         for (place, question) in questions.iter().enumerate() {
             if self.gone_after.is_some_and(|after| self.asked >= after) {
                 return Err(SwayError::Backend {
@@ -257,7 +257,7 @@ impl Backend for Dummy {
                 });
             }
             self.asked += 1;
-            watch.answered(place, self.reply(question));
+            sink.answered(place, self.reply(question));
         }
         Ok(())
     }

@@ -27,10 +27,10 @@ use weightloom_hub::{HubError, Model};
 use weightloom_layout::DType;
 use weightloom_nn::NnError;
 
-use super::trial::first_fault;
-use super::{Backend, Capabilities, Capability, Description, Watch};
+use super::preflight::first_problem;
+use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::question::Question;
 use crate::view::View;
 use engine::Engine;
@@ -140,10 +140,10 @@ impl LocalBackend {
 
 fn capabilities(tuned: &Tuned) -> Capabilities {
     use Capability::{
-        Attributable, CacheIdentity, Differential, FullVocabulary, MatchedNoise, Meaning, NullCalibrated,
+        Attributable, CacheIdentity, Differential, Embedding, FullVocabulary, MatchedNoise, NullCalibrated,
         Preflight, Scalable, Tokenizer,
     };
-    let mut all = Capabilities::from([Preflight, CacheIdentity, FullVocabulary, Meaning, Tokenizer]);
+    let mut all = Capabilities::from([Preflight, CacheIdentity, FullVocabulary, Embedding, Tokenizer]);
     match tuned {
         Tuned::Nothing => {}
         Tuned::Model(_) => all.extend([Differential]),
@@ -170,7 +170,7 @@ impl Backend for LocalBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         if questions.is_empty() {
             return Ok(());
         }
@@ -181,9 +181,9 @@ impl Backend for LocalBackend {
             places.entry(question).or_default().push(place);
         }
         let places: Vec<(&Question, Vec<usize>)> = places.into_iter().collect();
-        let mut tell = |question: usize, answer: Result<Answer, AskError>| {
+        let mut tell = |question: usize, answer: Result<Answer, QueryError>| {
             for &place in &places[question].1 {
-                watch.answered(place, answer.clone());
+                sink.answered(place, answer.clone());
             }
         };
         let configs = [Some(engine.base.config()), engine.tuned_config()];
@@ -220,7 +220,7 @@ impl Backend for LocalBackend {
     fn preflight(&mut self) -> Result<(), SwayError> {
         let differs = self.description.capabilities.contains(&Capability::Differential);
         let views = if differs { &[View::Base, View::Tuned][..] } else { &[View::Base] };
-        match first_fault(self, views, 8)? {
+        match first_problem(self, views, 8)? {
             None => Ok(()),
             Some(error) => {
                 let hint = "check the weights and the adapter, or compute in f32".to_owned();

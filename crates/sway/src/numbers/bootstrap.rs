@@ -1,7 +1,7 @@
 //! Confidence intervals by resampling, equal to numpy's to the last bit.
 
 use super::pcg64::Pcg64;
-use super::sum::pairwise_sum;
+use super::summation::pairwise_sum;
 
 /// How often values are drawn again.
 pub const RESAMPLES: usize = 1000;

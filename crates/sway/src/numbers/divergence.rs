@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::sum::pairwise_sum;
-use super::support::{Aligned, align};
+use super::align::{Aligned, align};
+use super::summation::pairwise_sum;
 use crate::answer::Distribution;
 
 /// What stands for a probability of zero under a logarithm.

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::spread::population_deviation;
-use super::sum::exact_sum;
+use super::summation::exact_sum;
+use super::variance::population_std;
 
 /// How many numbers describe a style.
 pub const DIMENSIONS: usize = 6;
@@ -26,7 +26,7 @@ pub fn fingerprint(text: &str) -> [f64; DIMENSIONS] {
         .map(|sentence| self::words(sentence).len() as f64)
         .filter(|words| *words > 0.0)
         .collect();
-    let deviation = if lengths.len() > 1 { population_deviation(&lengths).unwrap_or(0.0) } else { 0.0 };
+    let deviation = if lengths.len() > 1 { population_std(&lengths).unwrap_or(0.0) } else { 0.0 };
     let different: HashSet<String> = words.iter().map(|word| word.to_lowercase()).collect();
     let letters: usize = words.iter().map(|word| word.chars().count()).sum();
     let marks = text.chars().filter(|character| PUNCTUATION.contains(*character)).count();

@@ -6,8 +6,8 @@ use super::claim::{Change, Claim, Draft, Paired, Tail};
 use crate::backend::Capability;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::numbers::signs::sign_test;
-use crate::numbers::student::MeanError;
+use crate::numbers::sign_flip_test::sign_flip_test;
+use crate::numbers::student_t::TTest;
 use crate::probe::{
     ClusterKl, DeltaKl, ExternalPerplexity, Finding, Intent, Lift, ParaphraseInvariance, PreferenceFlip,
     SectionInternalization, Setting, Stop, evidence,
@@ -117,7 +117,7 @@ pub(crate) fn section_internalization(
     let own = gains(&lifts, 0.0);
     let raw = mean(&own).unwrap_or(0.0);
     let interval = mean_interval(&own, setting.seed);
-    let elsewhere = MeanError::of(&effective).is_some_and(|test| test.below(0.0) <= paired.level);
+    let elsewhere = TTest::of(&effective).is_some_and(|test| test.below(0.0) <= paired.level);
     let proviso = (raw > 0.0 && elsewhere).then(|| (Verdict::Fail, "neutral text gained more".to_owned()));
     let passed = effective.iter().filter(|gain| **gain >= probe.per_section_threshold).count();
     let share = passed as f64 / effective.len() as f64;
@@ -164,7 +164,7 @@ pub(crate) fn section_internalization(
         observed: raw,
         nulls: nulls.iter().filter_map(|lifts| mean(&gains(lifts, 0.0))).collect(),
         tail: Tail::Upper,
-        otherwise: Some(sign_test(&own, setting.seed)),
+        otherwise: Some(sign_flip_test(&own, setting.seed)),
         units: effective.len(),
         unit: "sections",
         proviso,
@@ -190,7 +190,7 @@ pub(crate) fn paraphrase_invariance(
         if memorize { probe.max_generalization_ratio_if_memorize } else { probe.min_generalization_ratio };
     // How much more other words gained than they had to.
     let surplus: Vec<f64> = gains.iter().map(|gain| gain.paraphrased - ratio * gain.verbatim).collect();
-    let test = MeanError::of(&surplus);
+    let test = TTest::of(&surplus);
     let learnt = taught >= probe.min_verbatim_lift;
     let proviso = match test {
         Some(test) if memorize && learnt && test.above(0.0) <= paired.level => {
@@ -240,7 +240,7 @@ pub(crate) fn paraphrase_invariance(
         observed: raw,
         nulls: nulls.iter().filter_map(|null| mean(&of(null))).collect(),
         tail: Tail::Upper,
-        otherwise: Some(sign_test(&judged, setting.seed)),
+        otherwise: Some(sign_flip_test(&judged, setting.seed)),
         units: gains.len(),
         unit: "cases",
         proviso,
@@ -299,7 +299,7 @@ pub(crate) fn preference_flip(
         observed: raw,
         nulls: nulls.iter().filter_map(|null| mean(&changes(&null.margins))).collect(),
         tail: Tail::Upper,
-        otherwise: Some(sign_test(&moved, setting.seed)),
+        otherwise: Some(sign_flip_test(&moved, setting.seed)),
         units: moved.len(),
         unit: "choices",
         proviso: None,

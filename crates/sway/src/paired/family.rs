@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::claim::{Change, Claim, Draft, Limit, Paired, Tail};
-use crate::numbers::{mean, population_deviation};
+use crate::numbers::{mean, population_std};
 use crate::probe::Finding;
 use crate::record::Verdict;
 
@@ -117,7 +117,7 @@ impl Deviations {
         }
         let mut all = vec![change.observed];
         all.extend(&change.nulls);
-        let (middle, spread) = (mean(&all)?, population_deviation(&all)?);
+        let (middle, spread) = (mean(&all)?, population_std(&all)?);
         let standard = |value: f64| {
             let deviation = if spread > 0.0 { (value - middle) / spread } else { 0.0 };
             match change.tail {

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::claim::{Claim, Draft, Limit, Paired};
 use crate::numbers::bootstrap::mean_interval;
-use crate::numbers::student::MeanError;
+use crate::numbers::student_t::TTest;
 use crate::numbers::{binomial, mean};
 use crate::probe::{
     CalibrationDrift, ExternalPerplexity, Finding, Leakage, Pair, Piece, Setting, Stop, both, evidence,
@@ -16,7 +16,7 @@ use crate::record::Verdict;
 const SHOWN_BY: f64 = 1.645 + 0.842;
 
 /// How many units would probably show on which side of a limit a mean lies.
-fn needed(test: &MeanError, limit: f64) -> Option<usize> {
+fn needed(test: &TTest, limit: f64) -> Option<usize> {
     let distance = (test.mean - limit).abs();
     (distance > 0.0).then(|| ((SHOWN_BY * test.deviation / distance).powi(2).ceil() as usize).max(2))
 }
@@ -24,7 +24,7 @@ fn needed(test: &MeanError, limit: f64) -> Option<usize> {
 /// A mean that is to lie above a limit.
 pub(super) fn above(values: &[f64], limit: f64, unit: &'static str) -> Limit {
     let units = values.len();
-    match MeanError::of(values) {
+    match TTest::of(values) {
         Some(test) => Limit {
             within: test.above(limit),
             beyond: test.below(limit),
@@ -117,7 +117,7 @@ pub(crate) fn external_perplexity(
         return Ok(Draft::settled(Finding::error("no piece of the text has a number")));
     };
     let interval =
-        MeanError::of(&changes).map(|test| test.interval()).or_else(|| mean_interval(&changes, setting.seed));
+        TTest::of(&changes).map(|test| test.interval()).or_else(|| mean_interval(&changes, setting.seed));
     let base = Piece::weighted(&pieces, |piece| piece.base);
     let tuned = Piece::weighted(&pieces, |piece| piece.tuned);
     let finding = Finding {

@@ -9,8 +9,8 @@ use super::claim::{Claim, Draft, Paired};
 use super::harm::{above, share_below};
 use crate::backend::Capability;
 use crate::numbers::bootstrap::mean_interval;
-use crate::numbers::line::{Line, half_life};
-use crate::numbers::student::MeanError;
+use crate::numbers::linear_fit::{LinearFit, half_life};
+use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
 use crate::numbers::{binomial, mean};
 use crate::probe::{
@@ -104,10 +104,10 @@ pub(crate) fn prompt_collapse(
         .filter_map(|prompt| {
             let logarithms: Vec<f64> =
                 measured.iter().map(|distances| distances[prompt].max(NOTHING).ln()).collect();
-            Line::through(&lengths, &logarithms).map(|line| -line.slope)
+            LinearFit::least_squares(&lengths, &logarithms).map(|line| -line.slope)
         })
         .collect();
-    let test = MeanError::of(&losses);
+    let test = TTest::of(&losses);
     let ends = test.map(|test| test.interval());
     let lives = ends.filter(|[low, _]| *low > 0.0).map(|[low, high]| [LN_2 / high, LN_2 / low]);
     let raw = half_life(&lengths, &means);
@@ -161,7 +161,7 @@ pub(crate) fn style_fingerprint(
     } else {
         (0..count).map(|place| count as f64 * raw - (count - 1) as f64 * of(Some(place))).collect()
     };
-    let interval = MeanError::of(&pseudo).map(|test| test.interval());
+    let interval = TTest::of(&pseudo).map(|test| test.interval());
     let finding = Finding {
         raw: Some(raw),
         ci_95: interval,
@@ -203,8 +203,8 @@ pub(crate) fn adapter_ablation(
     }
     let straightness = |values: Vec<f64>| {
         let roots: Vec<f64> = values.iter().map(|value| value.max(0.0).sqrt()).collect();
-        Line::through(&probe.lambdas, &roots)
-            .map_or(0.0, |line| if line.slope > 0.0 { line.explained(&probe.lambdas, &roots) } else { 0.0 })
+        LinearFit::least_squares(&probe.lambdas, &roots)
+            .map_or(0.0, |line| if line.slope > 0.0 { line.r_squared(&probe.lambdas, &roots) } else { 0.0 })
     };
     let each: Vec<f64> = (0..probe.prompts.len())
         .map(|prompt| straightness(measured.iter().map(|distances| distances[prompt]).collect()))

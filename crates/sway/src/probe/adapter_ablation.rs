@@ -11,7 +11,7 @@ use super::reading::{Comparison, Stop, all};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::numbers::line::Line;
+use crate::numbers::linear_fit::LinearFit;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Draft, Paired};
 use crate::record::Verdict;
@@ -81,7 +81,8 @@ struct Shape {
 
 impl Shape {
     fn of(lambdas: &[f64], curve: &[f64]) -> Self {
-        let linearity = Line::through(lambdas, curve).map_or(0.0, |line| line.explained(lambdas, curve));
+        let linearity =
+            LinearFit::least_squares(lambdas, curve).map_or(0.0, |line| line.r_squared(lambdas, curve));
         let (saturation, reason) = saturation(lambdas, curve);
         Self { linearity, saturation, reason, overshoot: overshoot(lambdas, curve) }
     }

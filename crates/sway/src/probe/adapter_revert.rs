@@ -103,7 +103,7 @@ impl AdapterRevert {
         if self.cases.is_empty() {
             return Some(Finding::error("no cases are given"));
         }
-        let able = setting.can(Capability::Meaning);
+        let able = setting.can(Capability::Embedding);
         (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
     }
 
@@ -113,11 +113,12 @@ impl AdapterRevert {
             self.cases.iter().flat_map(|case| case.paraphrases.iter().map(move |asked| (case, asked)));
         all(paraphrases.map(|(case, asked)| {
             let written = both(
-                setting.book.writing(&setting.base, asked, self.max_new_tokens),
-                setting.book.writing(&setting.tuned, asked, self.max_new_tokens),
+                setting.answers.generation(&setting.base, asked, self.max_new_tokens),
+                setting.answers.generation(&setting.tuned, asked, self.max_new_tokens),
             );
-            let ((base, tuned), gold) = both(written, setting.book.meaning(&case.gold))?;
-            let (of_base, of_tuned) = both(setting.book.meaning(base), setting.book.meaning(tuned))?;
+            let ((base, tuned), gold) = both(written, setting.answers.embedding(&case.gold))?;
+            let (of_base, of_tuned) =
+                both(setting.answers.embedding(base), setting.answers.embedding(tuned))?;
             Ok::<_, Stop>(Reversion {
                 prompt: asked.clone(),
                 base,

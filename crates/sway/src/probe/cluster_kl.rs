@@ -97,7 +97,7 @@ impl ClusterKl {
         };
         let (distances, meanings) = both(
             comparison.behind_each(setting, &self.prompts),
-            all(self.prompts.iter().map(|prompt| setting.book.meaning(prompt))),
+            all(self.prompts.iter().map(|prompt| setting.answers.embedding(prompt))),
         )?;
         let points: Vec<Vec<f64>> =
             meanings.iter().map(|meaning| meaning.iter().copied().map(f64::from).collect()).collect();
@@ -223,7 +223,7 @@ impl ClusterKl {
                 self.num_clusters
             )));
         }
-        let able = setting.can(Capability::Meaning);
+        let able = setting.can(Capability::Embedding);
         (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
     }
 

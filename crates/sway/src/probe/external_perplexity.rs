@@ -116,8 +116,10 @@ impl ExternalPerplexity {
     /// What each piece gave, but for those whose change is no number.
     pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Piece>, Stop> {
         let pieces = all(self.pieces(setting).iter().map(|text| {
-            let (base, tuned) =
-                both(setting.book.text(&setting.base, text), setting.book.text(&setting.tuned, text))?;
+            let (base, tuned) = both(
+                setting.answers.rolling(&setting.base, text),
+                setting.answers.rolling(&setting.tuned, text),
+            )?;
             Ok::<_, Stop>(Piece { base: base.mean(), tuned: tuned.mean(), tokens: base.tokens })
         }))?;
         Ok(pieces.into_iter().filter(|piece| piece.change().is_finite()).collect())

@@ -12,7 +12,7 @@ use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
-use crate::numbers::{gestalt_ratio, mean};
+use crate::numbers::{mean, ratcliff_obershelp};
 use crate::paired::{Draft, Paired};
 use crate::sections::Section;
 
@@ -113,8 +113,8 @@ impl Leakage {
     pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Vec<Recall<'a>>, Stop> {
         all(self.usable(setting).into_iter().map(|(section, prefix, target)| {
             let recall = |beginning: &str| {
-                let text = setting.book.writing(&setting.tuned, beginning, self.max_new_tokens)?;
-                Ok::<_, Stop>((text, gestalt_ratio(text, &target)))
+                let text = setting.answers.generation(&setting.tuned, beginning, self.max_new_tokens)?;
+                Ok::<_, Stop>((text, ratcliff_obershelp(text, &target)))
             };
             let changed = self.perturbations.iter().map(|change| change.apply(&prefix, setting.packs));
             let changed = changed.map(|beginning| recall(&beginning).map(|(_, alike)| alike));

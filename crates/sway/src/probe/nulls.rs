@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::setting::Setting;
 use crate::numbers::logistic::logistic_score;
-use crate::numbers::{mean, population_deviation};
+use crate::numbers::{mean, population_std};
 use crate::record::Verdict;
 
 /// The least deviation that a null can have.
@@ -29,7 +29,7 @@ pub struct KindNull {
 impl KindNull {
     /// What some runs gave; nothing for no runs.
     pub fn of(samples: &[f64]) -> Option<Self> {
-        let (mean, deviation) = (mean(samples)?, population_deviation(samples)?);
+        let (mean, deviation) = (mean(samples)?, population_std(samples)?);
         let degenerate = samples.len() <= 1 || deviation == 0.0;
         Some(Self {
             mean,

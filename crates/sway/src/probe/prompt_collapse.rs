@@ -11,7 +11,7 @@ use super::reading::{Comparison, Stop, all};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::numbers::line::half_life;
+use crate::numbers::linear_fit::half_life;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Draft, Paired};
 
@@ -91,7 +91,7 @@ impl PromptCollapse {
             _ => return Ok(String::new()),
         };
         if !self.legacy_stuffing && setting.can(Capability::Tokenizer) {
-            return Ok(format!("{}\n\n", setting.book.filler(length)?));
+            return Ok(format!("{}\n\n", setting.answers.filler(length)?));
         }
         let sentence = &setting.packs.stuffing;
         let filler: String = if sentence.is_empty() {

@@ -3,9 +3,9 @@
 use thiserror::Error;
 
 use super::setting::{Distances, Setting};
+use crate::answer_store::Missing;
 use crate::backend::Capability;
-use crate::book::Missing;
-use crate::error::AskError;
+use crate::error::QueryError;
 use crate::numbers::{DivergenceError, DivergenceKind};
 use crate::view::View;
 
@@ -25,7 +25,7 @@ pub enum Stop {
 pub enum ProbeFault {
     /// A question has no answer.
     #[error("{0}")]
-    Unanswered(AskError),
+    Unanswered(QueryError),
     /// Two distributions cannot be compared.
     #[error("behind {prompt:?}: {error}")]
     Incomparable { prompt: String, error: DivergenceError },
@@ -34,7 +34,7 @@ pub enum ProbeFault {
 impl From<Missing> for Stop {
     fn from(missing: Missing) -> Self {
         match missing {
-            Missing::Yet => Self::Yet,
+            Missing::Pending => Self::Yet,
             Missing::Failed(error) => Self::Fault(ProbeFault::Unanswered(error)),
         }
     }
@@ -87,15 +87,15 @@ impl Comparison<'_> {
     /// How far the next token's distributions are apart behind a prompt.
     pub(crate) fn behind(&self, setting: &Setting<'_>, prompt: &str) -> Result<f64, Stop> {
         if setting.distances == Distances::Exact && setting.can(Capability::FullVocabulary) {
-            let found = setting.book.divergence(self.tuned, self.base, prompt)?;
+            let found = setting.answers.divergence(self.tuned, self.base, prompt)?;
             return Ok(match self.kind {
                 DivergenceKind::Js => found.js,
                 DivergenceKind::Kl => found.kl,
             });
         }
         let (base, tuned) = both(
-            setting.book.next(self.base, prompt, self.top_k),
-            setting.book.next(self.tuned, prompt, self.top_k),
+            setting.answers.next_token(self.base, prompt, self.top_k),
+            setting.answers.next_token(self.tuned, prompt, self.top_k),
         )?;
         self.kind
             .between(base, tuned)
@@ -111,8 +111,8 @@ impl Comparison<'_> {
 /// How likely a text is behind another, to the base and to the tuned view.
 pub(crate) fn completions(setting: &Setting<'_>, prompt: &str, text: &str) -> Result<(f64, f64), Stop> {
     let (base, tuned) = both(
-        setting.book.completion(&setting.base, prompt, text),
-        setting.book.completion(&setting.tuned, prompt, text),
+        setting.answers.completion(&setting.base, prompt, text),
+        setting.answers.completion(&setting.tuned, prompt, text),
     )?;
     Ok((base.total, tuned.total))
 }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_goes_before_what_failed() {
-        let failed = || Err(Stop::Fault(ProbeFault::Unanswered(AskError::EmptyText)));
+        let failed = || Err(Stop::Fault(ProbeFault::Unanswered(QueryError::EmptyText)));
         let readings: [Result<u8, Stop>; 3] = [failed(), Ok(1), Err(Stop::Yet)];
         assert_eq!(all(readings), Err(Stop::Yet));
         assert_eq!(all([Ok(1), failed()]), failed().map(|one: u8| vec![one]));

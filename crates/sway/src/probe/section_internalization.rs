@@ -116,8 +116,10 @@ impl SectionInternalization {
             if text.trim().is_empty() {
                 return Ok((0.0, 0.0));
             }
-            let (base, tuned) =
-                both(setting.book.text(&setting.base, &text), setting.book.text(&setting.tuned, &text))?;
+            let (base, tuned) = both(
+                setting.answers.rolling(&setting.base, &text),
+                setting.answers.rolling(&setting.tuned, &text),
+            )?;
             return Ok((-base.mean(), -tuned.mean()));
         }
         let found = all(pairs.iter().map(|(prompt, answer)| {

@@ -1,8 +1,8 @@
 //! All that a probe may look at.
 
 use super::nulls::NullStatistics;
+use crate::answer_store::AnswerStore;
 use crate::backend::{Capabilities, Capability};
-use crate::book::Book;
 use crate::packs::Packs;
 use crate::sections::{Section, SectionKind};
 use crate::view::View;
@@ -20,7 +20,7 @@ pub enum Distances {
 #[derive(Clone, Debug)]
 pub struct Setting<'a> {
     /// What was answered so far.
-    pub book: &'a Book,
+    pub answers: &'a AnswerStore,
     /// The view that counts as the base.
     pub base: View,
     /// The view that counts as tuned. Noise takes its place for a null.

@@ -87,8 +87,8 @@ impl StyleFingerprint {
     pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Writings<'a>, Stop> {
         let written = all(self.prompts.iter().map(|prompt| {
             both(
-                setting.book.writing(&setting.base, prompt, self.max_new_tokens),
-                setting.book.writing(&setting.tuned, prompt, self.max_new_tokens),
+                setting.answers.generation(&setting.base, prompt, self.max_new_tokens),
+                setting.answers.generation(&setting.tuned, prompt, self.max_new_tokens),
             )
         }))?;
         let (base, tuned) = written.into_iter().unzip();

@@ -3,7 +3,7 @@
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use serde::{Deserialize, Serialize};
 
-use crate::question::{Ask, Keep, Question};
+use crate::question::{Query, Question};
 use crate::record::Record;
 
 /// What a run is doing.
@@ -67,14 +67,14 @@ pub struct TraceEvent {
 
 impl TraceEvent {
     pub(super) fn of(question: &Question, ts: f64, probe: Option<&str>) -> Self {
-        let (op, text, top_k) = match &question.ask {
-            Ask::Next { prompt, keep: Keep::Top(top) } => ("next_token_dist", prompt.clone(), *top),
-            Ask::Divergence { prompt, .. } => ("divergence", prompt.clone(), 0),
-            Ask::Completion { prompt, completion } => ("logprob_of", format!("{prompt}\0{completion}"), 0),
-            Ask::Text { text } => ("rolling_logprob", text.clone(), 0),
-            Ask::Writing { prompt, .. } => ("generate", prompt.clone(), 0),
-            Ask::Meaning { text } => ("embed", text.clone(), 0),
-            Ask::Filler { tokens } => ("filler", tokens.to_string(), 0),
+        let (op, text, top_k) = match &question.query {
+            Query::Next { prompt, top_k } => ("next_token_dist", prompt.clone(), *top_k),
+            Query::Divergence { prompt, .. } => ("divergence", prompt.clone(), 0),
+            Query::Completion { prompt, completion } => ("logprob_of", format!("{prompt}\0{completion}"), 0),
+            Query::Text { text } => ("rolling_logprob", text.clone(), 0),
+            Query::Generate { prompt, .. } => ("generate", prompt.clone(), 0),
+            Query::Embedding { text } => ("embed", text.clone(), 0),
+            Query::Filler { tokens } => ("filler", tokens.to_string(), 0),
         };
         Self {
             ts,
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn completions_are_hashed_with_their_prompts() {
-        let ask = Ask::Completion { prompt: "a".to_owned(), completion: "b".to_owned() };
+        let ask = Query::Completion { prompt: "a".to_owned(), completion: "b".to_owned() };
         let event = TraceEvent::of(&Question::new(&View::Tuned, ask), 0.0, Some("p"));
         assert_eq!(event.prompt_hash, prompt_hash("a\0b"));
         assert_eq!((event.op.as_str(), event.view_id.as_str(), event.top_k), ("logprob_of", "ft", 0));

@@ -7,10 +7,10 @@ use super::counters::Counters;
 use super::observer::{Observer, Phase, TraceEvent};
 use super::{Progress, RunError};
 use crate::answer::Answer;
-use crate::backend::{Backend, Capability, Watch};
-use crate::book::Book;
+use crate::answer_store::AnswerStore;
+use crate::backend::{AnswerSink, Backend, Capability};
 use crate::cache::Cache;
-use crate::error::{AskError, SwayError};
+use crate::error::{QueryError, SwayError};
 use crate::question::Question;
 
 /// Questions, each with the entries that asked it.
@@ -53,13 +53,13 @@ impl<'a> Asker<'a> {
         Self { backend, cache, preflight, counters: Counters::default() }
     }
 
-    /// Answers all questions in the book. The inner error is that of the
+    /// Answers all questions in the answers. The inner error is that of the
     /// preflight, which comes before the first question that nothing answers.
     pub(super) fn ask(
         &mut self,
         wanted: &Wanted,
         progress: &mut [Progress<'_>],
-        book: &mut Book,
+        answers: &mut AnswerStore,
         observer: &mut dyn Observer,
     ) -> Result<Result<(), SwayError>, RunError> {
         let mut questions = Vec::new();
@@ -69,7 +69,7 @@ impl<'a> Asker<'a> {
             self.counters.questions += 1;
             match self.cache.as_deref().and_then(|cache| cache.get(question)) {
                 Some(answer) => {
-                    book.write(question.clone(), answer.clone());
+                    answers.insert(question.clone(), answer.clone());
                     kept += 1;
                     self.counters.kept += 1;
                     for entry in entries {
@@ -105,7 +105,7 @@ impl<'a> Asker<'a> {
             cache: self.cache.as_deref_mut(),
             counters: &mut self.counters,
             progress,
-            book,
+            answers,
             observer,
         };
         let outcome = self.backend.answer(&questions, &mut writer);
@@ -128,7 +128,7 @@ struct Writer<'a, 'b> {
     cache: Option<&'a mut Cache>,
     counters: &'a mut Counters,
     progress: &'a mut [Progress<'b>],
-    book: &'a mut Book,
+    answers: &'a mut AnswerStore,
     observer: &'a mut dyn Observer,
 }
 
@@ -139,14 +139,14 @@ impl Writer<'_, '_> {
         for place in 0..self.questions.len() {
             if !self.answered[place] {
                 let message = format!("no answer came from {}", self.questions[place].view);
-                self.answered(place, Err(AskError::Refused { message }));
+                self.answered(place, Err(QueryError::Failed { message }));
             }
         }
     }
 }
 
-impl Watch for Writer<'_, '_> {
-    fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+impl AnswerSink for Writer<'_, '_> {
+    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
         let Some(question) = self.questions.get(place) else { return };
         if std::mem::replace(&mut self.answered[place], true) {
             return;
@@ -172,7 +172,7 @@ impl Watch for Writer<'_, '_> {
             self.observer.note(&error.to_string());
             self.cache = None;
         }
-        self.book.write(question.clone(), answer);
+        self.answers.insert(question.clone(), answer);
         self.done += 1;
         self.observer.answered(self.done, self.questions.len());
     }

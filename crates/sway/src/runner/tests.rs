@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::answer::{Answer, Distribution, TokenNames};
 use crate::backend::dummy::{Canned, Dummy, over_eight};
-use crate::backend::two_model::TwoModel;
-use crate::backend::{Capability, Description, Watch};
+use crate::backend::model_pair::ModelPair;
+use crate::backend::{AnswerSink, Capability, Description};
 use crate::probe::tests::packs;
-use crate::question::{Ask, Question};
+use crate::question::{Query, Question};
 use crate::record::Verdict;
 use crate::sections::{SectionKind, SectionPreference, SectionQuestion};
 
@@ -310,7 +310,7 @@ impl Backend for Mute {
     fn description(&self) -> &Description {
         &self.0
     }
-    fn answer(&mut self, _: &[Question], _: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, _: &[Question], _: &mut dyn AnswerSink) -> Result<(), SwayError> {
         Ok(())
     }
     fn preflight(&mut self) -> Result<(), SwayError> {
@@ -330,7 +330,7 @@ fn a_backend_that_says_nothing_does_not_hang_the_run() {
 fn two_backends_answer_as_one() {
     let base = Dummy::default();
     let tuned = Dummy::default();
-    let mut both = TwoModel::new(Box::new(base), Box::new(tuned));
+    let mut both = ModelPair::new(Box::new(base), Box::new(tuned));
     let suite = Suite::new(json!([
         {"name": "d", "kind": "delta_kl", "prompts": ["x"]},
         {"name": "a", "kind": "adapter_ablation", "prompts": ["x"]},
@@ -341,12 +341,12 @@ fn two_backends_answer_as_one() {
     assert_eq!((found[1].verdict, found[2].verdict), (Verdict::Skip, Verdict::Skip));
     let mut heard = Vec::new();
     struct Hear<'a>(&'a mut Vec<(usize, bool)>);
-    impl Watch for Hear<'_> {
-        fn answered(&mut self, place: usize, answer: Result<Answer, crate::error::AskError>) {
+    impl AnswerSink for Hear<'_> {
+        fn answered(&mut self, place: usize, answer: Result<Answer, crate::error::QueryError>) {
             self.0.push((place, answer.is_ok()));
         }
     }
-    let text = |view: &View| Question::new(view, Ask::Text { text: "a b".to_owned() });
+    let text = |view: &View| Question::new(view, Query::Text { text: "a b".to_owned() });
     let asked = [text(&View::Tuned), text(&View::Matched { seed: 1 }), text(&View::Base)];
     both.answer(&asked, &mut Hear(&mut heard)).unwrap();
     heard.sort();
@@ -549,7 +549,7 @@ fn topics_that_moved_differently_are_told_apart() {
     let same = Canned { distributions: backend.base.distributions.clone(), ..Canned::default() };
     let found = one(suite.clone(), &mut Dummy::new(same.clone(), same));
     assert_eq!((found.verdict, found.raw, found.score), (Verdict::Warn, Some(0.5), Some(0.0)));
-    assert_eq!(one(suite, &mut backend.without(Capability::Meaning)).verdict, Verdict::Skip);
+    assert_eq!(one(suite, &mut backend.without(Capability::Embedding)).verdict, Verdict::Skip);
 }
 
 #[test]

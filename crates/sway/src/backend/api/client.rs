@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::wire::{self, Keys};
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
-use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Question};
+use crate::error::{QueryError, SwayError};
+use crate::question::{Query, Question};
 use crate::suite::ServedModel;
 
 /// The longest answer that is read.
@@ -31,7 +31,7 @@ pub(super) enum Trouble {
     /// It may go well the next time, perhaps not before some time has passed.
     Passing { why: String, hint: String, status: Option<u16>, asked: Option<Duration> },
     /// This question has no answer; others may have theirs.
-    Question(AskError),
+    Question(QueryError),
     /// Nothing more can be asked.
     End { message: String, hint: Option<String> },
 }
@@ -170,16 +170,16 @@ impl Client {
 
     /// Answers a question.
     pub(super) async fn ask(&self, question: &Question) -> Result<Answer, Trouble> {
-        if wire::echoes(&question.ask)
+        if wire::echoes(&question.query)
             && let Some(message) = self.mute.get().cloned().flatten()
         {
-            return Err(Trouble::Question(AskError::Refused { message }));
+            return Err(Trouble::Question(QueryError::Failed { message }));
         }
-        if !matches!(question.ask, Ask::Writing { .. }) || self.strict.load(Ordering::Relaxed) {
+        if !matches!(question.query, Query::Generate { .. }) || self.strict.load(Ordering::Relaxed) {
             return self.asked(question, Keys::Common, Doubt::Server).await;
         }
         let first = self.asked(question, Keys::All, Doubt::Server).await;
-        if !matches!(first, Err(Trouble::Question(AskError::Refused { .. }))) {
+        if !matches!(first, Err(Trouble::Question(QueryError::Failed { .. }))) {
             return first;
         }
         let second = self.asked(question, Keys::Common, Doubt::Server).await;
@@ -193,28 +193,28 @@ impl Client {
     }
 
     async fn asked(&self, question: &Question, keys: Keys, doubt: Doubt) -> Result<Answer, Trouble> {
-        if let Some(refused) = wire::refused(&question.ask) {
+        if let Some(refused) = wire::refused(&question.query) {
             return Err(Trouble::Question(refused));
         }
         let view = question.view.to_string();
-        let body = wire::body(&self.model, &question.ask, keys).to_string();
+        let body = wire::body(&self.model, &question.query, keys).to_string();
         let said = self.patiently(body, doubt).await?;
         let parsed: Result<Value, _> = serde_json::from_slice(&said);
         let whole = parsed.map_err(|error| Trouble::Question(self.not_json(&view, &said, &error)))?;
-        wire::read(&whole, &question.ask, &view).map_err(Trouble::Question)
+        wire::read(&whole, &question.query, &view).map_err(Trouble::Question)
     }
 
-    fn not_json(&self, view: &str, said: &[u8], error: &serde_json::Error) -> AskError {
+    fn not_json(&self, view: &str, said: &[u8], error: &serde_json::Error) -> QueryError {
         let text = String::from_utf8_lossy(said);
         // What some programs write where JSON has no word.
         let odd = ["NaN", "-Infinity", "Infinity"].into_iter().find(|word| text.contains(word));
         match odd {
-            Some(found) => AskError::NotFinite {
+            Some(found) => QueryError::NotFinite {
                 view: view.to_owned(),
                 found: found.to_owned(),
                 text: self.shown(&text),
             },
-            None => AskError::Refused {
+            None => QueryError::Failed {
                 message: format!("{} answered with no JSON ({error}): {}", self.endpoint, self.shown(&text)),
             },
         }
@@ -245,7 +245,7 @@ impl Client {
             broken += u32::from(status == Some(INTERNAL));
             // Some servers say so of whatever they do not know.
             if doubt == Doubt::Question && broken > 1 {
-                return Err(Trouble::Question(AskError::Refused { message: why }));
+                return Err(Trouble::Question(QueryError::Failed { message: why }));
             }
             if attempts > self.options.retries {
                 let times = if attempts == 1 { "once".to_owned() } else { format!("{attempts} times") };
@@ -292,7 +292,7 @@ impl Client {
             said.extend_from_slice(&bytes);
             if said.len() > MOST_BYTES {
                 let message = format!("{} answered with more than {MOST_BYTES} bytes", self.endpoint);
-                return Err(Trouble::Question(AskError::Refused { message }));
+                return Err(Trouble::Question(QueryError::Failed { message }));
             }
         }
         if response.status().is_success() {
@@ -329,7 +329,7 @@ impl Client {
             300..=399 => end("name the address in `endpoint` that the server leads on to"),
             _ => {
                 let message = format!("{} refused the question, {told}", self.endpoint);
-                Trouble::Question(AskError::Refused { message })
+                Trouble::Question(QueryError::Failed { message })
             }
         }
     }

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::answer::{Distribution, TokenNames};
-use crate::backend::asked::{ask, ask_one};
+use crate::backend::testing::{ask, ask_one};
 use crate::numbers::DivergenceKind;
-use crate::question::{Ask, Keep};
+use crate::question::Query;
 
 /// What a server does with a request.
 enum Reply {
@@ -161,19 +161,19 @@ fn letters(body: &Value) -> Reply {
     say(&json!({"choices": [{"text": " a", "logprobs": {"top_logprobs": [top]}}]}))
 }
 
-fn next(prompt: &str) -> Ask {
-    Ask::Next { prompt: prompt.to_owned(), keep: Keep::Top(256) }
+fn next(prompt: &str) -> Query {
+    Query::Next { prompt: prompt.to_owned(), top_k: 256 }
 }
 
-fn text(text: &str) -> Ask {
-    Ask::Text { text: text.to_owned() }
+fn text(text: &str) -> Query {
+    Query::Text { text: text.to_owned() }
 }
 
-fn completion(prompt: &str, completion: &str) -> Ask {
-    Ask::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+fn completion(prompt: &str, completion: &str) -> Query {
+    Query::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
 }
 
-fn distribution(answer: Result<Answer, AskError>) -> Distribution {
+fn distribution(answer: Result<Answer, QueryError>) -> Distribution {
     let Ok(Answer::Distribution(found)) = answer else { panic!("{answer:?}") };
     found
 }
@@ -207,7 +207,7 @@ fn all_four_questions_are_asked_as_openai_wants_them() {
     let rolling = ask_one(&mut backend, &View::Base, text("añb"));
     let expected = crate::Rolling { logprobs: vec![-1.0, -2.0, -3.0], tokens: 4, total: -6.0 };
     assert_eq!(rolling, Ok(Answer::Rolling(expected)));
-    let writing = Ask::Writing { prompt: "go".to_owned(), max_new_tokens: 7 };
+    let writing = Query::Generate { prompt: "go".to_owned(), max_new_tokens: 7 };
     assert_eq!(ask_one(&mut backend, &View::Base, writing), Ok(Answer::Text("go!".to_owned())));
 
     let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
@@ -229,7 +229,7 @@ fn a_server_that_knows_only_common_keys_is_asked_with_those() {
         (_, false) => Reply::Say(400, Vec::new(), "what is a repeat_penalty?".to_owned()),
     });
     let mut backend = server.backend();
-    let writing = |prompt: &str| Ask::Writing { prompt: prompt.to_owned(), max_new_tokens: 7 };
+    let writing = |prompt: &str| Query::Generate { prompt: prompt.to_owned(), max_new_tokens: 7 };
     // What is refused for another reason says nothing about keys.
     let error = ask_one(&mut backend, &View::Base, writing("long")).unwrap_err();
     assert!(error.to_string().contains("too long"), "{error}");
@@ -244,17 +244,17 @@ fn a_server_that_knows_only_common_keys_is_asked_with_those() {
 fn what_servers_cannot_do_is_told_without_asking_them() {
     let server = Server::new(|_, body| letters(body));
     let mut backend = server.backend();
-    let not_able = |answer: Result<Answer, AskError>| matches!(answer, Err(AskError::NotAble { .. }));
-    let meaning = Ask::Meaning { text: "x".to_owned() };
+    let not_able = |answer: Result<Answer, QueryError>| matches!(answer, Err(QueryError::Unsupported { .. }));
+    let meaning = Query::Embedding { text: "x".to_owned() };
     assert!(not_able(ask_one(&mut backend, &View::Base, meaning)));
-    assert!(not_able(ask_one(&mut backend, &View::Base, Ask::Filler { tokens: 3 })));
-    let divergence = Ask::Divergence { prompt: "x".to_owned(), from: View::Base };
+    assert!(not_able(ask_one(&mut backend, &View::Base, Query::Filler { tokens: 3 })));
+    let divergence = Query::Divergence { prompt: "x".to_owned(), from: View::Base };
     assert!(not_able(ask_one(&mut backend, &View::Tuned, divergence)));
     assert!(not_able(ask_one(&mut backend, &View::Scaled(crate::Real(0.5)), next("x"))));
-    assert_eq!(ask_one(&mut backend, &View::Base, text("")), Err(AskError::EmptyText));
+    assert_eq!(ask_one(&mut backend, &View::Base, text("")), Err(QueryError::EmptyText));
     assert!(matches!(
         ask_one(&mut backend, &View::Base, completion("a", "")),
-        Err(AskError::NoTokens { .. })
+        Err(QueryError::NoTokens { .. })
     ));
     assert_eq!(server.seen().len(), 0);
     let mut alone = ApiBackend::new(&server.served("base"), None, &hasty()).unwrap();
@@ -387,12 +387,12 @@ fn a_question_that_is_refused_leaves_the_others_their_answers() {
     let questions = prompts.map(|prompt| Question::new(&View::Base, next(prompt)));
     let (told, ended) = ask(&mut backend, &questions);
     ended.unwrap();
-    let told: Vec<Result<Answer, AskError>> = told.into_iter().map(Option::unwrap).collect();
+    let told: Vec<Result<Answer, QueryError>> = told.into_iter().map(Option::unwrap).collect();
     assert!(told[1].is_ok());
     let said = |place: usize| told[place].as_ref().unwrap_err().to_string();
     assert!(said(0).contains("status 400: too long") && said(0).len() < 300, "{}", said(0));
     assert!(said(2).contains("no JSON") && said(2).contains("<html>"), "{}", said(2));
-    assert!(matches!(&told[3], Err(AskError::NotFinite { found, .. }) if found == "NaN"), "{}", said(3));
+    assert!(matches!(&told[3], Err(QueryError::NotFinite { found, .. }) if found == "NaN"), "{}", said(3));
     assert!(said(4).contains("out of range"), "{}", said(4));
     assert!(said(5).contains("`choices`"), "{}", said(5));
     assert!(said(6).contains("tells no probabilities"), "{}", said(6));
@@ -493,7 +493,7 @@ fn an_echo_of_the_wrong_row_is_found_out() {
     let asked = server.seen().len();
     for ask in [text("go"), completion("g", "o")] {
         let told = ask_one(&mut backend, &View::Tuned, ask);
-        assert_eq!(told, Err(AskError::Refused { message: said.clone() }));
+        assert_eq!(told, Err(QueryError::Failed { message: said.clone() }));
     }
     assert_eq!(server.seen().len(), asked, "what is known is not asked again");
     ask_one(&mut backend, &View::Tuned, next("go")).unwrap();

@@ -8,8 +8,8 @@
 
 use super::client::{Client, Trouble};
 use crate::answer::{Answer, TokenNames};
-use crate::error::AskError;
-use crate::question::{Ask, Keep, Question};
+use crate::error::QueryError;
+use crate::question::{Query, Question};
 use crate::view::View;
 
 /// Several, since a token may flow together with what stands before it.
@@ -41,9 +41,10 @@ impl Client {
     async fn tried(&self, prompt: &str) -> Result<Option<String>, Trouble> {
         let ask = |ask| Question::new(&View::Base, ask);
         let prompt = prompt.to_owned();
-        let next = self.ask(&ask(Ask::Next { prompt: prompt.clone(), keep: Keep::Top(1) })).await?;
+        let next = self.ask(&ask(Query::Next { prompt: prompt.clone(), top_k: 1 })).await?;
         let Some((completion, next)) = likeliest(next) else { return Ok(None) };
-        let scored = self.try_asking(&ask(Ask::Completion { prompt, completion: completion.clone() })).await;
+        let scored =
+            self.try_asking(&ask(Query::Completion { prompt, completion: completion.clone() })).await;
         match scored {
             Ok(Answer::Completion(score)) if score.tokens == 1 => {
                 let apart = (score.total - next).abs() > MOST_APART;
@@ -55,7 +56,7 @@ impl Client {
                     )
                 }))
             }
-            Ok(_) | Err(Trouble::Question(AskError::NoTokens { .. })) => Ok(None),
+            Ok(_) | Err(Trouble::Question(QueryError::NoTokens { .. })) => Ok(None),
             Err(Trouble::Question(error)) => Ok(Some(error.to_string())),
             Err(trouble) => Err(trouble),
         }

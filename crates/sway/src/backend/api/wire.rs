@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::echo;
 use crate::answer::{Answer, CompletionScore, Distribution, Rolling, TokenNames};
-use crate::error::AskError;
-use crate::question::{Ask, Keep};
+use crate::error::QueryError;
+use crate::question::Query;
 
 /// The most next tokens that servers tell.
 pub const MOST_TOLD: usize = 20;
@@ -27,35 +27,35 @@ pub(super) enum Keys {
 }
 
 /// Whether servers can answer this.
-pub(super) fn able(ask: &Ask) -> bool {
-    matches!(ask, Ask::Next { .. } | Ask::Completion { .. } | Ask::Text { .. } | Ask::Writing { .. })
+pub(super) fn able(ask: &Query) -> bool {
+    matches!(ask, Query::Next { .. } | Query::Completion { .. } | Query::Text { .. } | Query::Generate { .. })
 }
 
 /// Whether a text is to come back.
-pub(super) fn echoes(ask: &Ask) -> bool {
-    matches!(ask, Ask::Completion { .. } | Ask::Text { .. })
+pub(super) fn echoes(ask: &Query) -> bool {
+    matches!(ask, Query::Completion { .. } | Query::Text { .. })
 }
 
 /// What is asked, in words.
-pub(super) fn name(ask: &Ask) -> &'static str {
+pub(super) fn name(ask: &Query) -> &'static str {
     match ask {
-        Ask::Next { .. } => "which tokens come next",
-        Ask::Divergence { .. } => "distances over the whole vocabulary",
-        Ask::Completion { .. } => "how likely a completion is",
-        Ask::Text { .. } => "how likely a text is",
-        Ask::Writing { .. } => "a text",
-        Ask::Meaning { .. } => "vectors of texts",
-        Ask::Filler { .. } => "fillers",
+        Query::Next { .. } => "which tokens come next",
+        Query::Divergence { .. } => "distances over the whole vocabulary",
+        Query::Completion { .. } => "how likely a completion is",
+        Query::Text { .. } => "how likely a text is",
+        Query::Generate { .. } => "a text",
+        Query::Embedding { .. } => "vectors of texts",
+        Query::Filler { .. } => "fillers",
     }
 }
 
 /// Why a question need not be asked.
-pub(super) fn refused(ask: &Ask) -> Option<AskError> {
+pub(super) fn refused(ask: &Query) -> Option<QueryError> {
     match ask {
-        Ask::Completion { prompt, completion } if completion.is_empty() => {
-            Some(AskError::NoTokens { prompt: shown(prompt), completion: String::new() })
+        Query::Completion { prompt, completion } if completion.is_empty() => {
+            Some(QueryError::NoTokens { prompt: shown(prompt), completion: String::new() })
         }
-        Ask::Text { text } if text.is_empty() => Some(AskError::EmptyText),
+        Query::Text { text } if text.is_empty() => Some(QueryError::EmptyText),
         _ => None,
     }
 }
@@ -64,19 +64,19 @@ pub(super) fn refused(ask: &Ask) -> Option<AskError> {
 ///
 /// One token is written behind a text that comes back: some servers refuse to
 /// write none, and some take 0 for no limit.
-pub(super) fn body(model: &str, ask: &Ask, keys: Keys) -> Value {
+pub(super) fn body(model: &str, ask: &Query, keys: Keys) -> Value {
     let echo = |text: String| {
         json!({"model": model, "prompt": text, "max_tokens": 1, "echo": true, "logprobs": 1,
                "temperature": 0})
     };
     match ask {
-        Ask::Next { prompt, keep: Keep::Top(top) } => json!({
+        Query::Next { prompt, top_k } => json!({
             "model": model, "prompt": prompt, "max_tokens": 1, "echo": false,
-            "logprobs": top.clamp(&1, &MOST_TOLD), "temperature": 0,
+            "logprobs": top_k.clamp(&1, &MOST_TOLD), "temperature": 0,
         }),
-        Ask::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
-        Ask::Text { text } => echo(text.clone()),
-        Ask::Writing { prompt, max_new_tokens } => {
+        Query::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
+        Query::Text { text } => echo(text.clone()),
+        Query::Generate { prompt, max_new_tokens } => {
             let mut body = json!({
                 "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
                 "seed": 0,
@@ -88,19 +88,17 @@ pub(super) fn body(model: &str, ask: &Ask, keys: Keys) -> Value {
             }
             body
         }
-        Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => Value::Null,
+        Query::Divergence { .. } | Query::Embedding { .. } | Query::Filler { .. } => Value::Null,
     }
 }
 
 /// The answer in what a server said.
-pub(super) fn read(whole: &Value, ask: &Ask, view: &str) -> Result<Answer, AskError> {
+pub(super) fn read(whole: &Value, ask: &Query, view: &str) -> Result<Answer, QueryError> {
     let choice = whole.get("choices").and_then(|choices| choices.get(0)).ok_or_else(|| unlike("choices"))?;
     let reading = Reading { choice, view };
     match ask {
-        Ask::Next { prompt, keep: Keep::Top(top) } => {
-            Ok(Answer::Distribution(reading.distribution(prompt, *top)?))
-        }
-        Ask::Completion { prompt, completion } => {
+        Query::Next { prompt, top_k } => Ok(Answer::Distribution(reading.distribution(prompt, *top_k)?)),
+        Query::Completion { prompt, completion } => {
             let whole = format!("{prompt}{completion}");
             let tokens = reading.echo(&whole)?;
             let behind = prompt.chars().count();
@@ -110,12 +108,12 @@ pub(super) fn read(whole: &Value, ask: &Ask, view: &str) -> Result<Answer, AskEr
                 .filter_map(|token| token.logprob)
                 .collect();
             if scored.is_empty() {
-                return Err(AskError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
+                return Err(QueryError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
             }
             let score = CompletionScore { total: scored.iter().sum(), tokens: scored.len() };
             Ok(Answer::Completion(score))
         }
-        Ask::Text { text } => {
+        Query::Text { text } => {
             let tokens = reading.echo(text)?;
             let scored: Vec<f64> = tokens.iter().skip(1).filter_map(|token| token.logprob).collect();
             let rolling = Rolling {
@@ -125,12 +123,12 @@ pub(super) fn read(whole: &Value, ask: &Ask, view: &str) -> Result<Answer, AskEr
             };
             Ok(Answer::Rolling(rolling))
         }
-        Ask::Writing { .. } => {
+        Query::Generate { .. } => {
             let text = choice.get("text").and_then(Value::as_str).ok_or_else(|| unlike("choices[0].text"))?;
             Ok(Answer::Text(text.to_owned()))
         }
-        Ask::Divergence { .. } | Ask::Meaning { .. } | Ask::Filler { .. } => {
-            Err(AskError::Mismatch { asked: name(ask).to_owned() })
+        Query::Divergence { .. } | Query::Embedding { .. } | Query::Filler { .. } => {
+            Err(QueryError::WrongKind { expected: name(ask).to_owned() })
         }
     }
 }
@@ -149,27 +147,27 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn logprobs(&self) -> Result<&Map<String, Value>, AskError> {
+    fn logprobs(&self) -> Result<&Map<String, Value>, QueryError> {
         let found = self.choice.get("logprobs").and_then(Value::as_object);
-        found.ok_or_else(|| AskError::Refused {
+        found.ok_or_else(|| QueryError::Failed {
             message: "the server tells no probabilities: `logprobs` of `/v1/completions` came back empty"
                 .to_owned(),
         })
     }
 
-    fn number(&self, value: &Value, behind: &str) -> Result<f64, AskError> {
+    fn number(&self, value: &Value, behind: &str) -> Result<f64, QueryError> {
         let number = value.as_f64().ok_or_else(|| unlike("logprobs"))?;
         if number.is_finite() {
             return Ok(number);
         }
-        Err(AskError::NotFinite {
+        Err(QueryError::NotFinite {
             view: self.view.to_owned(),
             found: number.to_string(),
             text: shown(behind),
         })
     }
 
-    fn distribution(&self, prompt: &str, top: usize) -> Result<Distribution, AskError> {
+    fn distribution(&self, prompt: &str, top: usize) -> Result<Distribution, QueryError> {
         let logprobs = self.logprobs()?;
         let told = match logprobs.get("content") {
             // As chats have it: so do servers that are built around them.
@@ -177,7 +175,7 @@ impl Reading<'_> {
             None => mapped(logprobs.get("top_logprobs")),
         };
         if told.is_empty() {
-            return Err(AskError::Refused {
+            return Err(QueryError::Failed {
                 message: "the server tells no likeliest tokens: `top_logprobs` came back empty".to_owned(),
             });
         }
@@ -194,7 +192,7 @@ impl Reading<'_> {
     }
 
     /// The tokens of a text that comes back.
-    fn echo(&self, text: &str) -> Result<Vec<Token>, AskError> {
+    fn echo(&self, text: &str) -> Result<Vec<Token>, QueryError> {
         let logprobs = self.logprobs()?;
         let list = |key: &str| logprobs.get(key).and_then(Value::as_array);
         let (Some(tokens), Some(values)) = (list("tokens"), list("token_logprobs")) else {
@@ -210,7 +208,7 @@ impl Reading<'_> {
         let echoed =
             self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
         if !echoed || starts.is_empty() {
-            return Err(AskError::Refused {
+            return Err(QueryError::Failed {
                 message: "the server does not give texts back: `echo` of `/v1/completions` has no effect"
                     .to_owned(),
             });
@@ -223,7 +221,7 @@ impl Reading<'_> {
             };
             if logprob.is_none() && found.iter().any(|token| token.logprob.is_some()) {
                 let message = format!("the server tells no probability of token {}", found.len());
-                return Err(AskError::Refused { message });
+                return Err(QueryError::Failed { message });
             }
             found.push(Token { start, logprob });
         }
@@ -239,7 +237,7 @@ fn mapped(top: Option<&Value>) -> Vec<(String, &Value)> {
 
 /// The same, as chats have them: a list, in which a token that is a part of a
 /// character is told by its bytes.
-fn listed(content: &Value) -> Result<Vec<(String, &Value)>, AskError> {
+fn listed(content: &Value) -> Result<Vec<(String, &Value)>, QueryError> {
     let first = content.get(0).and_then(|first| first.get("top_logprobs")).and_then(Value::as_array);
     let entry = |entry: &'_ Value| {
         let token = entry.get("token").and_then(Value::as_str).ok_or_else(|| unlike("logprobs.content"))?;
@@ -264,8 +262,8 @@ fn listed(content: &Value) -> Result<Vec<(String, &Value)>, AskError> {
     Ok(found)
 }
 
-fn unlike(place: &str) -> AskError {
-    AskError::Refused { message: format!("the server's answer is unlike OpenAI's: see `{place}`") }
+fn unlike(place: &str) -> QueryError {
+    QueryError::Failed { message: format!("the server's answer is unlike OpenAI's: see `{place}`") }
 }
 
 /// The beginning of a text.

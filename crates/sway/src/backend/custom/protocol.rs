@@ -6,8 +6,8 @@ use weightloom_errors::nearest;
 use super::error::{CustomError, PythonFault};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::{Capabilities, Capability};
-use crate::error::AskError;
-use crate::question::{Ask, Keep, Question};
+use crate::error::QueryError;
+use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 
@@ -103,7 +103,7 @@ const KNOWN: [&str; 10] = [
     "preflight",
     "cache_identity",
     "full_vocabulary",
-    "meaning",
+    "embedding",
     "tokenizer",
     "attributable",
     "matched_noise",
@@ -125,12 +125,12 @@ fn not_protocol(program: &str, expected: &'static str, line: &str) -> CustomErro
 
 /// A question as a line.
 pub(super) fn request(id: u64, question: &Question) -> String {
-    json!({"id": id, "view": view(&question.view), "ask": ask(&question.ask)}).to_string()
+    json!({"id": id, "view": view(&question.view), "query": query(&question.query)}).to_string()
 }
 
 /// Asks whether it works at all.
 pub(super) fn preflight(id: u64) -> String {
-    json!({"id": id, "ask": {"kind": "preflight"}}).to_string()
+    json!({"id": id, "query": {"kind": "preflight"}}).to_string()
 }
 
 /// What a preflight found, if it found something.
@@ -158,32 +158,32 @@ fn view(view: &View) -> Value {
     }
 }
 
-fn ask(ask: &Ask) -> Value {
-    let kind = name(ask);
-    match ask {
-        Ask::Next { prompt, keep: Keep::Top(top) } => json!({"kind": kind, "prompt": prompt, "top": top}),
-        Ask::Divergence { prompt, from } => json!({"kind": kind, "prompt": prompt, "from": view(from)}),
-        Ask::Completion { prompt, completion } => {
+fn query(query: &Query) -> Value {
+    let kind = name(query);
+    match query {
+        Query::Next { prompt, top_k } => json!({"kind": kind, "prompt": prompt, "top_k": top_k}),
+        Query::Divergence { prompt, from } => json!({"kind": kind, "prompt": prompt, "from": view(from)}),
+        Query::Completion { prompt, completion } => {
             json!({"kind": kind, "prompt": prompt, "completion": completion})
         }
-        Ask::Text { text } | Ask::Meaning { text } => json!({"kind": kind, "text": text}),
-        Ask::Writing { prompt, max_new_tokens } => {
+        Query::Text { text } | Query::Embedding { text } => json!({"kind": kind, "text": text}),
+        Query::Generate { prompt, max_new_tokens } => {
             json!({"kind": kind, "prompt": prompt, "max_new_tokens": max_new_tokens})
         }
-        Ask::Filler { tokens } => json!({"kind": kind, "tokens": tokens}),
+        Query::Filler { tokens } => json!({"kind": kind, "tokens": tokens}),
     }
 }
 
 /// What a question is called.
-pub(super) fn name(ask: &Ask) -> &'static str {
-    match ask {
-        Ask::Next { .. } => "next",
-        Ask::Divergence { .. } => "divergence",
-        Ask::Completion { .. } => "completion",
-        Ask::Text { .. } => "text",
-        Ask::Writing { .. } => "writing",
-        Ask::Meaning { .. } => "meaning",
-        Ask::Filler { .. } => "filler",
+pub(super) fn name(query: &Query) -> &'static str {
+    match query {
+        Query::Next { .. } => "next",
+        Query::Divergence { .. } => "divergence",
+        Query::Completion { .. } => "completion",
+        Query::Text { .. } => "text",
+        Query::Generate { .. } => "generate",
+        Query::Embedding { .. } => "embedding",
+        Query::Filler { .. } => "filler",
     }
 }
 
@@ -201,28 +201,28 @@ pub(super) fn said(program: &str, line: &str) -> Result<Said, CustomError> {
 }
 
 /// Reads the answer to a question.
-pub(super) fn answer(question: &Question, value: &Value) -> Result<Answer, AskError> {
+pub(super) fn answer(question: &Question, value: &Value) -> Result<Answer, QueryError> {
     let reading = Reading { question, value };
-    Ok(match &question.ask {
-        Ask::Next { keep: Keep::Top(top), .. } => Answer::Distribution(reading.distribution(*top)?),
-        Ask::Divergence { .. } => {
+    Ok(match &question.query {
+        Query::Next { top_k, .. } => Answer::Distribution(reading.distribution(*top_k)?),
+        Query::Divergence { .. } => {
             Answer::Divergence(Divergence { js: reading.number("js")?, kl: reading.number("kl")? })
         }
-        Ask::Completion { .. } => {
+        Query::Completion { .. } => {
             // How many tokens there were is good to know, but not all know it.
             let tokens = reading.count("tokens")?.unwrap_or(0);
             Answer::Completion(CompletionScore { total: reading.number("total")?, tokens })
         }
-        Ask::Text { .. } => Answer::Rolling(reading.rolling()?),
-        Ask::Writing { .. } | Ask::Filler { .. } => {
+        Query::Text { .. } => Answer::Rolling(reading.rolling()?),
+        Query::Generate { .. } | Query::Filler { .. } => {
             let text = value.get("text").and_then(Value::as_str).ok_or_else(|| reading.unlike())?;
             Answer::Text(text.to_owned())
         }
-        Ask::Meaning { .. } => {
+        Query::Embedding { .. } => {
             let vector = reading.numbers("vector")?;
             let length = vector.iter().map(|part| part * part).sum::<f64>().sqrt();
             let unit = |part: f64| (if length > 0.0 { part / length } else { part }) as f32;
-            Answer::Meaning(vector.into_iter().map(unit).collect())
+            Answer::Embedding(vector.into_iter().map(unit).collect())
         }
     })
 }
@@ -233,12 +233,12 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn unlike(&self) -> AskError {
-        AskError::Mismatch { asked: name(&self.question.ask).to_owned() }
+    fn unlike(&self) -> QueryError {
+        QueryError::WrongKind { expected: name(&self.question.query).to_owned() }
     }
 
     /// A number; the names of others are told as what they are.
-    fn finite(&self, value: &Value) -> Result<f64, AskError> {
+    fn finite(&self, value: &Value) -> Result<f64, QueryError> {
         let odd = match value {
             Value::Number(number) => return number.as_f64().ok_or_else(|| self.unlike()),
             Value::String(text) => text.as_str(),
@@ -247,36 +247,38 @@ impl Reading<'_> {
         if !matches!(odd, "nan" | "inf" | "-inf") {
             return Err(self.unlike());
         }
-        let text = match &self.question.ask {
-            Ask::Next { prompt, .. } | Ask::Divergence { prompt, .. } | Ask::Writing { prompt, .. } => prompt,
-            Ask::Completion { completion, .. } => completion,
-            Ask::Text { text } | Ask::Meaning { text } => text,
-            Ask::Filler { .. } => "",
+        let text = match &self.question.query {
+            Query::Next { prompt, .. }
+            | Query::Divergence { prompt, .. }
+            | Query::Generate { prompt, .. } => prompt,
+            Query::Completion { completion, .. } => completion,
+            Query::Text { text } | Query::Embedding { text } => text,
+            Query::Filler { .. } => "",
         };
-        Err(AskError::NotFinite {
+        Err(QueryError::NotFinite {
             view: self.question.view.to_string(),
             found: odd.to_owned(),
             text: text.chars().take(MOST_SHOWN).collect(),
         })
     }
 
-    fn number(&self, key: &str) -> Result<f64, AskError> {
+    fn number(&self, key: &str) -> Result<f64, QueryError> {
         self.finite(self.value.get(key).ok_or_else(|| self.unlike())?)
     }
 
-    fn maybe_number(&self, key: &str) -> Result<Option<f64>, AskError> {
+    fn maybe_number(&self, key: &str) -> Result<Option<f64>, QueryError> {
         match self.value.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => self.finite(value).map(Some),
         }
     }
 
-    fn numbers(&self, key: &str) -> Result<Vec<f64>, AskError> {
+    fn numbers(&self, key: &str) -> Result<Vec<f64>, QueryError> {
         let list = self.value.get(key).and_then(Value::as_array).ok_or_else(|| self.unlike())?;
         list.iter().map(|value| self.finite(value)).collect()
     }
 
-    fn count(&self, key: &str) -> Result<Option<usize>, AskError> {
+    fn count(&self, key: &str) -> Result<Option<usize>, QueryError> {
         match self.value.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
@@ -286,7 +288,7 @@ impl Reading<'_> {
         }
     }
 
-    fn distribution(&self, top: usize) -> Result<Distribution, AskError> {
+    fn distribution(&self, top_k: usize) -> Result<Distribution, QueryError> {
         let logprobs = self.numbers("logprobs")?;
         let tokens = self.value.get("tokens").cloned().ok_or_else(|| self.unlike())?;
         let ids: Result<Vec<u32>, _> = serde_json::from_value(tokens.clone());
@@ -294,11 +296,8 @@ impl Reading<'_> {
             Ok(ids) => TokenNames::Ids(ids),
             Err(_) => TokenNames::Strings(serde_json::from_value(tokens).map_err(|_| self.unlike())?),
         };
-        let count = match &names {
-            TokenNames::Ids(ids) => ids.len(),
-            TokenNames::Strings(strings) => strings.len(),
-        };
-        if count == 0 || count != logprobs.len() || count > top.max(1) {
+        let count = names.len();
+        if count == 0 || count != logprobs.len() || count > top_k.max(1) {
             return Err(self.unlike());
         }
         let logprobs = logprobs.into_iter().map(|logprob| logprob as f32).collect();
@@ -306,7 +305,7 @@ impl Reading<'_> {
         Ok(Distribution { tokens: names, logprobs, vocabulary, tail })
     }
 
-    fn rolling(&self) -> Result<Rolling, AskError> {
+    fn rolling(&self) -> Result<Rolling, QueryError> {
         let logprobs = self.numbers("logprobs")?;
         let total = self.maybe_number("total")?.unwrap_or_else(|| logprobs.iter().sum());
         let tokens = self.count("tokens")?.unwrap_or(logprobs.len() + 1);

@@ -158,15 +158,15 @@ class Views:
 
 
 def answer(backend, views, request):
-    ask = request["ask"]
-    kind = ask["kind"]
+    query = request["query"]
+    kind = query["kind"]
     if kind == "preflight":
         views.close()
         ok, reason = backend.preflight_finite_check()
         return {"ok": bool(ok), "reason": str(reason)}
     view = views.open(request["view"])
     if kind == "next":
-        found = view.next_token_dist(ask["prompt"], top_k=ask["top"])
+        found = view.next_token_dist(query["prompt"], top_k=query["top_k"])
         ids = found.token_ids
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         return {
@@ -176,17 +176,17 @@ def answer(backend, views, request):
             "tail": maybe(getattr(found, "tail_logprob", None), number),
         }
     if kind == "completion":
-        return {"total": number(view.logprob_of(ask["prompt"], ask["completion"]))}
+        return {"total": number(view.logprob_of(query["prompt"], query["completion"]))}
     if kind == "text":
-        found = view.rolling_logprob(ask["text"])
+        found = view.rolling_logprob(query["text"])
         return {
             "logprobs": numbers(found.logprobs),
             "tokens": int(found.num_tokens),
             "total": number(found.total_logprob),
         }
-    if kind == "writing":
+    if kind == "generate":
         text = view.generate(
-            ask["prompt"], max_new_tokens=ask["max_new_tokens"], temperature=0.0, top_p=1.0, seed=0
+            query["prompt"], max_new_tokens=query["max_new_tokens"], temperature=0.0, top_p=1.0, seed=0
         )
         return {"text": str(text)}
     raise ValueError("there is no question of the kind %s" % kind)

@@ -10,8 +10,7 @@ use weightloom_errors::Hint as _;
 use super::*;
 use crate::answer::Answer;
 use crate::answer::{CompletionScore, Distribution, Divergence, Rolling, TokenNames};
-use crate::backend::asked::{Told, ask, ask_one};
-use crate::question::Keep;
+use crate::backend::testing::{Collected, ask, ask_one};
 use crate::suite::{ModelKind, ModelSpec, Precision};
 use crate::view::Real;
 
@@ -49,8 +48,8 @@ fn refused(behaviour: &str) -> CustomError {
     error
 }
 
-fn next(prompt: &str) -> Ask {
-    Ask::Next { prompt: prompt.to_owned(), keep: Keep::Top(4) }
+fn next(prompt: &str) -> Query {
+    Query::Next { prompt: prompt.to_owned(), top_k: 4 }
 }
 
 fn two() -> [Question; 2] {
@@ -58,7 +57,7 @@ fn two() -> [Question; 2] {
 }
 
 /// The end that a program came to once it was asked.
-fn end(behaviour: &str, options: &CustomOptions) -> (Told, String) {
+fn end(behaviour: &str, options: &CustomOptions) -> (Collected, String) {
     let mut backend = CustomBackend::start(&program(behaviour), options).unwrap();
     let (told, ended) = ask(&mut backend, &two());
     let error = ended.unwrap_err();
@@ -78,7 +77,7 @@ fn a_program_answers_what_it_said_it_can() {
     assert_eq!(description.notes, ["made up"]);
     assert_eq!(description.base, "all");
     for capability in
-        [Capability::CacheIdentity, Capability::Scalable, Capability::Meaning, Capability::FullVocabulary]
+        [Capability::CacheIdentity, Capability::Scalable, Capability::Embedding, Capability::FullVocabulary]
     {
         assert!(description.capabilities.contains(&capability), "{capability:?}");
     }
@@ -93,20 +92,24 @@ fn a_program_answers_what_it_said_it_can() {
     let rolling = Rolling { logprobs: vec![-0.5, -2.0], tokens: 3, total: -2.5 };
     let cases = [
         (View::Tuned, next("x"), Answer::Distribution(found)),
-        (View::Base, Ask::Completion { prompt: text("a"), completion: text("b") }, Answer::Completion(score)),
-        (View::Base, Ask::Text { text: text("a") }, Answer::Rolling(rolling)),
+        (
+            View::Base,
+            Query::Completion { prompt: text("a"), completion: text("b") },
+            Answer::Completion(score),
+        ),
+        (View::Base, Query::Text { text: text("a") }, Answer::Rolling(rolling)),
         (
             View::Scaled(Real(0.5)),
-            Ask::Writing { prompt: text("a"), max_new_tokens: 3 },
+            Query::Generate { prompt: text("a"), max_new_tokens: 3 },
             Answer::Text(text("and so on")),
         ),
         (
             View::Tuned,
-            Ask::Divergence { prompt: text("a"), from: View::Base },
+            Query::Divergence { prompt: text("a"), from: View::Base },
             Answer::Divergence(Divergence { js: 0.25, kl: 0.5 }),
         ),
-        (View::Base, Ask::Meaning { text: text("a") }, Answer::Meaning(vec![0.6, 0.8])),
-        (View::Base, Ask::Filler { tokens: 3 }, Answer::Text(text("..."))),
+        (View::Base, Query::Embedding { text: text("a") }, Answer::Embedding(vec![0.6, 0.8])),
+        (View::Base, Query::Filler { tokens: 3 }, Answer::Text(text("..."))),
     ];
     let questions: Vec<Question> =
         cases.iter().map(|(view, ask, _)| Question::new(view, ask.clone())).collect();
@@ -131,15 +134,15 @@ fn what_a_program_did_not_say_is_not_asked() {
     for view in [View::Scaled(Real(0.5)), noise, View::Matched { seed: 1 }, View::Without { modules: vec![] }]
     {
         let answer = ask_one(&mut backend, &view, next("x"));
-        assert!(matches!(answer, Err(AskError::NotAble { .. })), "{view}: {answer:?}");
+        assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{view}: {answer:?}");
     }
     for asked in [
-        Ask::Meaning { text: "x".to_owned() },
-        Ask::Filler { tokens: 2 },
-        Ask::Divergence { prompt: "x".to_owned(), from: View::Base },
+        Query::Embedding { text: "x".to_owned() },
+        Query::Filler { tokens: 2 },
+        Query::Divergence { prompt: "x".to_owned(), from: View::Base },
     ] {
         let answer = ask_one(&mut backend, &View::Tuned, asked);
-        assert!(matches!(answer, Err(AskError::NotAble { .. })), "{answer:?}");
+        assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{answer:?}");
     }
     backend.preflight().unwrap();
 }
@@ -160,9 +163,11 @@ fn answers_come_in_any_order() {
 fn errors_and_odd_answers_are_those_of_their_question() {
     let told =
         |behaviour: &str| ask_one(&mut start(behaviour).unwrap(), &View::Tuned, next("x")).unwrap_err();
-    assert!(matches!(told("nan"), AskError::NotFinite { view, found, .. } if view == "ft" && found == "nan"));
-    assert_eq!(told("odd"), AskError::Mismatch { asked: "next".to_owned() });
-    assert_eq!(told("unwilling"), AskError::Refused { message: "not today".to_owned() });
+    assert!(
+        matches!(told("nan"), QueryError::NotFinite { view, found, .. } if view == "ft" && found == "nan")
+    );
+    assert_eq!(told("odd"), QueryError::WrongKind { expected: "next".to_owned() });
+    assert_eq!(told("unwilling"), QueryError::Failed { message: "not today".to_owned() });
 }
 
 #[test]
@@ -280,9 +285,9 @@ fn a_python_class_for_dlm_sway_answers() {
     let views = [View::Base, View::Tuned, View::Scaled(Real(0.5)), noise];
     let asks = [
         next("é"),
-        Ask::Completion { prompt: text("ab"), completion: text("cde") },
-        Ask::Text { text: text("four") },
-        Ask::Writing { prompt: text("go"), max_new_tokens: 2 },
+        Query::Completion { prompt: text("ab"), completion: text("cde") },
+        Query::Text { text: text("four") },
+        Query::Generate { prompt: text("go"), max_new_tokens: 2 },
         next("nan"),
         next("fail"),
     ];
@@ -298,24 +303,24 @@ fn a_python_class_for_dlm_sway_answers() {
             View::Scaled(_) => -1.5,
             _ => -7.0,
         };
-        let expected = match &question.ask {
-            Ask::Next { prompt, .. } if prompt == "nan" => {
-                assert!(matches!(found, Some(Err(AskError::NotFinite { .. }))), "{found:?}");
+        let expected = match &question.query {
+            Query::Next { prompt, .. } if prompt == "nan" => {
+                assert!(matches!(found, Some(Err(QueryError::NotFinite { .. }))), "{found:?}");
                 continue;
             }
-            Ask::Next { prompt, .. } if prompt == "fail" => {
+            Query::Next { prompt, .. } if prompt == "fail" => {
                 let message = text("RuntimeError: there is nothing behind it");
-                assert_eq!(found, Some(Err(AskError::Refused { message })));
+                assert_eq!(found, Some(Err(QueryError::Failed { message })));
                 continue;
             }
-            Ask::Next { .. } => Answer::Distribution(Distribution {
+            Query::Next { .. } => Answer::Distribution(Distribution {
                 tokens: TokenNames::Ids(vec![0, 1, 2]),
                 logprobs: [0.0, 1.0, 2.0].map(|less| (log - less) as f32).to_vec(),
                 vocabulary: Some(3),
                 tail: None,
             }),
-            Ask::Completion { .. } => Answer::Completion(CompletionScore { total: log * 3.0, tokens: 0 }),
-            Ask::Text { .. } => {
+            Query::Completion { .. } => Answer::Completion(CompletionScore { total: log * 3.0, tokens: 0 }),
+            Query::Text { .. } => {
                 Answer::Rolling(Rolling { logprobs: vec![log as f32; 3], tokens: 4, total: log * 3.0 })
             }
             _ => Answer::Text(text("go!!")),

@@ -11,7 +11,7 @@ use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
 
 use super::variant::{Side, Variant, variant};
 use super::{LocalOptions, Tuned};
-use crate::error::AskError;
+use crate::error::QueryError;
 use crate::view::View;
 
 /// A model in memory.
@@ -74,15 +74,15 @@ impl Engine {
     }
 
     /// Why a view cannot be asked, if it cannot.
-    pub(super) fn able(&self, backend: &str, view: &View) -> Result<(), AskError> {
+    pub(super) fn able(&self, backend: &str, view: &View) -> Result<(), QueryError> {
         let able = match (&self.after, view) {
             (_, View::Base) | (After::Adapter(_), _) => true,
             (After::Decoder(_), View::Tuned) => true,
             (After::Nothing | After::Decoder(_), _) => false,
         };
         if !able {
-            let asked = format!("the view {view}");
-            return Err(AskError::NotAble { backend: backend.to_owned(), asked });
+            let query = format!("the view {view}");
+            return Err(QueryError::Unsupported { backend: backend.to_owned(), query });
         }
         let numbers = match view {
             View::Scaled(strength) => vec![("part", strength.0, strength.0.is_finite())],
@@ -95,7 +95,7 @@ impl Engine {
         match numbers.into_iter().find(|(.., fits)| !fits) {
             None => Ok(()),
             Some((what, value, _)) => {
-                Err(AskError::Refused { message: format!("{value} is no {what} of a change") })
+                Err(QueryError::Failed { message: format!("{value} is no {what} of a change") })
             }
         }
     }

@@ -8,8 +8,8 @@ use weightloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
 use weightloom_nn::{DecoderConfig, PositionConfig};
 
 use crate::answer::{Answer, CompletionScore, Rolling};
-use crate::error::AskError;
-use crate::question::{Ask, Keep, Question};
+use crate::error::QueryError;
+use crate::question::{Query, Question};
 use crate::view::View;
 
 /// What is done for a question.
@@ -45,7 +45,7 @@ pub(super) enum Need {
     /// All tokens.
     Text,
     /// Its mean hidden state.
-    Meaning,
+    Embedding,
 }
 
 /// A text that is written on.
@@ -92,32 +92,30 @@ impl<'a> Clerk<'a> {
         Self { tokenizer, configs, known: RefCell::default() }
     }
 
-    pub(super) fn job(&self, question: &Question) -> Result<Job, AskError> {
+    pub(super) fn job(&self, question: &Question) -> Result<Job, QueryError> {
         let view = question.view.clone();
         let read = |text: &str, tokens: Vec<u32>, need: Need| {
             Job::Read(Read { view: view.clone(), tokens: tokens.into(), need, text: beginning(text) })
         };
-        Ok(match &question.ask {
-            Ask::Next { prompt, keep: Keep::Top(top) } => {
-                read(prompt, self.tokens(prompt)?, Need::Next(*top))
-            }
-            Ask::Divergence { prompt, from } => {
+        Ok(match &question.query {
+            Query::Next { prompt, top_k } => read(prompt, self.tokens(prompt)?, Need::Next(*top_k)),
+            Query::Divergence { prompt, from } => {
                 read(prompt, self.tokens(prompt)?, Need::Divergence(from.clone()))
             }
-            Ask::Completion { prompt, completion } => {
+            Query::Completion { prompt, completion } => {
                 let start = self.encoded(prompt)?.len();
                 let both = self.checked(self.encoded(&format!("{prompt}{completion}"))?)?;
                 if both.len() <= start {
                     let (prompt, completion) = (beginning(prompt), beginning(completion));
-                    return Err(AskError::NoTokens { prompt, completion });
+                    return Err(QueryError::NoTokens { prompt, completion });
                 }
                 if start == 0 {
                     // The first token follows nothing.
-                    return Err(AskError::EmptyText);
+                    return Err(QueryError::EmptyText);
                 }
                 read(prompt, both, Need::Completion(start))
             }
-            Ask::Text { text } => {
+            Query::Text { text } => {
                 let tokens = self.tokens(text)?;
                 if tokens.len() < 2 {
                     let rolling = Rolling { logprobs: Vec::new(), tokens: tokens.len(), total: 0.0 };
@@ -125,16 +123,16 @@ impl<'a> Clerk<'a> {
                 }
                 read(text, tokens, Need::Text)
             }
-            Ask::Meaning { text } => {
+            Query::Embedding { text } => {
                 // A model may have nothing to say, and that means something too.
                 let mut tokens = self.encoded(text)?;
                 if tokens.is_empty() {
                     let own = self.tokenizer;
                     tokens.extend(own.bos().or_else(|| own.eos().first().copied()));
                 }
-                read(text, self.checked(tokens)?, Need::Meaning)
+                read(text, self.checked(tokens)?, Need::Embedding)
             }
-            Ask::Writing { prompt, max_new_tokens } => {
+            Query::Generate { prompt, max_new_tokens } => {
                 let tokens = self.tokens(prompt)?;
                 if *max_new_tokens == 0 {
                     return Ok(Job::Done(Answer::Text(String::new())));
@@ -142,38 +140,38 @@ impl<'a> Clerk<'a> {
                 let (tokens, text) = (tokens.into(), beginning(prompt));
                 Job::Write(Write { view, tokens, max_new_tokens: *max_new_tokens, text })
             }
-            Ask::Filler { tokens } => Job::Done(Answer::Text(self.filler(*tokens)?)),
+            Query::Filler { tokens } => Job::Done(Answer::Text(self.filler(*tokens)?)),
         })
     }
 
-    fn encoded(&self, text: &str) -> Result<Vec<u32>, AskError> {
+    fn encoded(&self, text: &str) -> Result<Vec<u32>, QueryError> {
         if let Some(tokens) = self.known.borrow().get(text) {
             return Ok(tokens.clone());
         }
-        let refused = |error: TextError| AskError::Refused { message: error.to_string() };
+        let refused = |error: TextError| QueryError::Failed { message: error.to_string() };
         let tokens = self.tokenizer.encode(text, Special::Add).map_err(refused)?;
         self.known.borrow_mut().insert(text.to_owned(), tokens.clone());
         Ok(tokens)
     }
 
-    fn tokens(&self, text: &str) -> Result<Vec<u32>, AskError> {
+    fn tokens(&self, text: &str) -> Result<Vec<u32>, QueryError> {
         self.checked(self.encoded(text)?)
     }
 
     /// Refuses what the decoder cannot read, before others share a pass with it.
-    fn checked(&self, tokens: Vec<u32>) -> Result<Vec<u32>, AskError> {
+    fn checked(&self, tokens: Vec<u32>) -> Result<Vec<u32>, QueryError> {
         if tokens.is_empty() {
-            return Err(AskError::EmptyText);
+            return Err(QueryError::EmptyText);
         }
         for config in &self.configs {
             let (vocabulary, most) = (config.vocabulary, config.max_positions);
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
                 let message = format!("the tokenizer makes token {token}, but the model knows {vocabulary}");
-                return Err(AskError::Refused { message });
+                return Err(QueryError::Failed { message });
             }
             if config.positions == PositionConfig::Learned && tokens.len() > most {
                 let message = format!("the text has {} tokens, but the model reads {most}", tokens.len());
-                return Err(AskError::Refused { message });
+                return Err(QueryError::Failed { message });
             }
         }
         Ok(tokens)
@@ -181,7 +179,7 @@ impl<'a> Clerk<'a> {
 
     /// A text of so many tokens that says nothing: the token that fills up
     /// short texts, or what stands in for it, again and again.
-    fn filler(&self, tokens: usize) -> Result<String, AskError> {
+    fn filler(&self, tokens: usize) -> Result<String, QueryError> {
         if tokens == 0 {
             return Ok(String::new());
         }

@@ -15,7 +15,7 @@ use super::rows::{distribution, divergence, log_probabilities};
 use super::variant::Side;
 use super::work::{Tell, Variants, tidy};
 use crate::answer::Answer;
-use crate::error::AskError;
+use crate::error::QueryError;
 
 /// Rows of logits that are in memory at once: enough to be worth reading the
 /// last projection for.
@@ -198,7 +198,7 @@ impl<'a> Readings<'a> {
                     self.rows.release(&asked);
                     self.rows.release(&from);
                 }
-                Need::Completion(_) | Need::Text | Need::Meaning => {}
+                Need::Completion(_) | Need::Text | Need::Embedding => {}
             }
         }
     }
@@ -210,7 +210,7 @@ impl<'a> Readings<'a> {
         items: &[Wanted<'_>],
         tell: &mut Tell<'_>,
     ) -> Result<(), NnError> {
-        let is_meant = |job: &usize| self.jobs[*job].1.need == Need::Meaning;
+        let is_meant = |job: &usize| self.jobs[*job].1.need == Need::Embedding;
         let wanted: Vec<usize> =
             (0..items.len()).filter(|text| items[*text].1.iter().any(is_meant)).collect();
         if wanted.is_empty() {
@@ -228,7 +228,7 @@ impl<'a> Readings<'a> {
                 tell(
                     question,
                     if length.is_finite() && length > 0.0 {
-                        Ok(Answer::Meaning(mean.iter().map(|&x| (f64::from(x) / length) as f32).collect()))
+                        Ok(Answer::Embedding(mean.iter().map(|&x| (f64::from(x) / length) as f32).collect()))
                     } else {
                         Err(not_finite(read, &format!("a vector of the length {length}")))
                     },
@@ -261,7 +261,7 @@ fn keys(variants: &Variants, read: &Read) -> [Key; 2] {
     }
 }
 
-fn compared(read: &Read, asked: &Row, from: &Row) -> Result<Answer, AskError> {
+fn compared(read: &Read, asked: &Row, from: &Row) -> Result<Answer, QueryError> {
     let (asked, from) = match (asked, from) {
         (Ok(asked), Ok(from)) => (asked, from),
         (Err(odd), _) => return Err(not_finite(read, odd)),
@@ -273,12 +273,12 @@ fn compared(read: &Read, asked: &Row, from: &Row) -> Result<Answer, AskError> {
     };
     if asked.len() != from.len() {
         let message = format!("{} and {} tokens cannot be compared", asked.len(), from.len());
-        return Err(AskError::Refused { message });
+        return Err(QueryError::Failed { message });
     }
     let found = divergence(asked, from).map(Answer::Divergence);
     found.ok_or_else(|| not_finite(read, "a divergence without bound"))
 }
 
-fn not_finite(read: &Read, found: &str) -> AskError {
-    AskError::NotFinite { view: read.view.to_string(), found: found.to_owned(), text: read.text.clone() }
+fn not_finite(read: &Read, found: &str) -> QueryError {
+    QueryError::NotFinite { view: read.view.to_string(), found: found.to_owned(), text: read.text.clone() }
 }

@@ -12,7 +12,7 @@ use super::reading::Readings;
 use super::variant::Variant;
 use super::writing::write_all;
 use crate::answer::Answer;
-use crate::error::AskError;
+use crate::error::QueryError;
 use crate::view::View;
 
 /// The most memory that is kept for later passes.
@@ -27,7 +27,7 @@ pub(super) fn tidy() {
 }
 
 /// Hears the answer to a question, by the question's number.
-pub(super) type Tell<'a> = dyn FnMut(usize, Result<Answer, AskError>) + 'a;
+pub(super) type Tell<'a> = dyn FnMut(usize, Result<Answer, QueryError>) + 'a;
 
 /// The variants of one pass. Views that are the same share one.
 pub(super) struct Variants {

@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::jobs::Write;
 use super::work::{Tell, Variants, tidy};
 use crate::answer::Answer;
-use crate::error::AskError;
+use crate::error::QueryError;
 
 /// Writes all of them on, in batches.
 pub(super) fn write_all(
@@ -76,7 +76,7 @@ fn batch(
             Err(NnError::NotFinite { row, found }) if row < left.len() => {
                 let (question, job) = left.remove(row);
                 let (view, text) = (job.view.to_string(), job.text.clone());
-                tell(question, Err(AskError::NotFinite { view, found, text }));
+                tell(question, Err(QueryError::NotFinite { view, found, text }));
             }
             Err(error) => return Err(error),
         }

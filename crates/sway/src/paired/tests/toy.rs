@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
-use crate::backend::{Backend, Capability, Description, Watch};
-use crate::error::{AskError, SwayError};
+use crate::backend::{AnswerSink, Backend, Capability, Description};
+use crate::error::{QueryError, SwayError};
 use crate::numbers::divergence::{js, kl};
 use crate::numbers::pcg64::Pcg64;
-use crate::question::{Ask, Keep, Question};
+use crate::question::{Query, Question};
 use crate::view::View;
 
 pub(super) const LETTERS: usize = 16;
@@ -156,38 +156,38 @@ impl Toy {
         self.change = factors.product();
     }
 
-    fn reply(&self, question: &Question, tables: &HashMap<View, Matrix>) -> Result<Answer, AskError> {
+    fn reply(&self, question: &Question, tables: &HashMap<View, Matrix>) -> Result<Answer, QueryError> {
         let table = &tables[&question.view];
         let score = |letters: &[usize]| -> Vec<f64> {
             letters.windows(2).map(|pair| table[pair[0]][pair[1]]).collect()
         };
         let last = |text: &str| letters(text).last().copied().unwrap_or(0);
-        Ok(match &question.ask {
-            Ask::Next { prompt, keep: Keep::Top(_) } => Answer::Distribution(Distribution {
+        Ok(match &question.query {
+            Query::Next { prompt, top_k: _ } => Answer::Distribution(Distribution {
                 tokens: TokenNames::Ids((0..LETTERS as u32).collect()),
                 logprobs: table[last(prompt)].iter().map(|logprob| *logprob as f32).collect(),
                 vocabulary: Some(LETTERS),
                 tail: None,
             }),
-            Ask::Divergence { prompt, from } => {
+            Query::Divergence { prompt, from } => {
                 let of = |table: &Matrix| -> Vec<f64> {
                     table[last(prompt)].iter().map(|logprob| logprob.exp()).collect()
                 };
                 let (here, there) = (of(table), of(&tables[from]));
-                let refused = |_| AskError::EmptyText;
+                let refused = |_| QueryError::EmptyText;
                 Answer::Divergence(Divergence {
                     js: js(&there, &here).map_err(refused)?,
                     kl: kl(&here, &there).map_err(refused)?,
                 })
             }
-            Ask::Completion { prompt, completion } => {
+            Query::Completion { prompt, completion } => {
                 let all = letters(&format!("{prompt}{completion}"));
                 let scores = score(&all);
                 let tokens = letters(completion).len();
                 let total = scores[scores.len() - tokens..].iter().sum();
                 Answer::Completion(CompletionScore { total, tokens })
             }
-            Ask::Text { text } => {
+            Query::Text { text } => {
                 let scores = score(&letters(text));
                 Answer::Rolling(Rolling {
                     tokens: scores.len() + 1,
@@ -195,7 +195,7 @@ impl Toy {
                     logprobs: scores.iter().map(|score| *score as f32).collect(),
                 })
             }
-            _ => return Err(AskError::NotAble { backend: "toy".to_owned(), asked: "that".to_owned() }),
+            _ => return Err(QueryError::Unsupported { backend: "toy".to_owned(), query: "that".to_owned() }),
         })
     }
 }
@@ -209,11 +209,11 @@ impl Backend for Toy {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         let mut tables = HashMap::new();
         for question in questions {
-            let from = match &question.ask {
-                Ask::Divergence { from, .. } => from,
+            let from = match &question.query {
+                Query::Divergence { from, .. } => from,
                 _ => &View::Base,
             };
             for view in [&question.view, from] {
@@ -223,7 +223,7 @@ impl Backend for Toy {
             }
         }
         for (place, question) in questions.iter().enumerate() {
-            watch.answered(place, self.reply(question, &tables));
+            sink.answered(place, self.reply(question, &tables));
         }
         Ok(())
     }

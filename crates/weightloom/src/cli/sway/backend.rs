@@ -4,7 +4,7 @@ use std::path::Path;
 
 use weightloom::hub::Hub;
 use weightloom::sway::backend::build::{Build, BuildError};
-use weightloom::sway::backend::sentences::WithSentences;
+use weightloom::sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom::sway::{Backend, Suite};
 
 use super::super::failure::Failure;
@@ -27,7 +27,7 @@ pub(in crate::cli) fn build(
         None => Ok(backend),
         Some(folder) => {
             let progress = Progress::new(output);
-            let with = WithSentences::open(backend, Path::new(folder), &progress);
+            let with = WithSentenceEncoder::open(backend, Path::new(folder), &progress);
             Ok(Box::new(with.map_err(|error| Failure::user(&error))?))
         }
     }

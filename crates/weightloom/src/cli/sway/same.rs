@@ -12,7 +12,7 @@ use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom::sway::inquiry::inquire;
 use weightloom::sway::packs::Packs;
 use weightloom::sway::sameness::{Expectations, Sameness, SamenessOutcome, USUAL_MARGIN, compare};
-use weightloom::sway::{Ask, Book, Distribution, Keep, Missing, Question, View};
+use weightloom::sway::{AnswerStore, Distribution, Missing, Query, Question, View};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, Downloads};
@@ -137,17 +137,17 @@ fn expectations(
 ) -> Result<Vec<Distribution>, Failure> {
     let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default())
         .map_err(|error| Failure::user(&error))?;
-    let question = |prompt: &String| {
-        Question::new(view, Ask::Next { prompt: prompt.clone(), keep: Keep::Top(usize::MAX) })
-    };
+    let question =
+        |prompt: &String| Question::new(view, Query::Next { prompt: prompt.clone(), top_k: usize::MAX });
     let questions: Vec<Question> = prompts.iter().map(question).collect();
     let mut screen = Screen::quiet(output);
-    let book = inquire(&questions, &mut backend, None, &mut screen)
+    let answers = inquire(&questions, &mut backend, None, &mut screen)
         .map_err(|error| Failure::operational_with_hint(&error))?;
-    let found = Book::all(prompts.iter().map(|prompt| book.next(view, prompt, usize::MAX).cloned()));
+    let found =
+        AnswerStore::all(prompts.iter().map(|prompt| answers.next_token(view, prompt, usize::MAX).cloned()));
     found.map_err(|missing| match missing {
         Missing::Failed(error) => Failure::check(error.to_string()),
-        Missing::Yet => Failure::check("a question has no answer".to_owned()),
+        Missing::Pending => Failure::check("a question has no answer".to_owned()),
     })
 }
 

@@ -1,14 +1,14 @@
 //! Two backends as one: a view of the first is the base, a view of the second
 //! the tuned model.
 
-use super::placed::ask_some;
-use super::{Backend, Capabilities, Capability, Description, Watch};
-use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Question};
+use super::subset::answer_subset;
+use super::{AnswerSink, Backend, Capabilities, Capability, Description};
+use crate::error::{QueryError, SwayError};
+use crate::question::{Query, Question};
 use crate::view::View;
 
 /// Two backends as one.
-pub struct TwoModel {
+pub struct ModelPair {
     base: Side,
     tuned: Side,
     description: Description,
@@ -39,7 +39,7 @@ impl Side {
     }
 }
 
-impl TwoModel {
+impl ModelPair {
     /// The base of one backend and the tuned model of another.
     pub fn new(base: Box<dyn Backend>, tuned: Box<dyn Backend>) -> Self {
         Self::of(Side { backend: base, view: View::Base }, Side::changed(tuned))
@@ -49,7 +49,7 @@ impl TwoModel {
     /// model.
     pub fn of(base: Side, tuned: Side) -> Self {
         let (first, second) = (base.backend.description(), tuned.backend.description());
-        let of_base = [Capability::Meaning, Capability::Tokenizer];
+        let of_base = [Capability::Embedding, Capability::Tokenizer];
         let mut capabilities: Capabilities =
             of_base.into_iter().filter(|capability| first.capabilities.contains(capability)).collect();
         capabilities.insert(Capability::Differential);
@@ -92,8 +92,8 @@ enum Which {
 
 /// The side that answers a question, if one does.
 fn able(question: &Question) -> Option<Which> {
-    match (&question.view, &question.ask) {
-        (_, Ask::Divergence { .. }) => None,
+    match (&question.view, &question.query) {
+        (_, Query::Divergence { .. }) => None,
         (View::Base, _) => Some(Which::Base),
         (View::Tuned, _) => Some(Which::Tuned),
         _ => None,
@@ -102,32 +102,32 @@ fn able(question: &Question) -> Option<Which> {
 
 /// A question in the words of one side.
 fn passed(question: &Question, side: &Side) -> Question {
-    let view = match question.ask {
+    let view = match question.query {
         // These are asked of bases alone.
-        Ask::Meaning { .. } | Ask::Filler { .. } => &View::Base,
+        Query::Embedding { .. } | Query::Filler { .. } => &View::Base,
         _ => &side.view,
     };
-    Question::new(view, question.ask.clone())
+    Question::new(view, question.query.clone())
 }
 
-impl Backend for TwoModel {
+impl Backend for ModelPair {
     fn description(&self) -> &Description {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         for (place, question) in questions.iter().enumerate() {
             if able(question).is_none() {
-                let asked = format!("what {} says", question.view);
+                let query = format!("queries of the view `{}`", question.view);
                 let backend = self.description.kind.clone();
-                watch.answered(place, Err(AskError::NotAble { backend, asked }));
+                sink.answered(place, Err(QueryError::Unsupported { backend, query }));
             }
         }
         for (which, side) in [(Which::Base, &mut self.base), (Which::Tuned, &mut self.tuned)] {
             let places: Vec<usize> =
                 (0..questions.len()).filter(|place| able(&questions[*place]) == Some(which)).collect();
             let part: Vec<Question> = places.iter().map(|place| passed(&questions[*place], side)).collect();
-            ask_some(&mut *side.backend, &part, &places, watch)?;
+            answer_subset(&mut *side.backend, &part, &places, sink)?;
         }
         Ok(())
     }

@@ -7,21 +7,21 @@ use weightloom_errors::Hint;
 use weightloom_hub::SentenceEncoder;
 
 use super::local::identity;
-use super::placed::ask_some;
-use super::{Backend, Capability, Description, Watch};
+use super::subset::answer_subset;
+use super::{AnswerSink, Backend, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{AskError, SwayError};
-use crate::question::{Ask, Question};
+use crate::error::{QueryError, SwayError};
+use crate::question::{Query, Question};
 
-/// A backend whose [`Ask::Meaning`] is answered by an encoder of sentences.
-pub struct WithSentences {
+/// A backend whose [`Query::Embedding`] is answered by an encoder of sentences.
+pub struct WithSentenceEncoder {
     inner: Box<dyn Backend>,
     encoder: SentenceEncoder,
     description: Description,
     sum: u128,
 }
 
-impl WithSentences {
+impl WithSentenceEncoder {
     /// A backend with the encoder in a folder.
     pub fn open(inner: Box<dyn Backend>, folder: &Path, observer: &dyn Observer) -> Result<Self, SwayError> {
         let failed = |message: String, hint: Option<String>| SwayError::Backend {
@@ -34,7 +34,7 @@ impl WithSentences {
         let source = Source::open(folder).map_err(|error| failed(error.to_string(), error.hint()))?;
         let sum = identity::of_source(&source).map_err(|error| failed(error.to_string(), error.hint()))?;
         let mut description = inner.description().clone();
-        description.capabilities.insert(Capability::Meaning);
+        description.capabilities.insert(Capability::Embedding);
         description.identity =
             description.identity.map(|identity| format!("{identity}:sentences:{sum:032x}"));
         description.notes.push(format!("meanings of texts are those of {}", folder.display()));
@@ -42,19 +42,19 @@ impl WithSentences {
     }
 }
 
-impl Backend for WithSentences {
+impl Backend for WithSentenceEncoder {
     fn description(&self) -> &Description {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], watch: &mut dyn Watch) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         let (mut others, mut places) = (Vec::new(), Vec::new());
         for (place, question) in questions.iter().enumerate() {
-            match &question.ask {
-                Ask::Meaning { text } => {
+            match &question.query {
+                Query::Embedding { text } => {
                     let refused =
-                        |error: weightloom_hub::HubError| AskError::Refused { message: error.to_string() };
-                    watch.answered(place, self.encoder.encode(text).map(Answer::Meaning).map_err(refused));
+                        |error: weightloom_hub::HubError| QueryError::Failed { message: error.to_string() };
+                    sink.answered(place, self.encoder.encode(text).map(Answer::Embedding).map_err(refused));
                 }
                 _ => {
                     others.push(question.clone());
@@ -62,7 +62,7 @@ impl Backend for WithSentences {
                 }
             }
         }
-        ask_some(&mut *self.inner, &others, &places, watch)
+        answer_subset(&mut *self.inner, &others, &places, sink)
     }
 
     fn base_identity(&self) -> Option<String> {
@@ -89,10 +89,10 @@ mod tests {
     use crate::view::View;
 
     #[derive(Default)]
-    struct Heard(Vec<(usize, Result<Answer, AskError>)>);
+    struct Heard(Vec<(usize, Result<Answer, QueryError>)>);
 
-    impl Watch for Heard {
-        fn answered(&mut self, place: usize, answer: Result<Answer, AskError>) {
+    impl AnswerSink for Heard {
+        fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
             self.0.push((place, answer));
         }
     }
@@ -100,22 +100,22 @@ mod tests {
     #[test]
     fn meanings_come_from_the_encoder_and_the_rest_from_the_backend() {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../hub/tests/sentence");
-        let mut backend = WithSentences::open(Box::new(Dummy::default()), &folder, &()).unwrap();
-        assert!(backend.description().capabilities.contains(&Capability::Meaning));
+        let mut backend = WithSentenceEncoder::open(Box::new(Dummy::default()), &folder, &()).unwrap();
+        assert!(backend.description().capabilities.contains(&Capability::Embedding));
         let ask = |ask| Question::new(&View::Base, ask);
         let questions = [
-            ask(Ask::Text { text: "a b c".to_owned() }),
-            ask(Ask::Meaning { text: "a green lamp".to_owned() }),
-            ask(Ask::Completion { prompt: "a".to_owned(), completion: " b".to_owned() }),
+            ask(Query::Text { text: "a b c".to_owned() }),
+            ask(Query::Embedding { text: "a green lamp".to_owned() }),
+            ask(Query::Completion { prompt: "a".to_owned(), completion: " b".to_owned() }),
         ];
         let mut heard = Heard::default();
         backend.answer(&questions, &mut heard).unwrap();
         heard.0.sort_by_key(|(place, _)| *place);
         let kinds: Vec<bool> =
-            heard.0.iter().map(|(_, answer)| matches!(answer, Ok(Answer::Meaning(_)))).collect();
+            heard.0.iter().map(|(_, answer)| matches!(answer, Ok(Answer::Embedding(_)))).collect();
         assert_eq!(kinds, [false, true, false]);
         assert!(heard.0.iter().all(|(_, answer)| answer.is_ok()));
-        let none = WithSentences::open(Box::new(Dummy::default()), &folder.join("none"), &());
+        let none = WithSentenceEncoder::open(Box::new(Dummy::default()), &folder.join("none"), &());
         assert!(none.map(|_| ()).unwrap_err().to_string().contains("none"));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::f64::consts::{FRAC_2_PI, PI};
 
-use super::spread::population_variance;
-use super::sum::mean;
+use super::summation::mean;
+use super::variance::population_variance;
 
 /// The probability that Student's t with some degrees of freedom exceeds a
 /// number. Finite sums for whole degrees of freedom (Abramowitz and Stegun,
@@ -56,7 +56,7 @@ pub fn quantile(tail: f64, freedom: usize) -> f64 {
 
 /// The mean of some numbers and its standard error; nothing for fewer than two.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeanError {
+pub struct TTest {
     /// The mean.
     pub mean: f64,
     /// The deviation of single numbers, for the whole population.
@@ -67,7 +67,7 @@ pub struct MeanError {
     pub count: usize,
 }
 
-impl MeanError {
+impl TTest {
     /// Of some numbers.
     pub fn of(values: &[f64]) -> Option<Self> {
         let count = values.len();
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn means_have_errors() {
-        let found = MeanError::of(&[1.0, 2.0, 3.0]).unwrap();
+        let found = TTest::of(&[1.0, 2.0, 3.0]).unwrap();
         assert_eq!((found.mean, found.deviation, found.count), (2.0, 1.0, 3));
         // t = 2√3 with two degrees of freedom.
         assert!((found.above(0.0) - 0.03709).abs() < 1e-5, "{}", found.above(0.0));
         assert!((found.above(0.0) + found.below(0.0) - 1.0).abs() < 1e-12);
-        assert_eq!(MeanError::of(&[1.0]), None);
-        assert_eq!(MeanError::of(&[1.0, f64::NAN]), None);
-        let same = MeanError::of(&[0.0; 4]).unwrap();
+        assert_eq!(TTest::of(&[1.0]), None);
+        assert_eq!(TTest::of(&[1.0, f64::NAN]), None);
+        let same = TTest::of(&[0.0; 4]).unwrap();
         assert_eq!((same.above(-1.0), same.above(0.0), same.below(1.0)), (0.0, 1.0, 0.0));
     }
 

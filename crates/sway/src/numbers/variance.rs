@@ -6,7 +6,7 @@
 //! so results lie within two units of the last place. Equal values give
 //! exactly zero.
 
-use super::sum::ExactSum;
+use super::summation::ExactSum;
 
 /// The mean squared distance from the mean; nothing for no values.
 pub fn population_variance(values: &[f64]) -> Option<f64> {
@@ -16,7 +16,7 @@ pub fn population_variance(values: &[f64]) -> Option<f64> {
 }
 
 /// The root of [`population_variance`].
-pub fn population_deviation(values: &[f64]) -> Option<f64> {
+pub fn population_std(values: &[f64]) -> Option<f64> {
     let (numerator, scale) = numerator(values)?;
     let count = values.len() as f64;
     Some((numerator / (count * count)).sqrt() * scale)
@@ -74,9 +74,9 @@ mod tests {
     fn known_values() {
         // Python: statistics.pvariance and pstdev.
         assert_eq!(population_variance(&[0.1, 0.4, 0.2, 0.9, 0.3]), Some(0.0776));
-        assert_eq!(population_deviation(&[0.0, 0.0, 1.0]), Some(0.471_404_520_791_031_7));
+        assert_eq!(population_std(&[0.0, 0.0, 1.0]), Some(0.471_404_520_791_031_7));
         assert_eq!(
-            population_deviation(&[
+            population_std(&[
                 0.000_159_768_852_982_816_32,
                 0.000_124_258_237_306_734_24,
                 0.000_151_630_671_651_324_74
@@ -84,15 +84,15 @@ mod tests {
             Some(1.518_948_460_477_240_6e-5)
         );
         assert_eq!(population_variance(&[]), None);
-        assert_eq!(population_deviation(&[7.0]), Some(0.0));
+        assert_eq!(population_std(&[7.0]), Some(0.0));
         assert!(population_variance(&[f64::NAN]).is_some_and(f64::is_nan));
     }
 
     #[test]
     fn tiny_and_huge_values_keep_their_spread() {
-        assert_eq!(population_deviation(&[0.0, 2e-200]), Some(1e-200));
-        assert_eq!(population_deviation(&[0.0, 2e200]), Some(1e200));
-        assert_eq!(population_deviation(&[1e16, 1e16 + 2.0]), Some(1.0));
+        assert_eq!(population_std(&[0.0, 2e-200]), Some(1e-200));
+        assert_eq!(population_std(&[0.0, 2e200]), Some(1e200));
+        assert_eq!(population_std(&[1e16, 1e16 + 2.0]), Some(1.0));
     }
 
     proptest! {

@@ -7,7 +7,7 @@
 //! that sees the whole vocabulary.
 
 use super::divergence::{DivergenceError, Side};
-use super::sum::pairwise_sum;
+use super::summation::pairwise_sum;
 use crate::answer::{Distribution, TokenNames};
 
 /// The least distance between the likeliest and the unlikeliest token. Equal

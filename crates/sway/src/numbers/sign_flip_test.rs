@@ -1,7 +1,7 @@
 //! Whether differences of pairs lie to one side: their signs are exchanged.
 
 use super::pcg64::Pcg64;
-use super::sum::exact_sum;
+use super::summation::exact_sum;
 
 /// Up to so many differences all exchanges are tried.
 const ALL_UP_TO: usize = 14;
@@ -11,7 +11,7 @@ const DRAWS: usize = 9999;
 /// The probability of so large a sum, or a larger one, if every difference
 /// could as well have the other sign. Exact for a few differences, else by
 /// random exchanges, the observed one counted among them.
-pub fn sign_test(differences: &[f64], seed: u64) -> f64 {
+pub fn sign_flip_test(differences: &[f64], seed: u64) -> f64 {
     let count = differences.len();
     let observed = exact_sum(differences.iter().copied());
     // Equal sums must count as equal whatever the order of rounding.
@@ -43,20 +43,20 @@ mod tests {
 
     #[test]
     fn all_exchanges_are_counted() {
-        assert_eq!(sign_test(&[1.0, 2.0, 3.0], 0), 1.0 / 8.0);
-        assert_eq!(sign_test(&[-1.0, -2.0], 0), 1.0);
-        assert_eq!(sign_test(&[0.0; 5], 0), 1.0);
-        assert_eq!(sign_test(&[], 0), 1.0);
+        assert_eq!(sign_flip_test(&[1.0, 2.0, 3.0], 0), 1.0 / 8.0);
+        assert_eq!(sign_flip_test(&[-1.0, -2.0], 0), 1.0);
+        assert_eq!(sign_flip_test(&[0.0; 5], 0), 1.0);
+        assert_eq!(sign_flip_test(&[], 0), 1.0);
         // 3, and 1 + 2 + 3 with the signs of 1 and 2 exchanged against each other.
-        assert_eq!(sign_test(&[-1.0, 2.0, 3.0], 0), 2.0 / 8.0);
+        assert_eq!(sign_flip_test(&[-1.0, 2.0, 3.0], 0), 2.0 / 8.0);
     }
 
     #[test]
     fn many_differences_are_drawn() {
         let up = vec![1.0; 40];
-        assert_eq!(sign_test(&up, 0), 1e-4);
+        assert_eq!(sign_flip_test(&up, 0), 1e-4);
         let balanced: Vec<f64> = (0..40).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
-        assert!(sign_test(&balanced, 0) > 0.4);
-        assert_eq!(sign_test(&balanced, 3), sign_test(&balanced, 3));
+        assert!(sign_flip_test(&balanced, 0) > 0.4);
+        assert_eq!(sign_flip_test(&balanced, 3), sign_flip_test(&balanced, 3));
     }
 }

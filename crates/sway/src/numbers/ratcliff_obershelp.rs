@@ -13,7 +13,7 @@ const POPULARITY_FROM: usize = 200;
 ///
 /// The order matters: only the second text has popular characters, and of
 /// equally long blocks the first one in the first text counts.
-pub fn gestalt_ratio(first: &str, second: &str) -> f64 {
+pub fn ratcliff_obershelp(first: &str, second: &str) -> f64 {
     let first: Vec<char> = first.chars().collect();
     let second: Vec<char> = second.chars().collect();
     if first.is_empty() || second.is_empty() {
@@ -187,16 +187,16 @@ mod tests {
 
     #[test]
     fn known_ratios() {
-        assert_eq!(gestalt_ratio("abcd efgh", "abxd efgi"), 0.7777777777777778);
-        assert_eq!(gestalt_ratio("", "a"), 0.0);
-        assert_eq!(gestalt_ratio("a", ""), 0.0);
-        assert_eq!(gestalt_ratio("abc", "xyz"), 0.0);
+        assert_eq!(ratcliff_obershelp("abcd efgh", "abxd efgi"), 0.7777777777777778);
+        assert_eq!(ratcliff_obershelp("", "a"), 0.0);
+        assert_eq!(ratcliff_obershelp("a", ""), 0.0);
+        assert_eq!(ratcliff_obershelp("abc", "xyz"), 0.0);
         // Equal, although every character is popular.
         let long = "ab".repeat(150);
-        assert_eq!(gestalt_ratio(&long, &long), 1.0);
+        assert_eq!(ratcliff_obershelp(&long, &long), 1.0);
         // Popular characters begin no block: difflib says 0 here.
-        assert_eq!(gestalt_ratio(&format!("x{long}"), &format!("y{long}")), 0.0);
-        assert_eq!(gestalt_ratio("ünï ✓", "ünï ✗"), 0.8);
+        assert_eq!(ratcliff_obershelp(&format!("x{long}"), &format!("y{long}")), 0.0);
+        assert_eq!(ratcliff_obershelp("ünï ✓", "ünï ✗"), 0.8);
     }
 
     proptest! {
@@ -207,7 +207,7 @@ mod tests {
             let wanted = if a.is_empty() || b.is_empty() { 0.0 } else {
                 2.0 * by_definition(&a, &b, &|_| false) as f64 / (a.len() + b.len()) as f64
             };
-            prop_assert_eq!(gestalt_ratio(&first, &second), wanted);
+            prop_assert_eq!(ratcliff_obershelp(&first, &second), wanted);
         }
 
         #[test]
@@ -218,7 +218,7 @@ mod tests {
             let popular = |c: char| b.iter().filter(|other| **other == c).count() > most;
             let table: std::collections::HashSet<char> = ('a'..='z').filter(|c| popular(*c)).collect();
             let wanted = 2.0 * by_definition(&a, &b, &|c| table.contains(&c)) as f64 / (a.len() + b.len()) as f64;
-            prop_assert_eq!(gestalt_ratio(&first, &second), wanted);
+            prop_assert_eq!(ratcliff_obershelp(&first, &second), wanted);
         }
     }
 }

@@ -2,17 +2,17 @@
 
 /// `y = intercept + slope · x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
+pub struct LinearFit {
     /// Where it crosses `x = 0`.
     pub intercept: f64,
     /// How steep it is.
     pub slope: f64,
 }
 
-impl Line {
+impl LinearFit {
     /// The line nearest to some points. Nothing if there are fewer than two
     /// points or all have the same `x`.
-    pub fn through(x: &[f64], y: &[f64]) -> Option<Self> {
+    pub fn least_squares(x: &[f64], y: &[f64]) -> Option<Self> {
         let count = x.len().min(y.len());
         if count < 2 {
             return None;
@@ -30,7 +30,7 @@ impl Line {
 
     /// Which part of the points' variance the line explains, at least 0; all
     /// of it if they do not vary.
-    pub fn explained(&self, x: &[f64], y: &[f64]) -> f64 {
+    pub fn r_squared(&self, x: &[f64], y: &[f64]) -> f64 {
         let mean_y = y.iter().sum::<f64>() / y.len().max(1) as f64;
         let total: f64 = y.iter().map(|y| (y - mean_y) * (y - mean_y)).sum();
         if total <= 0.0 {
@@ -54,7 +54,7 @@ pub fn half_life(x: &[f64], values: &[f64]) -> Option<f64> {
         return None;
     }
     let logarithms: Vec<f64> = values.iter().map(|value| value.ln()).collect();
-    let line = Line::through(x, &logarithms)?;
+    let line = LinearFit::least_squares(x, &logarithms)?;
     (line.slope < 0.0).then(|| std::f64::consts::LN_2 * (-1.0 / line.slope))
 }
 
@@ -69,19 +69,19 @@ mod tests {
         assert!((found - 513.9689590661417).abs() < 1e-9, "{found}");
         let x = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25];
         let y = [0.0, 0.01, 0.03, 0.06, 0.09, 0.1];
-        let found = Line::through(&x, &y).unwrap().explained(&x, &y);
+        let found = LinearFit::least_squares(&x, &y).unwrap().r_squared(&x, &y);
         assert!((found - 0.9754318618042227).abs() < 1e-12, "{found}");
     }
 
     #[test]
     fn what_has_no_line_has_none() {
-        assert_eq!(Line::through(&[1.0], &[1.0]), None);
-        assert_eq!(Line::through(&[1.0, 1.0], &[1.0, 2.0]), None);
+        assert_eq!(LinearFit::least_squares(&[1.0], &[1.0]), None);
+        assert_eq!(LinearFit::least_squares(&[1.0, 1.0], &[1.0, 2.0]), None);
         assert_eq!(half_life(&[0.0, 1.0], &[1.0, 2.0]), None);
         assert_eq!(half_life(&[0.0, 1.0], &[1.0, 0.0]), None);
         assert_eq!(half_life(&[0.0, 1.0], &[1.0, 1.0]), None);
-        let flat = Line::through(&[0.0, 1.0], &[2.0, 2.0]).unwrap();
-        assert_eq!(flat.explained(&[0.0, 1.0], &[2.0, 2.0]), 1.0);
+        let flat = LinearFit::least_squares(&[0.0, 1.0], &[2.0, 2.0]).unwrap();
+        assert_eq!(flat.r_squared(&[0.0, 1.0], &[2.0, 2.0]), 1.0);
     }
 
     proptest! {
@@ -89,7 +89,7 @@ mod tests {
         fn points_on_a_line_give_that_line(intercept in -10f64..10.0, slope in -10f64..10.0, count in 2usize..20) {
             let x: Vec<f64> = (0..count).map(|i| i as f64).collect();
             let y: Vec<f64> = x.iter().map(|x| intercept + slope * x).collect();
-            let line = Line::through(&x, &y).unwrap();
+            let line = LinearFit::least_squares(&x, &y).unwrap();
             prop_assert!((line.intercept - intercept).abs() < 1e-9);
             prop_assert!((line.slope - slope).abs() < 1e-9);
         }
