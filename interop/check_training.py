@@ -67,7 +67,7 @@ def run_file(place, base, name, steps, family="llama", **more):
     folder = place / f"run-{name}"
     config = {
         "model": {"name": family, "weights_path": str(base)} | more,
-        "data": {"paths": [str(data)], "rows": "padded", "max_seq_len": WIDTH, "shuffle": False},
+        "data": {"paths": [str(data)], "packing": False, "max_seq_len": WIDTH, "shuffle": False},
         "train": {
             "max_steps": steps, "global_batch_size": ROWS, "schedule": {"kind": "constant"},
             "optimizer": {"lr": RATE, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY, "max_grad_norm": NORM},

@@ -1,50 +1,65 @@
-//! The file that says what is trained, on what, and how.
+//! The YAML config of a training run.
 //!
-//! Three sections: `model`, `data`, `train`. These types are the only place
-//! where keys, defaults and meanings are written down; the JSON schema and the
-//! reference page are made from them.
+//! It has three sections: `model`, `data` and `train`. The types define keys,
+//! defaults and descriptions; the JSON schema and the reference page are
+//! generated from them. [`read`] parses a config and reports every error at
+//! once.
 //!
-//! [`read`] makes one from a text, or says everything that is wrong with it.
+//! ```
+//! use weightloom_train::config::read;
+//!
+//! let yaml = "model: {name: llama}\ndata: {paths: [chats.jsonl], packing: false}";
+//! let config = read(yaml, "run.yaml", &["train.optimizer.lr=1e-4".to_owned()], &|_| None)?;
+//! assert_eq!(config.train.optimizer.lr, 1e-4);
+//! assert!(!config.data.packing);
+//!
+//! let errors = read("model: {name: llama}\ndata: {pths: [x]}", "run.yaml", &[], &|_| None);
+//! assert!(errors.unwrap_err().to_string().contains("data.pths"));
+//! # Ok::<(), weightloom_train::config::ConfigErrors>(())
+//! ```
 
 mod check;
 mod data;
 mod dump;
-mod fault;
 mod model;
 mod outline;
 mod read;
 mod reference;
+mod rule;
 mod train;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use dump::dump;
-pub(crate) use fault::divisors;
-pub use fault::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use outline::schema;
 pub use read::{read, read_file};
 pub use reference::reference;
+pub(crate) use rule::divisors;
+pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
 pub use weightloom_document::Place;
 pub use weightloom_document::variable::Lookup;
 
-pub use data::{DataConfig, DataType, Form, Masking, Rows};
+pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
 pub use model::{LoraConfig, ModelConfig};
 pub use train::{
-    Accelerator, Checkpointing, Decay, EvalConfig, LoggingConfig, OptimizerConfig, OptimizerKind,
-    PipelineSchedule, Precision, Recomputation, Resume, SampleConfig, ScheduleConfig, ScheduleKind,
-    TrainConfig,
+    Accelerator, CheckpointConfig, EvalConfig, GradientCheckpointing, LoggingConfig, PipelineSchedule,
+    Precision, Resume, SampleConfig, TrainConfig,
 };
 
-/// A training run.
+pub use crate::metrics::SinkKind;
+pub use crate::optimizer::{OptimizerConfig, OptimizerKind};
+pub use crate::schedule::{DecayType, ScheduleConfig, ScheduleKind};
+
+/// Config of a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What is trained.
+    /// The model to train.
     pub model: ModelConfig,
-    /// What it is trained on.
+    /// Training data.
     pub data: DataConfig,
-    /// How it is trained.
+    /// Training settings.
     #[serde(default)]
     pub train: TrainConfig,
 }

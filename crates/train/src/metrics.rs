@@ -1,15 +1,13 @@
-//! What a run tells of itself while it goes on.
+//! Metrics of a run: records, and the sinks that store them.
 //!
-//! A [`Record`] is what is known of one step. A [`Sink`] keeps records: as lines
-//! of JSON ([`Jsonl`]), or as TensorBoard's event files ([`TensorBoard`]). A
-//! [`Meter`] measures speed from tokens and seconds that it is given; nothing
-//! here looks at a clock except to date TensorBoard's events.
+//! A [`Record`] holds the metrics of one step. A [`Sink`] stores records: as
+//! JSON lines ([`Jsonl`]) or as TensorBoard event files ([`TensorBoard`]). To
+//! add a sink, write its file and add it to [`SinkKind`] and [`SinkKind::open`].
+//! A [`Meter`] computes throughput from the tokens and seconds it is given.
 //!
-//! A run that is resumed from a checkpoint of step `n` does the steps behind it
-//! again. Sinks are opened with that `n` and forget what came after it, so that
-//! no step is told twice.
+//! A run that resumes from step `n` repeats the steps after it. Sinks are opened
+//! with that `n` and discard later records, so no step appears twice.
 
-mod crc32c;
 mod error;
 mod event;
 mod jsonl;
@@ -20,6 +18,7 @@ mod tensorboard;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use error::MetricsError;
@@ -30,55 +29,73 @@ pub use tensorboard::TensorBoard;
 
 use crate::config::LoggingConfig;
 
-/// What is known of one step. What was not measured is left out.
+/// A built-in metric sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SinkKind {
+    /// `metrics.jsonl`, one JSON object per record.
+    Jsonl,
+    /// TensorBoard event files in `tensorboard/`.
+    Tensorboard,
+}
+
+impl SinkKind {
+    /// Opens the sink in the run's folder, for a run that continues after step
+    /// `after`.
+    pub fn open(self, folder: &Path, after: u64) -> Result<Box<dyn Sink>, MetricsError> {
+        Ok(match self {
+            Self::Jsonl => Box::new(Jsonl::open(&folder.join("metrics.jsonl"), after)?),
+            Self::Tensorboard => Box::new(TensorBoard::open(&folder.join("tensorboard"), after)?),
+        })
+    }
+}
+
+/// The metrics of one step. Unmeasured values are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Which step, counted from 1.
+    /// Step number, starting at 1.
     pub step: u64,
-    /// How often everything has been read, with what has been read of the
-    /// current time.
+    /// Epochs completed, including the fraction of the current one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<f64>,
-    /// The mean loss of the step's tokens.
+    /// Mean loss over the step's target tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// The learning rate that the step was taken with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// The norm of all gradients together, before they were clipped.
+    /// Norm of all gradients before clipping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradient_norm: Option<f64>,
-    /// Tokens that have been trained on since the first step.
+    /// Tokens since the first step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// Tokens in a second, over the last steps.
+    /// Throughput over the most recent steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
-    /// The share of what the machine can compute that the model's own
-    /// arithmetic takes.
+    /// Model flops utilization.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The most bytes that this process has had.
+    /// Peak memory of this process, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
-    /// How long the step took.
+    /// Duration of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// Other numbers, by name: `eval/loss`.
+    /// Other scalars by name, such as `eval/loss`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "numbers")]
     pub scalars: BTreeMap<String, f64>,
-    /// Texts, by name: `sample/0`.
+    /// Texts by name, such as `sample/0`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub texts: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// Nothing but which step it is.
+    /// An empty record of a step.
     pub fn new(step: u64) -> Self {
         Self { step, ..Self::default() }
     }
 
-    /// All numbers by name; those of training itself begin with `train/`.
+    /// All scalars by name; those of the training step start with `train/`.
     pub fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
         let own = [
             ("train/epoch", self.epoch),
@@ -96,21 +113,20 @@ impl Record {
     }
 }
 
-/// JSON has no word for what is not a number, so that is written as `null`.
+/// JSON cannot express NaN, which is stored as `null`.
 fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
     let read = BTreeMap::<String, Option<f64>>::deserialize(from)?;
     Ok(read.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
-/// Something that keeps records. What it was given is on disk, or at least with
-/// the system, when a call returns: a run may end at any time.
+/// Stores records. A record is on disk, or at least with the operating system,
+/// when `record` returns, because a run may be killed at any time.
 pub trait Sink: Send {
-    /// Keeps a record.
+    /// Stores a record.
     fn record(&mut self, record: &Record) -> Result<(), MetricsError>;
 }
 
-/// Several sinks: each gets everything. The first failure is told after all
-/// have been tried.
+/// Passes each record to every sink, then returns the first error.
 impl Sink for Vec<Box<dyn Sink>> {
     fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
         let tried: Vec<_> = self.iter_mut().map(|sink| sink.record(record)).collect();
@@ -118,18 +134,10 @@ impl Sink for Vec<Box<dyn Sink>> {
     }
 }
 
-/// The sinks that a configuration asks for, in a run's folder: `metrics.jsonl`,
-/// and event files in `tensorboard`. The run goes on after step `after`, which
-/// is 0 for one that begins.
+/// Opens the sinks of `report_to` in the run's folder. The run continues after
+/// step `after`, which is 0 for a new run.
 pub fn open(config: &LoggingConfig, folder: &Path, after: u64) -> Result<Vec<Box<dyn Sink>>, MetricsError> {
-    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
-    if config.jsonl {
-        sinks.push(Box::new(Jsonl::open(&folder.join("metrics.jsonl"), after)?));
-    }
-    if config.tensorboard {
-        sinks.push(Box::new(TensorBoard::open(&folder.join("tensorboard"), after)?));
-    }
-    Ok(sinks)
+    config.report_to.iter().map(|kind| kind.open(folder, after)).collect()
 }
 
 #[cfg(test)]
@@ -141,10 +149,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_says_which_files_are_written() {
-        for (jsonl, tensorboard) in [(false, false), (true, false), (false, true), (true, true)] {
+    fn report_to_selects_the_files() {
+        use SinkKind::{Jsonl, Tensorboard};
+        for report_to in [vec![], vec![Jsonl], vec![Tensorboard], vec![Jsonl, Tensorboard]] {
+            let (jsonl, tensorboard) = (report_to.contains(&Jsonl), report_to.contains(&Tensorboard));
             let folder = tempfile::tempdir().unwrap();
-            let config = LoggingConfig { jsonl, tensorboard, ..LoggingConfig::default() };
+            let config = LoggingConfig { report_to, ..LoggingConfig::default() };
             let mut sinks = open(&config, &folder.path().join("run"), 0).unwrap();
             sinks.record(&Record { loss: Some(1.0), ..Record::new(1) }).unwrap();
             assert_eq!(folder.path().join("run/metrics.jsonl").exists(), jsonl);
@@ -153,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_has_a_name() {
+    fn every_scalar_has_a_name() {
         let mut record = Record {
             step: 3,
             epoch: Some(0.5),
@@ -175,13 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_as_they_were_written() {
+    fn records_round_trip_through_json() {
         let mut record = Record { loss: Some(0.1 + 0.2), tokens: Some(u64::MAX), ..Record::new(9) };
         record.scalars.insert("eval/loss".to_owned(), 1e-300);
         record.texts.insert("sample/0".to_owned(), "a\nb \u{1f980}".to_owned());
         let line = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), record);
-        // What is not a number is told as such.
         record.loss = Some(f64::NAN);
         record.scalars.insert("eval/loss".to_owned(), f64::INFINITY);
         let read: Record = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
@@ -189,7 +198,7 @@ mod tests {
         assert!(read.scalars["eval/loss"].is_nan());
     }
 
-    /// Counts what it is given, and fails.
+    /// Counts its records and fails.
     struct Failing(Arc<Mutex<usize>>);
 
     impl Sink for Failing {
@@ -200,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sink_that_fails_does_not_keep_others_from_their_work() {
+    fn a_failing_sink_does_not_stop_the_others() {
         let count = Arc::new(Mutex::new(0));
         let sink = || Box::new(Failing(Arc::clone(&count))) as Box<dyn Sink>;
         let mut sinks = vec![sink(), sink()];

@@ -1,20 +1,24 @@
-//! What gradients do to weights.
+//! Optimizers, and their section of the config.
 //!
-//! An [`Optimizer`] changes one parameter at a time, in place, and says which
-//! tensors it keeps for it. It knows nothing of ranks: each rank gives it the
-//! part of a parameter that it holds, and every rule here acts on each element
-//! by itself, so parts come out as the whole would.
+//! An [`Optimizer`] updates one parameter at a time, in place, and names the
+//! state tensors it keeps for it. It does not know about ranks: each rank
+//! passes its own shard, and every rule here is elementwise, so shards are
+//! updated exactly as the whole parameter would be.
 //!
-//! Another optimizer is another file and one line in [`from_config`]. What the
-//! learning rate is at a step, and which parameters decay, is told from
-//! outside: [`LearningRate`](crate::schedule::LearningRate), [`WeightDecay`].
+//! To add an optimizer, write its file, and add it to [`OptimizerKind`] and
+//! [`from_config`] here. [`LearningRate`](crate::schedule::LearningRate) sets
+//! the learning rate of each step, [`WeightDecay`] the decay of each parameter.
 
 mod adamw;
 mod error;
 mod groups;
 mod pattern;
 mod sgd;
+#[cfg(test)]
+mod tests;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use weightloom_tensor::{Tensor, TensorError};
 
 pub use adamw::AdamW;
@@ -23,20 +27,80 @@ pub use groups::WeightDecay;
 pub use pattern::{PatternError, Patterns};
 pub use sgd::Sgd;
 
-use crate::config::{OptimizerConfig, OptimizerKind};
+/// Optimizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerConfig {
+    /// Update rule.
+    pub kind: OptimizerKind,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay rates of AdamW's running averages of the gradient and its square.
+    pub betas: [f64; 2],
+    /// Term added to AdamW's denominator for numerical stability.
+    pub eps: f64,
+    /// Momentum of SGD. 0 disables it.
+    pub momentum: f64,
+    /// Weight decay coefficient.
+    pub weight_decay: f64,
+    /// Parameters without weight decay, as patterns like those of
+    /// `freeze_modules`. One-dimensional parameters have none either, unless
+    /// `decay_all` is true.
+    pub no_decay: Vec<String>,
+    /// Apply weight decay to one-dimensional parameters (norms and biases) too.
+    pub decay_all: bool,
+    /// Maximum norm of all gradients together; larger gradients are scaled down
+    /// to it. 0 disables clipping.
+    pub max_grad_norm: f64,
+}
 
-/// A rule by which gradients change weights.
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::default(),
+            lr: 3e-4,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            momentum: 0.9,
+            weight_decay: 0.1,
+            no_decay: Vec::new(),
+            decay_all: false,
+            max_grad_norm: 1.0,
+        }
+    }
+}
+
+/// Update rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    #[default]
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+/// Builds the optimizer that a config selects.
+pub fn from_config(config: &OptimizerConfig) -> Result<Box<dyn Optimizer>, OptimizerError> {
+    error::check(config)?;
+    Ok(match config.kind {
+        OptimizerKind::Adamw => Box::new(AdamW { betas: config.betas, eps: config.eps }),
+        OptimizerKind::Sgd => Box::new(Sgd { momentum: config.momentum }),
+    })
+}
+
+/// An update rule with per-parameter state.
 pub trait Optimizer: Send + Sync {
-    /// Its name, as in the configuration.
+    /// The name in the config.
     fn name(&self) -> &'static str;
 
-    /// The tensors that it keeps for each parameter, in order, under the names
-    /// that PyTorch gives them. They are shaped like the parameter and begin
-    /// with zeros.
+    /// Names of the state tensors of each parameter, in order, as in PyTorch.
+    /// A state has the parameter's shape and starts at zero.
     fn states(&self) -> &'static [&'static str];
 
-    /// Changes a parameter and what is kept for it, in place where nobody else
-    /// holds them. All tensors have one shape and one dtype.
+    /// Updates a parameter and its states. Memory that other tensors share is
+    /// copied first. All tensors have the same shape and dtype.
     fn step(
         &self,
         step: &StepInfo,
@@ -46,212 +110,28 @@ pub trait Optimizer: Send + Sync {
     ) -> Result<(), TensorError>;
 }
 
-/// What a step is, apart from its gradients.
+/// The inputs of an optimizer step other than gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInfo {
-    /// Which step, counted from 1.
+    /// Step number, starting at 1.
     pub number: u64,
-    /// The step size.
     pub learning_rate: f64,
-    /// The share of a weight that a step of size 1 takes away.
     pub weight_decay: f64,
-    /// What gradients are multiplied by first: [`clip_factor`](crate::spec::clip_factor).
+    /// Factor applied to gradients first: [`clip_factor`](crate::spec::clip_factor).
     pub gradient_scale: f64,
 }
 
-/// The optimizer that a configuration asks for.
-pub fn from_config(config: &OptimizerConfig) -> Result<Box<dyn Optimizer>, OptimizerError> {
-    error::check(config)?;
-    Ok(match config.kind {
-        OptimizerKind::Adamw => Box::new(AdamW { betas: config.betas, eps: config.eps }),
-        OptimizerKind::Sgd => Box::new(Sgd { momentum: config.momentum }),
-    })
-}
-
-/// Zeros for everything that an optimizer keeps for a parameter.
+/// Zero-filled states for a parameter.
 pub fn initial_states(optimizer: &dyn Optimizer, parameter: &Tensor) -> Result<Vec<Tensor>, TensorError> {
     let zeros = || Tensor::zeros(parameter.dtype(), parameter.shape(), parameter.device());
     optimizer.states().iter().map(|_| zeros()).collect()
 }
 
-/// The tensors kept for a parameter, if they are as many as an optimizer keeps.
+/// The states as an array, if their number is right.
 fn exactly<'a, const COUNT: usize>(
     op: &'static str,
     states: &'a mut [Tensor],
 ) -> Result<&'a mut [Tensor; COUNT], TensorError> {
     let found = states.len();
     states.try_into().map_err(|_| TensorError::StateCount { op, expected: COUNT, found })
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-    use proptest::prelude::*;
-    use weightloom_errors::Hint as _;
-    use weightloom_layout::DType;
-    use weightloom_tensor::{Device, counted};
-
-    use super::*;
-
-    fn zeros(count: usize) -> Tensor {
-        Tensor::zeros(DType::F32, &[count], Device::Cpu).unwrap()
-    }
-
-    fn step() -> StepInfo {
-        StepInfo { number: 1, learning_rate: 0.1, weight_decay: 0.0, gradient_scale: 1.0 }
-    }
-
-    #[test]
-    fn a_configuration_says_which_and_what_is_kept() {
-        let adamw = from_config(&OptimizerConfig::default()).unwrap();
-        assert_eq!((adamw.name(), adamw.states()), ("adamw", &["exp_avg", "exp_avg_sq"][..]));
-        let sgd = OptimizerConfig { kind: OptimizerKind::Sgd, ..OptimizerConfig::default() };
-        let heavy = from_config(&sgd).unwrap();
-        assert_eq!((heavy.name(), heavy.states()), ("sgd", &["momentum_buffer"][..]));
-        let plain = from_config(&OptimizerConfig { momentum: 0.0, ..sgd }).unwrap();
-        assert_eq!((plain.name(), plain.states().len()), ("sgd", 0));
-        let states = initial_states(adamw.as_ref(), &zeros(3)).unwrap();
-        assert_eq!(states.iter().map(|x| x.to_vec::<f32>().unwrap()).collect::<Vec<_>>(), [[0.0; 3]; 2]);
-    }
-
-    #[test]
-    fn too_few_and_too_many_states_are_told() {
-        for (config, expected) in [(OptimizerKind::Adamw, 2), (OptimizerKind::Sgd, 1)] {
-            let config = OptimizerConfig { kind: config, ..OptimizerConfig::default() };
-            let optimizer = from_config(&config).unwrap();
-            for found in (0..4).filter(|found| *found != expected) {
-                let mut states: Vec<Tensor> = (0..found).map(|_| zeros(2)).collect();
-                let error = optimizer.step(&step(), &mut zeros(2), &zeros(2), &mut states).unwrap_err();
-                let op = optimizer.name();
-                assert_eq!(error, TensorError::StateCount { op, expected, found });
-                assert_eq!(error.hint().unwrap(), "give it one tensor for each name in its `states`");
-            }
-        }
-        let plain = Sgd { momentum: 0.0 };
-        let error = plain.step(&step(), &mut zeros(2), &zeros(2), &mut [zeros(2)]).unwrap_err();
-        assert_eq!(error.to_string(), "sgd keeps 0 tensors for each parameter, but 1 were given");
-    }
-
-    #[test]
-    fn gradients_of_another_shape_and_dtype_are_refused() {
-        let optimizer = Sgd { momentum: 0.9 };
-        let error = optimizer.step(&step(), &mut zeros(2), &zeros(3), &mut [zeros(2)]).unwrap_err();
-        assert!(matches!(error, TensorError::Shapes { op: "sgd", .. }), "{error}");
-        let error = optimizer.step(&step(), &mut zeros(2), &zeros(2), &mut [zeros(5)]).unwrap_err();
-        assert!(matches!(error, TensorError::Shapes { op: "sgd", .. }), "{error}");
-        let narrow = Tensor::zeros(DType::Bf16, &[2], Device::Cpu).unwrap();
-        assert!(optimizer.step(&step(), &mut zeros(2), &narrow, &mut [zeros(2)]).is_ok());
-        let other = Tensor::zeros(DType::F64, &[2], Device::Cpu).unwrap();
-        let error = optimizer.step(&step(), &mut zeros(2), &other, &mut [zeros(2)]).unwrap_err();
-        assert!(matches!(error, TensorError::DTypes { op: "sgd", .. }), "{error}");
-        let whole = || Tensor::zeros(DType::I64, &[2], Device::Cpu).unwrap();
-        let error = optimizer.step(&step(), &mut whole(), &whole(), &mut [whole()]).unwrap_err();
-        assert!(matches!(error, TensorError::DType { op: "sgd", dtype: DType::I64 }), "{error}");
-    }
-
-    #[test]
-    fn steps_are_taken_in_place_and_the_parameter_stays_one() {
-        for kind in [OptimizerKind::Adamw, OptimizerKind::Sgd] {
-            let optimizer = from_config(&OptimizerConfig { kind, ..OptimizerConfig::default() }).unwrap();
-            let mut parameter = Tensor::full(1.0, DType::F32, &[5], Device::Cpu).unwrap().requires_grad();
-            let mut states = initial_states(optimizer.as_ref(), &parameter).unwrap();
-            let gradient = Tensor::full(0.5, DType::F32, &[5], Device::Cpu).unwrap();
-            let address = |x: &Tensor| x.read_host(|bytes| bytes.as_ptr().addr()).unwrap();
-            let before: Vec<usize> = states.iter().chain([&parameter]).map(address).collect();
-            for number in 1..4 {
-                optimizer
-                    .step(&StepInfo { number, ..step() }, &mut parameter, &gradient, &mut states)
-                    .unwrap();
-            }
-            assert_eq!(states.iter().chain([&parameter]).map(address).collect::<Vec<_>>(), before);
-            assert!(parameter.is_parameter());
-            assert!(parameter.to_vec::<f32>().unwrap().iter().all(|x| *x < 1.0));
-        }
-    }
-
-    #[test]
-    fn scaling_on_the_way_is_scaling_before_bit_for_bit() {
-        let x: Vec<f32> = (0..97).map(|i| (i as f32 * 0.37).sin()).collect();
-        let gradient = Tensor::from_slice(&x, &[97]).unwrap();
-        for kind in [OptimizerKind::Adamw, OptimizerKind::Sgd] {
-            let optimizer = from_config(&OptimizerConfig { kind, ..OptimizerConfig::default() }).unwrap();
-            let after = |gradient: &Tensor, gradient_scale| {
-                let mut parameter = Tensor::full(1.0, DType::F32, &[97], Device::Cpu).unwrap();
-                let mut states = initial_states(optimizer.as_ref(), &parameter).unwrap();
-                let step = StepInfo { gradient_scale, weight_decay: 0.1, ..step() };
-                optimizer.step(&step, &mut parameter, gradient, &mut states).unwrap();
-                parameter.to_vec::<f32>().unwrap()
-            };
-            assert_eq!(after(&gradient, 0.3), after(&gradient.scale(0.3).unwrap(), 1.0));
-            assert_ne!(after(&gradient, 0.3), after(&gradient, 1.0));
-        }
-    }
-
-    #[test]
-    fn a_step_of_tensors_without_data_is_counted() {
-        let meta = || Tensor::zeros(DType::F32, &[1000], Device::Meta).unwrap();
-        let (done, costs) = counted(|| {
-            Sgd { momentum: 0.9 }.step(&step(), &mut meta(), &meta(), &mut [meta()])?;
-            Sgd { momentum: 0.0 }.step(&step(), &mut meta(), &meta(), &mut [])
-        });
-        done.unwrap();
-        // Gradient, parameter and sum are read, parameter and sum written;
-        // without momentum there is no sum.
-        let sgd = costs.by_kernel().find(|(kernel, _)| *kernel == "sgd").unwrap().1;
-        assert_eq!((sgd.launches, sgd.bytes), (2, 4000 * (5 + 3)));
-    }
-
-    #[test]
-    fn whoever_holds_the_old_elements_keeps_them() {
-        let mut parameter = Tensor::full(1.0, DType::F32, &[5], Device::Cpu).unwrap();
-        let held = parameter.clone();
-        let gradient = Tensor::full(0.5, DType::F32, &[5], Device::Cpu).unwrap();
-        Sgd { momentum: 0.0 }.step(&step(), &mut parameter, &gradient, &mut []).unwrap();
-        assert_eq!(held.to_vec::<f32>().unwrap(), [1.0; 5]);
-        assert_eq!(parameter.to_vec::<f32>().unwrap(), [0.95; 5]);
-    }
-
-    proptest! {
-        /// One number at a time, in f64, written from the papers.
-        #[test]
-        fn steps_are_what_the_formulas_say(
-            start in -2.0..2.0f64,
-            gradients in prop::collection::vec(-3.0..3.0f64, 1..8),
-            lr in 0.0..0.2f64,
-            decay in 0.0..0.5f64,
-            scale in 0.1..1.0f64,
-            momentum in 0.0..0.99f64,
-            betas in [0.0..0.99f64, 0.5..0.999f64],
-        ) {
-            let adamw = AdamW { betas, eps: 1e-8 };
-            let sgd = Sgd { momentum };
-            let (mut p, mut mean, mut square) = (start, 0.0, 0.0);
-            let (mut q, mut sum) = (start, 0.0);
-            let scalar = |x: f64| Tensor::scalar(x).unwrap();
-            let (mut of_adamw, mut of_sgd) = (scalar(start), scalar(start));
-            let mut adamw_states = initial_states(&adamw, &of_adamw).unwrap();
-            let mut sgd_states = initial_states(&sgd, &of_sgd).unwrap();
-            for (number, gradient) in (1..).zip(&gradients) {
-                let g = gradient * scale;
-                mean = betas[0] * mean + (1.0 - betas[0]) * g;
-                square = betas[1] * square + (1.0 - betas[1]) * g * g;
-                let corrected = mean / (1.0 - betas[0].powi(number));
-                let root = (square / (1.0 - betas[1].powi(number))).sqrt();
-                p = p - lr * decay * p - lr * corrected / (root + 1e-8);
-                sum = momentum * sum + g + decay * q;
-                q -= lr * sum;
-
-                let info = StepInfo {
-                    number: number as u64, learning_rate: lr, weight_decay: decay, gradient_scale: scale,
-                };
-                adamw.step(&info, &mut of_adamw, &scalar(*gradient), &mut adamw_states).unwrap();
-                sgd.step(&info, &mut of_sgd, &scalar(*gradient), &mut sgd_states).unwrap();
-                // Roundings of the order of operations alone. AdamW divides by
-                // the root of what may nearly vanish, so it gets more room.
-                prop_assert!((of_adamw.item::<f64>().unwrap() - p).abs() < 1e-9);
-                prop_assert!((of_sgd.item::<f64>().unwrap() - q).abs() < 1e-12 * (1.0 + q.abs() + sum.abs()));
-            }
-        }
-    }
 }

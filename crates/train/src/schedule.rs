@@ -1,46 +1,87 @@
-//! The learning rate as a function of the step.
+//! Learning-rate schedules, and their section of the config.
 //!
-//! Steps are counted from 1, and the rate of step `n` is what transformers'
-//! `get_*_schedule_with_warmup` give for `n - 1`: what has been done before a
-//! step decides its rate. So:
+//! Steps count from 1. The rate of step `n` is what transformers'
+//! `get_*_schedule_with_warmup` return for `n - 1`, the number of steps done
+//! before it:
 //!
-//! - With `warmup_steps: w`, step `n` of the first `w` has `(n - 1) / w` of the
-//!   highest rate. The first step of a warmup has rate 0, which still fills the
-//!   optimizer's means; step `w + 1` is the first with the highest rate.
-//! - Without a warmup the first step has the highest rate.
-//! - The last step of all is one short of the lowest rate, which is reached
-//!   behind the end. A run that is given more steps later goes on from there
-//!   with the lowest.
+//! - With `warmup_steps: w`, step `n` of the first `w` uses `(n - 1) / w` of the
+//!   peak rate. The first step has rate 0 and still updates the optimizer's
+//!   states; step `w + 1` is the first at the peak.
+//! - Without warmup the first step has the peak rate.
+//! - The last step is one short of the lowest rate. A run that is extended
+//!   later continues with the lowest rate.
 //!
-//! Unlike transformers' `wsd`, every warmup rises from zero, as the
-//! configuration says, not from the lowest rate.
+//! Unlike transformers' `wsd`, every warmup starts at zero, not at the lowest
+//! rate.
 //!
-//! Nothing is remembered between steps: a run that is resumed has the rates it
-//! would have had.
+//! A rate depends only on the step, so a resumed run has the rates of an
+//! uninterrupted one.
 
 use std::f64::consts::PI;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use weightloom_errors::Hint;
 
-use crate::config::{Decay, ScheduleConfig, ScheduleKind};
+/// Learning-rate schedule.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleConfig {
+    /// Shape of the schedule after warmup.
+    pub kind: ScheduleKind,
+    /// Steps of linear warmup from zero.
+    pub warmup_steps: u64,
+    /// Final learning rate as a fraction of the peak.
+    pub min_lr_ratio: f64,
+    /// Steps of decay at the end, for `wsd`. Defaults to a fifth of all steps.
+    pub decay_steps: Option<u64>,
+    /// Shape of the decay, for `wsd`.
+    pub decay_type: DecayType,
+}
 
-/// Why there is no such schedule.
+/// Shape of the schedule after warmup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// DecayType along half a cosine wave.
+    #[default]
+    Cosine,
+    /// DecayType linearly.
+    Linear,
+    /// Warmup, stable, decay: constant until the last `decay_steps`.
+    Wsd,
+    /// No decay.
+    Constant,
+}
+
+/// Shape of the decay, for `wsd`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayType {
+    /// Linear.
+    #[default]
+    Linear,
+    /// Half a cosine wave.
+    Cosine,
+    /// One minus the square root of the progress.
+    Sqrt,
+}
+
+/// A schedule that does not fit the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ScheduleError {
-    /// A lowest rate that is no share of the highest.
-    #[error("`train.schedule.min_ratio` is {found}")]
+    #[error("invalid `train.schedule.min_lr_ratio`: {found} is not between 0 and 1")]
     MinRatio { found: String },
-    /// Phases that are together longer than the run.
-    #[error("{warmup} steps of warmup and {decay} of decay do not fit in {total} steps")]
+    #[error("cannot fit {warmup} warmup steps and {decay} decay steps into {total} steps")]
     NoRoom { warmup: u64, decay: u64, total: u64 },
 }
 
 impl Hint for ScheduleError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::MinRatio { .. } => "set `train.schedule.min_ratio` to a number from 0 to 1".to_owned(),
+            Self::MinRatio { .. } => "set `train.schedule.min_lr_ratio` to a number from 0 to 1".to_owned(),
             Self::NoRoom { warmup, total, .. } => match total.saturating_sub(*warmup) {
                 0 => format!("set `train.schedule.warmup_steps` below {total}"),
                 left => format!("set `train.schedule.decay_steps` to at most {left}"),
@@ -49,20 +90,19 @@ impl Hint for ScheduleError {
     }
 }
 
-/// The learning rate of every step.
+/// The learning rate as a function of the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearningRate {
-    highest: f64,
-    lowest_ratio: f64,
+    peak: f64,
+    min_lr_ratio: f64,
     warmup: u64,
-    /// Steps before it falls.
+    /// Steps at the peak rate.
     stable: u64,
-    /// Steps in which it falls.
-    falling: u64,
+    decay: u64,
     shape: Shape,
 }
 
-/// How it falls.
+/// Shape of the decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Flat,
@@ -72,10 +112,10 @@ enum Shape {
 }
 
 impl LearningRate {
-    /// The rates of a run of `total` steps whose highest is `highest`.
-    pub fn new(highest: f64, config: &ScheduleConfig, total: u64) -> Result<Self, ScheduleError> {
-        if !(0.0..=1.0).contains(&config.min_ratio) {
-            return Err(ScheduleError::MinRatio { found: config.min_ratio.to_string() });
+    /// The schedule of a run of `total` steps with this peak rate.
+    pub fn new(peak: f64, config: &ScheduleConfig, total: u64) -> Result<Self, ScheduleError> {
+        if !(0.0..=1.0).contains(&config.min_lr_ratio) {
+            return Err(ScheduleError::MinRatio { found: config.min_lr_ratio.to_string() });
         }
         let warmup = config.warmup_steps;
         let after = total.saturating_sub(warmup);
@@ -89,19 +129,18 @@ impl LearningRate {
                     .checked_sub(decay)
                     .filter(|_| warmup <= total)
                     .ok_or(ScheduleError::NoRoom { warmup, decay, total })?;
-                (stable, config.decay.into())
+                (stable, config.decay_type.into())
             }
         };
-        let falling = after - stable;
-        Ok(Self { highest, lowest_ratio: config.min_ratio, warmup, stable, falling, shape })
+        Ok(Self { peak, min_lr_ratio: config.min_lr_ratio, warmup, stable, decay: after - stable, shape })
     }
 
-    /// The rate of a step, counted from 1.
+    /// The rate of a step, counting from 1.
     pub fn at(&self, step: u64) -> f64 {
-        self.highest * self.ratio(step.saturating_sub(1))
+        self.peak * self.ratio(step.saturating_sub(1))
     }
 
-    /// The share of the highest rate after so many steps.
+    /// The fraction of the peak rate after `done` steps.
     fn ratio(&self, done: u64) -> f64 {
         if done < self.warmup {
             return done as f64 / self.warmup as f64;
@@ -109,28 +148,28 @@ impl LearningRate {
         if self.shape == Shape::Flat {
             return 1.0;
         }
-        let Some(fallen) = (done - self.warmup).checked_sub(self.stable) else { return 1.0 };
-        // A fall of no steps is a fall at once.
-        if fallen >= self.falling {
-            return self.lowest_ratio;
+        let Some(decayed) = (done - self.warmup).checked_sub(self.stable) else { return 1.0 };
+        // A decay of zero steps ends at once.
+        if decayed >= self.decay {
+            return self.min_lr_ratio;
         }
-        let progress = fallen as f64 / self.falling as f64;
+        let progress = decayed as f64 / self.decay as f64;
         let left = match self.shape {
             Shape::Flat => 1.0,
             Shape::Linear => 1.0 - progress,
             Shape::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
             Shape::Sqrt => 1.0 - progress.sqrt(),
         };
-        left * (1.0 - self.lowest_ratio) + self.lowest_ratio
+        left * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
     }
 }
 
-impl From<Decay> for Shape {
-    fn from(decay: Decay) -> Self {
+impl From<DecayType> for Shape {
+    fn from(decay: DecayType) -> Self {
         match decay {
-            Decay::Linear => Self::Linear,
-            Decay::Cosine => Self::Cosine,
-            Decay::Sqrt => Self::Sqrt,
+            DecayType::Linear => Self::Linear,
+            DecayType::Cosine => Self::Cosine,
+            DecayType::Sqrt => Self::Sqrt,
         }
     }
 }
@@ -145,14 +184,14 @@ mod tests {
 
     const KINDS: [ScheduleKind; 4] =
         [ScheduleKind::Cosine, ScheduleKind::Linear, ScheduleKind::Wsd, ScheduleKind::Constant];
-    const DECAYS: [Decay; 3] = [Decay::Linear, Decay::Cosine, Decay::Sqrt];
+    const DECAYS: [DecayType; 3] = [DecayType::Linear, DecayType::Cosine, DecayType::Sqrt];
 
     fn plain(kind: ScheduleKind) -> ScheduleConfig {
         ScheduleConfig { kind, ..ScheduleConfig::default() }
     }
 
     #[test]
-    fn the_first_steps_are_as_written_down() {
+    fn warmup_starts_at_zero_and_ends_at_the_peak() {
         for kind in KINDS {
             assert_eq!(LearningRate::new(0.5, &plain(kind), 10).unwrap().at(1), 0.5);
             let warm = ScheduleConfig { warmup_steps: 4, ..plain(kind) };
@@ -162,12 +201,15 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_is_none_is_an_error() {
-        for min_ratio in [-0.1, 1.1, f64::NAN] {
-            let config = ScheduleConfig { min_ratio, ..ScheduleConfig::default() };
+    fn min_lr_ratio_must_be_a_fraction() {
+        for min_lr_ratio in [-0.1, 1.1, f64::NAN] {
+            let config = ScheduleConfig { min_lr_ratio, ..ScheduleConfig::default() };
             let error = LearningRate::new(1.0, &config, 10).unwrap_err();
-            assert_eq!(error.to_string(), format!("`train.schedule.min_ratio` is {min_ratio}"));
-            assert_eq!(error.hint().unwrap(), "set `train.schedule.min_ratio` to a number from 0 to 1");
+            assert_eq!(
+                error.to_string(),
+                format!("invalid `train.schedule.min_lr_ratio`: {min_lr_ratio} is not between 0 and 1")
+            );
+            assert_eq!(error.hint().unwrap(), "set `train.schedule.min_lr_ratio` to a number from 0 to 1");
         }
     }
 
@@ -180,12 +222,12 @@ mod tests {
         };
         let error = LearningRate::new(1.0, &config(3, Some(8)), 10).unwrap_err();
         assert_eq!(error, ScheduleError::NoRoom { warmup: 3, decay: 8, total: 10 });
-        assert_eq!(error.to_string(), "3 steps of warmup and 8 of decay do not fit in 10 steps");
+        assert_eq!(error.to_string(), "cannot fit 3 warmup steps and 8 decay steps into 10 steps");
         assert_eq!(error.hint().unwrap(), "set `train.schedule.decay_steps` to at most 7");
         let error = LearningRate::new(1.0, &config(30, None), 10).unwrap_err();
         assert_eq!(error.hint().unwrap(), "set `train.schedule.warmup_steps` below 10");
         assert!(LearningRate::new(1.0, &config(3, Some(7)), 10).is_ok());
-        // A fifth of all, or less where a warmup leaves less.
+        // The default is a fifth of all steps, or fewer if warmup leaves fewer.
         assert!(LearningRate::new(1.0, &config(9, None), 10).is_ok());
     }
 
@@ -201,27 +243,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rates_rise_then_fall_within_bounds_without_leaps(
+        fn rates_rise_then_decay_within_bounds_without_jumps(
             kind in 0..4usize,
             decay in 0..3usize,
             total in 1..200u64,
             warmup_share in 0.0..1.0f64,
             decay_share in 0.0..1.0f64,
-            min_ratio in 0.0..1.0f64,
+            min_lr_ratio in 0.0..1.0f64,
         ) {
             let (kind, decay) = (KINDS[kind], DECAYS[decay]);
             let warmup = (total as f64 * warmup_share) as u64;
             let decay_steps = ((total - warmup) as f64 * decay_share) as u64;
             let config = ScheduleConfig {
-                kind, warmup_steps: warmup, min_ratio, decay_steps: Some(decay_steps), decay,
+                kind, warmup_steps: warmup, min_lr_ratio, decay_steps: Some(decay_steps), decay_type: decay,
             };
             let rate = LearningRate::new(1.0, &config, total).unwrap();
-            let falling = if kind == ScheduleKind::Wsd { decay_steps } else { total - warmup };
-            // The steepest that each shape is within one step.
-            let steepest = 1.0 / falling.max(1) as f64;
+            let decaying = if kind == ScheduleKind::Wsd { decay_steps } else { total - warmup };
+            // The largest change of each shape within one step.
+            let steepest = 1.0 / decaying.max(1) as f64;
             let steepest = match kind {
                 ScheduleKind::Constant => 0.0,
-                ScheduleKind::Wsd if decay == Decay::Sqrt => steepest.sqrt(),
+                ScheduleKind::Wsd if decay == DecayType::Sqrt => steepest.sqrt(),
                 _ => steepest * PI / 2.0,
             };
             for step in 1..total + 3 {
@@ -230,23 +272,23 @@ mod tests {
                 if step <= warmup {
                     prop_assert!(next > now && next - now <= 1.0 / warmup as f64 + 1e-12);
                 } else if step <= total {
-                    prop_assert!(now >= min_ratio - 1e-15, "{}", now);
+                    prop_assert!(now >= min_lr_ratio - 1e-15, "{}", now);
                     prop_assert!(next <= now && now - next <= steepest + 1e-12, "{} {}", now, next);
                 }
             }
-            // The highest once the warmup is over, the lowest behind the end.
-            prop_assert!(warmup == total || rate.at(warmup + 1) == 1.0 || falling == 0);
-            let last = if kind == ScheduleKind::Constant { 1.0 } else { min_ratio };
+            // The peak once warmup is over, the lowest rate after the end.
+            prop_assert!(warmup == total || rate.at(warmup + 1) == 1.0 || decaying == 0);
+            let last = if kind == ScheduleKind::Constant { 1.0 } else { min_lr_ratio };
             prop_assert_eq!(rate.at(total + 1), last);
             prop_assert_eq!(rate.at(total + 1000), last);
         }
 
         #[test]
-        fn the_highest_rate_is_a_factor(highest in 0.0..10.0f64, step in 0..60u64) {
+        fn rates_are_proportional_to_the_peak(peak in 0.0..10.0f64, step in 0..60u64) {
             let config = ScheduleConfig { warmup_steps: 5, ..ScheduleConfig::default() };
             let one = LearningRate::new(1.0, &config, 50).unwrap();
-            let many = LearningRate::new(highest, &config, 50).unwrap();
-            prop_assert_eq!(many.at(step), highest * one.at(step));
+            let many = LearningRate::new(peak, &config, 50).unwrap();
+            prop_assert_eq!(many.at(step), peak * one.at(step));
         }
     }
 }

@@ -337,7 +337,7 @@ impl<'a> Run<'a> {
         self.progress.targets += stepped.targets;
         let reading = self.meter.step(tokens, begin.elapsed().as_secs_f64());
         self.tell(callbacks, |callback, view| callback.step_end(view, &stepped))?;
-        let every = self.config.train.logging.log_steps.max(1);
+        let every = self.config.train.logging.logging_steps.max(1);
         if number.is_multiple_of(every) || number == self.total || number == 1 {
             let record = Record {
                 epoch: Some(position.epoch as f64),

@@ -88,7 +88,7 @@ model:
   lora: {rank: 0, dropout: 1.5}
 data:
   max_seq_len: 1
-  form: caht
+  format: caht
 train:
   lr: 3
   global_batch_size: eight
@@ -103,7 +103,7 @@ train:
   accelerator: {cp: 2, tp: 2.5}
   epochs: ${env:EPOCHS}
 ";
-    let errors = changed(text, &["train.max_stps=3", "train.schedule.min_ratio=2", "oops"]).unwrap_err();
+    let errors = changed(text, &["train.max_stps=3", "train.schedule.min_lr_ratio=2", "oops"]).unwrap_err();
     let expected = "\
 21 faults in the configuration
   run.yaml:1:1: model.name: is missing
@@ -118,7 +118,7 @@ train:
     hint: name files or folders, or set `data.type` to `dummy`
   run.yaml:5:16: data.max_seq_len: 1 is less than 2
     hint: write 2 or more
-  run.yaml:6:9: data.form: `caht` is none of `auto`, `text`, `prompt_completion`, `chat`
+  run.yaml:6:11: data.format: `caht` is none of `auto`, `text`, `prompt_completion`, `chat`
     hint: write `chat`
   run.yaml:8:3: train.lr: there is no such key
     hint: there is `train.optimizer.lr`
@@ -141,7 +141,7 @@ train:
     hint: set it, or write `${env:EPOCHS:…}` with what holds then
   override `train.max_stps=3`: train.max_stps: there is no such key
     hint: write `max_steps`
-  override `train.schedule.min_ratio=2`: train.schedule.min_ratio: 2 is not a number from 0 to 1
+  override `train.schedule.min_lr_ratio=2`: train.schedule.min_lr_ratio: 2 is not a number from 0 to 1
     hint: write a number from 0 to 1
   override `oops`: there is no `=` in it
     hint: write key=value: train.optimizer.lr=1e-4";
@@ -302,7 +302,7 @@ fn overrides_reach_everything() {
         .layer_split,
         Some(vec![3, 4])
     );
-    assert!(train(&["train.logging.check_numbers=true"]).logging.check_numbers);
+    assert!(train(&["train.logging.nan_check=true"]).logging.nan_check);
     let data = |changes: &[&str]| good(changes).data;
     assert_eq!(data(&["data.paths=[a, b]"]).paths, ["a", "b"]);
     assert_eq!(data(&["data.paths.0=a", "data.paths.1=b"]).paths, ["a", "b"]);
@@ -421,15 +421,15 @@ fn values_that_make_no_sense_are_told() {
         ("train.accelerator.tp", 1),
         ("train.accelerator.pp", 1),
         ("train.accelerator.vpp", 1),
-        ("train.logging.log_steps", 1),
+        ("train.logging.logging_steps", 1),
         ("model.lora.rank", 1),
     ] {
         check(&format!("{key}=0"), key, below(0, least));
     }
     check("data.max_seq_len=1", "data.max_seq_len", below(1, 2));
     check(
-        "train.eval.samples.prompts=[x] train.eval.samples.max_tokens=0",
-        "train.eval.samples.max_tokens",
+        "train.eval.samples.prompts=[x] train.eval.samples.max_new_tokens=0",
+        "train.eval.samples.max_new_tokens",
         below(0, 1),
     );
     let outside = |found: &str, wanted| Rule::Outside { found: found.to_owned(), wanted };
@@ -441,7 +441,7 @@ fn values_that_make_no_sense_are_told() {
         ("train.optimizer.momentum", ["-0.1", "1"], "a number from 0 to below 1"),
         ("train.optimizer.weight_decay", ["-0.1", "-5"], "0 or more"),
         ("train.optimizer.max_grad_norm", ["-0.1", "-5"], "0 or more"),
-        ("train.schedule.min_ratio", ["-0.1", "1.5"], "a number from 0 to 1"),
+        ("train.schedule.min_lr_ratio", ["-0.1", "1.5"], "a number from 0 to 1"),
         ("train.logging.peak_tflops", ["0", "-1"], "a positive number"),
         ("train.eval.samples.temperature", ["-0.5", "-1"], "0 or more"),
         ("model.lora.dropout", ["-0.1", "1"], "a number from 0 to below 1"),

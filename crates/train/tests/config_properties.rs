@@ -11,9 +11,9 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    Accelerator, Checkpointing, ConfigErrors, DataConfig, DataType, Form, LoraConfig, Masking, ModelConfig,
-    OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, Rows, SampleConfig, TrainConfig, dump,
-    read, schema,
+    Accelerator, CheckpointConfig, ConfigErrors, DataConfig, DataFormat, DataType, LoraConfig, ModelConfig,
+    OptimizerConfig, OptimizerKind, PipelineSchedule, Problem, Resume, SampleConfig, TrainConfig, TrainOn,
+    dump, read, schema,
 };
 
 fn none(_: &str) -> Option<String> {
@@ -246,19 +246,24 @@ fn model() -> impl Strategy<Value = ModelConfig> {
 fn data() -> impl Strategy<Value = DataConfig> {
     let words = (
         proptest::sample::select(vec![DataType::Files, DataType::Dummy]),
-        proptest::sample::select(vec![Form::Auto, Form::Text, Form::PromptCompletion, Form::Chat]),
-        proptest::sample::select(vec![Rows::Packed, Rows::Padded]),
-        proptest::sample::select(vec![Masking::Answers, Masking::None]),
+        proptest::sample::select(vec![
+            DataFormat::Auto,
+            DataFormat::Text,
+            DataFormat::PromptCompletion,
+            DataFormat::Chat,
+        ]),
+        any::<bool>(),
+        proptest::sample::select(vec![TrainOn::Completions, TrainOn::All]),
     );
     (words, vec(name(), 1..4), 2usize..99, option::of(any::<u64>()), option::of(text())).prop_map(
-        |((r#type, form, rows, masking), paths, max_seq_len, seed, separator)| DataConfig {
+        |((r#type, format, packing, train_on), paths, max_seq_len, seed, separator)| DataConfig {
             r#type,
             eval_paths: paths.clone(),
             paths,
-            form,
+            format,
             max_seq_len,
-            rows,
-            masking,
+            packing,
+            train_on,
             shuffle: max_seq_len.is_multiple_of(2),
             seed,
             chat_template: None,
@@ -285,9 +290,9 @@ fn config() -> impl Strategy<Value = Config> {
                 kind: OptimizerKind::Sgd,
                 ..OptimizerConfig::default()
             };
-            train.schedule.min_ratio = share;
+            train.schedule.min_lr_ratio = share;
             train.checkpoint =
-                Checkpointing { output_dir, resume: Resume::Always, ..Checkpointing::default() };
+                CheckpointConfig { output_dir, resume: Resume::Always, ..CheckpointConfig::default() };
             train.eval.samples = SampleConfig { prompts, ..SampleConfig::default() };
             train
         },

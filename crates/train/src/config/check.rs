@@ -1,17 +1,16 @@
-//! Whether values make sense together, as far as that can be known without a
-//! model and without ranks.
+//! Checks of config values that need neither a model nor ranks.
 
 use weightloom_document::Place;
 
-use super::fault::{ConfigErrors, ConfigFault, Problem, Rule};
+use super::rule::{ConfigErrors, ConfigFault, Problem, Rule};
 use super::{
     Accelerator, Config, DataType, LoraConfig, OptimizerConfig, PipelineSchedule, Resume, ScheduleKind,
 };
 
 impl Config {
-    /// Whether values make sense, as far as that can be known without a model
-    /// and without ranks. [`read`](super::read) has done it already; this is
-    /// for configurations that are made in code.
+    /// Checks all values, as far as that needs neither a model nor ranks.
+    /// [`read`](super::read) does the same; call this for a config built in
+    /// code.
     pub fn check(&self) -> Result<(), ConfigErrors> {
         let errors: Vec<ConfigFault> = broken_rules(self)
             .into_iter()
@@ -25,10 +24,10 @@ impl Config {
     }
 }
 
-/// A rule that does not hold.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
-    /// The keys that it is about. The first one is at fault.
+    /// The keys involved, the one to report first.
     pub paths: Vec<String>,
     pub rule: Rule,
 }
@@ -39,7 +38,7 @@ impl Broken {
     }
 }
 
-/// Every rule that does not hold.
+/// All violated rules.
 pub(super) fn broken_rules(config: &Config) -> Vec<Broken> {
     let mut rules = Rules { broken: Vec::new() };
     rules.model(config);
@@ -48,7 +47,7 @@ pub(super) fn broken_rules(config: &Config) -> Vec<Broken> {
     rules.accelerator(&config.train.accelerator);
     rules.optimizer(&config.train.optimizer);
     rules.schedule(config);
-    rules.rest(config);
+    rules.output(config);
     rules.broken
 }
 
@@ -56,31 +55,31 @@ struct Rules {
     broken: Vec<Broken>,
 }
 
-/// A number that is neither infinite nor less than nothing.
-fn is_amount(value: f64) -> bool {
+/// Whether a number is finite and not negative.
+fn is_non_negative(value: f64) -> bool {
     value.is_finite() && value >= 0.0
 }
 
 impl Rules {
-    fn tell(&mut self, paths: &[&str], rule: Rule) {
+    fn report(&mut self, paths: &[&str], rule: Rule) {
         self.broken.push(Broken { paths: paths.iter().map(|path| (*path).to_owned()).collect(), rule });
     }
 
     fn at_least(&mut self, path: &str, found: u64, least: u64) {
         if found < least {
-            self.tell(&[path], Rule::Below { found, least });
+            self.report(&[path], Rule::Below { found, least });
         }
     }
 
     fn number(&mut self, path: &str, found: f64, wanted: &'static str, fits: impl Fn(f64) -> bool) {
         if !fits(found) {
-            self.tell(&[path], Rule::Outside { found: found.to_string(), wanted });
+            self.report(&[path], Rule::Outside { found: found.to_string(), wanted });
         }
     }
 
     fn not_empty(&mut self, path: &str, text: &str, advice: &'static str) {
         if text.trim().is_empty() {
-            self.tell(&[path], Rule::Empty { advice });
+            self.report(&[path], Rule::Empty { advice });
         }
     }
 
@@ -97,7 +96,7 @@ impl Rules {
 
     fn model(&mut self, config: &Config) {
         let model = &config.model;
-        self.not_empty("model.name", &model.name, "name a model: llama");
+        self.not_empty("model.name", &model.name, "name a model, such as llama");
         let texts = [
             ("model.arch", &model.arch),
             ("model.weights_path", &model.weights_path),
@@ -105,12 +104,16 @@ impl Rules {
         ];
         for (path, text) in texts {
             if let Some(text) = text {
-                self.not_empty(path, text, "write null, or leave it out");
+                self.not_empty(path, text, "set it to null, or remove it");
             }
         }
-        self.none_empty("model.freeze_modules", &model.freeze_modules, "name parameters: model.layers.0");
+        self.none_empty(
+            "model.freeze_modules",
+            &model.freeze_modules,
+            "name parameters, such as model.layers.0",
+        );
         if model.tp_plan.keys().any(|pattern| pattern.trim().is_empty()) {
-            self.tell(&["model.tp_plan"], Rule::Empty { advice: "name the parameter that is shared" });
+            self.report(&["model.tp_plan"], Rule::Empty { advice: "name the parameter to shard" });
         }
         if let Some(lora) = &model.lora {
             self.lora(lora);
@@ -127,11 +130,11 @@ impl Rules {
         });
         let path = "model.lora.target_modules";
         if lora.target_modules.is_empty() {
-            self.tell(&[path], Rule::Empty { advice: "name modules: q_proj" });
+            self.report(&[path], Rule::Empty { advice: "name modules, such as q_proj" });
         }
-        self.none_empty(path, &lora.target_modules, "name modules: q_proj");
+        self.none_empty(path, &lora.target_modules, "name modules, such as q_proj");
         if let Some(text) = &lora.adapter_path {
-            self.not_empty("model.lora.adapter_path", text, "write null, or leave it out");
+            self.not_empty("model.lora.adapter_path", text, "set it to null, or remove it");
         }
     }
 
@@ -139,13 +142,13 @@ impl Rules {
         let data = &config.data;
         self.at_least("data.max_seq_len", data.max_seq_len as u64, 2);
         if data.r#type == DataType::Files && data.paths.is_empty() {
-            let advice = "name files or folders, or set `data.type` to `dummy`";
-            self.tell(&["data.paths", "data.type"], Rule::Empty { advice });
+            let advice = "list files or folders, or set `data.type` to `dummy`";
+            self.report(&["data.paths", "data.type"], Rule::Empty { advice });
         }
         self.none_empty("data.paths", &data.paths, "name a file or a folder");
         self.none_empty("data.eval_paths", &data.eval_paths, "name a file or a folder");
         if let Some(text) = &data.chat_template {
-            self.not_empty("data.chat_template", text, "write null, or leave it out");
+            self.not_empty("data.chat_template", text, "set it to null, or remove it");
         }
     }
 
@@ -154,7 +157,7 @@ impl Rules {
         if let Some(steps) = train.max_steps {
             self.at_least("train.max_steps", steps, 1);
         } else if train.epochs == 0 {
-            self.tell(&["train.epochs", "train.max_steps"], Rule::Below { found: 0, least: 1 });
+            self.report(&["train.epochs", "train.max_steps"], Rule::Below { found: 0, least: 1 });
         }
         let whole = train.global_batch_size;
         self.at_least("train.global_batch_size", whole as u64, 1);
@@ -162,7 +165,7 @@ impl Rules {
             let of = "train.global_batch_size";
             self.at_least("train.micro_batch_size", found as u64, 1);
             if found > 0 && whole > 0 && !whole.is_multiple_of(found) {
-                self.tell(&["train.micro_batch_size", of], Rule::Divides { found, of, whole });
+                self.report(&["train.micro_batch_size", of], Rule::Divides { found, of, whole });
             }
         }
     }
@@ -175,17 +178,17 @@ impl Rules {
         }
         if dp_shard < 1 && dp_shard != -1 {
             let rule = Rule::Outside { found: dp_shard.to_string(), wanted: "-1, or 1 or more" };
-            self.tell(&[&name("dp_shard")], rule);
+            self.report(&[&name("dp_shard")], rule);
         }
         for (key, found) in [("cp", cp), ("ep", ep)] {
             if found != 1 {
-                self.tell(&[&name(key)], Rule::NotYet { found, supported: 1 });
+                self.report(&[&name(key)], Rule::NotYet { found, supported: 1 });
             }
         }
         if vpp > 1 && accelerator.pp_schedule != PipelineSchedule::Interleaved {
             let other = "train.accelerator.pp_schedule";
             let rule = Rule::Needs { found: vpp.to_string(), other, wanted: "interleaved" };
-            self.tell(&[&name("vpp"), other], rule);
+            self.report(&[&name("vpp"), other], rule);
         }
         if let Some(split) = &accelerator.layer_split {
             let path = name("layer_split");
@@ -196,7 +199,7 @@ impl Rules {
             if let Some(expected) = stages.filter(|stages| *stages != split.len()) {
                 let because = format!("pp={pp} × vpp={vpp}");
                 let rule = Rule::Count { found: split.len(), expected, because };
-                self.tell(&[&path, &name("pp"), &name("vpp")], rule);
+                self.report(&[&path, &name("pp"), &name("vpp")], rule);
             }
         }
     }
@@ -211,62 +214,66 @@ impl Rules {
             self.number(&name(&format!("betas.{index}")), beta, "a number from 0 to below 1", share);
         }
         self.number(&name("momentum"), optimizer.momentum, "a number from 0 to below 1", share);
-        self.number(&name("weight_decay"), optimizer.weight_decay, "0 or more", is_amount);
-        self.number(&name("max_grad_norm"), optimizer.max_grad_norm, "0 or more", is_amount);
-        self.none_empty(&name("no_decay"), &optimizer.no_decay, "name parameters: model.embed_tokens");
+        self.number(&name("weight_decay"), optimizer.weight_decay, "0 or more", is_non_negative);
+        self.number(&name("max_grad_norm"), optimizer.max_grad_norm, "0 or more", is_non_negative);
+        self.none_empty(
+            &name("no_decay"),
+            &optimizer.no_decay,
+            "name parameters, such as model.embed_tokens",
+        );
     }
 
     fn schedule(&mut self, config: &Config) {
         let schedule = &config.train.schedule;
         let name = |key: &str| format!("train.schedule.{key}");
-        self.number(&name("min_ratio"), schedule.min_ratio, "a number from 0 to 1", |ratio| {
+        self.number(&name("min_lr_ratio"), schedule.min_lr_ratio, "a number from 0 to 1", |ratio| {
             (0.0..=1.0).contains(&ratio)
         });
         let (decay_steps, of) = (schedule.decay_steps, "train.max_steps");
         if decay_steps.is_some() && schedule.kind != ScheduleKind::Wsd {
             let found = decay_steps.map_or_else(String::new, |steps| steps.to_string());
             let other = "train.schedule.kind";
-            self.tell(&[&name("decay_steps"), other], Rule::Needs { found, other, wanted: "wsd" });
+            self.report(&[&name("decay_steps"), other], Rule::Needs { found, other, wanted: "wsd" });
         }
         let Some(limit) = config.train.max_steps else { return };
         if schedule.warmup_steps > limit {
             let rule = Rule::Exceeds { found: schedule.warmup_steps, of, limit };
-            self.tell(&[&name("warmup_steps"), of], rule);
+            self.report(&[&name("warmup_steps"), of], rule);
         } else if let Some(steps) = decay_steps {
             let found = schedule.warmup_steps.saturating_add(steps);
             if found > limit {
                 let paths = [&name("decay_steps"), of, &name("warmup_steps")];
-                self.tell(&paths, Rule::Exceeds { found, of, limit });
+                self.report(&paths, Rule::Exceeds { found, of, limit });
             }
         }
     }
 
-    fn rest(&mut self, config: &Config) {
+    fn output(&mut self, config: &Config) {
         let train = &config.train;
         self.not_empty(
             "train.checkpoint.output_dir",
             &train.checkpoint.output_dir,
-            "name a folder: runs/first",
+            "name a folder, such as runs/first",
         );
         if let Some(from) = &train.checkpoint.resume_from {
             let path = "train.checkpoint.resume_from";
-            self.not_empty(path, from, "write null, or leave it out");
+            self.not_empty(path, from, "set it to null, or remove it");
             if train.checkpoint.resume == Resume::Never {
                 let other = "train.checkpoint.resume";
                 let rule = Rule::Needs { found: format!("`{from}`"), other, wanted: "auto or always" };
-                self.tell(&[path, other], rule);
+                self.report(&[path, other], rule);
             }
         }
-        self.at_least("train.logging.log_steps", train.logging.log_steps, 1);
+        self.at_least("train.logging.logging_steps", train.logging.logging_steps, 1);
         if let Some(peak) = train.logging.peak_tflops {
             self.number("train.logging.peak_tflops", peak, "a positive number", |peak| {
                 peak.is_finite() && peak > 0.0
             });
         }
         let samples = &train.eval.samples;
-        self.number("train.eval.samples.temperature", samples.temperature, "0 or more", is_amount);
+        self.number("train.eval.samples.temperature", samples.temperature, "0 or more", is_non_negative);
         if !samples.prompts.is_empty() {
-            self.at_least("train.eval.samples.max_tokens", samples.max_tokens as u64, 1);
+            self.at_least("train.eval.samples.max_new_tokens", samples.max_new_tokens as u64, 1);
         }
     }
 }

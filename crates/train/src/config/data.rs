@@ -1,47 +1,48 @@
-//! What is trained on.
+//! The `data` section: training data.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is trained on.
+/// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Where texts come from.
+    /// Source of the training data.
     #[serde(default)]
     pub r#type: DataType,
-    /// Files, folders, or patterns in which `*` stands for any part of a name
-    /// and `**` for any folders. Of folders, all files are read that end in
-    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` or `.ndjson`.
+    /// Training files, folders and glob patterns. `*` matches within a file
+    /// name, `**` matches any number of folders. A folder contributes its
+    /// `.txt`, `.text`, `.md`, `.markdown`, `.jsonl` and `.ndjson` files.
     #[serde(default)]
     pub paths: Vec<String>,
-    /// Files that are held out to measure on.
+    /// Evaluation files, folders and glob patterns.
     #[serde(default)]
     pub eval_paths: Vec<String>,
-    /// What a line of a JSONL file is.
+    /// Format of each line of a JSONL file.
     #[serde(default)]
-    pub form: Form,
-    /// The length of a row, in tokens. Longer texts go on in the next row;
-    /// longer prompts and conversations are cut off at the end.
+    pub format: DataFormat,
+    /// Tokens per row. Longer text continues in the next row; longer
+    /// prompt-completion pairs and conversations are truncated.
     #[serde(default = "max_seq_len")]
     pub max_seq_len: usize,
-    /// How documents become rows.
+    /// Pack documents into rows of `max_seq_len` tokens. If false, each
+    /// document starts a new row, which is padded at the end.
+    #[serde(default = "yes")]
+    pub packing: bool,
+    /// Tokens that contribute to the loss.
     #[serde(default)]
-    pub rows: Rows,
-    /// Which tokens count in the loss.
-    #[serde(default)]
-    pub masking: Masking,
-    /// Whether documents come in a random order, another one in each epoch.
-    #[serde(default = "shuffle")]
+    pub train_on: TrainOn,
+    /// Shuffle the documents, with a new order in each epoch.
+    #[serde(default = "yes")]
     pub shuffle: bool,
-    /// What the order is drawn from; the run's seed if not given.
+    /// Seed of the shuffle. Defaults to `train.seed`.
     #[serde(default)]
     pub seed: Option<u64>,
-    /// A chat template in a file, instead of the model's own.
+    /// File with a Jinja chat template to use instead of the tokenizer's.
     #[serde(default)]
     pub chat_template: Option<String>,
-    /// A text file is one document, unless a line that is exactly this stands
-    /// between several.
+    /// Line that separates the documents in a text file. By default a text
+    /// file is one document.
     #[serde(default)]
     pub separator: Option<String>,
 }
@@ -50,26 +51,33 @@ fn max_seq_len() -> usize {
     512
 }
 
-fn shuffle() -> bool {
+fn yes() -> bool {
     true
 }
 
-/// Where texts come from.
+impl DataConfig {
+    /// How documents are laid out in rows.
+    pub fn row_layout(&self) -> RowLayout {
+        if self.packing { RowLayout::Packed } else { RowLayout::Padded }
+    }
+}
+
+/// Source of the training data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DataType {
-    /// From text, Markdown and JSONL files.
+    /// Text, Markdown and JSONL files.
     #[default]
     Files,
-    /// Random tokens, to try a configuration.
+    /// Random tokens, for testing a config.
     Dummy,
 }
 
-/// What a line of a JSONL file is.
+/// Format of each line of a JSONL file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Form {
-    /// Told by its keys.
+pub enum DataFormat {
+    /// Detect the format from the keys of each line.
     #[default]
     Auto,
     /// `{"text": …}`.
@@ -80,25 +88,23 @@ pub enum Form {
     Chat,
 }
 
-/// How documents become rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Rows {
-    /// One behind the other, cut where a row is full.
+/// How documents are laid out in rows; `data.packing` chooses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowLayout {
+    /// Documents follow each other and are split where a row is full.
     #[default]
     Packed,
-    /// Each in a row of its own, filled up behind its end.
+    /// Each document starts a row, which is padded at the end.
     Padded,
 }
 
-/// Which tokens count in the loss.
+/// Tokens that contribute to the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Masking {
-    /// What the model is to say: all of a text, completions, what assistants
-    /// write.
+pub enum TrainOn {
+    /// Completions, assistant messages and plain text; prompts are masked.
     #[default]
-    Answers,
-    /// All.
-    None,
+    Completions,
+    /// All tokens, including prompts.
+    All,
 }

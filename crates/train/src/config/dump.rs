@@ -1,19 +1,19 @@
-//! A configuration as a file.
+//! Writing a config as YAML.
 
 use weightloom_document::variable::escaped;
 use weightloom_document::{Content, Node};
 
 use super::Config;
 
-/// A configuration as YAML, with every key. Reading it gives the same
-/// configuration, whatever variables there are.
+/// Writes a config as YAML with every key. Reading it returns the same config,
+/// whatever environment variables are set.
 pub fn dump(config: &Config) -> String {
-    const PLAIN: &str = "a configuration is made of maps, lists and plain values";
+    const PLAIN: &str = "a config consists of maps, lists and scalars";
     let text = serde_saphyr::to_string(config).expect(PLAIN);
     if !text.contains("${env:") {
         return text;
     }
-    // Only values are escaped: keys are taken as they are.
+    // Variables are expanded in values only.
     let mut node = Node::parse(&text).expect(PLAIN);
     escape(&mut node);
     serde_saphyr::to_string(&node).expect(PLAIN)

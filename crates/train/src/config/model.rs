@@ -1,4 +1,4 @@
-//! What is trained.
+//! The `model` section: the model to train.
 
 use std::collections::BTreeMap;
 
@@ -6,56 +6,57 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What is trained.
+/// The model to train.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The spec: a built-in one (`llama`), or the dotted name of one that was
-    /// registered or is described in a file (`my_org.my_moe`).
+    /// Model spec: a built-in family (`llama`), or the dotted name of a
+    /// registered spec or of a family described in a file (`my_org.my_moe`).
     pub name: String,
-    /// A preset of the model's configuration. Without it, the configuration is
-    /// what the weights say of themselves.
+    /// Preset of the model config, such as `llama3_2_1b`. Defaults to the
+    /// config of the weights.
     #[serde(default)]
     pub arch: Option<String>,
-    /// Where weights come from: a card, a folder, a file, `org/name` on Hugging
-    /// Face, or a URL. Without it, weights are random.
+    /// Initial weights: a card, a folder, a file, `org/name` on Hugging Face,
+    /// or a URL. Without it, weights are initialized randomly.
     #[serde(default)]
     pub weights_path: Option<String>,
-    /// Where the tokenizer comes from, if not from the weights: a folder, or
-    /// anything that weights can be.
+    /// Tokenizer: a folder, or anything that `weights_path` accepts. Defaults
+    /// to the tokenizer of the weights.
     #[serde(default)]
     pub tokenizer_path: Option<String>,
-    /// Parameters that stay as they are; `*` stands for any part of a name, and
-    /// a pattern holds for everything below what it names.
+    /// Parameters to freeze, as patterns. `*` matches any part of a name, and a
+    /// pattern that names a module matches all of its parameters.
     #[serde(default)]
     pub freeze_modules: Vec<String>,
-    /// Which dim of which parameters tensor parallelism shares, where it is not
-    /// what the model says. `*` stands for one part of a name.
+    /// Overrides of the model's tensor-parallel plan: the dim on which each
+    /// parameter is sharded. `*` matches one component of a name.
     #[serde(default)]
     pub tp_plan: BTreeMap<String, usize>,
-    /// Keys of the model's configuration with other values.
+    /// Overrides of keys in the model config.
     #[serde(default)]
     pub config_overrides: Map<String, Value>,
-    /// Trains a low-rank adapter instead of the weights.
+    /// Train a LoRA adapter instead of all weights.
     #[serde(default)]
     pub lora: Option<LoraConfig>,
 }
 
-/// A low-rank adapter.
+/// A LoRA adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraConfig {
-    /// The rank of the change of each module.
+    /// Rank of the update matrices.
     pub rank: usize,
-    /// The change is multiplied by this over the rank.
+    /// Scale of the updates, which are multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// The share of a module's inputs that the adapter does not see in a step.
+    /// Dropout probability of the adapter's inputs.
     pub dropout: f64,
-    /// Modules that are changed, by the ends of their names.
+    /// Modules to adapt, by the last components of their names.
     pub target_modules: Vec<String>,
-    /// Divides by the root of the rank instead.
+    /// Multiply updates by `alpha / sqrt(rank)` instead (rank-stabilized LoRA).
     pub use_rslora: bool,
-    /// An adapter to go on with. Its rank, strength and modules stay its own.
+    /// Existing adapter to continue training. Its rank, alpha and target
+    /// modules take precedence.
     pub adapter_path: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Which keys a run's file has, from the types.
+//! The keys of the config, derived from the types.
 
 use std::sync::OnceLock;
 
@@ -7,15 +7,15 @@ use weightloom_document::Section;
 
 use super::Config;
 
-/// The JSON schema of a run's file.
+/// The JSON schema of the config.
 pub fn schema() -> Value {
     schemars::schema_for!(Config).to_value()
 }
 
-/// The outline of the whole file.
+/// The keys of all sections.
 pub(super) fn outline() -> &'static Section {
     static OUTLINE: OnceLock<Section> = OnceLock::new();
-    // A test reads the schema.
+    // A test checks that the schema is readable.
     OUTLINE.get_or_init(|| Section::of(&schema()).unwrap_or(Section { keys: Vec::new() }))
 }
 
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_schema_is_understood_and_every_key_explained() {
+    fn every_key_of_the_schema_is_described() {
         assert_eq!(Section::of(&schema()).unwrap(), *outline());
         fn explained(section: &Section) {
             for key in &section.keys {

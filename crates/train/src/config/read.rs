@@ -1,11 +1,9 @@
-//! From a run's file to a configuration, or to everything that is wrong with
-//! it.
+//! Reading a config.
 //!
-//! The text becomes a tree of values that know where they were written.
-//! Overrides change it, variables are put in place, and the tree is compared
-//! with what the types hold, so that every fault is found and told with its
-//! place. What is left without the faults is still checked by all rules that
-//! do not depend on them.
+//! The YAML becomes a tree of values with source locations. Overrides and
+//! environment variables are applied, and the tree is compared with the keys of
+//! the types, so that every error is reported with its location. Rules that do
+//! not involve faulty keys are checked too.
 
 use std::path::Path;
 
@@ -15,15 +13,14 @@ use weightloom_document::{overrides, parse, text_of};
 
 use super::Config;
 use super::check::broken_rules;
-use super::fault::{ConfigErrors, ConfigFault, Problem};
 use super::outline::outline;
+use super::rule::{ConfigErrors, ConfigFault, Problem};
 
-/// Reads a run's file.
+/// Reads a config from YAML.
 ///
-/// `file` is what the text is called when something is wrong with it.
-/// `overrides` are changes as a command line gives them: `train.seed=3`.
-/// Variables in values, `${env:NAME}` or `${env:NAME:default}`, are looked up
-/// by `variable`.
+/// Errors name `file`. `overrides` are arguments such as `train.seed=3`.
+/// `variable` looks up the variables in values: `${env:NAME}` or
+/// `${env:NAME:default}`.
 pub fn read(
     text: &str,
     file: &str,
@@ -46,7 +43,7 @@ pub fn read(
     }
     let before = check.faults.len();
     let value = check.section(outline(), &root, root.mark, "");
-    // A value whose variable is missing is not wrong a second time.
+    // Report a value with an undefined variable only once.
     let mut found = check.faults.split_off(before);
     found.retain(|fault| unfilled.iter().all(|(_, path, _)| *path != fault.path));
     check.faults.append(&mut found);
@@ -70,16 +67,16 @@ pub fn read(
     if check.faults.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.faults)) }
 }
 
-/// Reads a run's file from its place.
+/// Reads a config from a file.
 pub fn read_file(file: &Path, overrides: &[String], variable: Lookup<'_>) -> Result<Config, ConfigErrors> {
     let text = text_of(file).map_err(|fault| ConfigErrors { errors: vec![fault] })?;
     read(&text, &file.display().to_string(), overrides, variable)
 }
 
-/// What can be told of a text that is no YAML: that, and overrides of keys that
-/// are none.
+/// The errors of a text that is not YAML: the syntax error, and overrides of
+/// unknown keys.
 fn with_broken_text(mut check: Conformity<'_, super::Rule>, fault: ConfigFault) -> ConfigErrors {
-    // Whoever gives something else than a file of a run is told only that.
+    // A file this long is not a config at all.
     if matches!(fault.problem, Problem::TooLong { .. }) {
         return ConfigErrors { errors: vec![fault] };
     }
@@ -87,12 +84,12 @@ fn with_broken_text(mut check: Conformity<'_, super::Rule>, fault: ConfigFault) 
     let mut scratch = Node::new(Mark::Default, Content::Nothing);
     let given = check.texts.overrides;
     overrides::apply(&mut scratch, given, &mut check);
-    // How long lists are is not known.
+    // The lengths of lists are unknown.
     check.faults.retain(|fault| !matches!(fault.problem, Problem::Index { .. }));
     ConfigErrors::sorted(check.faults)
 }
 
-/// Whether one path is the other, or inside of it.
+/// Whether one path contains the other.
 fn overlap(one: &str, other: &str) -> bool {
     let (short, long) = if one.len() <= other.len() { (one, other) } else { (other, one) };
     long == short || long.strip_prefix(short).is_some_and(|rest| rest.starts_with('.'))

@@ -1,4 +1,4 @@
-//! The reference page: every key of a run's file, from the types.
+//! The reference page of the config, generated from the types.
 
 use serde_json::Value;
 use weightloom_document::outline::{Key, Kind, Nullable, Section};
@@ -9,37 +9,35 @@ use super::outline::outline;
 use super::{Config, DataConfig, LoraConfig, ModelConfig, TrainConfig};
 
 const INTRODUCTION: &str = "\
-# The file of a training run
+# Training config
 
-A run is one YAML file with three sections: `model`, `data` and `train`. Only \
-`model.name` has to be there, and `data.paths` unless `data.type` is `dummy`. \
-A key that is not known is an error, and all errors of a file are told at \
-once, each with its line.
+A training run is configured by one YAML file with the sections `model`, `data` \
+and `train`. Required keys are `model.name`, and `data.paths` unless `data.type` \
+is `dummy`. Unknown keys are errors. All errors of a file are reported at once, \
+with line and column.
 
-Values can be changed without touching the file: `train.optimizer.lr=1e-4`. \
-The key is a path with dots; elements of lists are counted from 0 \
-(`data.paths.0`), and the number behind the last one adds one. The value is \
-YAML and stands in the place of what was there.
+Override values on the command line: `train.optimizer.lr=1e-4`. List elements \
+are counted from 0 (`data.paths.0`); the index after the last element appends. \
+The value is parsed as YAML and replaces the previous value.
 
-`${env:NAME}` in a value stands for the variable of that name, and \
-`${env:NAME:default}` for the default if it is not set. Without quotes around \
-the value, a number is then a number. `$${env:` stands for the text itself.
+`${env:NAME}` in a value expands to an environment variable, and \
+`${env:NAME:default}` to the default if the variable is not set. An unquoted \
+value that expands to a number is a number. Write `$${env:` for a literal `${env:`.
 
-This page is made from the types. After a change, remake it with \
-`WEIGHTLOOM_REMAKE=1 cargo test -p weightloom-train --test reference`.
+This page is generated from the types. To update it, run \
+`WEIGHTLOOM_REMAKE=1 cargo test -p weightloom-train --test it reference`.
 ";
 
-/// The reference page, as Markdown.
+/// The reference page as Markdown.
 pub fn reference() -> String {
     let mut page = INTRODUCTION.to_owned();
-    // Keys come in the order of the types, which only a written configuration
-    // has.
+    // Only a serialized config has the keys in the order of the types.
     let order = Node::parse(&dump(&sample())).map(|node| node.content).unwrap_or(Content::Nothing);
     section(&mut page, outline(), &order, "");
     page
 }
 
-/// A configuration in which every section is there.
+/// A config with every section.
 fn sample() -> Config {
     let model: ModelConfig = ModelConfig {
         name: String::new(),
@@ -66,7 +64,7 @@ fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
     let (sections, plain): (Vec<&Key>, Vec<&Key>) =
         keys.into_iter().partition(|key| matches!(key.kind, Kind::Section(_)));
     if !plain.is_empty() {
-        *page += "\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n";
+        *page += "\n| Key | Type | Default | Description |\n|---|---|---|---|\n";
     }
     for key in plain {
         let cells = [format!("`{}`", key.name), kind(key), default(key), meaning(key)];
@@ -77,7 +75,7 @@ fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
         let path = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
         *page += &format!("\n## `{path}`\n\n{}", key.meaning);
         if key.nullable == Nullable::Yes {
-            *page += " Nothing of it holds unless the section is there.";
+            *page += " Disabled unless the section is present.";
         }
         *page += "\n";
         let content = match (order, inner(key)) {
@@ -92,10 +90,10 @@ fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
 
 fn kind(key: &Key) -> String {
     let name = match &key.kind {
-        // The words stand with their meanings.
-        Kind::Choice(_) => "word".to_owned(),
+        // The description lists the choices.
+        Kind::Choice(_) => "choice".to_owned(),
         Kind::Map(values) => match **values {
-            Kind::Whole { .. } => "map of whole numbers".to_owned(),
+            Kind::Whole { .. } => "map of integers".to_owned(),
             _ => "map".to_owned(),
         },
         Kind::List(items, Some(length)) => {
@@ -112,12 +110,12 @@ fn kind(key: &Key) -> String {
 
 fn default(key: &Key) -> String {
     match &key.default {
-        None => "must be given".to_owned(),
+        None => "required".to_owned(),
         Some(value) => format!("`{}`", shown(value)),
     }
 }
 
-/// A value as it is written in a file.
+/// A value as written in YAML.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -128,10 +126,16 @@ fn shown(value: &Value) -> String {
 
 fn meaning(key: &Key) -> String {
     let mut text = key.meaning.clone();
-    if let Kind::Choice(choices) = &key.kind {
-        for choice in choices {
-            text += &format!("<br>`{}`: {}", choice.name, choice.meaning);
-        }
+    let choices = match &key.kind {
+        Kind::Choice(choices) => choices.as_slice(),
+        Kind::List(items, _) => match &**items {
+            Kind::Choice(choices) => choices.as_slice(),
+            _ => &[],
+        },
+        _ => &[],
+    };
+    for choice in choices {
+        text += &format!("<br>`{}`: {}", choice.name, choice.meaning);
     }
     text
 }

@@ -1,4 +1,4 @@
-//! How it is trained.
+//! The `train` section: batch size, parallelism, checkpoints, logging.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,36 +7,40 @@ use weightloom_dtensor::Release;
 use weightloom_layout::DType;
 use weightloom_nn::{Positions, Usage};
 
-/// How it is trained.
+use crate::metrics::SinkKind;
+use crate::optimizer::OptimizerConfig;
+use crate::schedule::ScheduleConfig;
+
+/// Training settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// The last step. Without it, `epochs` decides.
+    /// Number of optimizer steps. Overrides `epochs`.
     pub max_steps: Option<u64>,
-    /// How often everything is read.
+    /// Number of passes over the training data.
     pub epochs: u64,
-    /// Rows in a step, over all ranks.
+    /// Rows per optimizer step, over all ranks.
     pub global_batch_size: usize,
-    /// Rows that a rank computes at a time; as many as it has in a step if not
-    /// given.
+    /// Rows per forward pass on one rank; gradients are accumulated over the
+    /// micro-batches of a step. Defaults to all rows of the rank.
     pub micro_batch_size: Option<usize>,
-    /// What random weights, dropout and the order of texts are drawn from.
+    /// Seed for weight initialization, dropout and shuffling.
     pub seed: u64,
-    /// How ranks share the work.
+    /// Parallelism: how ranks share the model and the batch.
     pub accelerator: Accelerator,
-    /// What is computed in. Weights are kept in `f32`.
+    /// Dtype of the computation. Weights are kept in `f32`.
     pub precision: Precision,
-    /// Whether layers are computed again instead of kept for their gradients.
-    pub gradient_checkpointing: Recomputation,
-    /// What gradients do to weights.
+    /// Recompute activations in the backward pass instead of storing them.
+    pub gradient_checkpointing: GradientCheckpointing,
+    /// Optimizer.
     pub optimizer: OptimizerConfig,
-    /// How the learning rate changes.
+    /// Learning-rate schedule.
     pub schedule: ScheduleConfig,
-    /// What is saved, and when.
-    pub checkpoint: Checkpointing,
-    /// What is told, and when.
+    /// Checkpoints.
+    pub checkpoint: CheckpointConfig,
+    /// Logging.
     pub logging: LoggingConfig,
-    /// What is measured on the way.
+    /// Evaluation during training.
     pub eval: EvalConfig,
 }
 
@@ -50,45 +54,46 @@ impl Default for TrainConfig {
             seed: 0,
             accelerator: Accelerator::default(),
             precision: Precision::default(),
-            gradient_checkpointing: Recomputation::default(),
+            gradient_checkpointing: GradientCheckpointing::default(),
             optimizer: OptimizerConfig::default(),
             schedule: ScheduleConfig::default(),
-            checkpoint: Checkpointing::default(),
+            checkpoint: CheckpointConfig::default(),
             logging: LoggingConfig::default(),
             eval: EvalConfig::default(),
         }
     }
 }
 
-/// How ranks share the work. The product of the sizes is the number of ranks.
+/// Parallelism: how ranks share the model and the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Accelerator {
-    /// Groups of ranks that each hold all parameters and compute other rows.
+    /// Data-parallel replicas of the model.
     pub dp_replicate: usize,
-    /// Ranks that together hold parameters, gradients and optimizer states, and
-    /// compute other rows; -1 for all that are left.
+    /// Data-parallel ranks that shard parameters, gradients and optimizer
+    /// states (FSDP). -1 uses all remaining ranks.
     pub dp_shard: i64,
-    /// Ranks that share each layer.
+    /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Ranks that share each row. Only 1 for now.
+    /// Context-parallel ranks. Only 1 is supported.
     pub cp: usize,
-    /// Stages of a pipeline.
+    /// Pipeline-parallel ranks.
     pub pp: usize,
-    /// Ranks that share experts. Only 1 for now.
+    /// Expert-parallel ranks. Only 1 is supported.
     pub ep: usize,
-    /// Whether tensor-parallel ranks share positions between layers.
+    /// Shard activations between layers along the sequence, over the
+    /// tensor-parallel ranks.
     pub sequence_parallel: bool,
-    /// The order of a pipeline's work.
+    /// Pipeline schedule.
     pub pp_schedule: PipelineSchedule,
-    /// Stages that each rank of an interleaved pipeline has.
+    /// Pipeline stages per rank, for the `interleaved` schedule.
     pub vpp: usize,
-    /// Layers of each stage; as even as can be if not given.
+    /// Number of layers in each pipeline stage. Defaults to an even split.
     pub layer_split: Option<Vec<usize>>,
-    /// Whether parameters that ranks share are let go of after the forward
-    /// pass, and gathered again for the backward pass.
+    /// Free gathered parameters after the forward pass and gather them again
+    /// for the backward pass.
     pub reshard_after_forward: bool,
-    /// Layers whose parameters are gathered ahead of their use.
+    /// Layers whose parameters are gathered ahead of use.
     pub prefetch: usize,
 }
 
@@ -112,15 +117,15 @@ impl Default for Accelerator {
 }
 
 impl Accelerator {
-    /// How parameters are used that this many ranks share.
+    /// How a stage uses parameters that are sharded over `shards` ranks.
     pub fn usage(&self, precision: Precision, shards: usize) -> Usage {
         Usage {
             dtype: match precision {
                 Precision::F32 => None,
                 Precision::Bf16 => Some(DType::Bf16),
             },
-            // Where nothing is gathered, there is only what was cast, and that
-            // takes no more room than gradients will.
+            // Without sharding nothing is gathered: only the cast copy is kept,
+            // and gradients will need as much memory.
             release: match self.reshard_after_forward && shards > 1 {
                 true => Release::AfterUse,
                 false => Release::Keep,
@@ -131,253 +136,148 @@ impl Accelerator {
     }
 }
 
-/// The order of a pipeline's work.
+/// Pipeline schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PipelineSchedule {
     /// All forward passes, then all backward passes.
     #[serde(rename = "gpipe")]
     GPipe,
-    /// One forward, one backward, as soon as the pipeline is full.
+    /// Alternate one forward and one backward pass once the pipeline is full.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// The same with several stages on each rank.
+    /// 1F1B with `vpp` stages per rank.
     #[serde(rename = "interleaved")]
     Interleaved,
 }
 
-/// What is computed in.
+/// Dtype of the computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// 32 bits throughout.
+    /// Compute in `f32`.
     #[default]
     F32,
-    /// Computed in bf16, with weights and optimizer states in `f32`.
+    /// Compute in `bf16`, with weights and optimizer states in `f32`.
     Bf16,
 }
 
-/// Whether layers are computed again instead of kept.
+/// Activation checkpointing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Recomputation {
-    /// What gradients need is kept.
+pub enum GradientCheckpointing {
+    /// Store all activations.
     #[default]
     Off,
-    /// Of each layer only the input is kept.
+    /// Store only each layer's input.
     Full,
 }
 
-/// What gradients do to weights.
+/// Checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct OptimizerConfig {
-    /// Which.
-    pub kind: OptimizerKind,
-    /// The highest learning rate.
-    pub lr: f64,
-    /// How slowly AdamW's means forget: of gradients, of their squares.
-    pub betas: [f64; 2],
-    /// Keeps AdamW's division finite.
-    pub eps: f64,
-    /// How slowly SGD's mean of gradients forgets; 0 for none.
-    pub momentum: f64,
-    /// The share of a weight that a step of size 1 takes away.
-    pub weight_decay: f64,
-    /// Parameters without weight decay, by patterns as in `freeze_modules`.
-    /// Those with one dim have none either, unless `decay_all` is set.
-    pub no_decay: Vec<String>,
-    /// Whether norms and biases decay too.
-    pub decay_all: bool,
-    /// The largest norm of all gradients together; 0 for any.
-    pub max_grad_norm: f64,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        Self {
-            kind: OptimizerKind::default(),
-            lr: 3e-4,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            momentum: 0.9,
-            weight_decay: 0.1,
-            no_decay: Vec::new(),
-            decay_all: false,
-            max_grad_norm: 1.0,
-        }
-    }
-}
-
-/// Optimizers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay.
-    #[default]
-    Adamw,
-    /// Gradient descent with momentum.
-    Sgd,
-}
-
-/// How the learning rate changes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ScheduleConfig {
-    /// How it falls.
-    pub kind: ScheduleKind,
-    /// Steps in which it rises from zero.
-    pub warmup_steps: u64,
-    /// What it falls to, as a share of the highest.
-    pub min_ratio: f64,
-    /// Steps at the end in which it falls, for `wsd`; a fifth of all if not
-    /// given.
-    pub decay_steps: Option<u64>,
-    /// How it falls then, for `wsd`.
-    pub decay: Decay,
-}
-
-impl Default for ScheduleConfig {
-    fn default() -> Self {
-        Self {
-            kind: ScheduleKind::default(),
-            warmup_steps: 0,
-            min_ratio: 0.0,
-            decay_steps: None,
-            decay: Decay::default(),
-        }
-    }
-}
-
-/// How the learning rate falls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ScheduleKind {
-    /// Half a cosine wave.
-    #[default]
-    Cosine,
-    /// Evenly.
-    Linear,
-    /// Not until near the end: warmup, stable, decay.
-    Wsd,
-    /// Not at all.
-    Constant,
-}
-
-/// How the learning rate falls at the end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Decay {
-    /// Evenly.
-    #[default]
-    Linear,
-    /// Half a cosine wave.
-    Cosine,
-    /// One minus the square root.
-    Sqrt,
-}
-
-/// What is saved, and when.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Checkpointing {
-    /// The run's folder, for everything that it writes.
+pub struct CheckpointConfig {
+    /// Output folder for checkpoints, metrics and the resolved config.
     pub output_dir: String,
-    /// Steps between checkpoints; 0 for one at the end alone.
+    /// Steps between checkpoints. 0 saves only at the end.
     pub save_steps: u64,
-    /// The last so many are kept; 0 for all.
+    /// Number of most recent checkpoints to keep. 0 keeps all.
     pub keep_last: usize,
-    /// And the best so many, by held-out loss.
+    /// Number of checkpoints with the lowest evaluation loss to keep in
+    /// addition.
     pub keep_best: usize,
-    /// Whether training goes on while files are written.
-    pub asynchronous: bool,
-    /// Whether a run goes on where it was.
+    /// Write checkpoints in the background while training continues.
+    pub async_save: bool,
+    /// Resume from the latest checkpoint in `output_dir`.
     pub resume: Resume,
-    /// A checkpoint of another run to go on from, while `output_dir` has none of
-    /// its own.
+    /// Checkpoint of another run to resume from while `output_dir` has no
+    /// checkpoint.
     pub resume_from: Option<String>,
 }
 
-impl Default for Checkpointing {
+impl Default for CheckpointConfig {
     fn default() -> Self {
         Self {
             output_dir: "runs/run".to_owned(),
             save_steps: 0,
             keep_last: 2,
             keep_best: 1,
-            asynchronous: true,
+            async_save: true,
             resume: Resume::default(),
             resume_from: None,
         }
     }
 }
 
-/// Whether a run goes on where it was.
+/// Whether to resume from the latest checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Resume {
-    /// If there is a checkpoint.
+    /// Resume if there is a checkpoint.
     #[default]
     Auto,
-    /// There must be one.
+    /// Fail if there is no checkpoint.
     Always,
-    /// There must be none.
+    /// Fail if there is a checkpoint.
     Never,
 }
 
-/// What is told, and when.
+/// Logging.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoggingConfig {
-    /// Steps between two lines.
-    pub log_steps: u64,
-    /// Whether `metrics.jsonl` is written.
-    pub jsonl: bool,
-    /// Whether TensorBoard's event files are written.
-    pub tensorboard: bool,
-    /// What the machine can do in a second, for the share that is used: 10^12
-    /// operations per rank.
+    /// Steps between log records.
+    pub logging_steps: u64,
+    /// Metric sinks to write to in `output_dir`.
+    pub report_to: Vec<SinkKind>,
+    /// Peak teraflops of one rank's hardware, to report model flops utilization
+    /// (MFU).
     pub peak_tflops: Option<f64>,
-    /// Whether the first operation with a result that is not finite ends the
-    /// run, named with its layer. Without it, a step whose loss or gradients
-    /// are not finite is computed once more to find it.
-    pub check_numbers: bool,
+    /// Check the result of every operation, and stop at the first NaN or
+    /// infinity, naming the operation and its layer. If false, a step with a
+    /// non-finite loss or gradient is recomputed with the check.
+    pub nan_check: bool,
 }
 
 impl Default for LoggingConfig {
     fn default() -> Self {
-        Self { log_steps: 1, jsonl: true, tensorboard: true, peak_tflops: None, check_numbers: false }
+        Self {
+            logging_steps: 1,
+            report_to: vec![SinkKind::Jsonl, SinkKind::Tensorboard],
+            peak_tflops: None,
+            nan_check: false,
+        }
     }
 }
 
-/// What is measured on the way.
+/// Evaluation during training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalConfig {
-    /// Steps between two evaluations; 0 for one at the end alone.
+    /// Steps between evaluations. 0 evaluates only at the end.
     pub eval_steps: u64,
-    /// The most rows that are measured; 0 for all.
+    /// Maximum number of evaluation rows. 0 uses all.
     pub max_rows: usize,
-    /// What is written by the model, to look at.
+    /// Text generated from the model at each evaluation.
     pub samples: SampleConfig,
-    /// A suite of `sway` to run, as its file says.
+    /// A `sway` suite to run on each checkpoint, with the keys of a suite file.
     pub sway: Option<Map<String, Value>>,
 }
 
-/// What is written by the model, to look at.
+/// Text generated from the model at each evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SampleConfig {
-    /// What it goes on from.
+    /// Prompts to complete.
     pub prompts: Vec<String>,
-    /// How far.
-    pub max_tokens: usize,
-    /// How much by chance; 0 for not at all.
+    /// Maximum number of tokens to generate.
+    pub max_new_tokens: usize,
+    /// Sampling temperature. 0 decodes greedily.
     pub temperature: f64,
 }
 
 impl Default for SampleConfig {
     fn default() -> Self {
-        Self { prompts: Vec::new(), max_tokens: 64, temperature: 0.0 }
+        Self { prompts: Vec::new(), max_new_tokens: 64, temperature: 0.0 }
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sample::{Fate, Sample};
-use crate::config::Rows;
+use crate::config::RowLayout;
 
 /// What a pass over all documents found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Count {
     pub left_out: u64,
     /// Documents that are cut off at the end.
     pub truncated: u64,
-    kind: Rows,
+    layout: RowLayout,
     size: u64,
 }
 
@@ -53,8 +53,8 @@ impl Measure {
 }
 
 impl Count {
-    /// The sum over documents, for rows of this kind and size.
-    pub(super) fn new(measures: &[Measure], kind: Rows, size: usize) -> Self {
+    /// The sum over documents, for rows of this layout and size.
+    pub(super) fn new(measures: &[Measure], layout: RowLayout, size: usize) -> Self {
         let size = size as u64;
         let fate = |fate: Fate| measures.iter().filter(|measure| measure.fate == fate).count() as u64;
         let tokens = measures.iter().map(|measure| u64::from(measure.tokens)).sum();
@@ -65,10 +65,10 @@ impl Count {
             targets: measures.iter().map(|measure| u64::from(measure.targets)).sum(),
             left_out: fate(Fate::LeftOut),
             truncated: fate(Fate::Truncated),
-            kind,
+            layout,
             size,
         };
-        if kind == Rows::Packed {
+        if layout == RowLayout::Packed {
             count.rows = rows_of(tokens, size);
         }
         count
@@ -77,9 +77,9 @@ impl Count {
     /// Rows of several epochs. Packed rows go on from one epoch to the next,
     /// so that there may be fewer than in as many single ones.
     pub fn rows_in(&self, epochs: u64) -> u64 {
-        match self.kind {
-            Rows::Packed => rows_of(self.tokens.saturating_mul(epochs), self.size),
-            Rows::Padded => self.rows.saturating_mul(epochs),
+        match self.layout {
+            RowLayout::Packed => rows_of(self.tokens.saturating_mul(epochs), self.size),
+            RowLayout::Padded => self.rows.saturating_mul(epochs),
         }
     }
 }

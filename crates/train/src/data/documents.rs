@@ -12,7 +12,7 @@ use super::paths::{Found, Kind};
 use super::record::{Content, Origin, content};
 use super::scan::{Entry, scan};
 use super::state::FileMark;
-use crate::config::Form;
+use crate::config::DataFormat;
 
 /// How much there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Extent {
 pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
-    form: Form,
+    form: DataFormat,
     passed_over: usize,
 }
 
@@ -45,7 +45,11 @@ struct Scanned {
 impl Documents {
     /// Scans all files of some paths. Of each JSONL file the first line is
     /// read, so that a file of the wrong kind is found before the run begins.
-    pub(super) fn new(paths: &[String], separator: Option<&str>, form: Form) -> Result<Self, DataError> {
+    pub(super) fn new(
+        paths: &[String],
+        separator: Option<&str>,
+        form: DataFormat,
+    ) -> Result<Self, DataError> {
         if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }

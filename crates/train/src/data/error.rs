@@ -158,7 +158,7 @@ impl Hint for DataError {
             }
             Self::Separator { .. } => "`data.separator` is a line as it stands in the file",
             Self::Shape { keys, .. } => return Some(shape_hint(keys)),
-            Self::Ambiguous { .. } => "say which in `data.form`: text, prompt_completion or chat",
+            Self::Ambiguous { .. } => "say which in `data.format`: text, prompt_completion or chat",
             Self::MissingKey { key, keys, .. } => {
                 return nearest(key, keys.iter().map(String::as_str))
                     .map(|near| format!("rename `{near}` to `{key}`"));
@@ -174,7 +174,7 @@ impl Hint for DataError {
             Self::NoTemplate { .. } => "name a file with one in `data.chat_template`",
             Self::TemplateFile { error, .. } | Self::Chat { error, .. } => return error.hint(),
             Self::Untold { .. } => {
-                "use a simpler template in `data.chat_template`, or `data.masking: none`, with which all counts"
+                "use a simpler template in `data.chat_template`, or `data.train_on: all`, with which all counts"
             }
             Self::Encode { error, .. } | Self::Tokenizer { error } => return error.hint(),
             Self::Token { .. } => "the tokenizer belongs to another model; use the model's own",

@@ -196,7 +196,7 @@ impl Loader {
         for (document, &measure) in measures.iter().enumerate() {
             stream.lengths.put(document, measure);
         }
-        let count = Count::new(measures, stream.kind, stream.size);
+        let count = Count::new(measures, stream.layout, stream.size);
         if count.targets == 0 {
             return Err(DataError::NothingCounts { documents });
         }
@@ -303,7 +303,7 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
         Some(file) => Templates::File(Box::new(template(file, &tokenizer)?)),
         None => Templates::Model(templates.clone()),
     };
-    let documents = Documents::new(&config.paths, config.separator.as_deref(), config.form)?;
+    let documents = Documents::new(&config.paths, config.separator.as_deref(), config.format)?;
     let shuffle = match config.shuffle {
         true => Shuffle::EachEpoch { seed: config.seed.unwrap_or(*seed) },
         false => Shuffle::Never,
@@ -319,12 +319,12 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
         sampler: Sampler {
             tokenizer,
             templates,
-            masking: config.masking,
+            train_on: config.train_on,
             longest: config.max_seq_len.saturating_add(1),
             vocabulary: *vocabulary,
         },
         epochs: *epochs,
-        kind: config.rows,
+        layout: config.row_layout(),
         size: config.max_seq_len,
         pad,
         latest: None,
@@ -348,14 +348,15 @@ fn template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, DataError
 
 /// All that decides about rows besides the files.
 fn facts(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String, String>, DataError> {
-    let DataConfig { form, max_seq_len, rows, masking, shuffle, seed, separator, .. } = &settings.config;
+    let DataConfig { format, max_seq_len, packing, train_on, shuffle, seed, separator, .. } =
+        &settings.config;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, value: String| facts.insert(name.to_owned(), value);
     put("data.type", "files".to_owned());
-    put("data.form", format!("{form:?}"));
+    put("data.format", format!("{format:?}"));
     put("data.max_seq_len", max_seq_len.to_string());
-    put("data.rows", format!("{rows:?}"));
-    put("data.masking", format!("{masking:?}"));
+    put("data.packing", packing.to_string());
+    put("data.train_on", format!("{train_on:?}"));
     put("data.shuffle", shuffle.to_string());
     if *shuffle {
         put("data.seed", seed.unwrap_or(settings.seed).to_string());

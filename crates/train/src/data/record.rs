@@ -3,7 +3,7 @@
 use weightloom_hub::text::{Data, Message};
 
 use super::error::DataError;
-use crate::config::Form;
+use crate::config::DataFormat;
 
 /// What a document says.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub(super) struct Origin {
 
 /// Reads a line. Keys that documents do not have are passed over, since data
 /// often come with notes about themselves.
-pub(super) fn content(line: &str, form: Form, origin: &Origin) -> Result<Content, DataError> {
+pub(super) fn content(line: &str, form: DataFormat, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
     let data: Data = serde_json::from_str(line).map_err(|error| {
@@ -46,11 +46,11 @@ pub(super) fn content(line: &str, form: Form, origin: &Origin) -> Result<Content
     };
     let mut record = Record { fields, origin };
     match record.form(form)? {
-        Form::Text | Form::Auto => Ok(Content::Text(record.text("text")?)),
-        Form::PromptCompletion => {
+        DataFormat::Text | DataFormat::Auto => Ok(Content::Text(record.text("text")?)),
+        DataFormat::PromptCompletion => {
             Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
         }
-        Form::Chat => Ok(Content::Chat { messages: record.messages()?, tools: record.tools()? }),
+        DataFormat::Chat => Ok(Content::Chat { messages: record.messages()?, tools: record.tools()? }),
     }
 }
 
@@ -61,18 +61,18 @@ struct Record<'a> {
 
 impl Record<'_> {
     /// Which kind of document this is.
-    fn form(&self, form: Form) -> Result<Form, DataError> {
-        if form != Form::Auto {
+    fn form(&self, form: DataFormat) -> Result<DataFormat, DataError> {
+        if form != DataFormat::Auto {
             return Ok(form);
         }
         let keys = [
-            ("text", Form::Text),
-            ("prompt", Form::PromptCompletion),
-            ("completion", Form::PromptCompletion),
-            ("messages", Form::Chat),
+            ("text", DataFormat::Text),
+            ("prompt", DataFormat::PromptCompletion),
+            ("completion", DataFormat::PromptCompletion),
+            ("messages", DataFormat::Chat),
         ];
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
-        let told: Vec<(&str, Form)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
+        let told: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
         let Some(&(_, first)) = told.first() else {
             return Err(DataError::Shape { file, line, keys: self.keys() });

@@ -23,7 +23,7 @@ use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Encoded, Me
 use super::chat::{self, Answer, End, Unclear};
 use super::error::DataError;
 use super::record::{Content, Origin};
-use crate::config::Masking;
+use crate::config::TrainOn;
 
 /// What became of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -59,7 +59,7 @@ impl Sample {
 pub(super) struct Sampler {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) templates: Templates,
-    pub(super) masking: Masking,
+    pub(super) train_on: TrainOn,
     /// Tokens that a prompt or a conversation may have.
     pub(super) longest: usize,
     /// Tokens that the model has.
@@ -166,7 +166,7 @@ impl Sampler {
         let Some(template) = self.templates.pick(context) else {
             return Err(DataError::NoTemplate { file, line });
         };
-        if self.masking == Masking::None {
+        if self.train_on == TrainOn::All {
             let text = chat::render(template, messages, context).map_err(|error| DataError::Chat {
                 file,
                 line,
@@ -241,7 +241,7 @@ impl Sampler {
     /// Of prompts and conversations, what is too long is cut off at the end:
     /// an answer without its question teaches the wrong thing.
     fn cut(&self, mut tokens: Vec<u32>, mut counts: Vec<bool>) -> Sample {
-        if self.masking == Masking::None {
+        if self.train_on == TrainOn::All {
             counts.fill(true);
         }
         let fate = if tokens.len() > self.longest { Fate::Truncated } else { Fate::Whole };

@@ -16,7 +16,7 @@ use super::order::Order;
 use super::row::{Row, RowBuilder};
 use super::sample::{Fate, Sample, Sampler};
 use super::state::Position;
-use crate::config::Rows;
+use crate::config::RowLayout;
 
 /// How often all documents are gone through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(super) struct RowStream {
     pub(super) sampler: Sampler,
     pub(super) order: Order,
     pub(super) epochs: Epochs,
-    pub(super) kind: Rows,
+    pub(super) layout: RowLayout,
     /// Inputs of a row.
     pub(super) size: usize,
     pub(super) pad: u32,
@@ -71,9 +71,9 @@ impl RowStream {
         want: Want,
     ) -> Result<Option<Option<Row>>, DataError> {
         let mut builder = (want == Want::Row).then(|| RowBuilder::new(self.size));
-        let taken = match self.kind {
-            Rows::Packed => self.take_packed(position, builder.as_mut())?,
-            Rows::Padded => self.take_padded(position, builder.as_mut())?,
+        let taken = match self.layout {
+            RowLayout::Packed => self.take_packed(position, builder.as_mut())?,
+            RowLayout::Padded => self.take_padded(position, builder.as_mut())?,
         };
         if taken < 2 {
             return Ok(None);

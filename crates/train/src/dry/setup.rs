@@ -5,7 +5,7 @@ use weightloom_nn::{DecoderConfig, Kept, Parallel, Plan, Stage, Usage, parameter
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryError, DrySettings};
-use crate::config::{Config, PipelineSchedule, Recomputation};
+use crate::config::{Config, GradientCheckpointing, PipelineSchedule};
 use crate::optimizer::{Optimizer, Patterns, from_config};
 use crate::pipeline::Schedule;
 
@@ -106,8 +106,8 @@ impl<'a> Setup<'a> {
     /// What the tape keeps of a layer.
     pub(super) fn kept(&self) -> Kept {
         match self.config.train.gradient_checkpointing {
-            Recomputation::Off => Kept::All,
-            Recomputation::Full => Kept::Input,
+            GradientCheckpointing::Off => Kept::All,
+            GradientCheckpointing::Full => Kept::Input,
         }
     }
 

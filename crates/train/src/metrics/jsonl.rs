@@ -1,67 +1,67 @@
-//! Records as lines of JSON.
+//! The JSONL metric sink.
 //!
-//! A line is written in one piece when its step is done, and never changed. A
-//! process that is killed can leave at most a part of the last one, which is
-//! dropped when the file is opened again, as are lines of steps that will be
-//! done again. What is kept then is written to a new file that takes the old
-//! one's place, so that no moment exists in which lines are lost.
+//! Each line is written at once when its step is done, and never changed. A
+//! killed process can leave at most one partial line at the end. Opening the
+//! file drops that line and the lines of steps that will be repeated; the rest
+//! is written to a new file that replaces the old one atomically.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use weightloom_errors::FileError;
 use weightloom_files::{AtomicFile, Durability};
 
 use super::error::MetricsError;
 use super::{Record, Sink};
 
-/// A file with a line of JSON for each record.
+/// A file with one JSON object per record.
 #[derive(Debug)]
 pub struct Jsonl {
     file: File,
     path: PathBuf,
 }
 
-/// All that must be known of a line.
+/// The part of a line that decides whether it is kept.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
 }
 
 impl Jsonl {
-    /// Opens or makes a file for a run that goes on after step `after`: lines
-    /// of later steps are dropped. Folders on the way are made.
+    /// Opens or creates a file, and its folder, for a run that continues after
+    /// step `after`. Drops the lines of later steps.
     pub fn open(path: &Path, after: u64) -> Result<Self, MetricsError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(MetricsError::of(folder, "made"))?;
+            fs::create_dir_all(folder).map_err(FileError::while_trying_to("create", folder))?;
         }
-        forget(path, after)?;
+        truncate(path, after)?;
         let file = OpenOptions::new().append(true).create(true).open(path);
-        Ok(Self { file: file.map_err(MetricsError::of(path, "opened"))?, path: path.to_owned() })
+        Ok(Self { file: file.map_err(FileError::while_trying_to("open", path))?, path: path.to_owned() })
     }
 }
 
 impl Sink for Jsonl {
     fn record(&mut self, record: &Record) -> Result<(), MetricsError> {
-        let failed = MetricsError::of(&self.path, "written");
+        let failed = FileError::while_trying_to("write", &self.path);
         let mut line = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        self.file.write_all(&line).map_err(failed)
+        Ok(self.file.write_all(&line).map_err(failed)?)
     }
 }
 
-/// Drops lines of steps after `after`, and a last line that is not whole. A
-/// file in which nothing is to be dropped is not touched.
-fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
+/// Drops the lines of steps after `after`, and a partial last line. Does not
+/// touch a file without any.
+fn truncate(path: &Path, after: u64) -> Result<(), MetricsError> {
     let old = match File::open(path) {
         Ok(file) => BufReader::new(file),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(MetricsError::of(path, "opened")(error)),
+        Err(error) => return Err(FileError::new("open", path, &error).into()),
     };
     let mut lines = Lines { from: old, path, number: 0, line: Vec::new() };
     let mut kept: u64 = 0;
-    // Up to here nothing has to be copied.
+    // Lines before the first dropped one are copied as bytes.
     let first_dropped = loop {
         match lines.next(after)? {
             None => return Ok(()),
@@ -69,14 +69,14 @@ fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
             Some(verdict) => break verdict,
         }
     };
-    let failed = || MetricsError::of(path, "written");
+    let failed = || FileError::while_trying_to("write", path);
     let mut new = BufWriter::new(AtomicFile::create(path)?);
-    let whole = File::open(path).map_err(MetricsError::of(path, "opened"))?;
+    let whole = File::open(path).map_err(FileError::while_trying_to("open", path))?;
     std::io::copy(&mut std::io::Read::take(whole, kept), &mut new).map_err(failed())?;
     let mut verdict = Some(first_dropped);
     while let Some(current) = verdict {
         if current == Verdict::Keep {
-            // The last line may be whole and lack only its end.
+            // A complete last line may lack only its newline.
             let ended = lines.line.strip_suffix(b"\n").unwrap_or(&lines.line);
             new.write_all(ended).and_then(|()| new.write_all(b"\n")).map_err(failed())?;
         }
@@ -86,7 +86,7 @@ fn forget(path: &Path, after: u64) -> Result<(), MetricsError> {
     Ok(new.commit(Durability::File)?)
 }
 
-/// What becomes of a line.
+/// Whether a line is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Keep,
@@ -104,14 +104,16 @@ impl Lines<'_> {
     fn next(&mut self, after: u64) -> Result<Option<Verdict>, MetricsError> {
         self.line.clear();
         self.number += 1;
-        let read =
-            self.from.read_until(b'\n', &mut self.line).map_err(MetricsError::of(self.path, "read"))?;
+        let read = self
+            .from
+            .read_until(b'\n', &mut self.line)
+            .map_err(FileError::while_trying_to("read", self.path))?;
         if read == 0 {
             return Ok(None);
         }
         match serde_json::from_slice::<Line>(&self.line) {
             Ok(Line { step }) => Ok(Some(if step <= after { Verdict::Keep } else { Verdict::Drop })),
-            // Only the last line can lack its end.
+            // Only the last line can lack its newline.
             Err(_) if !self.line.ends_with(b"\n") => Ok(Some(Verdict::Drop)),
             Err(_) => Err(MetricsError::NotMetrics { path: self.path.to_owned(), line: self.number }),
         }
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_what_it_was_when_the_step_was_done() {
+    fn each_record_is_a_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/metrics.jsonl");
         write(&path, 0, [1, 2]);
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_done_again_are_told_once() {
+    fn repeated_steps_appear_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         write(&path, 0, 1..=10);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn several_lines_of_a_step_stay_or_go_together() {
+    fn lines_of_a_step_are_kept_or_dropped_together() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         write(&path, 0, [1, 2, 2, 3, 2]);
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_something_else_is_left_alone() {
+    fn a_file_with_other_content_is_not_changed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         for text in ["{\"step\":1}\nhello\n{\"step\":2}\n", "{\"step\":5}\n\n", "[]\nx\n"] {
@@ -200,7 +202,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let error = Jsonl::open(&file.join("metrics.jsonl"), 0).unwrap_err();
-        assert!(matches!(&error, MetricsError::File { path, done: "made", .. } if *path == file), "{error}");
+        assert_eq!(error.to_string().split(": ").next(), Some(&*format!("cannot create `{}`", file.display())));
     }
 
     proptest! {

@@ -1,25 +1,25 @@
-//! How much memory a process has had.
+//! Peak memory of a process.
 
 use std::fs;
 
 use weightloom_tensor::memory;
 
-/// The most memory that this process has had.
+/// Peak memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Bytes in tensors.
     pub tensors: u64,
-    /// Bytes that the system gave it for anything, where the system says so.
+    /// Resident bytes, where the operating system reports them.
     pub process: Option<u64>,
 }
 
-/// The most memory that this process has had so far.
+/// Peak memory of this process so far.
 pub fn peak_memory() -> Memory {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     Memory { tensors: memory::statistics().high_water as u64, process: high_water(&status) }
 }
 
-/// The high-water mark in what Linux tells of a process.
+/// The peak resident size in `/proc/self/status`.
 fn high_water(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_linux_tells_is_understood() {
+    fn parses_proc_status() {
         let status = "Name:\tx\nVmPeak:\t  999 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 7 kB\n";
         assert_eq!(high_water(status), Some(12345 * 1024));
         for other in ["", "VmHWM:", "VmHWM:\t12 MB", "VmHWM:\t-1 kB", "VmHWM:\t99999999999999999999 kB"] {
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_tensor_is_seen() {
+    fn a_large_tensor_is_counted() {
         let bytes = 32 << 20;
         let tensor = Tensor::full(1.0, DType::F32, &[bytes / 4], Device::Cpu).unwrap();
         let memory = peak_memory();

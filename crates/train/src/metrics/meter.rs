@@ -1,14 +1,14 @@
-//! How fast a run is, and when it will be done.
+//! Throughput and remaining time of a run.
 //!
-//! Speed is the tokens of the last steps over their seconds, both weighted by
-//! how long ago they were. That is not the mean of each step's speed: a step
-//! that takes long counts for as long as it took.
+//! Throughput is the exponentially weighted sum of tokens divided by that of
+//! seconds. Unlike a mean of each step's throughput, a slow step counts for as
+//! long as it took.
 
-/// How much of the weight of a step is left one step later. Ten steps have
-/// about two thirds of all weight.
-const KEPT: f64 = 0.9;
+/// Decay of a step's weight per step. The last ten steps have about two thirds
+/// of all weight.
+const DECAY: f64 = 0.9;
 
-/// Measures speed.
+/// Measures throughput.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meter {
     work: Work,
@@ -17,41 +17,36 @@ pub struct Meter {
     steps: f64,
 }
 
-/// What a token costs, and what there is to compute it with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Work {
     flops_per_token: Option<f64>,
     peak_flops: Option<f64>,
 }
 
-/// What a meter shows.
+/// The throughput after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Tokens in a second.
     pub tokens_per_second: f64,
-    /// The share of the machine's arithmetic that the model's takes, if both
-    /// are known.
+    /// Model flops utilization, if the flops and the peak are known.
     pub mfu: Option<f64>,
-    /// Seconds that a step takes.
     pub seconds_per_step: f64,
 }
 
 impl Meter {
-    /// A meter for a model that computes so much for a token, forward and
-    /// backward together, on ranks that together can compute so much in a
-    /// second; either may be unknown.
+    /// A meter for a model with these flops per token, forward and backward, on
+    /// ranks with this combined peak per second.
     pub fn new(flops_per_token: Option<f64>, peak_flops: Option<f64>) -> Self {
         let work = Work { flops_per_token, peak_flops };
         Self { work, tokens: 0.0, seconds: 0.0, steps: 0.0 }
     }
 
-    /// Adds a step of all ranks together and shows what is known then.
+    /// Adds a step of all ranks and returns the throughput.
     pub fn step(&mut self, tokens: u64, seconds: f64) -> Reading {
-        // A clock that was set back says nothing.
+        // A clock may have been set back.
         let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
-        self.tokens = self.tokens * KEPT + tokens as f64;
-        self.seconds = self.seconds * KEPT + seconds;
-        self.steps = self.steps * KEPT + 1.0;
+        self.tokens = self.tokens * DECAY + tokens as f64;
+        self.seconds = self.seconds * DECAY + seconds;
+        self.steps = self.steps * DECAY + 1.0;
         let tokens_per_second = if self.seconds > 0.0 { self.tokens / self.seconds } else { 0.0 };
         let Work { flops_per_token, peak_flops } = self.work;
         let mfu = flops_per_token
@@ -60,8 +55,8 @@ impl Meter {
         Reading { tokens_per_second, mfu, seconds_per_step: self.seconds / self.steps }
     }
 
-    /// Seconds until so many further steps are done, at the speed of the last
-    /// ones; none before the first.
+    /// Estimated seconds for the remaining steps; `None` before the first
+    /// step.
     pub fn seconds_left(&self, steps: u64) -> Option<f64> {
         (self.steps > 0.0).then(|| self.seconds / self.steps * steps as f64)
     }
@@ -76,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_even_run_is_as_fast_as_each_of_its_steps() {
+    fn constant_steps_give_constant_throughput() {
         let mut meter = Meter::new(Some(6e9), Some(1e13));
         assert_eq!(meter.seconds_left(10), None);
         for _ in 0..50 {
@@ -89,14 +84,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_gives_no_share() {
+    fn mfu_needs_flops_and_peak() {
         for (flops, peak) in [(None, Some(1e12)), (Some(1e9), None), (None, None), (Some(1e9), Some(0.0))] {
             assert_eq!(Meter::new(flops, peak).step(10, 1.0).mfu, None);
         }
     }
 
     #[test]
-    fn old_steps_are_forgotten() {
+    fn old_steps_lose_weight() {
         let mut meter = Meter::new(None, None);
         meter.step(1, 1000.0);
         let after: Vec<f64> = (0..100).map(|_| meter.step(1000, 1.0).tokens_per_second).collect();
@@ -106,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn speed_lies_between_the_slowest_and_the_fastest_step(
+        fn throughput_is_between_the_slowest_and_the_fastest_step(
             steps in prop::collection::vec((1..10_000_u64, 1e-3..10.0f64), 1..30),
         ) {
             let mut meter = Meter::new(None, None);
@@ -114,13 +109,13 @@ mod tests {
             for (tokens, seconds) in &steps {
                 last = meter.step(*tokens, *seconds).tokens_per_second;
             }
-            let speeds = steps.iter().map(|(tokens, seconds)| *tokens as f64 / seconds);
-            prop_assert!(last <= speeds.clone().fold(0.0, f64::max) * (1.0 + 1e-12));
-            prop_assert!(last >= speeds.fold(f64::INFINITY, f64::min) * (1.0 - 1e-12));
+            let rates = steps.iter().map(|(tokens, seconds)| *tokens as f64 / seconds);
+            prop_assert!(last <= rates.clone().fold(0.0, f64::max) * (1.0 + 1e-12));
+            prop_assert!(last >= rates.fold(f64::INFINITY, f64::min) * (1.0 - 1e-12));
         }
 
         #[test]
-        fn clocks_that_lie_do_no_harm(seconds in prop::num::f64::ANY) {
+        fn any_clock_value_is_handled(seconds in prop::num::f64::ANY) {
             let mut meter = Meter::new(Some(1.0), Some(1.0));
             let reading = meter.step(10, seconds);
             prop_assert!(reading.tokens_per_second >= 0.0 && reading.seconds_per_step >= 0.0);

@@ -1,14 +1,16 @@
-//! Records as TensorBoard's event files.
+//! The TensorBoard metric sink.
 //!
-//! A file is only ever added to, and each process writes its own. A run that is
-//! resumed says in its first event from which step on earlier files no longer
-//! count. TensorBoard heeds that for numbers; a text of such a step is shown
-//! until it is written again.
+//! Files are append-only, and each process writes its own. The first event of a
+//! resumed run names the step from which earlier files are superseded.
+//! TensorBoard applies that to scalars; a superseded text is shown until the
+//! step is logged again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use weightloom_errors::FileError;
 
 use super::error::MetricsError;
 use super::event::{Content, event};
@@ -23,32 +25,33 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Makes an event file in a folder, for a run that goes on after step
-    /// `after`. Folders on the way are made.
+    /// Creates an event file, and its folder, for a run that continues after
+    /// step `after`.
     pub fn open(folder: &Path, after: u64) -> Result<Self, MetricsError> {
         Self::with_clock(folder, after, seconds)
     }
 
-    /// The same, with events dated by another clock: seconds since 1970.
+    /// Like [`open`](Self::open), with a clock for the timestamps: seconds since
+    /// 1970.
     pub fn with_clock(folder: &Path, after: u64, clock: fn() -> f64) -> Result<Self, MetricsError> {
-        fs::create_dir_all(folder).map_err(MetricsError::of(folder, "made"))?;
+        fs::create_dir_all(folder).map_err(FileError::while_trying_to("create", folder))?;
         let name = format!("events.out.tfevents.{:010}.{}.{}", clock() as u64, host(), std::process::id());
         let (file, path) = new_file(folder, &name)?;
-        let mut made = Self { file, path, clock };
-        made.write(&event(clock(), 0, &Content::Version))?;
+        let mut sink = Self { file, path, clock };
+        sink.write(&event(clock(), 0, &Content::Version))?;
         if after > 0 {
-            made.write(&event(clock(), after.saturating_add(1), &Content::Restart))?;
+            sink.write(&event(clock(), after.saturating_add(1), &Content::Restart))?;
         }
-        Ok(made)
+        Ok(sink)
     }
 
-    /// The file.
+    /// The event file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), MetricsError> {
-        self.file.write_all(bytes).map_err(MetricsError::of(&self.path, "written"))
+        Ok(self.file.write_all(bytes).map_err(FileError::while_trying_to("write", &self.path))?)
     }
 }
 
@@ -67,8 +70,8 @@ impl Sink for TensorBoard {
     }
 }
 
-/// A file that was not there before. Two runs of one process within a second
-/// would otherwise have one name.
+/// Creates a file that does not exist yet: two runs of one process within a
+/// second have the same name.
 fn new_file(folder: &Path, name: &str) -> Result<(File, PathBuf), MetricsError> {
     let mut path = folder.join(name);
     let mut number = 0;
@@ -79,7 +82,7 @@ fn new_file(folder: &Path, name: &str) -> Result<(File, PathBuf), MetricsError> 
                 number += 1;
                 path = folder.join(format!("{name}.{number}"));
             }
-            Err(error) => return Err(MetricsError::of(&path, "made")(error)),
+            Err(error) => return Err(FileError::new("create", &path, &error).into()),
         }
     }
 }
@@ -88,7 +91,7 @@ fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// This machine's name, where the system tells it in a file.
+/// The host name on Linux.
 fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let plain = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '-';
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_as_tensorboard_looks_for_them() {
+    fn file_names_match_what_tensorboard_looks_for() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("run/tensorboard");
         let first = TensorBoard::with_clock(&place, 0, || TIME).unwrap();
@@ -121,16 +124,19 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_told() {
+    fn a_folder_that_cannot_be_created_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let error = TensorBoard::open(&file, 0).unwrap_err();
-        assert!(matches!(&error, MetricsError::File { path, done: "made", .. } if *path == file), "{error}");
+        assert!(
+            matches!(&error, MetricsError::File(FileError { action: "create", path, .. }) if Path::new(path) == file),
+            "{error}"
+        );
     }
 
     #[test]
-    fn a_record_without_anything_writes_nothing() {
+    fn an_empty_record_writes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let mut sink = TensorBoard::with_clock(folder.path(), 0, || TIME).unwrap();
         let before = fs::metadata(sink.path()).unwrap().len();

@@ -18,7 +18,7 @@ use weightloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
 use super::adapter;
 use super::blueprint::Blueprint;
 use crate::callback::Remark;
-use crate::config::{Config, DataType, LoraConfig, Recomputation};
+use crate::config::{Config, DataType, GradientCheckpointing, LoraConfig};
 use crate::data::{DataSettings, Epochs, Loader};
 use crate::engine::{Engine, EngineSettings};
 use crate::error::TrainError;
@@ -84,7 +84,7 @@ pub(super) fn build(
 
     let gangs = Gangs::new(Arc::clone(gang), &sizes.gang_sizes())?;
     let ranks = Ranks::new(Arc::clone(gang));
-    if config.train.logging.check_numbers {
+    if config.train.logging.nan_check {
         ranks.set_numbers(Numbers::Finite);
     }
     let usage = accelerator.usage(config.train.precision, sizes.dp_shard);
@@ -135,8 +135,8 @@ pub(super) fn build(
         decay: &decay,
         frozen: &frozen,
         kept: match config.train.gradient_checkpointing {
-            Recomputation::Off => Kept::All,
-            Recomputation::Full => Kept::Input,
+            GradientCheckpointing::Off => Kept::All,
+            GradientCheckpointing::Full => Kept::Input,
         },
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };

@@ -82,7 +82,7 @@ fn written(
         }
         let request = Request {
             prompts: vec![tokens],
-            max_new_tokens: config.max_tokens,
+            max_new_tokens: config.max_new_tokens,
             sampling: Sampling { temperature: config.temperature, seed, ..Sampling::default() },
             stop: tokenizer.eos().to_vec(),
             ..Request::default()

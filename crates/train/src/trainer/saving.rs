@@ -9,14 +9,14 @@ use weightloom_checkpoint::{Better, CheckpointFolder, Retention, Saver};
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::RunCards;
 
-use crate::config::{Checkpointing, Config, Resume};
+use crate::config::{CheckpointConfig, Config, Resume};
 use crate::engine::Engine;
 use crate::error::TrainError;
 use crate::keep::{Pace, Progress};
 
 /// A run's checkpoints, and what is under way to become one.
 pub(super) struct Savings {
-    config: Checkpointing,
+    config: CheckpointConfig,
     folder: CheckpointFolder,
     root: PathBuf,
     saver: Saver,
@@ -119,7 +119,7 @@ impl Savings {
             })?;
         }
         self.gang.barrier()?;
-        let pace = match self.config.asynchronous {
+        let pace = match self.config.async_save {
             true => Pace::Background(Arc::new(())),
             false => Pace::Waiting(&()),
         };

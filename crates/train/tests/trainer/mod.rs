@@ -25,7 +25,7 @@ use models::VOCABULARY;
 
 /// Tokens in a row.
 pub const TIME: usize = 12;
-/// Rows in a batch: two, three and four ranks can share them.
+/// RowLayout in a batch: two, three and four ranks can share them.
 pub const ROWS: usize = 12;
 
 /// What is trained, whoever does it.

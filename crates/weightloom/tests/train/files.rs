@@ -21,9 +21,9 @@ fn steady(text: &str, check: impl FnOnce(String)) {
 const MEASURED: [&str; 5] = [
     "data.eval_paths=[texts/0.txt]",
     "train.eval.samples.prompts=[sheep]",
-    "train.eval.samples.max_tokens=4",
+    "train.eval.samples.max_new_tokens=4",
     "train.checkpoint.save_steps=1",
-    "train.checkpoint.asynchronous=false",
+    "train.checkpoint.async_save=false",
 ];
 
 #[test]

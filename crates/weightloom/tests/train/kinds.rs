@@ -23,7 +23,7 @@ fn a_run_of_epochs_ends_with_the_data() {
         "train.max_steps=null",
         "train.epochs=2",
         "train.global_batch_size=3",
-        "data.rows=padded",
+        "data.packing=false",
         "data.max_seq_len=64",
     ];
     let ended = place.train(&padded);
@@ -128,7 +128,7 @@ fn answers_are_learnt_from_prompts_and_from_conversations() {
         let more = [
             &paths[..],
             &output,
-            "data.rows=padded",
+            "data.packing=false",
             "data.max_seq_len=48",
             "train.max_steps=60",
             "train.global_batch_size=4",
@@ -143,7 +143,7 @@ fn answers_are_learnt_from_prompts_and_from_conversations() {
         let made = place.json(&["generate", &model, prompt, "--max-new-tokens", "3"]);
         assert_eq!(made["text"], answer.repeat(3), "{made}");
         // Everything counts if that is said, and then there is more to learn.
-        let all = [&more[..], &["data.masking=none", "train.max_steps=1", "train.checkpoint.output_dir=all"]]
+        let all = [&more[..], &["data.train_on=all", "train.max_steps=1", "train.checkpoint.output_dir=all"]]
             .concat();
         place.train(&all);
         assert_ne!(place.losses("all")[0], losses[0]);

@@ -117,7 +117,7 @@ fn data_that_cannot_be_read() {
             &["run.yaml", "data.paths=[latin]", "train.max_steps=null", "--ranks", "2"],
             &["run.yaml", "data.paths=[keys]"],
             &["run.yaml", "data.paths=[torn]"],
-            &["run.yaml", "data.paths=[chat]", "data.rows=padded"],
+            &["run.yaml", "data.paths=[chat]", "data.packing=false"],
             &["run.yaml", "data.eval_paths=[nowhere]"],
             &["run.yaml", "data={type: dummy}", "train.max_steps=null"],
             &["run.yaml", "model.tokenizer_path=null"],

@@ -45,7 +45,7 @@ fn lines_that_are_no_documents_are_named() {
             "{\"text\": \"a\", \"prompt\": \"b\"}",
             json!({}),
             "x.jsonl:3: the keys `text`, `prompt` are those of several kinds of document",
-            "say which in `data.form`: text, prompt_completion or chat",
+            "say which in `data.format`: text, prompt_completion or chat",
         ),
         (
             "{\"prompt\": \"a\", \"completions\": \"b\"}",
@@ -53,7 +53,7 @@ fn lines_that_are_no_documents_are_named() {
             "x.jsonl:3: `completion` is missing; there are `prompt`, `completions`",
             "rename `completions` to `completion`",
         ),
-        ("{\"id\": \"a\"}", json!({"form": "text"}), "x.jsonl:3: `text` is missing; there are `id`", ""),
+        ("{\"id\": \"a\"}", json!({"format": "text"}), "x.jsonl:3: `text` is missing; there are `id`", ""),
         ("{\"text\": null}", json!({}), "x.jsonl:3: `text` should be a text, but is null", ""),
         (
             "{\"prompt\": [], \"completion\": \"\"}",
@@ -113,7 +113,7 @@ fn lines_that_are_no_documents_are_named() {
 fn a_form_that_is_given_is_not_guessed() {
     let folder = folder(&[("x.jsonl", b"{\"text\": \"a\", \"prompt\": \"b\", \"completion\": \"c\"}")]);
     for (form, targets) in [("text", 2), ("prompt_completion", 2)] {
-        let mut loader = Loader::new(settings(&folder, json!({"form": form}))).unwrap();
+        let mut loader = Loader::new(settings(&folder, json!({"format": form}))).unwrap();
         assert_eq!(loader.count_epoch(&mut |_| {}).unwrap().targets, targets);
     }
 }
@@ -222,8 +222,8 @@ fn one_document_that_counts_is_enough() {
     let mut lines = "{\"text\": \"x\"}\n".to_owned();
     lines += &"{\"prompt\": \"long\", \"completion\": \"x\"}\n".repeat(9);
     let folder = folder(&[("x.jsonl", lines.as_bytes())]);
-    for rows in ["packed", "padded"] {
-        let changes = json!({"max_seq_len": 2, "rows": rows});
+    for packing in [true, false] {
+        let changes = json!({"max_seq_len": 2, "packing": packing});
         let epochs = Epochs::Times(40);
         let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
         let count = loader.count_epoch(&mut |_| {}).unwrap();

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::stage::{folder, inside, settings, write};
-use crate::config::Form;
+use crate::config::DataFormat;
 use crate::data::documents::Documents;
 use crate::data::error::DataError;
 use crate::data::paths::{Found, Kind};
@@ -87,7 +87,7 @@ fn documents_are_read_where_they_lie() {
         ("c.md", b"# third"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let documents = Documents::new(&[all], Some("==="), Form::Auto).unwrap();
+    let documents = Documents::new(&[all], Some("==="), DataFormat::Auto).unwrap();
     let read = |number: usize| {
         let (origin, content) = documents.read(number).unwrap();
         let name = origin.file.rsplit('/').next().unwrap().to_owned();

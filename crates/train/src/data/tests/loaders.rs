@@ -96,14 +96,14 @@ fn counting_says_how_far_it_is_and_may_be_shared() {
 /// gone.
 #[test]
 fn a_rank_that_has_counted_reads_its_own_rows_alone() {
-    for rows in ["packed", "padded"] {
+    for packing in [true, false] {
         let folder = folder(&[("a.txt", b"xxxxxx"), ("b.txt", b"yyyyyy"), ("c.txt", b"zzzzzz")]);
-        let changes = json!({"max_seq_len": 7, "rows": rows, "shuffle": false});
+        let changes = json!({"max_seq_len": 7, "packing": packing, "shuffle": false});
         let mut loader = Loader::new(settings(&folder, changes)).unwrap();
         loader.count_epoch(&mut |_| {}).unwrap();
         std::fs::remove_file(inside(&folder, "a.txt")).unwrap();
         let batch = loader.next_batch(3, &[2..3]).unwrap().unwrap();
-        assert_eq!(batch.real_rows, 3, "{rows}");
+        assert_eq!(batch.real_rows, 3, "packing: {packing}");
         let vanished = DataError::Vanished { file: inside(&folder, "a.txt") };
         let mut fresh = Loader::new(settings(&folder, json!({}))).unwrap();
         assert!(fresh.next_batch(1, &[0..1]).is_ok());
@@ -129,7 +129,7 @@ fn the_order_has_a_name() {
     };
     let one = digest(json!({}), 1, 5);
     // The order alone decides, not how documents become rows.
-    assert_eq!(one, digest(json!({"rows": "padded", "max_seq_len": 3}), 1, 5));
+    assert_eq!(one, digest(json!({"packing": false, "max_seq_len": 3}), 1, 5));
     assert_eq!(one, digest(json!({"seed": 1}), 2, 5));
     assert_ne!(one, digest(json!({}), 2, 5));
     assert_ne!(one, digest(json!({}), 1, 6));
@@ -143,7 +143,7 @@ fn what_is_held_out_comes_in_the_order_of_files() {
     let folder = folder(&[("train.txt", b"xxxx"), ("held/b.txt", b"bb"), ("held/a.txt", b"aa")]);
     let held = inside(&folder, "held");
     let changes = json!({
-        "paths": [inside(&folder, "train.txt")], "eval_paths": [held], "rows": "padded", "max_seq_len": 4,
+        "paths": [inside(&folder, "train.txt")], "eval_paths": [held], "packing": false, "max_seq_len": 4,
     });
     let mut loader = Loader::new(settings(&folder, changes)).unwrap();
     let rows = loader.eval_rows(0).unwrap();
@@ -187,9 +187,9 @@ fn a_changed_setting_is_named_on_restore() {
     };
     for (changes, name) in [
         (json!({"max_seq_len": 3}), "data.max_seq_len"),
-        (json!({"rows": "padded"}), "data.rows"),
-        (json!({"masking": "none"}), "data.masking"),
-        (json!({"form": "text"}), "data.form"),
+        (json!({"packing": false}), "data.packing"),
+        (json!({"train_on": "all"}), "data.train_on"),
+        (json!({"format": "text"}), "data.format"),
         (json!({"seed": 2}), "data.seed"),
         (json!({"separator": "-"}), "data.separator"),
         (json!({"shuffle": false}), "data.shuffle"),
@@ -308,7 +308,7 @@ fn an_error_ahead_comes_when_its_batch_is_taken() {
     let mut text = lines(&["one", "two", "three"]);
     text.extend(b"{\"text\": 7}\n");
     let folder = folder(&[("x.jsonl", &text)]);
-    let changes = json!({"rows": "padded", "shuffle": false});
+    let changes = json!({"packing": false, "shuffle": false});
     let load = || Loader::new(settings(&folder, changes.clone())).unwrap();
     let mut ahead = load().prefetched(2, vec![0..2]).unwrap();
     let mut plain = load();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_hub::text::{ChatTemplates, Message, Tokenizer};
 
 use super::stage::{Around, templates, tokenizer};
-use crate::config::Masking;
+use crate::config::TrainOn;
 use crate::data::Fate;
 use crate::data::error::DataError;
 use crate::data::record::{Content, Origin};
@@ -17,7 +17,7 @@ pub(super) fn sampler(around: Around, template: &str) -> Sampler {
     Sampler {
         tokenizer: Arc::new(tokenizer(around)),
         templates: Templates::Model(Arc::new(templates)),
-        masking: Masking::Answers,
+        train_on: TrainOn::Completions,
         longest: usize::MAX,
         vocabulary: 200,
     }
@@ -106,7 +106,7 @@ fn a_token_over_the_seam_is_learned() {
 #[test]
 fn without_masking_all_counts() {
     let mut sampler = sampler(Around::Bos, "{{ messages[0].content }}");
-    sampler.masking = Masking::None;
+    sampler.train_on = TrainOn::All;
     let content = Content::Prompt { prompt: "q".to_owned(), completion: "a".to_owned() };
     assert_eq!(shown(&sampler.tokenizer, &sample(&sampler, content).unwrap()), "<s>⟦qa</s>⟧");
     let content = Content::Chat { messages: vec![Message::new("user", "hi")], tools: None };

@@ -8,7 +8,6 @@ use serde_json::json;
 use weightloom_hub::text::Special;
 
 use super::stage::{Around, BOS, EOS, PAD, folder, settings, tokenizer};
-use crate::config::Rows;
 use crate::data::order::{Order, Shuffle};
 use crate::data::{DataSettings, DataState, Epochs, IGNORED, Loader, Row};
 
@@ -92,7 +91,7 @@ fn expected(documents: &[Document], settings: &DataSettings, epochs: u64) -> Vec
             );
         }
     }
-    if settings.config.rows == Rows::Packed {
+    if settings.config.packing {
         pieces = vec![pieces.concat()];
     }
     let mut rows = Vec::new();
@@ -215,8 +214,7 @@ proptest! {
             .collect();
         let texts: Vec<(&str, &[u8])> = texts.iter().map(|(name, text)| (name.as_str(), &text[..])).collect();
         let folder = folder(&texts);
-        let rows = if packed { "packed" } else { "padded" };
-        let mut settings = settings(&folder, json!({"max_seq_len": size, "rows": rows, "shuffle": shuffle}));
+        let mut settings = settings(&folder, json!({"max_seq_len": size, "packing": packed, "shuffle": shuffle}));
         settings.epochs = Epochs::Times(epochs);
         let tokens: Vec<Vec<(u32, bool)>> = documents.iter().map(|document| document.tokens(size)).collect();
         prop_assume!(tokens.iter().any(|tokens| !tokens.is_empty()));
@@ -255,8 +253,7 @@ proptest! {
         let documents: Vec<Document> = documents.into_iter().map(Document::Text).collect();
         let text: String = documents.iter().map(Document::line).collect();
         let folder = folder(&[("x.jsonl", text.as_bytes())]);
-        let rows = if packed { "packed" } else { "padded" };
-        let mut settings = settings(&folder, json!({"max_seq_len": size, "rows": rows}));
+        let mut settings = settings(&folder, json!({"max_seq_len": size, "packing": packed}));
         settings.epochs = Epochs::Endless;
         let expected = expected(&documents, &settings, 30);
         let mut loader = Loader::new(settings).unwrap();
