@@ -51,6 +51,7 @@ impl SinkKind {
 }
 
 /// The metrics of one step. Unmeasured values are omitted.
+#[allow(missing_docs)]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Step number, starting at 1.

@@ -111,6 +111,7 @@ pub trait Optimizer: Send + Sync {
 }
 
 /// The inputs of an optimizer step other than gradients.
+#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInfo {
     /// Step number, starting at 1.

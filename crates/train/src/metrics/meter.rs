@@ -24,6 +24,7 @@ struct Work {
 }
 
 /// The throughput after a step.
+#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
     pub tokens_per_second: f64,
