@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weightloom_bench::{Goal, Peer, Report, median, median_of_many, middle, rate, short};
-use weightloom_dtensor::{DTensor, DTensorError, Ranks};
+use weightloom_dtensor::{DTensor, DTensorError, DistContext};
 use weightloom_gang::{GangExt, GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
 use weightloom_tensor::{Attention, RopeStyle, Stream, Tensor, TensorError};
@@ -38,16 +38,16 @@ fn normal(dims: &[usize], number: u64) -> Tensor {
 }
 
 /// This process alone, and a way to make its tensors distributed ones.
-fn alone() -> Result<(Arc<Ranks>, Layout), DTensorError> {
-    let ranks = Ranks::new(solo(GangOptions::default()));
-    Ok((ranks, Layout::replicated(Mesh::new(&[("dp", 1)])?)))
+fn alone() -> Result<(Arc<DistContext>, Layout), DTensorError> {
+    let dist = DistContext::new(solo(GangOptions::default()));
+    Ok((dist, Layout::replicated(Mesh::new(&[("dp", 1)])?)))
 }
 
 /// The time of one call beyond that of the same call on local tensors.
 fn overhead(report: &mut Report) -> Result<(), DTensorError> {
-    let (ranks, layout) = alone()?;
+    let (dist, layout) = alone()?;
     let [x, y, weight, bias] = [normal(&[4, 8], 1), normal(&[4, 8], 2), normal(&[8], 3), normal(&[8], 4)];
-    let spread = |tensor: &Tensor| DTensor::distribute(&ranks, tensor, layout);
+    let spread = |tensor: &Tensor| DTensor::distribute(&dist, tensor, layout);
     let (dx, dy, dweight, dbias) = (spread(&x)?, spread(&y)?, spread(&weight)?, spread(&bias)?);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/torch_dtensor.py");
     let python = std::env::var("WEIGHTLOOM_PEER_PYTHON").ok();
@@ -112,7 +112,7 @@ block!(Tensor, local_block, TensorError, weightloom_tensor::backward);
 block!(DTensor, distributed_block, DTensorError, weightloom_dtensor::backward);
 
 fn block(report: &mut Report) -> Result<(), DTensorError> {
-    let (ranks, layout) = alone()?;
+    let (dist, layout) = alone()?;
     let dims: [&[usize]; 9] = [
         &[576],
         &[576],
@@ -131,7 +131,7 @@ fn block(report: &mut Report) -> Result<(), DTensorError> {
         .collect::<Result<_, TensorError>>()?;
     let (x, cos, sin) =
         (normal(&[512, 576], 20).requires_grad(), normal(&[128, 32], 21), normal(&[128, 32], 22));
-    let spread = |tensor: &Tensor| DTensor::distribute(&ranks, &tensor.detach(), layout);
+    let spread = |tensor: &Tensor| DTensor::distribute(&dist, &tensor.detach(), layout);
     let dparameters: Vec<DTensor> = parameters
         .iter()
         .map(|tensor| Ok(spread(tensor)?.requires_grad()))
@@ -189,10 +189,10 @@ fn redistribute(elements: usize, from: Placement, to: Placement) -> Result<Durat
     const REPEATS: usize = 15;
     let times = threads::run(2, GangOptions::default(), |gang| {
         let mesh = Mesh::new(&[("tp", 2)])?;
-        let ranks = Ranks::new(Arc::clone(&gang));
+        let dist = DistContext::new(Arc::clone(&gang));
         let whole = Tensor::zeros(DType::F32, &[1024, elements / 1024], weightloom_tensor::Device::Cpu)?;
         let (from, to) = (Layout::new(mesh, &[from])?, Layout::new(mesh, &[to])?);
-        let tensor = DTensor::distribute(&ranks, &whole, from)?;
+        let tensor = DTensor::distribute(&dist, &whole, from)?;
         drop(whole);
         let mut times = Vec::new();
         for _ in 0..REPEATS {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weightloom_bench::{Goal, Report, asked, gigabytes, middle_figure, number, peak, seconds};
 use weightloom_checkpoint::{Saver, Target};
-use weightloom_dtensor::Ranks;
+use weightloom_dtensor::DistContext;
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
@@ -71,14 +71,14 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
     let compute: DType = dtype.parse().expect("a dtype");
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
     let gangs = Gangs::new(root, &GangSizes::default()).expect("gangs");
-    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let dist = DistContext::new(Arc::clone(&gangs.root));
     let precision = if compute == DType::F32 { Precision::F32 } else { Precision::Bf16 };
     let usage = Accelerator::default().usage(precision, gangs.sdp.size());
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(if lora { compute } else { DType::F32 }),
         usage,
-        ranks: Some(Arc::clone(&ranks)),
+        dist: Some(Arc::clone(&dist)),
         ..LoadOptions::default()
     };
     let decoder = model.load(&options, &()).expect("loaded").decoder;
@@ -100,7 +100,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
     let optimizer = OptimizerConfig { lr: 1e-4, ..OptimizerConfig::default() };
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(Schedule::new(PipelineSchedule::default(), 1, 1, 1).expect("a schedule")),
         optimizer: from_config(&optimizer).expect("an optimizer"),
         decay: &WeightDecay::new(&optimizer, []).expect("no patterns"),

@@ -9,7 +9,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, DFunction, DTensor, DTensorError, DistributedOp, Ranks, Registry, Rule, Value, apply, backward,
+    Call, DFunction, DTensor, DTensorError, DistContext, DistributedOp, Registry, Rule, Value, apply,
+    backward,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
@@ -77,10 +78,10 @@ impl DistributedOp for WeightedSoftplusRule {
 fn on_rank(gang: Arc<dyn Gang>, rows: Placement) -> Result<[Vec<f64>; 3], DTensorError> {
     let registry = Registry::builder().register(WeightedSoftplusRule)?.freeze();
     let mesh = Mesh::new(&[("dp", gang.size())])?;
-    let ranks = Ranks::with_registry(gang, registry);
+    let dist = DistContext::with_registry(gang, registry);
     let draw = |dims: &[usize], layout: Layout, number: u64| {
         let shape = Shape::new(dims).map_err(TensorError::from)?;
-        DTensor::normal(&ranks, DType::F64, &shape, layout, Stream { seed: 1, number })
+        DTensor::normal(&dist, DType::F64, &shape, layout, Stream { seed: 1, number })
     };
     let x = draw(&[5, 3], Layout::new(mesh, &[rows])?, 1)?.requires_grad();
     let weight = draw(&[3], Layout::replicated(mesh), 2)?.requires_grad();
@@ -88,7 +89,7 @@ fn on_rank(gang: Arc<dyn Gang>, rows: Placement) -> Result<[Vec<f64>; 3], DTenso
     let Some(Value::Distributed(y)) = results.into_iter().next() else {
         return Err(DTensorError::Results { op: "weighted_softplus", found: 0, expected: 1 });
     };
-    println!("rank {}: {y:?}, here {}", ranks.rank(), y.to_local().shape());
+    println!("rank {}: {y:?}, here {}", dist.rank(), y.to_local().shape());
     let whole = y.detach().full_tensor()?.to_vec()?;
     let gradients = backward([(y, None)])?;
     let of = |tensor: &DTensor| -> Result<Vec<f64>, DTensorError> {

@@ -8,13 +8,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::dist_context::{DistContext, locked};
 use crate::error::DTensorError;
-use crate::ranks::{Ranks, locked};
 
 /// Jobs that may wait at a time. Each may hold the gradient of a parameter.
 const MOST: usize = 24;
 
-type Job = Box<dyn FnOnce(&Arc<Ranks>) + Send>;
+type Job = Box<dyn FnOnce(&Arc<DistContext>) + Send>;
 
 /// A thread that works through jobs.
 pub(crate) struct Background {
@@ -22,7 +22,7 @@ pub(crate) struct Background {
     worker: Option<JoinHandle<()>>,
     backlog: Arc<Backlog>,
     /// The ranks as its thread sees them.
-    pub(crate) ranks: Arc<Ranks>,
+    pub(crate) dist: Arc<DistContext>,
 }
 
 #[derive(Default)]
@@ -87,20 +87,20 @@ impl<T> Later<T> {
 }
 
 impl Background {
-    pub(crate) fn new(ranks: Arc<Ranks>) -> Self {
+    pub(crate) fn new(dist: Arc<DistContext>) -> Self {
         let (jobs, inbox) = mpsc::channel::<Job>();
-        let own = Arc::clone(&ranks);
+        let own = Arc::clone(&dist);
         let worker = thread::spawn(move || inbox.into_iter().for_each(|job| job(&own)));
-        Self { jobs: Some(jobs), worker: Some(worker), backlog: Arc::default(), ranks }
+        Self { jobs: Some(jobs), worker: Some(worker), backlog: Arc::default(), dist }
     }
 
     fn post(&self, job: Job) {
         self.backlog.wait_for_at_most(MOST - 1);
         *locked(&self.backlog.count) += 1;
         let done = Done(Arc::clone(&self.backlog));
-        let job: Job = Box::new(move |ranks| {
+        let job: Job = Box::new(move |dist| {
             let _done = done;
-            job(ranks);
+            job(dist);
         });
         // If the thread is gone the job is dropped, which whoever waits for it
         // is told.
@@ -110,13 +110,13 @@ impl Background {
     /// Starts a job whose result somebody will ask for.
     pub(crate) fn start<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Arc<Ranks>) -> Result<T, DTensorError> + Send + 'static,
+        job: impl FnOnce(&Arc<DistContext>) -> Result<T, DTensorError> + Send + 'static,
     ) -> Later<T> {
         let (deliver, receiver) = mpsc::channel();
         let backlog = Arc::clone(&self.backlog);
-        self.post(Box::new(move |ranks| {
+        self.post(Box::new(move |dist| {
             // Nobody may be waiting any more, which is no fault.
-            let _ = deliver.send(backlog.run(|| job(ranks)));
+            let _ = deliver.send(backlog.run(|| job(dist)));
         }));
         Later(receiver)
     }
@@ -125,13 +125,13 @@ impl Background {
     /// whoever comes with another job before.
     pub(crate) fn leave(
         &self,
-        job: impl FnOnce(&Arc<Ranks>) -> Result<(), DTensorError> + Send + 'static,
+        job: impl FnOnce(&Arc<DistContext>) -> Result<(), DTensorError> + Send + 'static,
     ) -> Result<(), DTensorError> {
         self.backlog.told()?;
         let backlog = Arc::clone(&self.backlog);
-        self.post(Box::new(move |ranks| {
+        self.post(Box::new(move |dist| {
             // What goes wrong is remembered.
-            let _ = backlog.run(|| job(ranks));
+            let _ = backlog.run(|| job(dist));
         }));
         Ok(())
     }

@@ -12,8 +12,8 @@ use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement
 
 pub use model::train;
 
+use crate::dist_context::DistContext;
 use crate::error::DTensorError;
-use crate::ranks::Ranks;
 use crate::sharding_plan::ShardingPlan;
 
 /// A way of distributing the transformer.
@@ -154,22 +154,22 @@ impl Outcome {
     }
 }
 
-/// Trains in each arrangement that fits the ranks of a gang.
+/// Trains in each arrangement that fits the dist of a gang.
 pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>, DTensorError> {
-    let ranks = Ranks::new(Arc::clone(gang));
-    ranks.keep_bill();
+    let dist = DistContext::new(Arc::clone(gang));
+    dist.enable_comm_log();
     let arrangements = Arrangement::all(gang.size())?;
     let train = |arrangement: &Arrangement| {
-        ranks.take_bill();
-        let losses = train(&ranks, arrangement, steps)?;
-        let bill = ranks.take_bill();
+        dist.take_comm_log();
+        let losses = train(&dist, arrangement, steps)?;
+        let comm_log = dist.take_comm_log();
         let per_step = steps.max(1);
         Ok(Outcome {
             name: arrangement.name,
             mesh: arrangement.plan.mesh(),
             losses,
-            collectives: bill.len() / per_step,
-            received: bill.iter().map(|item| item.bytes).sum::<u64>() / per_step as u64,
+            collectives: comm_log.len() / per_step,
+            received: comm_log.iter().map(|item| item.bytes).sum::<u64>() / per_step as u64,
         })
     };
     arrangements.iter().map(train).collect()

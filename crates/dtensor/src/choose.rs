@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use weightloom_layout::{Layout, Mesh, Placement, Placements, ReduceOp};
 
 use crate::error::DTensorError;
-use crate::moves::Axes;
+use crate::redistribute::Axes;
 use crate::registry::Call;
 use crate::rule::{Dim, DimList, Rule};
 
@@ -45,9 +45,9 @@ pub(crate) fn choose(call: &Call<'_>, rule: &Rule, mesh: Mesh) -> Result<Choice,
         };
         let price = |strategy: &Strategy| -> f64 {
             let inputs = call.inputs.iter().zip(&strategy.inputs);
-            let moved = inputs.map(|(kind, &wanted)| {
-                let bytes = (kind.shape().volume() * kind.dtype().size()) as f64;
-                cost(kind.layout().placements()[axis], wanted, bytes, ways as f64)
+            let moved = inputs.map(|(spec, &wanted)| {
+                let bytes = (spec.shape().volume() * spec.dtype().size()) as f64;
+                cost(spec.layout().placements()[axis], wanted, bytes, ways as f64)
             });
             moved.sum()
         };
@@ -75,7 +75,7 @@ fn check(call: &Call<'_>, rule: &Rule) -> Result<(), DTensorError> {
             call.outputs.len()
         ));
     }
-    let operands = call.inputs.iter().map(|kind| kind.shape()).zip(&rule.inputs);
+    let operands = call.inputs.iter().map(|spec| spec.shape()).zip(&rule.inputs);
     let results = call.outputs.iter().map(|(shape, _)| shape).zip(&rule.outputs);
     for (shape, dims) in operands.chain(results) {
         if shape.ndim() != dims.len() {
@@ -276,8 +276,8 @@ fn assemble(call: &Call<'_>, rule: &Rule, mesh: Mesh, chosen: &[&Strategy]) -> R
 fn order(call: &Call<'_>, rule: &Rule, chosen: &[&Strategy], label: usize) -> SmallVec<[usize; 4]> {
     let axes: SmallVec<[usize; 4]> =
         (0..chosen.len()).filter(|&axis| chosen[axis].label == Some(label)).collect();
-    let found = call.inputs.iter().zip(&rule.inputs).find_map(|(kind, dims)| {
-        let split = kind.layout().split_axes(dim_of(dims, label)?);
+    let found = call.inputs.iter().zip(&rule.inputs).find_map(|(spec, dims)| {
+        let split = spec.layout().split_axes(dim_of(dims, label)?);
         let same = split.len() == axes.len() && split.iter().all(|axis| axes.contains(axis));
         same.then(|| SmallVec::from_slice(split))
     });

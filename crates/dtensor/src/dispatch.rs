@@ -10,19 +10,19 @@ use smallvec::SmallVec;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 
-use crate::bill::Pass;
 use crate::choose::choose;
+use crate::comm_log::Pass;
+use crate::dist_context::{DistContext, Mode, locked};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::kind::Kind;
-use crate::moves::Axes;
-use crate::ranks::{Mode, Ranks, locked};
+use crate::redistribute::Axes;
 use crate::registry::Call;
+use crate::spec::DTensorSpec;
 
 /// What the layouts of some operands mean for an operation.
 pub(crate) struct Decision {
     inputs: SmallVec<[Operand; 4]>,
-    outputs: SmallVec<[Arc<Kind>; 2]>,
+    outputs: SmallVec<[Arc<DTensorSpec>; 2]>,
     /// Moves that need collectives, told to the user.
     hidden: Vec<String>,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Decision {
 struct Operand {
     layout: Layout,
     lifted: Axes,
-    kind: Arc<Kind>,
+    spec: Arc<DTensorSpec>,
 }
 
 /// An operation and its arguments that are not tensors. Kinds are interned, so
@@ -39,7 +39,7 @@ struct Operand {
 pub(crate) struct Key {
     op: &'static str,
     arguments: SmallVec<[u64; 4]>,
-    kinds: SmallVec<[usize; 4]>,
+    specs: SmallVec<[usize; 4]>,
 }
 
 impl Key {
@@ -72,19 +72,19 @@ impl<'a> Scope<'a> {
     }
 
     /// What an operand is, unless it is whole anyway.
-    pub(crate) fn input(self, input: usize) -> Option<&'a Kind> {
+    pub(crate) fn input(self, input: usize) -> Option<&'a DTensorSpec> {
         match self {
             Self::Whole => None,
-            Self::Part(decision) => Some(&decision.inputs[input].kind),
+            Self::Part(decision) => Some(&decision.inputs[input].spec),
         }
     }
 }
 
 impl Decision {
     /// The operands as they are brought, and the results.
-    pub(crate) fn kinds(&self) -> (Vec<&Kind>, Vec<&Kind>) {
-        let inputs = self.inputs.iter().map(|operand| &*operand.kind);
-        (inputs.collect(), self.outputs.iter().map(|kind| &**kind).collect())
+    pub(crate) fn specs(&self) -> (Vec<&DTensorSpec>, Vec<&DTensorSpec>) {
+        let inputs = self.inputs.iter().map(|operand| &*operand.spec);
+        (inputs.collect(), self.outputs.iter().map(|spec| &**spec).collect())
     }
 }
 
@@ -106,29 +106,29 @@ pub(crate) fn dispatch(
     let Some(first) = inputs.first() else {
         return Err(DTensorError::Rule { op: op.name, reason: "there are no operands".to_owned() });
     };
-    let ranks = first.ranks();
+    let dist = first.dist();
     let key = Key {
         op: op.name,
         arguments: SmallVec::from_slice(op.arguments),
-        kinds: inputs.iter().map(|input| Arc::as_ptr(input.kind()).addr()).collect(),
+        specs: inputs.iter().map(|input| Arc::as_ptr(input.spec()).addr()).collect(),
     };
-    if inputs.iter().any(|input| !Arc::ptr_eq(input.ranks(), ranks)) {
+    if inputs.iter().any(|input| !Arc::ptr_eq(input.dist(), dist)) {
         return Err(DTensorError::Worlds { op: op.name });
     }
-    let known = locked(&ranks.decisions).get(&key).map(Arc::clone);
+    let known = locked(&dist.decisions).get(&key).map(Arc::clone);
     let decision = match known {
         Some(decision) => decision,
         None => {
-            let decision = Arc::new(decide(op, ranks, inputs, local)?);
-            locked(&ranks.decisions).insert(key, Arc::clone(&decision));
+            let decision = Arc::new(decide(op, dist, inputs, local)?);
+            locked(&dist.decisions).insert(key, Arc::clone(&decision));
             decision
         }
     };
     if !decision.hidden.is_empty() {
         let hidden = || DTensorError::Hidden { op: op.name, moves: decision.hidden.clone() };
-        match ranks.mode() {
+        match dist.mode() {
             Mode::Implicit => {}
-            Mode::Warn => ranks.warn(hidden()),
+            Mode::Warn => dist.warn(hidden()),
             Mode::Explicit => return Err(hidden()),
         }
     }
@@ -140,19 +140,19 @@ pub(crate) fn dispatch(
             input.moved(op.name, operand.layout)?.lifted(op.name, operand.lifted)?
         });
     }
-    let results = local(&locals, Scope::Part(&decision)).map_err(|error| ranks.unpark(error))?;
+    let results = local(&locals, Scope::Part(&decision)).map_err(|error| dist.unpark(error))?;
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
         return Err(DTensorError::Results { op: op.name, found, expected });
     }
     for result in &results {
-        ranks.check_numbers(op.name, Pass::Forward, result)?;
+        dist.check_numbers(op.name, Pass::Forward, result)?;
     }
-    let kinds = decision.outputs.iter();
+    let specs = decision.outputs.iter();
     results
         .into_iter()
-        .zip(kinds)
-        .map(|(local, kind)| DTensor::wrapped(op.name, ranks, local, Arc::clone(kind)))
+        .zip(specs)
+        .map(|(local, spec)| DTensor::wrapped(op.name, dist, local, Arc::clone(spec)))
         .collect()
 }
 
@@ -169,47 +169,47 @@ pub(crate) fn dispatch_one(
 
 fn decide(
     op: &Op<'_>,
-    ranks: &Arc<Ranks>,
+    dist: &Arc<DistContext>,
     inputs: &[&DTensor],
     local: Local<'_>,
 ) -> Result<Decision, DTensorError> {
-    let rule_of = ranks.registry().get(op.name)?;
+    let rule_of = dist.registry().get(op.name)?;
     let mesh = inputs[0].layout().mesh();
     if let Some(other) = inputs.iter().find(|input| input.layout().mesh() != mesh) {
         let (first, other) = (inputs[0].layout(), other.layout());
         return Err(DTensorError::Meshes { op: op.name, first, other });
     }
-    let kinds: Vec<Arc<Kind>> = inputs.iter().map(|input| Arc::clone(input.kind())).collect();
+    let specs: Vec<Arc<DTensorSpec>> = inputs.iter().map(|input| Arc::clone(input.spec())).collect();
     // What comes out of the whole operation, without its data.
     let shapes = || {
-        let whole: Vec<Tensor> = kinds
+        let whole: Vec<Tensor> = specs
             .iter()
-            .map(|kind| Tensor::zeros(kind.dtype(), kind.shape(), Device::Meta))
+            .map(|spec| Tensor::zeros(spec.dtype(), spec.shape(), Device::Meta))
             .collect::<Result<_, _>>()?;
         let outputs = local(&whole, Scope::Whole)?;
         Ok::<_, TensorError>(outputs.iter().map(|output| (output.shape().clone(), output.dtype())).collect())
     };
     let outputs: Vec<(Shape, DType)> = no_grad(|| uncounted(shapes))?;
-    let call = Call { op: op.name, inputs: &kinds, outputs: &outputs, arguments: op.arguments };
+    let call = Call { op: op.name, inputs: &specs, outputs: &outputs, arguments: op.arguments };
     let rule = rule_of.rule(&call)?;
     let choice = choose(&call, &rule, mesh)?;
     let mut hidden = Vec::new();
     let mut operands = SmallVec::new();
-    for (place, (kind, (layout, lifted))) in kinds.iter().zip(choice.inputs).enumerate() {
-        if layout != kind.layout()
-            && ranks.plan(kind.layout(), layout, kind.shape(), kind.dtype())?.collectives() > 0
+    for (place, (spec, (layout, lifted))) in specs.iter().zip(choice.inputs).enumerate() {
+        if layout != spec.layout()
+            && dist.plan(spec.layout(), layout, spec.shape(), spec.dtype())?.collectives() > 0
         {
             hidden.push(format!(
                 "operand {place}, {} {}, from {} to {layout}",
-                kind.shape(),
-                kind.dtype(),
-                kind.layout()
+                spec.shape(),
+                spec.dtype(),
+                spec.layout()
             ));
         }
-        let kind = ranks.kind(layout, kind.shape(), kind.dtype())?;
-        operands.push(Operand { layout, lifted, kind });
+        let spec = dist.spec(layout, spec.shape(), spec.dtype())?;
+        operands.push(Operand { layout, lifted, spec });
     }
     let outputs = choice.outputs.iter().zip(&outputs);
-    let outputs = outputs.map(|(&layout, (shape, dtype))| ranks.kind(layout, shape, *dtype));
+    let outputs = outputs.map(|(&layout, (shape, dtype))| dist.spec(layout, shape, *dtype));
     Ok(Decision { inputs: operands, outputs: outputs.collect::<Result<_, _>>()?, hidden })
 }

@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Element, Tensor, TensorError};
 
-use crate::bill::Pass;
+use crate::comm_log::Pass;
+use crate::dist_context::{DistContext, locked};
 use crate::error::DTensorError;
-use crate::kind::Kind;
-use crate::moves::{Axes, Request};
 use crate::parameter::{Release, Role, Slot};
-use crate::ranks::{Ranks, locked};
+use crate::redistribute::{Axes, Request};
+use crate::spec::DTensorSpec;
 
 /// A tensor of which every rank holds a part, as a layout says.
 #[derive(Clone)]
@@ -20,8 +20,8 @@ pub struct DTensor(Arc<Inner>);
 
 struct Inner {
     local: Tensor,
-    kind: Arc<Kind>,
-    ranks: Arc<Ranks>,
+    spec: Arc<DTensorSpec>,
+    dist: Arc<DistContext>,
     /// What it was moved from, if it was.
     source: Option<DTensor>,
     /// Its local part lifted along some axes, as far as it was asked for.
@@ -35,48 +35,48 @@ struct Inner {
 impl DTensor {
     /// A distributed tensor from the parts that ranks hold. Nothing moves.
     pub fn from_local(
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         local: Tensor,
         layout: Layout,
         shape: &Shape,
     ) -> Result<Self, DTensorError> {
-        let kind = ranks.kind(layout, shape, local.dtype())?;
-        Self::wrapped("from_local", ranks, local, kind)
+        let spec = dist.spec(layout, shape, local.dtype())?;
+        Self::wrapped("from_local", dist, local, spec)
     }
 
     /// Distributes a tensor that every rank has whole. Nothing moves; each rank
     /// keeps its part.
-    pub fn distribute(ranks: &Arc<Ranks>, whole: &Tensor, layout: Layout) -> Result<Self, DTensorError> {
+    pub fn distribute(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Result<Self, DTensorError> {
         let replicated = Layout::replicated(layout.mesh());
-        Self::from_local(ranks, whole.clone(), replicated, &whole.shape().clone())?.redistribute(layout)
+        Self::from_local(dist, whole.clone(), replicated, &whole.shape().clone())?.redistribute(layout)
     }
 
     pub(crate) fn wrapped(
         op: &'static str,
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         local: Tensor,
-        kind: Arc<Kind>,
+        spec: Arc<DTensorSpec>,
     ) -> Result<Self, DTensorError> {
-        if local.dtype() != kind.dtype() {
-            let (found, expected) = (local.dtype(), kind.dtype());
+        if local.dtype() != spec.dtype() {
+            let (found, expected) = (local.dtype(), spec.dtype());
             return Err(DTensorError::DTypes { op, found, expected });
         }
-        if local.shape() != kind.local_shape() {
+        if local.shape() != spec.local_shape() {
             return Err(DTensorError::Local {
                 op,
-                rank: ranks.rank(),
+                rank: dist.rank(),
                 found: local.shape().clone(),
-                expected: kind.local_shape().clone(),
-                shape: kind.shape().clone(),
-                layout: kind.layout(),
+                expected: spec.local_shape().clone(),
+                shape: spec.shape().clone(),
+                layout: spec.layout(),
             });
         }
-        Ok(Self::new(ranks, local, kind, None))
+        Ok(Self::new(dist, local, spec, None))
     }
 
-    fn new(ranks: &Arc<Ranks>, local: Tensor, kind: Arc<Kind>, source: Option<Self>) -> Self {
+    fn new(dist: &Arc<DistContext>, local: Tensor, spec: Arc<DTensorSpec>, source: Option<Self>) -> Self {
         let (lifted, slot, release) = (Mutex::default(), None, Release::Keep);
-        Self(Arc::new(Inner { local, kind, ranks: Arc::clone(ranks), source, lifted, slot, release }))
+        Self(Arc::new(Inner { local, spec, dist: Arc::clone(dist), source, lifted, slot, release }))
     }
 
     /// The same tensor as a parameter, of which gathered forms come and go. See
@@ -86,11 +86,11 @@ impl DTensor {
             Role::Trained => self.0.local.requires_grad(),
             Role::Frozen => self.0.local.detach(),
         };
-        let Inner { kind, ranks, .. } = &*self.0;
+        let Inner { spec, dist, .. } = &*self.0;
         Self(Arc::new(Inner {
             local,
-            kind: Arc::clone(kind),
-            ranks: Arc::clone(ranks),
+            spec: Arc::clone(spec),
+            dist: Arc::clone(dist),
             source: None,
             lifted: Mutex::default(),
             slot: Some(Arc::default()),
@@ -112,16 +112,16 @@ impl DTensor {
     /// taken. With [`Release::AfterUse`] the tape does not keep the gathered
     /// form; where a gradient needs it, it is gathered again.
     pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self, DTensorError> {
-        let Inner { local, kind, ranks, .. } = &*self.0;
-        if layout == kind.layout() && dtype == kind.dtype() {
+        let Inner { local, spec, dist, .. } = &*self.0;
+        if layout == spec.layout() && dtype == spec.dtype() {
             return Ok(self.clone());
         }
-        let target = ranks.kind(layout, kind.shape(), dtype)?;
+        let target = dist.spec(layout, spec.shape(), dtype)?;
         let request = Request {
-            ranks,
+            dist,
             op: "use",
-            shape: kind.shape(),
-            from: kind.layout(),
+            shape: spec.shape(),
+            from: spec.layout(),
             to: layout,
             lifted: Axes::default(),
             dtype,
@@ -129,11 +129,11 @@ impl DTensor {
             release,
         };
         let local = request.run(local, None)?;
-        ranks.check_numbers("use", Pass::Forward, &local)?;
+        dist.check_numbers("use", Pass::Forward, &local)?;
         Ok(Self(Arc::new(Inner {
             local,
-            kind: target,
-            ranks: Arc::clone(ranks),
+            spec: target,
+            dist: Arc::clone(dist),
             source: Some(self.clone()),
             lifted: Mutex::default(),
             slot: None,
@@ -149,17 +149,17 @@ impl DTensor {
 
     /// Who holds what.
     pub fn layout(&self) -> Layout {
-        self.0.kind.layout()
+        self.0.spec.layout()
     }
 
     /// The shape of the whole tensor.
     pub fn shape(&self) -> &Shape {
-        self.0.kind.shape()
+        self.0.spec.shape()
     }
 
     /// The dtype.
     pub fn dtype(&self) -> DType {
-        self.0.kind.dtype()
+        self.0.spec.dtype()
     }
 
     /// The device of the local part.
@@ -168,23 +168,23 @@ impl DTensor {
     }
 
     /// Layout, shape and dtype together.
-    pub fn kind(&self) -> &Arc<Kind> {
-        &self.0.kind
+    pub fn spec(&self) -> &Arc<DTensorSpec> {
+        &self.0.spec
     }
 
     /// The ranks it is distributed over.
-    pub fn ranks(&self) -> &Arc<Ranks> {
-        &self.0.ranks
+    pub fn dist(&self) -> &Arc<DistContext> {
+        &self.0.dist
     }
 
     /// The same tensor as a parameter, whose gradient is wanted.
     pub fn requires_grad(&self) -> Self {
-        Self::new(&self.0.ranks, self.0.local.requires_grad(), Arc::clone(&self.0.kind), None)
+        Self::new(&self.0.dist, self.0.local.requires_grad(), Arc::clone(&self.0.spec), None)
     }
 
     /// The same values without a way back.
     pub fn detach(&self) -> Self {
-        Self::new(&self.0.ranks, self.0.local.detach(), Arc::clone(&self.0.kind), None)
+        Self::new(&self.0.dist, self.0.local.detach(), Arc::clone(&self.0.spec), None)
     }
 
     /// Whether gradients flow back through it.
@@ -199,33 +199,33 @@ impl DTensor {
     }
 
     pub(crate) fn moved(&self, op: &'static str, layout: Layout) -> Result<Self, DTensorError> {
-        let Inner { local, kind, ranks, .. } = &*self.0;
-        if layout == kind.layout() {
+        let Inner { local, spec, dist, .. } = &*self.0;
+        if layout == spec.layout() {
             return Ok(self.clone());
         }
-        if layout.mesh() != kind.layout().mesh() {
-            return Err(DTensorError::Meshes { op, first: kind.layout(), other: layout });
+        if layout.mesh() != spec.layout().mesh() {
+            return Err(DTensorError::Meshes { op, first: spec.layout(), other: layout });
         }
-        let target = ranks.kind(layout, kind.shape(), kind.dtype())?;
+        let target = dist.spec(layout, spec.shape(), spec.dtype())?;
         let request = Request {
-            ranks,
+            dist,
             op,
-            shape: kind.shape(),
-            from: kind.layout(),
+            shape: spec.shape(),
+            from: spec.layout(),
             to: layout,
             lifted: Axes::default(),
-            dtype: kind.dtype(),
+            dtype: spec.dtype(),
             slot: self.slot(),
             release: Release::Keep,
         };
         let local = request.run(local, None)?;
-        ranks.check_numbers(op, Pass::Forward, &local)?;
-        Ok(Self::new(ranks, local, target, Some(self.clone())))
+        dist.check_numbers(op, Pass::Forward, &local)?;
+        Ok(Self::new(dist, local, target, Some(self.clone())))
     }
 
     /// The local part for a use of which each rank along some axes does a part.
     pub(crate) fn lifted(&self, op: &'static str, axes: Axes) -> Result<Tensor, DTensorError> {
-        let Inner { local, kind, ranks, source, lifted, slot, release } = &*self.0;
+        let Inner { local, spec, dist, source, lifted, slot, release } = &*self.0;
         if !local.tracks_gradient() || axes.is_empty() && !self.is_trained() {
             return Ok(local.clone());
         }
@@ -235,15 +235,15 @@ impl DTensor {
         // From where it came, so that a sum and a cut become one step.
         let source = source.as_ref().filter(|source| source.layout().pending().all(|(_, op)| op.is_linear()));
         let (from, input, slot) =
-            source.map_or((kind.layout(), local, slot.as_ref()), |it| (it.layout(), &it.0.local, it.slot()));
+            source.map_or((spec.layout(), local, slot.as_ref()), |it| (it.layout(), &it.0.local, it.slot()));
         let request = Request {
-            ranks,
+            dist,
             op,
-            shape: kind.shape(),
+            shape: spec.shape(),
             from,
-            to: kind.layout(),
+            to: spec.layout(),
             lifted: axes,
-            dtype: kind.dtype(),
+            dtype: spec.dtype(),
             slot,
             release: *release,
         };
@@ -272,11 +272,11 @@ impl DTensor {
         }
         let mut local = self.0.local.clone();
         change(&mut local)?;
-        let Inner { kind, ranks, slot, release, .. } = &*self.0;
+        let Inner { spec, dist, slot, release, .. } = &*self.0;
         *self = Self(Arc::new(Inner {
             local,
-            kind: Arc::clone(kind),
-            ranks: Arc::clone(ranks),
+            spec: Arc::clone(spec),
+            dist: Arc::clone(dist),
             source: None,
             lifted: Mutex::default(),
             slot: slot.clone(),

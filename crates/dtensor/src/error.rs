@@ -5,8 +5,8 @@ use weightloom_gang::GangError;
 use weightloom_layout::{DType, Layout, LayoutError, MeshError, PlanError, Shape};
 use weightloom_tensor::TensorError;
 
-use crate::bill::Pass;
-use crate::ranks::Ranks;
+use crate::comm_log::Pass;
+use crate::dist_context::DistContext;
 
 /// Why something was not done with distributed tensors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,12 +119,12 @@ impl Hint for DTensorError {
 impl DTensorError {
     /// As it passes through the tape, which knows local errors alone. The error
     /// itself waits with the ranks; see [`Ranks::unpark`].
-    pub(crate) fn inside(self, function: &'static str, ranks: &Ranks) -> TensorError {
+    pub(crate) fn inside(self, function: &'static str, dist: &DistContext) -> TensorError {
         match self {
             Self::Tensor(error) => error,
             other => {
                 let reason = other.to_string();
-                ranks.park(other);
+                dist.park(other);
                 TensorError::Outside { function, reason }
             }
         }

@@ -5,7 +5,7 @@ use weightloom_tensor::{Function, Tensor, apply as apply_local};
 use crate::dispatch::{Op, Scope, dispatch};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::registry::Parts;
+use crate::registry::LocalCall;
 
 /// A differentiable function on local tensors that may be applied to
 /// distributed ones.
@@ -88,23 +88,23 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
         .map(|operand| match operand {
             Value::Distributed(tensor) => Ok(tensor.clone()),
             Value::Local(tensor) => {
-                DTensor::from_local(first.ranks(), tensor.clone(), replicated, tensor.shape())
+                DTensor::from_local(first.dist(), tensor.clone(), replicated, tensor.shape())
             }
         })
         .collect::<Result<_, _>>()?;
     let op = Op { name, arguments: &function.arguments() };
-    let rule = first.ranks().registry().get(name)?;
+    let rule = first.dist().registry().get(name)?;
     let results = dispatch(&op, &inputs.iter().collect::<Vec<_>>(), &|locals, scope| {
         let replaced = match scope {
             Scope::Whole => None,
             Scope::Part(decision) => {
-                let (inputs, outputs) = decision.kinds();
-                let parts = Parts { ranks: first.ranks(), inputs: &inputs, outputs: &outputs };
+                let (inputs, outputs) = decision.specs();
+                let parts = LocalCall { dist: first.dist(), inputs: &inputs, outputs: &outputs };
                 rule.replacement(&parts, locals)
             }
         };
         match replaced {
-            Some(results) => results.map_err(|error| error.inside(function.name(), first.ranks())),
+            Some(results) => results.map_err(|error| error.inside(function.name(), first.dist())),
             None => apply_local(function.clone(), locals),
         }
     })?;

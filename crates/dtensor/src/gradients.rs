@@ -6,7 +6,7 @@ use weightloom_tensor::{Gradients, Tensor};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::moves::{Axes, averaged, gradient_layout};
+use crate::redistribute::{Axes, averaged, gradient_layout};
 
 /// The gradients of distributed parameters.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ impl DGradients {
         let local = self.0.of(parameter.to_local())?;
         let wrap = || {
             let layout = gradient_layout(parameter.layout(), Axes::default())?;
-            DTensor::from_local(parameter.ranks(), local.clone(), layout, parameter.shape())
+            DTensor::from_local(parameter.dist(), local.clone(), layout, parameter.shape())
         };
         Some(wrap())
     }
@@ -37,7 +37,7 @@ pub fn backward(
     outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>,
 ) -> Result<DGradients, DTensorError> {
     let mut locals = Vec::new();
-    let mut ranks = None;
+    let mut dist = None;
     for (output, gradient) in outputs {
         let layout = gradient_layout(output.layout(), Axes::default())?;
         if output.layout().pending().any(|(_, op)| !op.is_linear()) {
@@ -55,12 +55,12 @@ pub fn backward(
                 Tensor::full(share, local.dtype(), &[], local.device())?.expand(local.shape())?
             }
         };
-        ranks.get_or_insert_with(|| Arc::clone(output.ranks()));
+        dist.get_or_insert_with(|| Arc::clone(output.dist()));
         locals.push((output.to_local().clone(), Some(gradient)));
     }
     let gradients = weightloom_tensor::backward(locals);
-    gradients.map(DGradients).map_err(|error| match &ranks {
-        Some(ranks) => ranks.unpark(error),
+    gradients.map(DGradients).map_err(|error| match &dist {
+        Some(dist) => dist.unpark(error),
         None => error.into(),
     })
 }
@@ -68,7 +68,7 @@ pub fn backward(
 impl DTensor {
     /// Checks, alike on all ranks, that this can be the gradient of a tensor.
     pub(crate) fn check_gradient_of(&self, op: &'static str, tensor: &Self) -> Result<(), DTensorError> {
-        if !Arc::ptr_eq(self.ranks(), tensor.ranks()) {
+        if !Arc::ptr_eq(self.dist(), tensor.dist()) {
             return Err(DTensorError::Worlds { op });
         }
         if self.shape() == tensor.shape() && self.dtype() == tensor.dtype() {

@@ -7,7 +7,7 @@ use weightloom_tensor::{Tensor, TensorError};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::moves::Axes;
+use crate::redistribute::Axes;
 
 /// Brings operands into given layouts, calls `work` with this rank's parts, and
 /// takes what it returns for parts of results with given layouts and shapes.
@@ -25,12 +25,12 @@ pub fn local_map(
     let Some((first, layout)) = operands.first() else {
         return Err(DTensorError::Rule { op, reason: "there are no operands".to_owned() });
     };
-    let (ranks, mesh) = (first.ranks(), layout.mesh());
+    let (dist, mesh) = (first.dist(), layout.mesh());
     let layouts = operands.iter().map(|(_, layout)| *layout).chain(results.iter().map(|(layout, _)| *layout));
     if let Some(other) = layouts.into_iter().find(|other| other.mesh() != mesh) {
         return Err(DTensorError::Meshes { op, first: *layout, other });
     }
-    if operands.iter().any(|(operand, _)| !Arc::ptr_eq(operand.ranks(), ranks)) {
+    if operands.iter().any(|(operand, _)| !Arc::ptr_eq(operand.dist(), dist)) {
         return Err(DTensorError::Worlds { op });
     }
     for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
@@ -58,8 +58,8 @@ pub fn local_map(
         return Err(DTensorError::Results { op, found: made.len(), expected: results.len() });
     }
     let wrap = |(local, (layout, shape)): (Tensor, &(Layout, Shape))| {
-        let kind = ranks.kind(*layout, shape, local.dtype())?;
-        DTensor::wrapped(op, ranks, local, kind)
+        let spec = dist.spec(*layout, shape, local.dtype())?;
+        DTensor::wrapped(op, dist, local, spec)
     };
     made.into_iter().zip(results).map(wrap).collect()
 }

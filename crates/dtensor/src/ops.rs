@@ -51,7 +51,7 @@ pub(crate) fn rules() -> impl Iterator<Item = BuiltIn> {
 
 /// A rule for the operands and results of a call, with nothing labelled yet.
 fn blank(call: &Call<'_>) -> Rule {
-    let inputs: Vec<usize> = call.inputs.iter().map(|kind| kind.shape().ndim()).collect();
+    let inputs: Vec<usize> = call.inputs.iter().map(|spec| spec.shape().ndim()).collect();
     let outputs: Vec<usize> = call.outputs.iter().map(|(shape, _)| shape.ndim()).collect();
     Rule::new(&inputs, &outputs)
 }
@@ -61,9 +61,9 @@ fn broadcast(call: &Call<'_>) -> Rule {
     let (whole, _) = &call.outputs[0];
     let mut rule = blank(call);
     for (dim, &size) in whole.iter().enumerate() {
-        let inputs = call.inputs.iter().enumerate().filter_map(|(input, kind)| {
-            let here = (dim + kind.shape().ndim()).checked_sub(whole.ndim())?;
-            (kind.shape()[here] == size).then_some((input, here))
+        let inputs = call.inputs.iter().enumerate().filter_map(|(input, spec)| {
+            let here = (dim + spec.shape().ndim()).checked_sub(whole.ndim())?;
+            (spec.shape()[here] == size).then_some((input, here))
         });
         rule = rule.label(size, inputs.collect::<Vec<_>>(), [(0, dim)]);
     }

@@ -4,7 +4,7 @@
 //! Gradients of a trained parameter do not come out of the backward pass but
 //! add up in the parameter, over as many passes as there are, as each rank's
 //! share of a sum; ranks that hold parts of it reduce to their parts at once.
-//! [`settle`](DTensor::settle) makes the sums.
+//! [`reduce_gradient`](DTensor::reduce_gradient) makes the sums.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,12 +12,12 @@ use weightloom_layout::{DType, Layout, Plan};
 use weightloom_tensor::Tensor;
 
 use crate::background::Later;
-use crate::bill::{Cause, Pass};
-use crate::carry::carry;
+use crate::comm_log::{Cause, Pass};
+use crate::dist_context::{DistContext, locked};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::moves::share_layout;
-use crate::ranks::{Ranks, locked};
+use crate::redistribute::local::redistribute_local;
+use crate::redistribute::share_layout;
 
 /// Whether a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,20 +89,20 @@ impl Slot {
     /// its dtype.
     pub(crate) fn add(
         self: &Arc<Self>,
-        ranks: &Ranks,
+        dist: &DistContext,
         back: &Arc<Plan>,
         gradient: Tensor,
         cause: Cause,
     ) -> Result<(), DTensorError> {
         let (slot, back) = (Arc::clone(self), Arc::clone(back));
         let dtype = back.dtype();
-        let work = move |ranks: &Ranks| {
-            let gradient = carry(ranks, &back, summed_as(&back, gradient)?, cause)?;
+        let work = move |dist: &DistContext| {
+            let gradient = redistribute_local(dist, &back, summed_as(&back, gradient)?, cause)?;
             added(&mut locked(&slot.sum).shares, gradient, dtype)
         };
-        match ranks.background() {
-            None => work(ranks),
-            Some(background) => background.leave(move |ranks| work(ranks)),
+        match dist.background() {
+            None => work(dist),
+            Some(background) => background.leave(move |dist| work(dist)),
         }
     }
 
@@ -126,21 +126,21 @@ impl DTensor {
     /// nothing moves. In a dry run, which has nobody to wait for, it is done at
     /// once, so that memory and bill are those of a run that overlaps.
     pub fn fetch_ahead(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
-        let (ranks, background) = (self.ranks(), self.ranks().background());
-        let Some(slot) = self.slot().filter(|_| background.is_some() || ranks.gang().is_none()) else {
+        let (dist, background) = (self.dist(), self.dist().background());
+        let Some(slot) = self.slot().filter(|_| background.is_some() || dist.gang().is_none()) else {
             return Ok(());
         };
-        let plan = ranks.plan(self.layout(), layout, self.shape(), dtype)?;
+        let plan = dist.plan(self.layout(), layout, self.shape(), dtype)?;
         if plan.collectives() == 0 || locked(&slot.ahead).is_some() {
             return Ok(());
         }
         let local = self.to_local().detach();
-        let fetch = move |ranks: &Ranks| {
-            carry(ranks, &plan, local.cast(dtype)?, Cause { op: "use", pass: Pass::Forward })
+        let fetch = move |dist: &DistContext| {
+            redistribute_local(dist, &plan, local.cast(dtype)?, Cause { op: "use", pass: Pass::Forward })
         };
         let later = match background {
-            Some(background) => background.start(move |ranks| fetch(ranks)),
-            None => Later::now(fetch(ranks)),
+            Some(background) => background.start(move |dist| fetch(dist)),
+            None => Later::now(fetch(dist)),
         };
         *locked(&slot.ahead) = Some(Ahead { layout, dtype, later });
         Ok(())
@@ -148,21 +148,21 @@ impl DTensor {
 
     /// Begins to sum what has added up over all ranks. Gradients that come later
     /// may be settled later.
-    pub fn settle(&self) -> Result<(), DTensorError> {
+    pub fn reduce_gradient(&self) -> Result<(), DTensorError> {
         let Some(slot) = self.slot() else { return Ok(()) };
         let plan =
-            self.ranks().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
+            self.dist().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
         let slot = Arc::clone(slot);
-        let work = move |ranks: &Ranks| {
+        let work = move |dist: &DistContext| {
             let shares = locked(&slot.sum).shares.take();
             let Some(shares) = shares else { return Ok(()) };
-            let cause = Cause { op: "settle", pass: Pass::Backward };
-            let whole = carry(ranks, &plan, summed_as(&plan, shares)?, cause)?;
+            let cause = Cause { op: "reduce_gradients", pass: Pass::Backward };
+            let whole = redistribute_local(dist, &plan, summed_as(&plan, shares)?, cause)?;
             added(&mut locked(&slot.sum).whole, whole, plan.dtype())
         };
-        match self.ranks().background() {
-            None => work(self.ranks()),
-            Some(background) => background.leave(move |ranks| work(ranks)),
+        match self.dist().background() {
+            None => work(self.dist()),
+            Some(background) => background.leave(move |dist| work(dist)),
         }
     }
 
@@ -171,33 +171,33 @@ impl DTensor {
     /// the dtype that the parameter was used in. All ranks call this together.
     pub fn take_gradient(&self) -> Result<Option<Self>, DTensorError> {
         let Some(slot) = self.slot() else { return Ok(None) };
-        self.settle()?;
-        self.ranks().finish()?;
+        self.reduce_gradient()?;
+        self.dist().finish()?;
         let whole = locked(&slot.sum).whole.take();
-        whole.map(|whole| Self::from_local(self.ranks(), whole, self.layout(), self.shape())).transpose()
+        whole.map(|whole| Self::from_local(self.dist(), whole, self.layout(), self.shape())).transpose()
     }
 
     /// Forgets gradients that have added up.
     pub fn drop_gradient(&self) -> Result<(), DTensorError> {
         let Some(slot) = self.slot() else { return Ok(()) };
-        self.ranks().finish()?;
+        self.dist().finish()?;
         *locked(&slot.sum) = Sum::default();
         Ok(())
     }
 
     /// The same tensor; on its way back, its gradient makes something happen.
-    pub fn on_way_back(
+    pub fn register_hook(
         &self,
         happen: impl Fn() -> Result<(), DTensorError> + Send + Sync + 'static,
     ) -> Result<Self, DTensorError> {
         if !self.tracks_gradient() {
             return Ok(self.clone());
         }
-        let ranks = Arc::clone(self.ranks());
-        let watched = self.to_local().watched(move |gradient| {
-            happen().map_err(|error| error.inside("on_way_back", &ranks))?;
+        let dist = Arc::clone(self.dist());
+        let watched = self.to_local().register_hook(move |gradient| {
+            happen().map_err(|error| error.inside("register_hook", &dist))?;
             Ok(gradient)
         })?;
-        Self::wrapped("on_way_back", self.ranks(), watched, Arc::clone(self.kind()))
+        Self::wrapped("register_hook", self.dist(), watched, Arc::clone(self.spec()))
     }
 }

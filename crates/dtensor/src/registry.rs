@@ -7,11 +7,11 @@ use weightloom_errors::nearest;
 use weightloom_layout::{DType, Shape};
 use weightloom_tensor::Tensor;
 
+use crate::dist_context::DistContext;
 use crate::error::DTensorError;
-use crate::kind::Kind;
 use crate::ops;
-use crate::ranks::Ranks;
 use crate::rule::Rule;
+use crate::spec::DTensorSpec;
 
 /// One call of an operation, as its rule sees it: shapes and layouts, no data.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub struct Call<'a> {
     /// The operation.
     pub op: &'static str,
     /// Its operands.
-    pub inputs: &'a [Arc<Kind>],
+    pub inputs: &'a [Arc<DTensorSpec>],
     /// The shapes and dtypes of its whole results.
     pub outputs: &'a [(Shape, DType)],
     /// What else it was given and the rule depends on.
@@ -38,20 +38,24 @@ pub trait DistributedOp: Send + Sync + 'static {
     /// layouts in which that alone would not do: where ranks must ask each
     /// other, or where indices count from elsewhere. Gradients flow back
     /// through what it does with the tape.
-    fn replacement(&self, parts: &Parts<'_>, locals: &[Tensor]) -> Option<Result<Vec<Tensor>, DTensorError>> {
+    fn replacement(
+        &self,
+        parts: &LocalCall<'_>,
+        locals: &[Tensor],
+    ) -> Option<Result<Vec<Tensor>, DTensorError>> {
         let _ = (parts, locals);
         None
     }
 }
 
 /// What this rank has of a call's operands and makes of its results.
-pub struct Parts<'a> {
+pub struct LocalCall<'a> {
     /// The ranks.
-    pub ranks: &'a Arc<Ranks>,
+    pub dist: &'a Arc<DistContext>,
     /// The operands, in the layouts chosen for them.
-    pub inputs: &'a [&'a Kind],
+    pub inputs: &'a [&'a DTensorSpec],
     /// The results.
-    pub outputs: &'a [&'a Kind],
+    pub outputs: &'a [&'a DTensorSpec],
 }
 
 /// A rule that comes with the crate.

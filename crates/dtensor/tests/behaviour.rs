@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, Cause, DFunction, DMoments, DTensor, DTensorError, DistributedOp, Mode, Numbers, Parts, Pass,
-    Ranks, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
+    Call, Cause, DFunction, DMoments, DTensor, DTensorError, DistContext, DistributedOp, LocalCall, Mode,
+    Numbers, Pass, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
 };
 use weightloom_errors::Hint as _;
 use weightloom_gang::{Gang, GangExt as _, GangOptions, solo, threads};
@@ -31,21 +31,21 @@ fn on<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T>
     threads::run(ranks, GangOptions::default(), work).unwrap()
 }
 
-fn normal(ranks: &Arc<Ranks>, dims: &[usize], layout: Layout) -> DTensor {
-    DTensor::normal(ranks, DType::F32, &shape(dims), layout, STREAM).unwrap()
+fn normal(dist: &Arc<DistContext>, dims: &[usize], layout: Layout) -> DTensor {
+    DTensor::normal(dist, DType::F32, &shape(dims), layout, STREAM).unwrap()
 }
 
 #[test]
 fn modes_allow_tell_of_or_refuse_hidden_collectives() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        let x = normal(&ranks, &[4, 6], Layout::new(mesh, &[s(1)]).unwrap());
-        assert!(x.softmax(1).is_ok() && ranks.take_warnings().is_empty());
-        ranks.set_mode(Mode::Warn);
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[4, 6], Layout::new(mesh, &[s(1)]).unwrap());
+        assert!(x.softmax(1).is_ok() && dist.take_warnings().is_empty());
+        dist.set_mode(Mode::Warn);
         assert!(x.softmax(1).is_ok());
-        assert_eq!(ranks.take_warnings().len(), 1);
-        ranks.set_mode(Mode::Explicit);
+        assert_eq!(dist.take_warnings().len(), 1);
+        dist.set_mode(Mode::Explicit);
         let error = x.softmax(1).unwrap_err();
         let told =
             "softmax needs data to move: operand 0, 4x6 f32, from mesh(tp=2) [S(1)] to mesh(tp=2) [S(0)]";
@@ -59,14 +59,14 @@ fn modes_allow_tell_of_or_refuse_hidden_collectives() {
 /// The bill of a step, without data or other ranks, is that of the real one.
 #[test]
 fn a_dry_run_has_the_bill_of_the_real_one() {
-    let step = |ranks: &Arc<Ranks>, device: Device| {
-        assert!(ranks.take_bill().is_empty());
-        ranks.keep_bill();
+    let step = |dist: &Arc<DistContext>, device: Device| {
+        assert!(dist.take_comm_log().is_empty());
+        dist.enable_comm_log();
         let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
         let make = |dims: &[usize], layout: Layout| {
-            let local = layout.local_shape(&shape(dims), ranks.rank()).unwrap();
+            let local = layout.local_shape(&shape(dims), dist.rank()).unwrap();
             let local = Tensor::zeros(DType::F32, &local, device).unwrap();
-            DTensor::from_local(ranks, local, layout, &shape(dims)).unwrap().requires_grad()
+            DTensor::from_local(dist, local, layout, &shape(dims)).unwrap().requires_grad()
         };
         let x = make(&[6, 10, 8], Layout::new(mesh, &[s(0), R]).unwrap());
         let twice = Layout::with_split_order(mesh, &[s(0), s(0)], &[(0, &["tp", "dp"])]).unwrap();
@@ -77,19 +77,19 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
         let out = out.redistribute(Layout::new(mesh, &[s(0), R]).unwrap()).unwrap();
         let loss = out.mul(&out).unwrap().sum_all().unwrap();
         backward([(loss, None)]).unwrap();
-        let bill = ranks.take_bill();
+        let bill = dist.take_comm_log();
         // Classes that are sharded, and a maximum that is pending.
         let logits = make(&[5, 7], Layout::new(mesh, &[s(0), s(1)]).unwrap());
         let targets = Tensor::zeros(DType::I64, &[5], device).unwrap();
-        let targets = DTensor::distribute(ranks, &targets, Layout::replicated(mesh)).unwrap();
+        let targets = DTensor::distribute(dist, &targets, Layout::replicated(mesh)).unwrap();
         let most = make(&[6], Layout::new(mesh, &[Placement::Partial(ReduceOp::Max), R]).unwrap());
         let losses = [logits.cross_entropy(&targets, CrossEntropy::default()), most.exp().unwrap().sum_all()];
         backward(losses.map(|loss| (loss.unwrap(), None))).unwrap();
-        (bill, ranks.take_bill())
+        (bill, dist.take_comm_log())
     };
-    let real = on(4, |gang| step(&Ranks::new(gang), Device::Cpu));
+    let real = on(4, |gang| step(&DistContext::new(gang), Device::Cpu));
     for (rank, bill) in real.iter().enumerate() {
-        assert_eq!(&step(&Ranks::dry(rank, Registry::built_in()), Device::Meta), bill);
+        assert_eq!(&step(&DistContext::dry_run(rank, Registry::built_in()), Device::Meta), bill);
     }
     assert_eq!(real[0].1.iter().filter(|item| item.cause.op == "cross_entropy").count(), 2);
     let told: Vec<String> = real[0]
@@ -115,10 +115,10 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
 /// Steps on tensors without data cost the same, the first one too.
 #[test]
 fn asking_for_shapes_costs_nothing() {
-    let ranks = Ranks::dry(0, Registry::built_in());
+    let dist = DistContext::dry_run(0, Registry::built_in());
     let layout = Layout::new(Mesh::new(&[("dp", 4)]).unwrap(), &[s(0)]).unwrap();
     let local = Tensor::zeros(DType::F32, &[2, 3], Device::Meta).unwrap();
-    let x = DTensor::from_local(&ranks, local, layout, &shape(&[8, 3])).unwrap();
+    let x = DTensor::from_local(&dist, local, layout, &shape(&[8, 3])).unwrap();
     let first = counted(|| x.exp().unwrap()).1.total();
     assert_eq!(first, counted(|| x.exp().unwrap()).1.total());
     assert_eq!(first.bytes, 2 * 6 * 4);
@@ -130,9 +130,9 @@ fn asking_for_shapes_costs_nothing() {
 fn uses_without_a_tape_do_not_cost_later_ones_their_gradient() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        let x = normal(&ranks, &[3, 4], Layout::replicated(mesh)).requires_grad();
-        let w = normal(&ranks, &[6, 4], Layout::new(mesh, &[s(0)]).unwrap());
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[3, 4], Layout::replicated(mesh)).requires_grad();
+        let w = normal(&dist, &[6, 4], Layout::new(mesh, &[s(0)]).unwrap());
         let hidden = x.exp().unwrap();
         no_grad(|| hidden.linear(&w, None, None).unwrap());
         let uses = [hidden.linear(&w, None, None).unwrap(), hidden.linear(&w, None, None).unwrap()];
@@ -154,14 +154,14 @@ fn uses_without_a_tape_do_not_cost_later_ones_their_gradient() {
 fn pending_targets_are_settled_before_they_are_counted() {
     let losses = on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        let logits = normal(&ranks, &[4, 5], Layout::replicated(mesh));
+        let dist = DistContext::new(gang);
+        let logits = normal(&dist, &[4, 5], Layout::replicated(mesh));
         let targets = Tensor::from_slice(&[1i64, -100, 3, -100], &[4]).unwrap();
         let options = CrossEntropy { ignore_index: Some(-100), ..CrossEntropy::default() };
         let expected = logits.to_local().cross_entropy(&targets, options).unwrap().item::<f32>().unwrap();
         [R, s(0), P].map(|placement| {
             let layout = Layout::new(mesh, &[placement]).unwrap();
-            let targets = DTensor::distribute(&ranks, &targets, layout).unwrap();
+            let targets = DTensor::distribute(&dist, &targets, layout).unwrap();
             let loss = logits.cross_entropy(&targets, options).unwrap().item::<f32>().unwrap();
             assert!((loss - expected).abs() < 1e-6, "{placement}: {loss} {expected}");
             loss
@@ -174,7 +174,7 @@ fn pending_targets_are_settled_before_they_are_counted() {
 fn many_parts_can_be_joined() {
     on(2, |gang| {
         let layout = Layout::new(Mesh::new(&[("tp", 2)]).unwrap(), &[s(1)]).unwrap();
-        let x = normal(&Ranks::new(gang), &[1, 4], layout);
+        let x = normal(&DistContext::new(gang), &[1, 4], layout);
         let joined = DTensor::cat(&vec![&x; 70], 0).unwrap();
         assert_eq!((joined.layout(), &joined.shape()[..]), (layout, &[70, 4][..]));
     });
@@ -217,8 +217,8 @@ impl DistributedOp for OverlappingRule {
 fn terms_that_share_an_operand_are_right() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks =
-            Ranks::with_registry(gang, Registry::builder().register(OverlappingRule).unwrap().freeze());
+        let dist =
+            DistContext::with_registry(gang, Registry::builder().register(OverlappingRule).unwrap().freeze());
         let whole = Tensor::normal(DType::F32, &[5], STREAM, 0).unwrap();
         let values = [Value::from(whole.clone()), Value::from(whole)];
         let expected =
@@ -226,7 +226,7 @@ fn terms_that_share_an_operand_are_right() {
         for a in [R, s(0), P] {
             for b in [R, s(0), P] {
                 let spread =
-                    |placement| Value::from(normal(&ranks, &[5], Layout::new(mesh, &[placement]).unwrap()));
+                    |placement| Value::from(normal(&dist, &[5], Layout::new(mesh, &[placement]).unwrap()));
                 let y =
                     apply(&Overlapping, &[spread(a), spread(b)]).unwrap().remove(0).distributed().unwrap();
                 let found = y.full_tensor().unwrap().to_vec::<f32>().unwrap();
@@ -246,11 +246,11 @@ fn the_optimizer_does_not_depend_on_the_layout() {
     let norm = weightloom_tensor::global_norm(&[&gradient, &gradient]).unwrap();
     on(3, |gang| {
         let mesh = Mesh::new(&[("dp", 3)]).unwrap();
-        let ranks = Ranks::new(gang);
+        let dist = DistContext::new(gang);
         for held in [R, s(0), s(1)] {
             for given in [R, s(0), s(1), P] {
                 let spread = |x: &Tensor, placement| {
-                    DTensor::distribute(&ranks, x, Layout::new(mesh, &[placement]).unwrap()).unwrap()
+                    DTensor::distribute(&dist, x, Layout::new(mesh, &[placement]).unwrap()).unwrap()
                 };
                 let (mut parameter, gradient) = (spread(&draw(1), held), spread(&gradient, given));
                 let mut moments = DMoments::zero(&parameter).unwrap();
@@ -267,8 +267,8 @@ fn the_optimizer_does_not_depend_on_the_layout() {
                 assert!((found - norm).abs() < 1e-6 * norm, "{found} {norm}");
             }
         }
-        let wrong = normal(&ranks, &[3, 5], Layout::new(mesh, &[s(0)]).unwrap());
-        let mut parameter = normal(&ranks, &[5, 3], Layout::new(mesh, &[s(0)]).unwrap());
+        let wrong = normal(&dist, &[3, 5], Layout::new(mesh, &[s(0)]).unwrap());
+        let mut parameter = normal(&dist, &[5, 3], Layout::new(mesh, &[s(0)]).unwrap());
         let mut moments = DMoments::zero(&parameter).unwrap();
         let error = parameter.adamw_step(&AdamW::default(), 1, &wrong, &mut moments).unwrap_err();
         assert_eq!(error.to_string(), "adamw: a gradient of 3x5 f32 is no gradient of 5x3 f32");
@@ -281,10 +281,10 @@ fn errors_keep_their_type() {
     let outcomes = on(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let rank = gang.rank();
-        let ranks = Ranks::new(gang);
-        let x = normal(&ranks, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
         let whole = x.redistribute(Layout::replicated(mesh)).unwrap();
-        let lifted = whole.mul(&normal(&ranks, &[4], Layout::new(mesh, &[s(0)]).unwrap())).unwrap();
+        let lifted = whole.mul(&normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap())).unwrap();
         // One rank leaves before its gradients are wanted.
         if rank == 1 {
             return None;
@@ -296,9 +296,9 @@ fn errors_keep_their_type() {
     let outcomes = on(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let rank = gang.rank();
-        let ranks = Ranks::new(gang);
-        let w = normal(&ranks, &[4], Layout::replicated(mesh)).requires_grad();
-        let y = w.mul(&normal(&ranks, &[2, 4], Layout::new(mesh, &[s(0)]).unwrap())).unwrap();
+        let dist = DistContext::new(gang);
+        let w = normal(&dist, &[4], Layout::replicated(mesh)).requires_grad();
+        let y = w.mul(&normal(&dist, &[2, 4], Layout::new(mesh, &[s(0)]).unwrap())).unwrap();
         (rank == 0).then(|| backward([(y, None)]).map(drop))
     });
     assert!(matches!(outcomes[0].clone().unwrap(), Err(DTensorError::Gang(_))), "{:?}", outcomes[0]);
@@ -314,12 +314,12 @@ fn random_numbers_are_the_same_for_every_layout() {
     for count in [1, 2, 3, 4] {
         on(count, |gang| {
             let mesh = Mesh::new(&[("a", count)]).unwrap();
-            let ranks = Ranks::new(gang);
+            let dist = DistContext::new(gang);
             for placement in [R, s(0), s(1), P] {
                 let layout = Layout::new(mesh, &[placement]).unwrap();
-                let even = DTensor::uniform(&ranks, DType::F32, &shape(&dims), layout, STREAM).unwrap();
+                let even = DTensor::uniform(&dist, DType::F32, &shape(&dims), layout, STREAM).unwrap();
                 assert_eq!(even.full_tensor().unwrap().to_vec::<f32>().unwrap(), uniform);
-                let x = normal(&ranks, &dims, layout);
+                let x = normal(&dist, &dims, layout);
                 assert_eq!(x.full_tensor().unwrap().to_vec::<f32>().unwrap(), expected);
                 let y = x.dropout(0.3, STREAM).unwrap();
                 assert_eq!(y.full_tensor().unwrap().to_vec::<f32>().unwrap(), dropped);
@@ -332,10 +332,10 @@ fn random_numbers_are_the_same_for_every_layout() {
 fn a_local_function_can_be_mapped() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
+        let dist = DistContext::new(gang);
         let rows = Layout::new(mesh, &[s(0)]).unwrap();
-        let x = normal(&ranks, &[5, 3], Layout::replicated(mesh)).requires_grad();
-        let w = normal(&ranks, &[3], Layout::replicated(mesh)).requires_grad();
+        let x = normal(&dist, &[5, 3], Layout::replicated(mesh)).requires_grad();
+        let w = normal(&dist, &[3], Layout::replicated(mesh)).requires_grad();
         let results = local_map(
             "scaled",
             &[(&x, rows), (&w, Layout::replicated(mesh))],
@@ -407,9 +407,9 @@ impl DistributedOp for Named {
 
 #[test]
 fn functions_need_a_name_and_names_a_rule() {
-    let ranks = Ranks::new(solo(GangOptions::default()));
+    let dist = DistContext::new(solo(GangOptions::default()));
     let layout = Layout::replicated(Mesh::new(&[("dp", 1)]).unwrap());
-    let x = normal(&ranks, &[4], layout);
+    let x = normal(&dist, &[4], layout);
     let run = |op, value: Value| apply(&Doubled { op }, &[value]);
     // Local tensors go straight to the tape, named or not.
     let local = run(None, Value::from(x.to_local().clone())).unwrap().remove(0).local().unwrap();
@@ -428,8 +428,8 @@ fn functions_need_a_name_and_names_a_rule() {
     ));
     let registry = Registry::builder().register(Named("wrong")).unwrap().freeze();
     assert!(registry.names().contains(&"wrong"));
-    let ranks = Ranks::with_registry(solo(GangOptions::default()), registry);
-    let x = normal(&ranks, &[4], layout);
+    let dist = DistContext::with_registry(solo(GangOptions::default()), registry);
+    let x = normal(&dist, &[4], layout);
     assert!(matches!(run(Some("wrong"), Value::from(x)), Err(DTensorError::Rule { op: "wrong", .. })));
 }
 
@@ -469,12 +469,16 @@ impl DistributedOp for CenteredRule {
     }
 
     /// Where columns are sharded, ranks add up their sums first.
-    fn replacement(&self, parts: &Parts<'_>, locals: &[Tensor]) -> Option<Result<Vec<Tensor>, DTensorError>> {
-        let (kind, x) = (parts.inputs[0], &locals[0]);
+    fn replacement(
+        &self,
+        call: &LocalCall<'_>,
+        locals: &[Tensor],
+    ) -> Option<Result<Vec<Tensor>, DTensorError>> {
+        let (kind, x) = (call.inputs[0], &locals[0]);
         let &[axis] = kind.layout().split_axes(1) else { return None };
         let centered = || {
             let mut sums = x.sum(&[1])?.to_vec::<f32>()?;
-            parts.ranks.gang_along(kind.layout().mesh(), axis)?.all_reduce(&mut sums, ReduceOp::Sum)?;
+            call.dist.gang_along(kind.layout().mesh(), axis)?.all_reduce(&mut sums, ReduceOp::Sum)?;
             let means = Tensor::from_slice(&sums, &[sums.len(), 1])?.scale(1.0 / kind.shape()[1] as f64)?;
             Ok(vec![x.sub(&means)?])
         };
@@ -488,12 +492,12 @@ fn an_operation_can_replace_its_local_computation() {
         on(count, |gang| {
             let mesh = Mesh::new(&[("tp", count)]).unwrap();
             let registry = Registry::builder().register(CenteredRule).unwrap().freeze();
-            let ranks = Ranks::with_registry(gang, registry);
+            let dist = DistContext::with_registry(gang, registry);
             let expected = Tensor::normal(DType::F32, &[4, 7], STREAM, 0).unwrap();
             let expected = apply(&Centered, &[Value::from(expected)]).unwrap().remove(0).local().unwrap();
             let expected = expected.to_vec::<f32>().unwrap();
             for placement in [R, s(0), s(1), P] {
-                let x = normal(&ranks, &[4, 7], Layout::new(mesh, &[placement]).unwrap());
+                let x = normal(&dist, &[4, 7], Layout::new(mesh, &[placement]).unwrap());
                 let y = apply(&Centered, &[Value::from(x)]).unwrap().remove(0).distributed().unwrap();
                 let found = y.full_tensor().unwrap().to_vec::<f32>().unwrap();
                 assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
@@ -507,24 +511,24 @@ fn bad_operands_are_named() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let other = Mesh::new(&[("dp", 2)]).unwrap();
-        let ranks = Ranks::new(Arc::clone(&gang));
+        let dist = DistContext::new(Arc::clone(&gang));
         let rows = Layout::new(mesh, &[s(0)]).unwrap();
-        let x = normal(&ranks, &[4, 6], rows);
+        let x = normal(&dist, &[4, 6], rows);
         // Ranks that do not fit.
-        let error = x.matmul(&normal(&ranks, &[5, 2], rows)).unwrap_err();
+        let error = x.matmul(&normal(&dist, &[5, 2], rows)).unwrap_err();
         assert_eq!(error.to_string(), "matmul cannot combine shapes 4x6 and 5x2");
         let error = x.sum(&[2]).unwrap_err();
         assert!(error.to_string().contains("sum") && error.to_string().contains("4x6"), "{error}");
         assert!(x.transpose(0, 2).is_err() && x.narrow(0, 3, 2).is_err() && x.cat_with_itself(5).is_err());
         // Meshes and groups that do not fit.
-        let error = x.add(&normal(&ranks, &[4, 6], Layout::new(other, &[s(0)]).unwrap())).unwrap_err();
+        let error = x.add(&normal(&dist, &[4, 6], Layout::new(other, &[s(0)]).unwrap())).unwrap_err();
         assert!(matches!(error, DTensorError::Meshes { op: "add", .. }));
-        let second = Ranks::new(gang);
+        let second = DistContext::new(gang);
         assert!(matches!(x.add(&normal(&second, &[4, 6], rows)), Err(DTensorError::Worlds { op: "add" })));
         // A local part that is not what the layout says.
         let local = Tensor::zeros(DType::F32, &[4, 6], Device::Cpu).unwrap();
-        let error = DTensor::from_local(&ranks, local, rows, &shape(&[4, 6])).unwrap_err();
-        let rank = ranks.rank();
+        let error = DTensor::from_local(&dist, local, rows, &shape(&[4, 6])).unwrap_err();
+        let rank = dist.rank();
         let told =
             format!("from_local: rank {rank} holds 4x6, but of 4x6 as mesh(tp=2) [S(0)] its part is 2x6");
         assert_eq!(error.to_string(), told);
@@ -532,23 +536,23 @@ fn bad_operands_are_named() {
         assert!(x.redistribute(Layout::new(mesh, &[s(2)]).unwrap()).is_err());
         // What has no gradient says so.
         let max = Layout::new(mesh, &[Placement::Partial(ReduceOp::Max)]).unwrap();
-        let tracked = normal(&ranks, &[4], Layout::replicated(mesh)).requires_grad();
+        let tracked = normal(&dist, &[4], Layout::replicated(mesh)).requires_grad();
         assert!(matches!(tracked.redistribute(max), Err(DTensorError::NotDifferentiable { .. })));
         // A gradient of another shape, told by all ranks though some parts fit.
-        let y = normal(&ranks, &[4], rows).requires_grad().exp().unwrap();
-        let gradient = normal(&ranks, &[3], Layout::replicated(mesh));
+        let y = normal(&dist, &[4], rows).requires_grad().exp().unwrap();
+        let gradient = normal(&dist, &[3], Layout::replicated(mesh));
         let error = backward([(y, Some(gradient))]).unwrap_err();
         assert_eq!(error.to_string(), "backward: a gradient of 3 f32 is no gradient of 4 f32");
         // An output that is pending a maximum.
-        let pending = normal(&ranks, &[4], rows).requires_grad();
+        let pending = normal(&dist, &[4], rows).requires_grad();
         let local = pending.to_local().clone();
-        let pending = DTensor::from_local(&ranks, local, max, &shape(&[2])).unwrap();
+        let pending = DTensor::from_local(&dist, local, max, &shape(&[2])).unwrap();
         let error = backward([(pending, None)]).unwrap_err();
         assert_eq!(error.hint().unwrap(), "redistribute the output first");
         // Bools are not added up.
         let bools = Tensor::from_bools(&[true; 4], &[4]).unwrap();
         let pending =
-            DTensor::from_local(&ranks, bools, Layout::new(mesh, &[P]).unwrap(), &shape(&[4])).unwrap();
+            DTensor::from_local(&dist, bools, Layout::new(mesh, &[P]).unwrap(), &shape(&[4])).unwrap();
         assert!(matches!(pending.full_tensor(), Err(DTensorError::Gang(_))));
     });
 }
@@ -569,17 +573,17 @@ impl CatWithItself for DTensor {
 fn odd_values_pass_through() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
+        let dist = DistContext::new(gang);
         let (rows, whole) = (Layout::new(mesh, &[s(0)]).unwrap(), Layout::replicated(mesh));
-        let x = normal(&ranks, &[4, 6], rows).requires_grad();
-        let gradient = normal(&ranks, &[6, 4], whole).transpose(0, 1).unwrap();
+        let x = normal(&dist, &[4, 6], rows).requires_grad();
+        let gradient = normal(&dist, &[6, 4], whole).transpose(0, 1).unwrap();
         let expected = gradient.full_tensor().unwrap().to_vec::<f32>().unwrap();
         let gradients = backward([(x.scale(1.0).unwrap(), Some(gradient))]).unwrap();
         let found = gradients.of(&x).unwrap().unwrap();
         assert_eq!(found.layout(), rows);
         assert_eq!(found.full_tensor().unwrap().to_vec::<f32>().unwrap(), expected);
         let spread = |values: &[f32], layout| {
-            DTensor::distribute(&ranks, &Tensor::from_slice(values, &[4]).unwrap(), layout).unwrap()
+            DTensor::distribute(&dist, &Tensor::from_slice(values, &[4]).unwrap(), layout).unwrap()
         };
         let nan = spread(&[1.0, f32::NAN, 2.0, 3.0], rows);
         assert!(nan.sum_all().unwrap().item::<f32>().unwrap().is_nan());
@@ -597,20 +601,20 @@ fn odd_values_pass_through() {
 fn numbers_that_are_not_finite_can_be_refused() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        let x = normal(&ranks, &[4, 6], Layout::replicated(mesh)).cast(DType::F16).unwrap();
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[4, 6], Layout::replicated(mesh)).cast(DType::F16).unwrap();
         assert!(x.scale(1e6).is_ok());
-        ranks.set_numbers(Numbers::Finite);
+        dist.set_numbers(Numbers::Finite);
         let error = x.scale(1e6).unwrap_err();
-        let rank = ranks.rank();
+        let rank = dist.rank();
         let told = format!("scale gave infinity or NaN in its forward pass, in 4x6 f16 of rank {rank}");
         assert_eq!(error.to_string(), told);
         assert_eq!(error.hint().unwrap(), "use bf16 or f32, or scale the loss");
-        let negative = normal(&ranks, &[4, 6], Layout::replicated(mesh)).log().unwrap_err();
+        let negative = normal(&dist, &[4, 6], Layout::replicated(mesh)).log().unwrap_err();
         assert!(matches!(negative, DTensorError::NotFinite { op: "log", dtype: DType::F32, .. }));
         // Gradients that ranks send each other are looked at too.
         let zeros = Tensor::zeros(DType::F32, &[4], Device::Cpu).unwrap();
-        let zeros = DTensor::distribute(&ranks, &zeros, Layout::replicated(mesh)).unwrap().requires_grad();
+        let zeros = DTensor::distribute(&dist, &zeros, Layout::replicated(mesh)).unwrap().requires_grad();
         let cut = zeros.redistribute(Layout::new(mesh, &[s(0)]).unwrap()).unwrap();
         let error = backward([(cut.sqrt().unwrap(), None)]).unwrap_err();
         assert!(matches!(error, DTensorError::NotFinite { pass: Pass::Backward, .. }), "{error:?}");
@@ -622,10 +626,12 @@ fn numbers_that_are_not_finite_can_be_refused() {
 fn a_hook_that_fails_is_told() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        let x = normal(&ranks, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
         x.to_local()
-            .on_gradient(|_| Err(TensorError::Outside { function: "hook", reason: "no room".to_owned() }))
+            .register_parameter_hook(|_| {
+                Err(TensorError::Outside { function: "hook", reason: "no room".to_owned() })
+            })
             .unwrap();
         let error = backward([(x.sum_all().unwrap(), None)]).unwrap_err();
         assert_eq!(error.to_string(), "hook: no room");
@@ -637,14 +643,14 @@ fn a_hook_that_fails_is_told() {
 fn the_transformer_has_no_hidden_collectives() {
     for count in [2, 4] {
         on(count, |gang| {
-            let ranks = Ranks::new(gang);
-            ranks.set_mode(Mode::Explicit);
+            let dist = DistContext::new(gang);
+            dist.set_mode(Mode::Explicit);
             for arrangement in check::Arrangement::all(count).unwrap() {
                 // Six rows of a batch do not go into four evenly, so that joining
                 // rows and positions must move them.
                 let uneven =
                     count == 4 && arrangement.name.contains("dp") && !arrangement.name.contains("tp");
-                let trained = check::train(&ranks, &arrangement, 1).map(drop);
+                let trained = check::train(&dist, &arrangement, 1).map(drop);
                 match uneven {
                     true => assert!(matches!(trained, Err(DTensorError::Hidden { op: "reshape", .. }))),
                     false => assert_eq!(trained, Ok(()), "{}", arrangement.name),
@@ -688,9 +694,9 @@ fn writing_in_place_is_writing_into_the_whole() {
     ] {
         on(4, |gang| {
             let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
-            let ranks = Ranks::new(gang);
+            let dist = DistContext::new(gang);
             let distribute = |x: &Tensor, placements: &[Placement]| {
-                DTensor::distribute(&ranks, x, Layout::new(mesh, placements).unwrap()).unwrap()
+                DTensor::distribute(&dist, x, Layout::new(mesh, placements).unwrap()).unwrap()
             };
             let cache = distribute(&whole, &placements);
             let source = distribute(&source, &from);
@@ -704,7 +710,7 @@ fn writing_in_place_is_writing_into_the_whole() {
             assert_eq!(x.layout(), cache.layout());
             // What does not fit is refused everywhere, before anything moves.
             assert!(x.assign(2, 5, &source).is_err() && y.assign_at(&[0, 0, 0, 5], &source).is_err());
-            ranks.set_mode(Mode::Explicit);
+            dist.set_mode(Mode::Explicit);
             let moved = placements != from && from != [R, R];
             assert_eq!(x.assign(2, 3, &source).is_err(), moved, "{placements:?} {from:?}");
         });

@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use cases::{Case, Input, cases};
-use weightloom_dtensor::{DTensor, DTensorError, Ranks, backward};
+use weightloom_dtensor::{DTensor, DTensorError, DistContext, backward};
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp};
 use weightloom_tensor::{Stream, Tensor};
@@ -45,7 +45,7 @@ fn every_operation_in_every_layout() {
 
 fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
     let mesh = Mesh::new(axes).unwrap();
-    let ranks = Ranks::new(gang);
+    let dist = DistContext::new(gang);
     let (mut run, mut all) = (0, 0);
     for case in cases() {
         let choices: Vec<Vec<Layout>> = case.inputs.iter().map(|input| layouts(mesh, input)).collect();
@@ -66,14 +66,14 @@ fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)]) -> (usize, usize) {
                     layout
                 })
                 .collect();
-            if let Err(wrong) = check(&ranks, &case, &chosen) {
+            if let Err(wrong) = check(&dist, &case, &chosen) {
                 panic!("{} with {chosen:?}: {wrong}", case.name);
             }
         }
         run += taken;
         all += combinations;
     }
-    assert_eq!(ranks.operations(), ranks.registry().names(), "every operation was run");
+    assert_eq!(dist.operations(), dist.registry().names(), "every operation was run");
     (run, all)
 }
 
@@ -156,17 +156,17 @@ fn share(layout: Layout, whole: &Tensor, rank: usize) -> Tensor {
 }
 
 /// An input as one rank holds it.
-fn distributed(ranks: &Arc<Ranks>, whole: &Tensor, layout: Layout) -> Result<DTensor, DTensorError> {
-    let region = layout.region_of(whole.shape(), ranks.rank()).unwrap();
-    let mut local = share(layout, whole, ranks.rank());
+fn distributed(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Result<DTensor, DTensorError> {
+    let region = layout.region_of(whole.shape(), dist.rank()).unwrap();
+    let mut local = share(layout, whole, dist.rank());
     for dim in 0..region.ndim() {
         local = local.narrow(dim, region.range(dim).start, region.range(dim).len())?;
     }
-    let tensor = DTensor::from_local(ranks, local, layout, whole.shape())?;
+    let tensor = DTensor::from_local(dist, local, layout, whole.shape())?;
     Ok(tensor)
 }
 
-fn check(ranks: &Arc<Ranks>, case: &Case, layouts: &[Layout]) -> Result<(), String> {
+fn check(dist: &Arc<DistContext>, case: &Case, layouts: &[Layout]) -> Result<(), String> {
     let told = |error: DTensorError| error.to_string();
     let wholes: Vec<Tensor> =
         case.inputs.iter().enumerate().map(|(place, input)| input.value(place)).collect();
@@ -182,7 +182,7 @@ fn check(ranks: &Arc<Ranks>, case: &Case, layouts: &[Layout]) -> Result<(), Stri
         .zip(layouts)
         .zip(differentiated)
         .map(|((whole, &layout), differentiated)| {
-            let tensor = distributed(ranks, whole, layout)?;
+            let tensor = distributed(dist, whole, layout)?;
             Ok(if differentiated { tensor.requires_grad() } else { tensor })
         })
         .collect::<Result<_, _>>()
@@ -202,7 +202,7 @@ fn check(ranks: &Arc<Ranks>, case: &Case, layouts: &[Layout]) -> Result<(), Stri
         if expected.tracks_gradient() {
             let gradient = Input::float(expected.shape()).value(place + 40);
             let mesh = layouts[0].mesh();
-            let spread = DTensor::distribute(ranks, &gradient, Layout::replicated(mesh)).map_err(told)?;
+            let spread = DTensor::distribute(dist, &gradient, Layout::replicated(mesh)).map_err(told)?;
             let settled = found.redistribute(settled(found.layout())).map_err(told)?;
             dseeds.push((settled, Some(spread)));
             seeds.push((expected.clone(), Some(gradient)));
@@ -242,7 +242,7 @@ fn compare_gradient(
     let layout = input.layout();
     let told = |error: DTensorError| error.to_string();
     let pending: Vec<(usize, ReduceOp)> = layout.pending().collect();
-    let region = layout.region_of(whole.shape(), input.ranks().rank()).unwrap();
+    let region = layout.region_of(whole.shape(), input.dist().rank()).unwrap();
     let cut = |x: &Tensor| {
         (0..region.ndim()).fold(x.clone(), |x, dim| {
             x.narrow(dim, region.range(dim).start, region.range(dim).len()).unwrap()
@@ -278,7 +278,7 @@ fn compare_gradient(
             let orders: Vec<(usize, &[&str])> = orders.iter().map(|(dim, axes)| (*dim, &axes[..])).collect();
             let sums = Layout::with_split_order(layout.mesh(), &sums, &orders).unwrap();
             let shares =
-                DTensor::from_local(input.ranks(), local.clone(), sums, whole.shape()).map_err(told)?;
+                DTensor::from_local(input.dist(), local.clone(), sums, whole.shape()).map_err(told)?;
             compare(&what, &shares.full_tensor().map_err(told)?, expected)
         }
     }

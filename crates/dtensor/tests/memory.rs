@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use weightloom_dtensor::{DTensor, Ranks, backward};
+use weightloom_dtensor::{DTensor, DistContext, backward};
 use weightloom_gang::{GangExt as _, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 use weightloom_tensor::{Stream, memory};
@@ -12,10 +12,10 @@ use weightloom_tensor::{Stream, memory};
 fn what_was_moved_is_freed_when_nobody_needs_it() {
     threads::run(2, GangOptions::default(), |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
-        let ranks = Ranks::new(std::sync::Arc::clone(&gang));
+        let dist = DistContext::new(std::sync::Arc::clone(&gang));
         let rows = Layout::new(mesh, &[Placement::Shard(0)]).unwrap();
         let shape = Shape::new(&[1024, 1024]).unwrap();
-        let x = DTensor::normal(&ranks, DType::F32, &shape, rows, Stream { seed: 1, number: 1 }).unwrap();
+        let x = DTensor::normal(&dist, DType::F32, &shape, rows, Stream { seed: 1, number: 1 }).unwrap();
         let x = x.requires_grad();
         gang.barrier().unwrap();
         let before = memory::statistics().in_use;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use weightloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, backward};
+use weightloom_dtensor::{DTensor, DTensorError, DistContext, Release, Role, backward};
 use weightloom_errors::Hint as _;
 use weightloom_gang::{
     Call, Departure, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Ticket, threads,
@@ -19,12 +19,12 @@ use weightloom_tensor::Stream;
 type Before = Arc<dyn Fn(&Call<'_>) -> Result<(), GangError> + Send + Sync>;
 
 /// A gang in which something happens before each collective.
-struct Watched {
+struct Hooked {
     inner: Arc<dyn Gang>,
     before: Before,
 }
 
-impl Watched {
+impl Hooked {
     fn over(
         inner: &Arc<dyn Gang>,
         before: impl Fn(&Call<'_>) -> Result<(), GangError> + Send + Sync + 'static,
@@ -33,7 +33,7 @@ impl Watched {
     }
 }
 
-impl Gang for Watched {
+impl Gang for Hooked {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -92,14 +92,14 @@ enum Way {
 impl Layers {
     fn new(gang: Arc<dyn Gang>, count: usize, way: Way) -> Result<Self, DTensorError> {
         let mesh = Mesh::new(&[("dp", 2)])?;
-        let ranks = Ranks::new(gang);
+        let dist = DistContext::new(gang);
         if way == Way::Beside {
-            ranks.overlap(mesh)?;
+            dist.overlap(mesh)?;
         }
         let shared = Layout::new(mesh, &[Placement::Shard(0)])?;
         let normal = |number: u64| {
             let stream = Stream { seed: 1, number };
-            DTensor::normal(&ranks, DType::F32, &Shape::new(&[6, 6]).unwrap(), shared, stream)
+            DTensor::normal(&dist, DType::F32, &Shape::new(&[6, 6]).unwrap(), shared, stream)
         };
         let weights = (0..count as u64).map(|at| Ok(normal(at)?.parameter(Role::Trained)));
         let weights = weights.collect::<Result<_, DTensorError>>()?;
@@ -117,7 +117,7 @@ impl Layers {
         self.fetch(0)?;
         for (at, weight) in self.weights.iter().enumerate() {
             self.fetch(at + 1)?;
-            x = x.on_way_back(move || {
+            x = x.register_hook(move || {
                 thread::sleep(work);
                 Ok(())
             })?;
@@ -144,7 +144,7 @@ fn the_caller_goes_on_while_ranks_communicate() {
         let gone_on: Arc<(Mutex<usize>, Condvar)> = Arc::default();
         let (beside, waited) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&gone_on));
         let count = Arc::clone(&beside);
-        let watched = Watched::over(&gang, move |_| {
+        let watched = Hooked::over(&gang, move |_| {
             assert_ne!(thread::current().id(), caller, "the caller communicates itself");
             let number = count.fetch_add(1, Ordering::SeqCst);
             let (lock, changed) = &*waited;
@@ -182,7 +182,7 @@ fn overlap_saves_time() {
     const WAIT: Duration = Duration::from_millis(4);
     let timed = |way: Way| {
         let all = threads::run(2, GangOptions::default(), |gang| {
-            let slow = Watched::over(&gang, |_| {
+            let slow = Hooked::over(&gang, |_| {
                 thread::sleep(WAIT);
                 Ok(())
             });
@@ -222,7 +222,7 @@ fn with_trouble(
     let told = threads::run(2, options, |gang| {
         let rank = gang.rank();
         let count = AtomicUsize::new(0);
-        let watched = Watched::over(&gang, move |_| {
+        let watched = Hooked::over(&gang, move |_| {
             let met = rank == 1 && count.fetch_add(1, Ordering::SeqCst) == number;
             if met { trouble() } else { Ok(()) }
         });

@@ -8,7 +8,9 @@
 
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, DTensorError, Ranks, Release, Role, Settling, backward, recompute};
+use weightloom_dtensor::{
+    DTensor, DTensorError, DistContext, GradientReduction, Release, Role, backward, recompute,
+};
 use weightloom_gang::{Gang, GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 use weightloom_tensor::Tensor;
@@ -73,7 +75,7 @@ struct Case {
 fn losses(case: &Case, x: &DTensor, w: &DTensor) -> Result<Vec<DTensor>, DTensorError> {
     let constant = |dims: &[usize], seed: usize| {
         let whole = integers(dims, seed).cast(case.dtype)?;
-        DTensor::distribute(x.ranks(), &whole, Layout::replicated(case.held.mesh()))
+        DTensor::distribute(x.dist(), &whole, Layout::replicated(case.held.mesh()))
     };
     let (c, k) = (constant(&[ROWS, OUTPUTS], 5)?, constant(&[OUTPUTS, INPUTS], 6)?);
     let product = |w: &DTensor| x.linear(w, None, None)?.mul(&c)?.sum_all();
@@ -114,9 +116,9 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.cast(DType::F32).unwrap().to_vec().unwrap()
 }
 
-fn check(ranks: &Arc<Ranks>, case: &Case) {
+fn check(dist: &Arc<DistContext>, case: &Case) {
     let spread = |dims: &[usize], seed: usize, dtype: DType, layout: Layout| {
-        DTensor::distribute(ranks, &integers(dims, seed).cast(dtype).unwrap(), layout).unwrap()
+        DTensor::distribute(dist, &integers(dims, seed).cast(dtype).unwrap(), layout).unwrap()
     };
     let x = spread(&[ROWS, INPUTS], 1, case.dtype, case.rows).requires_grad();
     // What is used as it is held has the dtype of the computation.
@@ -129,7 +131,7 @@ fn check(ranks: &Arc<Ranks>, case: &Case) {
     };
     let same = |found: &DTensor, expected: &Tensor, what: &str| {
         let whole = found.full_tensor().unwrap();
-        assert_eq!(values(&whole), values(expected), "{what} of {case:?}, overlap {}", ranks.overlaps());
+        assert_eq!(values(&whole), values(expected), "{what} of {case:?}, overlap {}", dist.overlaps());
     };
     // Plain parameters.
     let ordinary = plain.requires_grad();
@@ -151,7 +153,7 @@ fn check(ranks: &Arc<Ranks>, case: &Case) {
     (0..3).for_each(|number| {
         drop(pass(&trained));
         if number == 1 {
-            trained.settle().unwrap();
+            trained.reduce_gradient().unwrap();
         }
     });
     let found = trained.take_gradient().unwrap().unwrap();
@@ -172,9 +174,9 @@ fn check(ranks: &Arc<Ranks>, case: &Case) {
 /// Runs every combination, or as many as are asked for at equal distances.
 fn on_mesh(gang: Arc<dyn Gang>, axes: &[(&str, usize)], most: usize) -> usize {
     let mesh = Mesh::new(axes).unwrap();
-    let with = Ranks::new(Arc::clone(&gang));
+    let with = DistContext::new(Arc::clone(&gang));
     with.overlap(mesh).unwrap();
-    let without = Ranks::new(gang);
+    let without = DistContext::new(gang);
     assert!(with.overlaps() && !without.overlaps());
     let all = layouts(mesh);
     let sizes = [all.len(), all.len(), all.len(), USES.len(), 2, 2, 2];
@@ -234,31 +236,35 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
     const LAYERS: usize = 3;
     let run = |gang: &Arc<dyn Gang>, way: Way, release: Release, layers: Layers, dtype: DType| {
         let mesh = Mesh::new(&[("dp", 3)]).unwrap();
-        let ranks = Ranks::new(Arc::clone(gang));
+        let dist = DistContext::new(Arc::clone(gang));
         if way == Way::Beside {
-            ranks.overlap(mesh).unwrap();
+            dist.overlap(mesh).unwrap();
         }
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
         let normal = |dims: &[usize], number: u64, layout: Layout| {
             let stream = weightloom_tensor::Stream { seed: 3, number };
-            DTensor::normal(&ranks, DType::F32, &Shape::new(dims).unwrap(), layout, stream).unwrap()
+            DTensor::normal(&dist, DType::F32, &Shape::new(dims).unwrap(), layout, stream).unwrap()
         };
         let weights: Vec<DTensor> =
             (0..LAYERS as u64).map(|at| normal(&[8, 8], at, shared).parameter(Role::Trained)).collect();
         let mut told: Vec<u32> = Vec::new();
         for step in 0..2 {
-            ranks.set_settling(if step == 0 { Settling::Late } else { Settling::Early });
+            dist.set_gradient_reduction(if step == 0 {
+                GradientReduction::Deferred
+            } else {
+                GradientReduction::DuringBackward
+            });
             let mut x = normal(&[7, 8], 100 + step, shared).cast(dtype).unwrap().requires_grad();
             for (at, weight) in weights.iter().enumerate() {
                 if let Some(next) = weights.get(at + 1) {
                     next.fetch_ahead(whole, dtype).unwrap();
                 }
                 let of_layer = weight.clone();
-                let (for_end, settles) = (weight.clone(), Arc::clone(&ranks));
+                let (for_end, settles) = (weight.clone(), Arc::clone(&dist));
                 x = x
-                    .on_way_back(move || match settles.settles() {
-                        Settling::Early => for_end.settle(),
-                        Settling::Late => Ok(()),
+                    .register_hook(move || match settles.gradient_reduction() {
+                        GradientReduction::DuringBackward => for_end.reduce_gradient(),
+                        GradientReduction::Deferred => Ok(()),
                     })
                     .unwrap();
                 let layer = move |x: &DTensor| {
@@ -303,12 +309,12 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
 #[test]
 fn a_region_must_have_inputs_and_name_its_parameters() {
     let mesh = Mesh::new(&[("dp", 1)]).unwrap();
-    let ranks = Ranks::new(solo(GangOptions::default()));
+    let dist = DistContext::new(solo(GangOptions::default()));
     let whole = Layout::replicated(mesh);
     let error = recompute(&[], &[], |_| Ok(vec![])).unwrap_err();
     assert_eq!(error.to_string(), "the rule of recompute does not fit its operands: there are no operands");
-    let x = DTensor::distribute(&ranks, &integers(&[2, 3], 1), whole).unwrap().requires_grad();
-    let w = DTensor::distribute(&ranks, &integers(&[4, 3], 2), whole).unwrap().parameter(Role::Trained);
+    let x = DTensor::distribute(&dist, &integers(&[2, 3], 1), whole).unwrap().requires_grad();
+    let w = DTensor::distribute(&dist, &integers(&[4, 3], 2), whole).unwrap().parameter(Role::Trained);
     let hidden = w.clone();
     let error =
         recompute(std::slice::from_ref(&x), &[], move |x| Ok(vec![x[0].linear(&hidden, None, None)?]));
@@ -324,11 +330,11 @@ fn a_region_must_have_inputs_and_name_its_parameters() {
 fn what_was_fetched_ahead_of_a_change_is_forgotten() {
     threads::run(2, GangOptions::default(), |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
-        let ranks = Ranks::new(gang);
-        ranks.overlap(mesh).unwrap();
+        let dist = DistContext::new(gang);
+        dist.overlap(mesh).unwrap();
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
         let mut w =
-            DTensor::distribute(&ranks, &integers(&[4, 3], 2), shared).unwrap().parameter(Role::Trained);
+            DTensor::distribute(&dist, &integers(&[4, 3], 2), shared).unwrap().parameter(Role::Trained);
         w.fetch_ahead(whole, DType::F32).unwrap();
         w.change_local(|local| {
             *local = local.detach().scale(2.0)?.requires_grad();
@@ -341,7 +347,7 @@ fn what_was_fetched_ahead_of_a_change_is_forgotten() {
         w.fetch_ahead(whole, DType::F32).unwrap();
         let half = w.used(whole, DType::Bf16, Release::Keep).unwrap();
         assert_eq!((half.dtype(), values(half.to_local())), (DType::Bf16, values(used.to_local())));
-        ranks.finish().unwrap();
+        dist.finish().unwrap();
     })
     .unwrap();
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Ranks, Release, Role, backward};
+use weightloom_dtensor::{DTensor, DistContext, Release, Role, backward};
 use weightloom_gang::{Gang, GangExt as _, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 use weightloom_tensor::{Stream, memory};
@@ -18,12 +18,12 @@ const WEIGHT: usize = WIDTH * WIDTH * 4;
 /// What the tapes of both ranks keep after the forward pass, and the gradients.
 fn run(gang: &Arc<dyn Gang>, release: Release) -> (usize, Vec<f32>) {
     let mesh = Mesh::new(&[("dp", 2)]).unwrap();
-    let ranks = Ranks::new(Arc::clone(gang));
-    ranks.overlap(mesh).unwrap();
+    let dist = DistContext::new(Arc::clone(gang));
+    dist.overlap(mesh).unwrap();
     let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
     let normal = |dims: &[usize], number: u64| {
         let (shape, stream) = (Shape::new(dims).unwrap(), Stream { seed: 1, number });
-        DTensor::normal(&ranks, DType::F32, &shape, shared, stream).unwrap().scale(0.05).unwrap()
+        DTensor::normal(&dist, DType::F32, &shape, shared, stream).unwrap().scale(0.05).unwrap()
     };
     let weights: Vec<DTensor> =
         (0..LAYERS as u64).map(|at| normal(&[WIDTH, WIDTH], at).parameter(Role::Trained)).collect();
@@ -37,7 +37,7 @@ fn run(gang: &Arc<dyn Gang>, release: Release) -> (usize, Vec<f32>) {
         }
         x = x.linear(&weight.used(whole, DType::F32, release).unwrap(), None, None).unwrap();
     }
-    ranks.finish().unwrap();
+    dist.finish().unwrap();
     gang.barrier().unwrap();
     let kept = memory::statistics().in_use - before;
     gang.barrier().unwrap();

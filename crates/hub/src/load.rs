@@ -14,7 +14,7 @@ use weightloom_checkpoint::{
     Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want,
     load, read,
 };
-use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_errors::nearest;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_layout::{DType, Mesh, Region};
@@ -45,7 +45,7 @@ pub struct LoadOptions {
     /// How parameters are used.
     pub usage: Usage,
     /// The ranks as tensors see them, if several decoders are to share them.
-    pub ranks: Option<Arc<Ranks>>,
+    pub dist: Option<Arc<DistContext>>,
 }
 
 impl std::fmt::Debug for LoadOptions {
@@ -78,7 +78,7 @@ impl LoadOptions {
 /// One rank's place among those that share a model.
 struct Seat {
     gangs: Gangs,
-    ranks: Arc<Ranks>,
+    dist: Arc<DistContext>,
     stage: Stage,
     plan: Plan,
     specs: Vec<ParameterSpec>,
@@ -100,8 +100,8 @@ impl Seat {
         };
         let specs = parameters(config, &stage);
         let plan = Plan::new(parallel, &specs, stage_mesh(&gangs)?)?.with_usage(options.usage);
-        let ranks = options.ranks.clone().unwrap_or_else(|| Ranks::new(Arc::clone(&gangs.root)));
-        Ok(Self { gangs, ranks, stage, plan, specs })
+        let dist = options.dist.clone().unwrap_or_else(|| DistContext::new(Arc::clone(&gangs.root)));
+        Ok(Self { gangs, dist, stage, plan, specs })
     }
 }
 
@@ -208,8 +208,7 @@ impl Arriving {
     ) -> Result<Self, HubError> {
         let nn = weightloom_nn::NnError::from;
         let layout = seat.plan.layout_of(&spec.name);
-        let region =
-            layout.region_of(&spec.shape, seat.ranks.rank()).map_err(weightloom_nn::NnError::from)?;
+        let region = layout.region_of(&spec.shape, seat.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
         // Nothing that has checksums is used unread, and nothing without bytes
         // is anywhere.
@@ -287,10 +286,10 @@ pub fn load_decoder(
     let mut values = Vec::with_capacity(seat.specs.len());
     for (spec, part) in seat.specs.iter().zip(parts) {
         let layout = seat.plan.layout_of(&spec.name);
-        let value = DTensor::from_local(&seat.ranks, part.into_tensor(), layout, &spec.shape);
+        let value = DTensor::from_local(&seat.dist, part.into_tensor(), layout, &spec.shape);
         values.push((spec.name.clone(), value.map_err(weightloom_nn::NnError::from)?));
     }
-    let decoder = Decoder::new(config.clone(), seat.stage, seat.plan, seat.ranks, values)?;
+    let decoder = Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?;
     Ok(Loaded { decoder, report })
 }
 
@@ -310,9 +309,9 @@ pub fn new_decoder(
     let mut values = Vec::with_capacity(seat.specs.len());
     for spec in &seat.specs {
         let layout = seat.plan.layout_of(&spec.name);
-        values.push((spec.name.clone(), initial_values(config, spec, dtype, seed, &seat.ranks, layout)?));
+        values.push((spec.name.clone(), initial_values(config, spec, dtype, seed, &seat.dist, layout)?));
     }
-    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.ranks, values)?)
+    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?)
 }
 
 /// A decoder without data, as one rank of the gangs would have it: to see
@@ -324,18 +323,18 @@ pub fn meta_decoder(
 ) -> Result<Decoder, HubError> {
     let seat = Seat::new(config, parallel, &LoadOptions { device: None, ..options.clone() })?;
     let dtype = options.dtype.unwrap_or(DType::F32);
-    let rank = seat.ranks.rank();
+    let rank = seat.dist.rank();
     let mut values = Vec::with_capacity(seat.specs.len());
     for spec in &seat.specs {
         let layout = seat.plan.layout_of(&spec.name);
         let make = || -> Result<DTensor, weightloom_nn::NnError> {
             let local = layout.local_shape(&spec.shape, rank)?;
             let empty = Tensor::zeros(dtype, &local, Device::Meta)?;
-            Ok(DTensor::from_local(&seat.ranks, empty, layout, &spec.shape)?)
+            Ok(DTensor::from_local(&seat.dist, empty, layout, &spec.shape)?)
         };
         values.push((spec.name.clone(), make()?));
     }
-    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.ranks, values)?)
+    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?)
 }
 
 /// The parameters of a checkpoint, one after the other, as this rank of the
@@ -351,7 +350,7 @@ pub fn iter_parameters<'a>(
     let seat = Seat::new(config, parallel, options)?;
     let source = fitted(source, keys, config)?;
     let (given, way) = (options.dtype, options.way);
-    let rank = seat.ranks.rank();
+    let rank = seat.dist.rank();
     Ok(seat.specs.into_iter().map(move |spec| {
         let layout = seat.plan.layout_of(&spec.name);
         let region: Region = layout.region_of(&spec.shape, rank).map_err(weightloom_nn::NnError::from)?;

@@ -87,7 +87,7 @@ fn stages_one_behind_the_other_are_the_whole() {
         let received = weightloom_tensor::Tensor::from_slice(&sent, &dims).unwrap();
         let mesh = stages[1].plan().mesh();
         let layout = weightloom_layout::Layout::replicated(mesh);
-        let received = weightloom_dtensor::DTensor::distribute(stages[1].ranks(), &received, layout).unwrap();
+        let received = weightloom_dtensor::DTensor::distribute(stages[1].dist(), &received, layout).unwrap();
         let hidden = stages[1].hidden(Input::Hidden(received), Pass::default()).unwrap();
         let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
         let apart = apart(&logits, &fixture.logits(0));

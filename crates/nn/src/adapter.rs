@@ -342,7 +342,7 @@ impl Adapter {
                 })
                 .collect();
             let layout = Layout::new(weight.layout().mesh(), &placements)?;
-            Ok(DTensor::distribute(decoder.ranks(), value, layout)?)
+            Ok(DTensor::distribute(decoder.dist(), value, layout)?)
         };
         let low_rank = if embedding {
             // Rows of the table are looked up, so they are kept side by side.
@@ -390,7 +390,7 @@ impl Adapter {
             return Err(NnError::ParameterShape { name: name.to_owned(), found, expected });
         }
         let used = decoder.plan().used(if tied { EMBEDDING } else { name }, old)?;
-        let value = DTensor::distribute(decoder.ranks(), value, used.layout())?;
+        let value = DTensor::distribute(decoder.dist(), value, used.layout())?;
         self.replacements.insert(name.to_owned(), Replacement { value });
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{Layout, Shape};
 use weightloom_tensor::{Attention as Options, Device, Tensor};
 
@@ -39,7 +39,7 @@ pub(crate) struct Standing {
 
 impl Standing {
     pub(crate) fn new(
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         layout: Layout,
         rope: Option<&Rope>,
         [batch, time]: [usize; 2],
@@ -58,7 +58,7 @@ impl Standing {
                 rope.tables(start..start + time, device)?
             };
             let replicated = Layout::replicated(layout.mesh());
-            let [cos, sin] = tables.map(|table| DTensor::distribute(ranks, &table, replicated));
+            let [cos, sin] = tables.map(|table| DTensor::distribute(dist, &table, replicated));
             standing.angles = Some([cos?, sin?]);
         }
         Ok(standing)
@@ -87,7 +87,7 @@ impl Standing {
     /// For rows that differ in length, what each may see.
     fn mask(
         &self,
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         layout: Layout,
         keys: usize,
         window: Option<usize>,
@@ -98,7 +98,7 @@ impl Standing {
             seen.extend((0..keys).map(|key| (first..=start).contains(&key)));
         }
         let mask = Tensor::from_bools(&seen, &[self.batch, keys])?;
-        Ok(DTensor::distribute(ranks, &mask, Layout::replicated(layout.mesh()))?)
+        Ok(DTensor::distribute(dist, &mask, Layout::replicated(layout.mesh()))?)
     }
 }
 
@@ -144,7 +144,7 @@ impl Attention {
             None => [keys, values],
         };
         let seen = if standing.is_uneven() {
-            let mask = standing.mask(x.ranks(), x.layout(), keys.shape()[2], window)?;
+            let mask = standing.mask(x.dist(), x.layout(), keys.shape()[2], window)?;
             let how = Options { causal: false, window: None, ..how };
             queries.masked_attention(&keys, &values, &mask, how)?
         } else {

@@ -61,7 +61,7 @@ impl Cache {
         let chosen = Tensor::from_slice(&chosen, &[rows.len()])?;
         for held in self.layers.iter_mut().flatten() {
             let layout = Layout::replicated(held[0].layout().mesh());
-            let chosen = DTensor::distribute(held[0].ranks(), &chosen, layout)?;
+            let chosen = DTensor::distribute(held[0].dist(), &chosen, layout)?;
             for side in held.iter_mut() {
                 *side = side.index_select(0, &chosen)?;
             }
@@ -137,7 +137,7 @@ fn empty(like: &DTensor, capacity: usize) -> Result<DTensor, NnError> {
     shape[2] = capacity;
     let shape = Shape::new(&shape)?;
     let layout: Layout = like.layout();
-    let local = layout.local_shape(&shape, like.ranks().rank())?;
+    let local = layout.local_shape(&shape, like.dist().rank())?;
     let zeros = Tensor::zeros(like.dtype(), &local, like.device())?;
-    Ok(DTensor::from_local(like.ranks(), zeros, layout, &shape)?)
+    Ok(DTensor::from_local(like.dist(), zeros, layout, &shape)?)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Ranks, Release, Settling, recompute};
+use weightloom_dtensor::{DTensor, DistContext, GradientReduction, Release, recompute};
 use weightloom_errors::nearest;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Tensor};
@@ -36,7 +36,7 @@ pub(crate) struct Body {
     config: DecoderConfig,
     stage: Stage,
     plan: Plan,
-    ranks: Arc<Ranks>,
+    dist: Arc<DistContext>,
     layers: Vec<Layer>,
     last_norm: Option<Norm>,
     rope: Option<Rope>,
@@ -262,7 +262,7 @@ impl Decoder {
         config: DecoderConfig,
         stage: Stage,
         plan: Plan,
-        ranks: Arc<Ranks>,
+        dist: Arc<DistContext>,
         values: Vec<(String, DTensor)>,
     ) -> Result<Self, NnError> {
         config.check()?;
@@ -291,7 +291,7 @@ impl Decoder {
             PositionConfig::Learned => None,
         };
         let layouts = held.iter().map(|(name, _)| plan.used_layout_of(name)).collect();
-        let body = Arc::new(Body { layers, last_norm, rope, config, stage, plan, ranks, layouts });
+        let body = Arc::new(Body { layers, last_norm, rope, config, stage, plan, dist, layouts });
         Ok(Self { body, parameters: held })
     }
 
@@ -311,8 +311,8 @@ impl Decoder {
     }
 
     /// The ranks that share it.
-    pub fn ranks(&self) -> &Arc<Ranks> {
-        &self.body.ranks
+    pub fn dist(&self) -> &Arc<DistContext> {
+        &self.body.dist
     }
 
     /// Its parameters by name, in the order in which they are used.
@@ -352,7 +352,7 @@ impl Decoder {
             all.extend(std::iter::repeat_n(0, time - row.len()));
         }
         let tokens = Tensor::from_slice(&all, &[rows.len(), time])?;
-        Ok(DTensor::distribute(&self.body.ranks, &tokens, Layout::replicated(self.body.plan.mesh()))?)
+        Ok(DTensor::distribute(&self.body.dist, &tokens, Layout::replicated(self.body.plan.mesh()))?)
     }
 
     /// Through all layers of the stage. Of the last stage, the result is ready
@@ -372,7 +372,7 @@ impl Decoder {
         changes.check(batch)?;
         self.check_length(&starts, lengths, time)?;
         let (layout, device) = (given.layout(), given.device());
-        let standing = Standing::new(&body.ranks, layout, body.rope.as_ref(), [batch, time], starts, device)?;
+        let standing = Standing::new(&body.dist, layout, body.rope.as_ref(), [batch, time], starts, device)?;
         let run = Run { dropout, ..self.run(changes) };
         let x = self.through_layers(&run, input, Arc::new(standing), cache.as_deref_mut(), kept)?;
         if let Some(cache) = cache {
@@ -425,7 +425,7 @@ impl Decoder {
     /// Tokens of one position each, `[rows, 1]`.
     pub(crate) fn standing(&self, tokens: &DTensor, positions: Vec<usize>) -> Result<Standing, NnError> {
         let (body, dims) = (&self.body, [positions.len(), 1]);
-        Standing::new(&body.ranks, tokens.layout(), body.rope.as_ref(), dims, positions, tokens.device())
+        Standing::new(&body.dist, tokens.layout(), body.rope.as_ref(), dims, positions, tokens.device())
     }
 
     /// A layer of which only the input is kept.
@@ -473,10 +473,10 @@ impl Decoder {
     /// before are gathered again.
     fn watched_above(&self, place: usize, x: DTensor) -> Result<DTensor, NnError> {
         let usage = self.body.plan.usage();
-        let x = if self.body.ranks.looks_at_numbers() && x.tracks_gradient() {
-            let (ranks, number) = (Arc::clone(&self.body.ranks), self.body.stage.layers.start + place);
-            x.on_way_back(move || {
-                ranks.set_place(&format!("model.layers.{number}"));
+        let x = if self.body.dist.looks_at_numbers() && x.tracks_gradient() {
+            let (dist, number) = (Arc::clone(&self.body.dist), self.body.stage.layers.start + place);
+            x.register_hook(move || {
+                dist.set_place(&format!("model.layers.{number}"));
                 Ok(())
             })?
         } else {
@@ -489,7 +489,7 @@ impl Decoder {
         let (body, places) = (Arc::clone(&self.body), self.body.layers[before].places.clone());
         let values: Vec<DTensor> =
             self.parameters[places.clone()].iter().map(|(_, value)| value.clone()).collect();
-        Ok(x.on_way_back(move || {
+        Ok(x.register_hook(move || {
             let mut all = values.iter().zip(&body.layouts[places.clone()]);
             all.try_for_each(|(value, layout)| body.plan.ahead(*layout, value))
         })?)
@@ -499,7 +499,7 @@ impl Decoder {
     /// parameters are whole, and can be summed over ranks while the pass goes
     /// on, if this is the last one.
     fn watched_below(&self, place: usize, x: DTensor, changes: Changes<'_>) -> Result<DTensor, NnError> {
-        if !self.body.ranks.overlaps() || !x.tracks_gradient() {
+        if !self.body.dist.overlaps() || !x.tracks_gradient() {
             return Ok(x);
         }
         let number = self.body.stage.layers.start + place;
@@ -511,10 +511,10 @@ impl Decoder {
             .filter(|value| value.tracks_gradient())
             .cloned()
             .collect();
-        let ranks = Arc::clone(&self.body.ranks);
-        Ok(x.on_way_back(move || match ranks.settles() {
-            Settling::Early => values.iter().try_for_each(DTensor::settle),
-            Settling::Late => Ok(()),
+        let dist = Arc::clone(&self.body.dist);
+        Ok(x.register_hook(move || match dist.gradient_reduction() {
+            GradientReduction::DuringBackward => values.iter().try_for_each(DTensor::reduce_gradient),
+            GradientReduction::Deferred => Ok(()),
         })?)
     }
 
@@ -546,7 +546,7 @@ impl Decoder {
             adapter.replaces(EMBEDDING) || adapter.replaces(POSITIONS) || adapter.low_rank(module).is_some()
         };
         run.by_group(tokens.shape()[0], touches, |run, rows| {
-            self.body.ranks.set_place(EMBEDDING);
+            self.body.dist.set_place(EMBEDDING);
             let tokens = part(tokens, rows)?;
             let mut x = run.parameter(place)?.embedding(&tokens)?;
             if let Some((low_rank, strength)) = run.low_rank(module) {
@@ -580,7 +580,7 @@ impl Decoder {
             _ => Tensor::from_slice(&positions, tokens.shape())?,
         };
         let replicated = Layout::replicated(self.body.plan.mesh());
-        Ok(DTensor::distribute(&self.body.ranks, &positions, replicated)?)
+        Ok(DTensor::distribute(&self.body.dist, &positions, replicated)?)
     }
 
     /// Logits, `[…, vocabulary]`, of what [`hidden`](Self::hidden) gave, or of
@@ -602,7 +602,7 @@ impl Decoder {
         let head = if self.body.config.head.tied { EMBEDDING } else { "lm_head.weight" };
         let last = self.body.stage.is_last().then(|| self.place(head)).flatten();
         let place = last.ok_or_else(|| self.wrong_stage("give logits"))?;
-        self.body.ranks.set_place(HEAD);
+        self.body.dist.set_place(HEAD);
         // An embedding that is tied is not replaced along with the embedding.
         let mut weight = self.body.plan.used_in(self.body.layouts[place], &self.parameters[place].1)?;
         if let Changes::Same(Some((adapter, strength))) = run.changes
@@ -635,7 +635,7 @@ impl Decoder {
         let chosen: Vec<i64> = places.iter().map(|(row, place)| (row * time + place) as i64).collect();
         let chosen = Tensor::from_slice(&chosen, &[places.len()])?;
         let replicated = Layout::replicated(self.body.plan.mesh());
-        let chosen = DTensor::distribute(&self.body.ranks, &chosen, replicated)?;
+        let chosen = DTensor::distribute(&self.body.dist, &chosen, replicated)?;
         Ok(flat.index_select(0, &chosen)?)
     }
 
@@ -656,8 +656,8 @@ impl Body {
     ) -> Result<DTensor, NnError> {
         let (config, plan, layer) = (&self.config, &self.plan, &self.layers[place]);
         let number = self.stage.layers.start + place;
-        if self.ranks.looks_at_numbers() {
-            self.ranks.set_place(&format!("model.layers.{number}"));
+        if self.dist.looks_at_numbers() {
+            self.dist.set_place(&format!("model.layers.{number}"));
         }
         let normed = |norm: &Option<Norm>, x: &DTensor| match norm {
             Some(norm) => norm.apply(run, &config.norm, x),

@@ -121,7 +121,7 @@ impl Reading<'_> {
                 [] => {
                     let none = Tensor::zeros(DType::F32, &[0, self.hidden.shape()[2]], self.hidden.device())?;
                     let layout = Layout::replicated(self.decoder.plan().mesh());
-                    Ok(DTensor::distribute(self.decoder.ranks(), &none, layout)?)
+                    Ok(DTensor::distribute(self.decoder.dist(), &none, layout)?)
                 }
                 means => Ok(DTensor::cat(&means.iter().collect::<Vec<_>>(), 0)?),
             }

@@ -24,7 +24,7 @@ impl Linear {
         x: &DTensor,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
-        x.ranks().set_place(&self.module);
+        x.dist().set_place(&self.module);
         let dtype = run.dtype_of(self.weight);
         let names = [Some(self.weight), self.bias].map(|place| place.map(|place| run.name(place)));
         let touches = |adapter: &Adapter| {

@@ -19,7 +19,7 @@ impl Decoder {
         let time = rows.len() / count.max(1);
         let local = Tensor::from_slice(rows, &[count, time])?;
         let shape = Shape::new(&[count * self.plan().sharers(), time])?;
-        Ok(DTensor::from_local(self.ranks(), local, self.plan().batch_layout()?, &shape)?)
+        Ok(DTensor::from_local(self.dist(), local, self.plan().batch_layout()?, &shape)?)
     }
 
     /// The cross-entropy of what [`hidden`](Self::hidden) gave with targets
@@ -53,7 +53,7 @@ impl Decoder {
                 mesh.axis_size(axis) > 1 && matches!(layout.placements()[axis], Placement::Shard(_))
             });
             if !shared {
-                self.ranks().set_place(HEAD);
+                self.dist().set_place(HEAD);
                 let weight = self.plan().used_in(layout, value)?;
                 return Ok(rows.projected_cross_entropy(&weight, &targets, options)?);
             }

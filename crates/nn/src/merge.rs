@@ -37,7 +37,7 @@ pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Dec
         values.push((spec.name, value));
     }
     let (stage, plan) = (decoder.stage().clone(), decoder.plan().clone());
-    Decoder::new(config, stage, plan, decoder.ranks().clone(), values)
+    Decoder::new(config, stage, plan, decoder.dist().clone(), values)
 }
 
 /// A parameter as changed, if it is.

@@ -28,7 +28,7 @@ impl Norm {
         let width = x.shape()[x.shape().ndim() - 1];
         let constant = |value: f64| -> Result<DTensor, NnError> {
             let all = Tensor::full(value, x.dtype(), &[width], x.device())?;
-            Ok(DTensor::distribute(x.ranks(), &all, Layout::replicated(x.layout().mesh()))?)
+            Ok(DTensor::distribute(x.dist(), &all, Layout::replicated(x.layout().mesh()))?)
         };
         let weight = match self.weight {
             Some(place) if config.offset == 0.0 => run.parameter(place)?,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Ranks};
+use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Stream, Tensor};
 
@@ -173,13 +173,13 @@ pub fn initial_values(
     spec: &ParameterSpec,
     dtype: DType,
     seed: u64,
-    ranks: &Arc<Ranks>,
+    dist: &Arc<DistContext>,
     layout: Layout,
 ) -> Result<DTensor, NnError> {
     let fill = |value: f64| -> Result<DTensor, NnError> {
-        let local = layout.local_shape(&spec.shape, ranks.rank())?;
+        let local = layout.local_shape(&spec.shape, dist.rank())?;
         let local = Tensor::full(value, dtype, &local, Device::Cpu)?;
-        Ok(DTensor::from_local(ranks, local, layout, &spec.shape)?)
+        Ok(DTensor::from_local(dist, local, layout, &spec.shape)?)
     };
     match spec.initial {
         Initial::Zeros => fill(0.0),
@@ -187,7 +187,7 @@ pub fn initial_values(
         Initial::Normal => {
             // Each parameter draws from a stream of its own, found by its name.
             let stream = Stream { seed, number: number_of(&spec.name) };
-            let drawn = DTensor::normal(ranks, DType::F32, &spec.shape, layout, stream)?;
+            let drawn = DTensor::normal(dist, DType::F32, &spec.shape, layout, stream)?;
             Ok(drawn.scale(config.initializer)?.cast(dtype)?)
         }
     }

@@ -159,5 +159,5 @@ fn other(
         return Err(NnError::PieceLength { name, found: new.len(), expected: values.len() });
     }
     let whole = Tensor::from_slice(&new, shape)?.cast(old.dtype())?;
-    Ok(Some(DTensor::distribute(old.ranks(), &whole, old.layout())?))
+    Ok(Some(DTensor::distribute(old.dist(), &whole, old.layout())?))
 }

@@ -15,7 +15,7 @@ use weightloom_layout::{DType, Shape};
 
 use crate::adamw::Step;
 use crate::device::Device;
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::kernels::attention::Geometry;
 use crate::kernels::choice::Comparison;
 use crate::kernels::elementwise::{Binary, Gate, Unary};
@@ -29,10 +29,6 @@ use crate::sgd::Sgd;
 use crate::tensor::Tensor;
 use crate::view::View;
 
-pub(crate) type Made = Result<Tensor, TensorError>;
-pub(crate) type MadeTwo = Result<[Tensor; 2], TensorError>;
-pub(crate) type MadeThree = Result<[Tensor; 3], TensorError>;
-
 /// The kernels of a device.
 pub(crate) fn on(device: Device) -> &'static dyn Backend {
     match device {
@@ -43,47 +39,47 @@ pub(crate) fn on(device: Device) -> &'static dyn Backend {
 
 pub(crate) trait Backend: Sync {
     /// One value everywhere.
-    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Made;
+    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Result<Tensor>;
 
     /// Random numbers by index, from the `first`.
-    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Made;
+    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Result<Tensor>;
 
     /// The elements of any view without gaps, in new memory.
-    fn pack(&self, op: &'static str, x: &Tensor) -> Made;
+    fn pack(&self, op: &'static str, x: &Tensor) -> Result<Tensor>;
 
     /// The same values in another dtype.
-    fn cast(&self, x: &Tensor, to: DType) -> Made;
+    fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor>;
 
     /// Parts, of any strides, one after another along a dim.
-    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Made;
+    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor>;
 
     /// `f(x)`.
-    fn unary(&self, op: Unary, x: &Tensor) -> Made;
+    fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor>;
 
     /// `gradient · f'(x)`.
-    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Made;
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Result<Tensor>;
 
     /// `f(a, b)` of operands of one shape and any strides.
-    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Made;
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor>;
 
     /// `into + x`, of one shape; `x` of any strides.
-    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<(), TensorError>;
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<()>;
 
     /// Writes `source`, of any strides, into a window of `into`: a view of its
     /// elements in row-major order, of the source's shape.
-    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError>;
+    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<()>;
 
     /// The gradients of a gate's two operands.
-    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> MadeTwo;
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> Result<[Tensor; 2]>;
 
     /// Whether elements compare so, as bools; one shape, any strides.
-    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Made;
+    fn compare(&self, op: Comparison, a: &Tensor, b: &Tensor) -> Result<Tensor>;
 
     /// `a` where the condition holds, else `b`; one shape, any strides.
-    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Made;
+    fn select(&self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor>;
 
     /// Elements zeroed by chance, the others scaled up.
-    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Made;
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Result<Tensor>;
 
     /// `a @ b + bias + residual` over equal batch dims; `a` and `b` of any
     /// strides.
@@ -94,44 +90,57 @@ pub(crate) trait Backend: Sync {
         bias: Option<&Tensor>,
         residual: Option<&Tensor>,
         shape: &Shape,
-    ) -> Made;
+    ) -> Result<Tensor>;
 
     /// Rows in consecutive groups, each times its own matrix; `weights` of any
     /// strides.
-    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Made;
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Result<Tensor>;
 
     /// The gradient of a grouped product's matrices.
-    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Made;
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Result<Tensor>;
 
     /// One value for each row of this length.
-    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Made;
+    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor>;
 
     /// The gradient of a product along rows.
-    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Made;
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor>;
 
     /// Softmax or its logarithm of rows of this length.
-    fn softmax(&self, op: Softmax, x: &Tensor, row: usize) -> Made;
+    fn softmax(&self, op: Softmax, x: &Tensor, row: usize) -> Result<Tensor>;
 
     /// Its gradient, from its result.
-    fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, row: usize) -> Made;
+    fn softmax_gradient(&self, op: Softmax, y: &Tensor, gradient: Tensor, row: usize) -> Result<Tensor>;
 
     /// `x / rms(x) · weight` along the last dim.
-    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Made;
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor>;
 
     /// The gradients of `x` and weight.
-    fn rms_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeTwo;
+    fn rms_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 2]>;
 
     /// `(x - mean) / deviation · weight + bias` along the last dim.
-    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Made;
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor>;
 
     /// The gradients of `x`, weight and bias.
-    fn layer_norm_gradient(&self, x: &Tensor, weight: &Tensor, gradient: Tensor, eps: f64) -> MadeThree;
+    fn layer_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 3]>;
 
     /// Pairs turned by angles given as cosines and sines; `x` of any strides.
-    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, turn: Turn) -> Made;
+    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle, turn: Turn) -> Result<Tensor>;
 
     /// Attention, and the logarithm of each query's sum of weights.
-    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>) -> MadeTwo;
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>)
+    -> Result<[Tensor; 2]>;
 
     /// The gradients of queries, keys and values.
     fn attention_gradient(
@@ -141,27 +150,33 @@ pub(crate) trait Backend: Sync {
         mask: Option<&Tensor>,
         out_and_logs: [&Tensor; 2],
         gradient: &Tensor,
-    ) -> MadeThree;
+    ) -> Result<[Tensor; 3]>;
 
     /// Slices along a dim, chosen by index.
-    fn index_select(&self, op: &'static str, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape)
-    -> Made;
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Result<Tensor>;
 
     /// Slices added up where an index says, in order; the rest is zero.
-    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Made;
+    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor>;
 
     /// Elements along a dim, each chosen by its own index.
-    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Made;
+    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor>;
 
     /// Elements put along a dim, each where its own index says; of several for
     /// one place the last stays.
-    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made;
+    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor>;
 
     /// Elements added along a dim, each where its own index says, in order.
-    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Made;
+    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor>;
 
     /// The mean cross-entropy of rows of logits.
-    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Made;
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Result<Tensor>;
 
     /// Its gradient.
     fn cross_entropy_gradient(
@@ -170,16 +185,16 @@ pub(crate) trait Backend: Sync {
         targets: &Tensor,
         gradient: &Tensor,
         options: CrossEntropy,
-    ) -> Made;
+    ) -> Result<Tensor>;
 
     /// Running sums of rows of this length.
-    fn cumsum(&self, x: &Tensor, row: usize, direction: Direction) -> Made;
+    fn cumsum(&self, x: &Tensor, row: usize, direction: Direction) -> Result<Tensor>;
 
     /// Rows of this length sorted, and where each element came from.
-    fn sort(&self, x: &Tensor, row: usize, order: Order) -> MadeTwo;
+    fn sort(&self, x: &Tensor, row: usize, order: Order) -> Result<[Tensor; 2]>;
 
     /// One AdamW step in place.
-    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<(), TensorError>;
+    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<()>;
 
     /// One step of gradient descent in place, with momentum if there is a
     /// running sum of gradients.
@@ -189,8 +204,8 @@ pub(crate) trait Backend: Sync {
         gradient: &Tensor,
         parameter: &mut Tensor,
         buffer: Option<&mut Tensor>,
-    ) -> Result<(), TensorError>;
+    ) -> Result<()>;
 
     /// The sum of squares. Waits for the result.
-    fn squares(&self, x: &Tensor) -> Result<f64, TensorError>;
+    fn squares(&self, x: &Tensor) -> Result<f64>;
 }

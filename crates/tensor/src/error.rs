@@ -6,6 +6,9 @@ use weightloom_layout::{DType, RegionError, Shape, ShapeError};
 use crate::device::Device;
 use crate::threads;
 
+/// The result of an operation on tensors.
+pub type Result<T, E = TensorError> = std::result::Result<T, E>;
+
 /// Why an operation was refused. Every variant names the operation and its
 /// operands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +114,7 @@ impl Hint for TensorError {
             Self::OutOfMemory { .. } => "free tensors, or raise the budget".to_owned(),
             Self::NoMemory { .. } => "use smaller tensors, or a machine with more memory".to_owned(),
             Self::Captured { .. } => "pass it to the region as an input, or detach it".to_owned(),
-            Self::NotAParameter { .. } => "use `watched` for tensors that are computed".to_owned(),
+            Self::NotAParameter { .. } => "use `register_hook` for tensors that are computed".to_owned(),
             Self::ThreadsStarted { asked, .. } => {
                 format!(
                     "set it before the first tensor is computed, or start with {}={asked}",

@@ -102,7 +102,7 @@ const OPERATIONS: &[Operation] = &[
     ("recompute", |a, b, _, _| {
         Ok(recompute(&[a.clone(), b.clone()], |x| Ok(vec![x[0].add(&x[1])?.exp()?]))?.remove(0))
     }),
-    ("watched", |a, _, _, _| a.watched(Ok)),
+    ("register_hook", |a, _, _, _| a.register_hook(Ok)),
 ];
 
 /// Runs an operation and, if it works, differentiates it. Returns whether it

@@ -175,10 +175,10 @@ fn hooks_see_gradients_and_change_them() {
         }
     };
     let (a, b) = (ones(&[2]).requires_grad(), ones(&[2]).requires_grad());
-    a.on_gradient(note("a", 10.0)).unwrap();
-    b.on_gradient(note("b", 1.0)).unwrap();
+    a.register_parameter_hook(note("a", 10.0)).unwrap();
+    b.register_parameter_hook(note("b", 1.0)).unwrap();
     // Used twice: the hook runs once, with the sum.
-    let inner = a.mul(&b).unwrap().watched(note("inner", 2.0)).unwrap();
+    let inner = a.mul(&b).unwrap().register_hook(note("inner", 2.0)).unwrap();
     let outer = inner.add(&a.scale(3.0).unwrap()).unwrap();
     let gradients = backward([(outer, None)]).unwrap();
     assert_eq!(gradients.of(&a).unwrap().to_vec::<f64>().unwrap(), [50.0, 50.0]);
@@ -187,10 +187,10 @@ fn hooks_see_gradients_and_change_them() {
         seen.lock().unwrap().iter().filter(|(seen, _)| *seen == name).map(|(_, g)| g[0]).collect()
     };
     assert_eq!((of("inner"), of("a"), of("b")), (vec![1.0], vec![5.0], vec![2.0]));
-    let error = a.exp().unwrap().on_gradient(Ok).unwrap_err();
+    let error = a.exp().unwrap().register_parameter_hook(Ok).unwrap_err();
     assert_eq!(error.to_string(), "a tensor of shape 2 is not a parameter, so it has no gradient to hook");
     // A hook that changes the shape is found out, and its error is passed on.
-    a.on_gradient(|gradient| gradient.sum(&[0])).unwrap();
+    a.register_parameter_hook(|gradient| gradient.sum(&[0])).unwrap();
     assert!(matches!(backward([(a.exp().unwrap(), None)]), Err(TensorError::GradientShape { .. })));
 }
 
@@ -205,9 +205,9 @@ fn a_parameters_hook_runs_while_the_pass_goes_on() {
         }
     };
     let (first, last) = (ones(&[2]).requires_grad(), ones(&[2]).requires_grad());
-    first.on_gradient(note("first layer")).unwrap();
-    last.on_gradient(note("last layer")).unwrap();
-    let hidden = ones(&[2]).mul(&first).unwrap().watched(note("between")).unwrap();
+    first.register_parameter_hook(note("first layer")).unwrap();
+    last.register_parameter_hook(note("last layer")).unwrap();
+    let hidden = ones(&[2]).mul(&first).unwrap().register_hook(note("between")).unwrap();
     backward([(hidden.mul(&last).unwrap(), None)]).unwrap();
     assert_eq!(*order.lock().unwrap(), ["last layer", "between", "first layer"]);
 }

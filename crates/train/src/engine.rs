@@ -13,7 +13,7 @@ mod step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Ranks, Role};
+use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::Gangs;
 use weightloom_layout::DType;
 use weightloom_nn::{Adapter, Decoder, Dropout, Kept};
@@ -43,7 +43,7 @@ pub struct StageModel {
 /// What one rank trains.
 pub struct Engine {
     pub(crate) gangs: Gangs,
-    pub(crate) ranks: Arc<Ranks>,
+    pub(crate) dist: Arc<DistContext>,
     pub(crate) stages: Vec<StageModel>,
     /// Stages of the whole pipeline.
     pub(crate) stage_count: usize,
@@ -58,7 +58,7 @@ pub struct EngineSettings<'a> {
     /// The ranks.
     pub gangs: Gangs,
     /// The same as tensors see them.
-    pub ranks: Arc<Ranks>,
+    pub dist: Arc<DistContext>,
     /// Who does what when.
     pub schedule: Arc<Schedule>,
     /// What gradients do to weights.
@@ -79,7 +79,7 @@ impl Engine {
         settings: EngineSettings<'_>,
         stages: Vec<(usize, Decoder, Option<Adapter>)>,
     ) -> Result<Self, TrainError> {
-        let EngineSettings { gangs, ranks, schedule, optimizer, decay, frozen, kept, dropout } = settings;
+        let EngineSettings { gangs, dist, schedule, optimizer, decay, frozen, kept, dropout } = settings;
         let mut made = Vec::with_capacity(stages.len());
         for (number, mut decoder, mut adapter) in stages {
             for (name, value) in decoder.parameters_mut() {
@@ -105,9 +105,9 @@ impl Engine {
         }
         let stage_count = schedule.stages;
         if let Some(stage) = made.first() {
-            ranks.overlap(stage.decoder.plan().mesh())?;
+            dist.overlap(stage.decoder.plan().mesh())?;
         }
-        Ok(Self { gangs, ranks, stages: made, stage_count, schedule, optimizer, kept, dropout })
+        Ok(Self { gangs, dist, stages: made, stage_count, schedule, optimizer, kept, dropout })
     }
 
     /// This rank's stages.

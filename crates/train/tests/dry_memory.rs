@@ -9,7 +9,7 @@ mod models;
 use std::sync::Arc;
 
 use serde_json::json;
-use weightloom_dtensor::Ranks;
+use weightloom_dtensor::DistContext;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_hub::{LoadOptions, new_decoder};
 use weightloom_layout::DType;
@@ -55,20 +55,20 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
 /// Bytes that one micro-batch keeps, and the most that a step has in use.
 fn measured(config: &Config, kept: Kept) -> (u64, u64) {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
-    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let dist = DistContext::new(Arc::clone(&gangs.root));
     let before = memory::statistics().in_use;
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(DType::F32),
         usage: config.train.accelerator.usage(config.train.precision, 1),
-        ranks: Some(Arc::clone(&ranks)),
+        dist: Some(Arc::clone(&dist)),
         ..LoadOptions::default()
     };
     let decoder = new_decoder(&decoder(), &Parallel::default(), 7, &options).unwrap();
     let rows = config.train.micro_batch_size.unwrap_or(ROWS);
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(Schedule::new(PipelineSchedule::GPipe, 1, 1, ROWS / rows).unwrap()),
         optimizer: from_config(&config.train.optimizer).unwrap(),
         decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),

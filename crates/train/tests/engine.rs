@@ -7,7 +7,7 @@ mod trainer;
 use std::sync::Arc;
 
 use trainer::{ROWS, Recipe, Trainer, Weights, alone, batch, models, shared};
-use weightloom_dtensor::Ranks;
+use weightloom_dtensor::DistContext;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::{LoadOptions, new_decoder};
@@ -97,19 +97,19 @@ fn a_batch_without_targets_teaches_nothing() {
 /// An engine alone with a schedule and the first of its stages.
 fn engine(schedule: Schedule) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
-    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let dist = DistContext::new(Arc::clone(&gangs.root));
     let config = models::llama();
     let options = LoadOptions {
         gangs: Some(gangs.clone()),
         stage: Some(Stage::one_of(config.layers, 0, schedule.stages).unwrap()),
-        ranks: Some(Arc::clone(&ranks)),
+        dist: Some(Arc::clone(&dist)),
         ..LoadOptions::default()
     };
     let decoder = new_decoder(&config, &Parallel::default(), 7, &options).unwrap();
     let optimizer = OptimizerConfig::default();
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(schedule),
         optimizer: from_config(&optimizer).unwrap(),
         decay: &WeightDecay::new(&optimizer, []).unwrap(),

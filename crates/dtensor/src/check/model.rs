@@ -6,11 +6,11 @@ use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{AdamW, Attention, CrossEntropy, Device, RopeStyle, Stream, Tensor, TensorError};
 
 use super::Arrangement;
+use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::gradients::backward;
 use crate::ops::{DMoments, global_norm};
-use crate::ranks::Ranks;
 
 const LAYERS: usize = 2;
 const VOCABULARY: usize = 30;
@@ -56,15 +56,15 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     /// The same numbers for every arrangement: each element has its own.
-    fn new(ranks: &Arc<Ranks>, arrangement: &'a Arrangement) -> Result<Self, DTensorError> {
+    fn new(dist: &Arc<DistContext>, arrangement: &'a Arrangement) -> Result<Self, DTensorError> {
         let mut all = Vec::new();
         for (number, (name, dims)) in parameters().into_iter().enumerate() {
             let layout = arrangement.plan.layout_of(&name);
             let stream = Stream { seed: 11, number: number as u64 };
-            let value = DTensor::normal(ranks, DType::F32, &shape(&dims)?, layout, stream)?.scale(0.2)?;
+            let value = DTensor::normal(dist, DType::F32, &shape(&dims)?, layout, stream)?.scale(0.2)?;
             let value = if dims.len() == 1 {
                 let one = Tensor::full(1.0, DType::F32, &dims, Device::Cpu)?;
-                value.add(&DTensor::distribute(ranks, &one, layout)?)?
+                value.add(&DTensor::distribute(dist, &one, layout)?)?
             } else {
                 value
             };
@@ -75,7 +75,7 @@ impl<'a> Model<'a> {
             .collect();
         let angles = Tensor::from_slice(&angles, &[TIME, WIDTH / 2])?;
         let replicated = Layout::replicated(arrangement.plan.mesh());
-        let spread = |x: Tensor| DTensor::distribute(ranks, &x, replicated);
+        let spread = |x: Tensor| DTensor::distribute(dist, &x, replicated);
         Ok(Self { arrangement, parameters: all, cos: spread(angles.cos()?)?, sin: spread(angles.sin()?)? })
     }
 
@@ -130,7 +130,11 @@ impl<'a> Model<'a> {
 }
 
 /// A batch to learn: each token follows from the one before, some do not count.
-fn batch(ranks: &Arc<Ranks>, arrangement: &Arrangement, step: usize) -> Result<[DTensor; 2], DTensorError> {
+fn batch(
+    dist: &Arc<DistContext>,
+    arrangement: &Arrangement,
+    step: usize,
+) -> Result<[DTensor; 2], DTensorError> {
     let stream = Stream { seed: 5, number: step as u64 };
     let mut tokens = Vec::with_capacity(BATCH * TIME);
     let mut targets = Vec::with_capacity(BATCH * TIME);
@@ -144,13 +148,17 @@ fn batch(ranks: &Arc<Ranks>, arrangement: &Arrangement, step: usize) -> Result<[
     }
     let layout = Layout::new(arrangement.plan.mesh(), &arrangement.batch)?;
     let spread =
-        |values: &[i64]| DTensor::distribute(ranks, &Tensor::from_slice(values, &[BATCH, TIME])?, layout);
+        |values: &[i64]| DTensor::distribute(dist, &Tensor::from_slice(values, &[BATCH, TIME])?, layout);
     Ok([spread(&tokens)?, spread(&targets)?])
 }
 
 /// Trains for some steps and returns the losses.
-pub fn train(ranks: &Arc<Ranks>, arrangement: &Arrangement, steps: usize) -> Result<Vec<f32>, DTensorError> {
-    let mut model = Model::new(ranks, arrangement)?;
+pub fn train(
+    dist: &Arc<DistContext>,
+    arrangement: &Arrangement,
+    steps: usize,
+) -> Result<Vec<f32>, DTensorError> {
+    let mut model = Model::new(dist, arrangement)?;
     let names: Vec<&str> = model.parameters.iter().map(|(name, _)| name.as_str()).collect();
     let modules: Vec<String> = (0..LAYERS)
         .flat_map(|layer| ["attention", "mlp"].map(|module| format!("layers.{layer}.{module}")))
@@ -162,7 +170,7 @@ pub fn train(ranks: &Arc<Ranks>, arrangement: &Arrangement, steps: usize) -> Res
     let optimizer = AdamW { learning_rate: 1e-3, ..AdamW::default() };
     let mut losses = Vec::with_capacity(steps);
     for step in 0..steps {
-        let [tokens, targets] = batch(ranks, arrangement, step)?;
+        let [tokens, targets] = batch(dist, arrangement, step)?;
         let loss = model.loss(&tokens, &targets)?;
         losses.push(loss.detach().item::<f32>()?);
         let gradients = backward([(loss, None)])?;

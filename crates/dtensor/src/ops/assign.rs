@@ -5,10 +5,10 @@ use std::sync::Arc;
 use weightloom_layout::{Layout, Placement, Placements, Region};
 use weightloom_tensor::{Device, Tensor, TensorError, uncounted};
 
-use crate::carry::with_placements;
+use crate::dist_context::Mode;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::ranks::Mode;
+use crate::redistribute::local::with_placements;
 
 const OP: &str = "assign";
 
@@ -22,7 +22,7 @@ impl DTensor {
     pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<(), DTensorError> {
         self.check_whole(source, |into, source| into.assign(dim, start, source))?;
         let source = source.brought_to(self, dim)?;
-        let region = self.kind().region().clone();
+        let region = self.spec().region().clone();
         let range = start..start + source.shape()[dim];
         self.change_local(|local| {
             let written = region.with_range(dim, range);
@@ -34,7 +34,7 @@ impl DTensor {
     pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<(), DTensorError> {
         self.check_whole(source, |into, source| into.assign_at(starts, source))?;
         let source = source.brought_to(self, CAPACITY)?;
-        let (region, length) = (self.kind().region().clone(), source.shape()[CAPACITY]);
+        let (region, length) = (self.spec().region().clone(), source.shape()[CAPACITY]);
         let starts = &starts[region.range(0)];
         if region.range(CAPACITY) == (0..self.shape()[CAPACITY]) {
             return self.change_local(|local| local.assign_at(starts, source.to_local()));
@@ -57,7 +57,7 @@ impl DTensor {
         source: &Self,
         work: impl FnOnce(&mut Tensor, &Tensor) -> Result<(), TensorError>,
     ) -> Result<(), DTensorError> {
-        if !Arc::ptr_eq(self.ranks(), source.ranks()) {
+        if !Arc::ptr_eq(self.dist(), source.dist()) {
             return Err(DTensorError::Worlds { op: OP });
         }
         uncounted(|| {
@@ -73,14 +73,14 @@ impl DTensor {
             return Ok(self.clone());
         }
         if layout.mesh() == self.layout().mesh()
-            && self.ranks().plan(self.layout(), layout, self.shape(), self.dtype())?.collectives() > 0
+            && self.dist().plan(self.layout(), layout, self.shape(), self.dtype())?.collectives() > 0
         {
             let (shape, dtype, from) = (self.shape(), self.dtype(), self.layout());
             let moves = vec![format!("operand 1, {shape} {dtype}, from {from} to {layout}")];
             let hidden = DTensorError::Hidden { op: OP, moves };
-            match self.ranks().mode() {
+            match self.dist().mode() {
                 Mode::Implicit => {}
-                Mode::Warn => self.ranks().warn(hidden),
+                Mode::Warn => self.dist().warn(hidden),
                 Mode::Explicit => return Err(hidden),
             }
         }

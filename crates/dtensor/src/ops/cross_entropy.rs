@@ -7,12 +7,12 @@ use weightloom_tensor::{CrossEntropy, Device, Tensor, apply};
 
 use super::vocabulary::VocabularyCrossEntropy;
 use super::{Ruling, blank};
-use crate::bill::{Cause, Pass};
-use crate::carry::combined;
+use crate::comm_log::{Cause, Pass};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::moves::{Axes, gradient_layout};
+use crate::redistribute::local::combined;
+use crate::redistribute::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
 
 /// Losses of the parts of a batch add up. Classes may be sharded: ranks agree
@@ -45,7 +45,7 @@ fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy
             let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
             for axis in layout.splits().iter().flat_map(|split| &split.axes) {
                 let along = (layout.mesh(), *axis);
-                counted = combined(targets.ranks(), along, &counted, ReduceOp::Sum, cause)?;
+                counted = combined(targets.dist(), along, &counted, ReduceOp::Sum, cause)?;
             }
             counted.item::<f64>()?
         }
@@ -61,16 +61,16 @@ impl DTensor {
     pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self, DTensorError> {
         let options = with_divisor(targets, options)?;
         let op = Op { name: "cross_entropy", arguments: &[] };
-        let ranks = Arc::clone(self.ranks());
+        let dist = Arc::clone(self.dist());
         dispatch_one(&op, &[self, targets], &|x, scope| {
-            let part = scope.input(0).filter(|kind| {
-                let (mesh, axes) = (kind.layout().mesh(), kind.layout().split_axes(1));
+            let part = scope.input(0).filter(|spec| {
+                let (mesh, axes) = (spec.layout().mesh(), spec.layout().split_axes(1));
                 axes.iter().any(|&axis| mesh.axis_size(axis) > 1)
             });
-            let Some(kind) = part else { return Ok(vec![x[0].cross_entropy(&x[1], options)?]) };
-            let function = VocabularyCrossEntropy::new(Arc::clone(&ranks), kind, options);
+            let Some(spec) = part else { return Ok(vec![x[0].cross_entropy(&x[1], options)?]) };
+            let function = VocabularyCrossEntropy::new(Arc::clone(&dist), spec, options);
             if x[0].device() == Device::Meta {
-                function.charge(&x[0]).map_err(|error| error.inside("cross_entropy", &ranks))?;
+                function.record(&x[0]).map_err(|error| error.inside("cross_entropy", &dist))?;
                 return Ok(vec![x[0].cross_entropy(&x[1], options)?]);
             }
             apply(function, x)

@@ -99,10 +99,10 @@ impl DTensor {
     pub fn embedding(&self, chosen: &Self) -> Result<Self, DTensorError> {
         let op = Op { name: "embedding", arguments: &[] };
         dispatch_one(&op, &[self, chosen], &|x: &[Tensor], scope: Scope<'_>| {
-            let part = scope.input(0).filter(|kind| kind.region().size()[0] != kind.shape()[0]);
+            let part = scope.input(0).filter(|spec| spec.region().size()[0] != spec.shape()[0]);
             Ok(vec![match part {
-                Some(kind) if x[1].device() != Device::Meta && x[1].dtype() == DType::I64 => {
-                    embedding_part(&x[0], &x[1], kind.region().start()[0], kind.shape()[0])?
+                Some(spec) if x[1].device() != Device::Meta && x[1].dtype() == DType::I64 => {
+                    embedding_part(&x[0], &x[1], spec.region().start()[0], spec.shape()[0])?
                 }
                 _ => x[0].embedding(&x[1])?,
             }])

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use weightloom_layout::{Mesh, ReduceOp};
 use weightloom_tensor::{AdamW, Moments, Tensor};
 
-use crate::bill::{Cause, Pass};
-use crate::carry::combined;
+use crate::comm_log::{Cause, Pass};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
+use crate::redistribute::local::combined;
 
 /// The moments of a distributed parameter, distributed as it is.
 pub struct DMoments(Moments);
@@ -46,8 +46,10 @@ impl DTensor {
 pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
     let mut sums: BTreeMap<(u32, Vec<usize>), (Mesh, f64)> = BTreeMap::new();
     for tensor in tensors {
-        let settled = tensor
-            .moved("global_norm", crate::moves::gradient_layout(tensor.layout(), Default::default())?)?;
+        let settled = tensor.moved(
+            "global_norm",
+            crate::redistribute::gradient_layout(tensor.layout(), Default::default())?,
+        )?;
         let layout = settled.layout();
         let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
         axes.sort_unstable();
@@ -60,7 +62,7 @@ pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
     for ((_, axes), (mesh, sum)) in sums {
         let mut sum = Tensor::scalar(sum)?;
         for axis in axes {
-            sum = combined(tensors[0].ranks(), (mesh, axis), &sum, ReduceOp::Sum, cause)?;
+            sum = combined(tensors[0].dist(), (mesh, axis), &sum, ReduceOp::Sum, cause)?;
         }
         total += sum.item::<f64>()?;
     }

@@ -7,9 +7,9 @@ use weightloom_tensor::{Stream, Tensor};
 
 use super::broadcast;
 use crate::dispatch::{Op, dispatch_one};
+use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::ranks::Ranks;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
@@ -23,29 +23,29 @@ pub(crate) const RULES: &[BuiltIn] = &[("dropout", dropout)];
 impl DTensor {
     /// Uniform numbers in [0, 1), the same for every layout.
     pub fn uniform(
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         dtype: DType,
         shape: &Shape,
         layout: Layout,
         stream: Stream,
     ) -> Result<Self, DTensorError> {
-        Self::drawn(ranks, dtype, shape, layout, stream, Tensor::uniform_in)
+        Self::drawn(dist, dtype, shape, layout, stream, Tensor::uniform_in)
     }
 
     /// Standard normal numbers, the same for every layout.
     pub fn normal(
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         dtype: DType,
         shape: &Shape,
         layout: Layout,
         stream: Stream,
     ) -> Result<Self, DTensorError> {
-        Self::drawn(ranks, dtype, shape, layout, stream, Tensor::normal_in)
+        Self::drawn(dist, dtype, shape, layout, stream, Tensor::normal_in)
     }
 
     /// Pending values are drawn once and seeded from there.
     fn drawn(
-        ranks: &Arc<Ranks>,
+        dist: &Arc<DistContext>,
         dtype: DType,
         shape: &Shape,
         layout: Layout,
@@ -57,10 +57,10 @@ impl DTensor {
             &weightloom_layout::Region,
         ) -> Result<Tensor, weightloom_tensor::TensorError>,
     ) -> Result<Self, DTensorError> {
-        let settled = crate::moves::gradient_layout(layout, crate::moves::Axes::default())?;
-        let kind = ranks.kind(settled, shape, dtype)?;
-        let local = draw(dtype, stream, shape, kind.region())?;
-        Self::wrapped("random", ranks, local, kind)?.redistribute(layout)
+        let settled = crate::redistribute::gradient_layout(layout, crate::redistribute::Axes::default())?;
+        let spec = dist.spec(settled, shape, dtype)?;
+        let local = draw(dtype, stream, shape, spec.region())?;
+        Self::wrapped("random", dist, local, spec)?.redistribute(layout)
     }
 
     /// As [`Tensor::dropout`], the same for every layout.
@@ -69,7 +69,7 @@ impl DTensor {
         dispatch_one(&op, &[self], &|x, scope| {
             let dropped = match scope.input(0) {
                 None => x[0].dropout(probability, stream, 0)?,
-                Some(kind) => x[0].dropout_in(probability, stream, kind.shape(), kind.region())?,
+                Some(spec) => x[0].dropout_in(probability, stream, spec.shape(), spec.region())?,
             };
             Ok(vec![dropped])
         })

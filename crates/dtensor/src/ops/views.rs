@@ -103,7 +103,7 @@ impl DTensor {
         let op = Op { name: "narrow", arguments: &numbers(&[dim, start, length]) };
         dispatch_one(&op, &[self], &|x, scope| {
             // A dim that stays as it is may be sharded.
-            let whole = scope.input(0).is_some_and(|kind| kind.shape()[dim] == length);
+            let whole = scope.input(0).is_some_and(|spec| spec.shape()[dim] == length);
             Ok(vec![if whole { x[0].clone() } else { x[0].narrow(dim, start, length)? }])
         })
     }

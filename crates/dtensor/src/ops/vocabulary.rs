@@ -5,14 +5,14 @@ use std::sync::Arc;
 use weightloom_layout::{DType, Mesh, ReduceOp, Shape};
 use weightloom_tensor::{Context, CrossEntropy, Device, Function, Tensor, TensorError};
 
-use crate::bill::{Cause, Pass};
-use crate::carry::combined;
+use crate::comm_log::{Cause, Pass};
+use crate::dist_context::DistContext;
 use crate::error::DTensorError;
-use crate::kind::Kind;
-use crate::ranks::Ranks;
+use crate::redistribute::local::combined;
+use crate::spec::DTensorSpec;
 
 pub(super) struct VocabularyCrossEntropy {
-    ranks: Arc<Ranks>,
+    dist: Arc<DistContext>,
     mesh: Mesh,
     /// Axes that shard the classes.
     axes: Vec<usize>,
@@ -23,9 +23,9 @@ pub(super) struct VocabularyCrossEntropy {
 }
 
 impl VocabularyCrossEntropy {
-    pub(super) fn new(ranks: Arc<Ranks>, logits: &Kind, options: CrossEntropy) -> Self {
+    pub(super) fn new(dist: Arc<DistContext>, logits: &DTensorSpec, options: CrossEntropy) -> Self {
         Self {
-            ranks,
+            dist,
             mesh: logits.layout().mesh(),
             axes: logits.layout().split_axes(1).to_vec(),
             first: logits.region().start()[1],
@@ -36,11 +36,11 @@ impl VocabularyCrossEntropy {
 
     fn combined(&self, x: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
         let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
-        self.axes.iter().try_fold(x, |x, &axis| combined(&self.ranks, (self.mesh, axis), &x, op, cause))
+        self.axes.iter().try_fold(x, |x, &axis| combined(&self.dist, (self.mesh, axis), &x, op, cause))
     }
 
     /// What ranks would send each other.
-    pub(super) fn charge(&self, logits: &Tensor) -> Result<(), DTensorError> {
+    pub(super) fn record(&self, logits: &Tensor) -> Result<(), DTensorError> {
         let rows = logits.shape()[0];
         for (columns, op) in [(1, ReduceOp::Max), (3, ReduceOp::Sum)] {
             let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
@@ -120,7 +120,7 @@ impl Function for VocabularyCrossEntropy {
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![self.loss(context, inputs).map_err(|error| error.inside("cross_entropy", &self.ranks))?])
+        Ok(vec![self.loss(context, inputs).map_err(|error| error.inside("cross_entropy", &self.dist))?])
     }
 
     /// `(softmax - target) · gradient / divisor`, for the classes that are here.

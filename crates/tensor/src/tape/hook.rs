@@ -28,13 +28,13 @@ impl Hooks {
     }
 }
 
-struct Watched {
+struct Hooked {
     hook: Hook,
 }
 
-impl Function for Watched {
+impl Function for Hooked {
     fn name(&self) -> &'static str {
-        "watched"
+        "register_hook"
     }
 
     fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
@@ -56,18 +56,18 @@ impl Function for Watched {
 impl Tensor {
     /// The same tensor, whose gradient goes through `hook` on its way back. The
     /// hook returns the gradient as it shall go on.
-    pub fn watched(
+    pub fn register_hook(
         &self,
         hook: impl Fn(Tensor) -> Result<Tensor, TensorError> + Send + Sync + 'static,
     ) -> Result<Self, TensorError> {
-        apply_one(Watched { hook: Arc::new(hook) }, std::slice::from_ref(self))
+        apply_one(Hooked { hook: Arc::new(hook) }, std::slice::from_ref(self))
     }
 
     /// Has `hook` called with the gradient of this parameter in every backward
     /// pass, as soon as all its uses have added to it and while the pass goes
     /// on. The hook returns the gradient as it shall be. It belongs to the
     /// parameter, whichever of its clones it was given to.
-    pub fn on_gradient(
+    pub fn register_parameter_hook(
         &self,
         hook: impl Fn(Tensor) -> Result<Tensor, TensorError> + Send + Sync + 'static,
     ) -> Result<(), TensorError> {

@@ -214,7 +214,7 @@ impl Sweep {
         let Some(gradient) = self.gradients.by_parameter.remove(&parameter.number) else { return Ok(()) };
         let (shape, dtype) = (gradient.shape().clone(), gradient.dtype());
         let gradient = parameter.hooks.run(gradient)?;
-        check_gradient("on_gradient", &gradient, &shape, dtype)?;
+        check_gradient("register_parameter_hook", &gradient, &shape, dtype)?;
         self.gradients.by_parameter.insert(parameter.number, gradient);
         Ok(())
     }

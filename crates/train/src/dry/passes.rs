@@ -1,6 +1,6 @@
 //! The passes of one micro-batch through one stage, run without data.
 
-use weightloom_dtensor::{DTensor, Item, backward};
+use weightloom_dtensor::{CommRecord, DTensor, backward};
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_nn::{Input, Pass};
 use weightloom_tensor::{Device, Tensor, TensorError, counted};
@@ -22,8 +22,8 @@ pub(super) struct Passes {
     pub(super) forward_flops: u64,
     pub(super) backward_flops: u64,
     /// What is sent for the first micro-batch, and for a later one.
-    pub(super) first_sent: Vec<Item>,
-    pub(super) later_sent: Vec<Item>,
+    pub(super) first_sent: Vec<CommRecord>,
+    pub(super) later_sent: Vec<CommRecord>,
     /// Bytes of hidden states between stages.
     pub(super) message: u64,
 }
@@ -40,7 +40,7 @@ struct Taken {
     forward_peak: u64,
     backward_peak: u64,
     flops: [u64; 2],
-    sent: Vec<Item>,
+    sent: Vec<CommRecord>,
 }
 
 impl Passes {
@@ -48,7 +48,7 @@ impl Passes {
         let way = Way { setup, stage };
         // With twice the rows, what rows keep doubles, and the rest stays.
         let twice = way.kept(2 * setup.rows)?;
-        stage.ranks.take_bill();
+        stage.dist.take_comm_log();
         let first = way.there_and_back()?;
         let later = if setup.micros > 1 { Some(way.there_and_back()?) } else { None };
         let activations = twice.saturating_sub(first.kept).min(first.kept);
@@ -85,9 +85,9 @@ impl Way<'_> {
         let dims: Vec<usize> =
             [rows * self.setup.sharers, self.setup.time].into_iter().chain(width).collect();
         let shape = Shape::new(&dims).map_err(TensorError::from)?;
-        let local = layout.local_shape(&shape, self.stage.ranks.rank())?;
+        let local = layout.local_shape(&shape, self.stage.dist.rank())?;
         let local = Tensor::zeros(dtype, &local, Device::Meta)?;
-        Ok(DTensor::from_local(&self.stage.ranks, local, layout, &shape)?)
+        Ok(DTensor::from_local(&self.stage.dist, local, layout, &shape)?)
     }
 
     fn tokens(&self, rows: usize) -> Result<DTensor, DryError> {
@@ -170,7 +170,7 @@ impl Way<'_> {
             forward_peak,
             backward_peak: meter.high_water() - between,
             flops: [there.total().flops, back.total().flops],
-            sent: self.stage.ranks.take_bill(),
+            sent: self.stage.dist.take_comm_log(),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, Item, Ranks, Registry, Role};
+use weightloom_dtensor::{CommRecord, DTensor, DistContext, Registry, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
 use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
@@ -48,7 +48,7 @@ impl Kind {
 pub(super) struct DryStage {
     pub(super) decoder: Decoder,
     pub(super) adapter: Option<Adapter>,
-    pub(super) ranks: Arc<Ranks>,
+    pub(super) dist: Arc<DistContext>,
     pub(super) meter: Meter,
     states: Vec<Vec<Tensor>>,
 }
@@ -58,13 +58,12 @@ impl DryStage {
     pub(super) fn new(setup: &Setup<'_>, number: usize) -> Result<Self, DryError> {
         let (stage, plan) = (setup.stages[number].clone(), setup.plan(number)?);
         let rank = setup.first_rank(setup.schedule.rank_of(number));
-        let ranks = Ranks::dry(rank, Registry::built_in());
+        let dist = DistContext::dry_run(rank, Registry::built_in());
         let meter = Meter::new();
         let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryError> {
             let specs = parameters(setup.decoder, &stage);
-            let values =
-                specs.into_iter().map(|spec| empty(&ranks, &plan, spec)).collect::<Result<_, _>>()?;
-            let mut decoder = Decoder::new(setup.decoder.clone(), stage, plan, Arc::clone(&ranks), values)?;
+            let values = specs.into_iter().map(|spec| empty(&dist, &plan, spec)).collect::<Result<_, _>>()?;
+            let mut decoder = Decoder::new(setup.decoder.clone(), stage, plan, Arc::clone(&dist), values)?;
             let mut adapter = adapter(setup, &decoder)?;
             for (name, value) in decoder.parameters_mut() {
                 let role = match adapter.is_some() || setup.frozen.matches(name) {
@@ -82,21 +81,21 @@ impl DryStage {
                 .collect::<Result<_, _>>()?;
             Ok((decoder, adapter, states))
         })?;
-        Ok(Self { decoder, adapter, ranks, meter, states })
+        Ok(Self { decoder, adapter, dist, meter, states })
     }
 
     /// Sums gradients, and takes a step with them, one after the other as an
     /// engine does. Returns what was sent.
-    fn step(&mut self, setup: &Setup<'_>) -> Result<Vec<Item>, DryError> {
-        let Self { decoder, adapter, ranks, meter, states } = self;
+    fn step(&mut self, setup: &Setup<'_>) -> Result<Vec<CommRecord>, DryError> {
+        let Self { decoder, adapter, dist, meter, states } = self;
         let values = trained(decoder, adapter.as_ref());
         meter.watch(|| {
-            values.iter().try_for_each(DTensor::settle)?;
+            values.iter().try_for_each(DTensor::reduce_gradient)?;
             let mut gradients = Vec::with_capacity(values.len());
             for value in &values {
                 gradients.push(value.take_gradient()?);
             }
-            let sent = ranks.take_bill();
+            let sent = dist.take_comm_log();
             let info = StepInfo { number: 1, learning_rate: 1.0, weight_decay: 0.1, gradient_scale: 1.0 };
             for ((value, gradient), states) in values.iter().zip(gradients).zip(states) {
                 // Nothing depends on it, which a run tells when it comes to it.
@@ -121,11 +120,11 @@ fn trained(decoder: &Decoder, adapter: Option<&Adapter>) -> Vec<DTensor> {
 }
 
 /// A parameter without data.
-fn empty(ranks: &Arc<Ranks>, plan: &Plan, spec: ParameterSpec) -> Result<(String, DTensor), DryError> {
+fn empty(dist: &Arc<DistContext>, plan: &Plan, spec: ParameterSpec) -> Result<(String, DTensor), DryError> {
     let layout = plan.layout_of(&spec.name);
-    let local = layout.local_shape(&spec.shape, ranks.rank())?;
+    let local = layout.local_shape(&spec.shape, dist.rank())?;
     let local = Tensor::zeros(KEPT_IN, &local, Device::Meta)?;
-    Ok((spec.name, DTensor::from_local(ranks, local, layout, &spec.shape)?))
+    Ok((spec.name, DTensor::from_local(dist, local, layout, &spec.shape)?))
 }
 
 /// The adapter that a run trains instead of the weights, if it does.
@@ -176,7 +175,7 @@ pub(super) struct Measured {
     gathered: u64,
     pub(super) passes: Passes,
     /// What is sent at the end of a step.
-    pub(super) settling: Vec<Item>,
+    pub(super) settling: Vec<CommRecord>,
     /// Axes along which norms are added up, by the gradients that they shard.
     pub(super) norms: Vec<(&'static str, usize)>,
     /// Bytes above all that is kept while a step is taken.
@@ -206,8 +205,8 @@ impl Measured {
         let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(setup, &stage.decoder), norm_axes(&values));
         let tied_bytes = stage.decoder.parameter(EMBEDDING).map_or(0, local_bytes);
-        stage.ranks.keep_bill();
-        stage.ranks.take_bill();
+        stage.dist.enable_comm_log();
+        stage.dist.take_comm_log();
         let passes = Passes::new(setup, &stage)?;
         drop(values);
         drop(held);
@@ -265,7 +264,7 @@ fn local_bytes(value: &DTensor) -> u64 {
 fn least_bytes<'a>(values: impl Iterator<Item = &'a DTensor>) -> Result<u64, DryError> {
     let mut alike: Vec<(&DTensor, u64)> = Vec::new();
     for value in values {
-        let known = alike.iter_mut().find(|(known, _)| Arc::ptr_eq(known.kind(), value.kind()));
+        let known = alike.iter_mut().find(|(known, _)| Arc::ptr_eq(known.spec(), value.spec()));
         match known {
             Some((_, times)) => *times += 1,
             None => alike.push((value, 1)),
@@ -287,7 +286,7 @@ fn least_bytes<'a>(values: impl Iterator<Item = &'a DTensor>) -> Result<u64, Dry
 fn gathered(setup: &Setup<'_>, decoder: &Decoder) -> u64 {
     let dtype = setup.computed_in();
     let plan = decoder.plan();
-    let rank = decoder.ranks().rank();
+    let rank = decoder.dist().rank();
     let of_layer = |number: usize| -> u64 {
         let start = format!("model.layers.{number}.");
         let values = decoder.parameters().iter().filter(|(name, _)| name.starts_with(&start));

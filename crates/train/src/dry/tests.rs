@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use weightloom_checkpoint::{Held, LocalTensor, Saver, State, Target, TensorSpec};
-use weightloom_dtensor::{DTensor, Item, Ranks, Release};
+use weightloom_dtensor::{CommRecord, DTensor, DistContext, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
 use weightloom_hub::{LoadOptions, new_decoder};
@@ -88,7 +88,7 @@ struct Real {
 /// Counts and bytes by axis, collective, cause and pass.
 type Sent = BTreeMap<[String; 4], (u64, u64)>;
 
-fn added_up(items: &[Item]) -> Sent {
+fn added_up(items: &[CommRecord]) -> Sent {
     let mut sent = Sent::new();
     for item in items {
         let key =
@@ -106,8 +106,8 @@ fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
 /// An engine as the configuration asks for it.
 fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: GangSizes) -> Engine {
     let gangs = Gangs::new(root, &sizes).unwrap();
-    let ranks = Ranks::new(Arc::clone(&gangs.root));
-    ranks.keep_bill();
+    let dist = DistContext::new(Arc::clone(&gangs.root));
+    dist.enable_comm_log();
     let whole = stages(decoder, 1);
     let parallel = Parallel::default();
     let alone = DrySettings {
@@ -145,7 +145,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
             dtype: Some(DType::F32),
             stage: Some(all[number].clone()),
             usage,
-            ranks: Some(Arc::clone(&ranks)),
+            dist: Some(Arc::clone(&dist)),
             ..LoadOptions::default()
         };
         let decoder = new_decoder(decoder, &parallel, 7, &options).unwrap();
@@ -167,7 +167,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
     }
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(schedule),
         optimizer: crate::optimizer::from_config(&config.train.optimizer).unwrap(),
         decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
@@ -194,12 +194,12 @@ fn real(config: &Config, decoder: &DecoderConfig, sizes: GangSizes, world: usize
     threads::run(world, GangOptions::default(), |root| {
         let mut engine = engine(root, config, decoder, sizes);
         let micros = micro_batches(config, engine.gangs.dp.size());
-        engine.ranks.finish().unwrap();
-        engine.ranks.take_bill();
+        engine.dist.finish().unwrap();
+        engine.dist.take_comm_log();
         let settings = StepSettings { number: 1, learning_rate: 1e-3, clip: &|_| 1.0, substep: &|_, _| {} };
         engine.step(&settings, &micros).unwrap();
-        engine.ranks.finish().unwrap();
-        let sent = added_up(&engine.ranks.take_bill());
+        engine.dist.finish().unwrap();
+        let sent = added_up(&engine.dist.take_comm_log());
         engine.passes(&StepSettings { number: 2, ..settings }, &micros, 1.0).unwrap();
         let mut found = Real { parameters: 0, gradients: 0, optimizer: 0, sent };
         for stage in &engine.stages {

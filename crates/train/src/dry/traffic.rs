@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use weightloom_dtensor::Item;
+use weightloom_dtensor::CommRecord;
 use weightloom_nn::EMBEDDING;
 
 use super::report::{AxisTraffic, TrafficItem};
@@ -21,7 +21,7 @@ impl Bill {
         sum.1 = sum.1.saturating_add(count.saturating_mul(bytes));
     }
 
-    fn items(&mut self, items: &[Item], times: u64) {
+    fn items(&mut self, items: &[CommRecord], times: u64) {
         for item in items {
             let pass = item.cause.pass.to_string();
             self.add([item.axis, item.collective, item.cause.op, &pass], times, item.bytes);

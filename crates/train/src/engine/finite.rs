@@ -28,19 +28,19 @@ impl Engine {
                 }
             }
         }
-        self.ranks.set_numbers(Numbers::Noted);
+        self.dist.set_numbers(Numbers::Noted);
         let settings = StepSettings { number: step, learning_rate: 0.0, clip: &|_| 1.0, substep: &|_, _| {} };
         let targets = self.count_targets(micros)?;
         let passed = self.passes(&settings, micros, (targets as f64).max(1.0));
-        self.ranks.finish()?;
-        self.ranks.set_numbers(Numbers::Any);
+        self.dist.finish()?;
+        self.dist.set_numbers(Numbers::Any);
         passed?;
         for stage in &self.stages {
             for (_, value) in stage.trained() {
                 value.drop_gradient()?;
             }
         }
-        let noted = self.ranks.take_noted().map(|(place, error)| match place.is_empty() {
+        let noted = self.dist.take_noted().map(|(place, error)| match place.is_empty() {
             true => error.to_string(),
             false => format!("`{place}`: {error}"),
         });

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use weightloom_dtensor::{DTensor, Settling, backward};
+use weightloom_dtensor::{DTensor, GradientReduction, backward};
 use weightloom_gang::Elements;
 use weightloom_layout::Shape;
 use weightloom_nn::{Input, Pass};
@@ -107,10 +107,14 @@ impl Engine {
                     *left -= 1;
                     // Gradients of a layer are whole as soon as the last pass is
                     // through it.
-                    let settling = if *left == 0 { Settling::Early } else { Settling::Late };
-                    self.ranks.set_settling(settling);
+                    let settling = if *left == 0 {
+                        GradientReduction::DuringBackward
+                    } else {
+                        GradientReduction::Deferred
+                    };
+                    self.dist.set_gradient_reduction(settling);
                     let passed = self.backward(&mut flight, stage, micro);
-                    self.ranks.set_settling(Settling::Late);
+                    self.dist.set_gradient_reduction(GradientReduction::Deferred);
                     passed?;
                     done += 1;
                     (settings.substep)(done, of);
@@ -239,9 +243,8 @@ impl Engine {
         let layout = loss.layout();
         let mesh = layout.mesh();
         for axis in (0..mesh.ndim()).filter(|&axis| layout.placements()[axis].pending().is_none()) {
-            let peers =
-                mesh.peers(self.ranks.rank(), axis).map_err(weightloom_dtensor::DTensorError::from)?;
-            if peers.first() != Some(&self.ranks.rank()) {
+            let peers = mesh.peers(self.dist.rank(), axis).map_err(weightloom_dtensor::DTensorError::from)?;
+            if peers.first() != Some(&self.dist.rank()) {
                 return Ok(0.0);
             }
         }
@@ -264,8 +267,8 @@ impl Engine {
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
         let shape = [batch.rows * plan.sharers(), batch.time(), stage.decoder.config().hidden];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
-        let local = layout.local_shape(&shape, self.ranks.rank()).map_err(weightloom_nn::NnError::from)?;
+        let local = layout.local_shape(&shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let received = self.received(self.compute_dtype(), &local, from, tag)?;
-        Ok(DTensor::from_local(&self.ranks, received, layout, &shape)?)
+        Ok(DTensor::from_local(&self.dist, received, layout, &shape)?)
     }
 }

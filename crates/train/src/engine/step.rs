@@ -112,7 +112,7 @@ impl Engine {
         // All sums are begun before the first is waited for.
         for stage in &self.stages {
             for (_, value) in stage.trained() {
-                value.settle()?;
+                value.reduce_gradient()?;
             }
         }
         let mut all = Vec::with_capacity(self.stages.len());
@@ -160,7 +160,7 @@ impl Engine {
             let (Some(gradient), Some(more)) = pair else { return Ok(()) };
             let mut sum = gradient.to_local().clone();
             sum.add_assign(more.to_local())?;
-            let sum = DTensor::from_local(&self.ranks, sum, gradient.layout(), gradient.shape())?;
+            let sum = DTensor::from_local(&self.dist, sum, gradient.layout(), gradient.shape())?;
             all[begin].insert(EMBEDDING.to_owned(), sum.clone());
             all[end].insert(EMBEDDING.to_owned(), sum);
             return Ok(());
@@ -179,7 +179,7 @@ impl Engine {
         let other = self.received(local.dtype(), local.shape(), peer, TIED)?;
         let (mut sum, more) = if number == 0 { (local.clone(), other) } else { (other, local.clone()) };
         sum.add_assign(&more)?;
-        *gradient = DTensor::from_local(&self.ranks, sum, gradient.layout(), gradient.shape())?;
+        *gradient = DTensor::from_local(&self.dist, sum, gradient.layout(), gradient.shape())?;
         Ok(())
     }
 

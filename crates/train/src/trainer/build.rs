@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use weightloom_checkpoint::{KeyMap, Observer, Source};
-use weightloom_dtensor::{Numbers, Ranks};
+use weightloom_dtensor::{DistContext, Numbers};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
@@ -83,9 +83,9 @@ pub(super) fn build(
     let texts = texts(config, hub, weights.as_ref(), fetching)?;
 
     let gangs = Gangs::new(Arc::clone(gang), &sizes.gang_sizes())?;
-    let ranks = Ranks::new(Arc::clone(gang));
+    let dist = DistContext::new(Arc::clone(gang));
     if config.train.logging.nan_check {
-        ranks.set_numbers(Numbers::Finite);
+        dist.set_numbers(Numbers::Finite);
     }
     let usage = accelerator.usage(config.train.precision, sizes.dp_shard);
     let lora = config.model.lora.as_ref();
@@ -94,7 +94,7 @@ pub(super) fn build(
         // What is trained is kept in full; what is not need not be.
         dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
         usage,
-        ranks: Some(Arc::clone(&ranks)),
+        dist: Some(Arc::clone(&dist)),
         ..LoadOptions::default()
     };
     // What is trained goes on from where it was; what is not is as it was.
@@ -129,7 +129,7 @@ pub(super) fn build(
     }
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(schedule),
         optimizer: from_config(&config.train.optimizer)?,
         decay: &decay,

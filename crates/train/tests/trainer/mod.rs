@@ -9,7 +9,7 @@ pub mod models;
 use std::sync::Arc;
 
 use weightloom_checkpoint::{KeyMap, Source};
-use weightloom_dtensor::{Ranks, Release};
+use weightloom_dtensor::{DistContext, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{LoadOptions, load_decoder, new_decoder};
 use weightloom_layout::DType;
@@ -184,7 +184,7 @@ pub struct Trainer {
 impl Trainer {
     pub fn new(root: Arc<dyn Gang>, recipe: &Recipe, how: &Arrangement, weights: Weights<'_>) -> Self {
         let gangs = Gangs::new(root, &how.sizes).unwrap();
-        let ranks = Ranks::new(Arc::clone(&gangs.root));
+        let dist = DistContext::new(Arc::clone(&gangs.root));
         let schedule = Schedule::new(how.schedule, gangs.pp.size(), how.chunks, how.micros).unwrap();
         let mut stages = Vec::new();
         for number in schedule.stages_of(gangs.pp.rank()) {
@@ -193,7 +193,7 @@ impl Trainer {
                 dtype: Some(DType::F32),
                 stage: Some(Stage::one_of(recipe.config.layers, number, schedule.stages).unwrap()),
                 usage: how.usage,
-                ranks: Some(Arc::clone(&ranks)),
+                dist: Some(Arc::clone(&dist)),
                 ..LoadOptions::default()
             };
             let parallel = Parallel::default();
@@ -209,7 +209,7 @@ impl Trainer {
         }
         let settings = EngineSettings {
             gangs: gangs.clone(),
-            ranks,
+            dist,
             schedule: Arc::new(schedule),
             optimizer: from_config(&recipe.optimizer).unwrap(),
             decay: &WeightDecay::new(&recipe.optimizer, []).unwrap(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
-use weightloom::dtensor::{DTensor, Ranks};
+use weightloom::dtensor::{DTensor, DistContext};
 use weightloom::gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom::hub::{Hub, LoadOptions};
 use weightloom::nn::{Adapter, Decoder, IGNORED, Kept};
@@ -73,14 +73,14 @@ impl Lesson<'_> {
 
 fn engine(decoder: impl FnOnce(&LoadOptions) -> (Decoder, Option<Adapter>)) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
-    let ranks = Ranks::new(Arc::clone(&gangs.root));
+    let dist = DistContext::new(Arc::clone(&gangs.root));
     let options =
-        LoadOptions { gangs: Some(gangs.clone()), ranks: Some(Arc::clone(&ranks)), ..LoadOptions::default() };
+        LoadOptions { gangs: Some(gangs.clone()), dist: Some(Arc::clone(&dist)), ..LoadOptions::default() };
     let (decoder, adapter) = decoder(&options);
     let optimizer = OptimizerConfig { weight_decay: 0.0, ..OptimizerConfig::default() };
     let settings = EngineSettings {
         gangs,
-        ranks,
+        dist,
         schedule: Arc::new(Schedule::new(PipelineSchedule::default(), 1, 1, 1).unwrap()),
         optimizer: from_config(&optimizer).unwrap(),
         decay: &WeightDecay::new(&optimizer, []).unwrap(),

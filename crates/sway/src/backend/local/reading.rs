@@ -133,7 +133,7 @@ impl<'a> Readings<'a> {
                 places.iter().map(|&(text, place)| i64::from(items[text].0.0[place + 1])).collect();
             let chosen = Tensor::from_slice(&chosen, &[places.len(), 1])?;
             let replicated = Layout::replicated(decoder.plan().mesh());
-            let chosen = DTensor::distribute(decoder.ranks(), &chosen, replicated)?;
+            let chosen = DTensor::distribute(decoder.dist(), &chosen, replicated)?;
             let all = reading.logits(places)?.cast(DType::F32)?.log_softmax(1)?;
             logprobs.extend(all.gather(1, &chosen)?.full_tensor()?.to_vec::<f32>()?);
         }

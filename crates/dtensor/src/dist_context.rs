@@ -9,11 +9,11 @@ use weightloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
 use weightloom_tensor::{Device, Tensor, TensorError, no_grad};
 
 use crate::background::Background;
-use crate::bill::{Item, Pass};
+use crate::comm_log::{CommRecord, Pass};
 use crate::dispatch::{Decisions, Key};
 use crate::error::DTensorError;
-use crate::kind::{Kind, Kinds};
 use crate::registry::Registry;
+use crate::spec::{DTensorSpec, SpecTable};
 
 /// What happens when an operation needs an operand to be elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,17 +43,17 @@ pub enum Numbers {
 
 /// When the gradients of trained parameters are summed over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Settling {
+pub enum GradientReduction {
     /// At the end of a step: more passes will add to them.
     #[default]
-    Late,
+    Deferred,
     /// As soon as they are whole in the pass that is under way, its last one.
-    Early,
+    DuringBackward,
 }
 
 /// The ranks that tensors are distributed over. Each rank has its own; all make
 /// the same calls in the same order.
-pub struct Ranks {
+pub struct DistContext {
     gang: Option<Arc<dyn Gang>>,
     rank: usize,
     registry: Registry,
@@ -61,13 +61,13 @@ pub struct Ranks {
     numbers: AtomicU8,
     axes: Mutex<FxHashMap<(Mesh, usize), Axis>>,
     plans: Mutex<Plans>,
-    kinds: Mutex<Kinds>,
+    specs: Mutex<SpecTable>,
     pub(crate) decisions: Mutex<Decisions>,
     warnings: Mutex<Vec<DTensorError>>,
     /// What went wrong inside a function of the tape.
     parked: Mutex<Option<DTensorError>>,
     /// Kept once it is asked for: a long run would fill memory with it.
-    bill: Mutex<Option<Vec<Item>>>,
+    comm_log: Mutex<Option<Vec<CommRecord>>>,
     /// What goes on while this thread computes.
     background: OnceLock<Background>,
     settling: AtomicU8,
@@ -90,7 +90,7 @@ pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Ranks {
+impl DistContext {
     /// The ranks of a gang, with the built-in operations.
     pub fn new(gang: Arc<dyn Gang>) -> Arc<Self> {
         Self::with_registry(gang, Registry::built_in())
@@ -104,7 +104,7 @@ impl Ranks {
 
     /// One rank of many that do not run: for tensors without data, to see what
     /// would be computed and sent.
-    pub fn dry(rank: usize, registry: Registry) -> Arc<Self> {
+    pub fn dry_run(rank: usize, registry: Registry) -> Arc<Self> {
         Self::of(None, rank, registry)
     }
 
@@ -117,11 +117,11 @@ impl Ranks {
             numbers: AtomicU8::new(0),
             axes: Mutex::default(),
             plans: Mutex::default(),
-            kinds: Mutex::default(),
+            specs: Mutex::default(),
             decisions: Mutex::default(),
             warnings: Mutex::default(),
             parked: Mutex::default(),
-            bill: Mutex::default(),
+            comm_log: Mutex::default(),
             background: OnceLock::new(),
             settling: AtomicU8::new(0),
             place: Mutex::default(),
@@ -247,21 +247,21 @@ impl Ranks {
     }
 
     /// Writes down every collective from here on, for [`take_bill`](Self::take_bill).
-    pub fn keep_bill(&self) {
-        locked(&self.bill).get_or_insert_default();
+    pub fn enable_comm_log(&self) {
+        locked(&self.comm_log).get_or_insert_default();
         if let Some(background) = self.background() {
-            background.ranks.keep_bill();
+            background.dist.enable_comm_log();
         }
     }
 
     /// Every collective of this rank since the last call, with its cause, if
     /// [`keep_bill`](Self::keep_bill) was called before.
-    pub fn take_bill(&self) -> Vec<Item> {
-        let mut bill = locked(&self.bill).as_mut().map(std::mem::take).unwrap_or_default();
+    pub fn take_comm_log(&self) -> Vec<CommRecord> {
+        let mut comm_log = locked(&self.comm_log).as_mut().map(std::mem::take).unwrap_or_default();
         if let Some(background) = self.background() {
-            bill.extend(background.ranks.take_bill());
+            comm_log.extend(background.dist.take_comm_log());
         }
-        bill
+        comm_log
     }
 
     /// From here on, parameters of tensors on a mesh are fetched and their
@@ -278,8 +278,8 @@ impl Ranks {
         for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
             behind.along(mesh, axis)?;
         }
-        if locked(&self.bill).is_some() {
-            behind.keep_bill();
+        if locked(&self.comm_log).is_some() {
+            behind.enable_comm_log();
         }
         // It was not there, and each rank is one thread.
         let _ = self.background.set(Background::new(behind));
@@ -292,15 +292,15 @@ impl Ranks {
     }
 
     /// When gradients may be summed over ranks.
-    pub fn settles(&self) -> Settling {
+    pub fn gradient_reduction(&self) -> GradientReduction {
         match self.settling.load(Ordering::Relaxed) {
-            0 => Settling::Late,
-            _ => Settling::Early,
+            0 => GradientReduction::Deferred,
+            _ => GradientReduction::DuringBackward,
         }
     }
 
     /// Sets when gradients may be summed over ranks, from here on.
-    pub fn set_settling(&self, settling: Settling) {
+    pub fn set_gradient_reduction(&self, settling: GradientReduction) {
         self.settling.store(settling as u8, Ordering::Relaxed);
     }
 
@@ -313,19 +313,19 @@ impl Ranks {
         self.background().map_or(Ok(()), Background::finish)
     }
 
-    pub(crate) fn charge(&self, item: Item) {
-        if let Some(bill) = &mut *locked(&self.bill) {
-            bill.push(item);
+    pub(crate) fn record(&self, item: CommRecord) {
+        if let Some(comm_log) = &mut *locked(&self.comm_log) {
+            comm_log.push(item);
         }
     }
 
-    pub(crate) fn kind(
+    pub(crate) fn spec(
         &self,
         layout: Layout,
         shape: &Shape,
         dtype: DType,
-    ) -> Result<Arc<Kind>, DTensorError> {
-        Ok(locked(&self.kinds).of(layout, shape, dtype, self.rank)?)
+    ) -> Result<Arc<DTensorSpec>, DTensorError> {
+        Ok(locked(&self.specs).of(layout, shape, dtype, self.rank)?)
     }
 
     pub(crate) fn plan(

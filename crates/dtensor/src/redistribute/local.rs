@@ -7,22 +7,27 @@ use weightloom_layout::{
 };
 use weightloom_tensor::{Device, Tensor, TensorError};
 
-use crate::bill::{Cause, Item};
+use crate::comm_log::{Cause, CommRecord};
+use crate::dist_context::{Axis, DistContext};
 use crate::error::DTensorError;
-use crate::ranks::{Axis, Ranks};
 
 /// Moves this rank's part of a tensor as a plan says. Every rank of the mesh
 /// calls this with the same plan.
-pub(crate) fn carry(ranks: &Ranks, plan: &Plan, local: Tensor, cause: Cause) -> Result<Tensor, DTensorError> {
+pub(crate) fn redistribute_local(
+    dist: &DistContext,
+    plan: &Plan,
+    local: Tensor,
+    cause: Cause,
+) -> Result<Tensor, DTensorError> {
     let mut local = local;
     for stage in plan.stages() {
-        local = carry_stage(ranks, stage, plan.shape(), local, cause)?;
+        local = run_stage(dist, stage, plan.shape(), local, cause)?;
     }
     Ok(local)
 }
 
-fn carry_stage(
-    ranks: &Ranks,
+fn run_stage(
+    dist: &DistContext,
     stage: &Stage,
     shape: &Shape,
     local: Tensor,
@@ -35,12 +40,12 @@ fn carry_stage(
     if stage.step.is_collective() && !stage.communicates() {
         return Ok(local);
     }
-    let before = stage.before.region_of(shape, ranks.rank())?;
-    let after = stage.after.region_of(shape, ranks.rank())?;
+    let before = stage.before.region_of(shape, dist.rank())?;
+    let after = stage.after.region_of(shape, dist.rank())?;
     if stage.communicates() {
-        let bytes = (stage.received(shape, ranks.rank())? * local.dtype().size()) as u64;
+        let bytes = (stage.received(shape, dist.rank())? * local.dtype().size()) as u64;
         let axis = mesh.axis_name(axis);
-        ranks.charge(Item { cause, collective: stage.step.name(), axis, bytes });
+        dist.record(CommRecord { cause, collective: stage.step.name(), axis, bytes });
     }
     let alone = matches!(stage.step, Step::Slice { .. } | Step::Seed { .. });
     if local.device() == Device::Meta && !alone {
@@ -49,7 +54,7 @@ fn carry_stage(
     match stage.step {
         Step::Slice { .. } => cut(&local, &before, &after),
         Step::Seed { op, .. } => {
-            let first = mesh.coordinate(ranks.rank())?[axis] == 0;
+            let first = mesh.coordinate(dist.rank())?[axis] == 0;
             let neutral = match op {
                 ReduceOp::Sum if !first => 0.0,
                 ReduceOp::Prod if !first => 1.0,
@@ -57,9 +62,9 @@ fn carry_stage(
             };
             Ok(Tensor::full(neutral, local.dtype(), local.shape(), local.device())?)
         }
-        Step::AllReduce { op, .. } => all_reduce(&ranks.along(mesh, axis)?, &local, op),
+        Step::AllReduce { op, .. } => all_reduce(&dist.along(mesh, axis)?, &local, op),
         Step::ReduceScatter { op, .. } => {
-            let along = ranks.along(mesh, axis)?;
+            let along = dist.along(mesh, axis)?;
             let parts = regions(&along, stage.after, shape)?;
             let counts = volumes(&parts);
             let send = joined(&local, &before, &parts)?;
@@ -68,7 +73,7 @@ fn carry_stage(
             })
         }
         Step::AllGather { dim, .. } => {
-            let along = ranks.along(mesh, axis)?;
+            let along = dist.along(mesh, axis)?;
             let parts = regions(&along, stage.before, shape)?;
             let counts = volumes(&parts);
             let all = exchanged(&local, carried(local.dtype()), &flat(after.volume())?, |send, recv| {
@@ -77,7 +82,7 @@ fn carry_stage(
             placed(&all, &parts, &after, dim)
         }
         Step::AllToAll { from, .. } => {
-            let along = ranks.along(mesh, axis)?;
+            let along = dist.along(mesh, axis)?;
             let given: Vec<Region> =
                 regions(&along, stage.after, shape)?.iter().map(|region| before.common(region)).collect();
             let taken: Vec<Region> =
@@ -221,7 +226,7 @@ fn all_reduce(along: &Axis, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTen
 /// The same, on the bill of what caused it. Nothing moves along an axis of one
 /// rank, nor without data.
 pub(crate) fn combined(
-    ranks: &Ranks,
+    dist: &DistContext,
     (mesh, axis): (Mesh, usize),
     local: &Tensor,
     op: ReduceOp,
@@ -233,11 +238,11 @@ pub(crate) fn combined(
     }
     // As the steps of plans are counted: all but its own part, there and back.
     let bytes = (2 * local.shape().volume() * local.dtype().size() * (ways - 1) / ways) as u64;
-    ranks.charge(Item { cause, collective: "all-reduce", axis: mesh.axis_name(axis), bytes });
+    dist.record(CommRecord { cause, collective: "all-reduce", axis: mesh.axis_name(axis), bytes });
     if local.device() == Device::Meta {
         return Ok(local.detach());
     }
-    all_reduce(&ranks.along(mesh, axis)?, local, op)
+    all_reduce(&dist.along(mesh, axis)?, local, op)
 }
 
 /// The values of all ranks along an axis, in their order.

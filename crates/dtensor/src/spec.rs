@@ -8,7 +8,7 @@ use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 /// Layout, global shape and dtype, and what they mean for this rank. Kinds are
 /// interned, so that equal ones have one address.
 #[derive(Debug)]
-pub struct Kind {
+pub struct DTensorSpec {
     layout: Layout,
     shape: Shape,
     dtype: DType,
@@ -16,7 +16,7 @@ pub struct Kind {
     local: Shape,
 }
 
-impl Kind {
+impl DTensorSpec {
     /// Who holds what.
     pub fn layout(&self) -> Layout {
         self.layout
@@ -45,23 +45,24 @@ impl Kind {
 
 /// All kinds that a rank has met.
 #[derive(Default)]
-pub(crate) struct Kinds(FxHashMap<(Layout, Shape, DType), Arc<Kind>>);
+pub(crate) struct SpecTable(FxHashMap<(Layout, Shape, DType), Arc<DTensorSpec>>);
 
-impl Kinds {
+impl SpecTable {
     pub(crate) fn of(
         &mut self,
         layout: Layout,
         shape: &Shape,
         dtype: DType,
         rank: usize,
-    ) -> Result<Arc<Kind>, LayoutError> {
+    ) -> Result<Arc<DTensorSpec>, LayoutError> {
         let key = (layout, shape.clone(), dtype);
-        if let Some(kind) = self.0.get(&key) {
-            return Ok(Arc::clone(kind));
+        if let Some(spec) = self.0.get(&key) {
+            return Ok(Arc::clone(spec));
         }
         let region = layout.region_of(shape, rank)?;
-        let kind = Arc::new(Kind { layout, shape: shape.clone(), dtype, local: region.shape(), region });
-        self.0.insert(key, Arc::clone(&kind));
-        Ok(kind)
+        let spec =
+            Arc::new(DTensorSpec { layout, shape: shape.clone(), dtype, local: region.shape(), region });
+        self.0.insert(key, Arc::clone(&spec));
+        Ok(spec)
     }
 }

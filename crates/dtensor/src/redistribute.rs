@@ -7,16 +7,18 @@
 //! a part of the work alone is *lifted* there: its value is the same, and what
 //! arrives as gradient is each rank's share of a sum.
 
+pub(crate) mod local;
+
 use std::sync::{Arc, Mutex};
 
 use weightloom_layout::{DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
 use weightloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
-use crate::bill::{Cause, Pass};
-use crate::carry::{carry, combined, gathered, with_placements};
+use crate::comm_log::{Cause, Pass};
+use crate::dist_context::{DistContext, locked};
 use crate::error::DTensorError;
 use crate::parameter::{Release, Slot};
-use crate::ranks::{Ranks, locked};
+use crate::redistribute::local::{combined, gathered, redistribute_local, with_placements};
 
 /// A set of mesh axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -64,7 +66,7 @@ pub(crate) fn share_layout(layout: Layout) -> Result<Layout, LayoutError> {
 /// A local part in another dtype, carried along a plan, unless that was done
 /// ahead.
 fn fetched(
-    ranks: &Ranks,
+    dist: &DistContext,
     slot: Option<&Arc<Slot>>,
     (plan, to): (&Plan, Layout),
     local: &Tensor,
@@ -74,7 +76,7 @@ fn fetched(
     if let Some(ahead) = slot.and_then(|slot| slot.take_ahead(to, dtype)) {
         return ahead.wait();
     }
-    carry(ranks, plan, local.detach().cast(dtype)?, cause)
+    redistribute_local(dist, plan, local.detach().cast(dtype)?, cause)
 }
 
 /// The product of the sizes of axes with a pending average.
@@ -84,8 +86,8 @@ pub(crate) fn averaged(layout: Layout) -> f64 {
 }
 
 /// A move whose result is known. Its gradient moves back along a plan.
-struct Move {
-    ranks: Arc<Ranks>,
+struct Redistribute {
+    dist: Arc<DistContext>,
     op: &'static str,
     to: Layout,
     forth: Arc<Plan>,
@@ -100,7 +102,7 @@ struct Move {
     known: Mutex<Option<Tensor>>,
 }
 
-impl Function for Move {
+impl Function for Redistribute {
     fn name(&self) -> &'static str {
         "redistribute"
     }
@@ -119,8 +121,8 @@ impl Function for Move {
         }
         let cause = Cause { op: self.op, pass: Pass::Backward };
         let forth = (&*self.forth, self.to);
-        let made = fetched(&self.ranks, self.slot.as_ref(), forth, &inputs[0], self.dtypes[1], cause);
-        Ok(vec![made.map_err(|error| error.inside("redistribute", &self.ranks))?])
+        let made = fetched(&self.dist, self.slot.as_ref(), forth, &inputs[0], self.dtypes[1], cause);
+        Ok(vec![made.map_err(|error| error.inside("redistribute", &self.dist))?])
     }
 
     fn backward(
@@ -129,18 +131,18 @@ impl Function for Move {
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
-        let inside = |error: DTensorError| error.inside("redistribute", &self.ranks);
-        self.ranks.check_numbers(self.op, Pass::Backward, &gradient).map_err(inside)?;
+        let inside = |error: DTensorError| error.inside("redistribute", &self.dist);
+        self.dist.check_numbers(self.op, Pass::Backward, &gradient).map_err(inside)?;
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
         let cause = Cause { op: self.op, pass: Pass::Backward };
         match &self.slot {
             None => {
                 // What is summed is summed in the dtype that it is kept in.
                 let gradient = gradient.cast(self.dtypes[0])?;
-                Ok(vec![Some(carry(&self.ranks, &self.back, gradient, cause).map_err(inside)?)])
+                Ok(vec![Some(redistribute_local(&self.dist, &self.back, gradient, cause).map_err(inside)?)])
             }
             Some(slot) => {
-                slot.add(&self.ranks, &self.back, gradient, cause).map_err(inside)?;
+                slot.add(&self.dist, &self.back, gradient, cause).map_err(inside)?;
                 Ok(vec![None])
             }
         }
@@ -149,7 +151,7 @@ impl Function for Move {
 
 /// Where a move comes from, goes to, and what asked for it.
 pub(crate) struct Request<'a> {
-    pub(crate) ranks: &'a Arc<Ranks>,
+    pub(crate) dist: &'a Arc<DistContext>,
     pub(crate) op: &'static str,
     pub(crate) shape: &'a weightloom_layout::Shape,
     pub(crate) from: Layout,
@@ -167,22 +169,22 @@ pub(crate) struct Request<'a> {
 impl Request<'_> {
     /// Moves a local part. With `known`, nothing moves before the backward pass.
     pub(crate) fn run(&self, local: &Tensor, known: Option<Tensor>) -> Result<Tensor, DTensorError> {
-        let Self { ranks, op, shape, from, to, lifted, dtype, slot, release } = *self;
+        let Self { dist, op, shape, from, to, lifted, dtype, slot, release } = *self;
         let cause = Cause { op, pass: Pass::Forward };
         if !local.tracks_gradient() {
             if let Some(known) = known {
                 return Ok(known);
             }
-            let plan = ranks.plan(from, to, shape, dtype)?;
-            let made = fetched(ranks, slot, (&plan, to), local, dtype, cause)?;
+            let plan = dist.plan(from, to, shape, dtype)?;
+            let made = fetched(dist, slot, (&plan, to), local, dtype, cause)?;
             if release == Release::Keep {
                 return Ok(made);
             }
-            let (ranks, slot, local) = (Arc::clone(ranks), slot.cloned(), local.detach());
+            let (dist, slot, local) = (Arc::clone(dist), slot.cloned(), local.detach());
             return Ok(made.remade_by(move || {
                 let cause = Cause { op, pass: Pass::Backward };
-                fetched(&ranks, slot.as_ref(), (&plan, to), &local, dtype, cause)
-                    .map_err(|error| error.inside("redistribute", &ranks))
+                fetched(&dist, slot.as_ref(), (&plan, to), &local, dtype, cause)
+                    .map_err(|error| error.inside("redistribute", &dist))
             }));
         }
         let trained = slot.filter(|_| local.is_parameter());
@@ -200,11 +202,11 @@ impl Request<'_> {
         for (axis, reduce) in pending {
             let mut placements = Placements::from_slice(from.placements());
             placements[axis] = Placement::Replicate;
-            let combine = Combine { ranks: Arc::clone(ranks), cause: op, layout: from, axis, reduce };
-            local = one(apply(combine, &[local]).map_err(|error| ranks.unpark(error))?)?;
+            let combine = Combine { dist: Arc::clone(dist), cause: op, layout: from, axis, reduce };
+            local = one(apply(combine, &[local]).map_err(|error| dist.unpark(error))?)?;
             from = with_placements(from, &placements)?;
         }
-        let plan = ranks.plan(from, to, shape, dtype)?;
+        let plan = dist.plan(from, to, shape, dtype)?;
         if plan.stages().is_empty() && lifted.is_empty() && trained.is_none() && dtype == local.dtype() {
             return Ok(local);
         }
@@ -216,16 +218,16 @@ impl Request<'_> {
         // Shares of what is not linear differ along its axis, so that no detour
         // may go along it.
         let back = match to.pending().all(|(_, op)| op.is_linear()) {
-            true => ranks.plan(of_to, of_from, shape, local.dtype())?,
+            true => dist.plan(of_to, of_from, shape, local.dtype())?,
             false => Arc::new(greedy_plan(of_to, of_from, shape, local.dtype())?),
         };
         // Outside the tape, so that errors keep their type.
         let known = match known {
             Some(known) => known,
-            None => fetched(ranks, slot, (&plan, to), &local, dtype, cause)?,
+            None => fetched(dist, slot, (&plan, to), &local, dtype, cause)?,
         };
-        let function = Move {
-            ranks: Arc::clone(ranks),
+        let function = Redistribute {
+            dist: Arc::clone(dist),
             op,
             to,
             forth: plan,
@@ -247,7 +249,7 @@ fn one(mut outputs: Vec<Tensor>) -> Result<Tensor, DTensorError> {
 
 /// A pending maximum, minimum or product combined along one axis.
 struct Combine {
-    ranks: Arc<Ranks>,
+    dist: Arc<DistContext>,
     cause: &'static str,
     layout: Layout,
     axis: usize,
@@ -257,7 +259,7 @@ struct Combine {
 impl Combine {
     fn combined(&self, local: &Tensor, op: ReduceOp, pass: Pass) -> Result<Tensor, DTensorError> {
         let along = (self.layout.mesh(), self.axis);
-        combined(&self.ranks, along, local, op, Cause { op: self.cause, pass })
+        combined(&self.dist, along, local, op, Cause { op: self.cause, pass })
     }
 
     fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor, DTensorError> {
@@ -268,7 +270,7 @@ impl Combine {
             if local.device() == Device::Meta {
                 return Ok(gradient.clone());
             }
-            let along = self.ranks.along(self.layout.mesh(), self.axis)?;
+            let along = self.dist.along(self.layout.mesh(), self.axis)?;
             // The product of the others, which is right for zeros too.
             let own = along.gang.rank();
             let others = gathered(&along, local)?;
@@ -294,7 +296,7 @@ impl Function for Combine {
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let local = inputs[0].detach();
         let total = self.combined(&local, self.reduce, Pass::Forward);
-        let total = total.map_err(|error| error.inside("redistribute", &self.ranks))?;
+        let total = total.map_err(|error| error.inside("redistribute", &self.dist))?;
         context.save(&[&local, &total]);
         Ok(vec![total])
     }
@@ -306,7 +308,7 @@ impl Function for Combine {
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
         let gradient =
-            self.gradient(&context, gradient).map_err(|error| error.inside("redistribute", &self.ranks))?;
+            self.gradient(&context, gradient).map_err(|error| error.inside("redistribute", &self.dist))?;
         Ok(vec![Some(gradient)])
     }
 }

@@ -32,7 +32,7 @@ pub struct Cause {
 /// One collective of this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Item {
+pub struct CommRecord {
     /// What caused it.
     pub cause: Cause,
     /// The collective, as in `all-gather`.
