@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use weightloom_bench::{Goal, Peer, Report, middle, rate, short};
 use weightloom_checkpoint::plan::{LoadState, PlanContext, SavePlanner as _, StandardSavePlanner};
 use weightloom_checkpoint::{
-    Arrangement, CheckpointError, Fingerprint, Held, Kind, LoadOptions, LocalTensor, Manifest,
-    ManifestTensor, Part, SaveOptions, Saver, Source, State, Target, TensorSpec, Verify, load, stretch_for,
+    CheckpointError, EntryKind, FileSharing, Fingerprint, LoadOptions, LocalTensor, Manifest, ManifestTensor,
+    SaveOptions, Saver, Section, Sharding, Source, State, Target, TensorSpec, Verify, chunk_size_for, load,
 };
 use weightloom_gang::{GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
@@ -121,7 +121,7 @@ fn locals(rank: usize, layout: impl Fn(&str) -> Layout) -> Vec<Local> {
         .map(|(number, (name, shape))| {
             let layout = layout(&name);
             let length = layout.region_of(&shape, rank).expect("a part").volume() * 2;
-            let spec = TensorSpec { dtype: DType::Bf16, shape, held: Held::Layout(layout) };
+            let spec = TensorSpec { dtype: DType::Bf16, shape, sharding: Sharding::Layout(layout) };
             Local { bytes: fill(number, length), name, spec }
         })
         .collect()
@@ -489,7 +489,7 @@ fn tensor_parallel(report: &mut Report, folder: &Path) -> Result<(), CheckpointE
             let bytes = vec![0; region.volume() * 2];
             wanted.push(Local {
                 name,
-                spec: TensorSpec { dtype: DType::Bf16, shape, held: Held::Region(region) },
+                spec: TensorSpec { dtype: DType::Bf16, shape, sharding: Sharding::Region(region) },
                 bytes,
             });
         }
@@ -516,7 +516,8 @@ fn planning_beside_torch(report: &mut Report, folder: &Path) -> Result<(), Check
     let bytes = vec![0; 8960 / RANKS * 64 * 2];
     let mut state = State::new();
     for number in 0..TENSORS {
-        let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
+        let spec =
+            TensorSpec { dtype: DType::Bf16, shape: shape.clone(), sharding: Sharding::Layout(layout) };
         state.model(format!("t{number}"), LocalTensor { spec, bytes: (&bytes).into() });
     }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -543,11 +544,11 @@ fn planning_beside_torch(report: &mut Report, folder: &Path) -> Result<(), Check
 fn manifest_size(report: &mut Report) {
     let shape = Shape::new(&[16_384, 20_600]).expect("a shape");
     let total = 1200 * shape.volume() as u64 * 2;
-    let stretch = stretch_for(total);
-    let chunks = (shape.volume() as u64 * 2).div_ceil(stretch) as usize;
+    let chunk_size = chunk_size_for(total);
+    let chunks = (shape.volume() as u64 * 2).div_ceil(chunk_size) as usize;
     let tensor = ManifestTensor {
-        part: Part::Model,
-        kind: Kind::Tensor,
+        section: Section::Model,
+        kind: EntryKind::Tensor,
         dtype: DType::Bf16,
         shape,
         layout: Some(0),
@@ -561,8 +562,8 @@ fn manifest_size(report: &mut Report) {
         step: Some(1),
         fingerprint: Fingerprint(u128::MAX),
         model: Fingerprint(u128::MAX),
-        stretch,
-        storage: Arrangement::Shared,
+        chunk_size,
+        storage: FileSharing::Shared,
         layouts: vec!["mesh(dp=8960) [S(0)]".to_owned()],
         files: Vec::new(),
         tensors: names.map(|name| (name, tensor.clone())).collect(),
@@ -588,7 +589,7 @@ fn planning(report: &mut Report) -> Result<(), CheckpointError> {
         let rank = 4321;
         let mut specs: Vec<(String, TensorSpec)> = Vec::new();
         for (name, shape) in llama(133, 128_256).into_iter().take(1200) {
-            specs.push((name, TensorSpec { dtype: DType::Bf16, shape, held: Held::Layout(layout) }));
+            specs.push((name, TensorSpec { dtype: DType::Bf16, shape, sharding: Sharding::Layout(layout) }));
         }
         let buffers: Vec<Vec<u8>> = specs
             .iter()

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use weightloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
-use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::storage::ReadMode;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
@@ -75,7 +75,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     let answer = match case {
         "load" | "map" => {
-            let way = (case == "map").then_some(Way::Mapped);
+            let way = (case == "map").then_some(ReadMode::Mapped);
             let loaded = model.load(&LoadOptions { way, ..options }, &()).expect("loaded");
             let seconds = begin.elapsed().as_secs_f64();
             let weights: usize = loaded

@@ -18,7 +18,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use weightloom_checkpoint::plan::LoadState;
 use weightloom_checkpoint::{
-    Held, LoadOptions, LocalTensor, SaveFormat, SaveOptions, Saver, Source, State, Target, TensorSpec, load,
+    LoadOptions, LocalTensor, SaveFormat, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec,
+    load,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
@@ -148,7 +149,11 @@ fn locals(job: &Job, tensors: &SafeTensors<'_>, mesh: Mesh, rank: usize) -> Resu
         let whole = Region::whole(&shape);
         let from = Tile { region: &whole, bytes: view.data() };
         copy_region(&region, dtype.size(), from, &mut TileMut { region: &region, bytes: &mut bytes })?;
-        locals.push(Local { name, spec: TensorSpec { dtype, shape, held: Held::Layout(layout) }, bytes });
+        locals.push(Local {
+            name,
+            spec: TensorSpec { dtype, shape, sharding: Sharding::Layout(layout) },
+            bytes,
+        });
     }
     Ok(locals)
 }

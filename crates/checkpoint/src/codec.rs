@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 use weightloom_layout::{DType, Region};
 
-use crate::blocks::BlockFormat;
+use crate::formats::gguf::BlockFormat;
 use crate::index::{FileId, Tile};
 
 /// What the bytes of a tile mean.
@@ -13,14 +13,14 @@ pub enum Codec {
     /// Elements of the tensor's dtype, as they are.
     Raw,
     /// Groups of quantised elements with scales of their own, as in GGUF.
-    Blocks(Blocks),
+    Blocks(BlockCodec),
     /// Quantised elements whose scales and biases lie apart, as in MLX.
-    Affine(Box<Affine>),
+    Affine(Box<AffineCodec>),
 }
 
 /// Elements packed into blocks along one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct BlockCodec {
     /// How a block is encoded.
     pub format: BlockFormat,
     /// The dim along which elements are packed.
@@ -32,7 +32,7 @@ pub struct Blocks {
 /// Elements packed into 32-bit words along one dim, lowest bits first, with
 /// one scale and one bias for each group of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Affine {
+pub struct AffineCodec {
     /// Bits of one element: 2, 3, 4, 5, 6 or 8.
     pub bits: usize,
     /// Elements that share a scale and a bias.
@@ -42,14 +42,14 @@ pub struct Affine {
     /// Elements of the row that come before the region.
     pub lead: usize,
     /// The first row's scales. They have the tensor's dtype.
-    pub scales: Side,
+    pub scales: GroupParams,
     /// The first row's biases. They have the tensor's dtype.
-    pub biases: Side,
+    pub biases: GroupParams,
 }
 
 /// Values beside packed elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct GroupParams {
     /// In which file.
     pub file: FileId,
     /// Where the first row's values begin.
@@ -59,7 +59,7 @@ pub struct Side {
     pub strides: crate::index::Strides,
 }
 
-impl Blocks {
+impl BlockCodec {
     /// Bytes that `count` elements behind the lead take, in whole blocks.
     pub(crate) fn row_bytes(&self, count: usize) -> u64 {
         let blocks = (self.lead + count).div_ceil(self.format.elements());
@@ -67,7 +67,7 @@ impl Blocks {
     }
 }
 
-impl Affine {
+impl AffineCodec {
     /// First byte and length of the words that hold `count` elements behind
     /// the lead, from the row's first word on.
     pub(crate) fn word_bytes(&self, count: usize) -> (u64, u64) {
@@ -125,7 +125,7 @@ impl Codec {
                 let count = size[affine.dim];
                 let (skip, words) = affine.word_bytes(count);
                 let (skipped, values) = affine.side_bytes(count, dtype.size());
-                let side = |side: &Side| {
+                let side = |side: &GroupParams| {
                     let length = reach(&side.strides, u128::from(skipped + values));
                     (side.file, side.offset, length)
                 };

@@ -10,8 +10,8 @@ use crate::cast::cast;
 use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::observer::Observer;
-use crate::read::{ReadOptions, Want, read};
-use crate::walk::{Turns, Walked, walk};
+use crate::read::{ReadOptions, ReadRequest, read};
+use crate::scan::{ScanOrder, ScannedTensor, walk};
 
 /// What differs between two checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -111,7 +111,7 @@ pub fn compare(
     for (name, entry) in left {
         let Some(other) = right.get(name) else { continue };
         if entry.shape == other.shape {
-            same_shape.push(Walked { name, entry, dtype: entry.dtype });
+            same_shape.push(ScannedTensor { name, entry, dtype: entry.dtype });
         } else {
             let (first, second) = (entry.shape.clone(), other.shape.clone());
             found.both.insert(name.clone(), Difference::Shape { first, second });
@@ -120,12 +120,12 @@ pub fn compare(
     let distances: Mutex<BTreeMap<String, Distance>> =
         Mutex::new(same_shape.iter().map(|tensor| (tensor.name.to_owned(), Distance::default())).collect());
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
-    walk(first, same_shape, Turns::Any, "comparing", observer, |stretch| {
+    walk(first, same_shape, ScanOrder::Any, "comparing", observer, |stretch| {
         let name = stretch.tensor.name;
         let Some(entry) = right.get(name) else { return Ok(()) };
         let mut theirs = vec![0; stretch.region.volume() * entry.dtype.size()];
         let (region, dtype) = (stretch.region.clone(), entry.dtype);
-        read(second, vec![Want { name, entry, dtype, region, into: &mut theirs }], &options, &())?;
+        read(second, vec![ReadRequest { name, entry, dtype, region, into: &mut theirs }], &options, &())?;
         let mut distance = Distance::default();
         if dtype != stretch.tensor.dtype || theirs != stretch.bytes {
             distance.bits = 1;

@@ -7,20 +7,20 @@ use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
 
 use crate::cast::cast;
+use crate::chunk_sums::ChunkSums;
 use crate::error::CheckpointError;
-use crate::file_layout::Place;
+use crate::file_layout::TensorLocation;
 use crate::fingerprint::Fingerprint;
 use crate::formats::{Scope, Source, peft};
 use crate::index::Format;
 use crate::manifest::{MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
 use crate::plan::{Metadata, MetadataIndex, PlanError, TensorMetadata, WriteData, WriteItem};
-use crate::save::{Batch, Opened, SaveFormat, SaveOptions, Target, Written};
-use crate::state::{Bytes, Part};
+use crate::save::{Batch, OpenTarget, SaveFormat, SaveOptions, Target, Written};
+use crate::scan::{ScanOrder, ScannedTensor, walk};
+use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
-use crate::sums::Sums;
 use crate::verify::{Damage, DamagedChunk};
-use crate::walk::{Turns, Walked, walk};
 
 /// The longest file that is taken along as it is.
 const MAX_ASSET: u64 = 64 << 20;
@@ -87,7 +87,7 @@ pub fn convert(
     let chosen = Chosen::new(source, options, save.format)?;
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
-    let opened = Opened::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
+    let opened = OpenTarget::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
     let written = write_all(source, &chosen, &opened, observer);
     let (_, fingerprints) = opened.conclude(written, &*gang)?;
     let size = |tensor: &TensorMetadata| tensor.shape.volume() as u64 * tensor.dtype.size() as u64;
@@ -105,23 +105,23 @@ pub fn convert(
 fn write_all(
     source: &Source,
     chosen: &Chosen,
-    opened: &Opened,
+    opened: &OpenTarget,
     observer: &dyn Observer,
 ) -> Result<Written, CheckpointError> {
     let stream = opened.stream()?.map(Mutex::new);
-    let turns = if stream.is_some() { Turns::InOrder } else { Turns::Any };
-    let put = |place: Place, ahead: u64, bytes: &[u8]| match &stream {
+    let turns = if stream.is_some() { ScanOrder::Sequential } else { ScanOrder::Any };
+    let put = |place: TensorLocation, ahead: u64, bytes: &[u8]| match &stream {
         Some(stream) => {
             stream.lock().unwrap_or_else(PoisonError::into_inner).put(place.offset + ahead, bytes)
         }
         None => opened.write(place.file, place.offset + ahead, bytes),
     };
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
-    let place_of = |name: &str| opened.place(name).ok_or_else(|| missing(name));
+    let location_of = |name: &str| opened.location(name).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
     for (name, tensor) in &chosen.metadata.tensors {
         let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
-        tensors.push((place_of(name)?, Walked { name, entry, dtype: entry.dtype }, tensor.dtype));
+        tensors.push((location_of(name)?, ScannedTensor { name, entry, dtype: entry.dtype }, tensor.dtype));
     }
     tensors.sort_by_key(|(place, ..)| (place.file, place.offset));
     let targets: BTreeMap<&str, DType> =
@@ -131,11 +131,11 @@ fn write_all(
     let turned = tensors.iter().filter(|(_, tensor, target)| tensor.dtype != *target);
     let before = source.manifest.as_ref().map(|manifest| {
         let tensors = turned.map(|(_, tensor, _)| (tensor.name, tensor.dtype, &tensor.entry.shape));
-        Sums::new(manifest.stretch, tensors)
+        ChunkSums::new(manifest.chunk_size, tensors)
     });
     let walked = tensors.iter().map(|(_, tensor, _)| *tensor);
     walk(source, walked, turns, "converting", observer, |stretch| {
-        let Walked { name, dtype, .. } = stretch.tensor;
+        let ScannedTensor { name, dtype, .. } = stretch.tensor;
         if let Some(before) = &before {
             before.add_run(name, stretch.position, stretch.bytes);
         }
@@ -150,7 +150,7 @@ fn write_all(
             }
         };
         sums.add_run(name, stretch.position, bytes);
-        put(place_of(name)?, stretch.position * target.size() as u64, bytes)
+        put(location_of(name)?, stretch.position * target.size() as u64, bytes)
     })?;
     if let (Some(manifest), Some(before)) = (&source.manifest, before) {
         let mut found = sums.totals();
@@ -173,7 +173,7 @@ fn write_all(
         let name = &item.index.name;
         if !opened.has_written(name) {
             sums.add_run(name, 0, bytes);
-            put(place_of(name)?, 0, bytes)?;
+            put(location_of(name)?, 0, bytes)?;
         }
     }
     match stream {
@@ -204,10 +204,10 @@ impl Chosen {
         let mut metadata = Metadata::default();
         let (mut items, mut bytes, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         for (name, entry) in source.index.tensors() {
-            let part = part_of(source, name);
+            let section = section_of(source, name);
             // A plain model has no room for anything else.
             let plain = matches!(format, SaveFormat::HuggingFace | SaveFormat::Peft);
-            if !wanted(name) || plain && part == Part::Training {
+            if !wanted(name) || plain && section == Section::Training {
                 left_out.push(name.clone());
                 continue;
             }
@@ -215,8 +215,8 @@ impl Chosen {
             let (shape, region) = (entry.shape.clone(), Region::whole(&entry.shape));
             let index = MetadataIndex::part(name, &region);
             let data = WriteData::Tensor { dtype, shape: shape.clone(), region };
-            items.push((WriteItem { index, part, data }, Bytes::Borrowed(&[])));
-            let entry = TensorMetadata { part, dtype, shape, layout: None, chunks: Vec::new() };
+            items.push((WriteItem { index, section, data }, Bytes::Borrowed(&[])));
+            let entry = TensorMetadata { section, dtype, shape, layout: None, chunks: Vec::new() };
             metadata.tensors.insert(name.clone(), entry);
         }
         for name in source.index.values() {
@@ -227,7 +227,8 @@ impl Chosen {
             let content = source.read_bytes(name)?.unwrap_or_default();
             let (length, digest) = (content.len() as u64, digest_of(&content));
             let index = MetadataIndex::whole(name);
-            let item = WriteItem { index, part: Part::Training, data: WriteData::Bytes { length, digest } };
+            let item =
+                WriteItem { index, section: Section::Training, data: WriteData::Bytes { length, digest } };
             metadata.bytes.insert(name.clone(), length);
             items.push((item.clone(), Bytes::Owned(content.clone())));
             bytes.push((item, Bytes::Owned(content)));
@@ -236,9 +237,9 @@ impl Chosen {
     }
 }
 
-fn part_of(source: &Source, name: &str) -> Part {
+fn section_of(source: &Source, name: &str) -> Section {
     let said = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-    said.map_or(Part::Model, |tensor| tensor.part)
+    said.map_or(Section::Model, |tensor| tensor.section)
 }
 
 /// Small files beside the tensors that belong to the model: its config, its

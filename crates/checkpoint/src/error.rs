@@ -7,7 +7,7 @@ use crate::formats::FormatError;
 use crate::index::{Format, IndexError};
 use crate::keys::KeyError;
 use crate::plan::{LoadPlanError, PlanError};
-use crate::read::WantError;
+use crate::read::ReadRequestError;
 use crate::save::TargetError;
 use crate::storage::StorageError;
 use crate::verify::Damage;
@@ -34,7 +34,7 @@ pub enum CheckpointError {
     Unfinished { location: String },
     /// Something was asked that the checkpoint cannot answer.
     #[error(transparent)]
-    Want(#[from] WantError),
+    ReadRequest(#[from] ReadRequestError),
     /// A save or a load could not be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -55,7 +55,7 @@ pub enum CheckpointError {
     Target(#[from] TargetError),
     /// Ranks could not exchange a tensor before writing it.
     #[error("`{name}` could not be exchanged between ranks: {message}")]
-    Exchange { name: String, message: String },
+    Redistribute { name: String, message: String },
     /// Parts of a tensor were written by nobody, or twice.
     #[error("not every element of `{tensor}` was written exactly once, so nothing was saved")]
     NotWrittenOnce { tensor: String },
@@ -108,7 +108,7 @@ impl Hint for CheckpointError {
             Self::Damaged(_) | Self::DamagedBytes { .. } => {
                 Some("copy the checkpoint again, or load an older one".to_owned())
             }
-            Self::Index(_) | Self::Want(_) | Self::Exchange { .. } | Self::Ranks { .. } => None,
+            Self::Index(_) | Self::ReadRequest(_) | Self::Redistribute { .. } | Self::Ranks { .. } => None,
         }
     }
 }

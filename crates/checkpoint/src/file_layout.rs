@@ -18,7 +18,7 @@ pub struct FileLayout {
     /// The files.
     pub files: Vec<PlannedFile>,
     /// Where each tensor begins.
-    pub places: BTreeMap<String, Place>,
+    pub locations: BTreeMap<String, TensorLocation>,
 }
 
 /// A file to be written.
@@ -34,7 +34,7 @@ pub struct PlannedFile {
 
 /// Where a tensor's bytes begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorLocation {
     /// The number of the file.
     pub file: usize,
     /// The first byte.
@@ -119,7 +119,7 @@ impl FileLayout {
         let file = self.files.len();
         for ((name, ..), start) in tensors.iter().zip(starts) {
             let offset = header.len() as u64 + start;
-            self.places.insert((*name).to_owned(), Place { file, offset });
+            self.locations.insert((*name).to_owned(), TensorLocation { file, offset });
         }
         self.files.push(PlannedFile { name, length: header.len() as u64 + end, header });
     }
@@ -128,8 +128,9 @@ impl FileLayout {
     pub fn join(&mut self, other: Self) {
         let before = self.files.len();
         self.files.extend(other.files);
-        let moved = other.places.into_iter();
-        self.places.extend(moved.map(|(name, place)| (name, Place { file: place.file + before, ..place })));
+        let moved = other.locations.into_iter();
+        self.locations
+            .extend(moved.map(|(name, place)| (name, TensorLocation { file: place.file + before, ..place })));
     }
 
     /// The index file of a model in several files; `None` for one file.
@@ -138,7 +139,7 @@ impl FileLayout {
             return None;
         }
         let data: u64 = self.files.iter().map(|file| file.length - file.header.len() as u64).sum();
-        let names = self.places.iter().map(|(name, place)| (name, &self.files[place.file].name));
+        let names = self.locations.iter().map(|(name, place)| (name, &self.files[place.file].name));
         let map: BTreeMap<&String, &String> = names.collect();
         let json = json!({ "metadata": { "total_size": data }, "weight_map": map });
         Some((INDEX_FILE.to_owned(), format!("{json:#}\n").into_bytes()))
@@ -161,7 +162,7 @@ mod tests {
         let names: Vec<&str> = layout.files.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(names, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]);
         for (name, dtype) in tensors {
-            assert_eq!(layout.places[name].offset % dtype.size() as u64, 0, "{name}");
+            assert_eq!(layout.locations[name].offset % dtype.size() as u64, 0, "{name}");
         }
         assert_eq!(layout.files[0].header.len() % ALIGNMENT, 0);
         assert!(layout.folder_index().is_some());

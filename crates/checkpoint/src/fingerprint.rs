@@ -172,17 +172,17 @@ impl fmt::Display for Fingerprint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no fingerprint, which has 32 hexadecimal digits")]
 #[allow(missing_docs)]
-pub struct NoFingerprint {
+pub struct ParseFingerprintError {
     pub text: String,
 }
 
 impl FromStr for Fingerprint {
-    type Err = NoFingerprint;
+    type Err = ParseFingerprintError;
 
-    fn from_str(text: &str) -> Result<Self, NoFingerprint> {
+    fn from_str(text: &str) -> Result<Self, ParseFingerprintError> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let parsed = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        parsed.map(Self).ok_or_else(|| NoFingerprint { text: text.to_owned() })
+        parsed.map(Self).ok_or_else(|| ParseFingerprintError { text: text.to_owned() })
     }
 }
 

@@ -30,7 +30,7 @@ pub struct CheckpointFolder {
 
 /// A committed checkpoint of a folder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
+pub struct SavedCheckpoint {
     /// Its step.
     pub step: u64,
     /// Where it is.
@@ -46,18 +46,18 @@ pub struct Retention {
     /// The last so many.
     pub last: Option<usize>,
     /// The best so many.
-    pub best: Option<(usize, Better)>,
+    pub best: Option<(usize, ScoreOrder)>,
     /// Those whose step is a multiple of this.
     pub every: Option<u64>,
 }
 
 /// Which scores are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
+pub enum ScoreOrder {
     /// The higher ones.
-    Higher,
+    HigherIsBetter,
     /// The lower ones.
-    Lower,
+    LowerIsBetter,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -82,7 +82,7 @@ impl CheckpointFolder {
     }
 
     /// All committed checkpoints, by step.
-    pub fn list(&self) -> Result<Vec<Saved>, CheckpointError> {
+    pub fn list(&self) -> Result<Vec<SavedCheckpoint>, CheckpointError> {
         let failed = |error: &io::Error| StorageError::io("list", self.root.display().to_string(), error);
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -95,7 +95,7 @@ impl CheckpointFolder {
             let Some(step) = step_of(&path) else { continue };
             if path.join(MANIFEST_FILE).is_file() {
                 let score = read_score(&path);
-                saved.push(Saved { step, path, score });
+                saved.push(SavedCheckpoint { step, path, score });
             }
         }
         saved.sort_by_key(|saved| saved.step);
@@ -103,12 +103,12 @@ impl CheckpointFolder {
     }
 
     /// The last committed checkpoint.
-    pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
+    pub fn latest(&self) -> Result<Option<SavedCheckpoint>, CheckpointError> {
         Ok(self.list()?.pop())
     }
 
     /// The best of those that have a score; the later one of equals.
-    pub fn best(&self, better: Better) -> Result<Option<Saved>, CheckpointError> {
+    pub fn best(&self, better: ScoreOrder) -> Result<Option<SavedCheckpoint>, CheckpointError> {
         Ok(by_score(&self.list()?, better).into_iter().next())
     }
 
@@ -177,17 +177,18 @@ fn read_score(path: &Path) -> Option<f64> {
 }
 
 /// Those with a score, the best first.
-fn by_score(saved: &[Saved], better: Better) -> Vec<Saved> {
-    let mut scored: Vec<Saved> = saved.iter().filter(|saved| saved.score.is_some()).cloned().collect();
+fn by_score(saved: &[SavedCheckpoint], better: ScoreOrder) -> Vec<SavedCheckpoint> {
+    let mut scored: Vec<SavedCheckpoint> =
+        saved.iter().filter(|saved| saved.score.is_some()).cloned().collect();
     scored.sort_by(|a, b| {
         let order = a.score.partial_cmp(&b.score).unwrap_or(std::cmp::Ordering::Equal);
-        let order = if better == Better::Higher { order.reverse() } else { order };
+        let order = if better == ScoreOrder::HigherIsBetter { order.reverse() } else { order };
         order.then(b.step.cmp(&a.step))
     });
     scored
 }
 
-fn kept(saved: &[Saved], retention: &Retention) -> BTreeSet<u64> {
+fn kept(saved: &[SavedCheckpoint], retention: &Retention) -> BTreeSet<u64> {
     let all = || saved.iter().map(|saved| saved.step);
     if *retention == Retention::default() {
         return all().collect();
@@ -239,8 +240,9 @@ mod tests {
         for (step, score) in [(1, 0.5), (2, 0.1), (3, 0.1), (5, 0.9), (8, 0.7)] {
             folder.set_score(step, score).unwrap();
         }
-        assert_eq!(folder.best(Better::Lower).unwrap().unwrap().step, 3);
-        let retention = Retention { last: Some(2), best: Some((2, Better::Lower)), every: Some(4) };
+        assert_eq!(folder.best(ScoreOrder::LowerIsBetter).unwrap().unwrap().step, 3);
+        let retention =
+            Retention { last: Some(2), best: Some((2, ScoreOrder::LowerIsBetter)), every: Some(4) };
         assert_eq!(folder.retain(&retention).unwrap(), [1, 5, 6]);
         assert_eq!(steps(&folder), [2, 3, 4, 7, 8]);
         assert_eq!(folder.retain(&Retention::default()).unwrap(), [0; 0]);

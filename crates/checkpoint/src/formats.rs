@@ -21,7 +21,7 @@ use weightloom_errors::Hint;
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{ElementSum, Fingerprint};
-use crate::index::{Blob, BytesPlace, Index, StoredFile};
+use crate::index::{Blob, BytesLocation, Index, StoredFile};
 use crate::keys::KeyMap;
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestError, digest_of};
 use crate::storage::{Address, LocalStorage, Remote, Storage, StorageError};
@@ -236,9 +236,9 @@ impl Source {
     pub fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(place) = self.index.bytes_at(name) else { return Ok(None) };
         let bytes = match place {
-            BytesPlace::Text(json) => json.as_bytes().to_vec(),
-            BytesPlace::Raw(blob) => self.read_blob(name, blob)?,
-            BytesPlace::Pickled(blob) => {
+            BytesLocation::Text(json) => json.as_bytes().to_vec(),
+            BytesLocation::Raw(blob) => self.read_blob(name, blob)?,
+            BytesLocation::Pickled(blob) => {
                 let value = dcp::read_value(name, &self.read_blob(name, blob)?)?;
                 value.to_string().into_bytes()
             }

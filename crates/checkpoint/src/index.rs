@@ -149,7 +149,7 @@ pub struct Blob {
 
 /// Where the bytes of a name are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BytesPlace<'a> {
+pub(crate) enum BytesLocation<'a> {
     /// In a file, as they were saved.
     Raw(Blob),
     /// In a file, as an archive of torch around a value.
@@ -301,12 +301,12 @@ impl Index {
     }
 
     /// Where the bytes of a name are, if it has any.
-    pub(crate) fn bytes_at(&self, name: &str) -> Option<BytesPlace<'_>> {
+    pub(crate) fn bytes_at(&self, name: &str) -> Option<BytesLocation<'_>> {
         match (self.blobs.get(name), self.format) {
-            (Some(&blob), Format::Dcp) => Some(BytesPlace::Pickled(blob)),
-            (Some(&blob), _) => Some(BytesPlace::Raw(blob)),
-            (None, Format::Torch) => self.metadata.get(name).map(|json| BytesPlace::Text(json)),
-            (None, Format::Dcp) => self.tensors.get(name)?.as_bytes().map(BytesPlace::Raw),
+            (Some(&blob), Format::Dcp) => Some(BytesLocation::Pickled(blob)),
+            (Some(&blob), _) => Some(BytesLocation::Raw(blob)),
+            (None, Format::Torch) => self.metadata.get(name).map(|json| BytesLocation::Text(json)),
+            (None, Format::Dcp) => self.tensors.get(name)?.as_bytes().map(BytesLocation::Raw),
             (None, _) => None,
         }
     }

@@ -74,7 +74,7 @@ pub enum KeyRule {
         /// The name.
         key: String,
     },
-    /// Turns a dim of `outer × inner × rest` elements into
+    /// ScanOrder a dim of `outer × inner × rest` elements into
     /// `outer × rest × inner`.
     Regroup {
         /// The name.

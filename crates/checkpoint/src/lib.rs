@@ -9,10 +9,10 @@
 pub mod formats;
 pub mod storage;
 
-mod affine;
-mod blocks;
 mod cast;
+mod chunk_sums;
 mod codec;
+mod collective_result;
 mod compare;
 mod convert;
 mod error;
@@ -27,43 +27,39 @@ mod observer;
 pub mod plan;
 mod read;
 mod save;
+mod scan;
 mod state;
 mod stats;
-mod sums;
-mod together;
 mod verify;
 mod view;
-mod walk;
 
-pub use affine::AffineRun;
-pub use blocks::BlockFormat;
 pub use cast::cast;
-pub use codec::{Affine, Blocks, Codec, Side};
+pub use chunk_sums::{ChunkSums, TensorChecksums, chunk_size_for};
+pub use codec::{AffineCodec, BlockCodec, Codec, GroupParams};
+pub(crate) use collective_result::collective_result;
 pub use compare::{Comparison, Difference, compare};
 pub use convert::{ConvertOptions, ConvertReport, convert};
 pub use error::CheckpointError;
-pub use file_layout::{FileLayout, Place, PlannedFile};
-pub use fingerprint::{ElementSum, Fingerprint, NoFingerprint};
-pub use folder::{Better, CheckpointFolder, Retention, Saved};
+pub use file_layout::{FileLayout, PlannedFile, TensorLocation};
+pub use fingerprint::{ElementSum, Fingerprint, ParseFingerprintError};
+pub use folder::{CheckpointFolder, Retention, SavedCheckpoint, ScoreOrder};
 pub use formats::{FormatError, Scope, Source};
 pub use index::{Blob, FileId, Format, Index, IndexError, StoredFile, Strides, TensorEntry, Tile, row_major};
 pub use keys::{KeyError, KeyMap, KeyRule};
-pub use load::{Copies, LoadOptions, LoadReport, Verify, load, load_with};
+pub use load::{LoadOptions, LoadReport, ReplicaReads, Verify, load, load_with};
 pub use manifest::{
-    Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
+    Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor,
 };
 pub use observer::Observer;
-pub use read::{Extent, ReadOptions, ReadReport, Want, WantError, extents, read};
+pub use read::{Extent, ReadOptions, ReadReport, ReadRequest, ReadRequestError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use state::{
-    Ambiguous, Bytes, Content, Held, Leaf, LocalTensor, NotJson, Part, Paths, State, Step, TensorSpec, Tree,
-    flatten, unflatten,
+    AmbiguousPath, Bytes, Content, Leaf, LocalTensor, Paths, Section, SerializeError, Sharding, State, Step,
+    TensorSpec, Tree, flatten, unflatten,
 };
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};
 #[cfg(feature = "object-store")]
 pub use storage::{ObjectOptions, ObjectStorage};
-pub use sums::{Sums, TensorTotals, stretch_for};
-pub(crate) use together::together;
-pub use verify::{Against, Damage, DamagedChunk, Verified, verify};
+pub use verify::{Damage, DamagedChunk, VerifyReport, verify};
 pub use view::ViewError;

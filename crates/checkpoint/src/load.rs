@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use weightloom_gang::{Gang, GangExt};
 
+use crate::chunk_sums::ChunkSums;
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::manifest::digest_of;
 use crate::observer::Observer;
 use crate::plan::{
-    Destination, Gathers, LoadPlanError, LoadPlanner, LoadState, Missing, PlanContext, ReadItem, Slot,
-    StandardLoadPlanner, Unexpected,
+    Destination, LoadPlanError, LoadPlanner, LoadState, MissingKeys, PlanContext, ReadItem, Slot,
+    StandardLoadPlanner, UnexpectedKeys,
 };
-use crate::read::{ReadOptions, ReadReport, Want, read_verified};
-use crate::state::Held;
-use crate::sums::Sums;
-use crate::together;
+use crate::read::{ReadOptions, ReadReport, ReadRequest, read_verified};
+use crate::state::Sharding;
 use crate::verify::{Damage, check_sums};
 
 /// How to load.
@@ -24,13 +24,13 @@ pub struct LoadOptions {
     /// How to read.
     pub read: ReadOptions,
     /// What to do about missing names.
-    pub missing: Missing,
+    pub missing: MissingKeys,
     /// What to do about unexpected names.
-    pub unexpected: Unexpected,
+    pub unexpected: UnexpectedKeys,
     /// Whether checksums are compared, where the source has them.
     pub verify: Verify,
     /// Who reads what several ranks want.
-    pub copies: Copies,
+    pub replicas: ReplicaReads,
 }
 
 /// Whether checksums are compared while loading.
@@ -45,15 +45,15 @@ pub enum Verify {
 
 /// Who reads what several ranks want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Copies {
+pub enum ReplicaReads {
     /// Each for itself from a filesystem, whose cache all share; one for all
     /// from places that are far away.
     #[default]
-    Cheaper,
+    Auto,
     /// Each for itself.
-    ReadEach,
+    Each,
     /// One reads and sends to the others.
-    ReadOnce,
+    Once,
 }
 
 /// What a load did.
@@ -78,7 +78,7 @@ pub fn load(
     options: &LoadOptions,
     observer: &dyn Observer,
 ) -> Result<LoadReport, CheckpointError> {
-    let copies = Shares::new(source, &state, gang, options.copies);
+    let copies = Shares::new(source, &state, gang, options.replicas);
     let layouts = layouts(&state);
     let mut planner = StandardLoadPlanner::new(state);
     planner.missing = options.missing;
@@ -102,12 +102,12 @@ type Layouts = BTreeMap<String, u64>;
 
 fn layouts(state: &LoadState<'_>) -> Layouts {
     let copies = |slot: &Slot<'_>| match slot {
-        Slot::Tensor { spec, .. } => match spec.held {
-            Held::Layout(layout) => {
+        Slot::Tensor { spec, .. } => match spec.sharding {
+            Sharding::Layout(layout) => {
                 let first = layout.mesh().ranks().next()?;
                 Some(layout.replicas(first).ok()?.len() as u64)
             }
-            Held::Region(_) => None,
+            Sharding::Region(_) => None,
         },
         Slot::Bytes(_) => None,
     };
@@ -126,23 +126,23 @@ fn load_planned<'a>(
     let index = &*source.index;
     let context = PlanContext { rank: gang.rank(), world: gang.size() };
     let planned = planner.configure(index, context).and_then(|()| planner.local_plan(index));
-    let mut plan = together(gang, planned.map_err(CheckpointError::from))?;
-    if planner.gathers() == Gathers::Yes {
+    let mut plan = collective_result(gang, planned.map_err(CheckpointError::from))?;
+    if planner.needs_global_plan() {
         let all = planner.global_plan(gang.all_gather_objects(&plan)?);
         let own = all.map(|mut plans| plans.get_mut(gang.rank()).map(std::mem::take));
-        plan = together(gang, own.map_err(CheckpointError::from))?.unwrap_or_default();
+        plan = collective_result(gang, own.map_err(CheckpointError::from))?.unwrap_or_default();
     }
-    let plan = together(gang, planner.finalize(plan).map_err(CheckpointError::from))?;
+    let plan = collective_result(gang, planner.finalize(plan).map_err(CheckpointError::from))?;
     let sums = match (&source.manifest, options.verify) {
-        (Some(manifest), Verify::Checksums) => Some(Sums::new(
-            manifest.stretch,
+        (Some(manifest), Verify::Checksums) => Some(ChunkSums::new(
+            manifest.chunk_size,
             manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.dtype, &tensor.shape)),
         )),
         _ => None,
     };
     let read =
         acquire_and_read(source, planner, &plan.tensors, shares, gang, options, sums.as_ref(), observer);
-    let mut report = together(gang, read)?;
+    let mut report = collective_result(gang, read)?;
     if let (Some(manifest), Some(sums)) = (&source.manifest, sums) {
         let checked = check_sums(manifest, sums, layouts, gang)?;
         report.verified = checked.bytes;
@@ -150,13 +150,13 @@ fn load_planned<'a>(
             [] => Ok(()),
             damage => Err(CheckpointError::Damaged(Damage { chunks: damage.to_vec() })),
         };
-        together(gang, whole)?;
+        collective_result(gang, whole)?;
     }
     let applied = plan.bytes.iter().try_for_each(|(stored, wanted)| {
         let bytes = source.read_bytes(stored)?;
         Ok(bytes.map_or(Ok(()), |bytes| planner.apply_bytes(wanted, bytes))?)
     });
-    together(gang, applied)?;
+    collective_result(gang, applied)?;
     Ok(report)
 }
 
@@ -168,14 +168,14 @@ fn acquire_and_read<'a>(
     shares: &Shares,
     gang: &dyn Gang,
     options: &LoadOptions,
-    sums: Option<&Sums>,
+    sums: Option<&ChunkSums>,
     observer: &dyn Observer,
 ) -> Result<LoadReport, CheckpointError> {
     let mut destinations = Vec::new();
     let read = acquire(planner, items, &mut destinations)
         .and_then(|()| read_own(source, &mut destinations, shares, gang.rank(), options, sums, observer));
     // Nobody waits for what another could not read.
-    let read = together(gang, read)?;
+    let read = collective_result(gang, read)?;
     let received = shares.exchange(&mut destinations, gang, sums)?;
     for (item, destination) in destinations {
         planner.apply_tensor(item, destination)?;
@@ -213,7 +213,7 @@ fn read_own(
     shares: &Shares,
     rank: usize,
     options: &LoadOptions,
-    sums: Option<&Sums>,
+    sums: Option<&ChunkSums>,
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let mut wants = Vec::new();
@@ -223,7 +223,7 @@ fn read_own(
         }
         let missing = || LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
         let entry = source.index.tensors().get(&item.storage.name).ok_or_else(missing)?;
-        wants.push(Want {
+        wants.push(ReadRequest {
             entry,
             name: &item.storage.name,
             region: destination.region.clone(),
@@ -240,16 +240,16 @@ fn read_own(
 struct Shares(BTreeMap<String, Vec<usize>>);
 
 impl Shares {
-    fn new(source: &Source, state: &LoadState<'_>, gang: &dyn Gang, copies: Copies) -> Self {
+    fn new(source: &Source, state: &LoadState<'_>, gang: &dyn Gang, replicas: ReplicaReads) -> Self {
         let far = source.storage.folder().is_none();
-        let once = copies == Copies::ReadOnce || copies == Copies::Cheaper && far;
+        let once = replicas == ReplicaReads::Once || replicas == ReplicaReads::Auto && far;
         if !once || gang.size() == 1 {
             return Self::default();
         }
         let mut shares = BTreeMap::new();
         for (name, slot) in state.slots() {
             let Slot::Tensor { spec, .. } = slot else { continue };
-            let Held::Layout(layout) = spec.held else { continue };
+            let Sharding::Layout(layout) = spec.sharding else { continue };
             let Ok(mut ranks) = layout.replicas(gang.rank()) else { continue };
             if ranks.len() > 1 {
                 // The work goes round among those who hold the same. By name:
@@ -274,7 +274,7 @@ impl Shares {
         &self,
         destinations: &mut [(&ReadItem, Destination<'_>)],
         gang: &dyn Gang,
-        sums: Option<&Sums>,
+        sums: Option<&ChunkSums>,
     ) -> Result<u64, CheckpointError> {
         const TAG: u32 = 0x5d20_0000;
         let mut received = 0;

@@ -12,7 +12,7 @@ use weightloom_layout::{DType, Shape};
 
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
-use crate::state::{Part, Paths};
+use crate::state::{Paths, Section};
 use crate::storage::Storage;
 
 /// The manifest's file.
@@ -39,10 +39,11 @@ pub struct Manifest {
     pub fingerprint: Fingerprint,
     /// The fingerprint of the model's tensors.
     pub model: Fingerprint,
-    /// Bytes of the stretches that have a checksum each.
-    pub stretch: u64,
+    /// Bytes of one chunk; each chunk of a tensor has a checksum.
+    #[serde(rename = "stretch")]
+    pub chunk_size: u64,
     /// How the tensors lie in the files.
-    pub storage: Arrangement,
+    pub storage: FileSharing,
     /// The layouts that tensors were saved from.
     pub layouts: Vec<String>,
     /// The files with tensors.
@@ -57,14 +58,15 @@ pub struct Manifest {
     pub paths: Paths,
 }
 
-/// How tensors lie in the files.
+/// How ranks divide the files of a checkpoint among themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Arrangement {
-    /// Each tensor whole, in files that ranks wrote together.
+pub enum FileSharing {
+    /// All ranks write to the same files, each of which holds whole tensors.
     Shared,
-    /// In parts, in files of which each rank wrote its own.
-    Chunks,
+    /// Each rank writes its own file with its shards.
+    #[serde(rename = "chunks")]
+    PerRank,
 }
 
 /// A file with tensors.
@@ -83,10 +85,11 @@ pub struct ManifestFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestTensor {
-    /// To which half it belongs.
-    pub part: Part,
+    /// The section that it belongs to.
+    #[serde(rename = "part")]
+    pub section: Section,
     /// Whether it is a tensor, or bytes kept as one.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// The type of its elements.
     pub dtype: DType,
     /// Its global shape.
@@ -103,7 +106,7 @@ pub struct ManifestTensor {
 /// What a stored tensor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum EntryKind {
     /// A tensor.
     Tensor,
     /// Bytes.

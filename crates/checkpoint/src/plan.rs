@@ -19,7 +19,7 @@
 //! 1. [`LoadPlanner::configure`]: every rank, with the checkpoint's metadata.
 //! 2. [`LoadPlanner::local_plan`]: every rank, for what it wants.
 //! 3. [`LoadPlanner::global_plan`]: every rank, with the plans of all, if the
-//!    planner [gathers](LoadPlanner::gathers) them.
+//!    planner [asks](LoadPlanner::needs_global_plan) for them.
 //! 4. [`LoadPlanner::finalize`]: every rank.
 //! 5. [`LoadPlanner::acquire_tensor`]: once for each destination, before
 //!    anything is read; then the bytes are read; then
@@ -33,12 +33,13 @@ mod items;
 mod load;
 mod save;
 
-pub use balance::{Load, Redundancy};
+pub use balance::WriteLoad;
 pub use items::{
-    Exchange, LoadPlan, Metadata, MetadataIndex, ReadItem, SavePlan, TensorMetadata, WriteData, WriteItem,
+    LoadPlan, Metadata, MetadataIndex, ReadItem, Redistribution, SavePlan, TensorMetadata, WriteData,
+    WriteItem,
 };
 pub use load::{
-    Destination, Gathers, LoadPlanError, LoadPlanner, LoadState, Misfit, Misshapen, Missing, Slot,
-    StandardLoadPlanner, Stray, Unexpected,
+    Destination, LoadPlanError, LoadPlanner, LoadState, MissingKeys, ShapeMismatch, Slot,
+    StandardLoadPlanner, StateMismatch, UnexpectedKeys, UnmatchedKey,
 };
 pub use save::{PlanContext, PlanError, SavePlanner, StandardSavePlanner, plan_save};

@@ -17,19 +17,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weightloom_layout::{DType, Region, RegionError};
 
+use crate::chunk_sums::ChunkSums;
 use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::index::TensorEntry;
 use crate::observer::Observer;
-use crate::storage::Way;
-use crate::sums::Sums;
+use crate::storage::ReadMode;
 pub use extents::{Extent, extents};
 use job::{Job, Jobs};
 pub(crate) use segment::{Order, order};
 
 /// A region of a tensor, and where its elements shall go.
 #[derive(Debug)]
-pub struct Want<'a> {
+pub struct ReadRequest<'a> {
     /// The tensor.
     pub entry: &'a TensorEntry,
     /// Its name, for messages.
@@ -51,12 +51,12 @@ pub struct ReadOptions {
     /// that are far away.
     pub threads: Option<usize>,
     /// How bytes come from a filesystem; by default what suits it.
-    pub way: Option<Way>,
+    pub mode: Option<ReadMode>,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { budget: 1 << 30, threads: None, way: None }
+        Self { budget: 1 << 30, threads: None, mode: None }
     }
 }
 
@@ -83,7 +83,7 @@ impl std::ops::AddAssign for ReadReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
-pub enum WantError {
+pub enum ReadRequestError {
     /// A region that the tensor does not have.
     #[error("`{tensor}` has no such part: {source}")]
     Region { tensor: String, source: RegionError },
@@ -100,7 +100,7 @@ const STRETCH: usize = 4 << 20;
 /// Reads wanted regions into their destinations.
 pub fn read(
     source: &Source,
-    wants: Vec<Want<'_>>,
+    wants: Vec<ReadRequest<'_>>,
     options: &ReadOptions,
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
@@ -110,9 +110,9 @@ pub fn read(
 /// Reads wanted regions, and adds what was read to sums.
 pub(crate) fn read_verified(
     source: &Source,
-    wants: Vec<Want<'_>>,
+    wants: Vec<ReadRequest<'_>>,
     options: &ReadOptions,
-    sums: Option<&Sums>,
+    sums: Option<&ChunkSums>,
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
@@ -126,12 +126,12 @@ pub(crate) fn read_verified(
         total += want.into.len() as u64;
         jobs.push(Job::of(want));
     }
-    let way = options.way.unwrap_or_else(|| usual_way(source, total));
+    let mode = options.mode.unwrap_or_else(|| default_mode(source, total));
     observer.begin("reading", total);
     let pool = Pool {
         source,
         stretch,
-        way,
+        mode,
         sums,
         observer,
         read: AtomicU64::new(0),
@@ -154,7 +154,7 @@ fn default_threads(source: &Source) -> usize {
 
 /// Through the cache, unless so much is wanted of a filesystem that the cache
 /// could not hold it and would only push out what others need.
-fn usual_way(source: &Source, total: u64) -> Way {
+fn default_mode(source: &Source, total: u64) -> ReadMode {
     let memory = || -> Option<u64> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -162,21 +162,21 @@ fn usual_way(source: &Source, total: u64) -> Way {
     };
     // Nobody looks for memory to read a little.
     if total < 1 << 32 || source.storage.folder().is_none() {
-        return Way::Cached;
+        return ReadMode::Cached;
     }
     match memory() {
-        Some(memory) if total > memory / 2 => Way::Direct,
-        _ => Way::Cached,
+        Some(memory) if total > memory / 2 => ReadMode::Direct,
+        _ => ReadMode::Cached,
     }
 }
 
-fn check(want: &Want<'_>) -> Result<(), WantError> {
+fn check(want: &ReadRequest<'_>) -> Result<(), ReadRequestError> {
     want.region
         .check_inside(&want.entry.shape)
-        .map_err(|source| WantError::Region { tensor: want.name.to_owned(), source })?;
+        .map_err(|source| ReadRequestError::Region { tensor: want.name.to_owned(), source })?;
     let expected = want.region.volume() * want.dtype.size();
     if want.into.len() != expected {
-        return Err(WantError::Room {
+        return Err(ReadRequestError::Room {
             tensor: want.name.to_owned(),
             region: want.region.clone(),
             dtype: want.dtype,
@@ -191,8 +191,8 @@ fn check(want: &Want<'_>) -> Result<(), WantError> {
 struct Pool<'a> {
     source: &'a Source,
     stretch: usize,
-    way: Way,
-    sums: Option<&'a Sums>,
+    mode: ReadMode,
+    sums: Option<&'a ChunkSums>,
     observer: &'a dyn Observer,
     read: AtomicU64,
     requests: AtomicU64,
@@ -242,6 +242,6 @@ impl Pool<'_> {
         self.read.fetch_add(into.len() as u64, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
         let name = &self.source.index.file(file).name;
-        Ok(self.source.storage.read_by(self.way, name, offset, into)?)
+        Ok(self.source.storage.read_with(self.mode, name, offset, into)?)
     }
 }

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use weightloom_gang::{Gang, GangError, GangExt, Pending};
 
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::observer::Observer;
 use crate::plan::{Metadata, SavePlan, SavePlanner, StandardSavePlanner, plan_save};
 use crate::state::{Paths, State};
-use crate::together;
-pub(crate) use target::Opened;
+pub(crate) use target::OpenTarget;
 pub use target::{SaveFormat, Target, TargetError};
 use write::exchange;
 pub(crate) use write::{Batch, Written};
@@ -144,7 +144,7 @@ impl Saver {
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
         let staged = batch.stage(&opened, options, &*observer);
-        let staged = together(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
+        let staged = collective_result(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
         let threads = options.threads;
         self.pending = Some(self.background.start(move |gang| {
@@ -173,18 +173,18 @@ impl Saver {
         self.pending.as_mut().is_some_and(|pending| !pending.is_done())
     }
 
-    /// Plans, exchanges, and makes the place ready.
+    /// Plans, redistributions, and makes the place ready.
     fn prepare<'s>(
         &mut self,
         state: &'s State<'_>,
         target: &Target,
         options: &SaveOptions,
-    ) -> Result<(Batch<'s>, Arc<Opened>), CheckpointError> {
+    ) -> Result<(Batch<'s>, Arc<OpenTarget>), CheckpointError> {
         let (plan, metadata) = plan_save(&mut *self.planner, state, &*self.gang)?;
         let exchanged = exchange(&plan, state, &self.gang)?;
         let batch = Batch::new(&*self.planner, state, &plan, exchanged);
-        let batch = together(&*self.gang, batch)?;
-        let opened = Opened::open(target, &batch, &metadata, options, &*self.gang)?;
+        let batch = collective_result(&*self.gang, batch)?;
+        let opened = OpenTarget::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))
     }
 }

@@ -20,7 +20,7 @@ pub struct State<'a> {
 /// To which half of a checkpoint something belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum Section {
     /// The model: what others load under these names.
     Model,
     /// What a resume needs beside it: optimizer, data position, counters.
@@ -31,7 +31,7 @@ pub enum Part {
 #[derive(Clone, Debug)]
 pub struct Leaf<'a> {
     /// To which half it belongs.
-    pub part: Part,
+    pub section: Section,
     /// What it is.
     pub content: Content<'a>,
 }
@@ -130,12 +130,12 @@ pub struct TensorSpec {
     /// Its global shape.
     pub shape: Shape,
     /// Which part of it a rank holds.
-    pub held: Held,
+    pub sharding: Sharding,
 }
 
 /// Which part of a tensor a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum Sharding {
     /// What the layout says. Every rank knows every rank's part, so that a
     /// plan needs no questions.
     Layout(Layout),
@@ -146,10 +146,10 @@ pub enum Held {
 impl TensorSpec {
     /// The box that a rank holds; `None` if it holds nothing of it.
     pub fn region(&self, rank: usize) -> Result<Option<Region>, LayoutError> {
-        match &self.held {
-            Held::Region(region) => Ok(Some(region.clone())),
-            Held::Layout(layout) if layout.mesh().position(rank).is_err() => Ok(None),
-            Held::Layout(layout) => layout.region_of(&self.shape, rank).map(Some),
+        match &self.sharding {
+            Sharding::Region(region) => Ok(Some(region.clone())),
+            Sharding::Layout(layout) if layout.mesh().position(rank).is_err() => Ok(None),
+            Sharding::Layout(layout) => layout.region_of(&self.shape, rank).map(Some),
         }
     }
 }
@@ -162,17 +162,17 @@ impl<'a> State<'a> {
 
     /// Adds a tensor of the model. Whatever had the name before is replaced.
     pub fn model(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
-        self.insert(name, Leaf { part: Part::Model, content: Content::Tensor(tensor) })
+        self.insert(name, Leaf { section: Section::Model, content: Content::Tensor(tensor) })
     }
 
     /// Adds a tensor that belongs to the training.
     pub fn training(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
-        self.insert(name, Leaf { part: Part::Training, content: Content::Tensor(tensor) })
+        self.insert(name, Leaf { section: Section::Training, content: Content::Tensor(tensor) })
     }
 
     /// Adds bytes.
     pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Bytes<'a>>) -> &mut Self {
-        self.insert(name, Leaf { part: Part::Training, content: Content::Bytes(bytes.into()) })
+        self.insert(name, Leaf { section: Section::Training, content: Content::Bytes(bytes.into()) })
     }
 
     /// Adds any value that serde can write, as JSON.
@@ -180,10 +180,10 @@ impl<'a> State<'a> {
         &mut self,
         name: impl Into<String>,
         value: &T,
-    ) -> Result<&mut Self, NotJson> {
+    ) -> Result<&mut Self, SerializeError> {
         let name = name.into();
         let json = serde_json::to_vec(value)
-            .map_err(|error| NotJson { name: name.clone(), message: error.to_string() })?;
+            .map_err(|error| SerializeError { name: name.clone(), message: error.to_string() })?;
         Ok(self.bytes(name, json))
     }
 
@@ -203,7 +203,7 @@ impl<'a> State<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` cannot be written as JSON: {message}")]
 #[allow(missing_docs)]
-pub struct NotJson {
+pub struct SerializeError {
     pub name: String,
     pub message: String,
 }
@@ -245,7 +245,7 @@ pub type Paths = BTreeMap<String, Vec<Step>>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is both {first:?} and {second:?}")]
 #[allow(missing_docs)]
-pub struct Ambiguous {
+pub struct AmbiguousPath {
     pub name: String,
     pub first: Vec<Step>,
     pub second: Vec<Step>,
@@ -253,7 +253,7 @@ pub struct Ambiguous {
 
 /// Joins the names of nested state with dots. The paths tell the way back,
 /// since names may have dots of their own.
-pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), Ambiguous> {
+pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), AmbiguousPath> {
     let mut state = State::new();
     let mut paths = Paths::new();
     let mut open = vec![(Vec::new(), tree)];
@@ -270,7 +270,7 @@ pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), Ambiguous> {
             Tree::Leaf(leaf) => {
                 let name = path.iter().map(Step::to_string).collect::<Vec<_>>().join(".");
                 if let Some(first) = paths.insert(name.clone(), path.clone()) {
-                    return Err(Ambiguous { name, first, second: path });
+                    return Err(AmbiguousPath { name, first, second: path });
                 }
                 state.insert(name, leaf);
             }
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     fn leaf(byte: u8) -> Tree<'static> {
-        Tree::Leaf(Leaf { part: Part::Training, content: Content::Bytes(vec![byte].into()) })
+        Tree::Leaf(Leaf { section: Section::Training, content: Content::Bytes(vec![byte].into()) })
     }
 
     fn show(tree: &Tree<'_>) -> String {

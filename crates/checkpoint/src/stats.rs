@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use crate::cast::for_each_f64;
+use crate::chunk_sums::{ChunkSums, TensorChecksums, chunk_size_for};
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::formats::Source;
 use crate::observer::Observer;
-use crate::sums::{Sums, TensorTotals, stretch_for};
-use crate::walk::{Turns, Walked, walk};
+use crate::scan::{ScanOrder, ScannedTensor, walk};
 
 /// What a tensor's numbers are like.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -83,9 +83,9 @@ impl Tally {
     }
 }
 
-fn walked(source: &Source) -> impl Iterator<Item = Walked<'_>> {
+fn walked(source: &Source) -> impl Iterator<Item = ScannedTensor<'_>> {
     let tensors = source.index.tensors().iter();
-    tensors.map(|(name, entry)| Walked { name, entry, dtype: entry.dtype })
+    tensors.map(|(name, entry)| ScannedTensor { name, entry, dtype: entry.dtype })
 }
 
 /// Looks at every number of every tensor.
@@ -95,7 +95,7 @@ pub fn stats(
 ) -> Result<BTreeMap<String, TensorStats>, CheckpointError> {
     // By position, so that sums do not depend on which thread came first.
     let parts: Mutex<BTreeMap<(&str, u64), Tally>> = Mutex::default();
-    walk(source, walked(source), Turns::Any, "reading", observer, |stretch| {
+    walk(source, walked(source), ScanOrder::Any, "reading", observer, |stretch| {
         let mut tally = Tally::default();
         for_each_f64(stretch.tensor.dtype, stretch.bytes, |x| tally.add(x));
         let name = source.index.tensors().get_key_value(stretch.tensor.name).map_or("", |(name, _)| name);
@@ -121,7 +121,7 @@ pub struct Fingerprints {
 
 /// Hashes every element of every tensor.
 pub fn fingerprint(source: &Source, observer: &dyn Observer) -> Result<Fingerprints, CheckpointError> {
-    let totals = totals(source, stretch_for(source.index.bytes()), observer)?;
+    let totals = totals(source, chunk_size_for(source.index.bytes()), observer)?;
     let tensors: BTreeMap<String, Fingerprint> =
         totals.into_iter().map(|(name, total)| (name, total.fingerprint)).collect();
     let all = tensors.iter().map(|(name, &fingerprint)| (name.as_str(), fingerprint));
@@ -133,10 +133,11 @@ pub(crate) fn totals(
     source: &Source,
     stretch: u64,
     observer: &dyn Observer,
-) -> Result<BTreeMap<String, TensorTotals>, CheckpointError> {
+) -> Result<BTreeMap<String, TensorChecksums>, CheckpointError> {
     let tensors = source.index.tensors().iter();
-    let sums = Sums::new(stretch, tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape)));
-    walk(source, walked(source), Turns::Any, "reading", observer, |stretch| {
+    let sums =
+        ChunkSums::new(stretch, tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape)));
+    walk(source, walked(source), ScanOrder::Any, "reading", observer, |stretch| {
         sums.add_run(stretch.tensor.name, stretch.position, stretch.bytes);
         Ok(())
     })?;

@@ -2,19 +2,19 @@
 
 mod address;
 mod direct;
-mod fault;
 pub(crate) mod local;
 mod mapped;
 mod memory;
 #[cfg(feature = "object-store")]
 mod object;
+mod remote_problem;
 
-pub use address::{Address, Remote, percent_decoded};
-pub use fault::{Fault, Service};
+pub use address::{Address, Remote, percent_decode};
 pub use local::LocalStorage;
 pub use memory::MemoryStorage;
 #[cfg(feature = "object-store")]
 pub use object::{ObjectOptions, ObjectStorage};
+pub use remote_problem::{RemoteProblem, Service};
 
 use std::io;
 use std::path::{Component, Path};
@@ -42,8 +42,14 @@ pub trait Storage: Send + Sync {
     fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError>;
 
     /// The same in another way, where there are several.
-    fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
-        let _ = way;
+    fn read_with(
+        &self,
+        mode: ReadMode,
+        name: &str,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), StorageError> {
+        let _ = mode;
         self.read_at(name, offset, into)
     }
 
@@ -87,11 +93,11 @@ pub trait Storage: Send + Sync {
         Ok(bytes)
     }
 
-    /// Whether there is such a file.
-    fn has(&self, name: &str) -> Result<Presence, StorageError> {
+    /// Whether the file exists.
+    fn exists(&self, name: &str) -> Result<bool, StorageError> {
         match self.length(name) {
-            Ok(length) => Ok(Presence::There { length }),
-            Err(StorageError::Missing { .. }) => Ok(Presence::Absent),
+            Ok(_) => Ok(true),
+            Err(StorageError::Missing { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -113,7 +119,7 @@ pub trait Upload: Send {
 
 /// How bytes come from a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadMode {
     /// Copied out of the system's cache. Good on every filesystem.
     Cached,
     /// Through a memory map, which saves a call into the kernel for each
@@ -123,18 +129,6 @@ pub enum Way {
     /// Past the cache, for files larger than memory. Where the filesystem
     /// cannot do that, as if cached.
     Direct,
-}
-
-/// Whether a file exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// It does.
-    There {
-        /// Its length.
-        length: u64,
-    },
-    /// It does not.
-    Absent,
 }
 
 /// Why a file could not be read or written.
@@ -156,7 +150,7 @@ pub enum StorageError {
     TooLong { file: String, length: u64, limit: u64 },
     /// A service said no, or nothing that makes sense.
     #[error("cannot {action} `{file}`: {fault}{}", detail(message))]
-    Remote { action: &'static str, file: String, service: Service, fault: Fault, message: String },
+    Remote { action: &'static str, file: String, service: Service, fault: RemoteProblem, message: String },
     /// It went wrong too often to try once more.
     #[error("cannot {action} `{file}`, gave up after {attempts} attempts: {fault}{}", detail(message))]
     GaveUp {
@@ -164,7 +158,7 @@ pub enum StorageError {
         file: String,
         service: Service,
         attempts: u32,
-        fault: Fault,
+        fault: RemoteProblem,
         message: String,
     },
     /// A file became another one while it was read.
@@ -240,25 +234,27 @@ fn detail(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
 
-fn remote_hint(service: Service, fault: Fault) -> Option<String> {
+fn remote_hint(service: Service, fault: RemoteProblem) -> Option<String> {
     match fault {
-        Fault::Status(401 | 403) | Fault::NoCredentials => Some(service.credentials().to_owned()),
-        Fault::Status(404) => Some(match service {
+        RemoteProblem::Status(401 | 403) | RemoteProblem::NoCredentials => {
+            Some(service.credentials().to_owned())
+        }
+        RemoteProblem::Status(404) => Some(match service {
             Service::Web => "check the address".to_owned(),
             _ => "check the name of the bucket or container; it must exist".to_owned(),
         }),
-        Fault::Status(301 | 307 | 400) if service == Service::S3 => {
+        RemoteProblem::Status(301 | 307 | 400) if service == Service::S3 => {
             Some("check the bucket's region, AWS_REGION, and AWS_ENDPOINT_URL".to_owned())
         }
         fault if fault.is_throttling() => Some(
             "the service wants fewer requests; read with less concurrency, or try again later".to_owned(),
         ),
-        Fault::Timeout | Fault::Unreachable => Some(match service {
+        RemoteProblem::Timeout | RemoteProblem::Unreachable => Some(match service {
             Service::S3 => "check the network, and AWS_ENDPOINT_URL if it is set".to_owned(),
             _ => "check the network and the address".to_owned(),
         }),
-        Fault::Settings => Some(service.credentials().to_owned()),
-        Fault::Status(_) | Fault::Cut | Fault::Malformed => None,
+        RemoteProblem::Settings => Some(service.credentials().to_owned()),
+        RemoteProblem::Status(_) | RemoteProblem::Cut | RemoteProblem::Malformed => None,
     }
 }
 

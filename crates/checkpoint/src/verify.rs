@@ -5,12 +5,12 @@ use std::fmt;
 
 use weightloom_gang::{Gang, GangError};
 
+use crate::chunk_sums::ChunkSums;
 use crate::error::CheckpointError;
 use crate::formats::Source;
-use crate::manifest::{Kind, MANIFEST_FILE, Manifest, digest_of};
+use crate::manifest::{EntryKind, MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
 use crate::stats::totals;
-use crate::sums::Sums;
 
 /// A stretch of a tensor whose elements are not those that were saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) struct Checked {
 /// together, which covers shards of any form.
 pub(crate) fn check_sums(
     manifest: &Manifest,
-    sums: Sums,
+    sums: ChunkSums,
     copies: &BTreeMap<String, u64>,
     gang: &dyn Gang,
 ) -> Result<Checked, GangError> {
@@ -67,10 +67,10 @@ pub(crate) fn check_sums(
     sums.combine(gang)?;
     let all = sums.counted();
     let mut checked = Checked::default();
-    for (name, tensor) in manifest.tensors.iter().filter(|(_, tensor)| tensor.kind == Kind::Tensor) {
+    for (name, tensor) in manifest.tensors.iter().filter(|(_, tensor)| tensor.kind == EntryKind::Tensor) {
         let (Some(own), Some(all)) = (own.get(name), all.get(name)) else { continue };
-        let Ok(expected) = tensor.checksums(name, manifest.stretch) else { continue };
-        let elements = (manifest.stretch / tensor.dtype.size() as u64).max(1);
+        let Ok(expected) = tensor.checksums(name, manifest.chunk_size) else { continue };
+        let elements = (manifest.chunk_size / tensor.dtype.size() as u64).max(1);
         for (number, &expected) in expected.iter().enumerate() {
             let start = number as u64 * elements;
             let end = (start + elements).min(tensor.shape.volume() as u64);
@@ -93,44 +93,35 @@ pub(crate) fn check_sums(
 
 /// What a check of a whole checkpoint found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct VerifyReport {
     /// Tensors that were read.
     pub tensors: usize,
     /// Bytes of them.
     pub bytes: u64,
-    /// Whether there was anything to compare them with.
-    pub against: Against,
-}
-
-/// With what a checkpoint was compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Against {
-    /// Nothing: the format has no checksums. The files are whole as far as
-    /// their own words go, and everything can be read.
-    #[default]
-    Nothing,
-    /// The manifest's checksums.
-    Checksums,
+    /// Whether the checkpoint has checksums, and every byte was compared with
+    /// them. Without, everything can be read, and the files are as long as
+    /// they claim.
+    pub has_checksums: bool,
 }
 
 /// Reads all of a checkpoint and compares it with its checksums.
-pub fn verify(source: &Source, observer: &dyn Observer) -> Result<Verified, CheckpointError> {
-    let stretch = source.manifest.as_ref().map_or(1 << 30, |manifest| manifest.stretch);
+pub fn verify(source: &Source, observer: &dyn Observer) -> Result<VerifyReport, CheckpointError> {
+    let stretch = source.manifest.as_ref().map_or(1 << 30, |manifest| manifest.chunk_size);
     let totals = totals(source, stretch, observer)?;
     let mut verified =
-        Verified { tensors: totals.len(), bytes: source.index.bytes(), against: Against::Nothing };
+        VerifyReport { tensors: totals.len(), bytes: source.index.bytes(), has_checksums: false };
     let Some(manifest) = &source.manifest else { return Ok(verified) };
-    verified.against = Against::Checksums;
+    verified.has_checksums = true;
     let mut damage = Vec::new();
     for (name, tensor) in &manifest.tensors {
-        if tensor.kind == Kind::Bytes {
+        if tensor.kind == EntryKind::Bytes {
             source.read_bytes(name)?;
             continue;
         }
         let expected = tensor
-            .checksums(name, manifest.stretch)
+            .checksums(name, manifest.chunk_size)
             .map_err(|error| CheckpointError::format(MANIFEST_FILE, error))?;
-        let elements = (manifest.stretch / tensor.dtype.size() as u64).max(1);
+        let elements = (manifest.chunk_size / tensor.dtype.size() as u64).max(1);
         let found = totals.get(name);
         for (number, expected) in expected.iter().enumerate() {
             let start = number as u64 * elements;

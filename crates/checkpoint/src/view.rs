@@ -4,7 +4,7 @@
 
 use weightloom_layout::{Dims, Region, Shape};
 
-use crate::codec::{Codec, Side};
+use crate::codec::{Codec, GroupParams};
 use crate::index::{Strides, TensorEntry, Tile};
 
 /// Why tensors cannot be seen in another way.
@@ -240,7 +240,7 @@ impl TensorEntry {
                     spread.region = tile.region.with_range(dim, to..to + inner);
                     spread.strides[dim] *= rest as u64;
                     if let Codec::Affine(affine) = &mut spread.codec {
-                        let widen = |side: &mut Side| side.strides[dim] *= rest as u64;
+                        let widen = |side: &mut GroupParams| side.strides[dim] *= rest as u64;
                         widen(&mut affine.scales);
                         widen(&mut affine.biases);
                     }

@@ -8,8 +8,8 @@ mod allocation;
 use allocation::{Counting, most_held};
 use weightloom_checkpoint::plan::LoadState;
 use weightloom_checkpoint::{
-    ConvertOptions, Held, LoadOptions, LocalTensor, ReadOptions, SaveOptions, Saver, Source, State, Target,
-    TensorSpec, convert, fingerprint, load,
+    ConvertOptions, LoadOptions, LocalTensor, ReadOptions, SaveOptions, Saver, Sharding, Source, State,
+    Target, TensorSpec, convert, fingerprint, load,
 };
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Layout, Mesh, Region, Shape};
@@ -33,7 +33,8 @@ fn memory_is_bounded_by_result_and_budget() {
     {
         let mut state = State::new();
         for number in 0..16 {
-            let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(layout) };
+            let spec =
+                TensorSpec { dtype: DType::Bf16, shape: shape.clone(), sharding: Sharding::Layout(layout) };
             state.model(format!("t{number}"), LocalTensor { spec, bytes: (&bytes).into() });
         }
         let mut saver = Saver::new(gang.clone()).unwrap();
@@ -52,10 +53,10 @@ fn memory_is_bounded_by_result_and_budget() {
                     (0..16).map(|_| vec![0; region.volume() * dtype.size()]).collect();
                 let mut wanted = LoadState::new();
                 for (number, part) in parts.iter_mut().enumerate() {
-                    let held = Held::Region(region.clone());
+                    let sharding = Sharding::Region(region.clone());
                     wanted.tensor(
                         format!("t{number}"),
-                        TensorSpec { dtype, shape: shape.clone(), held },
+                        TensorSpec { dtype, shape: shape.clone(), sharding },
                         part,
                     );
                 }

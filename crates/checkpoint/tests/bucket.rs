@@ -12,8 +12,8 @@ use loopback::proxy::{Harm, Proxy, Rule};
 use loopback::s3::{self, S3};
 use model::{blank, locals, state, wanted};
 use weightloom_checkpoint::{
-    CheckpointError, Copies, LoadOptions, LoadReport, SaveFormat, SaveOptions, SaveReport, Saver, Source,
-    Storage, Target, load,
+    CheckpointError, LoadOptions, LoadReport, ReplicaReads, SaveFormat, SaveOptions, SaveReport, Saver,
+    Source, Storage, Target, load,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{Layout, Mesh};
@@ -46,7 +46,7 @@ enum Background {
     No,
 }
 
-fn load_on_two(source: &Source, copies: Copies) -> Vec<LoadReport> {
+fn load_on_two(source: &Source, replicas: ReplicaReads) -> Vec<LoadReport> {
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
     threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
         // All tensors on both ranks, so that there are copies to share.
@@ -54,7 +54,7 @@ fn load_on_two(source: &Source, copies: Copies) -> Vec<LoadReport> {
             for local in locals {
                 let (name, dtype, dims) =
                     model::tensors().into_iter().find(|(name, ..)| *name == local.name).unwrap();
-                local.spec.held = weightloom_checkpoint::Held::Layout(Layout::replicated(mesh));
+                local.spec.sharding = weightloom_checkpoint::Sharding::Layout(Layout::replicated(mesh));
                 local.bytes = model::bytes_of(name, dtype, &dims);
             }
         };
@@ -63,7 +63,7 @@ fn load_on_two(source: &Source, copies: Copies) -> Vec<LoadReport> {
         place(&mut found);
         blank(&mut found);
         let (mut blob, mut counters) = (Vec::new(), Vec::new());
-        let options = LoadOptions { copies, ..LoadOptions::default() };
+        let options = LoadOptions { replicas, ..LoadOptions::default() };
         let report =
             load(source, wanted(&mut found, &mut blob, &mut counters), &*gang, &options, &()).unwrap();
         for (expected, found) in expected.iter().zip(&found) {
@@ -86,12 +86,12 @@ fn ranks_save_to_a_bucket_and_read_once_what_they_share() {
         }
         let source = Source::open_folder(Arc::clone(&storage)).unwrap();
         assert!(source.manifest.is_some());
-        for copies in [Copies::Cheaper, Copies::ReadOnce, Copies::ReadEach] {
+        for copies in [ReplicaReads::Auto, ReplicaReads::Once, ReplicaReads::Each] {
             let reports = load_on_two(&source, copies);
             let read: u64 = reports.iter().map(|report| report.read.delivered).sum();
             let received: u64 = reports.iter().map(|report| report.received).sum();
             assert_eq!(read + received, 2 * source.index.bytes());
-            assert_eq!(received, if copies == Copies::ReadEach { 0 } else { source.index.bytes() });
+            assert_eq!(received, if copies == ReplicaReads::Each { 0 } else { source.index.bytes() });
             assert!(reports.iter().all(|report| report.verified == source.index.bytes()));
         }
         // What is there already is not overwritten.
@@ -144,7 +144,7 @@ fn a_bad_line_loses_nothing() {
         report.unwrap();
     }
     let source = Source::open_folder(Arc::clone(&storage)).unwrap();
-    load_on_two(&source, Copies::ReadEach);
+    load_on_two(&source, ReplicaReads::Each);
     assert_eq!(proxy.left(), 0, "{:?}", proxy.log());
 
     // A manifest that never arrives: an error, and no checkpoint.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use model::{blank, locals, state, wanted};
 use weightloom_checkpoint::{
-    CheckpointError, Format, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, SaveOptions, Saver,
-    Source, Storage, Target, Want, load, read,
+    CheckpointError, Format, LoadOptions, LocalStorage, MemoryStorage, ReadOptions, ReadRequest, SaveOptions,
+    Saver, Source, Storage, Target, load, read,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{Mesh, Region};
@@ -164,7 +164,7 @@ fn look(
         }
         let region = Region::whole(&entry.shape);
         let mut into = vec![0; region.volume() * entry.dtype.size()];
-        let want = Want { entry, name, region, dtype: entry.dtype, into: &mut into };
+        let want = ReadRequest { entry, name, region, dtype: entry.dtype, into: &mut into };
         read(&source, vec![want], &ReadOptions { threads: Some(1), ..ReadOptions::default() }, &())?;
     }
     Ok(())

@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::storage::ReadMode;
 use weightloom_checkpoint::{
-    ConvertOptions, Difference, ReadOptions, SaveFormat, SaveOptions, Source, Target, TensorEntry, Want,
-    cast, compare, convert, extents, fingerprint, read, stats,
+    ConvertOptions, Difference, ReadOptions, ReadRequest, SaveFormat, SaveOptions, Source, Target,
+    TensorEntry, cast, compare, convert, extents, fingerprint, read, stats,
 };
 use weightloom_layout::{DType, Region};
 
@@ -69,7 +69,7 @@ fn part(
     options: &ReadOptions,
 ) -> Vec<u8> {
     let mut into = vec![0xaa; region.volume() * dtype.size()];
-    let want = Want { name, entry, region: region.clone(), dtype, into: &mut into };
+    let want = ReadRequest { name, entry, region: region.clone(), dtype, into: &mut into };
     read(source, vec![want], options, &()).unwrap_or_else(|error| panic!("{name}: {error}"));
     into
 }
@@ -93,8 +93,8 @@ fn parts_are_parts_of_the_whole_and_extents_are_what_is_read() {
                     entry.shape.iter().zip(&start).map(|(&size, &at)| random(size - at + 1)).collect();
                 let region = Region::new(&start, &size).unwrap();
                 let options = match round {
-                    0 => ReadOptions { budget: 1, threads: Some(1), way: Some(Way::Direct) },
-                    1 => ReadOptions { budget: 8192, threads: Some(3), way: Some(Way::Mapped) },
+                    0 => ReadOptions { budget: 1, threads: Some(1), mode: Some(ReadMode::Direct) },
+                    1 => ReadOptions { budget: 8192, threads: Some(3), mode: Some(ReadMode::Mapped) },
                     _ => ReadOptions::default(),
                 };
                 let found = part(&source, name, entry, &region, dtype, &options);

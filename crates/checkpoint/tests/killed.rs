@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use model::{bytes_of, layout_for, part};
 use weightloom_checkpoint::plan::LoadState;
 use weightloom_checkpoint::{
-    CheckpointError, Format, Held, LoadOptions, LocalStorage, LocalTensor, Observer, SaveOptions, Saver,
+    CheckpointError, Format, LoadOptions, LocalStorage, LocalTensor, Observer, SaveOptions, Saver, Sharding,
     Source, State, Target, TensorSpec, load,
 };
 use weightloom_gang::{GangOptions, threads};
@@ -217,7 +217,7 @@ fn check_tensors(source: &Source, step: u64) -> usize {
         for ((name, spec, _), into) in expected.iter().zip(&mut found) {
             state.tensor(*name, spec.clone(), into);
         }
-        let unexpected = weightloom_checkpoint::plan::Unexpected::Ignore;
+        let unexpected = weightloom_checkpoint::plan::UnexpectedKeys::Ignore;
         load(source, state, &*gang, &LoadOptions { unexpected, ..LoadOptions::default() }, &()).unwrap();
         for ((name, _, expected), found) in expected.iter().zip(&found) {
             assert_eq!(expected, found, "{name} of step {step}");
@@ -381,7 +381,7 @@ fn locals(mesh: Mesh, rank: usize, step: u64) -> Vec<(&'static str, TensorSpec, 
         let region = layout.region_of(&shape, rank).unwrap();
         let whole = bytes_of(&format!("{name} at {step}"), DTYPE, &dims);
         let bytes = part(&whole, DTYPE, &shape, &region);
-        (name, TensorSpec { dtype: DTYPE, shape, held: Held::Layout(layout) }, bytes)
+        (name, TensorSpec { dtype: DTYPE, shape, sharding: Sharding::Layout(layout) }, bytes)
     };
     TENSORS.into_iter().enumerate().map(local).collect()
 }

@@ -6,9 +6,10 @@
 mod model;
 
 use model::{blank, bytes_of, locals, state};
-use weightloom_checkpoint::plan::{LoadPlanError, LoadState, Missing, Unexpected};
+use weightloom_checkpoint::plan::{LoadPlanError, LoadState, MissingKeys, UnexpectedKeys};
 use weightloom_checkpoint::{
-    CheckpointError, Held, KeyMap, KeyRule, LoadOptions, SaveOptions, Saver, Source, Target, TensorSpec, load,
+    CheckpointError, KeyMap, KeyRule, LoadOptions, SaveOptions, Saver, Sharding, Source, Target, TensorSpec,
+    load,
 };
 use weightloom_gang::{GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Shape};
@@ -23,8 +24,8 @@ fn saved(folder: &tempfile::TempDir) -> Source {
 }
 
 fn whole(dtype: DType, dims: &[usize]) -> TensorSpec {
-    let held = Held::Layout(Layout::replicated(Mesh::new(&[("a", 1)]).unwrap()));
-    TensorSpec { dtype, shape: Shape::new(dims).unwrap(), held }
+    let sharding = Sharding::Layout(Layout::replicated(Mesh::new(&[("a", 1)]).unwrap()));
+    TensorSpec { dtype, shape: Shape::new(dims).unwrap(), sharding }
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn everything_that_does_not_fit_is_told_at_once() {
     wanted.tensor("scalar", whole(DType::F64, &[]), &mut c);
     let error = load(&source, wanted, &*gang, &LoadOptions::default(), &()).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::Misfit(_))), "{text}");
+    assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::StateMismatch(_))), "{text}");
     for line in [
         "1 wanted, but not in the checkpoint:",
         "model.layers.0.k.weight (near `model.layers.0.q.weight`)",
@@ -58,8 +59,11 @@ fn what_may_be_missing_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let source = saved(&folder);
     let gang = solo(GangOptions::default());
-    let options =
-        LoadOptions { missing: Missing::Keep, unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let options = LoadOptions {
+        missing: MissingKeys::Keep,
+        unexpected: UnexpectedKeys::Ignore,
+        ..LoadOptions::default()
+    };
     let (mut there, mut not) = (vec![0; 8], vec![9; 8]);
     let mut wanted = LoadState::new();
     wanted.tensor("scalar", whole(DType::F64, &[]), &mut there);
@@ -76,7 +80,7 @@ fn names_are_turned_while_loading() {
     let rule = KeyRule::Rename { from: "model.layers.{}.q.weight".into(), to: "blocks.{}.query".into() };
     let source = source.with_keys(&KeyMap { rules: vec![rule] }).unwrap();
     let gang = solo(GangOptions::default());
-    let options = LoadOptions { unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let options = LoadOptions { unexpected: UnexpectedKeys::Ignore, ..LoadOptions::default() };
     let mut query = vec![0; 24 * 24 * 2];
     let mut wanted = LoadState::new();
     wanted.tensor("blocks.0.query", whole(DType::Bf16, &[24, 24]), &mut query);
@@ -115,9 +119,9 @@ fn pending_sums_cannot_be_loaded() {
     );
     let mut scalar = vec![0; 8];
     let mut wanted = LoadState::new();
-    let spec = TensorSpec { held: Held::Layout(pending.unwrap()), ..whole(DType::F64, &[]) };
+    let spec = TensorSpec { sharding: Sharding::Layout(pending.unwrap()), ..whole(DType::F64, &[]) };
     wanted.tensor("scalar", spec, &mut scalar);
-    let options = LoadOptions { unexpected: Unexpected::Ignore, ..LoadOptions::default() };
+    let options = LoadOptions { unexpected: UnexpectedKeys::Ignore, ..LoadOptions::default() };
     let error = load(&source, wanted, &*gang, &options, &()).unwrap_err();
     assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::Pending { .. })), "{error}");
 }
@@ -131,7 +135,7 @@ fn ranks_that_ask_for_different_things_still_share() {
         threads::run(2, GangOptions::default(), |gang| {
             let mut found = locals(mesh, gang.rank(), 1);
             found.iter_mut().for_each(|local| {
-                local.spec.held = Held::Layout(Layout::replicated(mesh));
+                local.spec.sharding = Sharding::Layout(Layout::replicated(mesh));
                 local.bytes = vec![0xee; local.spec.shape.volume() * local.spec.dtype.size()];
             });
             let mut blob = Vec::new();
@@ -142,8 +146,8 @@ fn ranks_that_ask_for_different_things_still_share() {
             for local in &mut found {
                 wanted.tensor(&local.name, local.spec.clone(), &mut local.bytes);
             }
-            let copies = weightloom_checkpoint::Copies::ReadOnce;
-            load(&source, wanted, &*gang, &LoadOptions { copies, ..LoadOptions::default() }, &()).unwrap();
+            let replicas = weightloom_checkpoint::ReplicaReads::Once;
+            load(&source, wanted, &*gang, &LoadOptions { replicas, ..LoadOptions::default() }, &()).unwrap();
             for local in &found {
                 let expected = bytes_of(&local.name, local.spec.dtype, &local.spec.shape);
                 assert_eq!(local.bytes, expected, "{} on rank {}", local.name, gang.rank());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use loopback::proxy::{Harm, Proxy, Rule};
 use loopback::s3::{self, S3};
 use loopback::web::{self, Ranges, Versions};
-use weightloom_checkpoint::storage::{Fault, ObjectOptions, ObjectStorage, Service};
+use weightloom_checkpoint::storage::{ObjectOptions, ObjectStorage, RemoteProblem, Service};
 use weightloom_checkpoint::{CheckpointError, LocalStorage, Source, Storage, StorageError};
 use weightloom_errors::Hint;
 
@@ -268,15 +268,15 @@ fn patience_ends_with_an_error_that_says_why() {
     let (_server, proxy, storage, direct) = broken(2, Duration::from_secs(1));
     direct.put("file", &noise(1000)).unwrap();
     let faults = [
-        (BROKEN, Fault::Status(500)),
-        (SLOW, Fault::Status(503)),
-        (MANY, Fault::Status(429)),
-        (Harm::Reset, Fault::Cut),
-        (Harm::Close, Fault::Cut),
-        (Harm::Stall, Fault::Timeout),
-        (Harm::CutBody(0), Fault::Cut),
-        (Harm::StallBody(0), Fault::Timeout),
-        (Harm::Shorten(1000), Fault::Cut),
+        (BROKEN, RemoteProblem::Status(500)),
+        (SLOW, RemoteProblem::Status(503)),
+        (MANY, RemoteProblem::Status(429)),
+        (Harm::Reset, RemoteProblem::Cut),
+        (Harm::Close, RemoteProblem::Cut),
+        (Harm::Stall, RemoteProblem::Timeout),
+        (Harm::CutBody(0), RemoteProblem::Cut),
+        (Harm::StallBody(0), RemoteProblem::Timeout),
+        (Harm::Shorten(1000), RemoteProblem::Cut),
     ];
     for (harm, expected) in faults {
         proxy.script(&[Rule { method: "GET", target: "/file", harm, times: usize::MAX }]);
@@ -357,7 +357,7 @@ fn refusals_name_what_to_check_and_nothing_secret() {
     ];
     for (error, expected, hint) in errors {
         let StorageError::Remote { fault, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(*fault, Fault::Status(expected));
+        assert_eq!(*fault, RemoteProblem::Status(expected));
         assert!(error.hint().unwrap().contains(hint), "{error}");
         let said = format!("{error} {error:?}").to_lowercase();
         assert!(!said.contains("hidden"), "{said}");
@@ -379,7 +379,7 @@ fn nobody_there_is_an_error_too() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = s3::open(address, "s3://bucket").list().unwrap_err();
     let StorageError::GaveUp { fault, attempts: 5, .. } = &error else { panic!("{error:?}") };
-    assert_eq!(*fault, Fault::Unreachable);
+    assert_eq!(*fault, RemoteProblem::Unreachable);
     assert!(error.hint().unwrap().contains("AWS_ENDPOINT_URL"));
 }
 

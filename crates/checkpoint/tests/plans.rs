@@ -9,33 +9,46 @@ use std::sync::Arc;
 
 use model::{layout_for, locals, state};
 use weightloom_checkpoint::plan::{
-    PlanContext, PlanError, Redundancy, SavePlan, SavePlanner, StandardSavePlanner, WriteData, plan_save,
+    PlanContext, PlanError, SavePlan, SavePlanner, StandardSavePlanner, WriteData, plan_save,
 };
-use weightloom_checkpoint::{Bytes, CheckpointError, Held, LocalTensor, Saver, State, TensorSpec};
+use weightloom_checkpoint::{Bytes, CheckpointError, LocalTensor, Saver, Sharding, State, TensorSpec};
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Region, Shape, check_tiling};
 
-/// A planner that does not let ranks plan alone.
-struct Gathering(StandardSavePlanner);
+/// A planner that never derives plans, so that ranks gather them.
+struct Gathering {
+    standard: StandardSavePlanner,
+    replicas: Replicas,
+}
+
+/// Which ranks a [`Gathering`] planner has write replicas.
+enum Replicas {
+    Deduplicated,
+    WrittenByEveryHolder,
+}
 
 impl SavePlanner for Gathering {
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
-        self.0.configure(state, context)
+        self.standard.configure(state, context)
     }
 
     fn derived_plan(&mut self) -> Result<(SavePlan, weightloom_checkpoint::plan::Metadata), PlanError> {
-        self.0.derived_plan()
+        self.standard.derived_plan()
     }
 
     fn local_plan(&mut self) -> Result<SavePlan, PlanError> {
-        self.0.local_plan()
+        self.standard.local_plan()
     }
 
     fn global_plan(
         &mut self,
         plans: Vec<SavePlan>,
     ) -> Result<(Vec<SavePlan>, weightloom_checkpoint::plan::Metadata), PlanError> {
-        self.0.global_plan(plans)
+        let (deduplicated, metadata) = self.standard.global_plan(plans.clone())?;
+        match self.replicas {
+            Replicas::Deduplicated => Ok((deduplicated, metadata)),
+            Replicas::WrittenByEveryHolder => Ok((plans, metadata)),
+        }
     }
 
     fn data<'s>(
@@ -43,14 +56,13 @@ impl SavePlanner for Gathering {
         state: &'s State<'_>,
         item: &weightloom_checkpoint::plan::WriteItem,
     ) -> Result<Bytes<'s>, PlanError> {
-        self.0.data(state, item)
+        self.standard.data(state, item)
     }
 }
 
-fn standard(redundancy: Redundancy, exchange_below: u64) -> StandardSavePlanner {
+fn standard(redistribute_below: u64) -> StandardSavePlanner {
     let mut planner = StandardSavePlanner::new();
-    planner.redundancy = redundancy;
-    planner.exchange_below = exchange_below;
+    planner.redistribute_below = redistribute_below;
     planner
 }
 
@@ -66,21 +78,20 @@ fn a_plan_made_alone_is_the_one_made_together() {
     let mut compared = 0;
     for mesh in meshes {
         for seed in 0..12 {
-            for redundancy in [Redundancy::Balanced, Redundancy::LowestRank] {
-                for below in [0, 64] {
-                    let plans = threads::run(mesh.len(), GangOptions::default(), |gang: Arc<dyn Gang>| {
-                        let locals = locals(mesh, gang.rank(), seed * 3);
-                        let state = state(&locals);
-                        let mut alone = standard(redundancy, below);
-                        let mut together = Gathering(standard(redundancy, below));
-                        let (mine, _) = plan_save(&mut alone, &state, &*gang).unwrap();
-                        let (ours, _) = plan_save(&mut together, &state, &*gang).unwrap();
-                        (mine, ours)
-                    });
-                    for (mine, ours) in plans.unwrap() {
-                        assert_eq!(mine, ours, "{mesh} seed {seed}");
-                        compared += 1;
-                    }
+            for below in [0, 64] {
+                let plans = threads::run(mesh.len(), GangOptions::default(), |gang: Arc<dyn Gang>| {
+                    let locals = locals(mesh, gang.rank(), seed * 3);
+                    let state = state(&locals);
+                    let mut alone = standard(below);
+                    let mut together =
+                        Gathering { standard: standard(below), replicas: Replicas::Deduplicated };
+                    let (mine, _) = plan_save(&mut alone, &state, &*gang).unwrap();
+                    let (ours, _) = plan_save(&mut together, &state, &*gang).unwrap();
+                    (mine, ours)
+                });
+                for (mine, ours) in plans.unwrap() {
+                    assert_eq!(mine, ours, "{mesh} seed {seed}");
+                    compared += 1;
                 }
             }
         }
@@ -98,7 +109,8 @@ fn every_element_is_written_once_and_the_load_is_spread() {
         let buffers: Vec<Vec<u8>> = sizes.iter().map(|rows| vec![0; rows * 32]).collect();
         let mut state = State::new();
         for (rows, bytes) in sizes.iter().zip(&buffers) {
-            let spec = TensorSpec { dtype: DType::F32, shape: shape(*rows), held: Held::Layout(layout) };
+            let spec =
+                TensorSpec { dtype: DType::F32, shape: shape(*rows), sharding: Sharding::Layout(layout) };
             state.model(format!("t{rows}"), LocalTensor { spec, bytes: bytes.into() });
         }
         Saver::new(gang).unwrap().plan(&state).unwrap().0
@@ -128,7 +140,7 @@ fn disagree(of_rank: impl Fn(usize) -> (DType, Vec<usize>) + Sync) -> Vec<Checkp
         let layout = Layout::replicated(Mesh::new(&[("a", 3)]).unwrap());
         let bytes = vec![0; shape.volume() * dtype.size()];
         let mut state = State::new();
-        let spec = TensorSpec { dtype, shape, held: Held::Layout(layout) };
+        let spec = TensorSpec { dtype, shape, sharding: Sharding::Layout(layout) };
         state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         plan_save(&mut StandardSavePlanner::new(), &state, &*gang).err()
     });
@@ -160,7 +172,8 @@ fn holes_overlaps_and_pending_sums_are_refused() {
             let region = Region::new(&[start], &[size]).unwrap();
             let bytes = vec![0; size * 4];
             let mut state = State::new();
-            let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Region(region) };
+            let spec =
+                TensorSpec { dtype: DType::F32, shape: shape.clone(), sharding: Sharding::Region(region) };
             state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
             plan_save(&mut StandardSavePlanner::new(), &state, &*gang).map(|(plan, _)| plan.items.len())
         });
@@ -175,7 +188,7 @@ fn holes_overlaps_and_pending_sums_are_refused() {
     let pending = Layout::new(mesh, &[Placement::Partial(ReduceOp::Sum)]).unwrap();
     let mut state = State::new();
     let bytes = [0; 24];
-    let spec = TensorSpec { dtype: DType::F32, shape, held: Held::Layout(pending) };
+    let spec = TensorSpec { dtype: DType::F32, shape, sharding: Sharding::Layout(pending) };
     state.model("w", LocalTensor { spec, bytes: bytes[..].into() });
     let gang = weightloom_gang::solo(GangOptions::default());
     let error = plan_save(&mut StandardSavePlanner::new(), &state, &*gang).unwrap_err();
@@ -195,7 +208,8 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
         let region = columns.region_of(&shape, gang.rank()).unwrap();
         let bytes = model::part(&whole, DType::Bf16, &shape, &region);
         let mut state = State::new();
-        let spec = TensorSpec { dtype: DType::Bf16, shape: shape.clone(), held: Held::Layout(columns) };
+        let spec =
+            TensorSpec { dtype: DType::Bf16, shape: shape.clone(), sharding: Sharding::Layout(columns) };
         state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         let mut saver = Saver::new(gang).unwrap();
         let (plan, _) = saver.plan(&state).unwrap();
@@ -204,9 +218,12 @@ fn tiny_runs_are_exchanged_first_and_the_plan_says_so() {
     })
     .unwrap();
     for plan in plans {
-        let [exchange] = plan.exchanges.as_slice() else { panic!("one exchange: {plan:?}") };
+        let [exchange] = plan.redistributions.as_slice() else { panic!("one exchange: {plan:?}") };
         assert_eq!((exchange.run, exchange.run_after), (32, 2048));
-        assert!(exchange.from.ends_with("[S(1)]") && exchange.to.ends_with("[S(0)]"), "{exchange:?}");
+        assert!(
+            exchange.from.to_string().ends_with("[S(1)]") && exchange.to.to_string().ends_with("[S(0)]"),
+            "{exchange:?}"
+        );
     }
     let file = std::fs::read(path.join("model.safetensors")).unwrap();
     let parsed = safetensors::SafeTensors::deserialize(&file).unwrap();
@@ -223,7 +240,7 @@ fn a_plan_is_made_again_when_anything_changes() {
         let shape = Shape::new(&[rows]).unwrap();
         let bytes = vec![0; rows * dtype.size()];
         let mut state = State::new();
-        let spec = TensorSpec { dtype, shape, held: Held::Layout(layout_for(mesh, 1, 1)) };
+        let spec = TensorSpec { dtype, shape, sharding: Sharding::Layout(layout_for(mesh, 1, 1)) };
         state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
         seen.push(plan_save(&mut planner, &state, &*gang).unwrap().0.bytes());
     }
@@ -246,7 +263,8 @@ fn one_saver_saves_what_is_held_in_another_layout_next_time() {
             let region = layout.region_of(&shape, rank).unwrap();
             let bytes = model::part(&whole, DType::F32, &shape, &region);
             let mut state = State::new();
-            let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
+            let spec =
+                TensorSpec { dtype: DType::F32, shape: shape.clone(), sharding: Sharding::Layout(layout) };
             state.model("w", LocalTensor { spec, bytes: (&bytes).into() });
             let target = weightloom_checkpoint::Target::Folder(folder.path().join(step.to_string()));
             saver.save(&state, &target, &weightloom_checkpoint::SaveOptions::default(), &()).unwrap();
@@ -275,7 +293,7 @@ fn tensors_of_some_ranks_only_are_exchanged_by_those() {
         let region = layout.region_of(&shape, rank).unwrap();
         let bytes = model::part(&whole, DType::F32, &shape, &region);
         let mut state = State::new();
-        let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), held: Held::Layout(layout) };
+        let spec = TensorSpec { dtype: DType::F32, shape: shape.clone(), sharding: Sharding::Layout(layout) };
         state.model(format!("stage{stage}"), LocalTensor { spec, bytes: (&bytes).into() });
         let target = weightloom_checkpoint::Target::Folder(path.clone());
         let mut saver = Saver::new(gang).unwrap();
@@ -297,8 +315,9 @@ fn ranks_with_different_settings_save_nothing() {
     let errors = threads::run(2, GangOptions::default(), |gang: Arc<dyn Gang>| {
         let rank = gang.rank();
         let locals = locals(mesh, rank, 1);
-        let redundancy = if rank == 0 { Redundancy::Balanced } else { Redundancy::LowestRank };
-        let mut saver = Saver::with_planner(gang, Box::new(standard(redundancy, 0))).unwrap();
+        let replicas = if rank == 0 { Replicas::Deduplicated } else { Replicas::WrittenByEveryHolder };
+        let planner = Gathering { standard: standard(0), replicas };
+        let mut saver = Saver::with_planner(gang, Box::new(planner)).unwrap();
         let target = weightloom_checkpoint::Target::Folder(path.clone());
         saver.save(&state(&locals), &target, &weightloom_checkpoint::SaveOptions::default(), &()).err()
     });

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use model::{blank, bytes_of, locals, state, tensors, wanted};
 use weightloom_checkpoint::{
-    CheckpointError, LoadOptions, LoadReport, ReadOptions, SaveOptions, SaveReport, Saver, Source, Target,
-    Want, load, read, storage::Way,
+    CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadRequest, SaveOptions, SaveReport, Saver,
+    Source, Target, load, read, storage::ReadMode,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{Mesh, Region};
@@ -119,15 +119,16 @@ fn parts_are_read_as_any_dtype_with_any_budget() {
     for region in [Region::new(&[3, 5], &[20, 7]).unwrap(), Region::whole(&entry.shape)] {
         for budget in [1, 10_000, 1 << 30] {
             let mut into = vec![0; region.volume() * 4];
-            let want = Want {
+            let want = ReadRequest {
                 entry,
                 name: "model.embed.weight",
                 region: region.clone(),
                 dtype: weightloom_layout::DType::F32,
                 into: &mut into,
             };
-            let way = Some(if budget == 1 { Way::Direct } else { Way::Mapped }).filter(|_| budget < 1 << 20);
-            let options = ReadOptions { budget, threads: Some(2), way };
+            let way = Some(if budget == 1 { ReadMode::Direct } else { ReadMode::Mapped })
+                .filter(|_| budget < 1 << 20);
+            let options = ReadOptions { budget, threads: Some(2), mode: way };
             read(&source, vec![want], &options, &()).unwrap();
             let part = model::part(&whole, entry.dtype, &entry.shape, &region);
             for (bf16, f32) in part.chunks(2).zip(into.chunks(4)) {

@@ -61,7 +61,7 @@ fn values_among_the_tensors_of_a_torch_file_are_converted() {
         let mut wanted = LoadState::new();
         wanted.bytes("step", &mut step).bytes("name", &mut name);
         let options = LoadOptions {
-            unexpected: weightloom_checkpoint::plan::Unexpected::Ignore,
+            unexpected: weightloom_checkpoint::plan::UnexpectedKeys::Ignore,
             ..LoadOptions::default()
         };
         let source = Source::open(&path).unwrap();

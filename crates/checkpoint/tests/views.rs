@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use weightloom_checkpoint::{
-    FileId, Format, Index, KeyMap, KeyRule, LocalStorage, ReadOptions, Source, StoredFile, TensorEntry, Tile,
-    Want, read,
+    FileId, Format, Index, KeyMap, KeyRule, LocalStorage, ReadOptions, ReadRequest, Source, StoredFile,
+    TensorEntry, Tile, read,
 };
 use weightloom_layout::{DType, Region, Shape};
 
@@ -33,7 +33,7 @@ fn counting(folder: &tempfile::TempDir, dims: &[usize], cut: usize) -> Source {
 fn values(source: &Source, name: &str, entry: &TensorEntry, region: &Region) -> Vec<u16> {
     let mut values = vec![0u16; region.volume()];
     let into = bytemuck::cast_slice_mut(&mut values);
-    let want = Want { name, entry, region: region.clone(), dtype: DType::U16, into };
+    let want = ReadRequest { name, entry, region: region.clone(), dtype: DType::U16, into };
     read(
         source,
         vec![want],
@@ -230,7 +230,7 @@ fn elements_that_repeat_are_read_once() {
         let mut found = vec![0u16; 6];
         let into = bytemuck::cast_slice_mut(&mut found);
         let region = Region::whole(&entry.shape);
-        let want = Want { name: "w", entry, region, dtype: DType::U16, into };
+        let want = ReadRequest { name: "w", entry, region, dtype: DType::U16, into };
         let report = read(&source, vec![want], &ReadOptions::default(), &()).unwrap();
         assert_eq!(found, expected);
         assert!(report.read <= 6 && report.requests <= 3, "{report:?}");

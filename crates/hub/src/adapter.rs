@@ -11,7 +11,7 @@ use fancy_regex::Regex;
 use serde_json::{Map, Value};
 use weightloom_checkpoint::formats::peft;
 use weightloom_checkpoint::{
-    Format, Index, KeyMap, KeyRule, Observer, ReadOptions, Source, TensorEntry, Want, read,
+    Format, Index, KeyMap, KeyRule, Observer, ReadOptions, ReadRequest, Source, TensorEntry, read,
 };
 use weightloom_errors::Hint;
 use weightloom_layout::{DType, Region};
@@ -239,7 +239,8 @@ pub fn load_adapter(
     let values = |entry: &TensorEntry| -> Result<Tensor, HubError> {
         let mut memory = HostMemory::new(dtype, &entry.shape).map_err(NnError::from)?;
         let region = Region::whole(&entry.shape);
-        let want = Want { name: "an adapter's tensor", entry, region, dtype, into: memory.bytes_mut() };
+        let want =
+            ReadRequest { name: "an adapter's tensor", entry, region, dtype, into: memory.bytes_mut() };
         read(source, vec![want], &ReadOptions::default(), observer)?;
         Ok(memory.into_tensor())
     };

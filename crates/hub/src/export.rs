@@ -127,10 +127,10 @@ fn write_parameters(decoder: &Decoder, folder: &Path) -> Result<(), HubError> {
     let mut all: Vec<(String, TensorSpec, Vec<u8>)> = Vec::with_capacity(decoder.parameters().len());
     for (name, value) in decoder.parameters() {
         let bytes = value.to_local().read_host(<[u8]>::to_vec).map_err(NnError::from)?;
-        let held = weightloom_checkpoint::Held::Region(Region::whole(value.shape()));
+        let sharding = weightloom_checkpoint::Sharding::Region(Region::whole(value.shape()));
         all.push((
             name.clone(),
-            TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
+            TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), sharding },
             bytes,
         ));
     }

@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weightloom_checkpoint::plan::{LoadState, Missing, Unexpected};
-use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
+use weightloom_checkpoint::storage::ReadMode;
 use weightloom_checkpoint::{
-    Held, Index, KeyMap, KeyRule, LoadReport, Observer, Part, ReadOptions, Source, TensorSpec, Verify, Want,
-    load, read,
+    Index, KeyMap, KeyRule, LoadReport, Observer, ReadOptions, ReadRequest, Section, Sharding, Source,
+    TensorSpec, Verify, load, read,
 };
 use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_errors::nearest;
@@ -37,7 +37,7 @@ pub struct LoadOptions {
     /// How bytes come from files. Mapped, parameters are the files themselves
     /// where their form allows it: nothing is read before it is used, and the
     /// files must stay as they are.
-    pub way: Option<Way>,
+    pub way: Option<ReadMode>,
     /// Whether checksums are compared, where there are some.
     pub verify: Verify,
     /// The layers that this rank has; its share of the pipeline if not given.
@@ -146,7 +146,7 @@ fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Sour
 /// Whether a tensor of a checkpoint is not the model's.
 pub(crate) fn belongs_to_training(source: &Source, name: &str) -> bool {
     let said = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-    said.is_some_and(|tensor| tensor.part == Part::Training)
+    said.is_some_and(|tensor| tensor.section == Section::Training)
 }
 
 /// Every key that does not fit.
@@ -204,7 +204,7 @@ impl Arriving {
         seat: &Seat,
         spec: &ParameterSpec,
         dtype: DType,
-        way: Option<Way>,
+        way: Option<ReadMode>,
     ) -> Result<Self, HubError> {
         let nn = weightloom_nn::NnError::from;
         let layout = seat.plan.layout_of(&spec.name);
@@ -212,7 +212,7 @@ impl Arriving {
         let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
         // Nothing that has checksums is used unread, and nothing without bytes
         // is anywhere.
-        let mappable = way == Some(Way::Mapped) && source.manifest.is_none() && !region.is_empty();
+        let mappable = way == Some(ReadMode::Mapped) && source.manifest.is_none() && !region.is_empty();
         if let Some((file, offset)) = entry.filter(|_| mappable).and_then(|entry| entry.in_one_piece(&region))
         {
             let name = source.index.files().get(file.0 as usize).map_or("", |file| file.name.as_str());
@@ -267,18 +267,18 @@ pub fn load_decoder(
     }
     let mut state = LoadState::new();
     for (spec, part) in seat.specs.iter().zip(&mut parts) {
-        let held = Held::Layout(seat.plan.layout_of(&spec.name));
-        let wanted = TensorSpec { dtype, shape: spec.shape.clone(), held };
+        let sharding = Sharding::Layout(seat.plan.layout_of(&spec.name));
+        let wanted = TensorSpec { dtype, shape: spec.shape.clone(), sharding };
         if let Arriving::Read(memory) = part {
             state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
         }
     }
     let load_options = weightloom_checkpoint::LoadOptions {
-        read: ReadOptions { way: options.way, ..ReadOptions::default() },
-        missing: Missing::Refuse,
+        read: ReadOptions { mode: options.way, ..ReadOptions::default() },
+        missing: MissingKeys::Error,
         // A stage has no use for the others' parameters; that the model has
         // was seen above.
-        unexpected: Unexpected::Ignore,
+        unexpected: UnexpectedKeys::Ignore,
         verify: options.verify,
         ..weightloom_checkpoint::LoadOptions::default()
     };
@@ -357,8 +357,8 @@ pub fn iter_parameters<'a>(
         let entry = &source.index.tensors()[&spec.name];
         let dtype = given.unwrap_or(entry.dtype);
         let mut memory = HostMemory::new(dtype, &region.shape()).map_err(weightloom_nn::NnError::from)?;
-        let want = Want { name: &spec.name, entry, region, dtype, into: memory.bytes_mut() };
-        read(&source, vec![want], &ReadOptions { way, ..ReadOptions::default() }, observer)?;
+        let want = ReadRequest { name: &spec.name, entry, region, dtype, into: memory.bytes_mut() };
+        read(&source, vec![want], &ReadOptions { mode: way, ..ReadOptions::default() }, observer)?;
         Ok((spec.name, memory.into_tensor()))
     }))
 }

@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::formats::gguf::{self, GgufValue};
-use weightloom_checkpoint::{Format, Index, KeyMap, Observer, ReadOptions, Source, StorageError, Want, read};
+use weightloom_checkpoint::{
+    Format, Index, KeyMap, Observer, ReadOptions, ReadRequest, Source, StorageError, read,
+};
 use weightloom_layout::{DType, Region};
 use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 
@@ -91,7 +93,7 @@ fn gguf_own_config(source: &Source) -> Result<Map<String, Value>, HubError> {
         None => None,
         Some(entry) => {
             let mut bytes = vec![0; entry.shape.volume() * 4];
-            let want = Want {
+            let want = ReadRequest {
                 name,
                 entry,
                 region: Region::whole(&entry.shape),

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use weightloom_checkpoint::{Observer, ReadOptions, Source, Want, read};
+use weightloom_checkpoint::{Observer, ReadOptions, ReadRequest, Source, read};
 use weightloom_errors::{Hint, nearest};
 use weightloom_layout::{DType, Region, Shape};
 use weightloom_nn::NnError;
@@ -153,7 +153,7 @@ impl Weights<'_> {
         }
         let mut memory = HostMemory::new(DType::F32, &entry.shape).map_err(NnError::from)?;
         let region = Region::whole(&entry.shape);
-        let want = Want { name: &name, entry, region, dtype: DType::F32, into: memory.bytes_mut() };
+        let want = ReadRequest { name: &name, entry, region, dtype: DType::F32, into: memory.bytes_mut() };
         read(self.source, vec![want], &ReadOptions::default(), self.observer)?;
         Ok(memory.into_tensor())
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use weightloom_checkpoint::{Better, CheckpointFolder, MANIFEST_FILE};
+use weightloom_checkpoint::{CheckpointFolder, MANIFEST_FILE, ScoreOrder};
 use weightloom_hub::cards::{CardSource, CardStore, ModelAddress, RunCards, RunError, SourceKind};
 
 fn run(root: &Path, steps: &[u64]) -> CheckpointFolder {
@@ -46,7 +46,7 @@ fn the_last_the_best_and_every_step_have_cards() {
     let best = store.card("best_checkpoint").unwrap();
     assert_eq!((best.model_family(), best.whole_number("x-step")), (Some("llama"), Ok(Some(10))));
     assert_eq!(best.model_config().unwrap().over(&json!({})), json!({"dim": 64, "rope": {"theta": 1.5}}));
-    let higher = cards.with_better(Better::Higher);
+    let higher = cards.with_better(ScoreOrder::HigherIsBetter);
     assert_eq!(path(&CardStore::new([higher.source().unwrap()]), "best_checkpoint"), root.join("step_9"));
 }
 

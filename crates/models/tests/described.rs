@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fixture::{Fixture, Silent, apart, greedy, json, logits};
 use serde_json::{Value, json};
 use weightloom_checkpoint::{
-    Held, LocalTensor, SaveFormat, SaveOptions, Saver, Source, State, Target, TensorSpec,
+    LocalTensor, SaveFormat, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec,
 };
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::{AnyFamily, DescribeError, Described, LoadOptions, arch_config, load_decoder};
@@ -75,10 +75,10 @@ fn write(folder: &std::path::Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     let mut state = State::new();
     for ((name, dims, _), bytes) in tensors.iter().zip(&bytes) {
         let shape = Shape::new(dims).unwrap();
-        let held = Held::Region(Region::whole(&shape));
+        let sharding = Sharding::Region(Region::whole(&shape));
         state.model(
             name.clone(),
-            LocalTensor { spec: TensorSpec { dtype: DType::F32, shape, held }, bytes: bytes.into() },
+            LocalTensor { spec: TensorSpec { dtype: DType::F32, shape, sharding }, bytes: bytes.into() },
         );
     }
     let options = SaveOptions { format: SaveFormat::HuggingFace, ..SaveOptions::default() };

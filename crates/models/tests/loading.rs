@@ -7,7 +7,7 @@ mod fixture;
 use fixture::{Fixture, Silent, apart, families, logits};
 use serde_json::{Value, json};
 use weightloom_checkpoint::Source;
-use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::storage::ReadMode;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::StoreSettings;
@@ -174,7 +174,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
     for case in ["llama", "gpt2", "qwen3_moe"] {
         let fixture = Fixture::open(case);
         let read = fixture.load(&LoadOptions::default());
-        let mapped = fixture.load(&LoadOptions { way: Some(Way::Mapped), ..LoadOptions::default() });
+        let mapped = fixture.load(&LoadOptions { way: Some(ReadMode::Mapped), ..LoadOptions::default() });
         let prompt = &fixture.prompts()[0];
         assert_eq!(logits(&mapped.decoder, prompt), logits(&read.decoder, prompt), "{case}");
         // Stacked and turned parameters are read all the same.
@@ -182,7 +182,7 @@ fn mapped_models_are_the_files_where_that_can_be() {
         assert_eq!(case == "llama", mapped.report.read.delivered == 0);
         let found = threads::run(2, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
-            let options = LoadOptions { gangs, way: Some(Way::Mapped), ..LoadOptions::default() };
+            let options = LoadOptions { gangs, way: Some(ReadMode::Mapped), ..LoadOptions::default() };
             logits(&fixture.load(&options).decoder, prompt)
         });
         for logits in found.unwrap() {

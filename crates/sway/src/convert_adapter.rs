@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use weightloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
-use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, Source, Want, read};
+use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, ReadRequest, Source, read};
 use weightloom_errors::{FileError, Hint};
 use weightloom_files::{Durability, write_atomic};
 use weightloom_layout::{DType, Region};
@@ -172,7 +172,7 @@ fn contents(source: &Source, index: &Index) -> Result<Contents, ConvertError> {
         };
         let mut bytes = vec![0; entry.shape.volume() * entry.dtype.size()];
         let region = Region::whole(&entry.shape);
-        let want = Want { name, entry, region, dtype: entry.dtype, into: &mut bytes };
+        let want = ReadRequest { name, entry, region, dtype: entry.dtype, into: &mut bytes };
         read(source, vec![want], &ReadOptions::default(), &())?;
         contents.insert(name.clone(), (word, bytes));
     }

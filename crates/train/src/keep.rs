@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weightloom_checkpoint::formats::peft::PREFIX;
-use weightloom_checkpoint::plan::{LoadState, Missing, Unexpected};
+use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
 use weightloom_checkpoint::{
-    Bytes, Held, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Source, State, Target,
-    TensorSpec, load,
+    Bytes, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source, State,
+    Target, TensorSpec, load,
 };
 use weightloom_dtensor::DTensor;
 use weightloom_gang::Elements;
@@ -57,7 +57,11 @@ impl AsRef<[u8]> for HeldTensor {
 
 /// Which part of a tensor this rank holds.
 fn spec(value: &DTensor) -> TensorSpec {
-    TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held: Held::Layout(value.layout()) }
+    TensorSpec {
+        dtype: value.dtype(),
+        shape: value.shape().clone(),
+        sharding: Sharding::Layout(value.layout()),
+    }
 }
 
 /// How far a run was when it saved a checkpoint.
@@ -134,7 +138,7 @@ impl Engine {
                 Part::Training => state.training(name, local),
             };
         }
-        let about = |error: weightloom_checkpoint::NotJson| TrainError::Progress {
+        let about = |error: weightloom_checkpoint::SerializeError| TrainError::Progress {
             location: "the run".to_owned(),
             message: error.to_string(),
         };
@@ -185,8 +189,8 @@ impl Engine {
             state.tensor(name, spec.clone(), memory.bytes_mut());
         }
         let options = LoadOptions {
-            missing: Missing::Refuse,
-            unexpected: Unexpected::Ignore,
+            missing: MissingKeys::Error,
+            unexpected: UnexpectedKeys::Ignore,
             ..LoadOptions::default()
         };
         load(source, state, &*self.gangs.root, &options, observer)?;

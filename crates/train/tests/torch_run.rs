@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use trainer::{Arrangement, Recipe, Trained, Trainer, Weights, alone, models, shared};
-use weightloom_checkpoint::{ReadOptions, Source, Want, read};
+use weightloom_checkpoint::{ReadOptions, ReadRequest, Source, read};
 use weightloom_gang::{GangOptions, threads};
 use weightloom_layout::{DType, Region};
 use weightloom_nn::{AttentionConfig, DecoderConfig, MlpConfig};
@@ -121,7 +121,7 @@ fn an_adapter_trains_as_with_peft() {
         let entry = &tensors[name];
         let mut memory = HostMemory::new(DType::F32, &entry.shape).unwrap();
         let region = Region::whole(&entry.shape);
-        let want = Want { name, entry, region, dtype: DType::F32, into: memory.bytes_mut() };
+        let want = ReadRequest { name, entry, region, dtype: DType::F32, into: memory.bytes_mut() };
         read(&source, vec![want], &ReadOptions::default(), &()).unwrap();
         memory.into_tensor()
     };

@@ -18,7 +18,7 @@ mod write;
 pub use read::{descriptions, read_folder};
 pub use sharded::{read_sharded, shards};
 pub use value::read_value;
-pub use write::{DcpFile, DcpItem, DcpPlaced, DcpRank, DcpValue, file_name, metadata};
+pub use write::{DcpFile, DcpItem, DcpItemLayout, DcpRank, DcpValue, file_name, metadata};
 
 use weightloom_errors::Hint;
 use weightloom_layout::{RegionError, ShapeError, TilingError};
@@ -58,7 +58,7 @@ pub enum DcpError {
     Dims { tensor: String, dims: usize },
     /// What is in the file is not what the description says.
     #[error("the part of `{tensor}` at byte {offset} is not what the checkpoint's description says")]
-    Part { tensor: String, offset: u64 },
+    ChunkMismatch { tensor: String, offset: u64 },
     /// Two parts that disagree about their tensor.
     #[error("parts of `{tensor}` disagree about its shape or dtype")]
     Disagree { tensor: String },
@@ -74,7 +74,7 @@ impl Hint for DcpError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Transformed { .. } => Some("save it again without extensions".to_owned()),
-            Self::NoPlace { .. } | Self::Part { .. } => {
+            Self::NoPlace { .. } | Self::ChunkMismatch { .. } => {
                 Some("the folder mixes files of two checkpoints; copy or save it again".to_owned())
             }
             _ => None,

@@ -5,11 +5,13 @@
 //! rearranged is put back by tiles, so that no element is touched. Packed
 //! tensors are `f32` once decoded.
 
+mod header;
 mod names;
-mod place;
-mod read;
+mod quant;
+mod tensor;
 mod value;
 
+pub use quant::BlockFormat;
 pub use value::{GgufArray, GgufValue};
 
 use std::collections::BTreeMap;
@@ -17,13 +19,12 @@ use std::collections::BTreeMap;
 use weightloom_errors::Hint;
 use weightloom_layout::{Shape, ShapeError};
 
-use crate::blocks::BlockFormat;
 use crate::error::CheckpointError;
 use crate::index::{FileId, Format, Index, IndexError, StoredFile, TensorEntry};
 use crate::storage::Storage;
+use header::Header;
 use names::Names;
-use place::Placed;
-use read::Front;
+use tensor::TensorLayout;
 
 /// Tensors begin at multiples of this unless the file says otherwise.
 const ALIGNMENT: u64 = 32;
@@ -47,7 +48,7 @@ pub enum GgufError {
     Short { end: u64, length: u64 },
     /// Metadata of absurd length.
     #[error("its metadata are longer than {limit} bytes")]
-    FrontTooLong { limit: u64 },
+    HeaderTooLong { limit: u64 },
     /// Text that is not UTF-8.
     #[error("the text of {of} is not valid UTF-8")]
     NotText {
@@ -116,7 +117,8 @@ impl Hint for GgufError {
                 Some("convert the model again with a present llama.cpp".to_owned())
             }
             Self::TensorType { .. } => {
-                Some("use a file quantised to Q4_0 to Q8_0 or Q2_K to Q6_K, or F16, BF16 or F32".to_owned())
+                let names: Vec<&str> = BlockFormat::ALL.iter().map(|format| format.name()).collect();
+                Some(format!("use a file of type F32, F16, BF16, {}", names.join(", ")))
             }
             Self::PartName { count } => {
                 Some(format!("name the parts `name-00001-of-{count:05}.gguf` and so on"))
@@ -131,27 +133,28 @@ impl Hint for GgufError {
 /// checkpoint in parts, that of the first, whichever is named.
 pub fn read_metadata(storage: &dyn Storage, name: &str) -> Result<Vec<(String, GgufValue)>, CheckpointError> {
     let first = parts(name).first().cloned().unwrap_or_default();
-    Ok(Front::read(storage, &first)?.metadata)
+    Ok(Header::read(storage, &first)?.metadata)
 }
 
 /// Indexes one file, or all parts if it is one of several.
 pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
     let names = parts(name);
-    let fronts: Vec<Front> = names.iter().map(|name| Front::read(storage, name)).collect::<Result<_, _>>()?;
+    let headers: Vec<Header> =
+        names.iter().map(|name| Header::read(storage, name)).collect::<Result<_, _>>()?;
     // What a checkpoint says of itself is in its first part.
-    let metadata = fronts.first().map_or(&[][..], |front| &front.metadata);
-    let homes = Names::new(metadata);
+    let metadata = headers.first().map_or(&[][..], |header| &header.metadata);
+    let tensor_names = Names::new(metadata);
     let mut files = Vec::new();
     let mut tensors = BTreeMap::new();
-    for (name, front) in names.iter().zip(&fronts) {
+    for (name, header) in names.iter().zip(&headers) {
         let failed = |error: GgufError| CheckpointError::format(name, error);
-        let count = count_at(&front.metadata, "split.count").unwrap_or(1);
+        let count = count_at(&header.metadata, "split.count").unwrap_or(1);
         if count > 1 && names.len() == 1 {
             return Err(failed(GgufError::PartName { count }));
         }
         let id = FileId(files.len() as u32);
-        files.push(StoredFile { name: name.clone(), length: front.length });
-        for (tensor, entry) in entries(front, &homes, name, id)? {
+        files.push(StoredFile { name: name.clone(), length: header.length });
+        for (tensor, entry) in entries(header, &tensor_names, name, id)? {
             if tensors.insert(tensor.clone(), entry).is_some() {
                 return Err(failed(GgufError::Twice { tensor }));
             }
@@ -174,20 +177,20 @@ pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Option
 
 /// The tensors of one file.
 fn entries(
-    front: &Front,
+    header: &Header,
     names: &Names<'_>,
     name: &str,
     id: FileId,
 ) -> Result<Vec<(String, TensorEntry)>, CheckpointError> {
     let failed = |error: GgufError| CheckpointError::format(name, error);
-    let alignment = alignment(&front.metadata).map_err(failed)?;
-    let data = front.end.next_multiple_of(alignment);
-    let mut order: Vec<&read::TensorInfo> = front.tensors.iter().collect();
+    let alignment = alignment(&header.metadata).map_err(failed)?;
+    let data = header.end.next_multiple_of(alignment);
+    let mut order: Vec<&header::TensorInfo> = header.tensors.iter().collect();
     order.sort_by_key(|info| info.offset);
     let mut entries = Vec::new();
     let mut before: Option<(&str, u64)> = None;
     for info in order {
-        let placed = Placed::new(info, id, data).map_err(failed)?;
+        let layout = TensorLayout::new(info, id, data).map_err(failed)?;
         if info.offset % alignment != 0 {
             return Err(failed(GgufError::Offset { tensor: info.name.clone(), offset: info.offset }));
         }
@@ -196,17 +199,17 @@ fn entries(
         {
             return Err(failed(GgufError::Overlap { tensor: info.name.clone(), before: before.to_owned() }));
         }
-        let end = info.offset + placed.bytes;
+        let end = info.offset + layout.bytes;
         before = Some((&info.name, end));
         // Checked here rather than by the index, so that parts are made only
         // of tensors that are really there.
-        if data + end > front.length {
+        if data + end > header.length {
             let (tensor, file, start) = (info.name.clone(), name.to_owned(), data + info.offset);
-            let (end, length) = (u128::from(data + end), front.length);
+            let (end, length) = (u128::from(data + end), header.length);
             return Err(IndexError::PastEnd { tensor, file, start, end, length }.into());
         }
-        let home = names.home(&info.name).map_err(failed)?;
-        entries.extend(placed.entries(home).map_err(failed)?);
+        let hf_tensor = names.hf_tensor(&info.name).map_err(failed)?;
+        entries.extend(layout.entries(hf_tensor).map_err(failed)?);
     }
     Ok(entries)
 }

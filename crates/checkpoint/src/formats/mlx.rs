@@ -5,16 +5,20 @@
 //! dtype. How many bits and how large groups are is in `config.json`; what it
 //! says must fit the shapes.
 
+mod affine;
+
+pub use affine::AffineRun;
+
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 use weightloom_errors::Hint;
 use weightloom_layout::{DType, Region, Shape};
 
-use crate::codec::{Affine, Codec, Side};
+use crate::codec::{AffineCodec, Codec, GroupParams};
 use crate::error::CheckpointError;
 use crate::index::{Format, Index, Strides, TensorEntry, Tile, row_major};
-use crate::storage::{Presence, Storage};
+use crate::storage::Storage;
 
 /// The file that says how weights are quantised.
 const CONFIG: &str = "config.json";
@@ -67,7 +71,7 @@ impl Hint for MlxError {
 /// are; an index of other tensors stays as it is.
 pub(crate) fn join_quantised(storage: &dyn Storage, index: Index) -> Result<Index, CheckpointError> {
     let modules: Vec<String> = quantised_modules(&index);
-    if modules.is_empty() || storage.has(CONFIG)? == Presence::Absent {
+    if modules.is_empty() || !storage.exists(CONFIG)? {
         return Ok(index);
     }
     let failed = |error: MlxError| CheckpointError::format(CONFIG, error);
@@ -159,9 +163,10 @@ fn join(
         .and_then(|shape| {
             let dim = shape.ndim() - 1;
             let (file, offset, strides) = rows(&words)?;
-            let side = |entry| rows(entry).map(|(file, offset, strides)| Side { file, offset, strides });
+            let side =
+                |entry| rows(entry).map(|(file, offset, strides)| GroupParams { file, offset, strides });
             let (scales, biases) = (side(&scales)?, side(&biases)?);
-            let codec = Codec::Affine(Box::new(Affine { bits, group, dim, lead: 0, scales, biases }));
+            let codec = Codec::Affine(Box::new(AffineCodec { bits, group, dim, lead: 0, scales, biases }));
             let tile = Tile { region: Region::whole(&shape), file, offset, strides, codec };
             Some(TensorEntry { dtype, shape, tiles: vec![tile] })
         });

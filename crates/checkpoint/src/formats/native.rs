@@ -8,7 +8,7 @@ use super::safetensors::{self, Header};
 use crate::error::CheckpointError;
 use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry};
 use crate::manifest::{
-    Arrangement, Kind, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor, digest_of,
+    EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestError, ManifestFile, ManifestTensor, digest_of,
 };
 use crate::storage::Storage;
 
@@ -29,13 +29,13 @@ pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, Checkp
                 .map_err(|error| CheckpointError::format(&file.name, error))?;
             let entry = placed(manifest.storage, name, said, stored, &header).ok_or_else(wrong)?;
             match said.kind {
-                Kind::Tensor => match tensors.get_mut(name) {
+                EntryKind::Tensor => match tensors.get_mut(name) {
                     Some(known) => known.tiles.extend(entry.tiles),
                     None => {
                         tensors.insert(name.clone(), entry);
                     }
                 },
-                Kind::Bytes => {
+                EntryKind::Bytes => {
                     let tile = &entry.tiles[0];
                     let blob = Blob { file: id, offset: tile.offset, length: entry.bytes() };
                     if blobs.insert(name.clone(), blob).is_some() {
@@ -48,13 +48,13 @@ pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, Checkp
     for (name, said) in &manifest.tensors {
         let found = tensors.contains_key(name) || blobs.contains_key(name);
         // In chunks, nobody writes what has no elements.
-        let unwritten = manifest.storage == Arrangement::Chunks && said.shape.volume() == 0;
+        let unwritten = manifest.storage == FileSharing::PerRank && said.shape.volume() == 0;
         if !found && !unwritten {
             return Err(damaged(ManifestError::Tensor { tensor: name.clone() }));
         }
     }
     for (name, said) in &manifest.tensors {
-        if said.kind == Kind::Tensor && !tensors.contains_key(name) {
+        if said.kind == EntryKind::Tensor && !tensors.contains_key(name) {
             let entry = TensorEntry { dtype: said.dtype, shape: said.shape.clone(), tiles: Vec::new() };
             tensors.insert(name.clone(), entry);
         }
@@ -86,7 +86,7 @@ fn header_of(storage: &dyn Storage, file: &ManifestFile) -> Result<Header, Check
 /// The stored tensor as a part of what the manifest says it is; `None` if it
 /// is not.
 fn placed(
-    arrangement: Arrangement,
+    arrangement: FileSharing,
     name: &str,
     said: &ManifestTensor,
     mut stored: TensorEntry,
@@ -96,8 +96,8 @@ fn placed(
         return None;
     }
     match arrangement {
-        Arrangement::Shared => (stored.shape == said.shape).then_some(stored),
-        Arrangement::Chunks => {
+        FileSharing::Shared => (stored.shape == said.shape).then_some(stored),
+        FileSharing::PerRank => {
             let start: Vec<usize> = serde_json::from_str(header.metadata.get(name)?).ok()?;
             let region = Region::new(&start, &stored.shape).ok()?;
             stored.tiles[0].region = region;

@@ -176,7 +176,7 @@ pub(crate) fn read_contents(
     Ok((walk.contents, length))
 }
 
-/// Turns nested values into dotted names.
+/// ScanOrder nested values into dotted names.
 struct Walk<'w, 'a> {
     pickle: &'w Pickle<'a>,
     archive: &'w Archive,

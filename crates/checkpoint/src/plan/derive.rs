@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use weightloom_layout::{Layout, LayoutId, Region, Shape, check_tiling};
 
-use super::balance::{Load, Redundancy};
+use super::balance::WriteLoad;
 use super::items::{MetadataIndex, WriteData, WriteItem};
 use super::save::{PlanError, Subject, SubjectKind};
 
@@ -105,10 +105,9 @@ pub(super) fn derive(
     cache: &mut TileCache,
     me: usize,
     world: usize,
-    redundancy: Redundancy,
-) -> Result<(Vec<WriteItem>, Load), PlanError> {
+) -> Result<(Vec<WriteItem>, WriteLoad), PlanError> {
     let mut items = Vec::new();
-    let mut load = Load::new(world);
+    let mut load = WriteLoad::new(world);
     let mut tensors = Vec::with_capacity(subjects.len());
     for subject in subjects {
         if let SubjectKind::Laid { layout, shape, .. } = &subject.kind {
@@ -145,13 +144,13 @@ pub(super) fn derive(
     for (bytes, group) in &shared {
         match group {
             Shared::Bytes { subject } => {
-                if load.choose(redundancy, &everyone, *bytes) == me {
+                if load.assign(&everyone, *bytes) == me {
                     items.push(subject.item(Region::whole(&Shape::default())));
                 }
             }
             Shared::Tiles { subject, tiles, numbers } => {
                 for &number in *numbers {
-                    if load.choose(redundancy, tiles.holders(number), *bytes) == me {
+                    if load.assign(tiles.holders(number), *bytes) == me {
                         items.push(subject.item(tiles.regions[number as usize].clone()));
                     }
                 }
@@ -190,6 +189,6 @@ impl Subject {
                 (MetadataIndex::whole(&self.name), WriteData::Bytes { length: *length, digest: *digest })
             }
         };
-        WriteItem { index, part: self.part, data }
+        WriteItem { index, section: self.section, data }
     }
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use weightloom_layout::{DType, Region, Shape, check_tiling};
 
-use super::balance::{Load, Redundancy};
-use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
+use super::balance::WriteLoad;
+use super::items::{Metadata, Redistribution, SavePlan, TensorMetadata, WriteData, WriteItem};
 use super::save::{PlanError, Version};
 use crate::fingerprint::Fingerprint;
-use crate::state::Part;
+use crate::state::Section;
 
 /// What all ranks say of one name.
 #[derive(Default)]
@@ -23,25 +23,22 @@ struct Told {
 
 #[derive(Clone)]
 enum Kind {
-    Tensor { part: Part, dtype: DType, shape: Shape },
-    Bytes { part: Part, length: u64, digest: Fingerprint },
+    Tensor { section: Section, dtype: DType, shape: Shape },
+    Bytes { section: Section, length: u64, digest: Fingerprint },
 }
 
 /// The plans of all ranks, from what each holds.
-pub(super) fn global_plan(
-    plans: Vec<SavePlan>,
-    redundancy: Redundancy,
-) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+pub(super) fn global_plan(plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
     let world = plans.len();
     let mut told: BTreeMap<String, Told> = BTreeMap::new();
-    let mut exchanges: BTreeMap<String, Exchange> = BTreeMap::new();
+    let mut redistributions: BTreeMap<String, Redistribution> = BTreeMap::new();
     for (rank, plan) in plans.iter().enumerate() {
-        for exchange in &plan.exchanges {
+        for exchange in &plan.redistributions {
             let name = exchange.name.clone();
             // Ranks that have no part of a tensor need not know of it.
-            match exchanges.get(&name) {
-                Some(known) if known != exchange => return Err(PlanError::Exchanges { name, rank }),
-                _ => drop(exchanges.insert(name, exchange.clone())),
+            match redistributions.get(&name) {
+                Some(known) if known != exchange => return Err(PlanError::Redistributions { name, rank }),
+                _ => drop(redistributions.insert(name, exchange.clone())),
             }
         }
         for item in &plan.items {
@@ -50,7 +47,7 @@ pub(super) fn global_plan(
     }
     let mut metadata = Metadata::default();
     let mut items: Vec<Vec<WriteItem>> = vec![Vec::new(); world];
-    let mut load = Load::new(world);
+    let mut load = WriteLoad::new(world);
     let mut shared = Vec::new();
     for (name, told) in &told {
         let (kind, regions) = told.agreed(name)?;
@@ -58,11 +55,11 @@ pub(super) fn global_plan(
             Kind::Bytes { length, .. } => {
                 metadata.bytes.insert(name.clone(), length);
             }
-            Kind::Tensor { part, dtype, ref shape } => {
+            Kind::Tensor { section, dtype, ref shape } => {
                 check_tiling(shape, &regions)
                     .map_err(|source| PlanError::Tiling { name: name.clone(), source })?;
                 let entry =
-                    TensorMetadata { part, dtype, shape: shape.clone(), layout: None, chunks: regions };
+                    TensorMetadata { section, dtype, shape: shape.clone(), layout: None, chunks: regions };
                 metadata.tensors.insert(name.clone(), entry);
             }
         }
@@ -83,13 +80,13 @@ pub(super) fn global_plan(
     // The order of names and regions is kept among equals.
     shared.sort_by_key(|(item, _)| std::cmp::Reverse(item.bytes()));
     for (item, holders) in shared {
-        let chosen = load.choose(redundancy, holders, item.bytes());
+        let chosen = load.assign(holders, item.bytes());
         items[chosen].push(item);
     }
-    let exchanges: Vec<Exchange> = exchanges.into_values().collect();
+    let redistributions: Vec<Redistribution> = redistributions.into_values().collect();
     let plans = items.into_iter().map(|mut items| {
         items.sort_by(|a, b| a.index.cmp(&b.index));
-        SavePlan { exchanges: exchanges.clone(), items }
+        SavePlan { redistributions: redistributions.clone(), items }
     });
     Ok((plans.collect(), metadata))
 }
@@ -100,12 +97,12 @@ impl Told {
             WriteData::Tensor { dtype, shape, region } => (
                 format!("{dtype} of shape {shape}"),
                 Some(region.clone()),
-                Kind::Tensor { part: item.part, dtype: *dtype, shape: shape.clone() },
+                Kind::Tensor { section: item.section, dtype: *dtype, shape: shape.clone() },
             ),
             WriteData::Bytes { length, digest } => (
                 format!("{length} bytes with digest {digest}"),
                 None,
-                Kind::Bytes { part: item.part, length: *length, digest: *digest },
+                Kind::Bytes { section: item.section, length: *length, digest: *digest },
             ),
         };
         self.versions.entry(version).or_default().push(rank);
@@ -135,16 +132,16 @@ impl Kind {
     fn item(&self, name: &str, region: Option<&Region>) -> WriteItem {
         use super::items::MetadataIndex;
         match self {
-            Self::Bytes { part, length, digest } => WriteItem {
+            Self::Bytes { section, length, digest } => WriteItem {
                 index: MetadataIndex::whole(name),
-                part: *part,
+                section: *section,
                 data: WriteData::Bytes { length: *length, digest: *digest },
             },
-            Self::Tensor { part, dtype, shape } => {
+            Self::Tensor { section, dtype, shape } => {
                 let region = region.cloned().unwrap_or_else(|| Region::whole(shape));
                 WriteItem {
                     index: MetadataIndex::part(name, &region),
-                    part: *part,
+                    section: *section,
                     data: WriteData::Tensor { dtype: *dtype, shape: shape.clone(), region },
                 }
             }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use weightloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Layout, Region, Shape};
 
 use crate::fingerprint::Fingerprint;
-use crate::state::Part;
+use crate::state::Section;
 
 /// Names a thing in a checkpoint, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub struct WriteItem {
     /// What it is called.
     pub index: MetadataIndex,
     /// To which half of the checkpoint it belongs.
-    pub part: Part,
+    pub section: Section,
     /// What it is.
     pub data: WriteData,
 }
@@ -88,31 +88,35 @@ pub struct ReadItem {
     pub lengths: Vec<usize>,
 }
 
-/// What one rank does before it writes: a tensor whose parts would be written
-/// in tiny runs is first exchanged, so that each rank has whole rows.
+/// Redistribution of a tensor before it is written.
+///
+/// A tensor whose shards would be written in tiny runs is redistributed first,
+/// so that each rank holds whole rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct Redistribution {
     /// The tensor.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
-    /// The layout that ranks have it in, as text.
-    pub from: String,
-    /// The layout that it is written from, as text.
-    pub to: String,
-    /// Bytes of one run if it were written as it is.
+    /// The layout that the ranks hold it in.
+    #[serde(with = "layout_text")]
+    pub from: Layout,
+    /// The layout that it is written from.
+    #[serde(with = "layout_text")]
+    pub to: Layout,
+    /// Bytes of one run in the layout `from`.
     pub run: u64,
-    /// Bytes of one run after the exchange.
+    /// Bytes of one run in the layout `to`.
     pub run_after: u64,
 }
 
 /// What one rank writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavePlan {
-    /// Exchanges that come first, in this order, on all ranks.
-    pub exchanges: Vec<Exchange>,
+    /// Redistributions that come first, in this order, on all ranks.
+    pub redistributions: Vec<Redistribution>,
     /// What is then written.
     pub items: Vec<WriteItem>,
 }
@@ -146,13 +150,48 @@ pub struct Metadata {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorMetadata {
     /// To which half it belongs.
-    pub part: Part,
+    pub section: Section,
     /// The type of its elements.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
-    /// The layout that it is written from, as text; `None` if it has none.
-    pub layout: Option<String>,
+    /// The layout that it is written from, if it has one.
+    #[serde(with = "optional_layout_text")]
+    pub layout: Option<Layout>,
     /// The parts that are written, where they do not follow from a layout.
     pub chunks: Vec<Region>,
+}
+
+/// Layouts as text, for plans that ranks send to one another.
+mod layout_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+    use weightloom_layout::Layout;
+
+    pub(super) fn serialize<S: Serializer>(layout: &Layout, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(layout)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Layout, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// As [`layout_text`], for tensors that may have no layout.
+mod optional_layout_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+    use weightloom_layout::Layout;
+
+    pub(super) fn serialize<S: Serializer>(
+        layout: &Option<Layout>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        layout.map(|layout| layout.to_string()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Layout>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
 }

@@ -8,7 +8,7 @@ use weightloom_layout::{DType, LayoutError, Region, Shape};
 use super::items::{LoadPlan, MetadataIndex, ReadItem};
 use super::save::{PlanContext, PlanError};
 use crate::index::Index;
-use crate::state::{Held, TensorSpec};
+use crate::state::{Sharding, TensorSpec};
 
 /// Decides what each rank reads and where it goes. The steps are told in the
 /// module's documentation.
@@ -19,14 +19,13 @@ pub trait LoadPlanner<'a> {
     /// What this rank reads. Every rank.
     fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError>;
 
-    /// Whether the planner wants to see the plans of all ranks. The same on
-    /// every rank.
-    fn gathers(&self) -> Gathers {
-        Gathers::No
+    /// Whether [`global_plan`](Self::global_plan) sees the plans of all ranks.
+    /// Must be the same on every rank.
+    fn needs_global_plan(&self) -> bool {
+        false
     }
 
-    /// A look at the plans of all ranks, if it wants one. Every rank, with the
-    /// same result.
+    /// Changes the plans of all ranks. Every rank, with the same result.
     fn global_plan(&mut self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>, LoadPlanError> {
         Ok(plans)
     }
@@ -46,15 +45,6 @@ pub trait LoadPlanner<'a> {
 
     /// Takes bytes.
     fn apply_bytes(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), LoadPlanError>;
-}
-
-/// Whether plans of all ranks are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gathers {
-    /// They are.
-    Yes,
-    /// Every rank plans for itself.
-    No,
 }
 
 /// Where elements go.
@@ -114,27 +104,27 @@ impl<'a> LoadState<'a> {
 
 /// What to do about names that are wanted but not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingKeys {
     /// Refuse to load.
     #[default]
-    Refuse,
+    Error,
     /// Leave the destination as it is.
     Keep,
 }
 
 /// What to do about names that are there but not wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unexpected {
+pub enum UnexpectedKeys {
     /// Refuse to load.
     #[default]
-    Refuse,
+    Error,
     /// Leave them where they are.
     Ignore,
 }
 
 /// What a name that fits nothing might have been.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stray {
+pub struct UnmatchedKey {
     /// The name.
     pub name: String,
     /// A name of the other side that is close.
@@ -143,7 +133,7 @@ pub struct Stray {
 
 /// A tensor that has another shape than it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misshapen {
+pub struct ShapeMismatch {
     /// Its name.
     pub name: String,
     /// What is wanted.
@@ -154,28 +144,28 @@ pub struct Misshapen {
 
 /// Everything about a checkpoint that does not fit what is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Misfit {
+pub struct StateMismatch {
     /// Wanted, but not there.
-    pub missing: Vec<Stray>,
+    pub missing: Vec<UnmatchedKey>,
     /// There, but not wanted.
-    pub unexpected: Vec<Stray>,
+    pub unexpected: Vec<UnmatchedKey>,
     /// There with another shape.
-    pub misshapen: Vec<Misshapen>,
+    pub shapes: Vec<ShapeMismatch>,
 }
 
-impl Misfit {
+impl StateMismatch {
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.misshapen.is_empty()
+        self.missing.is_empty() && self.unexpected.is_empty() && self.shapes.is_empty()
     }
 }
 
-impl std::fmt::Display for Misfit {
+impl std::fmt::Display for StateMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let stray = |stray: &Stray| match &stray.near {
+        let stray = |stray: &UnmatchedKey| match &stray.near {
             Some(near) => format!("\n    {} (near `{near}`)", stray.name),
             None => format!("\n    {}", stray.name),
         };
-        let list = |names: &[Stray]| names.iter().map(stray).collect::<String>();
+        let list = |names: &[UnmatchedKey]| names.iter().map(stray).collect::<String>();
         if !self.missing.is_empty() {
             write!(
                 f,
@@ -188,9 +178,9 @@ impl std::fmt::Display for Misfit {
             let count = self.unexpected.len();
             write!(f, "\n  {count} in the checkpoint, but not wanted:{}", list(&self.unexpected))?;
         }
-        if !self.misshapen.is_empty() {
-            write!(f, "\n  {} of another shape:", self.misshapen.len())?;
-            for Misshapen { name, wanted, found } in &self.misshapen {
+        if !self.shapes.is_empty() {
+            write!(f, "\n  {} of another shape:", self.shapes.len())?;
+            for ShapeMismatch { name, wanted, found } in &self.shapes {
                 write!(f, "\n    {name}: {wanted} wanted, {found} in the checkpoint")?;
             }
         }
@@ -205,7 +195,7 @@ impl std::fmt::Display for Misfit {
 pub enum LoadPlanError {
     /// The checkpoint does not fit.
     #[error("the checkpoint does not fit:{0}")]
-    Misfit(Box<Misfit>),
+    StateMismatch(Box<StateMismatch>),
     /// A layout does not fit its tensor.
     #[error("`{name}` cannot be laid out: {source}")]
     Layout { name: String, source: LayoutError },
@@ -230,9 +220,9 @@ pub enum LoadPlanError {
 #[derive(Debug, Default)]
 pub struct StandardLoadPlanner<'a> {
     /// What to do about missing names.
-    pub missing: Missing,
+    pub missing: MissingKeys,
     /// What to do about unexpected names.
-    pub unexpected: Unexpected,
+    pub unexpected: UnexpectedKeys,
     state: LoadState<'a>,
     context: Option<PlanContext>,
 }
@@ -243,8 +233,8 @@ impl<'a> StandardLoadPlanner<'a> {
         Self { state, ..Self::default() }
     }
 
-    fn misfit(&self, index: &Index) -> Misfit {
-        let mut misfit = Misfit::default();
+    fn misfit(&self, index: &Index) -> StateMismatch {
+        let mut misfit = StateMismatch::default();
         let near =
             |name: &str, there: &mut dyn Iterator<Item = &str>| nearest(name, there).map(str::to_owned);
         for (name, slot) in &self.state.slots {
@@ -253,7 +243,7 @@ impl<'a> StandardLoadPlanner<'a> {
                 Slot::Tensor { spec, .. } => match index.tensors().get(name) {
                     Some(entry) => {
                         if entry.shape != spec.shape {
-                            misfit.misshapen.push(Misshapen {
+                            misfit.shapes.push(ShapeMismatch {
                                 name: name.clone(),
                                 wanted: spec.shape.clone(),
                                 found: entry.shape.clone(),
@@ -264,15 +254,15 @@ impl<'a> StandardLoadPlanner<'a> {
                     None => false,
                 },
             };
-            if !found && self.missing == Missing::Refuse {
+            if !found && self.missing == MissingKeys::Error {
                 let near = near(name, &mut index.tensors().keys().map(String::as_str));
-                misfit.missing.push(Stray { name: name.clone(), near });
+                misfit.missing.push(UnmatchedKey { name: name.clone(), near });
             }
         }
-        if self.unexpected == Unexpected::Refuse {
+        if self.unexpected == UnexpectedKeys::Error {
             for name in index.tensors().keys().filter(|name| !self.state.slots.contains_key(*name)) {
                 let near = near(name, &mut self.state.slots.keys().map(String::as_str));
-                misfit.unexpected.push(Stray { name: name.clone(), near });
+                misfit.unexpected.push(UnmatchedKey { name: name.clone(), near });
             }
         }
         misfit
@@ -283,7 +273,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
     fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError> {
         self.context = Some(context);
         let misfit = self.misfit(index);
-        if misfit.is_empty() { Ok(()) } else { Err(LoadPlanError::Misfit(Box::new(misfit))) }
+        if misfit.is_empty() { Ok(()) } else { Err(LoadPlanError::StateMismatch(Box::new(misfit))) }
     }
 
     fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError> {
@@ -353,7 +343,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
 }
 
 fn wanted(name: &str, spec: &TensorSpec, rank: usize) -> Result<Region, LoadPlanError> {
-    if let Held::Layout(layout) = spec.held
+    if let Sharding::Layout(layout) = spec.sharding
         && layout.pending().next().is_some()
     {
         return Err(LoadPlanError::Pending { name: name.to_owned(), layout: layout.to_string() });

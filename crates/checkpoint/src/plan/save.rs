@@ -6,13 +6,13 @@ use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangError, GangExt};
 use weightloom_layout::{DType, Layout, LayoutError, Placement, Region, Shape, TilingError};
 
-use super::balance::{Load, Redundancy};
+use super::balance::WriteLoad;
 use super::derive::{TileCache, derive};
 use super::gather;
-use super::items::{Exchange, Metadata, SavePlan, TensorMetadata, WriteData, WriteItem};
+use super::items::{Metadata, Redistribution, SavePlan, TensorMetadata, WriteData, WriteItem};
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
-use crate::state::{Bytes, Content, Held, Part, State};
+use crate::state::{Bytes, Content, Section, Sharding, State};
 
 /// Which rank plans, and among how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum PlanError {
     NoSuchRank { name: String, rank: usize, world: usize },
     /// Ranks want to exchange a tensor in different ways before they write.
     #[error("rank {rank} would exchange `{name}` in another way before writing than the ranks before it")]
-    Exchanges { name: String, rank: usize },
+    Redistributions { name: String, rank: usize },
     /// A planner that has no plan for a rank.
     #[error("the planner has no plan for rank {rank}")]
     NoPlan { rank: usize },
@@ -142,23 +142,23 @@ pub fn plan_save(
     // A rank that cannot go on still takes part, so that all learn of it.
     let digest = configured.as_ref().ok().and_then(|()| planner.derivable());
     let alone = agree(gang, digest)?;
-    crate::together(gang, configured.map_err(CheckpointError::from))?;
+    crate::collective_result(gang, configured.map_err(CheckpointError::from))?;
     let (plan, metadata) = match alone {
         Agreement::Alone => {
             let derived = planner.derived_plan();
-            crate::together(gang, derived.map_err(CheckpointError::from))?
+            crate::collective_result(gang, derived.map_err(CheckpointError::from))?
         }
         Agreement::Gather => {
-            let local = crate::together(gang, planner.local_plan().map_err(CheckpointError::from))?;
+            let local = crate::collective_result(gang, planner.local_plan().map_err(CheckpointError::from))?;
             let all = planner.global_plan(gang.all_gather_objects(&local)?);
-            let (mut plans, metadata) = crate::together(gang, all.map_err(CheckpointError::from))?;
+            let (mut plans, metadata) = crate::collective_result(gang, all.map_err(CheckpointError::from))?;
             let own = plans.get_mut(gang.rank()).map(std::mem::take);
             let own = own.ok_or(CheckpointError::Plan(PlanError::NoPlan { rank: gang.rank() }));
-            (crate::together(gang, own)?, metadata)
+            (crate::collective_result(gang, own)?, metadata)
         }
     };
     let plan = planner.finalize(plan).map_err(CheckpointError::from);
-    Ok((crate::together(gang, plan)?, metadata))
+    Ok((crate::collective_result(gang, plan)?, metadata))
 }
 
 enum Agreement {
@@ -179,7 +179,7 @@ fn agree(gang: &dyn Gang, digest: Option<Fingerprint>) -> Result<Agreement, Gang
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) name: String,
-    pub(super) part: Part,
+    pub(super) section: Section,
     pub(super) kind: SubjectKind,
 }
 
@@ -193,35 +193,32 @@ pub(super) enum SubjectKind {
 /// The planner that is used unless another is given.
 #[derive(Debug, Default)]
 pub struct StandardSavePlanner {
-    /// How copies are left out.
-    pub redundancy: Redundancy,
     /// Bytes of a run below which ranks exchange a tensor before they write
     /// it. 0 for never.
-    pub exchange_below: u64,
+    pub redistribute_below: u64,
     context: Option<PlanContext>,
     subjects: Vec<Subject>,
-    exchanges: Vec<Exchange>,
+    redistributions: Vec<Redistribution>,
     digest: Option<Fingerprint>,
     tiles: TileCache,
     last: Option<(Fingerprint, SavePlan, Metadata)>,
 }
 
 impl StandardSavePlanner {
-    /// A planner that balances, and exchanges what would be written in runs
+    /// A planner that balances, and redistributions what would be written in runs
     /// of less than 8 KiB: about where a call for each run costs more than
     /// the exchange.
     pub fn new() -> Self {
-        Self { exchange_below: 8 << 10, ..Self::default() }
+        Self { redistribute_below: 8 << 10, ..Self::default() }
     }
 
     /// What all ranks together write, as far as [`derived_plan`] tells it: how
     /// much each does, and how many items there are.
     ///
     /// [`derived_plan`]: SavePlanner::derived_plan
-    pub fn derived_load(&mut self) -> Result<(Load, usize), PlanError> {
+    pub fn derived_load(&mut self) -> Result<(WriteLoad, usize), PlanError> {
         let context = self.context.ok_or(PlanError::NotConfigured)?;
-        let (_, load) =
-            derive(&self.subjects, &mut self.tiles, context.rank, context.world, self.redundancy)?;
+        let (_, load) = derive(&self.subjects, &mut self.tiles, context.rank, context.world)?;
         Ok((load, self.tiles.count(&self.subjects)))
     }
 
@@ -230,16 +227,12 @@ impl StandardSavePlanner {
     fn digest_of(&self, context: PlanContext) -> Option<Fingerprint> {
         let mut hash = Mixer::new();
         hash.number(context.world as u64);
-        hash.number(match self.redundancy {
-            Redundancy::Balanced => 0,
-            Redundancy::LowestRank => 1,
-        });
-        hash.number(self.exchange_below);
+        hash.number(self.redistribute_below);
         for subject in &self.subjects {
             hash.text(&subject.name);
-            hash.number(match subject.part {
-                Part::Model => 0,
-                Part::Training => 1,
+            hash.number(match subject.section {
+                Section::Model => 0,
+                Section::Training => 1,
             });
             match &subject.kind {
                 SubjectKind::Boxed { .. } => return None,
@@ -258,10 +251,10 @@ impl StandardSavePlanner {
             }
         }
         // A tensor may be written from one layout and held in another.
-        for exchange in &self.exchanges {
-            hash.text(&exchange.name);
-            hash.text(&exchange.from);
-            hash.text(&exchange.to);
+        for redistribution in &self.redistributions {
+            hash.text(&redistribution.name);
+            hash.text(&redistribution.from.to_string());
+            hash.text(&redistribution.to.to_string());
         }
         Some(hash.finish())
     }
@@ -275,10 +268,10 @@ impl StandardSavePlanner {
                 }
                 SubjectKind::Laid { dtype, shape, layout } => {
                     let entry = TensorMetadata {
-                        part: subject.part,
+                        section: subject.section,
                         dtype: *dtype,
                         shape: shape.clone(),
-                        layout: Some(layout.to_string()),
+                        layout: Some(*layout),
                         chunks: Vec::new(),
                     };
                     metadata.tensors.insert(subject.name.clone(), entry);
@@ -294,7 +287,7 @@ impl SavePlanner for StandardSavePlanner {
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError> {
         self.context = Some(context);
         self.subjects.clear();
-        self.exchanges.clear();
+        self.redistributions.clear();
         for (name, leaf) in state.leaves() {
             let kind = match &leaf.content {
                 Content::Bytes(bytes) => {
@@ -317,17 +310,19 @@ impl SavePlanner for StandardSavePlanner {
                             found: tensor.bytes.len(),
                         });
                     }
-                    match &spec.held {
-                        Held::Region(region) => SubjectKind::Boxed { dtype, shape, region: region.clone() },
-                        Held::Layout(layout) => {
-                            let written = written_from(*layout, &shape, dtype, self.exchange_below);
+                    match &spec.sharding {
+                        Sharding::Region(region) => {
+                            SubjectKind::Boxed { dtype, shape, region: region.clone() }
+                        }
+                        Sharding::Layout(layout) => {
+                            let written = written_from(*layout, &shape, dtype, self.redistribute_below);
                             if let Some(run) = written.exchanged {
-                                self.exchanges.push(Exchange {
+                                self.redistributions.push(Redistribution {
                                     name: name.clone(),
                                     dtype,
                                     shape: shape.clone(),
-                                    from: layout.to_string(),
-                                    to: written.layout.to_string(),
+                                    from: *layout,
+                                    to: written.layout,
                                     run,
                                     run_after: run_bytes(written.layout, &shape, dtype),
                                 });
@@ -337,7 +332,7 @@ impl SavePlanner for StandardSavePlanner {
                     }
                 }
             };
-            self.subjects.push(Subject { name: name.clone(), part: leaf.part, kind });
+            self.subjects.push(Subject { name: name.clone(), section: leaf.section, kind });
         }
         self.digest = self.digest_of(context);
         Ok(())
@@ -354,9 +349,8 @@ impl SavePlanner for StandardSavePlanner {
         {
             return Ok((plan.clone(), metadata.clone()));
         }
-        let (items, _) =
-            derive(&self.subjects, &mut self.tiles, context.rank, context.world, self.redundancy)?;
-        let plan = SavePlan { exchanges: self.exchanges.clone(), items };
+        let (items, _) = derive(&self.subjects, &mut self.tiles, context.rank, context.world)?;
+        let plan = SavePlan { redistributions: self.redistributions.clone(), items };
         let metadata = self.metadata();
         if let Some(digest) = self.digest {
             self.last = Some((digest, plan.clone(), metadata.clone()));
@@ -382,11 +376,11 @@ impl SavePlanner for StandardSavePlanner {
             };
             items.push(subject.item(region));
         }
-        Ok(SavePlan { exchanges: self.exchanges.clone(), items })
+        Ok(SavePlan { redistributions: self.redistributions.clone(), items })
     }
 
     fn global_plan(&mut self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
-        gather::global_plan(plans, self.redundancy)
+        gather::global_plan(plans)
     }
 
     fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Bytes<'s>, PlanError> {

@@ -3,7 +3,7 @@
 use weightloom_layout::Region;
 
 use super::segment::Segments;
-use crate::codec::{Affine, Codec, Side};
+use crate::codec::{AffineCodec, Codec, GroupParams};
 use crate::index::{FileId, TensorEntry, Tile};
 
 /// Bytes of a file that follow one another.
@@ -40,7 +40,7 @@ pub fn extents(entry: &TensorEntry, region: &Region, gap: u64) -> Vec<Extent> {
             }
             Codec::Affine(affine) => {
                 let ahead = part.start()[affine.dim] - tile.region.start()[affine.dim];
-                let here = Affine { lead: affine.lead + ahead, ..(**affine).clone() };
+                let here = AffineCodec { lead: affine.lead + ahead, ..(**affine).clone() };
                 let count = part.size()[affine.dim];
                 let (skip, words) = here.word_bytes(count);
                 rows(tile, &part, region, tile.file, skip, words, &mut found);
@@ -65,7 +65,7 @@ pub fn extents(entry: &TensorEntry, region: &Region, gap: u64) -> Vec<Extent> {
 }
 
 /// A tile whose rows are those of the values beside it.
-pub(super) fn beside(tile: &Tile, side: &Side) -> Tile {
+pub(super) fn beside(tile: &Tile, side: &GroupParams) -> Tile {
     Tile { file: side.file, offset: side.offset, strides: side.strides.clone(), ..tile.clone() }
 }
 

@@ -4,11 +4,11 @@ use weightloom_layout::{DType, Region};
 
 use super::extents::beside;
 use super::segment::{Order, Places, Segment, Segments, order};
-use super::{Pool, Want};
-use crate::affine::AffineRun;
+use super::{Pool, ReadRequest};
 use crate::cast::cast;
-use crate::codec::{Affine, Blocks, Codec, Side};
+use crate::codec::{AffineCodec, BlockCodec, Codec, GroupParams};
 use crate::error::CheckpointError;
+use crate::formats::mlx::AffineRun;
 use crate::index::{FileId, TensorEntry, Tile};
 
 /// Bytes from which on a stretch is read straight into its destination.
@@ -28,8 +28,8 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// The job that fills all of a want.
-    pub(super) fn of(want: Want<'a>) -> Self {
-        let Want { entry, name, region, dtype, into } = want;
+    pub(super) fn of(want: ReadRequest<'a>) -> Self {
+        let ReadRequest { entry, name, region, dtype, into } = want;
         Self { name, entry, region, dtype, into }
     }
 
@@ -179,7 +179,7 @@ impl Job<'_> {
         &mut self,
         pool: &Pool<'_>,
         tile: &Tile,
-        blocks: &Blocks,
+        blocks: &BlockCodec,
         part: &Region,
         staging: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
@@ -216,12 +216,12 @@ impl Job<'_> {
         &mut self,
         pool: &Pool<'_>,
         tile: &Tile,
-        affine: &Affine,
+        affine: &AffineCodec,
         part: &Region,
         staging: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
         let ahead = part.start()[affine.dim] - tile.region.start()[affine.dim];
-        let here = Affine { lead: affine.lead + ahead, ..affine.clone() };
+        let here = AffineCodec { lead: affine.lead + ahead, ..affine.clone() };
         let count = part.size()[affine.dim];
         let width = self.entry.dtype.size();
         let (skip, words) = here.word_bytes(count);
@@ -254,7 +254,7 @@ impl Job<'_> {
         &self,
         pool: &Pool<'_>,
         tile: &Tile,
-        side: &Side,
+        side: &GroupParams,
         part: &Region,
         skip: u64,
         length: u64,

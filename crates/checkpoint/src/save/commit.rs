@@ -6,19 +6,19 @@ use std::fs;
 use weightloom_gang::{Gang, GangExt};
 use weightloom_layout::{DType, Region, Shape};
 
-use super::target::{Destination, Opened, SaveFormat};
+use super::target::{Destination, OpenTarget, SaveFormat};
 use super::write::Written;
+use crate::chunk_sums::ChunkSums;
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
 use crate::manifest::{
-    Arrangement, Asset, Kind, MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, digest_of,
+    Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, digest_of,
 };
-use crate::state::Part;
+use crate::state::Section;
 use crate::storage::local::sync_folder;
 use crate::storage::{LocalStorage, Storage, StorageError};
-use crate::sums::Sums;
-use crate::together;
 
 /// The fingerprints of what was saved.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Fingerprints {
 /// The file that makes a folder a checkpoint, if there is one.
 type LastFile = Option<(&'static str, Vec<u8>)>;
 
-impl Opened {
+impl OpenTarget {
     /// Commits what this rank has written, if all ranks have, and says how
     /// many bytes it was. Every rank.
     pub(crate) fn conclude(
@@ -38,8 +38,8 @@ impl Opened {
         written: Result<Written, CheckpointError>,
         gang: &dyn Gang,
     ) -> Result<(u64, Fingerprints), CheckpointError> {
-        let committed =
-            together(gang, written).and_then(|written| Ok((written.bytes, self.commit(written.sums, gang)?)));
+        let committed = collective_result(gang, written)
+            .and_then(|written| Ok((written.bytes, self.commit(written.sums, gang)?)));
         committed.inspect_err(|_| self.discard(gang))
     }
 
@@ -53,7 +53,7 @@ impl Opened {
     }
 
     /// Commits what all ranks have written. Every rank, after all are done.
-    fn commit(&self, sums: Sums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
+    fn commit(&self, sums: ChunkSums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
         // Everybody sees the same sums, so all go on or none does.
         if let Some(tensor) = self.unwritten(&sums) {
@@ -74,17 +74,17 @@ impl Opened {
             0 => self.finish(last),
             _ => Ok(()),
         };
-        together(gang, committed)?;
+        collective_result(gang, committed)?;
         Ok(Fingerprints { whole: manifest.fingerprint, model: manifest.model })
     }
 
     /// A tensor of which an element was written by nobody, or twice.
-    fn unwritten(&self, sums: &Sums) -> Option<String> {
+    fn unwritten(&self, sums: &ChunkSums) -> Option<String> {
         let mut counted = sums.counted();
-        let tensors = self.stored.iter().filter(|(_, stored)| stored.kind == Kind::Tensor);
+        let tensors = self.stored.iter().filter(|(_, stored)| stored.kind == EntryKind::Tensor);
         let wrong = tensors.map(|(name, stored)| {
             let found = counted.remove(name).unwrap_or_default();
-            let elements = (self.stretch / stored.dtype.size() as u64).max(1);
+            let elements = (self.chunk_size / stored.dtype.size() as u64).max(1);
             let volume = stored.shape.volume() as u64;
             let whole = found
                 .iter()
@@ -131,15 +131,19 @@ impl Opened {
                 header: digest_of(&file.header),
             })
             .collect();
-        match self.arrangement() {
-            Arrangement::Shared => Ok(own),
-            Arrangement::Chunks => Ok(gang.all_gather_objects(&own)?.concat()),
+        match self.sharing {
+            FileSharing::Shared => Ok(own),
+            FileSharing::PerRank => Ok(gang.all_gather_objects(&own)?.concat()),
         }
     }
 
-    fn manifest(&self, sums: &Sums, files: Vec<ManifestFile>) -> Manifest {
-        let mut layouts: Vec<String> =
-            self.stored.values().filter_map(|stored| stored.layout.clone()).collect();
+    fn manifest(&self, sums: &ChunkSums, files: Vec<ManifestFile>) -> Manifest {
+        let mut layouts: Vec<String> = self
+            .stored
+            .values()
+            .filter_map(|stored| stored.layout)
+            .map(|layout| layout.to_string())
+            .collect();
         layouts.sort_unstable();
         layouts.dedup();
         let mut totals = sums.totals();
@@ -147,11 +151,11 @@ impl Opened {
         for (name, stored) in &self.stored {
             let Some(total) = totals.remove(name) else { continue };
             let entry = ManifestTensor {
-                part: stored.part,
+                section: stored.section,
                 kind: stored.kind,
                 dtype: stored.dtype,
                 shape: stored.shape.clone(),
-                layout: stored.layout.as_ref().and_then(|layout| layouts.binary_search(layout).ok()),
+                layout: stored.layout.and_then(|layout| layouts.binary_search(&layout.to_string()).ok()),
                 fingerprint: total.fingerprint,
                 chunks: ManifestTensor::chunks_text(&total.chunks),
             };
@@ -161,8 +165,8 @@ impl Opened {
             let tensors = tensors.iter().filter(|(_, tensor)| wanted(tensor));
             Fingerprint::of_whole(tensors.map(|(name, tensor)| (name.as_str(), tensor.fingerprint)))
         };
-        let fingerprint = whole(|tensor| tensor.kind == Kind::Tensor);
-        let model = whole(|tensor| tensor.part == Part::Model);
+        let fingerprint = whole(|tensor| tensor.kind == EntryKind::Tensor);
+        let model = whole(|tensor| tensor.section == Section::Model);
         let assets = self.assets().map(|(name, bytes)| {
             let asset = Asset { length: bytes.len() as u64, digest: digest_of(bytes) };
             (name.clone(), asset)
@@ -173,8 +177,8 @@ impl Opened {
             step: self.options.step,
             fingerprint,
             model,
-            stretch: self.stretch,
-            storage: self.arrangement(),
+            chunk_size: self.chunk_size,
+            storage: self.sharing,
             layouts,
             files,
             assets: assets.collect(),

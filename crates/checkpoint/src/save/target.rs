@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use weightloom_errors::Hint;
 use weightloom_gang::Gang;
-use weightloom_layout::{DType, Region, Shape};
+use weightloom_layout::{DType, Layout, Region, Shape};
 
 use super::SaveOptions;
 use super::stream::Stream;
 use super::write::Batch;
+use crate::chunk_sums::{ChunkSums, chunk_size_for};
+use crate::collective_result;
 use crate::error::CheckpointError;
-use crate::file_layout::{FileLayout, Place, PlannedFile};
+use crate::file_layout::{FileLayout, PlannedFile, TensorLocation};
 use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
 use crate::formats::native::{chunk_metadata, chunks_file};
-use crate::manifest::{Arrangement, Kind, MANIFEST_FILE};
+use crate::manifest::{EntryKind, FileSharing, MANIFEST_FILE};
 use crate::plan::{Metadata, WriteData, WriteItem};
-use crate::state::Part;
+use crate::state::Section;
 use crate::storage::local::{sync_folder, write_all_at};
-use crate::storage::{Presence, Storage, StorageError, check_name};
-use crate::sums::{Sums, stretch_for};
-use crate::together;
+use crate::storage::{Storage, StorageError, check_name};
 
 /// Where a checkpoint is saved to.
 #[derive(Clone)]
@@ -102,31 +102,22 @@ impl Hint for TargetError {
 /// A tensor, or bytes, as it will be stored.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    pub(super) part: Part,
-    pub(super) kind: Kind,
+    pub(super) section: Section,
+    pub(super) kind: EntryKind,
     pub(super) dtype: DType,
     pub(super) shape: Shape,
-    pub(super) layout: Option<String>,
-}
-
-/// Whose file a rank writes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hands {
-    /// All ranks write the same files, each tensor whole.
-    Together,
-    /// Each rank writes a file of its own with its parts.
-    Alone,
+    pub(super) layout: Option<Layout>,
 }
 
 /// A place that is ready to be written to.
-pub(crate) struct Opened {
+pub(crate) struct OpenTarget {
     pub(super) place: Destination,
-    hands: Hands,
+    pub(super) sharing: FileSharing,
     pub(super) files: FileLayout,
     /// What a DCP file of this rank holds.
     pub(super) dcp: Option<DcpRank>,
     pub(super) stored: BTreeMap<String, Stored>,
-    pub(super) stretch: u64,
+    pub(super) chunk_size: u64,
     pub(super) options: SaveOptions,
     pub(super) index_file: Option<(String, Vec<u8>)>,
 }
@@ -151,7 +142,7 @@ pub(super) struct OpenObjects {
     frame: Vec<(u64, Vec<u8>)>,
 }
 
-impl Opened {
+impl OpenTarget {
     /// Makes the place ready. Every rank.
     pub(crate) fn open(
         target: &Target,
@@ -162,29 +153,27 @@ impl Opened {
     ) -> Result<Self, CheckpointError> {
         let stored = stored(metadata);
         let plan = Planned::new(target, batch, &stored, options, gang.rank());
-        let mut plan = together(gang, plan)?;
-        together(gang, check_names(&plan, &stored, options))?;
+        let mut plan = collective_result(gang, plan)?;
+        collective_result(gang, check_names(&plan, &stored, options))?;
         let place = match target {
             Target::Folder(path) => {
                 let made = match gang.rank() {
                     0 => create_folder(path),
                     _ => Ok(()),
                 };
-                together(gang, made)?;
+                collective_result(gang, made)?;
                 let folder =
                     OpenFolder { partial: partial_of(path)?, path: path.clone(), open: Mutex::default() };
                 Destination::Folder(folder)
             }
             Target::Objects(storage) => {
                 let last = if options.format == SaveFormat::Dcp { METADATA_FILE } else { MANIFEST_FILE };
-                let ready = match storage.has(last) {
-                    Ok(Presence::Absent) => Ok(()),
-                    Ok(Presence::There { .. }) => {
-                        Err(TargetError::Exists { path: storage.location() }.into())
-                    }
+                let ready = match storage.exists(last) {
+                    Ok(false) => Ok(()),
+                    Ok(true) => Err(TargetError::Exists { path: storage.location() }.into()),
                     Err(error) => Err(error.into()),
                 };
-                together(gang, ready)?;
+                collective_result(gang, ready)?;
                 let header = plan.files.files.first().map(|file| (0, file.header.clone()));
                 let frame = header.into_iter().chain(std::mem::take(&mut plan.frame)).collect();
                 Destination::Objects(OpenObjects { storage: Arc::clone(storage), frame })
@@ -193,23 +182,23 @@ impl Opened {
         let bytes = |stored: &Stored| stored.shape.volume() as u64 * stored.dtype.size() as u64;
         let opened = Self {
             place,
-            hands: plan.hands,
+            sharing: plan.sharing,
             files: plan.files,
             dcp: plan.dcp,
-            stretch: stretch_for(stored.values().map(bytes).sum()),
+            chunk_size: chunk_size_for(stored.values().map(bytes).sum()),
             stored,
             options: options.clone(),
             index_file: plan.index_file,
         };
         let begun = opened.begin(&plan.frame, gang.rank());
-        together(gang, begun).inspect_err(|_| opened.discard(gang))?;
+        collective_result(gang, begun).inspect_err(|_| opened.discard(gang))?;
         Ok(opened)
     }
 
     /// Makes this rank's files and writes what is known already.
     fn begin(&self, frame: &[(u64, Vec<u8>)], rank: usize) -> Result<(), CheckpointError> {
         if let Destination::Folder(folder) = &self.place
-            && (self.hands == Hands::Alone || rank == 0)
+            && (self.sharing == FileSharing::PerRank || rank == 0)
         {
             for (number, file) in self.files.files.iter().enumerate() {
                 folder.create(number, file)?;
@@ -218,36 +207,32 @@ impl Opened {
         frame.iter().try_for_each(|(offset, bytes)| self.write(0, *offset, bytes))
     }
 
-    pub(super) fn arrangement(&self) -> Arrangement {
-        match self.hands {
-            Hands::Together => Arrangement::Shared,
-            Hands::Alone => Arrangement::Chunks,
-        }
-    }
-
     /// Whether an item was written when the place was made ready.
     pub(crate) fn has_written(&self, name: &str) -> bool {
         self.dcp.as_ref().is_some_and(|rank| rank.values.iter().any(|value| value.name == name))
     }
 
     /// Where a tensor begins.
-    pub(crate) fn place(&self, name: &str) -> Option<Place> {
-        self.files.places.get(name).copied()
+    pub(crate) fn location(&self, name: &str) -> Option<TensorLocation> {
+        self.files.locations.get(name).copied()
     }
 
     /// How far behind its tensor's beginning a byte lies: in shared files its
     /// place in the whole tensor counts, in a rank's own file the one in the
     /// rank's part.
     pub(super) fn ahead(&self, whole: u64, local: u64) -> u64 {
-        match self.hands {
-            Hands::Together => whole,
-            Hands::Alone => local,
+        match self.sharing {
+            FileSharing::Shared => whole,
+            FileSharing::PerRank => local,
         }
     }
 
-    pub(crate) fn empty_sums(&self) -> Sums {
+    pub(crate) fn empty_sums(&self) -> ChunkSums {
         let tensors = self.stored.iter();
-        Sums::new(self.stretch, tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape)))
+        ChunkSums::new(
+            self.chunk_size,
+            tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape)),
+        )
     }
 
     pub(crate) fn write(&self, file: usize, offset: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
@@ -351,18 +336,23 @@ impl OpenFolder {
 fn stored(metadata: &Metadata) -> BTreeMap<String, Stored> {
     let tensors = metadata.tensors.iter().map(|(name, tensor)| {
         let stored = Stored {
-            part: tensor.part,
-            kind: Kind::Tensor,
+            section: tensor.section,
+            kind: EntryKind::Tensor,
             dtype: tensor.dtype,
             shape: tensor.shape.clone(),
-            layout: tensor.layout.clone(),
+            layout: tensor.layout,
         };
         (name.clone(), stored)
     });
     let bytes = metadata.bytes.iter().map(|(name, &length)| {
         let shape = Shape::new(&[length as usize]).unwrap_or_default();
-        let stored =
-            Stored { part: Part::Training, kind: Kind::Bytes, dtype: DType::U8, shape, layout: None };
+        let stored = Stored {
+            section: Section::Training,
+            kind: EntryKind::Bytes,
+            dtype: DType::U8,
+            shape,
+            layout: None,
+        };
         (name.clone(), stored)
     });
     tensors.chain(bytes).collect()
@@ -395,7 +385,7 @@ fn check_names(
 
 /// Where everything will go.
 struct Planned {
-    hands: Hands,
+    sharing: FileSharing,
     files: FileLayout,
     dcp: Option<DcpRank>,
     /// Bytes around the data of a rank's own file.
@@ -418,27 +408,27 @@ impl Planned {
                 Err(TargetError::NotForObjects { location: storage.location(), format }.into())
             }
             (SaveFormat::Native, Target::Folder(_)) if options.assets.contains_key(ADAPTER_CONFIG) => {
-                Ok(Self::together(stored, SaveFormat::Peft, options.shard_size))
+                Ok(Self::collective_result(stored, SaveFormat::Peft, options.shard_size))
             }
-            (format, Target::Folder(_)) => Ok(Self::together(stored, format, options.shard_size)),
+            (format, Target::Folder(_)) => Ok(Self::collective_result(stored, format, options.shard_size)),
         }
     }
 
     /// Files that ranks write together: those of the model, and the others.
-    fn together(stored: &BTreeMap<String, Stored>, format: SaveFormat, shard_size: u64) -> Self {
-        let of = |part: Part, stem: &str, shard_size: u64| {
-            let tensors = stored.iter().filter(|(_, stored)| stored.part == part);
+    fn collective_result(stored: &BTreeMap<String, Stored>, format: SaveFormat, shard_size: u64) -> Self {
+        let of = |section: Section, stem: &str, shard_size: u64| {
+            let tensors = stored.iter().filter(|(_, stored)| stored.section == section);
             let tensors = tensors.map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape));
             FileLayout::of_tensors(stem, tensors, shard_size)
         };
         // PEFT knows no adapters in several files.
         let mut files = match format {
-            SaveFormat::Peft => of(Part::Model, "adapter_model", u64::MAX),
-            _ => of(Part::Model, "model", shard_size),
+            SaveFormat::Peft => of(Section::Model, "adapter_model", u64::MAX),
+            _ => of(Section::Model, "model", shard_size),
         };
         let index_file = files.folder_index();
-        files.join(of(Part::Training, "training", shard_size));
-        Self { hands: Hands::Together, files, dcp: None, frame: Vec::new(), index_file }
+        files.join(of(Section::Training, "training", shard_size));
+        Self { sharing: FileSharing::Shared, files, dcp: None, frame: Vec::new(), index_file }
     }
 
     /// A safetensors file of this rank's parts.
@@ -451,7 +441,7 @@ impl Planned {
         let starts = chunk_metadata(parts.iter().map(|(name, .., region)| (*name, region)));
         let tensors = parts.iter().map(|(name, dtype, shape, _)| (*name, *dtype, shape));
         let files = FileLayout::one_file(&chunks_file(rank), tensors, starts);
-        Self { hands: Hands::Alone, files, dcp: None, frame: Vec::new(), index_file: None }
+        Self { sharing: FileSharing::PerRank, files, dcp: None, frame: Vec::new(), index_file: None }
     }
 
     /// A DCP file of this rank's parts. Bytes that are JSON become values
@@ -486,7 +476,7 @@ impl Planned {
         // Of a tensor without elements nobody holds a part, but torch must find its name.
         let planned = |name: &str| batch.items().any(|(item, _)| item.index.name == name);
         for (name, stored) in stored.iter().filter(|_| rank == 0) {
-            if stored.kind == Kind::Tensor && stored.shape.volume() == 0 && !planned(name) {
+            if stored.kind == EntryKind::Tensor && stored.shape.volume() == 0 && !planned(name) {
                 let (shape, region) = (stored.shape.clone(), Region::whole(&stored.shape));
                 written.items.push(DcpItem { name: name.clone(), dtype: stored.dtype, shape, region });
             }
@@ -497,10 +487,10 @@ impl Planned {
         for (item, placed) in written.items.iter().zip(&file.items) {
             frame.push((placed.offset, placed.prefix.clone()));
             frame.push((placed.data.end, placed.suffix(0)));
-            files.places.insert(item.name.clone(), Place { file: 0, offset: placed.data.start });
+            files.locations.insert(item.name.clone(), TensorLocation { file: 0, offset: placed.data.start });
         }
         files.files.push(PlannedFile { name, header: Vec::new(), length: file.length });
-        Ok(Self { hands: Hands::Alone, files, dcp: Some(written), frame, index_file: None })
+        Ok(Self { sharing: FileSharing::PerRank, files, dcp: Some(written), frame, index_file: None })
     }
 }
 

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weightloom_gang::{Gang, Redistributor};
-use weightloom_layout::{DType, Layout, Plan, Prices, plan};
+use weightloom_layout::{DType, Plan, Prices, plan};
 
 use super::SaveOptions;
 use super::stream::Stream;
-use super::target::Opened;
+use super::target::OpenTarget;
+use crate::chunk_sums::ChunkSums;
+use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::observer::Observer;
-use crate::plan::{Exchange, PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
+use crate::plan::{PlanError, Redistribution, SavePlan, SavePlanner, WriteData, WriteItem};
 use crate::state::{Bytes, Content, State};
-use crate::sums::Sums;
-use crate::together;
 
 /// Bytes that are hashed and written at once: little enough to be still in the
 /// cache when they are written.
@@ -24,7 +24,7 @@ const STRETCH: usize = 512 << 10;
 /// Tensors in the layout that they are written from.
 pub(super) type Exchanged = BTreeMap<String, Vec<u8>>;
 
-/// Carries out the plan's exchanges. Every rank. What this rank does not write
+/// Carries out the plan's redistributions. Every rank. What this rank does not write
 /// afterwards is not kept.
 pub(super) fn exchange(
     plan: &SavePlan,
@@ -32,13 +32,13 @@ pub(super) fn exchange(
     gang: &Arc<dyn Gang>,
 ) -> Result<Exchanged, CheckpointError> {
     let mut exchanged = Exchanged::new();
-    if plan.exchanges.is_empty() {
+    if plan.redistributions.is_empty() {
         return Ok(exchanged);
     }
-    // Everything that may fail on one rank alone comes before the exchanges.
-    let moves: Result<Vec<Move<'_>>, CheckpointError> =
-        plan.exchanges.iter().map(|step| Move::new(step, state, gang.rank())).collect();
-    let moves = together(&**gang, moves)?;
+    // Everything that may fail on one rank alone comes before the redistributions.
+    let moves: Result<Vec<PlannedMove<'_>>, CheckpointError> =
+        plan.redistributions.iter().map(|step| PlannedMove::new(step, state, gang.rank())).collect();
+    let moves = collective_result(&**gang, moves)?;
     let mut redistributor = Redistributor::new(Arc::clone(gang));
     for one in moves {
         let Some(bytes) = one.run(&mut redistributor)? else { continue };
@@ -50,19 +50,17 @@ pub(super) fn exchange(
 }
 
 /// One exchange, ready to be done.
-struct Move<'a> {
+struct PlannedMove<'a> {
     name: &'a str,
-    way: Plan,
+    plan: Plan,
     /// This rank's part; `None` if it has no part in this.
     bytes: Option<&'a [u8]>,
 }
 
-impl<'a> Move<'a> {
-    fn new(step: &'a Exchange, state: &'a State<'_>, rank: usize) -> Result<Self, CheckpointError> {
+impl<'a> PlannedMove<'a> {
+    fn new(step: &'a Redistribution, state: &'a State<'_>, rank: usize) -> Result<Self, CheckpointError> {
         let name = step.name.as_str();
-        let failed = |message: String| CheckpointError::Exchange { name: name.to_owned(), message };
-        let read = |text: &str| text.parse::<Layout>().map_err(|error| failed(error.to_string()));
-        let (from, to) = (read(&step.from)?, read(&step.to)?);
+        let failed = |message: String| CheckpointError::Redistribute { name: name.to_owned(), message };
         // Bits are moved, not values: any type of the same width will do.
         let bits = match step.dtype.size() {
             1 => DType::U8,
@@ -70,14 +68,15 @@ impl<'a> Move<'a> {
             4 => DType::U32,
             _ => DType::U64,
         };
-        let way = plan(from, to, &step.shape, bits, Prices::default())
+        let plan = plan(step.from, step.to, &step.shape, bits, Prices::default())
             .map_err(|error| failed(error.to_string()))?;
-        let bytes = match (state.leaves().get(name).map(|leaf| &leaf.content), from.mesh().position(rank)) {
-            (Some(Content::Tensor(tensor)), Ok(_)) => Some(&*tensor.bytes),
-            (_, Err(_)) => None,
-            _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
-        };
-        Ok(Self { name, way, bytes })
+        let bytes =
+            match (state.leaves().get(name).map(|leaf| &leaf.content), step.from.mesh().position(rank)) {
+                (Some(Content::Tensor(tensor)), Ok(_)) => Some(&*tensor.bytes),
+                (_, Err(_)) => None,
+                _ => return Err(PlanError::NoSuchItem { name: name.to_owned() }.into()),
+            };
+        Ok(Self { name, plan, bytes })
     }
 
     fn run(&self, redistributor: &mut Redistributor) -> Result<Option<Vec<u8>>, CheckpointError> {
@@ -85,13 +84,13 @@ impl<'a> Move<'a> {
         macro_rules! moved {
             ($type:ty) => {{
                 let local: Vec<$type> = bytemuck::pod_collect_to_vec(bytes);
-                let moved = redistributor.run(&self.way, local).map_err(|error| {
-                    CheckpointError::Exchange { name: self.name.to_owned(), message: error.to_string() }
+                let moved = redistributor.run(&self.plan, local).map_err(|error| {
+                    CheckpointError::Redistribute { name: self.name.to_owned(), message: error.to_string() }
                 })?;
                 bytemuck::cast_slice(&moved).to_vec()
             }};
         }
-        Ok(Some(match self.way.dtype().size() {
+        Ok(Some(match self.plan.dtype().size() {
             1 => moved!(u8),
             2 => moved!(u16),
             4 => moved!(u32),
@@ -110,7 +109,7 @@ pub(crate) struct Batch<'a> {
 /// What was written, and the sums of it.
 pub(crate) struct Written {
     pub(crate) bytes: u64,
-    pub(crate) sums: Sums,
+    pub(crate) sums: ChunkSums,
 }
 
 impl<'a> Batch<'a> {
@@ -149,7 +148,7 @@ impl<'a> Batch<'a> {
     /// changed.
     pub(super) fn stage(
         self,
-        opened: &Opened,
+        opened: &OpenTarget,
         options: &SaveOptions,
         observer: &dyn Observer,
     ) -> Result<Batch<'static>, CheckpointError> {
@@ -186,7 +185,7 @@ impl<'a> Batch<'a> {
     /// Writes and syncs the items.
     pub(crate) fn write(
         self,
-        opened: &Opened,
+        opened: &OpenTarget,
         threads: Option<usize>,
         observer: &dyn Observer,
     ) -> Result<Written, CheckpointError> {
@@ -198,7 +197,7 @@ impl<'a> Batch<'a> {
     /// Writes everything, but does not make it last.
     fn fill(
         self,
-        opened: &Opened,
+        opened: &OpenTarget,
         threads: Option<usize>,
         observer: &dyn Observer,
     ) -> Result<Written, CheckpointError> {
@@ -227,7 +226,7 @@ impl<'a> Batch<'a> {
 fn upload(
     mut stream: Stream,
     pieces: &[Piece<'_>],
-    sums: &Sums,
+    sums: &ChunkSums,
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
     for piece in pieces {
@@ -244,8 +243,8 @@ fn upload(
 /// stand in line. So one writes, in order, and the others hash.
 fn put_in_place(
     pieces: &[Piece<'_>],
-    opened: &Opened,
-    sums: &Sums,
+    opened: &OpenTarget,
+    sums: &ChunkSums,
     threads: usize,
     observer: &dyn Observer,
 ) -> Result<(), CheckpointError> {
@@ -326,7 +325,7 @@ struct Piece<'a> {
 fn cut<'a>(
     item: &'a WriteItem,
     bytes: &'a [u8],
-    opened: &Opened,
+    opened: &OpenTarget,
     pieces: &mut Vec<Piece<'a>>,
 ) -> Result<(), CheckpointError> {
     let name = item.index.name.as_str();
@@ -334,7 +333,7 @@ fn cut<'a>(
         return Ok(());
     }
     let missing = || PlanError::NoSuchItem { name: name.to_owned() };
-    let place = opened.place(name).ok_or_else(missing)?;
+    let place = opened.location(name).ok_or_else(missing)?;
     let (width, runs) = match &item.data {
         WriteData::Bytes { length, .. } => (1, vec![0..*length as usize]),
         WriteData::Tensor { dtype, shape, region } => {

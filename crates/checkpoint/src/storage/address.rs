@@ -4,7 +4,7 @@
 //! secrets.
 
 use super::StorageError;
-use super::fault::Service;
+use super::remote_problem::Service;
 
 /// Where a checkpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Address {
             "http" | "https" => Service::Web,
             "file" => {
                 let path = rest.strip_prefix("localhost").unwrap_or(rest);
-                let path = percent_decoded(path).ok_or_else(|| bad("its escapes are wrong"))?;
+                let path = percent_decode(path).ok_or_else(|| bad("its escapes are wrong"))?;
                 return Ok(Self::Local { path });
             }
             _ => return Err(StorageError::UnknownScheme { url: redact(url) }),
@@ -75,7 +75,7 @@ impl Address {
             return Err(bad("it has a query, which is not used"));
         }
         let segments = path.split('/').filter(|segment| !segment.is_empty()).map(|segment| {
-            percent_decoded(segment)
+            percent_decode(segment)
                 .filter(|name| !matches!(name.as_str(), "." | "..") && !name.contains(['/', '\\', '\0']))
                 .ok_or_else(|| bad("a part of its path is no name"))
         });
@@ -144,7 +144,7 @@ pub(crate) fn redact(text: &str) -> String {
 }
 
 /// A part of a URL without its percent signs; none if they stand for no text.
-pub fn percent_decoded(text: &str) -> Option<String> {
+pub fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::SharedBytes;
 use super::direct::DirectFile;
 use super::mapped::MappedFile;
-use super::{Storage, StorageError, Upload, Way, check_name};
+use super::{ReadMode, Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
 
 /// A folder on a filesystem. Files stay open once they were read.
@@ -131,12 +131,18 @@ impl Storage for LocalStorage {
         Ok(Some(self.mapped(name)?))
     }
 
-    fn read_by(&self, way: Way, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError> {
+    fn read_with(
+        &self,
+        mode: ReadMode,
+        name: &str,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), StorageError> {
         let end = offset.saturating_add(into.len() as u64);
-        let read = match way {
-            Way::Cached => return self.read_at(name, offset, into),
-            Way::Mapped => self.mapped(name)?.read(into, offset),
-            Way::Direct => match self.direct(name)? {
+        let read = match mode {
+            ReadMode::Cached => return self.read_at(name, offset, into),
+            ReadMode::Mapped => self.mapped(name)?.read(into, offset),
+            ReadMode::Direct => match self.direct(name)? {
                 Some(file) => file.read(into, offset),
                 None => return self.read_at(name, offset, into),
             },

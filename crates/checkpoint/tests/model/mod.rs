@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use weightloom_checkpoint::plan::LoadState;
-use weightloom_checkpoint::{Held, LocalTensor, State, TensorSpec};
+use weightloom_checkpoint::{LocalTensor, Sharding, State, TensorSpec};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Region, Shape, Tile, TileMut, copy_region};
 
 /// A tensor of the model: name, dtype, shape.
@@ -80,7 +80,7 @@ pub fn locals(mesh: Mesh, rank: usize, seed: u64) -> Vec<Local> {
             let layout = layout_for(mesh, dims.len(), seed.wrapping_add(number as u64 * 7));
             let region = layout.region_of(&shape, rank).unwrap();
             let bytes = part(&bytes_of(name, dtype, &dims), dtype, &shape, &region);
-            let spec = TensorSpec { dtype, shape, held: Held::Layout(layout) };
+            let spec = TensorSpec { dtype, shape, sharding: Sharding::Layout(layout) };
             Local { name: name.to_owned(), spec, bytes }
         })
         .collect()

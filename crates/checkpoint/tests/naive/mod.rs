@@ -7,7 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use weightloom_checkpoint::{AffineRun, Codec, Index, Side, Source, Strides, TensorEntry, Tile};
+use weightloom_checkpoint::formats::mlx::AffineRun;
+use weightloom_checkpoint::{Codec, GroupParams, Index, Source, Strides, TensorEntry, Tile};
 use weightloom_layout::DType;
 
 /// A folder of fixtures.
@@ -63,7 +64,7 @@ fn element(source: &Source, entry: &TensorEntry, tile: &Tile, place: &[usize]) -
         Codec::Affine(affine) => {
             let lead = affine.lead + place[affine.dim];
             let width = entry.dtype.size();
-            let side = |side: &Side| {
+            let side = |side: &GroupParams| {
                 bytes(
                     side.file,
                     side.offset + reach(&side.strides) + (lead / affine.group * width) as u64,

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 
 use weightloom_checkpoint::formats::{dcp, peft, zip::ZipLayout};
 use weightloom_checkpoint::{
-    CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, ReadOptions, SaveOptions, Saver,
-    Source, Storage, Target, Want, load, plan::LoadState, read,
+    CheckpointError, LoadOptions, LocalStorage, Manifest, MemoryStorage, ReadOptions, ReadRequest,
+    SaveOptions, Saver, Source, Storage, Target, load, plan::LoadState, read,
 };
 use weightloom_gang::{GangOptions, threads};
 use weightloom_layout::{DType, Mesh, Region};
@@ -176,7 +176,7 @@ fn read_all(source: &Source) -> Outcome {
         for dtype in [entry.dtype, DType::F32] {
             let region = Region::whole(&entry.shape);
             let mut into = vec![0; region.volume() * dtype.size()];
-            let want = Want { entry, name, region, dtype, into: &mut into };
+            let want = ReadRequest { entry, name, region, dtype, into: &mut into };
             read(source, vec![want], &one_thread().read, &())?;
         }
     }
@@ -187,7 +187,7 @@ fn one_thread() -> LoadOptions {
     let read = ReadOptions { budget: 1 << 16, threads: Some(1), ..ReadOptions::default() };
     LoadOptions {
         read,
-        unexpected: weightloom_checkpoint::plan::Unexpected::Ignore,
+        unexpected: weightloom_checkpoint::plan::UnexpectedKeys::Ignore,
         ..LoadOptions::default()
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use weightloom_checkpoint::StorageError;
-use weightloom_checkpoint::storage::{Address, percent_decoded};
+use weightloom_checkpoint::storage::{Address, percent_decode};
 use weightloom_errors::{Hint, nearest};
 
 use super::store::CardStore;
@@ -217,7 +217,7 @@ fn hugging_face(text: &str, rest: &str) -> Result<ModelAddress, AddressError> {
             Some(format!("refs/{}", std::mem::replace(&mut sub, rest).join("/")))
         }
         Some(revision) => {
-            let revision = percent_decoded(revision).filter(|text| is_revision(text));
+            let revision = percent_decode(revision).filter(|text| is_revision(text));
             Some(revision.ok_or_else(|| bad("its revision is none"))?)
         }
         None => None,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use weightloom_checkpoint::{
-    Better, CheckpointError, CheckpointFolder, LocalStorage, Saved, Storage, StorageError,
+    CheckpointError, CheckpointFolder, LocalStorage, SavedCheckpoint, ScoreOrder, Storage, StorageError,
 };
 use weightloom_errors::Hint;
 
@@ -19,7 +19,7 @@ use super::source::{CardSource, SourceKind};
 pub struct RunCards {
     root: PathBuf,
     prefix: String,
-    better: Better,
+    better: ScoreOrder,
     fields: Vec<(String, Value)>,
 }
 
@@ -60,7 +60,7 @@ impl Hint for RunError {
 impl RunCards {
     /// The run that saves its checkpoints in a folder as `step_N`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        let (prefix, better) = (String::new(), Better::Lower);
+        let (prefix, better) = (String::new(), ScoreOrder::LowerIsBetter);
         Self { root: root.into(), prefix, better, fields: Vec::new() }
     }
 
@@ -73,7 +73,7 @@ impl RunCards {
 
     /// The same, and which scores are better. If nothing is said, the lower
     /// ones are, as for a loss.
-    pub fn with_better(mut self, better: Better) -> Self {
+    pub fn with_better(mut self, better: ScoreOrder) -> Self {
         self.better = better;
         self
     }
@@ -122,7 +122,7 @@ impl RunCards {
         let saved = checkpoints.list()?;
         let mut drafts = saved.iter().map(|saved| self.step(saved, folder)).collect::<Result<Vec<_>, _>>()?;
         let best = checkpoints.best(self.better)?;
-        // Saved since the list was made, it has no card to build on.
+        // SavedCheckpoint since the list was made, it has no card to build on.
         let best = best.filter(|best| saved.iter().any(|saved| saved.step == best.step));
         for (name, chosen) in [("last_checkpoint", saved.last()), ("best_checkpoint", best.as_ref())] {
             if let Some(chosen) = chosen {
@@ -133,11 +133,11 @@ impl RunCards {
         Ok(drafts)
     }
 
-    fn name_of(&self, saved: &Saved) -> String {
+    fn name_of(&self, saved: &SavedCheckpoint) -> String {
         format!("{}checkpoint_step_{}", self.prefix, saved.step)
     }
 
-    fn step(&self, saved: &Saved, folder: Option<&Path>) -> Result<CardDraft, RunError> {
+    fn step(&self, saved: &SavedCheckpoint, folder: Option<&Path>) -> Result<CardDraft, RunError> {
         let path = absolute(&saved.path)?;
         let relative = folder.and_then(|folder| path.strip_prefix(folder).ok());
         // The dot says that it is a path, whatever is in it.

@@ -20,7 +20,7 @@ mod writing;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use weightloom_checkpoint::storage::Way;
+use weightloom_checkpoint::storage::ReadMode;
 use weightloom_checkpoint::{CheckpointError, Source};
 use weightloom_errors::Hint;
 use weightloom_hub::{HubError, Model};
@@ -53,7 +53,7 @@ pub struct LocalOptions {
     /// What weights are held and computed in.
     pub dtype: DType,
     /// How weights come from files.
-    pub way: Option<Way>,
+    pub way: Option<ReadMode>,
     /// The most tokens that are read at once.
     pub tokens_per_chunk: usize,
     /// The most texts that are written on at once.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use weightloom_checkpoint::formats::peft::PREFIX;
 use weightloom_checkpoint::plan::{PlanContext, SavePlanner, StandardSavePlanner};
-use weightloom_checkpoint::{Bytes, FileLayout, Held, LocalTensor, SaveOptions, State, TensorSpec};
+use weightloom_checkpoint::{Bytes, FileLayout, LocalTensor, SaveOptions, Sharding, State, TensorSpec};
 use weightloom_dtensor::DTensor;
 use weightloom_layout::Shape;
 use weightloom_nn::EMBEDDING;
@@ -75,9 +75,9 @@ fn state(setup: &Setup<'_>, number: usize, contents: &mut Contents) -> Result<St
     let stage = DryStage::new(setup, number)?;
     let leaves = |name: &str| number > 0 && setup.decoder.head.tied && name == EMBEDDING;
     let tensor = |value: &DTensor| {
-        let held = Held::Layout(value.layout());
+        let sharding = Sharding::Layout(value.layout());
         LocalTensor {
-            spec: TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), held },
+            spec: TensorSpec { dtype: value.dtype(), shape: value.shape().clone(), sharding },
             bytes: Bytes::Borrowed(&[]),
         }
     };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use weightloom_checkpoint::{Held, LocalTensor, Saver, State, Target, TensorSpec};
+use weightloom_checkpoint::{LocalTensor, Saver, Sharding, State, Target, TensorSpec};
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
@@ -456,8 +456,8 @@ proptest! {
 }
 
 fn part<'a>(value: &DTensor, local: &'a Tensor) -> LocalTensor<'a> {
-    let (dtype, shape, held) = (value.dtype(), value.shape().clone(), Held::Layout(value.layout()));
-    LocalTensor { spec: TensorSpec { dtype, shape, held }, bytes: local.host_bytes().unwrap().into() }
+    let (dtype, shape, sharding) = (value.dtype(), value.shape().clone(), Sharding::Layout(value.layout()));
+    LocalTensor { spec: TensorSpec { dtype, shape, sharding }, bytes: local.host_bytes().unwrap().into() }
 }
 
 /// What each rank would write of a checkpoint, told by the planner that saves:

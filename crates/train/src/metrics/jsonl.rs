@@ -202,7 +202,10 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let error = Jsonl::open(&file.join("metrics.jsonl"), 0).unwrap_err();
-        assert_eq!(error.to_string().split(": ").next(), Some(&*format!("cannot create `{}`", file.display())));
+        assert_eq!(
+            error.to_string().split(": ").next(),
+            Some(&*format!("cannot create `{}`", file.display()))
+        );
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weightloom_checkpoint::{Better, CheckpointFolder, Retention, Saver};
+use weightloom_checkpoint::{CheckpointFolder, Retention, Saver, ScoreOrder};
 use weightloom_gang::{Gang, GangExt};
 use weightloom_hub::cards::RunCards;
 
@@ -156,7 +156,7 @@ impl Savings {
         }
         let some = |count: usize| (count > 0).then_some(count);
         if let Some(last) = some(self.config.keep_last) {
-            let best = some(self.config.keep_best).map(|best| (best, Better::Lower));
+            let best = some(self.config.keep_best).map(|best| (best, ScoreOrder::LowerIsBetter));
             self.folder.retain(&Retention { last: Some(last), best, every: None })?;
         }
         if let Some(family) = &self.card {

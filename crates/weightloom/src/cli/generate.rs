@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use weightloom::checkpoint::Source;
-use weightloom::checkpoint::storage::Way;
+use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
 use weightloom::hub::text::{ChatContext, Data, Message};
 use weightloom::hub::{Ends, HubError, LoadOptions, Model, Piece, WriteRequest, Writer, sampling_of};
@@ -77,7 +77,7 @@ impl RunArgs {
         gangs: Option<Gangs>,
         output: Output,
     ) -> Result<Writer, Failure> {
-        let way = self.mmap.then_some(Way::Mapped);
+        let way = self.mmap.then_some(ReadMode::Mapped);
         let options = LoadOptions { gangs, dtype: self.dtype, way, ..LoadOptions::default() };
         let progress = Progress::new(output);
         // A large vocabulary takes as long as many weights.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::checkpoint::{Against, CheckpointError, Source, StorageError, fingerprint, verify};
+use weightloom::checkpoint::{CheckpointError, Source, StorageError, fingerprint, verify};
 
 use super::failure::Failure;
 use super::output::{Output, bytes, counted};
@@ -44,14 +44,12 @@ pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, 
         format: source.index.format().to_string(),
         tensors: verified.tensors,
         bytes: verified.bytes,
-        checksums: verified.against == Against::Checksums,
+        checksums: verified.has_checksums,
     };
     output.show(&answer, |answer| {
-        let how = match verified.against {
-            Against::Checksums => "all are as they were saved",
-            Against::Nothing => {
-                "the files are whole and all can be read; this format has no checksums to compare with"
-            }
+        let how = match verified.has_checksums {
+            true => "all are as they were saved",
+            false => "the files are whole and all can be read; this format has no checksums to compare with",
         };
         format!("{}: {}, {}: {how}", answer.format, counted(answer.tensors, "tensor"), bytes(answer.bytes))
     })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weightloom_layout::{DType, Region, Shape};
 
-use super::records::{Chunk, Description, Place, TensorRecord, describe};
+use super::records::{Chunk, Description, StorageInfo, TensorRecord, describe};
 use super::{DcpError, MAX_CUT_DIMS, METADATA_FILE};
 use crate::codec::Codec;
 use crate::error::CheckpointError;
@@ -107,13 +107,13 @@ fn find_blobs(
 }
 
 /// A part that has to be looked at in its file.
-struct Part<'d, 'a> {
+struct StoredChunk<'d, 'a> {
     tensor: usize,
     record: &'d TensorRecord<'a>,
-    chunk: &'d Chunk,
+    record_chunk: &'d Chunk,
     dtype: DType,
     region: Region,
-    place: Place<'a>,
+    place: StorageInfo<'a>,
 }
 
 fn find_tensors(
@@ -122,7 +122,7 @@ fn find_tensors(
 ) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let failed = |error: DcpError| CheckpointError::format(METADATA_FILE, error);
     let mut entries = Vec::new();
-    let mut parts: BTreeMap<&str, Vec<Part<'_, '_>>> = BTreeMap::new();
+    let mut parts: BTreeMap<&str, Vec<StoredChunk<'_, '_>>> = BTreeMap::new();
     for (tensor, record) in description.tensors.iter().enumerate() {
         let (entry, found) = plan(description, tensor, record).map_err(failed)?;
         entries.push(entry);
@@ -135,7 +135,7 @@ fn find_tensors(
         // In the order of the file, the end of one item and the beginning of
         // the next are read at once.
         parts.sort_by_key(|part| part.place.offset);
-        let mut reader = PartReader { window: Window::new(files.storage, name)?, end: 0, header: None };
+        let mut reader = ChunkReader { window: Window::new(files.storage, name)?, end: 0, header: None };
         for part in parts {
             let tile = reader.tile(&part, file)?;
             entries[part.tensor].tiles.push(tile);
@@ -155,7 +155,7 @@ fn plan<'d, 'a>(
     description: &'d Description<'a>,
     tensor: usize,
     record: &'d TensorRecord<'a>,
-) -> Result<(TensorEntry, Vec<Part<'d, 'a>>), DcpError> {
+) -> Result<(TensorEntry, Vec<StoredChunk<'d, 'a>>), DcpError> {
     let name = || record.name.to_owned();
     let dtype = dtype_of(record.dtype)
         .ok_or_else(|| DcpError::DType { tensor: name(), dtype: record.dtype.to_owned() })?;
@@ -175,22 +175,22 @@ fn plan<'d, 'a>(
         let place = description.places.get(&(record.name, Some(chunk.offsets.clone())));
         let no_place = || DcpError::NoPlace { name: name(), offsets: chunk.offsets.clone() };
         let place = *place.ok_or_else(no_place)?;
-        parts.push(Part { tensor, record, chunk, dtype, region, place });
+        parts.push(StoredChunk { tensor, record, record_chunk: chunk, dtype, region, place });
     }
     Ok((TensorEntry { dtype, shape, tiles: Vec::new() }, parts))
 }
 
 /// Looks at the parts of one file.
-struct PartReader<'a> {
+struct ChunkReader<'a> {
     window: Window<'a>,
     /// Where the item before ends.
     end: u64,
     /// The safetensors header that was read last.
-    header: Option<Held>,
+    header: Option<EmbeddedHeader>,
 }
 
 /// A safetensors header inside a file.
-struct Held {
+struct EmbeddedHeader {
     /// Where it begins.
     start: u64,
     /// Where the data begin, from there on.
@@ -198,63 +198,64 @@ struct Held {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-impl PartReader<'_> {
-    fn tile(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
-        let offset = part.place.offset;
+impl ChunkReader<'_> {
+    fn tile(&mut self, chunk: &StoredChunk<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let offset = chunk.place.offset;
         let begins =
             self.window.length().checked_sub(offset).is_some_and(|left| left >= ARCHIVE.len() as u64);
         if begins && self.window.bytes(offset, ARCHIVE.len())? == ARCHIVE {
-            self.archived(part, file)
+            self.archived(chunk, file)
         } else {
-            self.bare(part, file)
+            self.bare(chunk, file)
         }
     }
 
-    fn differs(&self, part: &Part<'_, '_>) -> CheckpointError {
-        let error = DcpError::Part { tensor: part.record.name.to_owned(), offset: part.place.offset };
+    fn differs(&self, chunk: &StoredChunk<'_, '_>) -> CheckpointError {
+        let error =
+            DcpError::ChunkMismatch { tensor: chunk.record.name.to_owned(), offset: chunk.place.offset };
         CheckpointError::format(self.window.name(), error)
     }
 
     /// A part that is an archive of its own.
-    fn archived(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
-        let Place { offset, length, .. } = part.place;
+    fn archived(&mut self, chunk: &StoredChunk<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let StorageInfo { offset, length, .. } = chunk.place;
         // Items follow one another, so no byte is looked at twice.
         if offset < self.end {
-            return Err(self.differs(part));
+            return Err(self.differs(chunk));
         }
         self.end = offset.saturating_add(length);
         let archive = Archive::read(&mut self.window, offset, length)?;
         let failed = |error: FormatError| CheckpointError::format(self.window.name(), error);
         let pickle = Pickle::read(&archive.pickle).map_err(|error| failed(error.into()))?;
-        let placed = place(&pickle, &archive, part.record.name, pickle.root()).map_err(failed)?;
-        let placed = placed.ok_or_else(|| self.differs(part))?;
-        if placed.dtype != part.dtype || placed.shape[..] != part.chunk.sizes[..] {
-            return Err(self.differs(part));
+        let placed = place(&pickle, &archive, chunk.record.name, pickle.root()).map_err(failed)?;
+        let placed = placed.ok_or_else(|| self.differs(chunk))?;
+        if placed.dtype != chunk.dtype || placed.shape[..] != chunk.record_chunk.sizes[..] {
+            return Err(self.differs(chunk));
         }
-        let region = part.region.clone();
+        let region = chunk.region.clone();
         Ok(Tile { region, file, offset: placed.offset, strides: placed.strides, codec: Codec::Raw })
     }
 
     /// A part in the safetensors file that begins where all the parts of this
     /// file are said to be.
-    fn bare(&mut self, part: &Part<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
-        let start = part.place.offset;
+    fn bare(&mut self, chunk: &StoredChunk<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
+        let start = chunk.place.offset;
         if self.header.as_ref().is_none_or(|held| held.start != start) {
-            let held = self.read_header(start)?.ok_or_else(|| self.differs(part))?;
+            let held = self.read_header(start)?.ok_or_else(|| self.differs(chunk))?;
             self.header = Some(held);
         }
-        let name = part.record.name;
+        let name = chunk.record.name;
         let found = self.header.as_ref().and_then(|held| Some((held.data, held.tensors.get(name)?)));
-        let (data, info) = found.ok_or_else(|| self.differs(part))?;
+        let (data, info) = found.ok_or_else(|| self.differs(chunk))?;
         let entry = safetensors::entry(name, info, start + data, file)
             .map_err(|error| CheckpointError::format(self.window.name(), error))?;
-        if entry.dtype != part.dtype || entry.shape[..] != part.chunk.sizes[..] {
-            return Err(self.differs(part));
+        if entry.dtype != chunk.dtype || entry.shape[..] != chunk.record_chunk.sizes[..] {
+            return Err(self.differs(chunk));
         }
-        Ok(Tile { region: part.region.clone(), ..entry.tiles[0].clone() })
+        Ok(Tile { region: chunk.region.clone(), ..entry.tiles[0].clone() })
     }
 
-    fn read_header(&mut self, start: u64) -> Result<Option<Held>, CheckpointError> {
+    fn read_header(&mut self, start: u64) -> Result<Option<EmbeddedHeader>, CheckpointError> {
         let Some(left) = self.window.length().checked_sub(start).filter(|&left| left >= 8) else {
             return Ok(None);
         };
@@ -265,6 +266,6 @@ impl PartReader<'_> {
         let json = self.window.bytes(start + 8, claimed as usize)?.to_vec();
         let header =
             Header::parse(&json, left).map_err(|error| CheckpointError::format(self.window.name(), error))?;
-        Ok(Some(Held { start, data: header.data, tensors: header.tensors.into_iter().collect() }))
+        Ok(Some(EmbeddedHeader { start, data: header.data, tensors: header.tensors.into_iter().collect() }))
     }
 }

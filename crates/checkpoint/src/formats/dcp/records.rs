@@ -14,7 +14,7 @@ pub(super) struct Description<'a> {
     /// Names of what is no tensor.
     pub(super) values: Vec<&'a str>,
     /// Where parts are, by name and first index; values have no index.
-    pub(super) places: FxHashMap<(&'a str, Option<Vec<usize>>), Place<'a>>,
+    pub(super) places: FxHashMap<(&'a str, Option<Vec<usize>>), StorageInfo<'a>>,
     pub(super) version: Option<&'a str>,
     /// Dotted names, and the keys that they were made of.
     pub(super) paths: Json,
@@ -70,7 +70,7 @@ pub(super) struct Chunk {
 
 /// Where an item is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct StorageInfo<'a> {
     pub(super) file: &'a str,
     pub(super) offset: u64,
     pub(super) length: u64,
@@ -149,7 +149,7 @@ impl<'r, 'a> Reader<'r, 'a> {
         &mut self,
         index: Value<'a>,
         info: Value<'a>,
-    ) -> Result<((&'a str, Option<Vec<usize>>), Place<'a>), FormatError> {
+    ) -> Result<((&'a str, Option<Vec<usize>>), StorageInfo<'a>), FormatError> {
         self.budget.spend(0)?;
         let pickle = self.pickle;
         let index = self.record(index, Record::Index, "storage_data")?;
@@ -170,7 +170,7 @@ impl<'r, 'a> Reader<'r, 'a> {
         let number = |field: &str| pickle.field(info, field).and_then(|value| value.length());
         let file = pickle.field(info, "relative_path").and_then(|value| value.text());
         let place = match (file, number("offset"), number("length")) {
-            (Some(file), Some(offset), Some(length)) => Place { file, offset, length },
+            (Some(file), Some(offset), Some(length)) => StorageInfo { file, offset, length },
             _ => return Err(missing("relative_path").into()),
         };
         Ok(((name, offsets), place))

@@ -17,7 +17,7 @@ const SHARDING: &str = "DCP_SHARDING_INFO";
 
 /// What a header says of one part.
 #[derive(Debug, Deserialize)]
-struct Saved {
+struct SavedCheckpoint {
     saved_offsets: Vec<usize>,
 }
 
@@ -41,7 +41,8 @@ pub fn read_sharded(storage: &dyn Storage, names: &[&str]) -> Result<Index, Chec
         files.push(StoredFile { name: name.to_owned(), length });
         let missing = || DcpError::Description { what: format!("`{SHARDING}`") };
         let json = header.metadata.get(SHARDING).ok_or_else(|| failed(missing()))?;
-        let saved: BTreeMap<String, Saved> = serde_json::from_str(json).map_err(|_| failed(missing()))?;
+        let saved: BTreeMap<String, SavedCheckpoint> =
+            serde_json::from_str(json).map_err(|_| failed(missing()))?;
         for (tensor, info) in &header.tensors {
             let whole = safetensors::entry(tensor, info, header.data, id)
                 .map_err(|error| CheckpointError::format(name, error))?;

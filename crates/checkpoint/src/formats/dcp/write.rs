@@ -66,14 +66,14 @@ pub struct DcpFile {
     /// Bytes of the values and where they begin, in the order given.
     pub values: Vec<(u64, Vec<u8>)>,
     /// The tensors, in the order given.
-    pub items: Vec<DcpPlaced>,
+    pub items: Vec<DcpItemLayout>,
     /// Bytes of the whole file. What nobody writes may have any value.
     pub length: u64,
 }
 
 /// A tensor's place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DcpPlaced {
+pub struct DcpItemLayout {
     /// Where the item begins.
     pub offset: u64,
     /// How long it is.
@@ -86,7 +86,7 @@ pub struct DcpPlaced {
     fixed: [u32; DATA],
 }
 
-impl DcpPlaced {
+impl DcpItemLayout {
     /// What stands directly behind the data, up to the item's end. `checksum`
     /// is the CRC-32 of the data, or 0 if nobody computed it.
     pub fn suffix(&self, checksum: u32) -> Vec<u8> {
@@ -121,7 +121,7 @@ impl DcpRank {
     }
 }
 
-fn place(item: &DcpItem, offset: u64) -> Result<DcpPlaced, ZipError> {
+fn place(item: &DcpItem, offset: u64) -> Result<DcpItemLayout, ZipError> {
     let pickle = describe(item);
     let small = [(PICKLE, pickle.as_slice()), FIXED[0], FIXED[1]];
     let length = item.region.volume() as u64 * item.dtype.size() as u64;
@@ -137,7 +137,7 @@ fn place(item: &DcpItem, offset: u64) -> Result<DcpPlaced, ZipError> {
     prefix.extend(layout.header(DATA));
     let data = layout.data(DATA);
     let data = offset + data.start..offset + data.end;
-    Ok(DcpPlaced { offset, length: layout.length(), prefix, data, layout, fixed })
+    Ok(DcpItemLayout { offset, length: layout.length(), prefix, data, layout, fixed })
 }
 
 /// The pickle of a contiguous tensor on the host.

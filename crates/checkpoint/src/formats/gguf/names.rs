@@ -35,15 +35,15 @@ pub(super) struct Names<'a> {
 
 /// A tensor in a Hugging Face checkpoint.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Home {
+pub(super) struct HfTensor {
     pub(super) name: String,
-    pub(super) arrangement: Arrangement,
+    pub(super) rearrangement: Rearrangement,
 }
 
 /// How a stored tensor becomes the one of a Hugging Face checkpoint.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Arrangement {
-    Same,
+pub(super) enum Rearrangement {
+    None,
     /// Rows are columns.
     Transposed,
     /// Rows of each head alternate between its two halves.
@@ -70,36 +70,38 @@ impl<'a> Names<'a> {
     }
 
     /// Where a stored tensor belongs.
-    pub(super) fn home(&self, stored: &str) -> Result<Home, GgufError> {
-        let same = || Home { name: stored.to_owned(), arrangement: Arrangement::Same };
+    pub(super) fn hf_tensor(&self, stored: &str) -> Result<HfTensor, GgufError> {
+        let same = || HfTensor { name: stored.to_owned(), rearrangement: Rearrangement::None };
         let Some((family, (path, kind))) = self.family.zip(stored.rsplit_once('.')) else {
             return Ok(same());
         };
         let layer = path.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         let Some((layer, part)) = layer else {
             let name = outside_layers(family, path).map(|module| format!("{module}.{kind}"));
-            return Ok(name.map_or_else(same, |name| Home { name, arrangement: Arrangement::Same }));
+            return Ok(name.map_or_else(same, |name| HfTensor { name, rearrangement: Rearrangement::None }));
         };
         let Ok(number) = layer.parse::<usize>() else {
             return Ok(same());
         };
         if let Some((module, rest)) = experts(family, part).filter(|_| kind == "weight") {
             let name = format!("model.layers.{layer}.{module}.experts.");
-            return Ok(Home { name, arrangement: Arrangement::Experts { rest } });
+            return Ok(HfTensor { name, rearrangement: Rearrangement::Experts { rest } });
         }
         let Some(module) = in_layer(family, part) else {
             return Ok(same());
         };
-        let arrangement = match (family, part) {
-            (Family::Llama, "attn_q") => Arrangement::Interleaved { heads: self.heads(stored, number)? },
-            (Family::Llama, "attn_k") => Arrangement::Interleaved { heads: self.key_heads(stored, number)? },
-            (Family::Gpt2, "attn_qkv" | "attn_output" | "ffn_up" | "ffn_down") if kind == "weight" => {
-                Arrangement::Transposed
+        let rearrangement = match (family, part) {
+            (Family::Llama, "attn_q") => Rearrangement::Interleaved { heads: self.heads(stored, number)? },
+            (Family::Llama, "attn_k") => {
+                Rearrangement::Interleaved { heads: self.key_heads(stored, number)? }
             }
-            _ => Arrangement::Same,
+            (Family::Gpt2, "attn_qkv" | "attn_output" | "ffn_up" | "ffn_down") if kind == "weight" => {
+                Rearrangement::Transposed
+            }
+            _ => Rearrangement::None,
         };
         let layers = if family == Family::Gpt2 { "transformer.h" } else { "model.layers" };
-        Ok(Home { name: format!("{layers}.{layer}.{module}.{kind}"), arrangement })
+        Ok(HfTensor { name: format!("{layers}.{layer}.{module}.{kind}"), rearrangement })
     }
 
     fn heads(&self, tensor: &str, layer: usize) -> Result<u64, GgufError> {
@@ -189,19 +191,19 @@ mod tests {
     fn heads_may_differ_between_layers() {
         let metadata = metadata("llama", GgufValue::Array(GgufArray::I32(vec![4, 8])));
         let names = Names::new(&metadata);
-        let arrangement = |stored: &str| names.home(stored).map(|home| home.arrangement);
-        assert_eq!(arrangement("blk.1.attn_q.weight"), Ok(Arrangement::Interleaved { heads: 8 }));
+        let rearrangement = |stored: &str| names.hf_tensor(stored).map(|hf_tensor| hf_tensor.rearrangement);
+        assert_eq!(rearrangement("blk.1.attn_q.weight"), Ok(Rearrangement::Interleaved { heads: 8 }));
         // Keys have as many heads as queries unless said otherwise.
-        assert_eq!(arrangement("blk.0.attn_k.bias"), Ok(Arrangement::Interleaved { heads: 4 }));
-        assert!(matches!(arrangement("blk.2.attn_q.weight"), Err(GgufError::NoCount { .. })));
+        assert_eq!(rearrangement("blk.0.attn_k.bias"), Ok(Rearrangement::Interleaved { heads: 4 }));
+        assert!(matches!(rearrangement("blk.2.attn_q.weight"), Err(GgufError::NoCount { .. })));
     }
 
     #[test]
     fn experts_are_named_by_family() {
         let metadata = metadata("llama", GgufValue::U32(4));
-        let home = Names::new(&metadata).home("blk.12.ffn_up_exps.weight").unwrap();
-        assert_eq!(home.name, "model.layers.12.block_sparse_moe.experts.");
-        assert_eq!(home.arrangement, Arrangement::Experts { rest: "w3.weight" });
+        let hf_tensor = Names::new(&metadata).hf_tensor("blk.12.ffn_up_exps.weight").unwrap();
+        assert_eq!(hf_tensor.name, "model.layers.12.block_sparse_moe.experts.");
+        assert_eq!(hf_tensor.rearrangement, Rearrangement::Experts { rest: "w3.weight" });
     }
 
     #[test]
@@ -211,8 +213,11 @@ mod tests {
             for stored in
                 ["rope_freqs.weight", "blk.0.strange.weight", "blk.x.attn_q.weight", "plain", "blk.", "."]
             {
-                let home = Names::new(&metadata).home(stored).unwrap();
-                assert_eq!(home, Home { name: stored.to_owned(), arrangement: Arrangement::Same });
+                let hf_tensor = Names::new(&metadata).hf_tensor(stored).unwrap();
+                assert_eq!(
+                    hf_tensor,
+                    HfTensor { name: stored.to_owned(), rearrangement: Rearrangement::None }
+                );
             }
         }
     }

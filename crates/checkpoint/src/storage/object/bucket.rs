@@ -14,7 +14,7 @@ use super::super::{Service, StorageError, check_name};
 use super::options::ObjectOptions;
 use super::patience::{Ended, Patience};
 use super::watch::{Failure, Outlook, watch};
-use crate::storage::Fault;
+use crate::storage::RemoteProblem;
 
 /// A prefix in a bucket.
 pub(super) struct Bucket {
@@ -140,6 +140,6 @@ impl Failure {
     /// Whether there is no such file, in a bucket that there is.
     pub(super) fn is_missing_file(&self) -> bool {
         let no_bucket = matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound");
-        self.fault == Fault::Status(404) && !no_bucket
+        self.fault == RemoteProblem::Status(404) && !no_bucket
     }
 }

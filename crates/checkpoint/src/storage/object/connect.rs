@@ -15,7 +15,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, RetryConfig};
 
 use super::super::address::{Remote, redact};
-use super::super::{Fault, Service, StorageError};
+use super::super::{RemoteProblem, Service, StorageError};
 use super::bucket::Bucket;
 use super::options::ObjectOptions;
 use super::watch::Watching;
@@ -59,7 +59,7 @@ pub(super) fn connect(remote: &Remote, options: ObjectOptions) -> Result<Bucket,
         action: "reach",
         file: remote.shown(),
         service: remote.service,
-        fault: Fault::Settings,
+        fault: RemoteProblem::Settings,
         message: redact(&error.to_string()),
     };
     let name = &remote.authority;

@@ -63,7 +63,7 @@ impl<'a> Patience<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Fault;
+    use crate::storage::RemoteProblem;
 
     #[test]
     fn waits_double_up_to_the_longest() {
@@ -88,7 +88,7 @@ mod tests {
                 }
             })
         };
-        let failure = Failure::of(Fault::Cut, "");
+        let failure = Failure::of(RemoteProblem::Cut, "");
         let brief = Duration::from_millis(1);
         let mut options = ObjectOptions { retries: 3, first_wait: brief, ..ObjectOptions::default() };
         assert_eq!(ended(&options, failure.clone()), 4);

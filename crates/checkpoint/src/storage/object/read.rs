@@ -5,7 +5,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
 
-use super::super::{Fault, StorageError};
+use super::super::{RemoteProblem, StorageError};
 use super::bucket::{Bucket, Sameness};
 use super::patience::Patience;
 use super::watch::{Failure, watch};
@@ -65,11 +65,11 @@ impl Piece<'_> {
                 Ok(Answer::Complete) => return Ok(()),
                 Ok(Answer::Short) => return Err(short),
                 Ok(Answer::Changed) => return Err(StorageError::Changed { file: name.to_owned() }),
-                Ok(Answer::Cut) => Failure::of(Fault::Cut, "the answer was too short"),
-                Ok(Answer::Surplus) => Failure::of(Fault::Malformed, "the answer was too long"),
-                Err(failure) if failure.fault == Fault::Status(416) => return Err(short),
+                Ok(Answer::Cut) => Failure::of(RemoteProblem::Cut, "the answer was too short"),
+                Ok(Answer::Surplus) => Failure::of(RemoteProblem::Malformed, "the answer was too long"),
+                Err(failure) if failure.fault == RemoteProblem::Status(416) => return Err(short),
                 // All of it instead of a part: no part will ever come.
-                Err(failure) if failure.fault == Fault::Malformed && failure.status == Some(200) => {
+                Err(failure) if failure.fault == RemoteProblem::Malformed && failure.status == Some(200) => {
                     return Err(StorageError::NoRanges { file: name.to_owned() });
                 }
                 Err(failure) => failure,

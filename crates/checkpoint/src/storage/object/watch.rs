@@ -18,7 +18,7 @@ use object_store::client::{
 };
 
 use super::super::address::redact;
-use super::super::fault::Fault;
+use super::super::remote_problem::RemoteProblem;
 
 /// As much of the body of an answer that means no is looked at.
 const MOST_BODY: usize = 64 << 10;
@@ -54,7 +54,7 @@ enum Asked {
 /// A call that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub(super) fault: Fault,
+    pub(super) fault: RemoteProblem,
     /// The last status, also if it was a good one.
     pub(super) status: Option<u16>,
     /// The service's word for what is wrong.
@@ -86,7 +86,7 @@ pub(super) async fn watch<T>(
 
 impl Failure {
     /// A failure that the client library does not see as one.
-    pub(super) fn of(fault: Fault, message: &str) -> Self {
+    pub(super) fn of(fault: RemoteProblem, message: &str) -> Self {
         Self {
             fault,
             status: None,
@@ -100,23 +100,25 @@ impl Failure {
     fn new(error: &object_store::Error, answer: &Answer) -> Self {
         let (fault, outlook, message) = match (answer.asked, answer.status) {
             // Off the cloud nobody is there, however often one asks.
-            (Asked::Metadata, _) => (Fault::NoCredentials, Outlook::Hopeless, String::new()),
+            (Asked::Metadata, _) => (RemoteProblem::NoCredentials, Outlook::Hopeless, String::new()),
             (Asked::Service, Some(status)) if !(200..300).contains(&status) => {
                 let message = match (answer.code.as_str(), answer.text.as_str()) {
                     (code, "") => code.to_owned(),
                     ("", text) => text.to_owned(),
                     (code, text) => format!("{code}: {text}"),
                 };
-                (Fault::Status(status), outlook(status, &answer.code), message)
+                (RemoteProblem::Status(status), outlook(status, &answer.code), message)
             }
-            (Asked::Nobody, _) => (Fault::Settings, Outlook::Hopeless, shorten(&redact(&error.to_string()))),
+            (Asked::Nobody, _) => {
+                (RemoteProblem::Settings, Outlook::Hopeless, shorten(&redact(&error.to_string())))
+            }
             (Asked::Service, _) => {
                 let deepest = shorten(&redact(&deepest(error).to_string()));
                 match transport(error) {
-                    Some(HttpErrorKind::Timeout) => (Fault::Timeout, Outlook::Hopeful, String::new()),
-                    Some(HttpErrorKind::Connect) => (Fault::Unreachable, Outlook::Hopeful, deepest),
-                    Some(_) => (Fault::Cut, Outlook::Hopeful, deepest),
-                    None => (Fault::Malformed, Outlook::Hopeful, deepest),
+                    Some(HttpErrorKind::Timeout) => (RemoteProblem::Timeout, Outlook::Hopeful, String::new()),
+                    Some(HttpErrorKind::Connect) => (RemoteProblem::Unreachable, Outlook::Hopeful, deepest),
+                    Some(_) => (RemoteProblem::Cut, Outlook::Hopeful, deepest),
+                    None => (RemoteProblem::Malformed, Outlook::Hopeful, deepest),
                 }
             }
         };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
-use weightloom::checkpoint::{CheckpointError, ElementSum, Fingerprint, Part};
+use weightloom::checkpoint::{CheckpointError, ElementSum, Fingerprint, Section};
 use weightloom::gang::{Gang, GangError, GangExt, GangOptions, GangSizes, Gangs};
 use weightloom::hub::{Hub, HubError, LoadOptions, Model};
 use weightloom::launch::Launch;
@@ -75,12 +75,12 @@ fn saved(model: &Model) -> Result<BTreeMap<String, Fingerprint>, Failure> {
         .manifest
         .as_ref()
         .ok_or_else(|| Failure::check(format!("{}: there is no manifest", model.name())))?;
-    let tensors = manifest.tensors.iter().filter(|(_, tensor)| tensor.part == Part::Model);
+    let tensors = manifest.tensors.iter().filter(|(_, tensor)| tensor.section == Section::Model);
     Ok(tensors.map(|(name, tensor)| (name.clone(), tensor.fingerprint)).collect())
 }
 
 /// What one rank holds of a tensor, and its sum.
-type Held = (String, Region, u64, u64);
+type Sharding = (String, Region, u64, u64);
 
 /// What ranks hold after loading, hashed where they hold it.
 fn loaded(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerprint>, Failure> {
@@ -88,7 +88,7 @@ fn loaded(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerp
     let gangs = Gangs::new(Arc::clone(&root), &sizes).map_err(HubError::from)?;
     let options = LoadOptions { gangs: Some(gangs), ..LoadOptions::default() };
     let decoder = model.load(&options, &())?.decoder;
-    let mut own: Vec<Held> = Vec::new();
+    let mut own: Vec<Sharding> = Vec::new();
     let mut kinds: BTreeMap<String, (DType, Shape)> = BTreeMap::new();
     for (name, value) in decoder.parameters() {
         let (dtype, shape) = (value.dtype(), value.shape());

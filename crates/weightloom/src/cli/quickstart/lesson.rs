@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use weightloom::checkpoint::{Part, Source};
+use weightloom::checkpoint::{Section, Source};
 use weightloom::errors::Hint;
 use weightloom::gang::GangOptions;
 use weightloom::hub::Hub;
@@ -126,8 +126,8 @@ fn mesh(config: &Config, ranks: usize) -> String {
 fn parameters(checkpoint: &Path) -> Result<u64, Failure> {
     let source = Source::open(checkpoint)?;
     let part =
-        |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.part);
-    let tensors = source.index.tensors().iter().filter(|(name, _)| part(name) == Some(Part::Model));
+        |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.section);
+    let tensors = source.index.tensors().iter().filter(|(name, _)| part(name) == Some(Section::Model));
     Ok(tensors.map(|(_, entry)| entry.shape.volume() as u64).sum())
 }
 

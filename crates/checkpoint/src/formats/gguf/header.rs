@@ -1,4 +1,4 @@
-//! The front of a GGUF file: counts, metadata, and where tensors are.
+//! The header of a GGUF file: counts, metadata, and where tensors are.
 //!
 //! It has no length of its own, so that it is read in pieces that double.
 //! Numbers in it are claims: nothing is allocated for them before the bytes
@@ -11,9 +11,9 @@ use super::value::{GgufArray, GgufValue};
 use crate::error::CheckpointError;
 use crate::storage::Storage;
 
-/// The longest front that is read. Those of the largest vocabularies have a
+/// The longest header that is read. Those of the largest vocabularies have a
 /// tenth of it.
-const MAX_FRONT: u64 = 1 << 27;
+const MAX_HEADER: u64 = 1 << 27;
 
 /// Bytes of the first piece.
 const FIRST_PIECE: u64 = 1 << 16;
@@ -24,18 +24,18 @@ const MAX_DEPTH: usize = 4;
 /// The most dims that a tensor of the format has.
 const MAX_DIMS: u32 = 4;
 
-/// What the front of a file says.
+/// What the header of a file says.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct Header {
     pub(super) metadata: Vec<(String, GgufValue)>,
     pub(super) tensors: Vec<TensorInfo>,
-    /// Where the front ends.
+    /// Where the header ends.
     pub(super) end: u64,
     /// The file's length.
     pub(super) length: u64,
 }
 
-/// What the front says of one tensor.
+/// What the header says of one tensor.
 #[derive(Debug)]
 pub(super) struct TensorInfo {
     pub(super) name: String,
@@ -47,10 +47,10 @@ pub(super) struct TensorInfo {
     pub(super) offset: u64,
 }
 
-impl Front {
+impl Header {
     pub(super) fn read(storage: &dyn Storage, name: &str) -> Result<Self, CheckpointError> {
         let length = storage.length(name)?;
-        let mut bytes = Pieces { storage, name, length, read: Vec::new(), at: 0 };
+        let mut bytes = HeaderReader { storage, name, length, read: Vec::new(), at: 0 };
         if bytes.take(4)? != b"GGUF" {
             return Err(bytes.failed(GgufError::NotGguf));
         }
@@ -83,7 +83,7 @@ impl Front {
 }
 
 /// A file from its beginning, read as far as it is looked at.
-struct Pieces<'a> {
+struct HeaderReader<'a> {
     storage: &'a dyn Storage,
     name: &'a str,
     length: u64,
@@ -91,7 +91,7 @@ struct Pieces<'a> {
     at: usize,
 }
 
-impl Pieces<'_> {
+impl HeaderReader<'_> {
     fn failed(&self, error: GgufError) -> CheckpointError {
         CheckpointError::format(self.name, error)
     }
@@ -102,8 +102,8 @@ impl Pieces<'_> {
         if end > self.length {
             return Err(self.failed(GgufError::Short { end, length: self.length }));
         }
-        if end > MAX_FRONT {
-            return Err(self.failed(GgufError::FrontTooLong { limit: MAX_FRONT }));
+        if end > MAX_HEADER {
+            return Err(self.failed(GgufError::HeaderTooLong { limit: MAX_HEADER }));
         }
         let have = self.read.len();
         if end > have as u64 {

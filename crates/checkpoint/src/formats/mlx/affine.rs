@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    const FIXTURE: &[u8] = include_bytes!("../tests/fixtures/affine/affine.safetensors");
+    const FIXTURE: &[u8] = include_bytes!("../../../tests/fixtures/mlx/affine/affine.safetensors");
 
     fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         (0..bytes.len() / dtype.size()).map(|at| number(dtype, bytes, at)).collect()

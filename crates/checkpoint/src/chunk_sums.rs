@@ -17,8 +17,8 @@ const SHORTEST: u64 = 1 << 20;
 
 /// Sums over stretches of tensors, filled by many threads.
 #[derive(Debug, Default)]
-pub struct Sums {
-    stretch: u64,
+pub struct ChunkSums {
+    chunk_size: u64,
     tensors: BTreeMap<String, TensorSums>,
     low: Vec<AtomicU64>,
     high: Vec<AtomicU64>,
@@ -28,7 +28,7 @@ pub struct Sums {
 
 /// What was added to one stretch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct ChunkSum {
     /// The sum.
     pub(crate) low: u64,
     /// Of so many elements.
@@ -58,7 +58,7 @@ struct TensorSums {
 
 /// The finished sums of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorTotals {
+pub struct TensorChecksums {
     /// The tensor's fingerprint.
     pub fingerprint: Fingerprint,
     /// The checksum of each stretch.
@@ -66,17 +66,17 @@ pub struct TensorTotals {
 }
 
 /// Bytes of a stretch that suit tensors of so many bytes in all.
-pub fn stretch_for(total: u64) -> u64 {
+pub fn chunk_size_for(total: u64) -> u64 {
     (total / STRETCHES).next_power_of_two().max(SHORTEST)
 }
 
-impl Sums {
+impl ChunkSums {
     /// Room for the sums of these tensors, in stretches of so many bytes.
-    pub fn new<'a>(stretch: u64, tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>) -> Self {
-        let mut sums = Self { stretch, ..Self::default() };
+    pub fn new<'a>(chunk_size: u64, tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>) -> Self {
+        let mut sums = Self { chunk_size, ..Self::default() };
         let mut first = 0;
         for (number, (name, dtype, shape)) in tensors.into_iter().enumerate() {
-            let elements = (stretch / dtype.size() as u64).max(1);
+            let elements = (chunk_size / dtype.size() as u64).max(1);
             let count = (shape.volume() as u64).div_ceil(elements) as usize;
             let entry = TensorSums { number, dtype, shape: shape.clone(), elements, first, count };
             sums.tensors.insert(name.to_owned(), entry);
@@ -89,8 +89,8 @@ impl Sums {
     }
 
     /// Bytes of one stretch.
-    pub fn stretch(&self) -> u64 {
-        self.stretch
+    pub fn chunk_size(&self) -> u64 {
+        self.chunk_size
     }
 
     /// Adds elements that follow one another in the whole tensor. A tensor
@@ -150,18 +150,19 @@ impl Sums {
     }
 
     /// What was added to each stretch, by tensor.
-    pub(crate) fn counted(&self) -> BTreeMap<String, Vec<Counted>> {
+    pub(crate) fn counted(&self) -> BTreeMap<String, Vec<ChunkSum>> {
         let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         let stretches = self.tensors.iter().map(|(name, tensor)| {
             let range = tensor.first..tensor.first + tensor.count;
-            let counted = range.map(|at| Counted { low: load(&self.low[at]), count: load(&self.counts[at]) });
+            let counted =
+                range.map(|at| ChunkSum { low: load(&self.low[at]), count: load(&self.counts[at]) });
             (name.clone(), counted.collect())
         });
         stretches.collect()
     }
 
     /// The finished sums by tensor.
-    pub fn totals(&self) -> BTreeMap<String, TensorTotals> {
+    pub fn totals(&self) -> BTreeMap<String, TensorChecksums> {
         let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         let totals = self.tensors.iter().map(|(name, tensor)| {
             let chunks: Vec<u64> =
@@ -169,7 +170,7 @@ impl Sums {
             let low = chunks.iter().fold(0u64, |sum, chunk| sum.wrapping_add(*chunk));
             let sum = ElementSum { low, high: load(&self.high[tensor.number]) };
             let fingerprint = Fingerprint::of_tensor(tensor.dtype, &tensor.shape, sum);
-            (name.clone(), TensorTotals { fingerprint, chunks })
+            (name.clone(), TensorChecksums { fingerprint, chunks })
         });
         totals.collect()
     }

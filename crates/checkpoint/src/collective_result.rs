@@ -7,7 +7,7 @@ use crate::error::CheckpointError;
 
 /// This rank's outcome, if all ranks have one; else this rank's error, or what
 /// the others say. Every rank.
-pub(crate) fn together<T>(
+pub(crate) fn collective_result<T>(
     gang: &dyn Gang,
     outcome: Result<T, CheckpointError>,
 ) -> Result<T, CheckpointError> {

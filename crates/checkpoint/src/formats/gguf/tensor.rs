@@ -3,10 +3,10 @@
 use weightloom_layout::{DType, Region, Shape};
 
 use super::GgufError;
-use super::names::{Arrangement, Home};
-use super::read::TensorInfo;
-use crate::blocks::BlockFormat;
-use crate::codec::{Blocks, Codec};
+use super::header::TensorInfo;
+use super::names::{HfTensor, Rearrangement};
+use super::quant::{BlockFormat, unsupported_name};
+use crate::codec::{BlockCodec, Codec};
 use crate::index::{FileId, Strides, TensorEntry, Tile, row_major};
 
 /// The most heads or experts that a tensor is taken apart into. A false count
@@ -21,50 +21,25 @@ enum Elements {
 }
 
 impl Elements {
-    /// By the number of the type.
-    fn of(kind: u32) -> Result<Self, String> {
-        use BlockFormat::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-        Ok(match kind {
-            0 => Self::Plain(DType::F32),
-            1 => Self::Plain(DType::F16),
-            2 => Self::Packed(Q4_0),
-            3 => Self::Packed(Q4_1),
-            6 => Self::Packed(Q5_0),
-            7 => Self::Packed(Q5_1),
-            8 => Self::Packed(Q8_0),
-            10 => Self::Packed(Q2K),
-            11 => Self::Packed(Q3K),
-            12 => Self::Packed(Q4K),
-            13 => Self::Packed(Q5K),
-            14 => Self::Packed(Q6K),
-            24 => Self::Plain(DType::I8),
-            25 => Self::Plain(DType::I16),
-            26 => Self::Plain(DType::I32),
-            27 => Self::Plain(DType::I64),
-            28 => Self::Plain(DType::F64),
-            30 => Self::Plain(DType::Bf16),
-            9 => return Err("Q8_1".to_owned()),
-            15 => return Err("Q8_K".to_owned()),
-            16 => return Err("IQ2_XXS".to_owned()),
-            17 => return Err("IQ2_XS".to_owned()),
-            18 => return Err("IQ3_XXS".to_owned()),
-            19 => return Err("IQ1_S".to_owned()),
-            20 => return Err("IQ4_NL".to_owned()),
-            21 => return Err("IQ3_S".to_owned()),
-            22 => return Err("IQ2_S".to_owned()),
-            23 => return Err("IQ4_XS".to_owned()),
-            29 => return Err("IQ1_M".to_owned()),
-            34 => return Err("TQ1_0".to_owned()),
-            35 => return Err("TQ2_0".to_owned()),
-            39 => return Err("MXFP4".to_owned()),
-            40 => return Err("NVFP4".to_owned()),
-            _ => return Err(format!("number {kind}")),
-        })
+    /// The elements of a tensor type, or the name of a type that is not supported.
+    fn from_id(id: u32) -> Result<Self, String> {
+        let dtype = match id {
+            0 => DType::F32,
+            1 => DType::F16,
+            24 => DType::I8,
+            25 => DType::I16,
+            26 => DType::I32,
+            27 => DType::I64,
+            28 => DType::F64,
+            30 => DType::Bf16,
+            _ => return BlockFormat::from_id(id).map(Self::Packed).ok_or_else(|| unsupported_name(id)),
+        };
+        Ok(Self::Plain(dtype))
     }
 }
 
 /// A tensor whose sizes fit its type.
-pub(super) struct Placed {
+pub(super) struct TensorLayout {
     elements: Elements,
     shape: Shape,
     file: FileId,
@@ -74,11 +49,11 @@ pub(super) struct Placed {
     pub(super) bytes: u64,
 }
 
-impl Placed {
+impl TensorLayout {
     pub(super) fn new(info: &TensorInfo, file: FileId, data: u64) -> Result<Self, GgufError> {
         let tensor = || info.name.clone();
         let elements =
-            Elements::of(info.kind).map_err(|kind| GgufError::TensorType { tensor: tensor(), kind })?;
+            Elements::from_id(info.kind).map_err(|kind| GgufError::TensorType { tensor: tensor(), kind })?;
         let sizes: Vec<usize> =
             info.shape.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
         let shape = Shape::new(&sizes).map_err(|source| GgufError::Shape { tensor: tensor(), source })?;
@@ -90,7 +65,7 @@ impl Placed {
                 if row % format.elements() != 0 {
                     return Err(GgufError::Row { tensor: tensor(), row, format });
                 }
-                // Blocks of at least 32 elements have less than 8 bytes each
+                // BlockCodec of at least 32 elements have less than 8 bytes each
                 // element, which a shape has room for.
                 volume / format.elements() as u64 * format.bytes() as u64
             }
@@ -101,16 +76,16 @@ impl Placed {
     }
 
     /// The tensors of a Hugging Face checkpoint that this one holds.
-    pub(super) fn entries(self, home: Home) -> Result<Vec<(String, TensorEntry)>, GgufError> {
-        let Home { name, arrangement } = home;
-        Ok(match arrangement {
-            Arrangement::Same => vec![(name, self.same())],
-            Arrangement::Transposed => vec![(name, self.transposed())],
-            Arrangement::Interleaved { heads } => {
+    pub(super) fn entries(self, hf_tensor: HfTensor) -> Result<Vec<(String, TensorEntry)>, GgufError> {
+        let HfTensor { name, rearrangement } = hf_tensor;
+        Ok(match rearrangement {
+            Rearrangement::None => vec![(name, self.same())],
+            Rearrangement::Transposed => vec![(name, self.transposed())],
+            Rearrangement::Interleaved { heads } => {
                 let entry = self.interleaved(&name, heads)?;
                 vec![(name, entry)]
             }
-            Arrangement::Experts { rest } => {
+            Rearrangement::Experts { rest } => {
                 let count = self.shape.first().copied().unwrap_or(0);
                 let fits = self.shape.ndim() == 3 && count > 0 && count as u64 <= MAX_PARTS;
                 if !fits {
@@ -132,7 +107,7 @@ impl Placed {
     fn codec(&self, dim: usize) -> Codec {
         match self.elements {
             Elements::Plain(_) => Codec::Raw,
-            Elements::Packed(format) => Codec::Blocks(Blocks { format, dim, lead: 0 }),
+            Elements::Packed(format) => Codec::Blocks(BlockCodec { format, dim, lead: 0 }),
         }
     }
 

@@ -15,9 +15,9 @@ pub(super) fn q2(block: &[u8; 84], into: &mut [f32; COUNT]) {
     for (group, values) in into.chunks_exact_mut(16).enumerate() {
         let pair = block[group];
         let (scale, offset) = (scale * f32::from(pair & 15), offset * f32::from(pair >> 4));
-        let place = Place::of_two_bits(group);
-        for (value, &byte) in values.iter_mut().zip(&block[16 + place.byte..]) {
-            *value = scale * f32::from(byte >> place.shift & 3) - offset;
+        let at = TwoBitGroup::new(group);
+        for (value, &byte) in values.iter_mut().zip(&block[16 + at.byte..]) {
+            *value = scale * f32::from(byte >> at.shift & 3) - offset;
         }
     }
 }
@@ -30,10 +30,10 @@ pub(super) fn q3(block: &[u8; 110], into: &mut [f32; COUNT]) {
         let low = block[96 + group % 8] >> (group / 8 * 4) & 15;
         let high = block[104 + group % 4] >> (group / 4 * 2) & 3;
         let scale = scale * (f32::from(low | high << 4) - 32.0);
-        let place = Place::of_two_bits(group);
+        let at = TwoBitGroup::new(group);
         let third = &block[group % 2 * 16..];
-        for ((value, &byte), &third) in values.iter_mut().zip(&block[32 + place.byte..]).zip(third) {
-            let bits = byte >> place.shift & 3 | (third >> (group / 2) & 1) << 2;
+        for ((value, &byte), &third) in values.iter_mut().zip(&block[32 + at.byte..]).zip(third) {
+            let bits = byte >> at.shift & 3 | (third >> (group / 2) & 1) << 2;
             *value = scale * (f32::from(bits) - 4.0);
         }
     }
@@ -88,13 +88,13 @@ pub(super) fn q6(block: &[u8; 210], into: &mut [f32; COUNT]) {
 
 /// Where a group of 16 two-bit elements is: 128 elements share 32 bytes, and
 /// 32 neighbours have the same shift.
-struct Place {
+struct TwoBitGroup {
     byte: usize,
     shift: usize,
 }
 
-impl Place {
-    fn of_two_bits(group: usize) -> Self {
+impl TwoBitGroup {
+    fn new(group: usize) -> Self {
         Self { byte: group / 8 * 32 + group % 2 * 16, shift: group % 8 / 2 * 2 }
     }
 }

@@ -10,14 +10,14 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::index::TensorEntry;
 use crate::observer::Observer;
-use crate::read::{Order, ReadOptions, Want, order, read};
+use crate::read::{Order, ReadOptions, ReadRequest, order, read};
 
 /// Bytes of a stretch, about.
 const STRETCH: usize = 4 << 20;
 
 /// A tensor to go through.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Walked<'a> {
+pub(crate) struct ScannedTensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) entry: &'a TensorEntry,
     /// As which type.
@@ -27,7 +27,7 @@ pub(crate) struct Walked<'a> {
 /// A stretch of a tensor: elements that follow one another in it.
 #[derive(Debug)]
 pub(crate) struct Stretch<'a> {
-    pub(crate) tensor: Walked<'a>,
+    pub(crate) tensor: ScannedTensor<'a>,
     pub(crate) region: &'a Region,
     /// The number of the first element.
     pub(crate) position: u64,
@@ -36,38 +36,38 @@ pub(crate) struct Stretch<'a> {
 
 /// In which order stretches come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turns {
+pub(crate) enum ScanOrder {
     /// Any, from several threads at once.
     Any,
     /// Tensor by tensor, each from its first element to its last.
-    InOrder,
+    Sequential,
 }
 
 /// Reads tensors and hands out their elements.
 pub(crate) fn walk<'a>(
     source: &Source,
-    tensors: impl IntoIterator<Item = Walked<'a>>,
-    turns: Turns,
+    tensors: impl IntoIterator<Item = ScannedTensor<'a>>,
+    turns: ScanOrder,
     work: &str,
     observer: &dyn Observer,
     each: impl Fn(&Stretch<'_>) -> Result<(), CheckpointError> + Sync,
 ) -> Result<(), CheckpointError> {
-    let tensors: Vec<Walked<'a>> = tensors.into_iter().collect();
-    let bytes = |tensor: &Walked<'_>| tensor.entry.shape.volume() as u64 * tensor.dtype.size() as u64;
+    let tensors: Vec<ScannedTensor<'a>> = tensors.into_iter().collect();
+    let bytes = |tensor: &ScannedTensor<'_>| tensor.entry.shape.volume() as u64 * tensor.dtype.size() as u64;
     observer.begin(work, tensors.iter().map(bytes).fold(0, u64::saturating_add));
     let threads = match (turns, source.storage.folder()) {
-        (Turns::InOrder, _) => 1,
-        (Turns::Any, Some(_)) => std::thread::available_parallelism().map_or(1, usize::from),
-        (Turns::Any, None) => 8,
+        (ScanOrder::Sequential, _) => 1,
+        (ScanOrder::Any, Some(_)) => std::thread::available_parallelism().map_or(1, usize::from),
+        (ScanOrder::Any, None) => 8,
     };
     let rest = Mutex::new(Stretches::new(tensors));
     let failed = AtomicBool::new(false);
     let failure = Mutex::new(None);
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
-    let one = |(tensor, region): &(Walked<'a>, Region), buffer: &mut Vec<u8>| {
+    let one = |(tensor, region): &(ScannedTensor<'a>, Region), buffer: &mut Vec<u8>| {
         buffer.resize(region.volume() * tensor.dtype.size(), 0);
         let (name, entry, dtype) = (tensor.name, tensor.entry, tensor.dtype);
-        let want = Want { name, entry, dtype, region: region.clone(), into: buffer };
+        let want = ReadRequest { name, entry, dtype, region: region.clone(), into: buffer };
         read(source, vec![want], &options, &())?;
         let strides = entry.shape.strides();
         let position = region.start().iter().zip(strides).map(|(a, b)| (a * b) as u64).sum();
@@ -97,19 +97,19 @@ pub(crate) fn walk<'a>(
 /// Boxes that are stretches of whole tensors, cut when they are asked for: a
 /// few bytes of a file may claim to be very many elements.
 struct Stretches<'a> {
-    tensors: std::vec::IntoIter<Walked<'a>>,
+    tensors: std::vec::IntoIter<ScannedTensor<'a>>,
     /// What is still to be cut, the next one last.
-    open: Vec<(Walked<'a>, Region)>,
+    open: Vec<(ScannedTensor<'a>, Region)>,
 }
 
 impl<'a> Stretches<'a> {
-    fn new(tensors: Vec<Walked<'a>>) -> Self {
+    fn new(tensors: Vec<ScannedTensor<'a>>) -> Self {
         Self { tensors: tensors.into_iter(), open: Vec::new() }
     }
 }
 
 impl<'a> Iterator for Stretches<'a> {
-    type Item = (Walked<'a>, Region);
+    type Item = (ScannedTensor<'a>, Region);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {

@@ -40,7 +40,7 @@ impl Service {
 /// What went wrong at the far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum RemoteProblem {
     /// It answered with an HTTP status that means no.
     Status(u16),
     /// It did not answer in time.
@@ -57,14 +57,14 @@ pub enum Fault {
     Settings,
 }
 
-impl Fault {
+impl RemoteProblem {
     /// Whether the service asks for fewer requests.
     pub(crate) fn is_throttling(self) -> bool {
         matches!(self, Self::Status(429 | 503))
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for RemoteProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => write!(f, "the answer was {status}"),
