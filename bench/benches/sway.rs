@@ -22,8 +22,8 @@ use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
-use weightloom_sway::paired::Paired;
-use weightloom_sway::runner::{Entry, Job, Judging, Silent, run};
+use weightloom_sway::paired::PairedSettings;
+use weightloom_sway::runner::{Entry, Job, Silent, run};
 use weightloom_sway::sections::Section;
 
 #[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
@@ -139,10 +139,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
     let identity = backend.description().identity.clone().expect("an identity");
     std::fs::create_dir_all(kept).expect("a folder");
     let mut cache = Cache::open(kept, &identity).expect("a cache");
-    let judging = match case {
-        "reference" => Judging::Reference,
-        _ => Judging::Paired(Paired::default()),
-    };
+    let statistics = case.parse().unwrap_or_default();
     let job = Job {
         entries: &entries,
         seed: 0,
@@ -151,7 +148,9 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
         document: Some(&text),
         packs: Packs::own(),
         only: &[],
-        judging,
+        statistics,
+        paired: PairedSettings::default(),
+        cancel: None,
     };
     let outcome = run(&job, &mut backend, Some(&mut cache), &mut Silent).expect("a run");
     let verdicts: Vec<Value> = outcome

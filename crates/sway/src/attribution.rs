@@ -11,11 +11,10 @@ use crate::answer_store::{AnswerStore, Missing};
 use crate::backend::{Backend, Capability};
 use crate::cache::Cache;
 use crate::error::{QueryError, SwayError};
-use crate::inquiry::inquire;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::mean;
 use crate::question::{Query, Question};
-use crate::runner::Observer;
+use crate::runner::{Observer, answer_all};
 use crate::view::View;
 
 /// The most groups: more bars than this nobody reads.
@@ -79,7 +78,7 @@ pub fn attribute(
             })
         })
         .collect();
-    let answers = inquire(&questions, backend, cache, observer)?;
+    let answers = answer_all(&questions, backend, cache, observer)?;
     let distances = |view: &View| {
         AnswerStore::all(prompts.iter().map(|prompt| answers.divergence(view, &View::Base, prompt)))
     };

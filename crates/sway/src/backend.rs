@@ -72,6 +72,12 @@ pub struct Description {
 pub trait AnswerSink {
     /// Called once per question, in any order; `index` is that of the question.
     fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>);
+
+    /// Whether the caller no longer wants answers. A backend that sees this
+    /// returns `Ok` early; the questions left are not asked again.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// Answers questions about a base model and its tuned version.

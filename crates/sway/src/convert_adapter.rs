@@ -18,14 +18,14 @@ use weightloom_layout::{DType, Region};
 
 /// The form of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AdapterForm {
+pub enum AdapterFormat {
     /// `adapter_model.safetensors`, as PEFT has it.
     Peft,
     /// `adapters.safetensors`, as MLX has it.
     Mlx,
 }
 
-impl AdapterForm {
+impl AdapterFormat {
     /// By its name.
     pub fn named(name: &str) -> Option<Self> {
         match name {
@@ -109,7 +109,7 @@ impl Hint for ConvertError {
 pub fn convert_adapter(
     source: &Path,
     target: &Path,
-    to: AdapterForm,
+    to: AdapterFormat,
     overwrite: Overwrite,
 ) -> Result<Converted, ConvertError> {
     let opened = Source::open(source)?;
@@ -120,8 +120,8 @@ pub fn convert_adapter(
         return Err(ConvertError::NotAdapter { path: source.display().to_string(), format });
     }
     let (index, config) = match to {
-        AdapterForm::Peft => to_peft(&opened.index, None).map(|made| (made.index, made.config))?,
-        AdapterForm::Mlx => to_mlx(&opened.index).map(|made| (made.index, made.config))?,
+        AdapterFormat::Peft => to_peft(&opened.index, None).map(|made| (made.index, made.config))?,
+        AdapterFormat::Mlx => to_mlx(&opened.index).map(|made| (made.index, made.config))?,
     };
     let places = [fs::canonicalize(source), fs::canonicalize(target)];
     if let [Ok(source), Ok(target)] = &places
@@ -180,11 +180,11 @@ fn contents(source: &Source, index: &Index) -> Result<Contents, ConvertError> {
 }
 
 /// A safetensors file: the length of its header, the header, the numbers.
-fn safetensors(index: &Index, tensors: &Contents, to: AdapterForm) -> Vec<u8> {
+fn safetensors(index: &Index, tensors: &Contents, to: AdapterFormat) -> Vec<u8> {
     let mut header = Map::new();
     let maker = match to {
-        AdapterForm::Peft => "pt",
-        AdapterForm::Mlx => "mlx",
+        AdapterFormat::Peft => "pt",
+        AdapterFormat::Mlx => "mlx",
     };
     header.insert("__metadata__".to_owned(), json!({"format": maker}));
     let mut end = 0;

@@ -27,7 +27,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{Change, Claim, Draft, Limit, Paired, Tail};
+pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 pub use family::conclude;
 
 pub(crate) use change::{

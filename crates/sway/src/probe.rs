@@ -52,12 +52,12 @@ pub use prompt_collapse::PromptCollapse;
 pub(crate) use reading::both;
 pub use reading::{ProbeFault, Stop};
 pub use section_internalization::{Lift, SectionInternalization};
-pub use setting::{Distances, Setting};
+pub use setting::Setting;
 pub use style_fingerprint::{Extended, StyleFingerprint, Writings};
 
 use std::fmt::Debug;
 
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// One entry's probe, with its fields.
 pub trait Probe: Debug + Send + Sync {
@@ -65,7 +65,13 @@ pub trait Probe: Debug + Send + Sync {
     fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop>;
 
     /// Reads, measures, and claims what is judged with all others' claims.
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop>;
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop>;
+
+    /// Prompts over which the measured change is attributed to layers; none if
+    /// the probe measures no change of next tokens.
+    fn attribution_prompts(&self) -> &[String] {
+        &[]
+    }
 }
 
 #[cfg(test)]

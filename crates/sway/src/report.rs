@@ -29,7 +29,7 @@ pub use meaning::{Meaning, meaning};
 use crate::backend::Description;
 use crate::record::Record;
 use crate::score::{Band, Score};
-use crate::suite::Statistics;
+use crate::statistics::Statistics;
 
 /// What a run found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

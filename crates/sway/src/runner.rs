@@ -5,6 +5,7 @@
 //! none wants more. A suite so needs as many rounds as its longest chain of
 //! questions that depend on answers, mostly two.
 
+mod cancel;
 mod counters;
 mod entry;
 mod observer;
@@ -13,6 +14,7 @@ mod round;
 #[cfg(test)]
 mod tests;
 
+pub use cancel::CancelFlag;
 pub use counters::Counters;
 pub use entry::{Entry, EntryError};
 pub use observer::{Observer, Phase, Silent, TraceEvent, prompt_hash};
@@ -28,11 +30,13 @@ use crate::backend::Backend;
 use crate::cache::Cache;
 use crate::error::SwayError;
 use crate::packs::Packs;
-use crate::paired::{self, Draft, Paired};
-use crate::probe::{Distances, Finding, NullStatistics, Setting, Stop};
+use crate::paired::{self, Draft, PairedSettings};
+use crate::probe::{Finding, NullStatistics, Setting, Stop};
 use crate::record::Record;
 use crate::sections::Section;
+use crate::statistics::Statistics;
 use crate::view::View;
+pub use round::answer_all;
 use round::{Asker, Wanted};
 
 /// What is to be run.
@@ -54,16 +58,11 @@ pub struct Job<'a> {
     /// are measured by is run as well.
     pub only: &'a [String],
     /// How verdicts are reached.
-    pub judging: Judging,
-}
-
-/// How verdicts are reached.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Judging {
-    /// As dlm-sway does, number by number.
-    Reference,
-    /// By paired tests against matched noise.
-    Paired(Paired),
+    pub statistics: Statistics,
+    /// Settings of the paired tests; unused with [`Statistics::Reference`].
+    pub paired: PairedSettings,
+    /// Stops the run between questions once it is set.
+    pub cancel: Option<&'a CancelFlag>,
 }
 
 /// What a run gave.
@@ -86,8 +85,11 @@ pub enum RunError {
     #[error("the suite has no entry `{name}`")]
     NoSuchEntry { name: String, near: Option<String>, known: Vec<String> },
     /// The backend cannot go on. What it answered is kept.
-    #[error("{0}")]
+    #[error(transparent)]
     Backend(#[from] SwayError),
+    /// The caller set the [`CancelFlag`]. Answers received so far are cached.
+    #[error("the run was cancelled")]
+    Cancelled,
 }
 
 impl Hint for RunError {
@@ -97,6 +99,7 @@ impl Hint for RunError {
             Self::NoSuchEntry { known, .. } if known.is_empty() => Some("the suite is empty".to_owned()),
             Self::NoSuchEntry { known, .. } => Some(format!("entries: {}", known.join(", "))),
             Self::Backend(error) => error.hint(),
+            Self::Cancelled => None,
         }
     }
 }
@@ -130,7 +133,7 @@ pub fn run(
     let mut progress = planned(job)?;
     let capabilities = backend.description().capabilities.clone();
     let mut answers = AnswerStore::new();
-    let mut asker = Asker::new(backend, cache);
+    let mut asker = Asker::new(backend, cache, job.cancel);
     let nulls = loop {
         observer.phase(Phase::Reading);
         let setting = Setting {
@@ -144,26 +147,37 @@ pub fn run(
             packs: job.packs,
             capabilities: &capabilities,
             nulls: None,
-            distances: match job.judging {
-                Judging::Reference => Distances::Listed,
-                Judging::Paired(_) => Distances::Exact,
-            },
+            statistics: job.statistics,
             downstream: &[],
         };
-        let (nulls, wanted) = try_all(&mut progress, &setting, &job.judging, observer);
+        let (nulls, wanted) = try_all(&mut progress, &setting, &job.paired, observer);
         answers.take_missing();
         if wanted.is_empty() {
             break nulls;
         }
-        if let Err(error) = asker.ask(&wanted, &mut progress, &mut answers, observer)? {
-            let record = preflight_record(&error);
-            observer.judged(&record);
-            return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
+        if asker.is_cancelled() {
+            return Err(RunError::Cancelled);
+        }
+        let names: Vec<&str> = progress.iter().map(|one| one.entry.name.as_str()).collect();
+        let round = asker.ask(&wanted, &names, &mut answers, observer)?;
+        if asker.is_cancelled() {
+            return Err(RunError::Cancelled);
+        }
+        let seconds = match round {
+            Ok(seconds) => seconds,
+            Err(error) => {
+                let record = preflight_record(&error);
+                observer.judged(&record);
+                return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
+            }
+        };
+        for (one, seconds) in progress.iter_mut().zip(seconds) {
+            one.seconds += seconds;
         }
     };
-    let records = match &job.judging {
-        Judging::Reference => progress.iter().map(Progress::record).collect(),
-        Judging::Paired(paired) => concluded(progress, paired, observer),
+    let records = match job.statistics {
+        Statistics::Reference => progress.iter().map(Progress::record).collect(),
+        Statistics::Paired => concluded(progress, &job.paired, observer),
     };
     Ok(Outcome { records, nulls, counters: asker.counters })
 }
@@ -208,7 +222,7 @@ fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
 fn try_all(
     progress: &mut [Progress<'_>],
     setting: &Setting<'_>,
-    judging: &Judging,
+    paired: &PairedSettings,
     observer: &mut dyn Observer,
 ) -> (Option<NullStatistics>, Wanted) {
     let mut wanted = Wanted::default();
@@ -219,11 +233,11 @@ fn try_all(
         if one.found.is_none() && !(open && one.waits) {
             let started = Instant::now();
             let setting = Setting { nulls: nulls.as_ref(), downstream: &one.downstream, ..setting.clone() };
-            let tried = match judging {
-                Judging::Reference => {
+            let tried = match setting.statistics {
+                Statistics::Reference => {
                     one.entry.probe.judge(&setting).map(|found| Found::Judged(found.guarded()))
                 }
-                Judging::Paired(paired) => one.entry.probe.draft(&setting, paired).map(Found::Drafted),
+                Statistics::Paired => one.entry.probe.draft(&setting, paired).map(Found::Drafted),
             };
             one.seconds += started.elapsed().as_secs_f64();
             match tried {
@@ -254,7 +268,11 @@ fn try_all(
 }
 
 /// Judges all claims together. What stands already counts as no claim.
-fn concluded(progress: Vec<Progress<'_>>, paired: &Paired, observer: &mut dyn Observer) -> Vec<Record> {
+fn concluded(
+    progress: Vec<Progress<'_>>,
+    paired: &PairedSettings,
+    observer: &mut dyn Observer,
+) -> Vec<Record> {
     let mut told = Vec::new();
     let mut drafts = Vec::new();
     for one in progress {

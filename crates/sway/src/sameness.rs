@@ -1,52 +1,62 @@
-//! Whether two models are the same model: merged, quantised or resumed ones
-//! should be.
+//! Tests whether two checkpoints behave as the same model, as merged, quantised
+//! or resumed ones should.
 //!
-//! Not being able to show a difference is no proof of sameness. So the mean
-//! divergence of the next token must be below a margin with confidence (an
-//! equivalence test), and is judged above it only with confidence as well.
+//! Failing to show a difference does not prove sameness. So this is an
+//! equivalence test: the mean divergence of the next token must be
+//! significantly below a margin, and counts as different only if it is
+//! significantly above.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use weightloom_errors::Hint;
 
 use crate::answer::{Distribution, TokenNames};
+use crate::answer_store::{AnswerStore, Missing};
+use crate::backend::Backend;
+use crate::error::{QueryError, SwayError};
 use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceError, DivergenceKind, mean};
+use crate::packs::Packs;
+use crate::question::{Query, Question};
+use crate::runner::{Observer, answer_all};
+use crate::view::View;
 
-/// How often two models that differ by the margin may be called the same.
+/// How often two models that differ by exactly the margin are called the same.
 const LEVEL: f64 = 0.05;
 
-/// The margin if nothing else is said: the mean Jensen-Shannon divergence of the
-/// next token, in nats. Rounding weights to eight bits moves models much less,
-/// any training much more.
-pub const USUAL_MARGIN: f64 = 0.01;
+/// The default margin: mean Jensen-Shannon divergence of the next token, in
+/// nats. Rounding weights to eight bits moves a model much less, training much
+/// more.
+pub const DEFAULT_MARGIN: f64 = 0.01;
 
-/// What was found of two models.
+/// How far apart two models are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sameness {
-    /// What follows.
+    /// The result of the test.
     pub outcome: SamenessOutcome,
-    /// How many prompts were asked.
+    /// The number of prompts.
     pub prompts: usize,
-    /// The mean Jensen-Shannon divergence of the next token, in nats.
+    /// Mean Jensen-Shannon divergence of the next token, in nats.
     pub divergence: f64,
-    /// Where it lies with 95 % confidence.
+    /// 95 % confidence interval of the divergence.
     pub ci_95: Option<[f64; 2]>,
-    /// The largest divergence, and the prompt that it is behind.
+    /// The largest divergence, and its prompt.
     pub worst: (f64, String),
-    /// The part of prompts behind which both find the same token likeliest.
+    /// Share of prompts after which both models rank the same token first.
     pub agreement: f64,
-    /// What the divergence was compared with.
+    /// The margin that the divergence was tested against.
     pub margin: f64,
 }
 
-/// What follows for two models.
+/// The result of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SamenessOutcome {
-    /// They differ by less than the margin.
+    /// The models differ by less than the margin.
     Same,
-    /// They differ by more.
+    /// The models differ by more than the margin.
     Different,
     /// The prompts do not decide.
     Undecided,
@@ -62,19 +72,65 @@ impl fmt::Display for SamenessOutcome {
     }
 }
 
-/// What two models expect behind one prompt.
+/// Next-token distributions of two models after one prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expectations {
-    /// The prompt.
+#[allow(missing_docs)]
+pub struct PromptPair {
     pub prompt: String,
-    /// What the first one expects.
     pub first: Distribution,
-    /// What the second one expects.
     pub second: Distribution,
 }
 
-/// Compares what two models expect. Nothing for no prompts.
-pub fn compare(asked: &[Expectations], margin: f64) -> Result<Option<Sameness>, DivergenceError> {
+/// Prompts that many kinds of text begin with.
+pub fn default_prompts() -> Vec<String> {
+    let packs = Packs::own();
+    let facts = packs.calibration_pack.iter().map(|(prompt, _)| prompt).take(32);
+    packs.check_quick_prompts.iter().chain(&packs.sentinel_prompts).chain(facts).cloned().collect()
+}
+
+/// Why a model gave no distributions.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SamenessError {
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] SwayError),
+    /// A question has no answer.
+    #[error(transparent)]
+    Question(#[from] QueryError),
+}
+
+impl Hint for SamenessError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Backend(error) => error.hint(),
+            Self::Question(_) => None,
+        }
+    }
+}
+
+/// A view's next-token distribution after each prompt, over the whole
+/// vocabulary.
+pub fn next_tokens(
+    backend: &mut dyn Backend,
+    view: &View,
+    prompts: &[String],
+    observer: &mut dyn Observer,
+) -> Result<Vec<Distribution>, SamenessError> {
+    let question =
+        |prompt: &String| Question::new(view, Query::Next { prompt: prompt.clone(), top_k: usize::MAX });
+    let questions: Vec<Question> = prompts.iter().map(question).collect();
+    let answers = answer_all(&questions, backend, None, observer)?;
+    let found =
+        AnswerStore::all(prompts.iter().map(|prompt| answers.next_token(view, prompt, usize::MAX).cloned()));
+    found.map_err(|missing| match missing {
+        Missing::Failed(error) => error.into(),
+        Missing::Pending => QueryError::Failed { message: format!("no answer came from {view}") }.into(),
+    })
+}
+
+/// Compares two models. Returns nothing if there are no prompts.
+pub fn compare(asked: &[PromptPair], margin: f64) -> Result<Option<Sameness>, DivergenceError> {
     let mut distances = Vec::with_capacity(asked.len());
     let mut agreed = 0;
     for one in asked {
@@ -100,7 +156,7 @@ pub fn compare(asked: &[Expectations], margin: f64) -> Result<Option<Sameness>, 
     }))
 }
 
-/// The first token of a list, by whatever name.
+/// The first token of a list.
 fn likeliest(distribution: &Distribution) -> Option<String> {
     match &distribution.tokens {
         TokenNames::Ids(ids) => ids.first().map(ToString::to_string),
@@ -121,8 +177,8 @@ mod tests {
         }
     }
 
-    fn asked(pairs: &[(f32, f32)]) -> Vec<Expectations> {
-        let one = |&(first, second): &(f32, f32)| Expectations {
+    fn asked(pairs: &[(f32, f32)]) -> Vec<PromptPair> {
+        let one = |&(first, second): &(f32, f32)| PromptPair {
             prompt: format!("{second}"),
             first: distribution(first),
             second: distribution(second),
@@ -131,20 +187,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_numbers_are_the_same_model() {
+    fn equal_distributions_are_the_same_model() {
         let found = compare(&asked(&[(0.7, 0.7), (0.6, 0.6), (0.9, 0.9)]), 0.01).unwrap().unwrap();
         assert_eq!((found.outcome, found.divergence, found.agreement), (SamenessOutcome::Same, 0.0, 1.0));
     }
 
     #[test]
-    fn what_lies_far_apart_is_another_model_and_the_worst_prompt_is_told() {
+    fn distant_distributions_are_different_and_name_the_worst_prompt() {
         let found = compare(&asked(&[(0.9, 0.52), (0.9, 0.55), (0.9, 0.6)]), 0.01).unwrap().unwrap();
         assert_eq!((found.outcome, found.worst.1.as_str()), (SamenessOutcome::Different, "0.52"));
         assert!(found.ci_95.unwrap()[0] > 0.01);
     }
 
     #[test]
-    fn too_few_prompts_decide_nothing() {
+    fn too_few_prompts_are_undecided() {
         assert_eq!(
             compare(&asked(&[(0.7, 0.7)]), 0.01).unwrap().unwrap().outcome,
             SamenessOutcome::Undecided

@@ -12,7 +12,7 @@ pub use weights::{WeightError, Weights};
 
 use crate::category::Category;
 use crate::record::{Record, Verdict};
-use crate::suite::Statistics;
+use crate::statistics::Statistics;
 
 /// The most findings that are told.
 const MOST_FINDINGS: usize = 5;

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 pub use entry::SuiteEntry;
 pub use fault::{SuiteErrors, SuiteFault, SuiteProblem, SuiteRule, SuiteWarning};
-pub use file::{Defaults, ModelKind, ModelSpec, Precision, Statistics};
+pub use file::{Defaults, ModelKind, ModelSpec, Precision};
 pub use overrides::{SuiteOverrides, TunedSide};
 pub use plan::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, ServedModel};
 

@@ -19,7 +19,7 @@ use weightloom_serve::ServeOptions;
 use weightloom_sway::backend::build::{Build, BuildError};
 use weightloom_sway::backend::custom::{CustomError, PythonFault};
 use weightloom_sway::backend::{Backend, Capability};
-use weightloom_sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
+use weightloom_sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 use weightloom_sway::suite::SuiteRule;
 use weightloom_sway::{Answer, AnswerSink, Query, QueryError, Question, Real, Suite, TokenNames, View};
 
@@ -147,7 +147,7 @@ fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
 fn an_adapter_before_and_another_after_are_two_changed_models() {
     let folder = tempfile::tempdir().unwrap();
     let stronger = folder.path().join("stronger");
-    convert_adapter(&tiny().join("adapter"), &stronger, AdapterForm::Mlx, Overwrite::Refuse).unwrap();
+    convert_adapter(&tiny().join("adapter"), &stronger, AdapterFormat::Mlx, Overwrite::Refuse).unwrap();
     change(&stronger.join("adapter_config.json"), |config| {
         config["lora_parameters"]["scale"] = json!(4.0);
     });
@@ -173,7 +173,7 @@ fn change(file: &Path, change: impl FnOnce(&mut Value)) {
 fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: &str| folder.path().join(name);
-    let done = convert_adapter(&tiny().join("adapter"), &place("mlx"), AdapterForm::Mlx, Overwrite::Refuse);
+    let done = convert_adapter(&tiny().join("adapter"), &place("mlx"), AdapterFormat::Mlx, Overwrite::Refuse);
     let done = done.unwrap();
     assert_eq!((done.modules, done.weights), (4, place("mlx").join("adapters.safetensors")));
     let mlx = format!("kind: mlx, base: model, adapter: {}", place("mlx").display());
@@ -182,7 +182,7 @@ fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
     let peft = ask(&mut *build("base: model", "base: model, adapter: adapter", ""), &both());
     assert_eq!(ask(&mut *backend, &both()), peft);
     // And back: the same tensors, and what counts of the config.
-    convert_adapter(&place("mlx"), &place("back"), AdapterForm::Peft, Overwrite::Refuse).unwrap();
+    convert_adapter(&place("mlx"), &place("back"), AdapterFormat::Peft, Overwrite::Refuse).unwrap();
     let read = |folder: &Path| -> BTreeMap<String, Vec<u8>> {
         let source = Source::open(folder).unwrap();
         let bytes = fs::read(folder.join("adapter_model.safetensors")).unwrap();
@@ -208,21 +208,21 @@ fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
 fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let (source, target) = (tiny().join("adapter"), folder.path().join("out"));
-    let convert = |source: &Path, to: AdapterForm, overwrite: Overwrite| {
+    let convert = |source: &Path, to: AdapterFormat, overwrite: Overwrite| {
         convert_adapter(source, &target, to, overwrite)
     };
-    convert(&source, AdapterForm::Mlx, Overwrite::Refuse).unwrap();
+    convert(&source, AdapterFormat::Mlx, Overwrite::Refuse).unwrap();
     fs::write(target.join("notes.txt"), "mine").unwrap();
-    let again = convert(&source, AdapterForm::Peft, Overwrite::Refuse).unwrap_err();
+    let again = convert(&source, AdapterFormat::Peft, Overwrite::Refuse).unwrap_err();
     assert!(matches!(&again, ConvertError::Exists { .. }) && again.hint().is_some(), "{again}");
-    convert(&source, AdapterForm::Peft, Overwrite::Replace).unwrap();
+    convert(&source, AdapterFormat::Peft, Overwrite::Replace).unwrap();
     let mut names: Vec<String> =
         fs::read_dir(&target).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors", "notes.txt"]);
-    let same = convert(&target, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    let same = convert(&target, AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
     assert!(matches!(same, ConvertError::SameFolder { .. }), "{same}");
-    let model = convert(&tiny().join("model"), AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    let model = convert(&tiny().join("model"), AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
     assert!(matches!(model, ConvertError::NotAdapter { .. }), "{model}");
     // What MLX cannot say is refused, and what is there stays.
     let dora = folder.path().join("dora");
@@ -231,13 +231,13 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
         fs::copy(source.join(name), dora.join(name)).unwrap();
     }
     change(&dora.join("adapter_config.json"), |config| config["use_dora"] = json!(true));
-    let refused = convert(&dora, AdapterForm::Mlx, Overwrite::Replace).unwrap_err();
+    let refused = convert(&dora, AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
     assert!(
         matches!(refused, ConvertError::Source(_)) && refused.to_string().contains("use_dora"),
         "{refused}"
     );
     assert!(target.join("adapter_model.safetensors").is_file());
-    let blocked = convert_adapter(&source, &target.join("notes.txt"), AdapterForm::Mlx, Overwrite::Replace);
+    let blocked = convert_adapter(&source, &target.join("notes.txt"), AdapterFormat::Mlx, Overwrite::Replace);
     assert!(matches!(blocked, Err(ConvertError::File(_))), "{blocked:?}");
 }
 

@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub};
-use weightloom_sway::Record;
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
-use weightloom_sway::runner::{Entry, Job, Judging, Outcome, Silent, run};
+use weightloom_sway::paired::PairedSettings;
+use weightloom_sway::runner::{Entry, Job, Outcome, Silent, run};
 use weightloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
+use weightloom_sway::{Record, Statistics};
 
 /// What numbers may differ by.
 const TOLERANCE: f64 = 1e-4;
@@ -85,7 +86,9 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> Outcome {
         document: Some("A doc."),
         packs,
         only: &[],
-        judging: Judging::Reference,
+        statistics: Statistics::Reference,
+        paired: PairedSettings::default(),
+        cancel: None,
     };
     run(&job, &mut backend(), cache, &mut Silent).unwrap()
 }

@@ -241,6 +241,7 @@ impl Backend for ApiBackend {
             let mut running: JoinSet<Asked> = JoinSet::new();
             loop {
                 while running.len() < self.concurrency
+                    && !sink.is_cancelled()
                     && let Some((place, client, question)) = waiting.next()
                 {
                     running.spawn(async move { (place, client.ask(&question).await) });

@@ -45,7 +45,7 @@ pub struct Dummy {
     pub asked: usize,
     /// How many questions it answers before it is gone.
     pub gone_after: Option<usize>,
-    description: Description,
+    pub(crate) description: Description,
 }
 
 impl Default for Dummy {
@@ -249,6 +249,9 @@ impl Backend for Dummy {
 
     fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
         for (place, question) in questions.iter().enumerate() {
+            if sink.is_cancelled() {
+                return Ok(());
+            }
             if self.gone_after.is_some_and(|after| self.asked >= after) {
                 return Err(SwayError::Backend {
                     backend: self.description.kind.clone(),

@@ -17,6 +17,10 @@ impl AnswerSink for IndexMapper<'_> {
             self.sink.answered(*index, answer);
         }
     }
+
+    fn is_cancelled(&self) -> bool {
+        self.sink.is_cancelled()
+    }
 }
 
 /// Answers a subset of questions; `indices` are their indices for `sink`. Does

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::claim::{Change, Claim, Draft, Paired, Tail};
+use super::claim::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::backend::Capability;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
@@ -18,7 +18,11 @@ use crate::record::Verdict;
 const NEUTRAL: (usize, usize) = (1024, 4);
 
 /// How far the next words moved: further, or less far, than noise moves them.
-pub(crate) fn delta_kl(probe: &DeltaKl, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+pub(crate) fn delta_kl(
+    probe: &DeltaKl,
+    setting: &Setting<'_>,
+    paired: &PairedSettings,
+) -> Result<Draft, Stop> {
     let (distances, nulls) = paired.measured(setting, |setting| probe.measure(setting))?;
     let Some(raw) = mean(&distances) else {
         return Ok(Draft::settled(Finding::error("no prompts are given")));
@@ -58,7 +62,11 @@ pub(crate) fn delta_kl(probe: &DeltaKl, setting: &Setting<'_>, paired: &Paired) 
 }
 
 /// Which part of the variance lies between topics.
-pub(crate) fn cluster_kl(probe: &ClusterKl, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+pub(crate) fn cluster_kl(
+    probe: &ClusterKl,
+    setting: &Setting<'_>,
+    paired: &PairedSettings,
+) -> Result<Draft, Stop> {
     if let Some(reason) = probe.unfit(setting) {
         return Ok(Draft::settled(reason));
     }
@@ -99,7 +107,7 @@ pub(crate) fn cluster_kl(probe: &ClusterKl, setting: &Setting<'_>, paired: &Pair
 pub(crate) fn section_internalization(
     probe: &SectionInternalization,
     setting: &Setting<'_>,
-    paired: &Paired,
+    paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     if let Some(reason) = probe.unfit(setting, 1) {
         return Ok(Draft::settled(reason));
@@ -177,7 +185,7 @@ pub(crate) fn section_internalization(
 pub(crate) fn paraphrase_invariance(
     probe: &ParaphraseInvariance,
     setting: &Setting<'_>,
-    paired: &Paired,
+    paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     let (gains, nulls) = paired.measured(setting, |setting| probe.measure(setting))?;
     let verbatim: Vec<f64> = gains.iter().map(|gain| gain.verbatim).collect();
@@ -254,7 +262,7 @@ pub(crate) fn paraphrase_invariance(
 pub(crate) fn preference_flip(
     probe: &PreferenceFlip,
     setting: &Setting<'_>,
-    paired: &Paired,
+    paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     let (found, nulls) = paired.measured(setting, |setting| probe.measure(setting))?;
     if found.margins.is_empty() {

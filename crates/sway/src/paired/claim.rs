@@ -7,7 +7,7 @@ use crate::view::View;
 
 /// How verdicts are reached.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Paired {
+pub struct PairedSettings {
     /// How many matched changes are drawn. A claim at a level needs at least
     /// one over the level, less one: 19 for 5 %. With 24 the rate of false
     /// claims is 4 %.
@@ -18,13 +18,13 @@ pub struct Paired {
     pub level: f64,
 }
 
-impl Default for Paired {
+impl Default for PairedSettings {
     fn default() -> Self {
         Self { seeds: 24, first_seed: 1000, level: 0.05 }
     }
 }
 
-impl Paired {
+impl PairedSettings {
     /// A measurement of the tuned model, and the same of every matched change
     /// if the backend can make them. All are tried, so that all questions are
     /// noted at once.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::claim::{Change, Claim, Draft, Limit, Paired, Tail};
+use super::claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 use crate::numbers::{mean, population_std};
 use crate::probe::Finding;
 use crate::record::Verdict;
@@ -28,7 +28,7 @@ pub struct Concluded {
 }
 
 /// Judges all drafts of a suite together, in their order.
-pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
+pub fn conclude(drafts: Vec<Draft>, paired: &PairedSettings) -> Vec<Concluded> {
     let deviations: Vec<Option<Deviations>> = drafts
         .iter()
         .map(|draft| match &draft.claim {
@@ -75,7 +75,7 @@ pub fn conclude(drafts: Vec<Draft>, paired: &Paired) -> Vec<Concluded> {
 
 /// Whether probes of this suite compared the change with noise, and it may be
 /// noise for all of them.
-fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &Paired) -> Noise {
+fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &PairedSettings) -> Noise {
     let mut compared = deviations.iter().flatten().peekable();
     let any = compared.peek().is_some();
     let none_stands_out = compared.all(|one| rank(one.observed, largest) > paired.level);
@@ -111,7 +111,7 @@ struct Deviations {
 impl Deviations {
     /// The observed number counts among those that the mean and the spread are
     /// taken from: an adapter that is noise must be exchangeable with its nulls.
-    fn of(change: &Change, paired: &Paired) -> Option<Self> {
+    fn of(change: &Change, paired: &PairedSettings) -> Option<Self> {
         if change.nulls.len() as u64 != paired.seeds || paired.seeds == 0 {
             return None;
         }
@@ -131,7 +131,7 @@ impl Deviations {
 }
 
 /// For each seed the largest deviation of any probe.
-fn largest_of_noise(deviations: &[Option<Deviations>], paired: &Paired) -> Vec<f64> {
+fn largest_of_noise(deviations: &[Option<Deviations>], paired: &PairedSettings) -> Vec<f64> {
     let found: Vec<&Deviations> = deviations.iter().flatten().collect();
     if found.is_empty() {
         return Vec::new();
@@ -175,7 +175,7 @@ fn changed(
     change: &Change,
     deviation: Option<f64>,
     (p, adjusted): (f64, f64),
-    paired: &Paired,
+    paired: &PairedSettings,
 ) -> Concluded {
     let wanted = match change.tail {
         Tail::Both => TWO_SIDED,
@@ -219,7 +219,7 @@ fn changed(
 }
 
 /// A change that nothing could be compared with: no noise, and no signs.
-fn untested(mut finding: Finding, change: &Change, paired: &Paired) -> Concluded {
+fn untested(mut finding: Finding, change: &Change, paired: &PairedSettings) -> Concluded {
     let nothing = || (Verdict::Inconclusive, "the backend has no noise to compare with".to_owned());
     let (verdict, said) = change.proviso.clone().unwrap_or_else(nothing);
     finding.verdict = verdict;
@@ -233,7 +233,7 @@ fn untested(mut finding: Finding, change: &Change, paired: &Paired) -> Concluded
     Concluded { finding, p_value: None, p_adjusted: None }
 }
 
-fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &Paired) -> Concluded {
+fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSettings) -> Concluded {
     let (verdict, said) = if adjusted <= paired.level {
         (Verdict::Pass, "within its limit".to_owned())
     } else if limit.beyond <= paired.level {
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn noise_is_rarely_claimed_to_be_a_change() {
         let mut generator = Pcg64::new(5);
-        let paired = Paired::default();
+        let paired = PairedSettings::default();
         let suites = 2000;
         let mut alarms = 0;
         for _ in 0..suites {
@@ -303,7 +303,7 @@ mod tests {
             draft(0.0, noise(24), Tail::Both),
             draft(-100.0, noise(24), Tail::Both),
         ];
-        let found = conclude(drafts, &Paired::default());
+        let found = conclude(drafts, &PairedSettings::default());
         let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Pass]);
         assert_eq!(found[0].p_adjusted, Some(0.04));
@@ -311,14 +311,14 @@ mod tests {
 
     #[test]
     fn no_change_at_all_is_no_change() {
-        let found = conclude(vec![draft(0.0, vec![0.0; 24], Tail::Upper)], &Paired::default());
+        let found = conclude(vec![draft(0.0, vec![0.0; 24], Tail::Upper)], &PairedSettings::default());
         assert_eq!((found[0].finding.verdict, found[0].p_value), (Verdict::Fail, Some(1.0)));
         assert_eq!(found[0].finding.score, Some(0.0));
     }
 
     #[test]
     fn too_few_seeds_decide_nothing() {
-        let paired = Paired { seeds: 9, ..Paired::default() };
+        let paired = PairedSettings { seeds: 9, ..PairedSettings::default() };
         let found = conclude(vec![draft(9.0, vec![0.0; 9], Tail::Upper)], &paired);
         assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
         assert!(found[0].finding.message.contains("19 could"), "{}", found[0].finding.message);
@@ -328,7 +328,7 @@ mod tests {
     fn what_nearly_decides_tells_how_much_more_is_needed() {
         // 25 numbers from 0 to 24; the observed one is the third.
         let nulls: Vec<f64> = (0..25).filter(|i| *i != 22).map(f64::from).collect();
-        let found = conclude(vec![draft(22.0, nulls, Tail::Upper)], &Paired::default());
+        let found = conclude(vec![draft(22.0, nulls, Tail::Upper)], &PairedSettings::default());
         assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
         assert!(found[0].finding.evidence["needed_units"].as_u64().unwrap() > 10);
     }
@@ -339,8 +339,10 @@ mod tests {
             finding: Finding::skip("x"),
             claim: Claim::Limit(Limit { within, beyond, units: 5, needed: Some(40), unit: "items" }),
         };
-        let found =
-            conclude(vec![limit(0.001, 0.999), limit(0.999, 0.001), limit(0.04, 0.9)], &Paired::default());
+        let found = conclude(
+            vec![limit(0.001, 0.999), limit(0.999, 0.001), limit(0.04, 0.9)],
+            &PairedSettings::default(),
+        );
         let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
         // 0.04 would do alone, not as the second of three.
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
@@ -348,7 +350,7 @@ mod tests {
         assert!(found[2].finding.message.contains("about 40 items"));
         let near = Limit { within: 0.4, beyond: 0.6, units: 5, needed: Some(148_367), unit: "items" };
         let draft = Draft { finding: Finding::skip("x"), claim: Claim::Limit(near) };
-        let found = conclude(vec![draft], &Paired::default());
+        let found = conclude(vec![draft], &PairedSettings::default());
         assert!(found[0].finding.message.contains("10000 items would not decide"), "{found:?}");
     }
 
@@ -365,7 +367,7 @@ mod tests {
             }),
         };
         let verdicts = |drafts: Vec<Draft>| -> Vec<Verdict> {
-            conclude(drafts, &Paired::default()).iter().map(|one| one.finding.verdict).collect()
+            conclude(drafts, &PairedSettings::default()).iter().map(|one| one.finding.verdict).collect()
         };
         let nulls = || (0..24).map(f64::from).collect();
         let (noise, change) = (draft(12.0, nulls(), Tail::Upper), draft(99.0, nulls(), Tail::Upper));
@@ -399,7 +401,7 @@ mod tests {
             change(Some(0.004), 8, None),
             change(Some(0.7), 8, None),
         ];
-        let found = conclude(drafts, &Paired::default());
+        let found = conclude(drafts, &PairedSettings::default());
         let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
         let (open, pass, fail) = (Verdict::Inconclusive, Verdict::Pass, Verdict::Fail);
         assert_eq!(verdicts, [open, pass, open, pass, fail]);

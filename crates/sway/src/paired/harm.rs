@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::claim::{Claim, Draft, Limit, Paired};
+use super::claim::{Claim, Draft, Limit, PairedSettings};
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::student_t::TTest;
 use crate::numbers::{binomial, mean};
@@ -55,7 +55,7 @@ pub(super) fn share_below(hits: usize, count: usize, limit: f64, unit: &'static 
 pub(crate) fn calibration_drift(
     probe: &CalibrationDrift,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     let changes = probe.measure(setting)?;
     let Some(average) = mean(&changes) else {
@@ -109,7 +109,7 @@ pub(crate) fn calibration_drift(
 pub(crate) fn external_perplexity(
     probe: &ExternalPerplexity,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     let pieces = probe.measure(setting)?;
     let changes: Vec<f64> = pieces.iter().map(Piece::change).collect();
@@ -145,7 +145,11 @@ pub(crate) fn external_perplexity(
 
 /// Whether little of the document is recited. The base is asked as well: what
 /// it recites the tuning did not teach.
-pub(crate) fn leakage(probe: &Leakage, setting: &Setting<'_>, _paired: &Paired) -> Result<Draft, Stop> {
+pub(crate) fn leakage(
+    probe: &Leakage,
+    setting: &Setting<'_>,
+    _paired: &PairedSettings,
+) -> Result<Draft, Stop> {
     let before = Setting { tuned: setting.base.clone(), ..setting.clone() };
     // How fragile the base's recall is nobody asks.
     let plain = Leakage { perturbations: Vec::new(), ..probe.clone() };

@@ -5,7 +5,7 @@ use std::f64::consts::LN_2;
 use serde_json::json;
 
 use super::change::has_noise;
-use super::claim::{Claim, Draft, Paired};
+use super::claim::{Claim, Draft, PairedSettings};
 use super::harm::{above, share_below};
 use crate::backend::Capability;
 use crate::numbers::bootstrap::mean_interval;
@@ -23,7 +23,7 @@ use crate::record::Verdict;
 const NOTHING: f64 = 1e-9;
 
 /// How many matched changes the others are compared with.
-pub(crate) fn null_adapter(_probe: &NullAdapter, setting: &Setting<'_>, paired: &Paired) -> Draft {
+pub(crate) fn null_adapter(_probe: &NullAdapter, setting: &Setting<'_>, paired: &PairedSettings) -> Draft {
     if !has_noise(setting) {
         return Draft::settled(Finding::skip("the backend cannot make noise of the same size"));
     }
@@ -45,7 +45,7 @@ pub(crate) fn null_adapter(_probe: &NullAdapter, setting: &Setting<'_>, paired: 
 pub(crate) fn adapter_revert(
     probe: &AdapterRevert,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     if let Some(reason) = probe.unfit(setting) {
         return Ok(Draft::settled(reason));
@@ -85,7 +85,7 @@ pub(crate) fn adapter_revert(
 pub(crate) fn prompt_collapse(
     probe: &PromptCollapse,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     if probe.prompts.is_empty() {
         return Ok(Draft::settled(Finding::error("no prompts are given")));
@@ -137,7 +137,7 @@ pub(crate) fn prompt_collapse(
 pub(crate) fn style_fingerprint(
     probe: &StyleFingerprint,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     let wanted = match probe.wanted(setting) {
         Ok(wanted) => fingerprint(wanted),
@@ -188,7 +188,7 @@ pub(crate) fn style_fingerprint(
 pub(crate) fn adapter_ablation(
     probe: &AdapterAblation,
     setting: &Setting<'_>,
-    _paired: &Paired,
+    _paired: &PairedSettings,
 ) -> Result<Draft, Stop> {
     if probe.prompts.is_empty() {
         return Ok(Draft::settled(Finding::error("no prompts are given")));

@@ -7,13 +7,14 @@ mod toy;
 
 use serde_json::{Value, json};
 
-use super::Paired;
+use super::PairedSettings;
 use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
 use crate::probe::tests::packs;
 use crate::record::{Record, Verdict};
-use crate::runner::{Entry, Job, Judging, Silent, run};
+use crate::runner::{Entry, Job, Silent, run};
 use crate::sections::{Section, SectionKind};
+use crate::statistics::Statistics;
 use toy::{LETTERS, Toy, noise};
 
 const RUNS: u64 = 200;
@@ -125,7 +126,9 @@ impl World {
             document: None,
             packs: &packs,
             only: &[],
-            judging: Judging::Paired(Paired::default()),
+            statistics: Statistics::Paired,
+            paired: PairedSettings::default(),
+            cancel: None,
         };
         run(&job, &mut self.toy, None, &mut Silent).unwrap().records
     }

@@ -13,7 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::linear_fit::LinearFit;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 use crate::view::{Real, View};
 
@@ -178,7 +178,7 @@ impl Probe for AdapterAblation {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::adapter_ablation(self, setting, paired)
     }
 }

@@ -14,7 +14,7 @@ use super::reading::{Stop, all, both, cut};
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 
 /// How many cases the evidence shows.
@@ -199,7 +199,7 @@ impl Probe for AdapterRevert {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::adapter_revert(self, setting, paired)
     }
 }

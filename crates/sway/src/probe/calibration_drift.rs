@@ -12,7 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// How many items the evidence shows.
 const SHOWN: usize = 5;
@@ -138,7 +138,7 @@ impl Probe for CalibrationDrift {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::calibration_drift(self, setting, paired)
     }
 }

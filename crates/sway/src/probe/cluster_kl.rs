@@ -13,7 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 
 /// What dlm-sway makes vectors with.
@@ -202,7 +202,7 @@ impl Probe for ClusterKl {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::cluster_kl(self, setting, paired)
     }
 }

@@ -12,7 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// How far the tuned model's next words are from the base's, over prompts.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -104,7 +104,11 @@ impl Probe for DeltaKl {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::delta_kl(self, setting, paired)
+    }
+
+    fn attribution_prompts(&self) -> &[String] {
+        &self.prompts
     }
 }

@@ -12,7 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// The only corpus.
 const CORPUS: &str = "public_domain_en";
@@ -163,7 +163,7 @@ impl Probe for ExternalPerplexity {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::external_perplexity(self, setting, paired)
     }
 }

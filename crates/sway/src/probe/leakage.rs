@@ -13,7 +13,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{mean, ratcliff_obershelp};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::sections::Section;
 
 /// How many sections the evidence shows.
@@ -178,7 +178,7 @@ impl Probe for Leakage {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::leakage(self, setting, paired)
     }
 }

@@ -13,7 +13,7 @@ use super::reading::Stop;
 use super::{Finding, Probe, Setting};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 use crate::view::{Real, View};
 
@@ -190,7 +190,7 @@ impl Probe for NullAdapter {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         Ok(crate::paired::null_adapter(self, setting, paired))
     }
 }

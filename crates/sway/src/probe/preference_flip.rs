@@ -13,7 +13,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 use crate::sections::SectionKind;
 
@@ -187,7 +187,7 @@ impl Probe for PreferenceFlip {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::preference_flip(self, setting, paired)
     }
 }

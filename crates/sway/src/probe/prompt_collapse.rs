@@ -13,7 +13,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::linear_fit::half_life;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// After how much text before the prompt the change is halved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -136,7 +136,7 @@ impl Probe for PromptCollapse {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::prompt_collapse(self, setting, paired)
     }
 }

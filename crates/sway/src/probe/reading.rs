@@ -1,18 +1,19 @@
-//! Reading in the book: what stops a probe, and readings that several share.
+//! Reading in the answers: what stops a probe, and readings that several share.
 
 use thiserror::Error;
 
-use super::setting::{Distances, Setting};
+use super::setting::Setting;
 use crate::answer_store::Missing;
 use crate::backend::Capability;
 use crate::error::QueryError;
 use crate::numbers::{DivergenceError, DivergenceKind};
+use crate::statistics::Statistics;
 use crate::view::View;
 
 /// Why a probe stops.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
-    /// Some answers have to come first. The book has noted which.
+    /// Some answers have to come first. The answers has noted which.
     Yet,
     /// It cannot be carried out.
     Fault(ProbeFault),
@@ -86,7 +87,7 @@ pub(crate) struct Comparison<'a> {
 impl Comparison<'_> {
     /// How far the next token's distributions are apart behind a prompt.
     pub(crate) fn behind(&self, setting: &Setting<'_>, prompt: &str) -> Result<f64, Stop> {
-        if setting.distances == Distances::Exact && setting.can(Capability::FullVocabulary) {
+        if setting.statistics == Statistics::Paired && setting.can(Capability::FullVocabulary) {
             let found = setting.answers.divergence(self.tuned, self.base, prompt)?;
             return Ok(match self.kind {
                 DivergenceKind::Js => found.js,

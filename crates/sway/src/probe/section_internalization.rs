@@ -12,7 +12,7 @@ use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 use crate::sections::{Section, SectionKind};
 
 /// How much likelier each section became, against the other sections.
@@ -192,7 +192,7 @@ impl Probe for SectionInternalization {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::section_internalization(self, setting, paired)
     }
 }

@@ -5,16 +5,8 @@ use crate::answer_store::AnswerStore;
 use crate::backend::{Capabilities, Capability};
 use crate::packs::Packs;
 use crate::sections::{Section, SectionKind};
+use crate::statistics::Statistics;
 use crate::view::View;
-
-/// How distances between distributions are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distances {
-    /// From lists of the likeliest tokens, as dlm-sway does.
-    Listed,
-    /// Over the whole vocabulary where the backend sees it, else from lists.
-    Exact,
-}
 
 /// All that a probe may look at.
 #[derive(Clone, Debug)]
@@ -39,8 +31,9 @@ pub struct Setting<'a> {
     pub capabilities: &'a Capabilities,
     /// What noise gave, if that is known.
     pub nulls: Option<&'a NullStatistics>,
-    /// How distances between distributions are told.
-    pub distances: Distances,
+    /// How verdicts are reached. PairedSettings tests compare whole vocabularies where
+    /// the backend sees them; the reference compares the likeliest tokens.
+    pub statistics: Statistics,
     /// The kinds of later entries of the suite.
     pub downstream: &'a [String],
 }

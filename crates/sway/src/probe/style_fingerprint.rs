@@ -12,7 +12,7 @@ use super::reading::{Stop, all, both};
 use super::{Finding, Probe, Setting};
 use crate::category::Category;
 use crate::numbers::style::{fingerprint, shift};
-use crate::paired::{Draft, Paired};
+use crate::paired::{Draft, PairedSettings};
 
 /// Whether a grammar's numbers are added to those of words and marks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -158,7 +158,7 @@ impl Probe for StyleFingerprint {
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &Paired) -> Result<Draft, Stop> {
+    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
         crate::paired::style_fingerprint(self, setting, paired)
     }
 }

@@ -46,7 +46,7 @@ pub struct Regression {
 
 impl Comparison {
     /// The loss from which on a change counts if nothing else is said.
-    pub const USUAL_THRESHOLD: f64 = 0.05;
+    pub const DEFAULT_THRESHOLD: f64 = 0.05;
 
     /// Compares runs, each with what it is called. A change of 0 is never a
     /// regression.
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use crate::probe::Finding;
     use crate::record::Record;
-    use crate::suite::Statistics;
+    use crate::statistics::Statistics;
 
     fn run(records: &[(&str, Verdict, Option<f64>)]) -> Report {
         let record = |(name, verdict, score): &(&str, Verdict, Option<f64>)| {

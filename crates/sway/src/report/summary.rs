@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::probe::Finding;
     use crate::score::{Score, Weights};
-    use crate::suite::Statistics;
+    use crate::statistics::Statistics;
 
     fn report(records: Vec<Record>) -> Report {
         let score = Score::of(&records, &Weights::of_suite(None), Statistics::Paired);

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
+use crate::category::Category;
 use crate::probe::{self, FieldFaults, Probe, UnknownKind};
 
 /// One entry of a suite, ready to run.
@@ -38,6 +39,11 @@ impl Entry {
         let enabled = fields.remove("enabled").and_then(|value| value.as_bool()).unwrap_or(true);
         let weight = fields.remove("weight").and_then(|value| value.as_f64()).unwrap_or(1.0);
         Ok(Self { enabled, weight, ..Self::new(&name, &kind, &fields)? })
+    }
+
+    /// The category of its probe.
+    pub fn category(&self) -> Category {
+        Category::of_kind(&self.kind)
     }
 
     /// Whether it is noise that others are measured by.

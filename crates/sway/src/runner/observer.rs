@@ -36,6 +36,8 @@ pub trait Observer {
     fn judged(&mut self, _record: &Record) {}
     /// Something that a reader should know and that stops nothing.
     fn note(&mut self, _text: &str) {}
+    /// New answers are cached, so that an interrupted run can resume.
+    fn caching(&mut self) {}
 }
 
 /// Hears nothing.

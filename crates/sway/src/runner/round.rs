@@ -1,11 +1,11 @@
-//! One round of questions: from kept answers, then from the backend.
+//! One round of questions: answered from the cache, then by the backend.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use super::cancel::CancelFlag;
 use super::counters::Counters;
 use super::observer::{Observer, Phase, TraceEvent};
-use super::{Progress, RunError};
 use crate::answer::Answer;
 use crate::answer_store::AnswerStore;
 use crate::backend::{AnswerSink, Backend, Capability};
@@ -13,7 +13,28 @@ use crate::cache::Cache;
 use crate::error::{QueryError, SwayError};
 use crate::question::Question;
 
-/// Questions, each with the entries that asked it.
+/// Answers questions that no probe asks, from the cache or by the backend.
+/// New answers are cached.
+pub fn answer_all(
+    questions: &[Question],
+    backend: &mut dyn Backend,
+    cache: Option<&mut Cache>,
+    observer: &mut dyn Observer,
+) -> Result<AnswerStore, SwayError> {
+    let mut wanted = Wanted::default();
+    for question in questions {
+        wanted.questions.entry(question.clone()).or_default();
+    }
+    let mut asker = Asker::new(backend, cache, None);
+    asker.preflight = Preflight::Done;
+    let mut answers = AnswerStore::new();
+    match asker.ask(&wanted, &[], &mut answers, observer)? {
+        Ok(_) => Ok(answers),
+        Err(error) => Err(error),
+    }
+}
+
+/// Questions, each with the indices of the entries that asked it.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     questions: BTreeMap<Question, Vec<usize>>,
@@ -31,50 +52,60 @@ impl Wanted {
     }
 }
 
-/// Whether the backend was tried.
+/// Whether the backend passed its preflight check.
 #[derive(Clone, Copy, PartialEq)]
 enum Preflight {
     ToDo,
     Done,
 }
 
-/// Asks questions, and counts.
+/// Asks questions and counts them.
 pub(super) struct Asker<'a> {
     backend: &'a mut dyn Backend,
     cache: Option<&'a mut Cache>,
+    cancel: Option<&'a CancelFlag>,
     preflight: Preflight,
     pub(super) counters: Counters,
 }
 
 impl<'a> Asker<'a> {
-    pub(super) fn new(backend: &'a mut dyn Backend, cache: Option<&'a mut Cache>) -> Self {
+    pub(super) fn new(
+        backend: &'a mut dyn Backend,
+        cache: Option<&'a mut Cache>,
+        cancel: Option<&'a CancelFlag>,
+    ) -> Self {
         let able = backend.description().capabilities.contains(&Capability::Preflight);
         let preflight = if able { Preflight::ToDo } else { Preflight::Done };
-        Self { backend, cache, preflight, counters: Counters::default() }
+        Self { backend, cache, cancel, preflight, counters: Counters::default() }
     }
 
-    /// Answers all questions in the answers. The inner error is that of the
-    /// preflight, which comes before the first question that nothing answers.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(CancelFlag::is_cancelled)
+    }
+
+    /// Answers all questions in the answers and returns the seconds spent on each
+    /// of the entries in `names`. The inner error is that of the preflight
+    /// check, which precedes the first question the cache cannot answer.
     pub(super) fn ask(
         &mut self,
         wanted: &Wanted,
-        progress: &mut [Progress<'_>],
+        names: &[&str],
         answers: &mut AnswerStore,
         observer: &mut dyn Observer,
-    ) -> Result<Result<(), SwayError>, RunError> {
+    ) -> Result<Result<Vec<f64>, SwayError>, SwayError> {
         let mut questions = Vec::new();
         let mut askers = Vec::new();
-        let mut kept = 0;
+        let mut cached = 0;
         for (question, entries) in &wanted.questions {
             self.counters.questions += 1;
             match self.cache.as_deref().and_then(|cache| cache.get(question)) {
                 Some(answer) => {
                     answers.insert(question.clone(), answer.clone());
-                    kept += 1;
+                    cached += 1;
                     self.counters.kept += 1;
                     for entry in entries {
                         self.counters.hit();
-                        observer.event(&TraceEvent::of(question, now(), Some(&progress[*entry].entry.name)));
+                        observer.event(&TraceEvent::of(question, now(), Some(names[*entry])));
                     }
                 }
                 None => {
@@ -83,8 +114,9 @@ impl<'a> Asker<'a> {
                 }
             }
         }
+        let mut seconds = vec![0.0; names.len()];
         if questions.is_empty() {
-            return Ok(Ok(()));
+            return Ok(Ok(seconds));
         }
         if self.preflight == Preflight::ToDo {
             observer.phase(Phase::Preflight);
@@ -93,48 +125,55 @@ impl<'a> Asker<'a> {
             }
             self.preflight = Preflight::Done;
         }
-        observer.phase(Phase::Asking { round: self.counters.rounds, questions: questions.len(), kept });
+        observer.phase(Phase::Asking {
+            round: self.counters.rounds,
+            questions: questions.len(),
+            kept: cached,
+        });
         self.counters.rounds += 1;
         let started = Instant::now();
         let mut writer = Writer {
             questions: &questions,
             askers: &askers,
+            names,
             answered: vec![false; questions.len()],
             done: 0,
             last: started,
             cache: self.cache.as_deref_mut(),
+            cancel: self.cancel,
             counters: &mut self.counters,
-            progress,
+            seconds: &mut seconds,
             answers,
             observer,
         };
         let outcome = self.backend.answer(&questions, &mut writer);
-        if outcome.is_ok() {
+        if outcome.is_ok() && !writer.is_cancelled() {
             writer.close();
         }
         self.counters.scoring_wall_s += started.elapsed().as_secs_f64();
         outcome?;
-        Ok(Ok(()))
+        Ok(Ok(seconds))
     }
 }
 
-/// Writes answers down as they come.
-struct Writer<'a, 'b> {
+/// Stores answers as they arrive.
+struct Writer<'a> {
     questions: &'a [Question],
     askers: &'a [&'a [usize]],
+    names: &'a [&'a str],
     answered: Vec<bool>,
     done: usize,
     last: Instant,
     cache: Option<&'a mut Cache>,
+    cancel: Option<&'a CancelFlag>,
     counters: &'a mut Counters,
-    progress: &'a mut [Progress<'b>],
+    seconds: &'a mut [f64],
     answers: &'a mut AnswerStore,
     observer: &'a mut dyn Observer,
 }
 
-impl Writer<'_, '_> {
-    /// What was not answered by the end has no answer: asking again and again
-    /// would never end.
+impl Writer<'_> {
+    /// Marks every unanswered question as failed: asking again might never end.
     fn close(&mut self) {
         for place in 0..self.questions.len() {
             if !self.answered[place] {
@@ -145,7 +184,7 @@ impl Writer<'_, '_> {
     }
 }
 
-impl AnswerSink for Writer<'_, '_> {
+impl AnswerSink for Writer<'_> {
     fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
         let Some(question) = self.questions.get(place) else { return };
         if std::mem::replace(&mut self.answered[place], true) {
@@ -155,9 +194,8 @@ impl AnswerSink for Writer<'_, '_> {
         self.last = Instant::now();
         let askers = self.askers[place];
         for (turn, entry) in askers.iter().enumerate() {
-            let asker = &mut self.progress[*entry];
-            asker.seconds += seconds / askers.len() as f64;
-            let mut event = TraceEvent::of(question, now(), Some(&asker.entry.name));
+            self.seconds[*entry] += seconds / askers.len() as f64;
+            let mut event = TraceEvent::of(question, now(), Some(self.names[*entry]));
             if turn == 0 {
                 (event.wall_ms, event.hit) = (seconds * 1000.0, false);
                 self.counters.miss();
@@ -175,6 +213,10 @@ impl AnswerSink for Writer<'_, '_> {
         self.answers.insert(question.clone(), answer);
         self.done += 1;
         self.observer.answered(self.done, self.questions.len());
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(CancelFlag::is_cancelled)
     }
 }
 

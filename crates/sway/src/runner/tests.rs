@@ -29,7 +29,7 @@ struct Suite {
     document: Option<&'static str>,
     only: Vec<String>,
     packs: Packs,
-    judging: Judging,
+    statistics: Statistics,
 }
 
 impl Suite {
@@ -40,7 +40,7 @@ impl Suite {
             document: None,
             only: Vec::new(),
             packs: packs(),
-            judging: Judging::Reference,
+            statistics: Statistics::Reference,
         }
     }
 
@@ -62,7 +62,9 @@ impl Suite {
             document: self.document,
             packs: &self.packs,
             only: &self.only,
-            judging: self.judging,
+            statistics: self.statistics,
+            paired: PairedSettings::default(),
+            cancel: None,
         };
         run(&job, backend, cache, observer)
     }

@@ -6,7 +6,7 @@ use thiserror::Error;
 use weightloom_errors::{Hint, nearest};
 
 use crate::category::Category;
-use crate::suite::Statistics;
+use crate::statistics::Statistics;
 
 /// What each category counts. A category that is not there does not count.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::statistics::Statistics;
+
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -127,26 +129,6 @@ pub enum Precision {
     Bf16,
     /// Single.
     Fp32,
-}
-
-/// How verdicts are reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Statistics {
-    /// Paired tests against matched noise.
-    #[default]
-    Paired,
-    /// As dlm-sway does, number by number.
-    Reference,
-}
-
-impl fmt::Display for Statistics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Paired => "paired",
-            Self::Reference => "reference",
-        })
-    }
 }
 
 /// What holds for all probes.

@@ -1,6 +1,7 @@
 //! What a command says over a suite's file.
 
-use super::file::{File, ModelKind, Statistics};
+use super::file::{File, ModelKind};
+use crate::statistics::Statistics;
 
 /// What a command says over a suite's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::fault::{SuiteRule, SuiteWarning};
-use super::file::{Defaults, ModelKind, ModelSpec, Precision, Statistics};
+use super::file::{Defaults, ModelKind, ModelSpec, Precision};
+use crate::statistics::Statistics;
 
 /// What is compared with what.
 #[derive(Clone, Debug, PartialEq, Eq)]

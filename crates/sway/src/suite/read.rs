@@ -10,9 +10,10 @@ use weightloom_errors::nearest;
 
 use super::entry::{SuiteEntry, with_entries};
 use super::fault::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
-use super::file::{File, HEAD, Head, ModelKind, ModelSpec, Statistics};
+use super::file::{File, HEAD, Head, ModelKind, ModelSpec};
 use super::{Suite, SuiteOverrides, plan};
 use crate::category::Category;
+use crate::statistics::Statistics;
 
 /// The outline of the whole file.
 fn outline() -> &'static Section {

@@ -12,6 +12,7 @@ use weightloom_errors::Hint;
 
 use super::file::{File, HEAD, Head};
 use super::*;
+use crate::statistics::Statistics;
 
 const MODELS: &str = "models:\n  base: {base: tiny}\n  ft: {base: tiny, adapter: out}\n";
 

@@ -1,6 +1,5 @@
-//! `weightloom sway`: what a fine-tuning changed.
+//! `weightloom sway`: judges what fine-tuning changed.
 
-mod answers;
 mod backend;
 mod check;
 mod convert_adapter;
@@ -8,11 +7,11 @@ mod diff;
 mod files;
 mod gate;
 mod interruption;
-mod judging;
+mod judge_args;
 mod probes;
+mod progress;
 mod run;
 mod same;
-mod screen;
 mod session;
 mod terminal;
 
@@ -26,21 +25,20 @@ use weightloom::sway::report::trace::TraceSummary;
 use weightloom::sway::sections::{Document, dlm_adapter};
 
 pub(super) use self::backend::build;
-pub(super) use self::screen::Screen;
-pub(super) use self::session::Session;
+pub(super) use self::progress::SuiteProgress;
+pub(super) use self::session::{failure, prepare};
 
-use self::files::{FileError, put, report_of, text_of};
+use self::files::{TargetError, put, report_of, text_of};
 use super::failure::Failure;
 use super::hub::ArgumentError;
 use super::output::{Output, table};
 
 #[derive(Subcommand)]
 pub(super) enum SwayCommand {
-    /// Run a suite: ask both models, judge, and report.
+    /// Run a suite and report.
     ///
-    /// Exits with 0 whatever the verdicts are, unless `--fail-on` names some, and with 1 if the models
-    /// could not be asked at all. Answers are kept, so that a run that was ended goes on where it was,
-    /// and a second one asks nothing.
+    /// Exits with 0 for any verdict unless `--fail-on` names it, and with 1 if the models cannot be
+    /// asked at all. Answers are cached: an interrupted run resumes, and a second run asks nothing.
     #[command(after_help = "Examples:
   weightloom sway run sway.yaml
   weightloom sway run sway.yaml --json run.json --html run.html
@@ -48,9 +46,9 @@ pub(super) enum SwayCommand {
   weightloom sway run sway.yaml --dry-run")]
     Run(run::RunArgs),
 
-    /// Let a suite through, or not; or say whether two checkpoints are the same model.
+    /// Pass or fail by a suite, or by whether two checkpoints are the same model.
     ///
-    /// Exits with 1 if a probe failed or could not be carried out, or if the score is too low.
+    /// Exits with 1 if a probe fails or cannot run, or if the score is too low.
     #[command(after_help = "Examples:
   weightloom sway gate sway.yaml --junit gate.xml
   weightloom sway gate sway.yaml --threshold 0.7
@@ -58,56 +56,56 @@ pub(super) enum SwayCommand {
   weightloom sway gate --same ./base ./merged --adapter ./adapter --margin 0.001")]
     Gate(gate::GateArgs),
 
-    /// Take a quick look at an adapter: does it change the model at all?
+    /// Check quickly whether an adapter changes the model at all.
     ///
-    /// Exits with 1 if its change cannot be told from noise.
+    /// Exits with 1 if the change is indistinguishable from noise.
     #[command(after_help = "Examples:
   weightloom sway check runs/notes/adapter
   weightloom sway check runs/notes/adapter --base smollm2_135m --prompts prompts.txt")]
     Check(check::CheckArgs),
 
-    /// Run one suite on two tunings, and compare.
+    /// Run one suite on two fine-tuned models and compare.
     #[command(after_help = "Examples:
   weightloom sway diff sway.yaml --a runs/1/adapter --b runs/2/adapter
   weightloom sway diff sway.yaml --a old --b new --fail-on-regression 0.1")]
     Diff(diff::DiffArgs),
 
-    /// List the kinds of probes, or show the fields of one.
+    /// List the probe kinds, or show the fields of one.
     #[command(after_help = "Examples:
   weightloom sway probes
   weightloom sway probes delta_kl
   weightloom sway probes --json | jq -r '.[].kind'")]
     Probes(probes::ProbesArgs),
 
-    /// Show a report that was kept, in another form.
+    /// Convert a JSON report to another format.
     #[command(after_help = "Examples:
   weightloom sway report run.json
   weightloom sway report run.json --format html --out run.html")]
     Report(ReportArgs),
 
-    /// Compare reports of several runs, the oldest first.
+    /// Compare the reports of several runs, oldest first.
     ///
-    /// Exits with 1 if `--fail-on-regression` is given and a probe lost as much in the last run, or could
-    /// not be carried out any more.
+    /// With `--fail-on-regression`, exits with 1 if a probe lost that much in the last run or newly
+    /// failed to run.
     #[command(after_help = "Examples:
   weightloom sway compare monday.json tuesday.json
   weightloom sway compare runs/*.json --fail-on-regression 0.1")]
     Compare(CompareArgs),
 
-    /// Sum up what a run asked, from its trace.
+    /// Summarize the trace of a run.
     ///
-    /// Exits with 1 if there is nothing in it.
+    /// Exits with 1 if the trace is empty.
     #[command(after_help = "Examples:
   weightloom sway trace run.jsonl --slowest 20")]
     Trace(TraceArgs),
 
-    /// Write a suite for a document.
+    /// Generate a suite from a document.
     #[command(after_help = "Examples:
   weightloom sway autogen notes.dlm
   weightloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
     Autogen(AutogenArgs),
 
-    /// Write an adapter of PEFT in the form of MLX, or back.
+    /// Convert an adapter between PEFT and MLX.
     #[command(after_help = "Examples:
   weightloom sway convert-adapter runs/notes/adapter adapter-mlx --to mlx
   weightloom sway convert-adapter adapter-mlx adapter-peft --to peft --overwrite")]
@@ -115,7 +113,7 @@ pub(super) enum SwayCommand {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum ReportFormat {
     Terminal,
     #[value(alias = "md")]
     Markdown,
@@ -126,15 +124,15 @@ enum Form {
 
 #[derive(Args)]
 pub(super) struct ReportArgs {
-    /// A report, as JSON.
+    /// Report, as JSON.
     #[arg(value_hint = ValueHint::FilePath)]
     report: PathBuf,
 
-    /// The form.
+    /// Output format.
     #[arg(long, value_enum, default_value = "terminal")]
-    format: Form,
+    format: ReportFormat,
 
-    /// Write it to this file instead of showing it.
+    /// Write to this file instead of printing.
     #[arg(long, short, value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
 }
@@ -145,17 +143,17 @@ pub(super) struct CompareArgs {
     #[arg(value_hint = ValueHint::FilePath, num_args = 2.., required = true)]
     reports: Vec<PathBuf>,
 
-    /// The form.
+    /// Output format.
     #[arg(long, value_enum, default_value = "terminal")]
-    format: Plain,
+    format: TableFormat,
 
-    /// Exit with 1 if a probe lost so much in the last run, or could not be carried out any more; 0 is never.
+    /// Exit with 1 if a probe lost this much in the last run, or newly failed to run; 0 disables.
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     fail_on_regression: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Plain {
+enum TableFormat {
     Terminal,
     #[value(alias = "md")]
     Markdown,
@@ -164,38 +162,38 @@ enum Plain {
 
 #[derive(Args)]
 pub(super) struct TraceArgs {
-    /// A trace, one JSON object to a line.
+    /// Trace file, one JSON object per line.
     #[arg(value_hint = ValueHint::FilePath)]
     trace: PathBuf,
 
-    /// The form.
+    /// Output format.
     #[arg(long, value_enum, default_value = "terminal")]
-    format: Plain,
+    format: TableFormat,
 
-    /// How many of the slowest questions are shown.
+    /// Show this many of the slowest questions.
     #[arg(long, default_value_t = 10)]
     slowest: usize,
 }
 
 #[derive(Args)]
 pub(super) struct AutogenArgs {
-    /// A `.dlm` document, or Markdown.
+    /// Document: `.dlm` or Markdown.
     #[arg(value_hint = ValueHint::FilePath)]
     document: PathBuf,
 
-    /// The base model [default: what the document names].
+    /// Base model [default: the one the document names].
     #[arg(long)]
     base: Option<String>,
 
-    /// The folder of the adapter [default: the one that dlm keeps].
+    /// Folder of the adapter [default: the latest one that dlm trained].
     #[arg(long, value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
-    /// The file that is written. Paths in it are told from its folder.
+    /// Suite file to write. Its paths are relative to its folder.
     #[arg(long, short, default_value = "sway.yaml", value_hint = ValueHint::FilePath)]
     out: PathBuf,
 
-    /// Overwrite the file if it is there.
+    /// Replace an existing file.
     #[arg(long)]
     overwrite: bool,
 }
@@ -217,13 +215,13 @@ pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Fai
 
 fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
     let report = report_of(&args.report)?;
-    let form = if output == Output::Json { Form::Json } else { args.format };
-    let text = match form {
-        Form::Terminal => terminal::render(&report) + "\n",
-        Form::Markdown => report.to_markdown(),
-        Form::Junit => report.to_junit(),
-        Form::Json => report.to_json(),
-        Form::Html => report.to_html(),
+    let format = if output == Output::Json { ReportFormat::Json } else { args.format };
+    let text = match format {
+        ReportFormat::Terminal => terminal::render(&report) + "\n",
+        ReportFormat::Markdown => report.to_markdown(),
+        ReportFormat::Junit => report.to_junit(),
+        ReportFormat::Json => report.to_json(),
+        ReportFormat::Html => report.to_html(),
     };
     match &args.out {
         Some(file) => put(file, &text),
@@ -238,53 +236,51 @@ fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
         runs.push((label, report_of(file)?));
     }
     let comparison = Comparison::of(&runs, limit.threshold());
-    let form = if output == Output::Json { Plain::Json } else { args.format };
-    let text = match form {
-        Plain::Json => comparison.to_json(),
-        Plain::Markdown => comparison.to_markdown(),
-        Plain::Terminal => comparison_text(&comparison),
+    let format = if output == Output::Json { TableFormat::Json } else { args.format };
+    let text = match format {
+        TableFormat::Json => comparison.to_json(),
+        TableFormat::Markdown => comparison.to_markdown(),
+        TableFormat::Terminal => comparison_text(&comparison),
     };
     Output::Text.show(&text, |text| text.trim_end().to_owned())?;
     Ok(limit.exit(&comparison))
 }
 
-/// What files are called: by their names alone, or in full where these are the
-/// same.
+/// Labels of files: the file stem, or the whole path where stems are equal.
 fn labels(files: &[PathBuf]) -> Vec<String> {
     let stem = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let label = |file: &PathBuf| {
-        let alike = files.iter().filter(|other| stem(other) == stem(file)).count();
-        if alike > 1 { file.display().to_string() } else { stem(file) }
+        let equal = files.iter().filter(|other| stem(other) == stem(file)).count();
+        if equal > 1 { file.display().to_string() } else { stem(file) }
     };
     files.iter().map(label).collect()
 }
 
-/// From which loss on a comparison fails.
+/// The loss from which a comparison fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LossLimit {
-    /// It never does.
     Never,
     From(f64),
 }
 
 impl LossLimit {
-    /// As it was asked for; 0 is never.
+    /// The value of `--fail-on-regression`.
     fn of(asked: f64) -> Result<Self, Failure> {
         match asked {
             0.0 => Ok(Self::Never),
             _ if asked > 0.0 && asked <= 1.0 => Ok(Self::From(asked)),
             _ => {
-                let fact = format!("--fail-on-regression {asked} is no loss of a score");
-                let fix = Some("give one from 0 to 1; 0 is never".to_owned());
+                let fact = format!("--fail-on-regression {asked} is outside the range of scores");
+                let fix = Some("give a loss from 0 to 1; 0 disables the check".to_owned());
                 Err(Failure::user(&ArgumentError { fact, fix }))
             }
         }
     }
 
-    /// From which loss on a change is told.
+    /// The loss from which a probe is listed.
     fn threshold(self) -> f64 {
         match self {
-            Self::Never => Comparison::USUAL_THRESHOLD,
+            Self::Never => Comparison::DEFAULT_THRESHOLD,
             Self::From(loss) => loss,
         }
     }
@@ -295,7 +291,7 @@ impl LossLimit {
     }
 }
 
-/// A comparison as a terminal shows it.
+/// A comparison for the terminal.
 fn comparison_text(comparison: &Comparison) -> String {
     let columns = comparison.columns();
     let heads: Vec<&str> = columns.iter().map(String::as_str).collect();
@@ -308,18 +304,18 @@ fn comparison_text(comparison: &Comparison) -> String {
     lines.extend(
         comparison.latest_regressions.iter().map(|one| format!("{} lost {:.2}", one.name, -one.delta)),
     );
-    lines.extend(comparison.latest_errors.iter().map(|name| format!("{name} could not be carried out")));
+    lines.extend(comparison.latest_errors.iter().map(|name| format!("{name} could not run")));
     lines.extend(comparison.notes.iter().map(|note| format!("note: {note}")));
     lines.join("\n")
 }
 
 fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {
     let summary = TraceSummary::of(&text_of(&args.trace)?, args.slowest);
-    let form = if output == Output::Json { Plain::Json } else { args.format };
-    let text = match form {
-        Plain::Json => summary.to_json(),
-        // Its tables read well as they are.
-        Plain::Markdown | Plain::Terminal => summary.to_markdown(),
+    let format = if output == Output::Json { TableFormat::Json } else { args.format };
+    let text = match format {
+        TableFormat::Json => summary.to_json(),
+        // Markdown tables read well in a terminal.
+        TableFormat::Markdown | TableFormat::Terminal => summary.to_markdown(),
     };
     Output::Text.show(&text, |text| text.trim_end().to_owned())?;
     Ok(if summary.total_events == 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
@@ -327,7 +323,7 @@ fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {
 
 fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> {
     if args.out.exists() && !args.overwrite {
-        return Err(Failure::user(&FileError::Exists { file: args.out.display().to_string() }));
+        return Err(Failure::user(&TargetError::Exists { file: args.out.display().to_string() }));
     }
     let document = Document::read_file(&args.document).map_err(|error| Failure::user(&error))?;
     let look = |name: &str| std::env::var(name).ok();
@@ -339,8 +335,8 @@ fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> 
     let base = args.base.clone().or_else(|| document.base_model.clone()).unwrap_or_default();
     let subject = Subject {
         base,
-        adapter: adapter.map(|adapter| files::seen_from(&args.out, &adapter)),
-        source: files::seen_from(&args.out, &args.document),
+        adapter: adapter.map(|adapter| files::relative_to(&args.out, &adapter)),
+        source: files::relative_to(&args.out, &args.document),
     };
     let text = autogen(&document, &subject).map_err(|error| Failure::user(&error))?;
     put(&args.out, &text)?;
@@ -349,6 +345,6 @@ fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> 
     let answer = serde_json::json!({ "written": written, "warnings": warnings });
     output.show(&answer, |_| {
         let lines: Vec<String> = warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
-        format!("{written} is written{}", lines.concat())
+        format!("wrote {written}{}", lines.concat())
     })
 }

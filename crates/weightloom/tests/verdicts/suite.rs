@@ -7,10 +7,10 @@ use weightloom::hub::Hub;
 use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::sway::packs::Packs;
-use weightloom::sway::paired::Paired;
-use weightloom::sway::runner::{Entry, Job, Judging, Silent, run};
+use weightloom::sway::paired::PairedSettings;
+use weightloom::sway::runner::{Entry, Job, Silent, run};
 use weightloom::sway::sections::{Section, SectionKind};
-use weightloom::sway::{Record, Verdict};
+use weightloom::sway::{Record, Statistics, Verdict};
 
 use super::language::{Habits, WIDTH, text};
 
@@ -130,7 +130,9 @@ impl Document {
             document: Some(&document),
             packs: &packs,
             only: &[],
-            judging: Judging::Paired(Paired::default()),
+            statistics: Statistics::Paired,
+            paired: PairedSettings::default(),
+            cancel: None,
         };
         Judged(run(&job, &mut backend, None, &mut Silent).unwrap().records)
     }

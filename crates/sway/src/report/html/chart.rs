@@ -8,7 +8,7 @@ use super::drawing::{Curve, Spread};
 use super::scale::Scale;
 use crate::record::Record;
 use crate::report::{Report, format};
-use crate::suite::Statistics;
+use crate::statistics::Statistics;
 
 /// A drawing, and its numbers for those who cannot see it.
 #[derive(Clone, Debug, PartialEq, Serialize)]

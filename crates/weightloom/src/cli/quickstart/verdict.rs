@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use weightloom::sway::{Suite, Verdict as Outcome};
+use weightloom::sway::{JudgeOptions, Suite, Verdict as Outcome};
 
 use super::material::Material;
 use crate::cli::failure::Failure;
 use crate::cli::hub::HubArgs;
 use crate::cli::output::Output;
-use crate::cli::sway::{Screen, Session, build};
+use crate::cli::sway::{SuiteProgress, build, failure, prepare};
 
 /// What a suite says of the adapter.
 #[derive(Serialize)]
@@ -44,9 +44,11 @@ pub(super) fn judge(
     let file = material.suite_file(model, adapter)?;
     let variable = |name: &str| std::env::var(name).ok();
     let suite = Suite::read_file(&file, &variable).map_err(|error| Failure::user(&error))?;
-    let session = Session::new(suite, None)?;
-    let mut backend = build(&session.suite, &HubArgs::default(), output)?;
-    let report = session.run(&[], &mut *backend, None, &mut Screen::quiet(output))?;
+    let prepared = prepare(suite, None)?;
+    let mut backend = build(&prepared.suite, &HubArgs::default(), output)?;
+    let mut progress = SuiteProgress::new(output);
+    let report = weightloom::sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut progress)
+        .map_err(failure)?;
     let (html, json) = (material.report("html"), material.report("json"));
     material.write_report(&html, &report.to_html())?;
     material.write_report(&json, &report.to_json())?;

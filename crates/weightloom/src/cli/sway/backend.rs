@@ -1,4 +1,4 @@
-//! What answers for a suite.
+//! The backend of a suite.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use super::super::hub::{Downloads, HubArgs};
 use super::super::output::Output;
 use super::super::progress::Progress;
 
-/// What answers for a suite. Files are looked at; weights are read when
-/// something is asked.
+/// Builds the backend of a suite. Checks files; weights are loaded with the first
+/// question.
 pub(in crate::cli) fn build(
     suite: &Suite,
     hub: &HubArgs,
@@ -33,7 +33,7 @@ pub(in crate::cli) fn build(
     }
 }
 
-/// Whether the models of a suite are there. Nothing is fetched or loaded.
+/// Checks that the models of a suite exist, without fetching or loading any.
 pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
     let variable = |name: &str| std::env::var(name).ok();
     Build::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
@@ -41,7 +41,7 @@ pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
 
 fn failed(error: BuildError) -> Failure {
     match error {
-        // What the network or the disk did is told as such.
+        // Keep the kind of failure: the network or the disk is not the user.
         BuildError::Model { source, key } => Failure::from(*source).about(&format!("`{key}`")),
         other => Failure::user(&other),
     }

@@ -1,53 +1,54 @@
-//! `weightloom sway convert-adapter`: an adapter in another form.
+//! `weightloom sway convert-adapter`: PEFT to MLX and back.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
 use serde_json::json;
-use weightloom::sway::convert_adapter::{AdapterForm, ConvertError, Overwrite, convert_adapter};
+use weightloom::sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 
 use super::super::failure::Failure;
 use super::super::output::{Output, bytes, counted};
 
 #[derive(Args)]
 pub(in crate::cli) struct ConvertAdapterArgs {
-    /// The folder of the adapter.
+    /// Folder of the adapter.
     #[arg(value_hint = ValueHint::DirPath)]
     source: PathBuf,
 
-    /// The folder that is written.
+    /// Folder to write.
     #[arg(value_hint = ValueHint::DirPath)]
     target: PathBuf,
 
-    /// The form.
+    /// Format to convert to.
     #[arg(long, value_enum)]
-    to: Form,
+    to: TargetFormat,
 
-    /// Replace an adapter that is there.
+    /// Replace an existing adapter.
     #[arg(long)]
     overwrite: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
+enum TargetFormat {
     Peft,
     Mlx,
 }
 
 pub(super) fn run(args: &ConvertAdapterArgs, output: Output) -> Result<ExitCode, Failure> {
-    let form = match args.to {
-        Form::Peft => AdapterForm::Peft,
-        Form::Mlx => AdapterForm::Mlx,
+    let format = match args.to {
+        TargetFormat::Peft => AdapterFormat::Peft,
+        TargetFormat::Mlx => AdapterFormat::Mlx,
     };
     let overwrite = if args.overwrite { Overwrite::Replace } else { Overwrite::Refuse };
-    let done = convert_adapter(&args.source, &args.target, form, overwrite).map_err(|error| match error {
-        ConvertError::Source(error) => Failure::from(error),
-        other => Failure::user(&other),
-    })?;
+    let done =
+        convert_adapter(&args.source, &args.target, format, overwrite).map_err(|error| match error {
+            ConvertError::Source(error) => Failure::from(error),
+            other => Failure::user(&other),
+        })?;
     let weights = done.weights.display().to_string();
     let answer = json!({"weights": weights, "modules": done.modules, "bytes": done.bytes});
     output.show(&answer, |_| {
-        format!("{weights} is written: {}, {}", counted(done.modules, "module"), bytes(done.bytes))
+        format!("wrote {weights}: {}, {}", counted(done.modules, "module"), bytes(done.bytes))
     })
 }

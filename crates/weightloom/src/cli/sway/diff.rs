@@ -1,4 +1,4 @@
-//! `weightloom sway diff`: one suite, two tunings.
+//! `weightloom sway diff`: one suite, two fine-tuned models.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -6,17 +6,14 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
-use weightloom::sway::{Backend, Report, Verdict};
+use weightloom::sway::{Backend, JudgeOptions, PreparedSuite, Report, Statistics, Verdict};
 
 use super::super::failure::Failure;
 use super::super::hub::HubArgs;
 use super::super::output::Output;
-use super::answers::{Answers, answers};
 use super::backend::build;
-use super::interruption::Interruption;
-use super::judging::{StatisticsArgument, read_suite};
-use super::screen::Screen;
-use super::session::Session;
+use super::judge_args::{read_suite, statistics};
+use super::session::{CacheUse, prepare, run as run_suite};
 use super::{LossLimit, comparison_text};
 
 /// Losses of a score that are counted.
@@ -24,27 +21,27 @@ const LOSSES: [f64; 2] = [0.10, 0.20];
 
 #[derive(Args)]
 pub(in crate::cli) struct DiffArgs {
-    /// The suite, a `sway.yaml`.
+    /// Suite file, a `sway.yaml`.
     #[arg(value_hint = ValueHint::FilePath)]
     spec: PathBuf,
 
-    /// The folder of one adapter, or of a whole model.
+    /// Folder of the first adapter or model.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     a: PathBuf,
 
-    /// The folder of the other.
+    /// Folder of the second adapter or model.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     b: PathBuf,
 
-    /// What categories count, over those of the suite: adherence=0.5,ablation=0.
+    /// Override the suite's category weights: adherence=0.5,ablation=0.
     #[arg(long, value_name = "K=V,…", value_hint = ValueHint::Other)]
     weights: Option<String>,
 
-    /// How verdicts are reached [default: what the suite says].
-    #[arg(long, value_enum)]
-    statistics: Option<StatisticsArgument>,
+    /// How to reach verdicts [default: as the suite says].
+    #[arg(long, value_parser = statistics())]
+    statistics: Option<Statistics>,
 
-    /// Exit with 1 if a probe's score is so much lower for B, or cannot be had any more; 0 is never.
+    /// Exit with 1 if a probe scores this much lower for B, or newly fails to run; 0 disables.
     #[arg(long, value_name = "F", default_value_t = 0.0)]
     fail_on_regression: f64,
 
@@ -54,7 +51,7 @@ pub(in crate::cli) struct DiffArgs {
 
 pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> {
     let limit = LossLimit::of(args.fail_on_regression)?;
-    // Both are looked at before one is asked.
+    // Check both before asking either.
     let (first, second) = (prepared(args, &args.a, output)?, prepared(args, &args.b, output)?);
     let runs = [("a", judged(first, output)?), ("b", judged(second, output)?)]
         .map(|(label, report)| (label.to_owned(), report));
@@ -80,39 +77,44 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
         }
         output.show(&lines.join("\n"), Clone::clone)?;
     }
-    // Where one could not be asked at all, there is nothing to compare.
+    // A side that could not be asked at all leaves nothing to compare.
     if runs.iter().any(|(_, report)| report.preflight_failed()) {
         return Ok(ExitCode::from(1));
     }
     Ok(limit.exit(&comparison))
 }
 
-/// The suite with another tuning in its place, and what answers for it.
-fn prepared(args: &DiffArgs, folder: &Path, output: Output) -> Result<(Session, Box<dyn Backend>), Failure> {
+/// The suite with another fine-tuned model in place of its own, and its backend.
+fn prepared(
+    args: &DiffArgs,
+    folder: &Path,
+    output: Output,
+) -> Result<(PreparedSuite, Box<dyn Backend>), Failure> {
     let overrides = SuiteOverrides {
-        statistics: args.statistics.map(Into::into),
+        statistics: args.statistics,
         tuned: Some(side(folder)),
         ..SuiteOverrides::default()
     };
-    let session = Session::new(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
-    let backend = build(&session.suite, &args.hub, output)?;
-    Ok((session, backend))
+    let prepared = prepare(read_suite(&args.spec, &overrides)?, args.weights.as_deref())?;
+    let backend = build(&prepared.suite, &args.hub, output)?;
+    Ok((prepared, backend))
 }
 
-/// Its report. What the base says is kept, so that the next one need not ask.
-fn judged((session, mut backend): (Session, Box<dyn Backend>), output: Output) -> Result<Report, Failure> {
-    let (mut cache, warnings) = answers(&*backend, Answers::Kept);
-    let mut screen = Screen::quiet(output);
-    screen.notes.extend(warnings);
-    let _interruption = Interruption::watch(cache.as_ref(), output);
-    session.run(&[], &mut *backend, cache.as_mut(), &mut screen)
+/// Judges one side. Answers of the base are cached, so the second side reuses
+/// them.
+fn judged(
+    (mut prepared, mut backend): (PreparedSuite, Box<dyn Backend>),
+    output: Output,
+) -> Result<Report, Failure> {
+    let options = JudgeOptions { cache: CacheUse::Cached.folder(&mut prepared), ..JudgeOptions::default() };
+    run_suite(&prepared, &mut *backend, &options, output)
 }
 
 /// An adapter, unless the folder holds a model.
 fn side(folder: &Path) -> TunedSide {
     let name = folder.display().to_string();
-    let there = |file: &str| folder.join(file).exists();
-    if there("config.json") && !there("adapter_config.json") {
+    let exists = |file: &str| folder.join(file).exists();
+    if exists("config.json") && !exists("adapter_config.json") {
         TunedSide::Model(name)
     } else {
         TunedSide::Adapter(name)

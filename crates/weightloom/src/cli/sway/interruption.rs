@@ -1,7 +1,7 @@
-//! A run that is ended from outside says what is left of it.
+//! Tells the user what an interrupted run leaves behind.
 //!
-//! Every answer is on disk as soon as it is there, so nothing must be saved: the
-//! program says so, and ends as the signal would have ended it.
+//! Every answer is on disk as soon as it arrives, so nothing needs saving: the
+//! program says so, then ends as the signal would have ended it.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, unregister};
 use signal_hook::{SigId, flag};
-use weightloom::sway::cache::Cache;
 
 use super::super::output::Output;
+use super::progress::SuiteProgress;
 
-/// How often signals are looked for.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often the thread polls for signals.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Watches for signals until it is dropped.
 pub(super) struct Interruption {
@@ -26,34 +26,36 @@ pub(super) struct Interruption {
 }
 
 impl Interruption {
-    /// Watches for signals. Where that is not possible they end the program
-    /// without a word.
-    pub(super) fn watch(cache: Option<&Cache>, output: Output) -> Self {
+    /// Starts watching. If handlers cannot be installed, signals end the
+    /// program without a message.
+    pub(super) fn watch(progress: &SuiteProgress, output: Output) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
         let mut signals = Vec::new();
         for signal in [SIGINT, SIGTERM] {
-            let came = Arc::new(AtomicBool::new(false));
-            if let Ok(handler) = flag::register(signal, Arc::clone(&came)) {
+            let received = Arc::new(AtomicBool::new(false));
+            if let Ok(handler) = flag::register(signal, Arc::clone(&received)) {
                 handlers.push(handler);
-                signals.push((signal, came));
+                signals.push((signal, received));
             }
         }
-        let words = match cache.is_some_and(Cache::writes) {
-            true => "interrupted: what was answered is kept, and the same command goes on from there",
-            false => "interrupted: nothing is kept",
-        };
-        let is_over = Arc::clone(&over);
+        let (caching, is_over) = (Arc::clone(&progress.caching), Arc::clone(&over));
         thread::spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
-                if let Some((signal, _)) = signals.iter().find(|(_, came)| came.load(Ordering::Relaxed)) {
+                if let Some((signal, _)) =
+                    signals.iter().find(|(_, received)| received.load(Ordering::Relaxed))
+                {
                     if output == Output::Text {
-                        // Behind the bar, which stays where it was.
-                        let _ = writeln!(std::io::stderr(), "\n{words}");
+                        let message = match caching.load(Ordering::Relaxed) {
+                            true => "interrupted: answers so far are cached; run the same command to resume",
+                            false => "interrupted: no answers are cached",
+                        };
+                        // On a new line below the progress bar.
+                        let _ = writeln!(std::io::stderr(), "\n{message}");
                     }
                     let _ = emulate_default_handler(*signal);
                 }
-                thread::sleep(LOOK);
+                thread::sleep(POLL);
             }
         });
         Self { over, handlers }

@@ -1,4 +1,4 @@
-//! `weightloom sway probes`: what there is to ask.
+//! `weightloom sway probes`: the probe kinds and their fields.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use super::super::output::{Output, table};
 
 #[derive(Args)]
 pub(in crate::cli) struct ProbesArgs {
-    /// A kind, to see its fields.
+    /// Show the fields of this kind.
     #[arg(value_hint = ValueHint::Other)]
     kind: Option<String>,
 }
@@ -25,35 +25,35 @@ pub(super) fn run(args: &ProbesArgs, output: Output) -> Result<ExitCode, Failure
 }
 
 fn all(output: Output) -> Result<ExitCode, Failure> {
-    let list: Vec<Value> = kinds().iter().map(told).collect();
+    let list: Vec<Value> = kinds().iter().map(described).collect();
     output.show(&list, |_| {
-        let mut table = table(&["kind", "category", "what it asks"], &[]);
+        let mut table = table(&["kind", "category", "question"], &[]);
         for kind in kinds() {
             table.add_row([kind.kind, kind.category.name(), meaning(kind.kind).question]);
         }
-        format!("{table}\nFields of one: weightloom sway probes KIND")
+        format!("{table}\nRun `weightloom sway probes KIND` for the fields of a kind.")
     })
 }
 
 fn one(kind: &Kind, output: Output) -> Result<ExitCode, Failure> {
-    let mut answer = told(kind);
+    let mut answer = described(kind);
     answer["fields"] = kind.schema();
     output.show(&answer, |_| {
         let meaning = meaning(kind.kind);
-        let mut table = table(&["field", "type", "default", "meaning"], &[]);
+        let mut table = table(&["field", "type", "default", "description"], &[]);
         let schema = kind.schema();
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-            let said = field["description"].as_str().unwrap_or_default().replace('\n', " ");
-            table.add_row([name.clone(), type_of(field, &schema), default_of(field), said]);
+            let description = field["description"].as_str().unwrap_or_default().replace('\n', " ");
+            table.add_row([name.clone(), type_of(field, &schema), default_of(field), description]);
         }
         format!(
-            "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry has as well: name, kind, enabled (true), weight (1).",
+            "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry also has: name, kind, enabled (true), weight (1).",
             kind.kind, kind.category, meaning.title, meaning.question, meaning.measure
         )
     })
 }
 
-fn told(kind: &Kind) -> Value {
+fn described(kind: &Kind) -> Value {
     let meaning = meaning(kind.kind);
     json!({
         "kind": kind.kind,
@@ -64,7 +64,7 @@ fn told(kind: &Kind) -> Value {
     })
 }
 
-/// The type of a field, in a word or two.
+/// The type of a field, as a short phrase.
 fn type_of(field: &Value, schema: &Value) -> String {
     if let Some(name) = field["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         return type_of(&schema["$defs"][name], schema);
@@ -108,7 +108,7 @@ fn default_of(field: &Value) -> String {
     }
 }
 
-/// A value as a suite would say it.
+/// A value as it is written in a suite.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

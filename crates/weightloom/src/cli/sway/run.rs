@@ -8,28 +8,28 @@ use weightloom::sway::{Report, Verdict};
 
 use super::super::failure::Failure;
 use super::super::output::Output;
-use super::judging::JudgingArgs;
+use super::judge_args::JudgeArgs;
 use super::terminal;
 
 #[derive(Args)]
 pub(in crate::cli) struct RunArgs {
-    /// The suite, a `sway.yaml`.
+    /// Suite file, a `sway.yaml`.
     #[arg(value_hint = ValueHint::FilePath)]
     spec: PathBuf,
 
-    /// Check everything and show what would be run; load nothing.
+    /// Check everything and list the probes, without loading a model.
     #[arg(long)]
     dry_run: bool,
 
-    /// Exit with 1 if a probe ends so; may be given several times [default: exit with 0 whatever comes out].
+    /// Exit with 1 if a probe has this verdict; repeatable [default: exit with 0 for any verdict].
     #[arg(long, value_enum, value_name = "VERDICT", value_delimiter = ',')]
     fail_on: Vec<FailOn>,
 
     #[command(flatten)]
-    judging: JudgingArgs,
+    judge: JudgeArgs,
 }
 
-/// A verdict that a user takes for a failure.
+/// A verdict that makes the command fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FailOn {
     Fail,
@@ -50,15 +50,15 @@ impl FailOn {
 }
 
 pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
-    let output = args.judging.output(output);
-    let session = args.judging.session(&args.spec)?;
+    let output = args.judge.output(output);
+    let prepared = args.judge.prepare(&args.spec)?;
     if args.dry_run {
-        return args.judging.rehearse(&session, output);
+        return args.judge.dry_run(&prepared, output);
     }
-    let report = args.judging.judge(&session, output)?;
-    // Shown first: what cannot be written is not lost so.
+    let report = args.judge.judge(prepared, output)?;
+    // Show the report first: a file that cannot be written must not lose it.
     show(&report, output)?;
-    args.judging.keep(&report, output)?;
+    args.judge.write(&report, output)?;
     let refused = |verdict: Verdict| args.fail_on.iter().any(|one| one.verdict() == verdict);
     let failed = report.preflight_failed() || report.probes.iter().any(|record| refused(record.verdict));
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })

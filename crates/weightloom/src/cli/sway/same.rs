@@ -9,111 +9,105 @@ use weightloom::checkpoint::{Source, fingerprint};
 use weightloom::hub::Model;
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
-use weightloom::sway::inquiry::inquire;
-use weightloom::sway::packs::Packs;
-use weightloom::sway::sameness::{Expectations, Sameness, SamenessOutcome, USUAL_MARGIN, compare};
-use weightloom::sway::{AnswerStore, Distribution, Missing, Query, Question, View};
+use weightloom::sway::sameness::{
+    DEFAULT_MARGIN, PromptPair, Sameness, SamenessError, SamenessOutcome, compare, default_prompts,
+    next_tokens,
+};
+use weightloom::sway::{Distribution, View};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, Downloads};
 use super::super::output::Output;
 use super::super::progress::Progress;
 use super::check::prompts_of;
-use super::judging::JudgingArgs;
-use super::screen::Screen;
+use super::judge_args::JudgeArgs;
+use super::progress::SuiteProgress;
 
 #[derive(Args)]
 pub(super) struct SameArgs {
-    /// Instead of a suite: whether two checkpoints are the same model.
+    /// Compare two checkpoints instead of running a suite.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["spec", "threshold"], value_hint = ValueHint::AnyPath)]
     same: Vec<String>,
 
-    /// An adapter of A, for a B that it was merged into.
+    /// Apply this adapter to A, for a B that it was merged into.
     #[arg(long, value_name = "DIR", requires = "same", value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
-    /// How far apart two models may be and still count as the same: nats of mean divergence.
-    #[arg(long, value_name = "F", requires = "same", default_value_t = USUAL_MARGIN, value_hint = ValueHint::Other)]
+    /// Largest mean divergence, in nats, at which two models count as the same.
+    #[arg(long, value_name = "F", requires = "same", default_value_t = DEFAULT_MARGIN, value_hint = ValueHint::Other)]
     margin: f64,
 
-    /// A file with prompts, one to a line [default: prompts of our own].
+    /// File with one prompt per line [default: built-in prompts].
     #[arg(long, value_name = "FILE", requires = "same", value_hint = ValueHint::FilePath)]
     prompts: Option<PathBuf>,
 }
 
-/// What was found of two checkpoints.
 #[derive(Serialize)]
-struct Answer {
+struct SameOutput {
     first: String,
     second: String,
-    /// Whether all tensors are the same, bit for bit; none if they have other
-    /// names or types, so that bits say nothing.
+    /// Whether all tensors are bit-identical; none if names or dtypes differ,
+    /// so that bits cannot be compared.
     identical: Option<bool>,
     same: bool,
     behaviour: Option<Sameness>,
 }
 
-pub(super) fn run(args: &SameArgs, judging: &JudgingArgs, output: Output) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<ExitCode, Failure> {
     let [first, second] = args.same.as_slice() else {
-        let fact = "two checkpoints are compared".to_owned();
+        let fact = "--same takes two checkpoints".to_owned();
         return Err(Failure::user(&ArgumentError { fact, fix: None }));
     };
     if !(args.margin > 0.0 && args.margin.is_finite()) {
-        let fact = format!("a margin of {} leaves nothing between the same and another", args.margin);
+        let fact = format!("--margin {} is not a positive number", args.margin);
         return Err(Failure::user(&ArgumentError { fact, fix: Some("give one above 0".to_owned()) }));
     }
     let prompts = match &args.prompts {
         Some(file) => prompts_of(file)?,
-        None => own_prompts(),
+        None => default_prompts(),
     };
     if let Some(adapter) = &args.adapter {
         check_adapter("--adapter", adapter).map_err(|error| Failure::user(&error))?;
     }
-    let hub = judging.hub()?;
+    let hub = judge.hub()?;
     let open = |name: &String| -> Result<Model, Failure> { Ok(hub.open(name, &Downloads::new(output))?) };
     let (one, other) = (open(first)?, open(second)?);
     let identical = match args.adapter {
         Some(_) => None,
         None => identical(one.source(), other.source(), output)?,
     };
-    let mut answer = Answer {
+    let mut shown = SameOutput {
         first: first.clone(),
         second: second.clone(),
         identical,
         same: identical == Some(true),
         behaviour: None,
     };
-    if !answer.same {
+    if !shown.same {
         let (tuned, view) = match &args.adapter {
             Some(folder) => (Tuned::Adapter(folder.clone()), View::Tuned),
             None => (Tuned::Nothing, View::Base),
         };
         // One after the other, so that only one is in memory.
-        let before = expectations(one, tuned, &view, &prompts, output)?;
-        let after = expectations(other, Tuned::Nothing, &View::Base, &prompts, output)?;
-        let asked: Vec<Expectations> = prompts
+        let before = distributions(one, tuned, &view, &prompts, output)?;
+        let after = distributions(other, Tuned::Nothing, &View::Base, &prompts, output)?;
+        let asked: Vec<PromptPair> = prompts
             .iter()
             .zip(before.into_iter().zip(after))
-            .map(|(prompt, (first, second))| Expectations { prompt: prompt.clone(), first, second })
+            .map(|(prompt, (first, second))| PromptPair { prompt: prompt.clone(), first, second })
             .collect();
         let found = compare(&asked, args.margin);
-        let found = found.map_err(|error| Failure::check(format!("{first} and {second}: {error}")))?;
-        answer.same = found.as_ref().is_some_and(|found| found.outcome == SamenessOutcome::Same);
-        answer.behaviour = found;
+        let found =
+            found.map_err(|error| Failure::check(format!("cannot compare {first} and {second}: {error}")))?;
+        shown.same = found.as_ref().is_some_and(|found| found.outcome == SamenessOutcome::Same);
+        shown.behaviour = found;
     }
-    output.show(&answer, text)?;
-    Ok(if answer.same { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    output.show(&shown, text)?;
+    Ok(if shown.same { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Prompts that many kinds of text begin with.
-fn own_prompts() -> Vec<String> {
-    let packs = Packs::own();
-    let facts = packs.calibration_pack.iter().map(|(prompt, _)| prompt).take(32);
-    packs.check_quick_prompts.iter().chain(&packs.sentinel_prompts).chain(facts).cloned().collect()
-}
-
-/// Whether all tensors are the same, bit for bit. Nothing if names or types
-/// differ: the same model may be written in many ways.
+/// Whether all tensors are bit-identical. Nothing if names or dtypes differ: the
+/// same model can be stored in many ways.
 fn identical(first: &Source, second: &Source, output: Output) -> Result<Option<bool>, Failure> {
     let names = |source: &Source| -> Vec<_> {
         let tensors = source.index.tensors().iter();
@@ -127,8 +121,7 @@ fn identical(first: &Source, second: &Source, output: Output) -> Result<Option<b
     Ok(Some(one.fingerprint == other.fingerprint))
 }
 
-/// What a model expects behind each prompt, over its whole vocabulary.
-fn expectations(
+fn distributions(
     model: Model,
     tuned: Tuned,
     view: &View,
@@ -137,38 +130,31 @@ fn expectations(
 ) -> Result<Vec<Distribution>, Failure> {
     let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default())
         .map_err(|error| Failure::user(&error))?;
-    let question =
-        |prompt: &String| Question::new(view, Query::Next { prompt: prompt.clone(), top_k: usize::MAX });
-    let questions: Vec<Question> = prompts.iter().map(question).collect();
-    let mut screen = Screen::quiet(output);
-    let answers = inquire(&questions, &mut backend, None, &mut screen)
-        .map_err(|error| Failure::operational_with_hint(&error))?;
-    let found =
-        AnswerStore::all(prompts.iter().map(|prompt| answers.next_token(view, prompt, usize::MAX).cloned()));
-    found.map_err(|missing| match missing {
-        Missing::Failed(error) => Failure::check(error.to_string()),
-        Missing::Pending => Failure::check("a question has no answer".to_owned()),
+    let found = next_tokens(&mut backend, view, prompts, &mut SuiteProgress::new(output));
+    found.map_err(|error| match &error {
+        SamenessError::Backend(error) => Failure::operational_with_hint(error),
+        _ => Failure::check(error.to_string()),
     })
 }
 
-fn text(answer: &Answer) -> String {
-    let (first, second) = (&answer.first, &answer.second);
-    let Some(found) = &answer.behaviour else {
-        return match answer.same {
-            true => format!("the same model: all tensors of {first} and {second} are equal, bit for bit"),
-            false => format!("{first} and {second} could not be compared: there are no prompts"),
+fn text(shown: &SameOutput) -> String {
+    let (first, second) = (&shown.first, &shown.second);
+    let Some(found) = &shown.behaviour else {
+        return match shown.same {
+            true => format!("the same model: all tensors of {first} and {second} are bit-identical"),
+            false => format!("cannot compare {first} and {second}: there are no prompts"),
         };
     };
     let verdict = match found.outcome {
         SamenessOutcome::Same => "the same model within the margin",
-        SamenessOutcome::Different => "another model",
+        SamenessOutcome::Different => "different models",
         SamenessOutcome::Undecided => "undecided: give more prompts with --prompts, or a wider --margin",
     };
     let interval = found.ci_95.map_or_else(String::new, |[low, high]| format!(" [{low:.2e}, {high:.2e}]"));
     format!(
-        "{verdict}\n{first} and {second} are {:.2e} nats{interval} apart, over {} prompts; the margin is {}\n\
-         they find the same token likeliest behind {:.0} % of the prompts\n\
-         furthest apart ({:.2e}) behind {:?}",
+        "{verdict}\n{first} and {second} are {:.2e} nats{interval} apart over {} prompts; the margin is {}\n\
+         both rank the same token first after {:.0} % of the prompts\n\
+         furthest apart ({:.2e}) after {:?}",
         found.divergence,
         found.prompts,
         found.margin,

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use weightloom::sway::runner::Silent;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
-use weightloom::sway::{Report, Suite, Verdict};
+use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Suite, Verdict, judge};
 use weightloom::train::TrainError;
 use weightloom::train::callback::{Callback, Judgement, View};
 use weightloom::train::config::Config;
@@ -12,7 +13,7 @@ use weightloom::train::config::Config;
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::Output;
-use super::super::sway::{Screen, Session, build};
+use super::super::sway::{build, failure, prepare};
 
 /// What the suite is called in messages.
 const NAME: &str = "train.eval.sway";
@@ -47,12 +48,12 @@ impl Judge {
         // Both are replaced: a run knows what it trains.
         suite["models"] = json!({"base": {"base": "base"}, "ft": {"base": "base", "adapter": "adapter"}});
         let trained = if config.model.lora.is_some() { Trained::Adapter } else { Trained::Model };
-        let judge = Self { suite: suite.to_string(), base, trained, hub: hub.clone(), output };
-        judge.session(Path::new("checkpoint"))?;
-        Ok(Some(judge))
+        let made = Self { suite: suite.to_string(), base, trained, hub: hub.clone(), output };
+        made.prepared(Path::new("checkpoint"))?;
+        Ok(Some(made))
     }
 
-    fn session(&self, checkpoint: &Path) -> Result<Session, Failure> {
+    fn prepared(&self, checkpoint: &Path) -> Result<PreparedSuite, Failure> {
         let place = checkpoint.display().to_string();
         let tuned = match self.trained {
             Trained::Adapter => TunedSide::Adapter(place),
@@ -63,13 +64,13 @@ impl Judge {
         let variable = |name: &str| std::env::var(name).ok();
         let suite = Suite::read_with(&self.suite, Path::new(NAME), &overrides, &variable)
             .map_err(|error| Failure::user(&error))?;
-        Session::new(suite, None)
+        prepare(suite, None)
     }
 
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {
-        let session = self.session(checkpoint)?;
-        let mut backend = build(&session.suite, &self.hub, Output::Json)?;
-        session.run(&[], &mut *backend, None, &mut Screen::quiet(Output::Json))
+        let prepared = self.prepared(checkpoint)?;
+        let mut backend = build(&prepared.suite, &self.hub, Output::Json)?;
+        judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut Silent).map_err(failure)
     }
 
     fn say(&self, line: &str) {

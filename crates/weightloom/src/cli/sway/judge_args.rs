@@ -1,35 +1,34 @@
-//! Options that all commands that run a suite take, and what they come to.
+//! Options shared by the commands that run a suite.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum, ValueHint};
+use clap::Args;
+use clap::ValueHint;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use weightloom::hub::Hub;
 use weightloom::sway::suite::SuiteOverrides;
-use weightloom::sway::{Category, Report, Statistics, Suite};
+use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
 use super::super::output::{Output, counted, table};
-use super::answers::{Answers, answers};
 use super::backend::{build, check};
 use super::files::{check_target, put};
-use super::interruption::Interruption;
-use super::screen::Screen;
-use super::session::Session;
+use super::session::{CacheUse, prepare, run};
 
-/// What stands for stdout in the place of a file.
+/// Stands for stdout in place of a file name.
 const STDOUT: &str = "-";
 
 #[derive(Args)]
-pub(super) struct JudgingArgs {
-    /// Write the report as JSON to this file; without one, print it.
+pub(super) struct JudgeArgs {
+    /// Write the report as JSON to this file; without a file, print it.
     #[arg(id = "json_file", long = "json", short = 'j', value_name = "FILE", num_args = 0..=1, default_missing_value = STDOUT, value_hint = ValueHint::FilePath)]
     json_file: Option<PathBuf>,
 
-    /// The flag that other commands call --json. Its own name here leaves that
-    /// one to the file.
+    /// The flag that other commands call `--json`. It has another name here
+    /// because `--json` takes a file.
     #[arg(id = "json", long = "print-json", hide = true)]
     print_json: bool,
 
@@ -37,31 +36,31 @@ pub(super) struct JudgingArgs {
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     markdown: Option<PathBuf>,
 
-    /// Write the report as JUnit's XML to this file.
+    /// Write the report as JUnit XML to this file.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     junit: Option<PathBuf>,
 
-    /// Write the report as one HTML page to this file.
+    /// Write the report as a self-contained HTML page to this file.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     html: Option<PathBuf>,
 
-    /// What categories count, over those of the suite: adherence=0.5,ablation=0.
+    /// Override the suite's category weights: adherence=0.5,ablation=0.
     #[arg(long, value_name = "K=V,…", value_hint = ValueHint::Other)]
     weights: Option<String>,
 
-    /// Run only these entries, and the noise that they are measured by; may be given several times.
+    /// Run only these entries and the noise they are compared with; repeatable.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_hint = ValueHint::Other)]
     only: Vec<String>,
 
-    /// How verdicts are reached [default: what the suite says].
-    #[arg(long, value_enum)]
-    statistics: Option<StatisticsArgument>,
+    /// How to reach verdicts [default: as the suite says].
+    #[arg(long, value_parser = statistics())]
+    statistics: Option<Statistics>,
 
-    /// Add what is asked to this file, one JSON object to a line.
+    /// Append every question to this file, one JSON object per line.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
 
-    /// Ask everything anew, and keep no answers.
+    /// Ask every question again and cache no answers.
     #[arg(long)]
     no_cache: bool,
 
@@ -69,32 +68,25 @@ pub(super) struct JudgingArgs {
     hub: HubArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum StatisticsArgument {
-    /// By paired tests against noise of the adapter's own size.
-    Paired,
-    /// As dlm-sway does, number by number.
-    Reference,
+/// Parses `--statistics`.
+pub(super) fn statistics() -> impl TypedValueParser<Value = Statistics> {
+    let values = Statistics::ALL.map(|one| {
+        PossibleValue::new(one.name()).help(match one {
+            Statistics::Paired => "Paired tests against noise of the adapter's size",
+            Statistics::Reference => "The rules of dlm-sway, probe by probe",
+        })
+    });
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Statistics>())
 }
 
-impl From<StatisticsArgument> for Statistics {
-    fn from(given: StatisticsArgument) -> Self {
-        match given {
-            StatisticsArgument::Paired => Self::Paired,
-            StatisticsArgument::Reference => Self::Reference,
-        }
-    }
-}
-
-impl JudgingArgs {
-    /// The form of what goes to stdout.
+impl JudgeArgs {
+    /// The format of stdout.
     pub(super) fn output(&self, asked: Output) -> Output {
         let printed = self.print_json || self.json_file.as_deref() == Some(Path::new(STDOUT));
         if printed { Output::Json } else { asked }
     }
 
-    /// Refuses what says something about suites alone, where there is none: it
-    /// would go unheard.
+    /// Refuses options that only suites use, which `--same` would ignore.
     pub(super) fn only_for_suites(&self) -> Result<(), Failure> {
         let json = self.json_file.as_deref().is_some_and(|file| file != Path::new(STDOUT));
         let given = [
@@ -111,8 +103,8 @@ impl JudgingArgs {
         if given.is_empty() {
             return Ok(());
         }
-        let fact = format!("{} and --same do not go together", given.join(", "));
-        let fix = "leave it out; --json alone prints what was found, for programs".to_owned();
+        let fact = format!("cannot combine {} with --same", given.join(", "));
+        let fix = "leave it out; --json without a file prints the result as JSON".to_owned();
         Err(Failure::user(&ArgumentError { fact, fix: Some(fix) }))
     }
 
@@ -120,42 +112,41 @@ impl JudgingArgs {
         self.hub.hub()
     }
 
-    pub(super) fn session(&self, file: &Path) -> Result<Session, Failure> {
-        let overrides =
-            SuiteOverrides { statistics: self.statistics.map(Statistics::from), ..SuiteOverrides::default() };
-        Session::new(read_suite(file, &overrides)?, self.weights.as_deref())
+    pub(super) fn prepare(&self, file: &Path) -> Result<PreparedSuite, Failure> {
+        let overrides = SuiteOverrides { statistics: self.statistics, ..SuiteOverrides::default() };
+        prepare(read_suite(file, &overrides)?, self.weights.as_deref())
     }
 
-    /// Whether what the command names is there: entries, and room for files.
-    fn check(&self, session: &Session) -> Result<(), Failure> {
+    /// Checks the names and files that the command line gives.
+    fn check(&self, prepared: &PreparedSuite) -> Result<(), Failure> {
         self.targets().into_iter().try_for_each(check_target)?;
-        session.check_names(&self.only)
+        prepared.check_names(&self.only).map_err(|error| Failure::user(&error))
     }
 
     /// Checks everything that can be checked without loading a model.
-    pub(super) fn rehearse(&self, session: &Session, output: Output) -> Result<ExitCode, Failure> {
-        self.check(session)?;
-        check(&session.suite, &self.hub()?)?;
-        rehearsal(session, output)
+    pub(super) fn dry_run(&self, prepared: &PreparedSuite, output: Output) -> Result<ExitCode, Failure> {
+        self.check(prepared)?;
+        check(&prepared.suite, &self.hub()?)?;
+        show_dry_run(prepared, output)
     }
 
-    /// Runs a suite. What is wrong with the command is told before it begins.
-    pub(super) fn judge(&self, session: &Session, output: Output) -> Result<Report, Failure> {
-        self.check(session)?;
-        let mut backend = build(&session.suite, &self.hub, output)?;
-        let kept = if self.no_cache { Answers::Fresh } else { Answers::Kept };
-        let (mut cache, warnings) = answers(&*backend, kept);
-        let mut screen = Screen::new(output, self.trace.as_deref())?;
-        screen.notes.extend(warnings);
-        let _interruption = Interruption::watch(cache.as_ref(), output);
-        let report = session.run(&self.only, &mut *backend, cache.as_mut(), &mut screen)?;
-        drop(screen);
-        Ok(report)
+    /// Runs a suite. Reports mistakes of the command line before it starts.
+    pub(super) fn judge(&self, mut prepared: PreparedSuite, output: Output) -> Result<Report, Failure> {
+        self.check(&prepared)?;
+        let mut backend = build(&prepared.suite, &self.hub, output)?;
+        let cache = if self.no_cache { CacheUse::Fresh } else { CacheUse::Cached };
+        let options = JudgeOptions {
+            only: self.only.clone(),
+            cache: cache.folder(&mut prepared),
+            trace: self.trace.clone(),
+            ..JudgeOptions::default()
+        };
+        run(&prepared, &mut *backend, &options, output)
     }
 
-    /// Writes the files that were asked for. One that cannot be written does not
-    /// keep the others from it.
-    pub(super) fn keep(&self, report: &Report, output: Output) -> Result<(), Failure> {
+    /// Writes the report to the files asked for. A file that cannot be written
+    /// does not stop the others.
+    pub(super) fn write(&self, report: &Report, output: Output) -> Result<(), Failure> {
         let mut written = Vec::new();
         let mut failure = None;
         for (file, text) in self.files(report) {
@@ -170,7 +161,7 @@ impl JudgingArgs {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The files that were asked for.
+    /// The files asked for.
     fn targets(&self) -> Vec<&Path> {
         let json = self.json_file.as_deref().filter(|file| *file != Path::new(STDOUT));
         [json, self.markdown.as_deref(), self.junit.as_deref(), self.html.as_deref()]
@@ -179,7 +170,7 @@ impl JudgingArgs {
             .collect()
     }
 
-    /// The files that were asked for, with what goes there.
+    /// The files asked for, with their contents.
     fn files(&self, report: &Report) -> Vec<(&Path, String)> {
         let json = self.json_file.as_deref().filter(|file| *file != Path::new(STDOUT));
         let mut files = Vec::new();
@@ -197,47 +188,45 @@ pub(super) fn read_suite(file: &Path, overrides: &SuiteOverrides) -> Result<Suit
     Suite::read_file_with(file, overrides, &variable).map_err(|error| Failure::user(&error))
 }
 
-/// What a suite would do.
-fn rehearsal(session: &Session, output: Output) -> Result<ExitCode, Failure> {
-    let suite = &session.suite;
-    let sections = session.document.as_ref().map_or(0, |document| document.sections.len());
-    let entries: Vec<_> = session
+/// Shows what a suite would run.
+fn show_dry_run(prepared: &PreparedSuite, output: Output) -> Result<ExitCode, Failure> {
+    let suite = &prepared.suite;
+    let sections = prepared.document.as_ref().map_or(0, |document| document.sections.len());
+    let entries: Vec<_> = prepared
         .entries
         .iter()
         .map(|entry| {
-            let category = Category::of_kind(&entry.kind).name();
-            json!({"name": entry.name, "kind": entry.kind, "category": category,
+            json!({"name": entry.name, "kind": entry.kind, "category": entry.category(),
                    "enabled": entry.enabled, "weight": entry.weight})
         })
         .collect();
     let answer = json!({
         "suite": suite.file, "base": suite.base, "ft": suite.tuned, "statistics": suite.defaults.statistics,
-        "sections": sections, "packs": session.packs.version(), "weights": session.weights.by_name(),
-        "entries": entries, "warnings": session.warnings,
+        "sections": sections, "packs": prepared.packs.version(), "weights": prepared.weights.by_name(),
+        "entries": entries, "warnings": prepared.warnings,
     });
     output.show(&answer, |_| {
         let mut table = table(&["probe", "kind", "category", "weight", ""], &[3]);
-        for entry in &session.entries {
+        for entry in &prepared.entries {
             let state = if entry.enabled { "" } else { "disabled" };
-            let category = Category::of_kind(&entry.kind).name();
             let weight = format!("{:.2}", entry.weight);
-            table.add_row([&entry.name, &entry.kind, category, &weight, state]);
+            table.add_row([&entry.name, &entry.kind, entry.category().name(), &weight, state]);
         }
         let mut lines = vec![
-            format!("{} can be run: {}", suite.file, counted(session.entries.len(), "probe")),
-            format!("base   {}", suite.base.base),
+            format!("{} is valid: {}", suite.file, counted(prepared.entries.len(), "probe")),
+            format!("base        {}", suite.base.base),
             match &suite.tuned.adapter {
-                Some(adapter) => format!("tuned  {} with {adapter}", suite.tuned.base),
-                None => format!("tuned  {}", suite.tuned.base),
+                Some(adapter) => format!("fine-tuned  {} with {adapter}", suite.tuned.base),
+                None => format!("fine-tuned  {}", suite.tuned.base),
             },
             format!(
-                "{} statistics, {} of a document",
+                "{} statistics, {} in the document",
                 suite.defaults.statistics,
                 counted(sections, "section")
             ),
             table.to_string(),
         ];
-        lines.extend(session.warnings.iter().map(|warning| format!("warning: {warning}")));
+        lines.extend(prepared.warnings.iter().map(|warning| format!("warning: {warning}")));
         lines.join("\n")
     })
 }
