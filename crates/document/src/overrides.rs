@@ -1,43 +1,38 @@
-//! Changes that are given besides a file: `train.optimizer.lr=1e-4`.
+//! Overrides of values in a document: `train.optimizer.lr=1e-4`.
 //!
-//! The key is a path through the types, with dots; `--` in front of it does no
-//! harm. Elements of lists are counted from 0, `data.paths.1` or
-//! `data.paths[1]`, and the number behind the last one adds one. The value is
-//! YAML, and stands in the place of whatever was there. Of several for one key,
-//! the last one counts.
+//! The key is a path with dots; leading dashes (`--train.seed=3`) are ignored.
+//! List items are counted from 0, `data.paths.1` or `data.paths[1]`; the index
+//! after the last item appends one. The value is YAML and replaces the previous
+//! value. If a key is overridden twice, the last override wins.
 
-use crate::conform::{Conformity, inside, unknown_key};
-use crate::fault::Problem;
-use crate::outline::{Key, Kind, Nullable, Section};
-use crate::place::Mark;
-use crate::tree::{Content, Entry, Node};
-use crate::variable::plain;
+use crate::error::Problem;
+use crate::node::{Content, Entry, Node};
+use crate::origin::Mark;
+use crate::schema::{Key, Kind, Nullable, Section};
+use crate::validate::{Validator, join_path, unknown_key};
+use crate::variables::parse_scalar;
 
-/// Applies overrides to the values of a file.
-pub fn apply<R>(root: &mut Node, overrides: &[String], check: &mut Conformity<'_, R>) {
+/// Applies overrides to the root node of a document.
+pub fn apply<R>(root: &mut Node, overrides: &[String], validator: &mut Validator<'_, R>) {
     for (number, given) in overrides.iter().enumerate() {
         let mark = Mark::Override(number);
         match parse(given, mark) {
-            Err(problem) => check.fault(mark, "", problem),
+            Err(problem) => validator.report(mark, "", problem),
             Ok((key, value)) => {
                 let parts: Vec<&str> = key.split('.').collect();
-                // On a copy: half an override is worse than none.
+                // On a copy: a failing override must not leave half of it behind.
                 let mut changed = root.clone();
-                match (Change { value, mark, outline: check.outline }).in_section(
-                    check.outline,
-                    &mut changed,
-                    &parts,
-                    "",
-                ) {
+                let assignment = Assignment { value, mark, schema: validator.schema };
+                match assignment.in_section(validator.schema, &mut changed, &parts, "") {
                     Ok(()) => *root = changed,
-                    Err(wrong) => check.fault(mark, &wrong.path, wrong.problem),
+                    Err(error) => validator.report(mark, &error.path, error.problem),
                 }
             }
         }
     }
 }
 
-/// The key and the value.
+/// Splits an override into its key and value.
 fn parse<R>(given: &str, mark: Mark) -> Result<(String, Node), Problem<R>> {
     let (key, value) = given.split_once('=').ok_or(Problem::NoValue)?;
     let key = key.trim();
@@ -45,10 +40,10 @@ fn parse<R>(given: &str, mark: Mark) -> Result<(String, Node), Problem<R>> {
     if key.is_empty() {
         return Err(Problem::NoKey);
     }
-    Ok((dotted(key), value_of(value)?.marked(mark)))
+    Ok((dotted(key), parse_value(value)?.with_mark(mark)))
 }
 
-/// A key with its indexes behind dots: `paths[1]` is `paths.1`.
+/// Converts `paths[1]` to `paths.1`.
 fn dotted(key: &str) -> String {
     match key.split_once('[') {
         Some((name, index)) if key.ends_with(']') && !name.is_empty() => {
@@ -59,51 +54,50 @@ fn dotted(key: &str) -> String {
     }
 }
 
-/// A value as it is given. What YAML would take for a comment or for marks
-/// between documents is not in a file here, so it is a part of the text.
-fn value_of<R>(text: &str) -> Result<Node, Problem<R>> {
+/// Parses the value of an override. Comments and document markers of YAML are
+/// part of the text here.
+fn parse_value<R>(text: &str) -> Result<Node, Problem<R>> {
     let trimmed = text.trim();
-    // Lists, maps, quotes, blocks, anchors, aliases and tags.
+    // Anything else is a scalar: no list, map, quote, block, anchor, alias or tag.
     if !trimmed.starts_with(['[', '{', '\'', '"', '|', '>', '&', '*', '!']) {
-        let lines = trimmed.contains('\n') || trimmed.contains(": ") || trimmed.ends_with(':');
-        if !lines {
-            return Ok(Node::new(Mark::Default, plain(trimmed)));
+        let is_mapping = trimmed.contains('\n') || trimmed.contains(": ") || trimmed.ends_with(':');
+        if !is_mapping {
+            return Ok(Node::new(Mark::Default, parse_scalar(trimmed)));
         }
     }
     Node::parse(trimmed).map_err(|error| Problem::Syntax { message: error.message, snippet: error.snippet })
 }
 
 /// An override that cannot be applied.
-struct Wrong<R> {
+struct AssignError<R> {
     path: String,
     problem: Problem<R>,
 }
 
-/// A value on its way to its place.
-struct Change<'a> {
+/// The value of an override, and what is needed to assign it to its key.
+struct Assignment<'a> {
     value: Node,
     mark: Mark,
-    outline: &'a Section,
+    schema: &'a Section,
 }
 
-impl Change<'_> {
+impl Assignment<'_> {
     fn in_section<R>(
         self,
         section: &Section,
         node: &mut Node,
         parts: &[&str],
         path: &str,
-    ) -> Result<(), Wrong<R>> {
+    ) -> Result<(), AssignError<R>> {
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
-        let path = inside(path, first);
+        let path = join_path(path, first);
         let Some(key) = section.key(first) else {
-            return Err(Wrong { path, problem: unknown_key(self.outline, section, first) });
+            return Err(AssignError { path, problem: unknown_key(self.schema, section, first) });
         };
-        let entry = self.entry(node, &key.name, || default_of(key));
+        let entry = self.entry(node, &key.name, || initial_value(key));
         match (entry, rest) {
-            // The file has something else in the place of the section, which is
-            // told with the file.
-            (None, _) => self.only_checked(&key.kind, rest, &path),
+            // The file holds a scalar here, which validation reports.
+            (None, _) => self.check_key_only(&key.kind, rest, &path),
             (Some(entry), []) => {
                 entry.mark = self.mark;
                 entry.value = self.value;
@@ -113,83 +107,95 @@ impl Change<'_> {
         }
     }
 
-    fn in_kind<R>(self, kind: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
+    fn in_kind<R>(
+        self,
+        kind: &Kind,
+        node: &mut Node,
+        parts: &[&str],
+        path: &str,
+    ) -> Result<(), AssignError<R>> {
         let Some((first, rest)) = parts.split_first() else {
             *node = self.value;
             return Ok(());
         };
         match kind {
             Kind::Section(section) => self.in_section(section, node, parts, path),
-            // Names of parameters have dots in them.
-            Kind::Map(values) if !matches!(**values, Kind::Anything | Kind::Section(_) | Kind::Map(_)) => {
-                self.put(node, &parts.join("."), &[], path, &Kind::Anything)
+            // Keys of maps of scalars may contain dots: names of parameters.
+            Kind::Map(values) if !matches!(**values, Kind::Any | Kind::Section(_) | Kind::Map(_)) => {
+                self.in_map(node, &parts.join("."), &[], path, &Kind::Any)
             }
-            Kind::Map(values) => self.put(node, first, rest, path, values),
+            Kind::Map(values) => self.in_map(node, first, rest, path, values),
             Kind::List(items, _) => self.in_list(items, node, parts, path),
-            Kind::Anything => match node.content {
-                Content::List(_) => self.in_list(&Kind::Anything, node, parts, path),
-                Content::Nothing | Content::Map(_) => self.put(node, first, rest, path, &Kind::Anything),
-                _ => Err(Wrong {
+            Kind::Any => match node.content {
+                Content::List(_) => self.in_list(&Kind::Any, node, parts, path),
+                Content::Null | Content::Map(_) => self.in_map(node, first, rest, path, &Kind::Any),
+                _ => Err(AssignError {
                     path: path.to_owned(),
-                    problem: Problem::NothingInside { kind: node.shown() },
+                    problem: Problem::NotAContainer { kind: node.describe() },
                 }),
             },
-            plain => Err(Wrong {
+            scalar => Err(AssignError {
                 path: path.to_owned(),
-                problem: Problem::NothingInside { kind: plain.expected() },
+                problem: Problem::NotAContainer { kind: scalar.expected() },
             }),
         }
     }
 
-    /// Puts the value into a map that takes any key.
-    fn put<R>(
+    /// Assigns to a key of a map with arbitrary keys.
+    fn in_map<R>(
         self,
         node: &mut Node,
         key: &str,
         rest: &[&str],
         path: &str,
         kind: &Kind,
-    ) -> Result<(), Wrong<R>> {
-        let nothing = || Node::new(self.mark, Content::Nothing);
-        match self.entry(node, key, nothing) {
+    ) -> Result<(), AssignError<R>> {
+        let null = || Node::new(self.mark, Content::Null);
+        match self.entry(node, key, null) {
             None => Ok(()),
             Some(entry) if rest.is_empty() => {
                 entry.mark = self.mark;
                 entry.value = self.value;
                 Ok(())
             }
-            Some(entry) => self.in_kind(kind, &mut entry.value, rest, &inside(path, key)),
+            Some(entry) => self.in_kind(kind, &mut entry.value, rest, &join_path(path, key)),
         }
     }
 
-    fn in_list<R>(self, items: &Kind, node: &mut Node, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
+    fn in_list<R>(
+        self,
+        items: &Kind,
+        node: &mut Node,
+        parts: &[&str],
+        path: &str,
+    ) -> Result<(), AssignError<R>> {
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
-        if node.content == Content::Nothing {
+        if node.content == Content::Null {
             node.content = Content::List(Vec::new());
             node.mark = self.mark;
         }
         let Content::List(list) = &mut node.content else { return Ok(()) };
         let length = list.len();
-        let wrong = || Wrong {
+        let out_of_range = || AssignError {
             path: path.to_owned(),
-            problem: Problem::Index { index: (*first).to_owned(), length },
+            problem: Problem::NoSuchIndex { index: (*first).to_owned(), length },
         };
-        let index = first.parse::<usize>().ok().filter(|index| *index <= length).ok_or_else(wrong)?;
+        let index = first.parse::<usize>().ok().filter(|index| *index <= length).ok_or_else(out_of_range)?;
         if index == length {
-            list.push(Node::new(self.mark, Content::Nothing));
+            list.push(Node::new(self.mark, Content::Null));
         }
-        self.in_kind(items, &mut list[index], rest, &inside(path, first))
+        self.in_kind(items, &mut list[index], rest, &join_path(path, first))
     }
 
-    /// The entry of a key, which is made if it is not there. None if the value
-    /// is no map.
+    /// Returns the entry of a key, inserting it if it is missing. `None` if the
+    /// node is not a map.
     fn entry<'n>(
         &self,
         node: &'n mut Node,
         key: &str,
         initial: impl FnOnce() -> Node,
     ) -> Option<&'n mut Entry> {
-        if node.content == Content::Nothing {
+        if node.content == Content::Null {
             *node = Node::new(self.mark, Content::Map(Vec::new()));
         }
         let Content::Map(map) = &mut node.content else { return None };
@@ -200,18 +206,18 @@ impl Change<'_> {
         map.get_mut(index)
     }
 
-    /// Whether there is such a key, where there is no place for its value.
-    fn only_checked<R>(self, kind: &Kind, parts: &[&str], path: &str) -> Result<(), Wrong<R>> {
-        let mut scratch = Node::new(self.mark, Content::Nothing);
+    /// Checks that the key exists, without assigning to it.
+    fn check_key_only<R>(self, kind: &Kind, parts: &[&str], path: &str) -> Result<(), AssignError<R>> {
+        let mut scratch = Node::new(self.mark, Content::Null);
         self.in_kind(kind, &mut scratch, parts, path)
     }
 }
 
-/// What a key holds before something inside of it is changed. Sections and
-/// maps are as good as empty: what is not said has its default anyway.
-fn default_of(key: &Key) -> Node {
+/// The initial value of a key before something inside it is assigned. Sections
+/// and maps start empty: validation fills in their defaults.
+fn initial_value(key: &Key) -> Node {
     match (&key.kind, &key.default, key.nullable) {
         (Kind::List(_, _), Some(default), Nullable::No) => Node::from_json(default),
-        _ => Node::new(Mark::Default, Content::Nothing),
+        _ => Node::new(Mark::Default, Content::Null),
     }
 }

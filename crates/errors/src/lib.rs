@@ -27,9 +27,11 @@
 //! ```
 
 mod file;
+mod location;
 mod names;
 
 pub use file::FileError;
+pub use location::SourceLocation;
 pub use names::{did_you_mean, name_list, nearest};
 
 /// An error that suggests a fix.

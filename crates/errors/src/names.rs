@@ -1,6 +1,6 @@
 //! Lists of names in messages, and suggestions for misspelled ones.
 
-/// Returns the candidate that a misspelled `name` most likely stands for.
+/// Returns the candidate that a misspelled `name` most likely means.
 ///
 /// Ignores case. A candidate further away than a third of its length is not
 /// suggested: a wrong suggestion costs the reader more than none.

@@ -456,10 +456,7 @@ fn broken_yaml_hides_neither_its_neighbours_nor_other_files() {
 fn a_key_that_stands_twice_or_is_empty_is_told_with_its_line() {
     let store = built_in("name: x\n---\nname: y\nmodel_config:\n  a: 1\n  a: 2\n---\nname: z\n: b\n");
     let shown: Vec<String> = store.problems().iter().map(ToString::to_string).collect();
-    assert_eq!(
-        shown,
-        ["cards.yaml:6: the key `a` stands here twice, in `a: 2`", "cards.yaml:9: a key is empty, in `: b`",]
-    );
+    assert_eq!(shown, ["cards.yaml:6: duplicate key `a`, in `a: 2`", "cards.yaml:9: empty key, in `: b`",]);
 }
 
 #[test]

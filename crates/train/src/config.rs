@@ -37,8 +37,8 @@ pub use read::{read, read_file};
 pub use reference::reference;
 pub(crate) use rule::divisors;
 pub use rule::{ConfigErrors, ConfigFault, Problem, Remedy, Rule};
-pub use weightloom_document::Place;
-pub use weightloom_document::variable::Lookup;
+pub use weightloom_document::Origin;
+pub use weightloom_document::variables::Lookup;
 
 pub use data::{DataConfig, DataFormat, DataType, RowLayout, TrainOn};
 pub use model::{LoraConfig, ModelConfig};

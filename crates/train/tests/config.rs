@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use weightloom_errors::Hint;
+use weightloom_errors::{Hint, SourceLocation};
 use weightloom_train::Config;
 use weightloom_train::config::{
-    ConfigErrors, PipelineSchedule, Place, Problem, Remedy, Rule, dump, read, read_file,
+    ConfigErrors, Origin, PipelineSchedule, Problem, Remedy, Rule, dump, read, read_file,
 };
 
 const GOOD: &str = "\
@@ -105,11 +105,11 @@ train:
 ";
     let errors = changed(text, &["train.max_stps=3", "train.schedule.min_lr_ratio=2", "oops"]).unwrap_err();
     let expected = "\
-21 faults in the configuration
-  run.yaml:1:1: model.name: is missing
+21 errors in the configuration
+  run.yaml:1:1: model.name: required key is missing
     hint: add it: The spec: a built-in one (`llama`), or the dotted name of one that was registered or is described in a file (`my_org.my_moe`).
-  run.yaml:2:3: model.nmae: there is no such key
-    hint: write `name`
+  run.yaml:2:3: model.nmae: unknown key
+    hint: did you mean `name`?
   run.yaml:3:16: model.lora.rank: 0 is less than 1
     hint: write 1 or more
   run.yaml:3:28: model.lora.dropout: 1.5 is not a number from 0 to below 1
@@ -118,33 +118,33 @@ train:
     hint: name files or folders, or set `data.type` to `dummy`
   run.yaml:5:16: data.max_seq_len: 1 is less than 2
     hint: write 2 or more
-  run.yaml:6:11: data.format: `caht` is none of `auto`, `text`, `prompt_completion`, `chat`
-    hint: write `chat`
-  run.yaml:8:3: train.lr: there is no such key
-    hint: there is `train.optimizer.lr`
-  run.yaml:9:22: train.global_batch_size: expected a whole number, found the text `eight`
-  run.yaml:11:9: train.seed: -1 is not between 0 and 18446744073709551615
-  run.yaml:12:3: train.shuffle: there is no such key
-    hint: there is `data.shuffle`
+  run.yaml:6:11: data.format: expected one of `auto`, `text`, `prompt_completion`, `chat`, found `caht`
+    hint: did you mean `chat`?
+  run.yaml:8:3: train.lr: unknown key
+    hint: did you mean `train.optimizer.lr`?
+  run.yaml:9:22: train.global_batch_size: expected an integer, found the string `eight`
+  run.yaml:11:9: train.seed: expected a number from 0 to 18446744073709551615, found -1
+  run.yaml:12:3: train.shuffle: unknown key
+    hint: did you mean `data.shuffle`?
   run.yaml:14:9: train.optimizer.lr: 0 is not a positive number
     hint: write a positive number
   run.yaml:15:12: train.optimizer.betas: expected 2 values, found 1
-    hint: give 2
-  run.yaml:16:16: train.optimizer.decay_all: expected true or false, found the text `yes`
+    hint: write 2 values
+  run.yaml:16:16: train.optimizer.decay_all: expected true or false, found the string `yes`
     hint: write `true`
-  run.yaml:17:5: train.optimizer.decay_all: the key stands here twice
-    hint: leave one of them out
+  run.yaml:17:5: train.optimizer.decay_all: duplicate key
+    hint: remove one of them
   run.yaml:18:21: train.accelerator.cp: 2 is not supported yet
     hint: write 1, or leave it out
-  run.yaml:18:28: train.accelerator.tp: expected a whole number, found the number 2.5
-  run.yaml:19:11: train.epochs: the variable `EPOCHS` is not set
-    hint: set it, or write `${env:EPOCHS:…}` with what holds then
-  override `train.max_stps=3`: train.max_stps: there is no such key
-    hint: write `max_steps`
+  run.yaml:18:28: train.accelerator.tp: expected an integer, found the number 2.5
+  run.yaml:19:11: train.epochs: environment variable `EPOCHS` is not set
+    hint: set it, or add a default: `${env:EPOCHS:default}`
+  override `train.max_stps=3`: train.max_stps: unknown key
+    hint: did you mean `max_steps`?
   override `train.schedule.min_lr_ratio=2`: train.schedule.min_lr_ratio: 2 is not a number from 0 to 1
     hint: write a number from 0 to 1
-  override `oops`: there is no `=` in it
-    hint: write key=value: train.optimizer.lr=1e-4";
+  override `oops`: missing `=`
+    hint: write `key=value`, such as `train.optimizer.lr=1e-4`";
     assert_eq!(errors.to_string(), expected);
     assert_eq!(errors.errors.len(), 21);
     assert_eq!(errors.hint(), None, "each has its own");
@@ -153,8 +153,8 @@ train:
 #[test]
 fn one_fault_is_told_as_itself() {
     let errors = changed(GOOD, &["train.seeed=1"]).unwrap_err();
-    assert_eq!(errors.to_string(), "override `train.seeed=1`: train.seeed: there is no such key");
-    assert_eq!(errors.hint().as_deref(), Some("write `seed`"));
+    assert_eq!(errors.to_string(), "override `train.seeed=1`: train.seeed: unknown key");
+    assert_eq!(errors.hint().as_deref(), Some("did you mean `seed`?"));
 }
 
 #[test]
@@ -162,21 +162,21 @@ fn a_text_that_is_no_yaml_is_shown() {
     let found = fault("model:\n  name: [a, b\ndata: {}\n", &[]);
     let Problem::Syntax { snippet, .. } = &found.problem else { panic!("{found}") };
     assert_eq!(snippet, "3 | data: {}\n  |     ^");
-    assert_eq!(found.place, Place::Position { file: "run.yaml".to_owned(), line: 3, column: 5 });
+    assert_eq!(found.origin, Origin::File(SourceLocation::at("run.yaml", 3, 5)));
     // Overrides are still looked at.
     let errors = changed("a: 'x", &["train.seeed=1", "data.paths.3=x"]).unwrap_err().errors;
     assert_eq!(errors.len(), 2, "{errors:?}");
     assert!(matches!(errors[1].problem, Problem::UnknownKey { .. }));
     for (text, message) in [
-        ("a: 1\n---\nb: 2\n", "there is more than one document"),
-        ("~: 1\n", "a key is empty"),
+        ("a: 1\n---\nb: 2\n", "more than one document"),
+        ("~: 1\n", "empty key"),
         ("a: !secret 1\n", "unsupported tag `!secret`"),
     ] {
         let Problem::Syntax { message: found, .. } = fault(text, &[]).problem else { panic!("{text}") };
         assert_eq!(found, message);
     }
     let flow = fault("a: [${env:X}]\n", &[]);
-    assert_eq!(flow.hint().as_deref(), Some("inside of brackets and braces, put `${env:…}` in quotes"));
+    assert_eq!(flow.hint().as_deref(), Some("quote `${env:…}` inside brackets and braces"));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn bombs_do_not_go_off() {
         assert!(matches!(fault(&text, &[]).problem, Problem::Syntax { .. }));
     }
     let long = format!("# {}\n", "x".repeat(2 << 20));
-    assert!(matches!(fault(&long, &[]).problem, Problem::TooLong { bytes, .. } if bytes > 2 << 20));
+    assert!(matches!(fault(&long, &[]).problem, Problem::TooLarge { bytes, .. } if bytes > 2 << 20));
 }
 
 #[test]
@@ -207,10 +207,10 @@ fn a_file_is_read_from_its_place() {
     std::fs::write(&file, [0xff, 0xfe, 0x00]).unwrap();
     assert!(matches!(problem(&file), Problem::Unreadable { .. }));
     std::fs::write(&file, vec![b'#'; 2 << 20]).unwrap();
-    assert!(matches!(problem(&file), Problem::TooLong { .. }));
+    assert!(matches!(problem(&file), Problem::TooLarge { .. }));
     // A file without an end.
     #[cfg(unix)]
-    assert!(matches!(problem(std::path::Path::new("/dev/zero")), Problem::TooLong { .. }));
+    assert!(matches!(problem(std::path::Path::new("/dev/zero")), Problem::TooLarge { .. }));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn values_of_another_kind_say_how_they_could_be_meant() {
         let found = fault(GOOD, &[change]);
         assert_eq!(found.hint().as_deref(), hint, "{change}");
         match found.problem {
-            Problem::Kind { expected: words, remedy: how, .. } => {
+            Problem::WrongType { expected: words, remedy: how, .. } => {
                 assert_eq!((words.as_str(), how), (expected, remedy), "{change}");
             }
             other => panic!("{change}: {other}"),
@@ -227,15 +227,15 @@ fn values_of_another_kind_say_how_they_could_be_meant() {
     };
     let text = |text: &str| text.to_owned();
     let quote = Remedy::Quote { text: text("\"7\"") };
-    check("model.arch=7", "a text", Some(quote), Some("put it in quotes: \"7\""));
+    check("model.arch=7", "a string", Some(quote), Some("put it in quotes: \"7\""));
     let unquote = Remedy::Unquote { text: text("7") };
-    check("train.seed='7'", "a whole number", Some(unquote), Some("write it without quotes: 7"));
+    check("train.seed='7'", "an integer", Some(unquote), Some("write it without quotes: 7"));
     let list = Remedy::List { text: text("[\"a.txt\"]") };
-    check("data.paths=a.txt", "a list of texts", Some(list), Some("write it as a list: [\"a.txt\"]"));
+    check("data.paths=a.txt", "a list of strings", Some(list), Some("write it as a list: [\"a.txt\"]"));
     let list = Remedy::List { text: text("[4]") };
     check(
         "train.accelerator.layer_split=4",
-        "a list of whole numbers",
+        "a list of integers",
         Some(list),
         Some("write it as a list: [4]"),
     );
@@ -244,9 +244,9 @@ fn values_of_another_kind_say_how_they_could_be_meant() {
     check("data.shuffle=1", "true or false", word("true"), Some("write `true`"));
     check("data.shuffle=2", "true or false", None, None);
     let out = Some(Remedy::LeaveOut);
-    check("train.seed=null", "a whole number", out.clone(), Some("give it a value, or leave the key out"));
-    check("data.paths=", "a list of texts", out, Some("give it a value, or leave the key out"));
-    check("train.seed=[1]", "a whole number", None, None);
+    check("train.seed=null", "an integer", out.clone(), Some("give it a value, or remove the key"));
+    check("data.paths=", "a list of strings", out, Some("give it a value, or remove the key"));
+    check("train.seed=[1]", "an integer", None, None);
     check("train.optimizer.lr=.inf", "a finite number", None, None);
     check("model.config_overrides.a=.nan", "a finite number", None, None);
     check("train.optimizer=3", "a map", None, None);
@@ -262,24 +262,24 @@ fn words_and_numbers_that_do_not_fit_are_told() {
     let choice = fault(GOOD, &["train.precision=fp32"]);
     let choices = vec!["f32".to_owned(), "bf16".to_owned()];
     let near = Some("f32".to_owned());
-    assert_eq!(choice.problem, Problem::Choice { found: "`fp32`".to_owned(), near, choices });
+    assert_eq!(choice.problem, Problem::UnknownChoice { found: "`fp32`".to_owned(), near, choices });
     let far = fault(GOOD, &["train.precision=true"]);
-    assert_eq!((far.hint(), far.to_string().contains("`true` is none of `f32`, `bf16`")), (None, true));
-    let (least, most) = (0, i128::from(u64::MAX));
+    assert_eq!((far.hint(), far.to_string().contains("expected one of `f32`, `bf16`, found `true`")), (None, true));
+    let (min, max) = (0, i128::from(u64::MAX));
     let found = "100000000000000000000".to_owned();
     assert_eq!(
         fault(GOOD, &["train.seed=100000000000000000000"]).problem,
-        Problem::Range { found, least, most }
+        Problem::OutOfRange { found, min, max }
     );
     let split = fault(GOOD, &["train.optimizer.betas=[0.1, 0.2, 0.3]"]);
-    assert_eq!(split.problem, Problem::Length { found: 3, expected: 2 });
+    assert_eq!(split.problem, Problem::WrongLength { found: 3, expected: 2 });
     let twice = fault("model: {name: a}\ndata: {type: dummy}\nmodel: {name: b}\n", &[]);
-    assert_eq!((twice.problem.clone(), twice.path.as_str()), (Problem::Twice, "model"));
+    assert_eq!((twice.problem.clone(), twice.path.as_str()), (Problem::DuplicateKey, "model"));
     let inner = fault("model: {name: a, config_overrides: {x: {y: 1, y: 2}}}\ndata: {type: dummy}\n", &[]);
-    assert_eq!((inner.problem, inner.path.as_str()), (Problem::Twice, "model.config_overrides.x.y"));
+    assert_eq!((inner.problem, inner.path.as_str()), (Problem::DuplicateKey, "model.config_overrides.x.y"));
     assert!(matches!(fault("data: {type: dummy}", &[]).problem, Problem::Missing { .. }));
     let known = fault(GOOD, &["model.zzzzzz=1"]);
-    assert!(known.hint().unwrap().starts_with("known keys: arch, config_overrides, "));
+    assert!(known.hint().unwrap().starts_with("use one of `arch`, `config_overrides`, "));
 }
 
 #[test]
@@ -334,24 +334,24 @@ fn overrides_reach_everything() {
 fn overrides_that_reach_nothing_are_told_as_they_were_given() {
     let check = |given: &str, path: &str, problem: Problem| {
         let found = fault(GOOD, &[given]);
-        assert_eq!(found.place, Place::Override { number: 0, given: given.to_owned() });
+        assert_eq!(found.origin, Origin::Override { number: 0, text: given.to_owned() });
         assert_eq!((found.path.as_str(), &found.problem), (path, &problem), "{given}");
         assert!(found.hint().is_some(), "{given}");
     };
     check("train.seed", "", Problem::NoValue);
     check("--=3", "", Problem::NoKey);
     check("=3", "", Problem::NoKey);
-    let index = |index: &str, length| Problem::Index { index: index.to_owned(), length };
+    let index = |index: &str, length| Problem::NoSuchIndex { index: index.to_owned(), length };
     check("data.paths.2=x", "data.paths", index("2", 1));
     check("data.paths.last=x", "data.paths", index("last", 1));
     check("data.eval_paths.-1=x", "data.eval_paths", index("-1", 0));
-    let nothing = |kind: &str| Problem::NothingInside { kind: kind.to_owned() };
-    check("train.seed.x=1", "train.seed", nothing("a whole number"));
-    check("model.name.x.y=1", "model.name", nothing("a text"));
+    let nothing = |kind: &str| Problem::NotAContainer { kind: kind.to_owned() };
+    check("train.seed.x=1", "train.seed", nothing("an integer"));
+    check("model.name.x.y=1", "model.name", nothing("a string"));
     let unknown = fault(GOOD, &["train.optimizer..lr=1"]);
     assert_eq!(unknown.path, "train.optimizer.");
     let far = fault(GOOD, &["optimizer.lr=1"]);
-    assert_eq!(far.hint().as_deref(), Some("there is `train.optimizer`"));
+    assert_eq!(far.hint().as_deref(), Some("did you mean `train.optimizer`?"));
     let broken = fault(GOOD, &["data.paths=[a"]);
     assert!(matches!(broken.problem, Problem::Syntax { .. }));
     let inner = fault(GOOD, &["model.config_overrides={a: 1}", "model.config_overrides.a.b=1"]);
@@ -392,12 +392,12 @@ train:
     assert_eq!(config.train.micro_batch_size, None);
     // What a variable holds has to fit, too.
     let wrong = get(&GOOD.replace("size: 8", "size: ${env:NAME}"), &[]).unwrap_err();
-    assert!(wrong.to_string().starts_with("run.yaml:7:22: train.global_batch_size: expected a whole"));
+    assert!(wrong.to_string().starts_with("run.yaml:7:22: train.global_batch_size: expected an integer"));
     let missing = fault(&GOOD.replace("size: 8", "size: ${env:SIZE}"), &[]);
-    assert_eq!(missing.problem, Problem::Variable { name: "SIZE".to_owned() });
+    assert_eq!(missing.problem, Problem::UnsetVariable { name: "SIZE".to_owned() });
     assert_eq!(missing.path, "train.global_batch_size");
     let odd = fault(GOOD, &["model.arch=${env:}"]);
-    assert_eq!(odd.problem, Problem::Reference { text: "${env:}".to_owned() });
+    assert_eq!(odd.problem, Problem::InvalidReference { text: "${env:}".to_owned() });
     assert!(odd.hint().unwrap().contains("${env:NAME:default}"));
     let listed = fault(GOOD, &["data.paths.1=${env:SIZE}"]);
     assert_eq!(listed.path, "data.paths.1");
@@ -516,7 +516,7 @@ fn a_configuration_of_code_is_checked_by_the_same_rules() {
     let errors = config.check().unwrap_err();
     let told: Vec<String> = errors.errors.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["train.epochs: 0 is less than 1", "train.optimizer.lr: NaN is not a positive number"]);
-    assert!(errors.errors.iter().all(|fault| fault.place == Place::Code));
+    assert!(errors.errors.iter().all(|fault| fault.origin == Origin::Code));
 }
 
 #[test]

@@ -95,7 +95,10 @@ fn a_value_is_taken_exactly_if_the_types_take_it() {
                 Err(errors) => errors.errors.iter().map(|fault| fault.problem.clone()).collect(),
             };
             let kinds = faults.iter().filter(|problem| !matches!(problem, Problem::Rule(_))).count();
-            assert!(!faults.iter().any(|problem| matches!(problem, Problem::Types { .. })), "{path} {probe}");
+            assert!(
+                !faults.iter().any(|problem| matches!(problem, Problem::Deserialize { .. })),
+                "{path} {probe}"
+            );
             let wanted = nothing || fits.is_ok() && !in_a_row;
             assert_eq!(kinds == 0, wanted, "{path} = {probe}: {faults:?}");
             if let (Ok(found), Ok(fits)) = (&found, &fits) {
@@ -317,7 +320,7 @@ proptest! {
         if let Err(errors) = read(&text, "run.yaml", &change, &none) {
             prop_assert!(!errors.errors.is_empty());
             let unexplained =
-                errors.errors.iter().any(|fault| matches!(fault.problem, Problem::Types { .. }));
+                errors.errors.iter().any(|fault| matches!(fault.problem, Problem::Deserialize { .. }));
             prop_assert!(!unexplained);
         } else {
             prop_assert!(false, "an empty model was taken: {text}");

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Number};
-use weightloom_document::{Content, Entry, Mark, Node, Refused, SyntaxError};
+use weightloom_document::{Content, Entry, Mark, Node, Rejected, SyntaxError};
 
 use super::error::{CardError, Problem, cropped, described};
 use super::fields::Written;
@@ -121,7 +121,7 @@ impl Document {
         match &self.form {
             Form::Text(text, range) => {
                 let text = &text[range.clone()];
-                let read = Node::parse_refusing(text, Refused::Repeats);
+                let read = Node::parse_rejecting(text, Rejected::DuplicateKeys);
                 let node = read.map_err(|error| self.syntax(text, error))?;
                 let found = scalar(&node).kind();
                 let Content::Map(map) = node.content else {
@@ -250,17 +250,17 @@ impl Reader<'_> {
 
 /// The value, if it is neither list nor map; those are empty.
 fn scalar(node: &Node) -> Value {
-    let number = |number: Option<Number>| match (number, node.written.clone()) {
+    let number = |number: Option<Number>| match (number, node.number_text.clone()) {
         (Some(number), Some(written)) => Value::Number { number, written },
         (Some(number), None) => Value::Number { written: number.to_string(), number },
         (None, written) => Value::Text(written.unwrap_or_default()),
     };
     match &node.content {
-        Content::Nothing => Value::Nothing,
+        Content::Null => Value::Nothing,
         Content::Bool(value) => Value::Bool(*value),
-        Content::Whole(value) => number(Number::from_i128(*value)),
-        Content::Decimal(value) => number(Number::from_f64(*value)),
-        Content::Text { text, .. } => Value::Text(text.clone()),
+        Content::Integer(value) => number(Number::from_i128(*value)),
+        Content::Float(value) => number(Number::from_f64(*value)),
+        Content::String { text, .. } => Value::Text(text.clone()),
         Content::List(_) => Value::List(Vec::new()),
         Content::Map(_) => Value::Map(BTreeMap::new()),
     }

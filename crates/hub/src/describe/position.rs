@@ -1,6 +1,6 @@
 //! Where keys stand in a YAML text.
 
-use weightloom_document::{Content, Entry, Mark, Node, Refused};
+use weightloom_document::{Content, Entry, Mark, Node, Rejected};
 
 /// The line of a key, with those around it, or else of the nearest one that is
 /// there.
@@ -20,7 +20,7 @@ pub(super) fn line_of_word(text: &str, below: &str, word: &str) -> Option<u64> {
 }
 
 fn read(text: &str) -> Option<Node> {
-    Node::parse_refusing(text, Refused::Repeats).ok()
+    Node::parse_rejecting(text, Rejected::DuplicateKeys).ok()
 }
 
 fn entry(node: Node, key: &str) -> Option<Entry> {
@@ -30,7 +30,7 @@ fn entry(node: Node, key: &str) -> Option<Entry> {
 
 fn find(node: &Node, word: &str) -> Option<u64> {
     match &node.content {
-        Content::Text { text, .. } => (text == word).then(|| line_at(node.mark))?,
+        Content::String { text, .. } => (text == word).then(|| line_at(node.mark))?,
         Content::List(list) => list.iter().find_map(|node| find(node, word)),
         Content::Map(map) => map
             .iter()

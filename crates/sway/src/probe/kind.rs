@@ -232,7 +232,7 @@ mod tests {
             assert_eq!(kind.category, Category::of_kind(kind.kind), "{}", kind.kind);
             let schema = kind.schema();
             // Suites are checked by what it says.
-            assert!(weightloom_document::Section::of(&schema).is_ok(), "{}", kind.kind);
+            assert!(weightloom_document::Section::from_json_schema(&schema).is_ok(), "{}", kind.kind);
             for (field, found) in schema["properties"].as_object().unwrap() {
                 assert!(found.to_string().contains("description"), "{} {field}", kind.kind);
             }

@@ -78,7 +78,7 @@ fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
     })?;
     let entries = match &node.content {
         Content::Map(entries) => entries.as_slice(),
-        Content::Nothing => &[],
+        Content::Null => &[],
         _ => {
             return Err(DocumentError::Head { file: file(), line: 2, message: "it is no map".to_owned() });
         }
@@ -90,13 +90,13 @@ fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
     let text = |key: &'static str| {
         let entry = find(key)?;
         match &entry.value.content {
-            Content::Text { text, .. } if !text.trim().is_empty() => Ok(text.trim().to_owned()),
+            Content::String { text, .. } if !text.trim().is_empty() => Ok(text.trim().to_owned()),
             _ => {
                 let line = match entry.mark {
                     Mark::At { line, .. } => line + 1,
                     _ => 1,
                 };
-                Err(DocumentError::HeadValue { file: file(), line, key, found: entry.value.shown() })
+                Err(DocumentError::HeadValue { file: file(), line, key, found: entry.value.describe() })
             }
         }
     };

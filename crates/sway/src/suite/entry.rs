@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use weightloom_document::outline::NoOutline;
-use weightloom_document::{Conformity, Leniency, Mark, Node, Place, Section, Texts};
+use weightloom_document::schema::UnsupportedSchema;
+use weightloom_document::{Coercion, Mark, Node, Origin, Section, Sources, Validator};
 use weightloom_errors::nearest;
 
 use super::fault::{SuiteErrors, SuiteFault, SuiteProblem, SuiteRule};
@@ -32,7 +32,7 @@ pub struct SuiteEntry {
     /// All else that it says, as it is written.
     pub fields: Map<String, Value>,
     /// Where it begins.
-    pub place: Place,
+    pub place: Origin,
     /// The file that it stands in.
     pub(super) file: String,
     /// Where it stands in the list.
@@ -50,17 +50,17 @@ impl SuiteEntry {
         let schema = schemars::schema_for!(T).to_value();
         let value = match self.conform(&schema) {
             Ok(value) => value?,
-            Err(NoOutline(_)) => Value::Object(self.fields.clone()),
+            Err(UnsupportedSchema(_)) => Value::Object(self.fields.clone()),
         };
         serde_json::from_value(value)
-            .map_err(|error| self.alone(SuiteProblem::Types { message: error.to_string() }))
+            .map_err(|error| self.alone(SuiteProblem::Deserialize { message: error.to_string() }))
     }
 
     /// What is wrong with what the entry says, by the JSON schema of the
     /// probe's type; otherwise its fields as that type takes them.
     pub fn check(&self, schema: &Value) -> Result<Map<String, Value>, SuiteErrors> {
         match self.conform(schema) {
-            Err(NoOutline(message)) => Err(self.alone(SuiteProblem::Types { message })),
+            Err(UnsupportedSchema(message)) => Err(self.alone(SuiteProblem::Deserialize { message })),
             Ok(value) => match value? {
                 Value::Object(map) => Ok(map),
                 _ => Ok(Map::new()),
@@ -70,23 +70,23 @@ impl SuiteEntry {
 
     /// A fault of the entry, at one of its fields if one is named.
     pub fn fault(&self, field: Option<&str>, problem: SuiteProblem) -> SuiteFault {
-        let texts = Texts { file: &self.file, overrides: &[] };
+        let sources = Sources { file: &self.file, overrides: &[] };
         let mark = field.map_or(self.mark, |field| self.node.mark_of(field));
         let path = match field {
             Some(field) => format!("suite.{}.{field}", self.index),
             None => format!("suite.{}", self.index),
         };
-        SuiteFault { place: texts.place(mark), path, problem }
+        SuiteFault { origin: sources.origin(mark), path, problem }
     }
 
-    fn conform(&self, schema: &Value) -> Result<Result<Value, SuiteErrors>, NoOutline> {
-        let outline = Section::of(schema)?;
-        let texts = Texts { file: &self.file, overrides: &[] };
-        let mut check = Conformity::new(texts, &outline, Leniency::Lenient);
-        let value = check.section(&outline, &self.node, self.mark, &format!("suite.{}", self.index));
+    fn conform(&self, schema: &Value) -> Result<Result<Value, SuiteErrors>, UnsupportedSchema> {
+        let outline = Section::from_json_schema(schema)?;
+        let sources = Sources { file: &self.file, overrides: &[] };
+        let mut check = Validator::new(sources, &outline, Coercion::Lenient);
+        let value = check.check_section(&outline, &self.node, self.mark, &format!("suite.{}", self.index));
         Ok(match value {
-            Some(value) if check.faults.is_empty() => Ok(value),
-            _ => Err(SuiteErrors::sorted(check.faults)),
+            Some(value) if check.errors.is_empty() => Ok(value),
+            _ => Err(SuiteErrors::sorted(check.errors)),
         })
     }
 
@@ -103,11 +103,13 @@ impl SuiteEntry {
             Err(EntryError::Fields(found)) => {
                 let fault = |one: FieldFault| {
                     let field = (!one.field.is_empty()).then_some(one.field.as_str());
-                    self.fault(field, SuiteProblem::Types { message: one.problem })
+                    self.fault(field, SuiteProblem::Deserialize { message: one.problem })
                 };
                 Err(found.faults.into_iter().map(fault).collect())
             }
-            Err(error) => Err(vec![self.fault(None, SuiteProblem::Types { message: error.to_string() })]),
+            Err(error) => {
+                Err(vec![self.fault(None, SuiteProblem::Deserialize { message: error.to_string() })])
+            }
         }
     }
 
@@ -120,8 +122,8 @@ impl SuiteEntry {
         let known: Vec<String> = kinds.iter().map(|(kind, _)| kind.clone()).collect();
         let near = nearest(&self.kind, known.iter().map(String::as_str)).map(str::to_owned);
         let rule = SuiteRule::UnknownProbe { kind: self.kind.clone(), near, known };
-        let place = Texts { file: &self.file, overrides: &[] }.place(self.kind_mark);
-        SuiteFault { place, path: format!("suite.{}.kind", self.index), problem: SuiteProblem::Rule(rule) }
+        let origin = Sources { file: &self.file, overrides: &[] }.origin(self.kind_mark);
+        SuiteFault { origin, path: format!("suite.{}.kind", self.index), problem: SuiteProblem::Rule(rule) }
     }
 }
 

@@ -1,13 +1,13 @@
 //! What can be wrong with a suite.
 
 use serde::{Deserialize, Serialize};
-use weightloom_document::{Fault, Faults, Place, Problem, Purpose};
+use weightloom_document::{DocumentError, DocumentErrors, DocumentRule, Origin, Problem};
 use weightloom_errors::Hint;
 
 /// Everything that is wrong with a suite.
-pub type SuiteErrors = Faults<SuiteRule>;
+pub type SuiteErrors = DocumentErrors<SuiteRule>;
 /// One thing that is wrong.
-pub type SuiteFault = Fault<SuiteRule>;
+pub type SuiteFault = DocumentError<SuiteRule>;
 /// What is wrong with a value.
 pub type SuiteProblem = Problem<SuiteRule>;
 
@@ -94,7 +94,7 @@ impl Hint for SuiteRule {
     }
 }
 
-impl Purpose for SuiteRule {
+impl DocumentRule for SuiteRule {
     const DOCUMENT: &'static str = "the suite";
     const FILE: &'static str = "a suite";
     const OVERRIDE: &'static str = "defaults.seed=3";
@@ -123,10 +123,7 @@ pub enum SuiteWarning {
     NoEffect { key: String, why: String },
 }
 
-/// The line of a place, 0 without one.
-pub(super) fn line(place: &Place) -> u64 {
-    match place {
-        Place::Position { line, .. } => *line,
-        _ => 0,
-    }
+/// The line of an origin, 0 without one.
+pub(super) fn line(origin: &Origin) -> u64 {
+    origin.line().unwrap_or(0)
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use weightloom_document::variable::Lookup;
-use weightloom_document::{Conformity, Content, Leniency, Mark, Node, Section, Texts, parse, text_of};
+use weightloom_document::variables::Lookup;
+use weightloom_document::{Coercion, Content, Mark, Node, Section, Sources, Validator, parse, read_text};
 use weightloom_errors::nearest;
 
 use super::entry::{SuiteEntry, with_entries};
@@ -21,7 +21,7 @@ fn outline() -> &'static Section {
     // A test reads the schema.
     OUTLINE.get_or_init(|| {
         let schema = schemars::schema_for!(File).to_value();
-        Section::of(&schema).unwrap_or(Section { keys: Vec::new() })
+        Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() })
     })
 }
 
@@ -30,7 +30,7 @@ fn head_outline() -> &'static Section {
     static OUTLINE: OnceLock<Section> = OnceLock::new();
     OUTLINE.get_or_init(|| {
         let schema = schemars::schema_for!(Head).to_value();
-        Section::of(&schema).unwrap_or(Section { keys: Vec::new() })
+        Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() })
     })
 }
 
@@ -47,7 +47,7 @@ impl Suite {
         overrides: &SuiteOverrides,
         variable: Lookup<'_>,
     ) -> Result<Self, SuiteErrors> {
-        let text = text_of(file).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
+        let text = read_text(file).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
         Self::read_with(&text, file, overrides, variable)
     }
 
@@ -65,25 +65,25 @@ impl Suite {
         variable: Lookup<'_>,
     ) -> Result<Self, SuiteErrors> {
         let name = file.display().to_string();
-        let texts = Texts { file: &name, overrides: &[] };
-        let root = parse(text, texts).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
-        let mut check = Conformity::new(texts, outline(), Leniency::Lenient);
-        let value = check.section(outline(), &root, root.mark, "");
+        let sources = Sources { file: &name, overrides: &[] };
+        let root = parse(text, sources).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
+        let mut check = Validator::new(sources, outline(), Coercion::Lenient);
+        let value = check.check_section(outline(), &root, root.mark, "");
         let entries = read_entries(&root, &name, &mut check);
         let folder = file.parent().unwrap_or(Path::new("")).to_owned();
         let places = Places { folder, home: variable("HOME").map(PathBuf::from) };
         let read = value.and_then(|value| serde_json::from_value::<File>(value).ok());
         let Some(mut read) = read else {
-            if check.faults.is_empty() {
+            if check.errors.is_empty() {
                 let message = "the types do not take it".to_owned();
-                check.fault(Mark::Default, "", SuiteProblem::Types { message });
+                check.report(Mark::Default, "", SuiteProblem::Deserialize { message });
             }
-            return Err(with_entries(check.faults, &entries));
+            return Err(with_entries(check.errors, &entries));
         };
         if let Some(statistics) = overrides.statistics {
             read.defaults.statistics = statistics;
         }
-        let mut judge = Judge { root: &root, unsure: check.unsure.clone(), check };
+        let mut judge = Judge { root: &root, unsure: check.suspect_paths.clone(), check };
         judge.rules(&read);
         let mut warnings = judge.same_names(&entries, read.defaults.statistics);
         if read.defaults.concurrent_probes != 1 {
@@ -104,7 +104,7 @@ impl Suite {
             }
         };
         match plan {
-            Some(plan) if judge.check.faults.is_empty() => Ok(Self {
+            Some(plan) if judge.check.errors.is_empty() => Ok(Self {
                 file: name,
                 base: read.models.base,
                 tuned: read.models.ft,
@@ -114,13 +114,13 @@ impl Suite {
                 warnings,
                 entries,
             }),
-            _ => Err(with_entries(judge.check.faults, &entries)),
+            _ => Err(with_entries(judge.check.errors, &entries)),
         }
     }
 }
 
 /// The entries, as far as they are maps with a name and a kind.
-fn read_entries(root: &Node, file: &str, check: &mut Conformity<'_, SuiteRule>) -> Vec<SuiteEntry> {
+fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -> Vec<SuiteEntry> {
     let Content::Map(map) = &root.content else { return Vec::new() };
     let Some(list) = map.iter().rev().find(|entry| entry.key == "suite") else { return Vec::new() };
     let Content::List(list) = &list.value.content else { return Vec::new() };
@@ -135,18 +135,18 @@ fn read_entries(root: &Node, file: &str, check: &mut Conformity<'_, SuiteRule>) 
         let head = Node::new(node.mark, Content::Map(head));
         let rest = Node::new(node.mark, Content::Map(rest));
         // What is no JSON in the rest was told with the whole file already.
-        let mut again = Conformity::<SuiteRule>::new(check.texts, check.outline, Leniency::Lenient);
-        let fields = match again.anything(&rest, &path) {
+        let mut again = Validator::<SuiteRule>::new(check.sources, check.schema, Coercion::Lenient);
+        let fields = match again.to_json(&rest, &path) {
             Some(Value::Object(fields)) => fields,
             _ => continue,
         };
-        let before = check.faults.len();
-        let value = check.section(head_outline(), &head, node.mark, &path);
+        let before = check.errors.len();
+        let value = check.check_section(head_outline(), &head, node.mark, &path);
         // Keys that stand twice were told with the whole file as well.
-        let mut found = check.faults.split_off(before);
-        found.retain(|fault| !matches!(fault.problem, SuiteProblem::Twice));
+        let mut found = check.errors.split_off(before);
+        found.retain(|fault| !matches!(fault.problem, SuiteProblem::DuplicateKey));
         let sound = found.is_empty();
-        check.faults.append(&mut found);
+        check.errors.append(&mut found);
         let Some(head) = value.filter(|_| sound).and_then(|value| serde_json::from_value::<Head>(value).ok())
         else {
             continue;
@@ -157,7 +157,7 @@ fn read_entries(root: &Node, file: &str, check: &mut Conformity<'_, SuiteRule>) 
             enabled: head.enabled,
             weight: head.weight,
             fields,
-            place: check.texts.place(node.mark),
+            place: check.sources.origin(node.mark),
             file: file.to_owned(),
             index,
             mark: node.mark,
@@ -171,7 +171,7 @@ fn read_entries(root: &Node, file: &str, check: &mut Conformity<'_, SuiteRule>) 
 /// Rules beyond types.
 struct Judge<'a> {
     root: &'a Node,
-    check: Conformity<'a, SuiteRule>,
+    check: Validator<'a, SuiteRule>,
     /// Paths at which something is wrong already.
     unsure: Vec<String>,
 }
@@ -187,7 +187,7 @@ impl Judge<'_> {
         if self.unsure.iter().any(covered) {
             return;
         }
-        self.check.fault(self.root.mark_of(path), path, SuiteProblem::Rule(rule));
+        self.check.report(self.root.mark_of(path), path, SuiteProblem::Rule(rule));
     }
 
     fn rules(&mut self, file: &File) {

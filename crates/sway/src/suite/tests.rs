@@ -7,7 +7,7 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use weightloom_document::{Place, Problem, Section};
+use weightloom_document::{Problem, Section};
 use weightloom_errors::Hint;
 
 use super::file::{File, HEAD, Head};
@@ -23,7 +23,7 @@ fn read(text: &str) -> Result<Suite, SuiteErrors> {
 /// The lines and paths of all faults.
 fn faults(text: &str) -> Vec<(u64, String)> {
     let errors = read(text).unwrap_err().errors;
-    errors.iter().map(|fault| (fault::line(&fault.place), fault.path.clone())).collect()
+    errors.iter().map(|fault| (fault::line(&fault.origin), fault.path.clone())).collect()
 }
 
 /// The only rule that is broken.
@@ -40,9 +40,9 @@ fn broken(text: &str) -> (String, SuiteRule) {
 
 #[test]
 fn both_schemas_have_an_outline() {
-    let outline = Section::of(&schemars::schema_for!(File).to_value()).unwrap();
+    let outline = Section::from_json_schema(&schemars::schema_for!(File).to_value()).unwrap();
     assert!(outline.key("models").is_some());
-    let head = Section::of(&schemars::schema_for!(Head).to_value()).unwrap();
+    let head = Section::from_json_schema(&schemars::schema_for!(Head).to_value()).unwrap();
     let mut keys: Vec<&str> = head.keys.iter().map(|key| key.name.as_str()).collect();
     keys.sort_unstable();
     let mut known = HEAD;
@@ -110,8 +110,9 @@ suite:
     ];
     assert_eq!(faults(text), expected.map(|(line, path)| (line, path.to_owned())));
     let told = read(text).unwrap_err().to_string();
-    assert!(told.starts_with("11 faults in the suite"), "{told}");
-    for near in ["write `models`", "write `dtype`", "write `hf`", "write `adherence`"] {
+    assert!(told.starts_with("11 errors in the suite"), "{told}");
+    for near in ["did you mean `models`?", "did you mean `dtype`?", "did you mean `hf`?", "write `adherence`"]
+    {
         assert!(told.contains(near), "{near} in {told}");
     }
 }
@@ -280,7 +281,7 @@ fn what_is_no_suite_is_told() {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Fields {
-    /// Texts.
+    /// Sources.
     prompts: Vec<String>,
     /// A number.
     limit: f64,
@@ -306,7 +307,7 @@ fn entries_are_checked_against_the_type_of_their_probe() {
     let [good, bad, unknown] = suite.entries() else { panic!("three entries") };
     assert_eq!((good.weight, good.enabled), (2.0, true));
     assert_eq!(good.fields["prompts"], json!(["x", "y"]));
-    assert!(matches!(good.place, Place::Position { line: 5, .. }), "{:?}", good.place);
+    assert!(good.place.line() == Some(5), "{:?}", good.place);
     let fields: Fields = good.read().unwrap();
     assert_eq!(
         fields,
@@ -322,8 +323,8 @@ fn entries_are_checked_against_the_type_of_their_probe() {
     assert_eq!(
         told,
         [
-            "/suites/sway.yaml:13:5: suite.1.promts: there is no such key",
-            "/suites/sway.yaml:14:12: suite.1.limit: expected a number, found the text `high`",
+            "/suites/sway.yaml:13:5: suite.1.promts: unknown key",
+            "/suites/sway.yaml:14:12: suite.1.limit: expected a number, found the string `high`",
         ]
     );
     let kinds = [("one".to_owned(), schemars::schema_for!(Fields).to_value())];
@@ -331,7 +332,7 @@ fn entries_are_checked_against_the_type_of_their_probe() {
     assert_eq!(errors.errors.len(), 3);
     assert_eq!(errors.errors[2].hint().as_deref(), Some("write `one`"));
     assert_eq!(errors.errors[2].path, "suite.2.kind");
-    assert_eq!(unknown.fault(Some("limit"), Problem::Twice).path, "suite.2.limit");
+    assert_eq!(unknown.fault(Some("limit"), Problem::DuplicateKey).path, "suite.2.limit");
 }
 
 proptest::proptest! {

@@ -1,6 +1,6 @@
 //! Checks of config values that need neither a model nor ranks.
 
-use weightloom_document::Place;
+use weightloom_document::Origin;
 
 use super::rule::{ConfigErrors, ConfigFault, Problem, Rule};
 use super::{
@@ -15,7 +15,7 @@ impl Config {
         let errors: Vec<ConfigFault> = broken_rules(self)
             .into_iter()
             .map(|broken| ConfigFault {
-                place: Place::Code,
+                origin: Origin::Code,
                 path: broken.path().to_owned(),
                 problem: Problem::Rule(broken.rule),
             })

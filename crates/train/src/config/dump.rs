@@ -1,6 +1,6 @@
 //! Writing a config as YAML.
 
-use weightloom_document::variable::escaped;
+use weightloom_document::variables;
 use weightloom_document::{Content, Node};
 
 use super::Config;
@@ -21,7 +21,7 @@ pub fn dump(config: &Config) -> String {
 
 fn escape(node: &mut Node) {
     match &mut node.content {
-        Content::Text { text, .. } => *text = escaped(text),
+        Content::String { text, .. } => *text = variables::escape(text),
         Content::List(list) => list.iter_mut().for_each(escape),
         Content::Map(map) => map.iter_mut().for_each(|entry| escape(&mut entry.value)),
         _ => {}

@@ -16,27 +16,27 @@ pub fn schema() -> Value {
 pub(super) fn outline() -> &'static Section {
     static OUTLINE: OnceLock<Section> = OnceLock::new();
     // A test checks that the schema is readable.
-    OUTLINE.get_or_init(|| Section::of(&schema()).unwrap_or(Section { keys: Vec::new() }))
+    OUTLINE.get_or_init(|| Section::from_json_schema(&schema()).unwrap_or(Section { keys: Vec::new() }))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-    use weightloom_document::outline::Kind;
+    use weightloom_document::schema::Kind;
 
     use super::*;
 
     #[test]
     fn every_key_of_the_schema_is_described() {
-        assert_eq!(Section::of(&schema()).unwrap(), *outline());
+        assert_eq!(Section::from_json_schema(&schema()).unwrap(), *outline());
         fn explained(section: &Section) {
             for key in &section.keys {
-                assert!(key.meaning.ends_with('.'), "{}: {}", key.name, key.meaning);
+                assert!(key.description.ends_with('.'), "{}: {}", key.name, key.description);
                 match &key.kind {
                     Kind::Section(section) => explained(section),
                     Kind::Choice(choices) => {
-                        assert!(choices.iter().all(|choice| choice.meaning.ends_with('.')), "{}", key.name);
+                        assert!(choices.iter().all(|choice| choice.description.ends_with('.')), "{}", key.name);
                     }
                     _ => {}
                 }

@@ -7,9 +7,9 @@
 
 use std::path::Path;
 
-use weightloom_document::variable::{Lookup, fill};
-use weightloom_document::{Conformity, Content, Leniency, Mark, Node, Texts};
-use weightloom_document::{overrides, parse, text_of};
+use weightloom_document::variables::{Lookup, substitute};
+use weightloom_document::{Validator, Content, Coercion, Mark, Node, Sources};
+use weightloom_document::{overrides, parse, read_text};
 
 use super::Config;
 use super::check::broken_rules;
@@ -27,66 +27,66 @@ pub fn read(
     overrides: &[String],
     variable: Lookup<'_>,
 ) -> Result<Config, ConfigErrors> {
-    let texts = Texts { file, overrides };
-    let mut check = Conformity::new(texts, outline(), Leniency::Strict);
-    let mut root = match parse(text, texts) {
+    let sources = Sources { file, overrides };
+    let mut check = Validator::new(sources, outline(), Coercion::Strict);
+    let mut root = match parse(text, sources) {
         Ok(root) => root,
         Err(fault) => return Err(with_broken_text(check, fault)),
     };
     overrides::apply(&mut root, overrides, &mut check);
     let mut unfilled = Vec::new();
-    fill(&mut root, "", variable, &mut |node, path, problem| {
+    substitute(&mut root, "", variable, &mut |node, path, problem| {
         unfilled.push((node.mark, path.to_owned(), problem));
     });
     for (mark, path, problem) in &unfilled {
-        check.fault(*mark, path, problem.clone());
+        check.report(*mark, path, problem.clone());
     }
-    let before = check.faults.len();
-    let value = check.section(outline(), &root, root.mark, "");
+    let before = check.errors.len();
+    let value = check.check_section(outline(), &root, root.mark, "");
     // Report a value with an undefined variable only once.
-    let mut found = check.faults.split_off(before);
+    let mut found = check.errors.split_off(before);
     found.retain(|fault| unfilled.iter().all(|(_, path, _)| *path != fault.path));
-    check.faults.append(&mut found);
-    let Some(value) = value else { return Err(ConfigErrors::sorted(check.faults)) };
+    check.errors.append(&mut found);
+    let Some(value) = value else { return Err(ConfigErrors::sorted(check.errors)) };
     let config: Config = match serde_json::from_value(value) {
         Ok(config) => config,
         Err(error) => {
-            if check.faults.is_empty() {
-                check.fault(Mark::Default, "", Problem::Types { message: error.to_string() });
+            if check.errors.is_empty() {
+                check.report(Mark::Default, "", Problem::Deserialize { message: error.to_string() });
             }
-            return Err(ConfigErrors::sorted(check.faults));
+            return Err(ConfigErrors::sorted(check.errors));
         }
     };
-    let unsure = std::mem::take(&mut check.unsure);
+    let unsure = std::mem::take(&mut check.suspect_paths);
     for broken in broken_rules(&config) {
         if broken.paths.iter().all(|path| unsure.iter().all(|unsure| !overlap(path, unsure))) {
             let (mark, path) = (root.mark_of(broken.path()), broken.path().to_owned());
-            check.fault(mark, &path, Problem::Rule(broken.rule));
+            check.report(mark, &path, Problem::Rule(broken.rule));
         }
     }
-    if check.faults.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.faults)) }
+    if check.errors.is_empty() { Ok(config) } else { Err(ConfigErrors::sorted(check.errors)) }
 }
 
 /// Reads a config from a file.
 pub fn read_file(file: &Path, overrides: &[String], variable: Lookup<'_>) -> Result<Config, ConfigErrors> {
-    let text = text_of(file).map_err(|fault| ConfigErrors { errors: vec![fault] })?;
+    let text = read_text(file).map_err(|fault| ConfigErrors { errors: vec![fault] })?;
     read(&text, &file.display().to_string(), overrides, variable)
 }
 
 /// The errors of a text that is not YAML: the syntax error, and overrides of
 /// unknown keys.
-fn with_broken_text(mut check: Conformity<'_, super::Rule>, fault: ConfigFault) -> ConfigErrors {
+fn with_broken_text(mut check: Validator<'_, super::Rule>, fault: ConfigFault) -> ConfigErrors {
     // A file this long is not a config at all.
-    if matches!(fault.problem, Problem::TooLong { .. }) {
+    if matches!(fault.problem, Problem::TooLarge { .. }) {
         return ConfigErrors { errors: vec![fault] };
     }
-    check.faults.push(fault);
-    let mut scratch = Node::new(Mark::Default, Content::Nothing);
-    let given = check.texts.overrides;
+    check.errors.push(fault);
+    let mut scratch = Node::new(Mark::Default, Content::Null);
+    let given = check.sources.overrides;
     overrides::apply(&mut scratch, given, &mut check);
     // The lengths of lists are unknown.
-    check.faults.retain(|fault| !matches!(fault.problem, Problem::Index { .. }));
-    ConfigErrors::sorted(check.faults)
+    check.errors.retain(|fault| !matches!(fault.problem, Problem::NoSuchIndex { .. }));
+    ConfigErrors::sorted(check.errors)
 }
 
 /// Whether one path contains the other.

@@ -1,7 +1,7 @@
 //! The reference page of the config, generated from the types.
 
 use serde_json::Value;
-use weightloom_document::outline::{Key, Kind, Nullable, Section};
+use weightloom_document::schema::{Key, Kind, Nullable, Section};
 use weightloom_document::{Content, Node};
 
 use super::dump::dump;
@@ -32,7 +32,7 @@ This page is generated from the types. To update it, run \
 pub fn reference() -> String {
     let mut page = INTRODUCTION.to_owned();
     // Only a serialized config has the keys in the order of the types.
-    let order = Node::parse(&dump(&sample())).map(|node| node.content).unwrap_or(Content::Nothing);
+    let order = Node::parse(&dump(&sample())).map(|node| node.content).unwrap_or(Content::Null);
     section(&mut page, outline(), &order, "");
     page
 }
@@ -73,14 +73,14 @@ fn section(page: &mut String, keys_of: &Section, order: &Content, path: &str) {
     }
     for key in sections {
         let path = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
-        *page += &format!("\n## `{path}`\n\n{}", key.meaning);
+        *page += &format!("\n## `{path}`\n\n{}", key.description);
         if key.nullable == Nullable::Yes {
             *page += " Disabled unless the section is present.";
         }
         *page += "\n";
         let content = match (order, inner(key)) {
             (Content::Map(map), Some(index)) => &map[index].value.content,
-            _ => &Content::Nothing,
+            _ => &Content::Null,
         };
         if let Kind::Section(below) = &key.kind {
             section(page, below, content, &path);
@@ -100,7 +100,7 @@ fn kind(key: &Key) -> String {
             let text = Kind::List(items.clone(), None).expected();
             text.replace("a list of ", &format!("list of {length} "))
         }
-        other => other.expected().trim_start_matches("a ").to_owned(),
+        other => other.expected().trim_start_matches("a ").trim_start_matches("an ").to_owned(),
     };
     match key.nullable {
         Nullable::Yes => format!("{name}, or `null`"),
@@ -125,7 +125,7 @@ fn shown(value: &Value) -> String {
 }
 
 fn meaning(key: &Key) -> String {
-    let mut text = key.meaning.clone();
+    let mut text = key.description.clone();
     let choices = match &key.kind {
         Kind::Choice(choices) => choices.as_slice(),
         Kind::List(items, _) => match &**items {
@@ -135,7 +135,7 @@ fn meaning(key: &Key) -> String {
         _ => &[],
     };
     for choice in choices {
-        text += &format!("<br>`{}`: {}", choice.name, choice.meaning);
+        text += &format!("<br>`{}`: {}", choice.name, choice.description);
     }
     text
 }

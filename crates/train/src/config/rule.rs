@@ -1,14 +1,14 @@
 //! Constraints on config values, beyond their types.
 
-use weightloom_document::{Fault, Faults, Purpose};
+use weightloom_document::{DocumentError, DocumentErrors, DocumentRule};
 use weightloom_errors::Hint;
 
 pub use weightloom_document::Remedy;
 
 /// All errors of a config.
-pub type ConfigErrors = Faults<Rule>;
+pub type ConfigErrors = DocumentErrors<Rule>;
 /// One error of a config.
-pub type ConfigFault = Fault<Rule>;
+pub type ConfigFault = DocumentError<Rule>;
 /// The reason of a [`ConfigFault`].
 pub type Problem = weightloom_document::Problem<Rule>;
 
@@ -68,7 +68,7 @@ impl Hint for Rule {
     }
 }
 
-impl Purpose for Rule {
+impl DocumentRule for Rule {
     const DOCUMENT: &'static str = "the config";
     const FILE: &'static str = "a training config";
     const OVERRIDE: &'static str = "train.optimizer.lr=1e-4";

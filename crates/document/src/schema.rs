@@ -1,91 +1,85 @@
-//! Which keys there are, what they hold, and what they mean: the JSON schema of
-//! the types, in the form that checks, overrides and the reference page need.
+//! The keys of a document with their types, defaults and descriptions.
+//!
+//! A [`Section`] is a JSON schema, as `schemars` writes it for our config
+//! types, in a form that validation, overrides and reference pages can walk.
 
 use serde_json::{Map, Value};
 
-/// A map with keys that are known.
+/// A map with a fixed set of keys.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Section {
-    /// The keys.
     pub keys: Vec<Key>,
 }
 
 /// A key of a section.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Key {
-    /// Its name.
     pub name: String,
-    /// What it holds.
     pub kind: Kind,
-    /// Whether `null` is a value.
     pub nullable: Nullable,
-    /// What holds if the key is not there; without it, the key must be there.
+    /// A key without a default is required.
     pub default: Option<Value>,
-    /// What it says.
-    pub meaning: String,
+    pub description: String,
 }
 
-/// Whether `null` is a value.
+/// Whether a key accepts `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Nullable {
-    /// It is.
     Yes,
-    /// It is not.
     No,
 }
 
-/// What a key holds.
+/// The type of a value.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub enum Kind {
-    /// A map with known keys.
+    /// A map with a fixed set of keys.
     Section(Section),
-    /// A map with any keys.
+    /// A map with arbitrary keys.
     Map(Box<Kind>),
-    /// A list, of this length if one is given.
+    /// A list, possibly of fixed length.
     List(Box<Kind>, Option<usize>),
-    /// A word.
+    /// One of several names.
     Choice(Vec<Choice>),
-    /// A text.
-    Text,
-    /// True or false.
+    String,
     Bool,
-    /// A number without a fraction.
-    Whole {
-        /// The least.
-        least: i128,
-        /// The most.
-        most: i128,
+    /// An integer within inclusive bounds.
+    Integer {
+        min: i128,
+        max: i128,
     },
-    /// A number.
     Number,
-    /// Any value.
-    Anything,
+    Any,
 }
 
-/// A word that fits.
+/// One of the values of a [`Kind::Choice`].
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Choice {
-    /// The word.
     pub name: String,
-    /// What it says.
-    pub meaning: String,
+    pub description: String,
 }
 
 impl Section {
-    /// The outline of a type, from its JSON schema.
-    pub fn of(schema: &Value) -> Result<Self, NoOutline> {
+    /// Converts the JSON schema of a type.
+    pub fn from_json_schema(schema: &Value) -> Result<Self, UnsupportedSchema> {
         match Reader::new(schema).kind(schema)? {
             (Kind::Section(section), _) => Ok(section),
-            (other, _) => Err(NoOutline(format!("{}, not a map with known keys", other.expected()))),
+            (other, _) => {
+                Err(UnsupportedSchema(format!("{}, not a map with a fixed set of keys", other.expected())))
+            }
         }
     }
 
-    /// A key by its name.
+    /// Finds a key by name.
     pub fn key(&self, name: &str) -> Option<&Key> {
         self.keys.iter().find(|key| key.name == name)
     }
 
-    /// Every key below, with those around it.
+    /// The full keys of this section and of all sections in it.
     pub fn paths(&self) -> Vec<String> {
         let mut all = Vec::new();
         for key in &self.keys {
@@ -99,44 +93,43 @@ impl Section {
 }
 
 impl Kind {
-    /// What fits, in words.
+    /// Describes a matching value: "a list of strings".
     pub fn expected(&self) -> String {
         match self {
             Self::Section(_) | Self::Map(_) => "a map".to_owned(),
-            Self::List(items, _) => format!("a list of {}", items.several()),
+            Self::List(items, _) => format!("a list of {}", items.plural()),
             Self::Choice(choices) => {
                 let names: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.name)).collect();
                 format!("one of {}", names.join(", "))
             }
-            Self::Text => "a text".to_owned(),
+            Self::String => "a string".to_owned(),
             Self::Bool => "true or false".to_owned(),
-            Self::Whole { .. } => "a whole number".to_owned(),
+            Self::Integer { .. } => "an integer".to_owned(),
             Self::Number => "a number".to_owned(),
-            Self::Anything => "a value".to_owned(),
+            Self::Any => "a value".to_owned(),
         }
     }
 
-    /// Several of what fits.
-    fn several(&self) -> String {
+    fn plural(&self) -> String {
         match self {
             Self::Section(_) | Self::Map(_) => "maps".to_owned(),
-            Self::List(items, _) => format!("lists of {}", items.several()),
-            Self::Choice(_) => "words".to_owned(),
-            Self::Text => "texts".to_owned(),
-            Self::Bool => "true and false".to_owned(),
-            Self::Whole { .. } => "whole numbers".to_owned(),
+            Self::List(items, _) => format!("lists of {}", items.plural()),
+            Self::Choice(_) => "names".to_owned(),
+            Self::String => "strings".to_owned(),
+            Self::Bool => "booleans".to_owned(),
+            Self::Integer { .. } => "integers".to_owned(),
             Self::Number => "numbers".to_owned(),
-            Self::Anything => "values".to_owned(),
+            Self::Any => "values".to_owned(),
         }
     }
 }
 
-/// Keywords of a schema that say nothing about what fits.
-const ABOUT: [&str; 5] = ["$schema", "title", "description", "default", "$defs"];
+/// Schema keywords that do not restrict values.
+const ANNOTATIONS: [&str; 5] = ["$schema", "title", "description", "default", "$defs"];
 
-/// A part of a schema that an outline has no form for.
+/// A part of a JSON schema that a [`Section`] cannot represent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoOutline(pub String);
+pub struct UnsupportedSchema(pub String);
 
 struct Reader<'a> {
     definitions: Option<&'a Map<String, Value>>,
@@ -147,21 +140,22 @@ impl<'a> Reader<'a> {
         Self { definitions: schema.get("$defs").and_then(Value::as_object) }
     }
 
-    fn kind(&self, schema: &Value) -> Result<(Kind, Nullable), NoOutline> {
-        let none = || NoOutline(schema.to_string());
+    fn kind(&self, schema: &Value) -> Result<(Kind, Nullable), UnsupportedSchema> {
+        let unsupported = || UnsupportedSchema(schema.to_string());
         let map = match schema {
-            Value::Bool(true) => return Ok((Kind::Anything, Nullable::Yes)),
+            Value::Bool(true) => return Ok((Kind::Any, Nullable::Yes)),
             Value::Object(map) => map,
-            _ => return Err(none()),
+            _ => return Err(unsupported()),
         };
         let only = |known: &[&str]| {
-            let fits = |key: &String| ABOUT.contains(&key.as_str()) || known.contains(&key.as_str());
-            if map.keys().all(fits) { Ok(()) } else { Err(none()) }
+            let fits = |key: &String| ANNOTATIONS.contains(&key.as_str()) || known.contains(&key.as_str());
+            if map.keys().all(fits) { Ok(()) } else { Err(unsupported()) }
         };
         if let Some(name) = map.get("$ref") {
             only(&["$ref"])?;
-            let name = name.as_str().and_then(|name| name.strip_prefix("#/$defs/")).ok_or_else(none)?;
-            return self.kind(self.definitions.and_then(|all| all.get(name)).ok_or_else(none)?);
+            let name =
+                name.as_str().and_then(|name| name.strip_prefix("#/$defs/")).ok_or_else(unsupported)?;
+            return self.kind(self.definitions.and_then(|all| all.get(name)).ok_or_else(unsupported)?);
         }
         if let Some(either) = map.get("anyOf").and_then(Value::as_array) {
             only(&["anyOf"])?;
@@ -169,7 +163,7 @@ impl<'a> Reader<'a> {
                 [one, null] if null.get("type") == Some(&Value::from("null")) => {
                     Ok((self.kind(one)?.0, Nullable::Yes))
                 }
-                _ => Err(none()),
+                _ => Err(unsupported()),
             };
         }
         if let Some(choices) = map.get("oneOf").and_then(Value::as_array) {
@@ -187,58 +181,61 @@ impl<'a> Reader<'a> {
             Some(Value::String(name)) => (name.as_str(), Nullable::No),
             Some(Value::Array(names)) => match names.as_slice() {
                 [Value::String(name), null] if null == "null" => (name.as_str(), Nullable::Yes),
-                _ => return Err(none()),
+                _ => return Err(unsupported()),
             },
-            None if map.keys().all(|key| ABOUT.contains(&key.as_str())) => {
-                return Ok((Kind::Anything, Nullable::Yes));
+            None if map.keys().all(|key| ANNOTATIONS.contains(&key.as_str())) => {
+                return Ok((Kind::Any, Nullable::Yes));
             }
-            _ => return Err(none()),
+            _ => return Err(unsupported()),
         };
         let kind = match name {
-            "string" => only(&["type"]).map(|()| Kind::Text)?,
+            "string" => only(&["type"]).map(|()| Kind::String)?,
             "boolean" => only(&["type"]).map(|()| Kind::Bool)?,
             "number" => only(&["type", "format"]).map(|()| Kind::Number)?,
             "integer" => {
                 only(&["type", "format", "minimum", "maximum"])?;
-                let (least, most) = match map.get("format").and_then(Value::as_str) {
+                let (min, max) = match map.get("format").and_then(Value::as_str) {
                     Some("uint" | "uint64") => (0, i128::from(u64::MAX)),
                     Some("uint32") => (0, i128::from(u32::MAX)),
                     Some("uint16") => (0, i128::from(u16::MAX)),
                     Some("uint8") => (0, i128::from(u8::MAX)),
                     Some("int64") => (i128::from(i64::MIN), i128::from(i64::MAX)),
                     Some("int32") => (i128::from(i32::MIN), i128::from(i32::MAX)),
-                    _ => return Err(none()),
+                    _ => return Err(unsupported()),
                 };
                 let bound = |key: &str| {
-                    map.get(key).map(|bound| bound.as_i64().map(i128::from).ok_or_else(none)).transpose()
+                    map.get(key)
+                        .map(|bound| bound.as_i64().map(i128::from).ok_or_else(unsupported))
+                        .transpose()
                 };
-                Kind::Whole {
-                    least: bound("minimum")?.map_or(least, |bound| bound.max(least)),
-                    most: bound("maximum")?.map_or(most, |bound| bound.min(most)),
+                Kind::Integer {
+                    min: bound("minimum")?.map_or(min, |bound| bound.max(min)),
+                    max: bound("maximum")?.map_or(max, |bound| bound.min(max)),
                 }
             }
             "array" => {
                 only(&["type", "items", "prefixItems", "minItems", "maxItems"])?;
                 let items = match (map.get("items"), map.get("prefixItems").and_then(Value::as_array)) {
                     (Some(items), None) => self.kind(items)?.0,
-                    // A tuple, of values of one kind.
+                    // A tuple whose values have the same type.
                     (None | Some(Value::Bool(false)), Some(items)) => {
                         let kinds: Vec<Kind> = items
                             .iter()
                             .map(|item| Ok(self.kind(item)?.0))
-                            .collect::<Result<_, NoOutline>>()?;
+                            .collect::<Result<_, UnsupportedSchema>>()?;
                         match kinds.split_first() {
                             Some((first, rest)) if rest.iter().all(|kind| kind == first) => first.clone(),
-                            _ => return Err(none()),
+                            _ => return Err(unsupported()),
                         }
                     }
-                    _ => return Err(none()),
+                    _ => return Err(unsupported()),
                 };
-                let bound = |key: &str| map.get(key).map(|bound| bound.as_u64().ok_or_else(none)).transpose();
+                let bound =
+                    |key: &str| map.get(key).map(|bound| bound.as_u64().ok_or_else(unsupported)).transpose();
                 let length = match (bound("minItems")?, bound("maxItems")?) {
                     (None, None) => None,
-                    (least, most) if least == most => least.and_then(|length| usize::try_from(length).ok()),
-                    _ => return Err(none()),
+                    (min, max) if min == max => min.and_then(|length| usize::try_from(length).ok()),
+                    _ => return Err(unsupported()),
                 };
                 Kind::List(Box::new(items), length)
             }
@@ -251,48 +248,52 @@ impl<'a> Reader<'a> {
                     (None, Some(values)) if values != &Value::Bool(false) => {
                         Kind::Map(Box::new(self.kind(values)?.0))
                     }
-                    _ => return Err(none()),
+                    _ => return Err(unsupported()),
                 }
             }
-            _ => return Err(none()),
+            _ => return Err(unsupported()),
         };
         Ok((kind, nullable))
     }
 
-    fn section(&self, keys: &Map<String, Value>, map: &Map<String, Value>) -> Result<Section, NoOutline> {
+    fn section(
+        &self,
+        keys: &Map<String, Value>,
+        map: &Map<String, Value>,
+    ) -> Result<Section, UnsupportedSchema> {
         let required = map.get("required").and_then(Value::as_array);
-        let must = |name: &String| required.is_some_and(|all| all.iter().any(|key| key == name));
+        let is_required = |name: &String| required.is_some_and(|all| all.iter().any(|key| key == name));
         let key = |(name, schema): (&String, &Value)| {
             let (kind, nullable) = self.kind(schema)?;
-            let default = if must(name) { None } else { Some(schema.get("default").cloned()) };
-            // A key that may be left out says what holds then.
+            let default = if is_required(name) { None } else { Some(schema.get("default").cloned()) };
+            // An optional key needs a default that the reference page can show.
             let default = match default {
                 Some(None) if nullable == Nullable::Yes => Some(Value::Null),
-                Some(None) => return Err(NoOutline(format!("`{name}` has no default"))),
+                Some(None) => return Err(UnsupportedSchema(format!("`{name}` has no default"))),
                 Some(default) => default,
                 None => None,
             };
-            Ok(Key { name: name.clone(), kind, nullable, default, meaning: meaning(schema) })
+            Ok(Key { name: name.clone(), kind, nullable, default, description: description(schema) })
         };
-        Ok(Section { keys: keys.iter().map(key).collect::<Result<_, NoOutline>>()? })
+        Ok(Section { keys: keys.iter().map(key).collect::<Result<_, UnsupportedSchema>>()? })
     }
 
-    fn choices(&self, schema: &Value) -> Result<Vec<Choice>, NoOutline> {
-        let none = || NoOutline(schema.to_string());
+    fn choices(&self, schema: &Value) -> Result<Vec<Choice>, UnsupportedSchema> {
+        let unsupported = || UnsupportedSchema(schema.to_string());
         let words: Vec<&Value> = match (schema.get("const"), schema.get("enum").and_then(Value::as_array)) {
             (Some(word), None) => vec![word],
             (None, Some(words)) => words.iter().collect(),
-            _ => return Err(none()),
+            _ => return Err(unsupported()),
         };
         let choice = |word: &&Value| {
-            let name = word.as_str().ok_or_else(none)?.to_owned();
-            Ok(Choice { name, meaning: meaning(schema) })
+            let name = word.as_str().ok_or_else(unsupported)?.to_owned();
+            Ok(Choice { name, description: description(schema) })
         };
         words.iter().map(choice).collect()
     }
 }
 
-fn meaning(schema: &Value) -> String {
+fn description(schema: &Value) -> String {
     schema.get("description").and_then(Value::as_str).unwrap_or_default().replace('\n', " ")
 }
 
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_form_is_refused() {
+    fn unsupported_schemas_are_rejected() {
         for schema in [
             json!(false),
             json!({"$ref": "#/elsewhere"}),

@@ -1,4 +1,4 @@
-//! A YAML text as values that know where they were written.
+//! YAML values with their lines and columns.
 
 use std::fmt;
 
@@ -7,126 +7,121 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::Value;
 use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Options, Spanned};
 
-use crate::place::Mark;
+use crate::origin::Mark;
 
-/// How deep maps and lists may lie in each other.
+/// Limit of nested maps and lists.
 const MAX_DEPTH: usize = 48;
-/// How many values there may be.
+/// Limit of values in a document.
 const MAX_NODES: usize = 50_000;
-/// How many of them may come from aliases.
+/// Limit of values that come from aliases.
 const MAX_REPLAYED: usize = 20_000;
-/// How much of a line is shown.
-const SHOWN: usize = 100;
+/// Characters of a line that a snippet shows.
+const SNIPPET_WIDTH: usize = 100;
 
-/// A value, and where it was written.
+/// A YAML value with its position.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Node {
-    /// Where.
     pub mark: Mark,
-    /// What.
     pub content: Content,
-    /// A number as its text has it: a revision such as `0123456` looks like a
-    /// number and is none.
-    pub written: Option<String>,
+    /// The text of a number, for strings that look like one: the Git revision
+    /// `0123456`.
+    pub number_text: Option<String>,
 }
 
-/// A value.
+/// A YAML value.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub enum Content {
-    /// `null`, or nothing at all.
-    Nothing,
-    /// True or false.
+    /// `null`, `~` or no value.
+    Null,
     Bool(bool),
-    /// A whole number.
-    Whole(i128),
+    Integer(i128),
     /// Any other number, finite or not.
-    Decimal(f64),
-    /// A text.
-    Text {
-        /// What it says.
+    Float(f64),
+    String {
         text: String,
-        /// How it was written.
         style: Style,
     },
-    /// Values in order.
     List(Vec<Node>),
-    /// Keys with their values, in order. A key may be there twice.
+    /// Entries in order. Keys may repeat.
     Map(Vec<Entry>),
 }
 
-/// Whether a text was written with quotes. Without, it would be something else
-/// if it looked like that.
+/// The style of a string. A plain one may change its type when variables in it
+/// are substituted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Without.
+    /// Without quotes.
     Plain,
-    /// With, or in a block.
+    /// In quotes, or a block scalar.
     Quoted,
 }
 
-/// A key with its value.
+/// A key of a map with its value.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Entry {
-    /// The key.
     pub key: String,
-    /// Where the key was written.
+    /// The position of the key.
     pub mark: Mark,
-    /// Its value.
     pub value: Node,
 }
 
-/// What is refused at once, besides what is no YAML.
+/// What the parser rejects in addition to invalid YAML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// Tags that are not known. Keys that stand twice are given out, all of
-    /// them, so that each can be told with everything else.
-    Tags,
-    /// Keys that stand twice. Tags that are not known say nothing.
-    Repeats,
+pub enum Rejected {
+    /// Unknown tags. Duplicate keys are kept, so that a [`Validator`] can
+    /// report them with all other errors.
+    ///
+    /// [`Validator`]: crate::Validator
+    UnknownTags,
+    /// Duplicate keys. Unknown tags are ignored.
+    DuplicateKeys,
 }
 
-/// Why a text is no YAML.
+/// An error in the syntax of a YAML text.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct SyntaxError {
-    /// The line, from 1.
+    /// Counted from 1.
     pub line: u64,
-    /// The character in the line, from 1.
+    /// In characters, counted from 1.
     pub column: u64,
-    /// What the parser says.
     pub message: String,
-    /// The line, and a mark below the place.
+    /// The line, and a caret below the column.
     pub snippet: String,
 }
 
 impl Node {
-    /// A value that no text has.
+    /// Creates a node.
     pub const fn new(mark: Mark, content: Content) -> Self {
-        Self { mark, content, written: None }
+        Self { mark, content, number_text: None }
     }
 
-    /// The value of a text in a file.
+    /// Parses a YAML document.
     pub fn parse(text: &str) -> Result<Self, SyntaxError> {
-        Self::parse_refusing(text, Refused::Tags)
+        Self::parse_rejecting(text, Rejected::UnknownTags)
     }
 
-    /// The same, for files that are strict about something else.
-    pub fn parse_refusing(text: &str, refused: Refused) -> Result<Self, SyntaxError> {
-        // A mark at the beginning is no content, and would move all places.
+    /// Parses a YAML document, choosing what else to reject.
+    pub fn parse_rejecting(text: &str, rejected: Rejected) -> Result<Self, SyntaxError> {
+        // A byte order mark would shift the columns of the first line.
         let text = text.trim_start_matches('\u{feff}');
-        let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(refused));
+        let raw = serde_saphyr::from_str_with_options::<Spanned<Raw>>(text, options(rejected));
         raw.map(|raw| node(raw, text)).map_err(|error| syntax_error(&error, text))
     }
 
-    /// A value that is in no file.
+    /// Converts a JSON value.
     pub fn from_json(value: &Value) -> Self {
         let content = match value {
-            Value::Null => Content::Nothing,
+            Value::Null => Content::Null,
             Value::Bool(value) => Content::Bool(*value),
             Value::Number(number) => match number.as_i128() {
-                Some(whole) => Content::Whole(whole),
-                None => Content::Decimal(number.as_f64().unwrap_or(f64::NAN)),
+                Some(whole) => Content::Integer(whole),
+                None => Content::Float(number.as_f64().unwrap_or(f64::NAN)),
             },
-            Value::String(text) => Content::Text { text: text.clone(), style: Style::Quoted },
+            Value::String(text) => Content::String { text: text.clone(), style: Style::Quoted },
             Value::Array(list) => Content::List(list.iter().map(Self::from_json).collect()),
             Value::Object(map) => Content::Map(
                 map.iter()
@@ -141,31 +136,32 @@ impl Node {
         Self::new(Mark::Default, content)
     }
 
-    /// The same, with everything in it, as if written elsewhere.
-    pub fn marked(mut self, mark: Mark) -> Self {
+    /// Sets the mark of the node and of everything inside it.
+    #[must_use]
+    pub fn with_mark(mut self, mark: Mark) -> Self {
         self.mark = mark;
         match &mut self.content {
             Content::List(list) => {
-                list.iter_mut().for_each(|node| *node = std::mem::replace(node, NOTHING).marked(mark));
+                list.iter_mut().for_each(|node| *node = std::mem::replace(node, NULL).with_mark(mark));
             }
             Content::Map(map) => map.iter_mut().for_each(|entry| {
                 entry.mark = mark;
-                entry.value = std::mem::replace(&mut entry.value, NOTHING).marked(mark);
+                entry.value = std::mem::replace(&mut entry.value, NULL).with_mark(mark);
             }),
             _ => {}
         }
         self
     }
 
-    /// Where a value is written, or else the nearest thing around it.
+    /// The mark of a full key, or of the nearest enclosing key that exists.
     pub fn mark_of(&self, path: &str) -> Mark {
         let (mut node, mut mark) = (self, self.mark);
         for part in path.split('.') {
             let inner = match &node.content {
                 Content::Map(map) => map.iter().rev().find(|entry| entry.key == part).map(|entry| {
-                    // A map or list begins below its key.
+                    // Containers begin on the line after their key.
                     let at = match entry.value.content {
-                        Content::Map(_) | Content::List(_) | Content::Nothing => entry.mark,
+                        Content::Map(_) | Content::List(_) | Content::Null => entry.mark,
                         _ => entry.value.mark,
                     };
                     (at, &entry.value)
@@ -181,31 +177,31 @@ impl Node {
         mark
     }
 
-    /// What it is, in words.
-    pub fn shown(&self) -> String {
+    /// Describes the value in an error message: "the string `high`".
+    pub fn describe(&self) -> String {
         match &self.content {
-            Content::Nothing => "nothing".to_owned(),
+            Content::Null => "null".to_owned(),
             Content::Bool(value) => format!("`{value}`"),
-            Content::Whole(value) => format!("the number {value}"),
-            Content::Decimal(value) => format!("the number {value}"),
-            Content::Text { text, .. } => format!("the text `{}`", cropped(text)),
+            Content::Integer(value) => format!("the number {value}"),
+            Content::Float(value) => format!("the number {value}"),
+            Content::String { text, .. } => format!("the string `{}`", truncate(text)),
             Content::List(_) => "a list".to_owned(),
             Content::Map(_) => "a map".to_owned(),
         }
     }
 }
 
-/// What stands in a place while its value is changed.
-const NOTHING: Node = Node::new(Mark::Default, Content::Nothing);
+/// Placeholder for a node that is being replaced.
+const NULL: Node = Node::new(Mark::Default, Content::Null);
 
-/// A text of which not more than a line is shown.
-pub fn cropped(text: &str) -> String {
-    const MOST: usize = 60;
+/// Shortens a text to one line of at most 60 characters.
+pub fn truncate(text: &str) -> String {
+    const MAX: usize = 60;
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if line.chars().count() <= MOST { line } else { line.chars().take(MOST).chain(['…']).collect() }
+    if line.chars().count() <= MAX { line } else { line.chars().take(MAX).chain(['…']).collect() }
 }
 
-fn options(refused: Refused) -> Options {
+fn options(rejected: Rejected) -> Options {
     let mut budget = serde_saphyr::Budget::default();
     budget.max_depth = MAX_DEPTH;
     budget.max_nodes = MAX_NODES;
@@ -218,11 +214,11 @@ fn options(refused: Refused) -> Options {
     options.emit_comments = false;
     options.strict_booleans = true;
     options.non_finite_float_policy = NonFiniteFloatPolicy::PassThrough;
-    options.reject_unsupported_tags = refused == Refused::Tags;
-    options.duplicate_keys = match refused {
-        // This gives all of them out.
-        Refused::Tags => DuplicateKeyPolicy::LastWins,
-        Refused::Repeats => DuplicateKeyPolicy::Error,
+    options.reject_unsupported_tags = rejected == Rejected::UnknownTags;
+    options.duplicate_keys = match rejected {
+        // `RawVisitor` keeps every entry.
+        Rejected::UnknownTags => DuplicateKeyPolicy::LastWins,
+        Rejected::DuplicateKeys => DuplicateKeyPolicy::Error,
     };
     options
 }
@@ -230,21 +226,21 @@ fn options(refused: Refused) -> Options {
 fn syntax_error(error: &serde_saphyr::Error, text: &str) -> SyntaxError {
     use serde_saphyr::Error;
     let (line, column) =
-        error.location().map_or((1, 1), |place| (place.line().max(1), place.column().max(1)));
+        error.location().map_or((1, 1), |location| (location.line().max(1), location.column().max(1)));
     let message = match error.without_snippet() {
-        Error::MultipleDocuments { .. } => "there is more than one document".to_owned(),
-        Error::NullIntoString { .. } => "a key is empty".to_owned(),
-        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key `{key}` stands here twice"),
+        Error::MultipleDocuments { .. } => "more than one document".to_owned(),
+        Error::NullIntoString { .. } => "empty key".to_owned(),
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("duplicate key `{key}`"),
         other => {
             let message = other.to_string();
-            // The place is told elsewhere.
+            // `line` and `column` carry the position.
             message.split(" at line ").next().unwrap_or_default().to_owned()
         }
     };
-    SyntaxError { line, column, message: cropped(&message), snippet: snippet(text, line, column) }
+    SyntaxError { line, column, message: truncate(&message), snippet: snippet(text, line, column) }
 }
 
-/// A line, and a mark below the place.
+/// A line, and a caret below the column.
 fn snippet(text: &str, line: u64, column: u64) -> String {
     let index = usize::try_from(line - 1).unwrap_or(usize::MAX);
     let column = usize::try_from(column - 1).unwrap_or(0);
@@ -255,11 +251,11 @@ fn snippet(text: &str, line: u64, column: u64) -> String {
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    let start = column.saturating_sub(SHOWN / 2).min(whole.len());
-    let shown: String = whole[start..].iter().take(SHOWN).collect();
+    let start = column.saturating_sub(SNIPPET_WIDTH / 2).min(whole.len());
+    let shown: String = whole[start..].iter().take(SNIPPET_WIDTH).collect();
     let number = line.to_string();
     let margin = " ".repeat(number.len());
-    let indent = " ".repeat(column.saturating_sub(start).min(SHOWN));
+    let indent = " ".repeat(column.saturating_sub(start).min(SNIPPET_WIDTH));
     format!("{number} | {}\n{margin} | {indent}^", shown.trim_end())
 }
 
@@ -270,16 +266,16 @@ fn node(raw: Spanned<Raw>, text: &str) -> Node {
         text.get(usize::try_from(start).ok()?..usize::try_from(start + length).ok()?)
     });
     let content = match raw.value {
-        Raw::Plain(number @ (Content::Whole(_) | Content::Decimal(_))) => {
-            let written = written.map(|written| written.trim().to_owned());
-            return Node { mark, content: number, written };
+        Raw::Plain(number @ (Content::Integer(_) | Content::Float(_))) => {
+            let number_text = written.map(|written| written.trim().to_owned());
+            return Node { mark, content: number, number_text };
         }
         Raw::Plain(content) => content,
         Raw::Text(value) => {
-            // Blocks have lines; what has quotes begins with one.
+            // Block scalars contain line breaks; quoted ones start with a quote.
             let plain =
                 written.is_some_and(|written| !written.starts_with(['\'', '"']) && !written.contains('\n'));
-            Content::Text { text: value, style: if plain { Style::Plain } else { Style::Quoted } }
+            Content::String { text: value, style: if plain { Style::Plain } else { Style::Quoted } }
         }
         Raw::List(list) => Content::List(list.into_iter().map(|raw| node(raw, text)).collect()),
         Raw::Map(map) => Content::Map(
@@ -295,7 +291,7 @@ fn node(raw: Spanned<Raw>, text: &str) -> Node {
     Node::new(mark, content)
 }
 
-/// A value as the parser gives it.
+/// A value as the parser returns it.
 enum Raw {
     Plain(Content),
     Text(String),
@@ -319,7 +315,7 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 
     fn visit_unit<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Plain(Content::Nothing))
+        Ok(Raw::Plain(Content::Null))
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
@@ -327,15 +323,15 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Plain(Content::Whole(value.into())))
+        Ok(Raw::Plain(Content::Integer(value.into())))
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Plain(Content::Whole(value.into())))
+        Ok(Raw::Plain(Content::Integer(value.into())))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Plain(Content::Decimal(value)))
+        Ok(Raw::Plain(Content::Float(value)))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
@@ -366,15 +362,15 @@ impl<'de> Visitor<'de> for RawVisitor {
 impl Serialize for Node {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.content {
-            Content::Nothing => serializer.serialize_unit(),
+            Content::Null => serializer.serialize_unit(),
             Content::Bool(value) => serializer.serialize_bool(*value),
-            Content::Whole(value) => match (u64::try_from(*value), i64::try_from(*value)) {
+            Content::Integer(value) => match (u64::try_from(*value), i64::try_from(*value)) {
                 (Ok(value), _) => serializer.serialize_u64(value),
                 (_, Ok(value)) => serializer.serialize_i64(value),
                 _ => serializer.serialize_i128(*value),
             },
-            Content::Decimal(value) => serializer.serialize_f64(*value),
-            Content::Text { text, .. } => serializer.serialize_str(text),
+            Content::Float(value) => serializer.serialize_f64(*value),
+            Content::String { text, .. } => serializer.serialize_str(text),
             Content::List(list) => {
                 let mut values = serializer.serialize_seq(Some(list.len()))?;
                 list.iter().try_for_each(|node| values.serialize_element(node))?;
@@ -396,22 +392,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_for_the_file_to_say() {
+    fn duplicate_keys_and_unknown_tags_are_rejected_on_request() {
         let (twice, tagged) = ("a: 1\nb: 2\na: 3\n", "a: !own [1]\n");
         let Content::Map(all) = Node::parse(twice).unwrap().content else { panic!("no map") };
         assert_eq!(all.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), ["a", "b", "a"]);
-        let error = Node::parse_refusing(twice, Refused::Repeats).unwrap_err();
-        assert_eq!((error.line, error.message.as_str()), (3, "the key `a` stands here twice"));
+        let error = Node::parse_rejecting(twice, Rejected::DuplicateKeys).unwrap_err();
+        assert_eq!((error.line, error.message.as_str()), (3, "duplicate key `a`"));
         assert!(Node::parse(tagged).is_err());
-        let node = Node::parse_refusing(tagged, Refused::Repeats).unwrap();
+        let node = Node::parse_rejecting(tagged, Rejected::DuplicateKeys).unwrap();
         assert_eq!(serde_json::to_value(node).unwrap(), serde_json::json!({"a": [1]}));
     }
 
     #[test]
-    fn numbers_are_also_as_they_were_written() {
+    fn numbers_keep_their_text() {
         let text = "\u{feff}[0123, 1.10, .inf, 1_000, '7', true, &a 007, *a]";
         let Content::List(list) = Node::parse(text).unwrap().content else { panic!("no list") };
-        let written: Vec<Option<&str>> = list.iter().map(|node| node.written.as_deref()).collect();
+        let written: Vec<Option<&str>> = list.iter().map(|node| node.number_text.as_deref()).collect();
         let plain = ["0123", "1.10", ".inf", "1_000"].map(Some);
         assert_eq!(written, [&plain[..], &[None, None, Some("007"), Some("007")]].concat());
     }
