@@ -264,7 +264,10 @@ fn words_and_numbers_that_do_not_fit_are_told() {
     let near = Some("f32".to_owned());
     assert_eq!(choice.problem, Problem::UnknownChoice { found: "`fp32`".to_owned(), near, choices });
     let far = fault(GOOD, &["train.precision=true"]);
-    assert_eq!((far.hint(), far.to_string().contains("expected one of `f32`, `bf16`, found `true`")), (None, true));
+    assert_eq!(
+        (far.hint(), far.to_string().contains("expected one of `f32`, `bf16`, found `true`")),
+        (None, true)
+    );
     let (min, max) = (0, i128::from(u64::MAX));
     let found = "100000000000000000000".to_owned();
     assert_eq!(

@@ -36,7 +36,11 @@ mod tests {
                 match &key.kind {
                     Kind::Section(section) => explained(section),
                     Kind::Choice(choices) => {
-                        assert!(choices.iter().all(|choice| choice.description.ends_with('.')), "{}", key.name);
+                        assert!(
+                            choices.iter().all(|choice| choice.description.ends_with('.')),
+                            "{}",
+                            key.name
+                        );
                     }
                     _ => {}
                 }

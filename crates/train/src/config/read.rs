@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use weightloom_document::variables::{Lookup, substitute};
-use weightloom_document::{Validator, Content, Coercion, Mark, Node, Sources};
+use weightloom_document::{Coercion, Content, Mark, Node, Sources, Validator};
 use weightloom_document::{overrides, parse, read_text};
 
 use super::Config;

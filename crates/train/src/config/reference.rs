@@ -93,7 +93,7 @@ fn kind(key: &Key) -> String {
         // The description lists the choices.
         Kind::Choice(_) => "choice".to_owned(),
         Kind::Map(values) => match **values {
-            Kind::Whole { .. } => "map of integers".to_owned(),
+            Kind::Integer { .. } => "map of integers".to_owned(),
             _ => "map".to_owned(),
         },
         Kind::List(items, Some(length)) => {
