@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer_store::{AnswerStore, Missing};
 use crate::backend::{Backend, Capability};
 use crate::cache::Cache;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::numbers::bootstrap::interval;
 use crate::numbers::mean;
 use crate::question::{Query, Question};
@@ -56,7 +56,7 @@ pub fn attribute(
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
-) -> Result<Result<Option<Attribution>, QueryError>, SwayError> {
+) -> Result<Result<Option<Attribution>, QueryError>, BackendError> {
     let able = &backend.description().capabilities;
     let layers = backend.layers();
     if !able.contains(&Capability::Attributable)

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
 /// An optional feature of a backend.
@@ -92,7 +92,7 @@ pub trait Backend: Send {
     ///
     /// A question that cannot be answered is reported to `sink`. An error is
     /// returned only if the backend cannot answer any further question.
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError>;
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError>;
 
     /// Identifies the base alone, so that its cached answers can be shared by
     /// all of its tuned versions.
@@ -107,5 +107,5 @@ pub trait Backend: Send {
     }
 
     /// Checks that the backend returns finite numbers.
-    fn preflight(&mut self) -> Result<(), SwayError>;
+    fn preflight(&mut self) -> Result<(), BackendError>;
 }

@@ -1,49 +1,49 @@
-//! What can go wrong.
+//! Errors of backends and of single questions.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
-/// Why one question has no answer. The others may have theirs.
+/// Why a question has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum QueryError {
-    /// The view gave something that is no number.
-    #[error("{view} gave {found} behind {text:?}")]
+    #[error("the view `{view}` returned {found} for {text:?}")]
     NotFinite { view: String, found: String, text: String },
-    /// Nothing is left of a completion behind its prompt.
     #[error("{completion:?} adds no token to {prompt:?}")]
     NoTokens { prompt: String, completion: String },
-    /// A text has no token at all.
-    #[error("an empty text has no token")]
+    #[error("cannot score a text without tokens")]
     EmptyText,
-    /// The backend cannot do this.
-    #[error("the backend {backend} cannot answer {query}")]
+    #[error("the backend `{backend}` cannot answer {query}")]
     Unsupported { backend: String, query: String },
-    /// Another kind of answer came.
     #[error("expected {expected}, but got another kind of answer")]
     WrongKind { expected: String },
-    /// The backend said so.
+    /// The backend reported a failure of this question.
     #[error("{message}")]
     Failed { message: String },
 }
 
-/// Why a suite cannot be run, or cannot go on.
+/// A backend that cannot answer any further question.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
+#[error("the backend `{backend}` failed: {message}")]
 #[allow(missing_docs)]
-pub enum SwayError {
-    /// The backend is gone, or never came.
-    #[error("the backend {backend} failed: {message}")]
-    Backend { backend: String, message: String, hint: Option<String> },
+pub struct BackendError {
+    pub backend: String,
+    pub message: String,
+    pub hint: Option<String>,
 }
 
-impl Hint for SwayError {
+impl BackendError {
+    /// Keeps the message and the hint of `error`.
+    pub fn new(backend: &str, error: &(impl std::fmt::Display + Hint)) -> Self {
+        Self { backend: backend.to_owned(), message: error.to_string(), hint: error.hint() }
+    }
+}
+
+impl Hint for BackendError {
     fn hint(&self) -> Option<String> {
-        match self {
-            Self::Backend { hint, .. } => hint.clone(),
-        }
+        self.hint.clone()
     }
 }

@@ -13,7 +13,7 @@ use self::trace::Recorder;
 use crate::attribution::attribute;
 use crate::backend::Backend;
 use crate::cache::{Cache, Standing};
-use crate::error::SwayError;
+use crate::error::BackendError;
 use crate::packs::{PackError, Packs};
 use crate::paired::PairedSettings;
 use crate::record::Verdict;
@@ -133,7 +133,7 @@ pub enum JudgeError {
     #[error("{error}")]
     #[allow(missing_docs)]
     Backend {
-        error: SwayError,
+        error: BackendError,
         /// New answers in the cache, from which the next run resumes.
         cached: usize,
     },

@@ -39,7 +39,7 @@ pub use answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, Tok
 pub use answer_store::{AnswerStore, Missing};
 pub use backend::{AnswerSink, Backend, Capabilities, Description};
 pub use category::Category;
-pub use error::{QueryError, SwayError};
+pub use error::{BackendError, QueryError};
 pub use judge::{JudgeError, JudgeOptions, PrepareError, PreparedSuite, judge};
 pub use question::{Query, Question};
 pub use record::{Record, Verdict};

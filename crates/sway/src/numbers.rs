@@ -1,8 +1,16 @@
-//! Arithmetic that probes judge with, on plain numbers.
+//! Statistics on plain numbers.
 //!
-//! Reports are compared with those of dlm-sway down to the last digits, so
-//! these functions say how they round: Python's `fmean` rounds an exact sum,
-//! numpy adds in pairs, and resampling draws what numpy's generator draws.
+//! Reports agree with those of dlm-sway to the last digit, so each function
+//! documents how it rounds: Python's `fmean` rounds an exact sum once, numpy
+//! sums pairwise, and resampling draws the same numbers as numpy's generator.
+//!
+//! ```
+//! use weightloom_sway::numbers::student_t::TTest;
+//!
+//! let test = TTest::of(&[1.0, 2.0, 3.0]).expect("at least two finite values");
+//! assert_eq!((test.mean, test.std_dev), (2.0, 1.0));
+//! assert!((test.p_greater(0.0) - 0.0371).abs() < 1e-4);
+//! ```
 
 pub mod align;
 pub mod binomial;

@@ -28,7 +28,7 @@ use weightloom_errors::{Hint, nearest};
 use crate::answer_store::AnswerStore;
 use crate::backend::Backend;
 use crate::cache::Cache;
-use crate::error::SwayError;
+use crate::error::BackendError;
 use crate::packs::Packs;
 use crate::paired::{self, Draft, PairedSettings};
 use crate::probe::{Finding, NullStatistics, Setting, Stop};
@@ -86,7 +86,7 @@ pub enum RunError {
     NoSuchEntry { name: String, near: Option<String>, known: Vec<String> },
     /// The backend cannot go on. What it answered is kept.
     #[error(transparent)]
-    Backend(#[from] SwayError),
+    Backend(#[from] BackendError),
     /// The caller set the [`CancelFlag`]. Answers received so far are cached.
     #[error("the run was cancelled")]
     Cancelled,
@@ -310,7 +310,7 @@ impl Progress<'_> {
     }
 }
 
-fn preflight_record(error: &SwayError) -> Record {
+fn preflight_record(error: &BackendError) -> Record {
     let said = match error.hint() {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),

@@ -15,7 +15,7 @@ use weightloom_errors::Hint;
 use crate::answer::{Distribution, TokenNames};
 use crate::answer_store::{AnswerStore, Missing};
 use crate::backend::Backend;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceError, DivergenceKind, mean};
 use crate::packs::Packs;
@@ -94,7 +94,7 @@ pub fn default_prompts() -> Vec<String> {
 pub enum SamenessError {
     /// The backend failed.
     #[error(transparent)]
-    Backend(#[from] SwayError),
+    Backend(#[from] BackendError),
     /// A question has no answer.
     #[error(transparent)]
     Question(#[from] QueryError),
@@ -141,15 +141,15 @@ pub fn compare(asked: &[PromptPair], margin: f64) -> Result<Option<Sameness>, Di
     let (Some(divergence), Some((largest, at))) = (mean(&distances), worst) else { return Ok(None) };
     let error = TTest::of(&distances);
     let outcome = match &error {
-        Some(error) if error.below(margin) <= LEVEL => SamenessOutcome::Same,
-        Some(error) if error.above(margin) <= LEVEL => SamenessOutcome::Different,
+        Some(error) if error.p_less(margin) <= LEVEL => SamenessOutcome::Same,
+        Some(error) if error.p_greater(margin) <= LEVEL => SamenessOutcome::Different,
         _ => SamenessOutcome::Undecided,
     };
     Ok(Some(Sameness {
         outcome,
         prompts: asked.len(),
         divergence,
-        ci_95: error.map(|error| error.interval().map(|end| end.max(0.0))),
+        ci_95: error.map(|error| error.confidence_interval().map(|end| end.max(0.0))),
         worst: (*largest, at.prompt.clone()),
         agreement: agreed as f64 / asked.len() as f64,
         margin,

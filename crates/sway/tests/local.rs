@@ -11,7 +11,9 @@ use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, Model};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::{Backend, Capability};
-use weightloom_sway::{Answer, AnswerSink, Query, QueryError, Question, Real, SwayError, TokenNames, View};
+use weightloom_sway::{
+    Answer, AnswerSink, BackendError, Query, QueryError, Question, Real, TokenNames, View,
+};
 
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =
@@ -118,8 +120,8 @@ fn every_view_answers_as_in_the_reference() {
         .collect();
     // Chunks so small that most texts are apart, and so large that all are
     // together.
-    for tokens_per_chunk in [1, 50, 4096] {
-        let options = LocalOptions { tokens_per_chunk, rows_per_batch: 5, ..LocalOptions::default() };
+    for max_batch_tokens in [1, 50, 4096] {
+        let options = LocalOptions { max_batch_tokens, max_batch_size: 5, ..LocalOptions::default() };
         let mut backend = backend(Tuned::Adapter(folder().join("adapter")), options);
         let answers = ask(&mut backend, &questions);
         for ((name, _), answers) in views().iter().zip(answers.chunks_exact(asks().len())) {
@@ -180,7 +182,7 @@ fn answers_do_not_depend_on_what_else_is_asked() {
         assert_eq!(bits(&alone), bits(together), "{question:?}");
     }
     // Backwards, every question twice, one adapter of noise at a time.
-    let options = LocalOptions { adapter_bytes: 1, tokens_per_chunk: 64, ..LocalOptions::default() };
+    let options = LocalOptions { max_adapter_bytes: 1, max_batch_tokens: 64, ..LocalOptions::default() };
     let mut small = self::backend(Tuned::Adapter(folder().join("adapter")), options);
     let backwards: Vec<Question> = questions.iter().rev().chain(&questions).cloned().collect();
     let found = ask(&mut small, &backwards);
@@ -367,14 +369,16 @@ fn two_models_are_compared_as_well() {
     };
     assert_eq!((found.js, found.kl), (0.0, 0.0));
     let refused = ask_one(&mut backend, &View::Scaled(Real(0.5)), next("x", 1));
-    let expected =
-        QueryError::Unsupported { backend: "hf".to_owned(), query: "the view scaled_0.50".to_owned() };
+    let expected = QueryError::Unsupported {
+        backend: "hf".to_owned(),
+        query: "queries of the view `scaled_0.50`".to_owned(),
+    };
     assert_eq!(refused, Err(expected));
 }
 
 #[test]
 fn a_base_alone_answers_for_itself() {
-    let mut backend = backend(Tuned::Nothing, LocalOptions::default());
+    let mut backend = backend(Tuned::None, LocalOptions::default());
     backend.preflight().unwrap();
     assert!(ask_one(&mut backend, &View::Base, next("x", 1)).is_ok());
     assert!(matches!(ask_one(&mut backend, &View::Tuned, next("x", 1)), Err(QueryError::Unsupported { .. })));
@@ -389,7 +393,7 @@ fn identities_are_those_of_contents() {
     assert_eq!(name(adapter(), LocalOptions::default()), own);
     let half = LocalOptions { dtype: weightloom_layout::DType::Bf16, ..LocalOptions::default() };
     assert_ne!(name(adapter(), half), own);
-    assert_ne!(name(Tuned::Nothing, LocalOptions::default()), own);
+    assert_ne!(name(Tuned::None, LocalOptions::default()), own);
     // Elsewhere, it is the same; with one number changed, it is not.
     let place = tempfile::tempdir().unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -414,12 +418,12 @@ fn an_adapter_that_does_not_fit_is_an_error_with_a_reason() {
         Tuned::Adapter(place.path().to_owned()),
         LocalOptions::default(),
     );
-    assert!(matches!(refused.map(|_| ()), Err(SwayError::Backend { .. })));
+    assert!(matches!(refused.map(|_| ()), Err(BackendError { .. })));
     let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/adapters/lora");
     let mut backend = backend(Tuned::Adapter(other), LocalOptions::default());
     let mut answers = Answers(vec![None]);
     let failed = backend.answer(&[Question::new(&View::Base, next("x", 1))], &mut answers);
-    let Err(SwayError::Backend { message, .. }) = failed else { panic!("{failed:?}") };
+    let Err(BackendError { message, .. }) = failed else { panic!("{failed:?}") };
     assert!(message.contains("is expected"), "{message}");
     assert!(backend.preflight().is_err());
 }

@@ -28,7 +28,7 @@ pub use wire::MOST_TOLD;
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 use crate::suite::ServedModel;
 use crate::view::View;
@@ -158,7 +158,7 @@ impl ApiBackend {
 
     /// Sees whether texts can be scored. A server that cannot do so still
     /// answers other questions.
-    fn try_echo(&mut self) -> Result<(), SwayError> {
+    fn try_echo(&mut self) -> Result<(), BackendError> {
         let runtime = self.runtime.as_ref().expect("the runtime is there until the backend is dropped");
         for client in [Some(&self.base), self.tuned.as_ref()].into_iter().flatten() {
             runtime.block_on(client.try_echo()).map_err(Trouble::into_end)?;
@@ -213,7 +213,7 @@ fn describe(base: &Client, tuned: Option<&Client>) -> Description {
 type Asked = (usize, Result<Answer, Trouble>);
 
 /// Tells what came; an error is the end.
-fn tell((place, outcome): Asked, sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+fn tell((place, outcome): Asked, sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
     match outcome {
         Ok(answer) => sink.answered(place, Ok(answer)),
         Err(Trouble::Question(error)) => sink.answered(place, Err(error)),
@@ -227,7 +227,7 @@ impl Backend for ApiBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         let mut asks = Vec::new();
         for (place, question) in questions.iter().enumerate() {
             match self.client(&question.view).filter(|_| wire::able(&question.query)) {
@@ -262,7 +262,7 @@ impl Backend for ApiBackend {
         })
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
         if let Some(error) = first_problem(self, views, 1)? {
             let hint =

@@ -148,7 +148,7 @@ impl<'a> Build<'a> {
     }
 
     fn local(&self, key: &str, model: &LocalModel) -> Result<Box<dyn Backend>, BuildError> {
-        let tuned = model.adapter.as_deref().map_or(Tuned::Nothing, |path| Tuned::Adapter(folder_of(path)));
+        let tuned = model.adapter.as_deref().map_or(Tuned::None, |path| Tuned::Adapter(folder_of(path)));
         self.engine(model, self.open(key, model)?, tuned)
     }
 

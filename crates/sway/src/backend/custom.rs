@@ -25,7 +25,7 @@ pub use protocol::VERSION;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capability, Description};
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
@@ -175,7 +175,7 @@ impl CustomBackend {
     }
 
     /// Ends the program, and says why.
-    fn ended(&mut self, error: &CustomError) -> SwayError {
+    fn ended(&mut self, error: &CustomError) -> BackendError {
         self.child = None;
         error.as_end()
     }
@@ -205,7 +205,7 @@ impl Backend for CustomBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         let mut able = Vec::new();
         for (place, question) in questions.iter().enumerate() {
             if self.able(question) {
@@ -227,7 +227,7 @@ impl Backend for CustomBackend {
         done.map_err(|error| self.ended(&error))
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         let mut first = None;
         if self.description.capabilities.contains(&Capability::Preflight) {
             let done = self.exchange(&[(0, Asking::Preflight)], |_, outcome| {
@@ -243,7 +243,7 @@ impl Backend for CustomBackend {
         }
         match first {
             None => Ok(()),
-            Some(message) => Err(SwayError::Backend {
+            Some(message) => Err(BackendError {
                 backend: KIND.to_owned(),
                 message,
                 hint: Some("see why the backend of `entry_point` gives no numbers".to_owned()),

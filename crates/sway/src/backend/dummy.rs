@@ -9,7 +9,7 @@ use ring::digest::{SHA256, digest};
 
 use super::{AnswerSink, Backend, Capability, Description};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::numbers::DivergenceKind;
 use crate::numbers::pcg64::Pcg64;
 use crate::question::{Query, Question};
@@ -247,13 +247,13 @@ impl Backend for Dummy {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         for (place, question) in questions.iter().enumerate() {
             if sink.is_cancelled() {
                 return Ok(());
             }
             if self.gone_after.is_some_and(|after| self.asked >= after) {
-                return Err(SwayError::Backend {
+                return Err(BackendError {
                     backend: self.description.kind.clone(),
                     message: "it is gone".to_owned(),
                     hint: None,
@@ -265,7 +265,7 @@ impl Backend for Dummy {
         Ok(())
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         for view in [View::Base, View::Tuned] {
             let found = self.distribution(&view, "preflight").map(|found| kept(found, 8));
             let broken = match found {
@@ -275,7 +275,7 @@ impl Backend for Dummy {
                 Err(error) => Some(error.to_string()),
             };
             if let Some(message) = broken {
-                return Err(SwayError::Backend {
+                return Err(BackendError {
                     backend: self.description.kind.clone(),
                     message: format!("{view} gave {message}"),
                     hint: None,

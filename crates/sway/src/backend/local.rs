@@ -1,117 +1,109 @@
-//! Answers from our own engine.
+//! The local backend: base and tuned model on our own engine.
 //!
-//! Every question becomes a text that one or two variants of the model read or
-//! write on. Texts that are asked several times are read once; all variants of
-//! a text are rows of one pass, so that the base's weights are read once for all
-//! of them; logits are computed where something is asked, a block at a time. A
-//! question's answer is the same bits whatever else is asked.
+//! Each question becomes a token sequence that one or two variants of the model
+//! score or continue. Equal sequences are scored once. All variants of a
+//! sequence share a batch, so that the weights of the base are read once for
+//! all of them, and logits are computed only where needed. An answer does not
+//! depend, to the last bit, on the other questions.
 
-mod chunks;
+mod batch;
 mod engine;
+mod generation;
 pub(super) mod identity;
-mod jobs;
-mod noise;
-mod reading;
-mod rows;
+mod logits;
+mod request;
+mod schedule;
+mod scoring;
+mod torch_rng;
 mod variant;
-mod work;
-mod writing;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use weightloom_checkpoint::Source;
 use weightloom_checkpoint::storage::ReadMode;
-use weightloom_checkpoint::{CheckpointError, Source};
-use weightloom_errors::Hint;
-use weightloom_hub::{HubError, Model};
+use weightloom_hub::Model;
 use weightloom_layout::DType;
-use weightloom_nn::NnError;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 use crate::view::View;
 use engine::Engine;
-use jobs::{Clerk, Job};
+use request::{Request, RequestBuilder};
 
-/// What the base became.
+/// The tuned model of a [`LocalBackend`].
 #[derive(Clone, Debug)]
 pub enum Tuned {
-    /// Nothing: there is the base alone.
-    Nothing,
-    /// The base with an adapter, PEFT's or MLX's, from this folder.
+    /// There is none: only the base answers.
+    None,
+    /// The base with a PEFT or MLX adapter from this folder.
     Adapter(PathBuf),
-    /// Another model.
+    /// A separate model.
     Model(Box<Model>),
 }
 
-/// How much is done at once, and in what.
+/// Precision and batch sizes of a [`LocalBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalOptions {
-    /// What weights are held and computed in.
+    /// Data type of the weights and the computation.
     pub dtype: DType,
-    /// How weights come from files.
-    pub way: Option<ReadMode>,
-    /// The most tokens that are read at once.
-    pub tokens_per_chunk: usize,
-    /// The most texts that are written on at once.
-    pub rows_per_batch: usize,
-    /// The most tokens, read and written, that are kept for them.
-    pub positions_per_batch: usize,
-    /// The most memory for changes that are made for a while: noise.
-    pub adapter_bytes: usize,
+    /// How weights are read from files.
+    pub read_mode: Option<ReadMode>,
+    /// Most tokens in a scoring batch.
+    pub max_batch_tokens: usize,
+    /// Most sequences in a generation batch.
+    pub max_batch_size: usize,
+    /// Most prompt and generated tokens in a generation batch.
+    pub max_batch_positions: usize,
+    /// Most memory for temporary adapters, such as noise.
+    pub max_adapter_bytes: usize,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
         Self {
             dtype: DType::F32,
-            way: None,
-            tokens_per_chunk: 1024,
-            rows_per_batch: 64,
-            positions_per_batch: 2560,
-            adapter_bytes: 256 << 20,
+            read_mode: None,
+            max_batch_tokens: 1024,
+            max_batch_size: 64,
+            max_batch_positions: 2560,
+            max_adapter_bytes: 256 << 20,
         }
     }
 }
 
-/// A model, and what it became, on our own engine.
+/// Answers questions with our own engine.
 pub struct LocalBackend {
     description: Description,
-    /// The name of the base alone.
     base_identity: String,
     base: Model,
     tuned: Tuned,
     options: LocalOptions,
-    /// Weights are read when they are needed: answers may all be known.
+    /// Loaded with the first question: all answers may be cached.
     engine: Option<Engine>,
 }
 
 impl LocalBackend {
-    /// A backend of a kind, as a suite file calls it. Files are looked at, but
-    /// weights are loaded with the first question.
-    pub fn new(kind: &str, base: Model, tuned: Tuned, options: LocalOptions) -> Result<Self, SwayError> {
-        let failed = |message: String, hint: Option<String>| SwayError::Backend {
-            backend: kind.to_owned(),
-            message,
-            hint,
-        };
-        let of_checkpoint = |error: CheckpointError| failed(error.to_string(), error.hint());
+    /// Opens the models. `kind` is the name of the backend in a suite file.
+    /// Weights are loaded with the first question.
+    pub fn new(kind: &str, base: Model, tuned: Tuned, options: LocalOptions) -> Result<Self, BackendError> {
         let (name, source) = match &tuned {
-            Tuned::Nothing => (None, None),
+            Tuned::None => (None, None),
             Tuned::Adapter(folder) => {
-                (Some(folder.display().to_string()), Some(Source::open(folder).map_err(of_checkpoint)?))
+                let source = Source::open(folder).map_err(|error| BackendError::new(kind, &error))?;
+                (Some(folder.display().to_string()), Some(source))
             }
             Tuned::Model(model) => (Some(model.name().to_owned()), Some(model.source().clone())),
         };
-        let words = match &tuned {
+        let tokenizer = match &tuned {
             Tuned::Adapter(folder) if engine::has_tokenizer(folder) => source.as_ref(),
             _ => None,
         };
-        let identity = identity::identity(&base, source.as_ref(), words, options.dtype)
-            .map_err(|error| failed(error.to_string(), error.hint()))?;
+        let identity = identity::identity(&base, source.as_ref(), tokenizer, options.dtype)
+            .map_err(|error| BackendError::new(kind, &error))?;
         let description = Description {
             kind: kind.to_owned(),
             base: base.name().to_owned(),
@@ -123,18 +115,19 @@ impl LocalBackend {
         Ok(Self { description, base_identity: identity.base, base, tuned, options, engine: None })
     }
 
-    fn failed(&self, message: String, hint: Option<String>) -> SwayError {
-        SwayError::Backend { backend: self.description.kind.clone(), message, hint }
+    /// Loads the weights unless they are loaded.
+    pub fn load(&mut self) -> Result<(), BackendError> {
+        self.engine().map(drop)
     }
 
-    /// Reads the weights, if that is still to be done. Later calls do nothing.
-    pub fn load(&mut self) -> Result<(), SwayError> {
-        if self.engine.is_none() {
-            let loaded = Engine::load(&self.base, &self.tuned, &self.options);
-            let failed = |error: HubError| self.failed(error.to_string(), error.hint());
-            self.engine = Some(loaded.map_err(failed)?);
+    fn engine(&mut self) -> Result<&Engine, BackendError> {
+        match &mut self.engine {
+            Some(engine) => Ok(engine),
+            empty => {
+                let loaded = Engine::load(&self.base, &self.tuned, &self.options);
+                Ok(empty.insert(loaded.map_err(|error| BackendError::new(&self.description.kind, &error))?))
+            }
         }
-        Ok(())
     }
 }
 
@@ -145,7 +138,7 @@ fn capabilities(tuned: &Tuned) -> Capabilities {
     };
     let mut all = Capabilities::from([Preflight, CacheIdentity, FullVocabulary, Embedding, Tokenizer]);
     match tuned {
-        Tuned::Nothing => {}
+        Tuned::None => {}
         Tuned::Model(_) => all.extend([Differential]),
         Tuned::Adapter(_) => {
             all.extend([Differential, Scalable, NullCalibrated, MatchedNoise, Attributable]);
@@ -156,12 +149,26 @@ fn capabilities(tuned: &Tuned) -> Capabilities {
 
 fn notes(tuned: &Tuned) -> Vec<String> {
     match tuned {
-        Tuned::Nothing => vec!["there is no tuned model: the base alone answers".to_owned()],
+        Tuned::None => vec!["no tuned model: only the base answers".to_owned()],
         Tuned::Adapter(_) => Vec::new(),
         Tuned::Model(_) => vec![
-            "the tuned model is a checkpoint of its own: parts of the change, and noise in its place, cannot be asked"
+            "the tuned model is a full checkpoint: scaled, noise and ablated views are not available"
                 .to_owned(),
         ],
+    }
+}
+
+/// Passes the answer to a distinct question on to all its duplicates.
+struct Duplicates<'a> {
+    indices: &'a [(&'a Question, Vec<usize>)],
+    sink: &'a mut dyn AnswerSink,
+}
+
+impl AnswerSink for Duplicates<'_> {
+    fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>) {
+        for &index in &self.indices[index].1 {
+            self.sink.answered(index, answer.clone());
+        }
     }
 }
 
@@ -170,37 +177,33 @@ impl Backend for LocalBackend {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         if questions.is_empty() {
             return Ok(());
         }
-        self.load()?;
-        let Some(engine) = &self.engine else { return Ok(()) };
-        let mut places: BTreeMap<&Question, Vec<usize>> = BTreeMap::new();
-        for (place, question) in questions.iter().enumerate() {
-            places.entry(question).or_default().push(place);
+        let (options, kind) = (self.options, self.description.kind.clone());
+        let engine = self.engine()?;
+        let mut distinct: BTreeMap<&Question, Vec<usize>> = BTreeMap::new();
+        for (index, question) in questions.iter().enumerate() {
+            distinct.entry(question).or_default().push(index);
         }
-        let places: Vec<(&Question, Vec<usize>)> = places.into_iter().collect();
-        let mut tell = |question: usize, answer: Result<Answer, QueryError>| {
-            for &place in &places[question].1 {
-                sink.answered(place, answer.clone());
-            }
-        };
+        let distinct: Vec<(&Question, Vec<usize>)> = distinct.into_iter().collect();
+        let mut sink = Duplicates { indices: &distinct, sink };
         let configs = [Some(engine.base.config()), engine.tuned_config()];
-        let clerk = Clerk::new(&engine.tokenizer, configs.into_iter().flatten().collect());
-        let mut jobs: Vec<(usize, Job)> = Vec::new();
-        for (number, (question, _)) in places.iter().enumerate() {
-            let job = clerk.job(question).and_then(|job| {
-                job.views().try_for_each(|view| engine.able(&self.description.kind, view))?;
-                Ok(job)
+        let builder = RequestBuilder::new(&engine.tokenizer, configs.into_iter().flatten().collect());
+        let mut requests: Vec<(usize, Request)> = Vec::new();
+        for (index, (question, _)) in distinct.iter().enumerate() {
+            let request = builder.build(question).and_then(|request| {
+                request.views().try_for_each(|view| engine.check_view(&kind, view))?;
+                Ok(request)
             });
-            match job {
-                Ok(job) => jobs.push((number, job)),
-                Err(error) => tell(number, Err(error)),
+            match request {
+                Ok(request) => requests.push((index, request)),
+                Err(error) => sink.answered(index, Err(error)),
             }
         }
-        let done = work::work(engine, &self.options, &jobs, &mut tell);
-        done.map_err(|error: NnError| self.failed(error.to_string(), error.hint()))
+        schedule::run_all(engine, &options, &requests, &mut sink)
+            .map_err(|error| BackendError::new(&kind, &error))
     }
 
     fn base_identity(&self) -> Option<String> {
@@ -209,7 +212,7 @@ impl Backend for LocalBackend {
 
     fn layers(&self) -> Vec<String> {
         match (&self.tuned, self.base.decoder_config()) {
-            // As our own engine names them, whatever the files say.
+            // The engine's names, whatever the checkpoint calls them.
             (Tuned::Adapter(_), Ok(config)) => {
                 (0..config.layers).map(|layer| format!("model.layers.{layer}")).collect()
             }
@@ -217,15 +220,16 @@ impl Backend for LocalBackend {
         }
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
-        let differs = self.description.capabilities.contains(&Capability::Differential);
-        let views = if differs { &[View::Base, View::Tuned][..] } else { &[View::Base] };
+    fn preflight(&mut self) -> Result<(), BackendError> {
+        let is_pair = self.description.capabilities.contains(&Capability::Differential);
+        let views = if is_pair { &[View::Base, View::Tuned][..] } else { &[View::Base] };
         match first_problem(self, views, 8)? {
             None => Ok(()),
-            Some(error) => {
-                let hint = "check the weights and the adapter, or compute in f32".to_owned();
-                Err(self.failed(error.to_string(), Some(hint)))
-            }
+            Some(error) => Err(BackendError {
+                backend: self.description.kind.clone(),
+                message: error.to_string(),
+                hint: Some("check the weights and the adapter, or compute in f32".to_owned()),
+            }),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::subset::answer_subset;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -115,7 +115,7 @@ impl Backend for ModelPair {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         for (place, question) in questions.iter().enumerate() {
             if able(question).is_none() {
                 let query = format!("queries of the view `{}`", question.view);
@@ -137,7 +137,7 @@ impl Backend for ModelPair {
         (self.base.view == View::Base).then(|| self.base.backend.base_identity()).flatten()
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         self.base.backend.preflight()?;
         self.tuned.backend.preflight()
     }

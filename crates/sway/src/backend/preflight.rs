@@ -2,7 +2,7 @@
 
 use super::{AnswerSink, Backend};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -26,7 +26,7 @@ pub(super) fn first_problem(
     backend: &mut dyn Backend,
     views: &[View],
     top_k: usize,
-) -> Result<Option<QueryError>, SwayError> {
+) -> Result<Option<QueryError>, BackendError> {
     let query = Query::Next { prompt: "hello".to_owned(), top_k };
     let questions: Vec<Question> = views.iter().map(|view| Question::new(view, query.clone())).collect();
     let mut first = FirstProblem(None);

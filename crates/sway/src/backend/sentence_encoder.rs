@@ -1,45 +1,49 @@
-//! Any backend, with what texts mean from an encoder of sentences.
+//! A backend whose embeddings come from a sentence encoder.
 
+use std::fmt;
 use std::path::Path;
 
 use weightloom_checkpoint::{Observer, Source};
 use weightloom_errors::Hint;
-use weightloom_hub::SentenceEncoder;
+use weightloom_hub::{HubError, SentenceEncoder};
 
 use super::local::identity;
 use super::subset::answer_subset;
 use super::{AnswerSink, Backend, Capability, Description};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 
-/// A backend whose [`Query::Embedding`] is answered by an encoder of sentences.
+/// Wraps a backend and answers [`Query::Embedding`] with a sentence encoder.
 pub struct WithSentenceEncoder {
     inner: Box<dyn Backend>,
     encoder: SentenceEncoder,
     description: Description,
-    sum: u128,
+    hash: u128,
 }
 
 impl WithSentenceEncoder {
-    /// A backend with the encoder in a folder.
-    pub fn open(inner: Box<dyn Backend>, folder: &Path, observer: &dyn Observer) -> Result<Self, SwayError> {
-        let failed = |message: String, hint: Option<String>| SwayError::Backend {
-            backend: "embedding".to_owned(),
-            message: format!("{}: {message}", folder.display()),
-            hint,
-        };
-        let encoder = SentenceEncoder::open(folder, observer)
-            .map_err(|error| failed(error.to_string(), error.hint()))?;
-        let source = Source::open(folder).map_err(|error| failed(error.to_string(), error.hint()))?;
-        let sum = identity::of_source(&source).map_err(|error| failed(error.to_string(), error.hint()))?;
+    /// Wraps `inner` with the sentence encoder in `folder`.
+    pub fn open(
+        inner: Box<dyn Backend>,
+        folder: &Path,
+        observer: &dyn Observer,
+    ) -> Result<Self, BackendError> {
+        let encoder = SentenceEncoder::open(folder, observer).map_err(|error| failed(folder, &error))?;
+        let source = Source::open(folder).map_err(|error| failed(folder, &error))?;
+        let hash = identity::of_source(&source).map_err(|error| failed(folder, &error))?;
         let mut description = inner.description().clone();
         description.capabilities.insert(Capability::Embedding);
         description.identity =
-            description.identity.map(|identity| format!("{identity}:sentences:{sum:032x}"));
-        description.notes.push(format!("meanings of texts are those of {}", folder.display()));
-        Ok(Self { inner, encoder, description, sum })
+            description.identity.map(|identity| format!("{identity}:sentences:{hash:032x}"));
+        description.notes.push(format!("embeddings come from {}", folder.display()));
+        Ok(Self { inner, encoder, description, hash })
     }
+}
+
+fn failed(folder: &Path, error: &(impl fmt::Display + Hint)) -> BackendError {
+    let message = format!("cannot open the sentence encoder `{}`: {error}", folder.display());
+    BackendError { backend: "embedding".to_owned(), message, hint: error.hint() }
 }
 
 impl Backend for WithSentenceEncoder {
@@ -47,33 +51,32 @@ impl Backend for WithSentenceEncoder {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
-        let (mut others, mut places) = (Vec::new(), Vec::new());
-        for (place, question) in questions.iter().enumerate() {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
+        let (mut others, mut indices) = (Vec::new(), Vec::new());
+        for (index, question) in questions.iter().enumerate() {
             match &question.query {
                 Query::Embedding { text } => {
-                    let refused =
-                        |error: weightloom_hub::HubError| QueryError::Failed { message: error.to_string() };
-                    sink.answered(place, self.encoder.encode(text).map(Answer::Embedding).map_err(refused));
+                    let failed = |error: HubError| QueryError::Failed { message: error.to_string() };
+                    sink.answered(index, self.encoder.encode(text).map(Answer::Embedding).map_err(failed));
                 }
                 _ => {
                     others.push(question.clone());
-                    places.push(place);
+                    indices.push(index);
                 }
             }
         }
-        answer_subset(&mut *self.inner, &others, &places, sink)
+        answer_subset(&mut *self.inner, &others, &indices, sink)
     }
 
     fn base_identity(&self) -> Option<String> {
-        self.inner.base_identity().map(|identity| format!("{identity}:sentences:{:032x}", self.sum))
+        self.inner.base_identity().map(|identity| format!("{identity}:sentences:{:032x}", self.hash))
     }
 
     fn layers(&self) -> Vec<String> {
         self.inner.layers()
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         self.inner.preflight()
     }
 }
@@ -89,32 +92,32 @@ mod tests {
     use crate::view::View;
 
     #[derive(Default)]
-    struct Heard(Vec<(usize, Result<Answer, QueryError>)>);
+    struct Collector(Vec<(usize, Result<Answer, QueryError>)>);
 
-    impl AnswerSink for Heard {
-        fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
-            self.0.push((place, answer));
+    impl AnswerSink for Collector {
+        fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>) {
+            self.0.push((index, answer));
         }
     }
 
     #[test]
-    fn meanings_come_from_the_encoder_and_the_rest_from_the_backend() {
+    fn embeddings_come_from_the_encoder_and_other_answers_from_the_backend() {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../hub/tests/sentence");
         let mut backend = WithSentenceEncoder::open(Box::new(Dummy::default()), &folder, &()).unwrap();
         assert!(backend.description().capabilities.contains(&Capability::Embedding));
-        let ask = |ask| Question::new(&View::Base, ask);
+        let question = |query| Question::new(&View::Base, query);
         let questions = [
-            ask(Query::Text { text: "a b c".to_owned() }),
-            ask(Query::Embedding { text: "a green lamp".to_owned() }),
-            ask(Query::Completion { prompt: "a".to_owned(), completion: " b".to_owned() }),
+            question(Query::Text { text: "a b c".to_owned() }),
+            question(Query::Embedding { text: "a green lamp".to_owned() }),
+            question(Query::Completion { prompt: "a".to_owned(), completion: " b".to_owned() }),
         ];
-        let mut heard = Heard::default();
-        backend.answer(&questions, &mut heard).unwrap();
-        heard.0.sort_by_key(|(place, _)| *place);
+        let mut collected = Collector::default();
+        backend.answer(&questions, &mut collected).unwrap();
+        collected.0.sort_by_key(|(index, _)| *index);
         let kinds: Vec<bool> =
-            heard.0.iter().map(|(_, answer)| matches!(answer, Ok(Answer::Embedding(_)))).collect();
+            collected.0.iter().map(|(_, answer)| matches!(answer, Ok(Answer::Embedding(_)))).collect();
         assert_eq!(kinds, [false, true, false]);
-        assert!(heard.0.iter().all(|(_, answer)| answer.is_ok()));
+        assert!(collected.0.iter().all(|(_, answer)| answer.is_ok()));
         let none = WithSentenceEncoder::open(Box::new(Dummy::default()), &folder.join("none"), &());
         assert!(none.map(|_| ()).unwrap_err().to_string().contains("none"));
     }

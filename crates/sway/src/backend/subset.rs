@@ -2,7 +2,7 @@
 
 use super::{AnswerSink, Backend};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
 /// Translates indices of the subset to those of the caller.
@@ -30,7 +30,7 @@ pub(super) fn answer_subset(
     subset: &[Question],
     indices: &[usize],
     sink: &mut dyn AnswerSink,
-) -> Result<(), SwayError> {
+) -> Result<(), BackendError> {
     match subset.is_empty() {
         true => Ok(()),
         false => backend.answer(subset, &mut IndexMapper { indices, sink }),

@@ -2,7 +2,7 @@
 
 use super::{AnswerSink, Backend};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -19,7 +19,10 @@ impl AnswerSink for Collector {
 }
 
 /// Asks several questions at once.
-pub(super) fn ask(backend: &mut dyn Backend, questions: &[Question]) -> (Collected, Result<(), SwayError>) {
+pub(super) fn ask(
+    backend: &mut dyn Backend,
+    questions: &[Question],
+) -> (Collected, Result<(), BackendError>) {
     let mut collector = Collector(questions.iter().map(|_| None).collect());
     let result = backend.answer(questions, &mut collector);
     (collector.0, result)

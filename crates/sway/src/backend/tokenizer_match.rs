@@ -1,15 +1,15 @@
-//! Whether two models cut texts into the same tokens.
+//! Whether two models tokenize texts alike.
 //!
-//! What one model's tokens mean, another that was trained on other ones cannot
-//! know: numbers of both beside each other would say nothing.
+//! Token probabilities of models with different tokenizers cannot be compared.
 
 use weightloom_hub::text::{Special, Tokenizer};
 
 use crate::packs::Packs;
 
-/// The beginning of a text that they cut differently, if there is one. Plain
-/// texts are tried: a tokenizer that was told in another form, as files of GGUF
-/// do, may treat odd characters in another way and is the same for most purposes.
+/// The start of a text that the tokenizers split differently, if one is found.
+///
+/// Tries plain texts only: a tokenizer converted to another format, as in GGUF
+/// files, may treat rare characters differently and still count as the same.
 pub(super) fn first_difference(one: &Tokenizer, other: &Tokenizer) -> Option<String> {
     let packs = Packs::own();
     let facts = packs.calibration_pack.iter().map(|(prompt, _)| prompt.as_str());
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tokenizer_cuts_as_itself_and_another_does_not() {
+    fn a_tokenizer_matches_itself_and_not_another() {
         let bytes = tokenizer("tests/fixtures/tiny/model");
         assert_eq!(first_difference(&bytes, &bytes), None);
         let words = tokenizer("../hub/tests/sentence");

@@ -1,62 +1,59 @@
-//! Two distributions, of which only the likeliest tokens are known, over one
-//! set of tokens.
+//! Alignment of two top-k distributions on the union of their tokens.
 //!
-//! This is the rule of dlm-sway: what a side does not tell is spread evenly
-//! over the tokens that only the other side tells, and dropped if there are
-//! none. It overstates those tokens; exact divergences come from a backend
-//! that sees the whole vocabulary.
+//! Follows dlm-sway: the tail of a side is spread evenly over the tokens that
+//! only the other side lists, and dropped if there are none. This overstates
+//! those tokens; backends with the whole vocabulary compute exact divergences
+//! instead.
 
 use super::divergence::{DivergenceError, Side};
 use super::summation::pairwise_sum;
 use crate::answer::{Distribution, TokenNames};
 
-/// The least distance between the likeliest and the unlikeliest token. Equal
-/// numbers throughout are a sign of a broken model, not of a distribution.
-const LEAST_SPAN: f64 = 1e-9;
+/// Smallest range of log-probabilities: equal values throughout mean a broken
+/// model.
+const MIN_RANGE: f64 = 1e-9;
 
-/// Probabilities of both sides over the union of their tokens, in the order of
-/// the tokens. Both add up to one.
+/// Probabilities of both sides over the union of their tokens, in token order.
+/// Each side sums to one.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Aligned {
-    /// The base's.
     pub base: Vec<f64>,
-    /// The tuned model's.
     pub tuned: Vec<f64>,
 }
 
-/// Puts two distributions on one set of tokens.
+/// Aligns two distributions on the union of their tokens.
 pub fn align(base: &Distribution, tuned: &Distribution) -> Result<Aligned, DivergenceError> {
     check(base, Side::Base)?;
     check(tuned, Side::Tuned)?;
     match (&base.tokens, &tuned.tokens) {
-        (TokenNames::Ids(left), TokenNames::Ids(right)) => over(left, &base.logprobs, right, &tuned.logprobs),
+        (TokenNames::Ids(left), TokenNames::Ids(right)) => {
+            align_tokens(left, &base.logprobs, right, &tuned.logprobs)
+        }
         (TokenNames::Strings(left), TokenNames::Strings(right)) => {
-            over(left, &base.logprobs, right, &tuned.logprobs)
+            align_tokens(left, &base.logprobs, right, &tuned.logprobs)
         }
         _ => Err(DivergenceError::DifferentNames),
     }
 }
 
 fn check(side: &Distribution, which: Side) -> Result<(), DivergenceError> {
-    let names = match &side.tokens {
-        TokenNames::Ids(ids) => ids.len(),
-        TokenNames::Strings(strings) => strings.len(),
-    };
-    if names == 0 || names != side.logprobs.len() {
-        return Err(DivergenceError::Lengths { side: which, tokens: names, logprobs: side.logprobs.len() });
+    let (tokens, logprobs) = (side.tokens.len(), side.logprobs.len());
+    if tokens == 0 || tokens != logprobs {
+        return Err(DivergenceError::Lengths { side: which, tokens, logprobs });
     }
     if let Some(found) = side.logprobs.iter().find(|logprob| !logprob.is_finite()) {
         return Err(DivergenceError::NotFinite { side: which, found: found.to_string() });
     }
     let least = side.logprobs.iter().copied().fold(f32::INFINITY, f32::min);
     let most = side.logprobs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if names > 1 && f64::from(most) - f64::from(least) < LEAST_SPAN {
-        return Err(DivergenceError::Flat { side: which, tokens: names });
+    if tokens > 1 && f64::from(most) - f64::from(least) < MIN_RANGE {
+        return Err(DivergenceError::Flat { side: which, tokens });
     }
     Ok(())
 }
 
-fn over<T: Ord>(
+fn align_tokens<T: Ord>(
     base: &[T],
     base_logprobs: &[f32],
     tuned: &[T],
@@ -66,42 +63,42 @@ fn over<T: Ord>(
     union.sort();
     union.dedup();
     Ok(Aligned {
-        base: place(&union, base, base_logprobs, Side::Base)?,
-        tuned: place(&union, tuned, tuned_logprobs, Side::Tuned)?,
+        base: spread_tail(&union, base, base_logprobs, Side::Base)?,
+        tuned: spread_tail(&union, tuned, tuned_logprobs, Side::Tuned)?,
     })
 }
 
-fn place<T: Ord>(
+fn spread_tail<T: Ord>(
     union: &[&T],
     tokens: &[T],
     logprobs: &[f32],
     side: Side,
 ) -> Result<Vec<f64>, DivergenceError> {
-    let known: Vec<f64> = logprobs.iter().map(|logprob| f64::from(*logprob).exp()).collect();
-    let tail = (1.0 - pairwise_sum(&known)).max(0.0);
-    let mut placed = vec![0.0; union.len()];
-    for (token, probability) in tokens.iter().zip(known) {
+    let listed: Vec<f64> = logprobs.iter().map(|logprob| f64::from(*logprob).exp()).collect();
+    let tail = (1.0 - pairwise_sum(&listed)).max(0.0);
+    let mut aligned = vec![0.0; union.len()];
+    for (token, probability) in tokens.iter().zip(listed) {
         if let Ok(slot) = union.binary_search(&token) {
-            placed[slot] = probability;
+            aligned[slot] = probability;
         }
     }
-    let empty = placed.iter().filter(|probability| **probability == 0.0).count();
+    let empty = aligned.iter().filter(|probability| **probability == 0.0).count();
     if empty > 0 && tail > 0.0 {
         let share = tail / empty as f64;
-        for probability in &mut placed {
+        for probability in &mut aligned {
             if *probability == 0.0 {
                 *probability = share;
             }
         }
     }
-    let total = pairwise_sum(&placed);
+    let total = pairwise_sum(&aligned);
     if !total.is_finite() || total <= 0.0 {
         return Err(DivergenceError::NoMass { side });
     }
-    for probability in &mut placed {
+    for probability in &mut aligned {
         *probability /= total;
     }
-    Ok(placed)
+    Ok(aligned)
 }
 
 #[cfg(test)]
@@ -109,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_goes_to_what_only_the_other_side_tells() {
+    fn the_tail_goes_to_tokens_of_the_other_side() {
         let ids = Distribution::of_ids;
         let half = 0.5f32.ln();
         let quarter = 0.25f32.ln();
@@ -122,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_align_by_what_they_say() {
+    fn string_tokens_align_by_text() {
         let strings = |names: &[&str], logprobs: &[f32]| Distribution {
             tokens: TokenNames::Strings(names.iter().map(|&name| name.to_owned()).collect()),
             logprobs: logprobs.to_vec(),
@@ -140,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_distribution_is_refused() {
+    fn invalid_distributions_are_rejected() {
         let ids = Distribution::of_ids;
         let good = ids(&[1, 2], &[-0.1, -3.0]);
         assert!(matches!(
@@ -159,9 +156,9 @@ mod tests {
             align(&good, &ids(&[1], &[-1.0, -2.0])),
             Err(DivergenceError::Lengths { side: Side::Tuned, tokens: 1, logprobs: 2 })
         );
-        // One token is no sign of anything.
+        // A single token has no range.
         assert!(align(&ids(&[1], &[-0.5]), &good).is_ok());
-        // All underflow to nothing, and nothing takes the tail.
+        // All probabilities underflow to zero, so the tail is spread over both.
         let nothing = ids(&[1, 2], &[-1e30, -2e30]);
         assert_eq!(align(&nothing, &ids(&[1, 2], &[-0.1, -3.0])).map(|a| a.base), Ok(vec![0.5, 0.5]));
     }

@@ -1,4 +1,4 @@
-//! How far one distribution is from another, in nats.
+//! Kullback-Leibler and Jensen-Shannon divergence, in nats.
 
 use std::f64::consts::LN_2;
 use std::fmt;
@@ -11,24 +11,24 @@ use super::align::{Aligned, align};
 use super::summation::pairwise_sum;
 use crate::answer::Distribution;
 
-/// What stands for a probability of zero under a logarithm.
-const LEAST: f64 = 1e-12;
-/// How far rounding may carry a divergence over its bounds.
+/// Replaces a probability of zero inside a logarithm.
+const FLOOR: f64 = 1e-12;
+/// Rounding error allowed beyond the bounds of a divergence.
 const SLACK: f64 = 1e-9;
 
-/// Which divergence.
+/// A divergence between next-token distributions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DivergenceKind {
     /// Jensen-Shannon: symmetric, at most ln 2.
     #[default]
     Js,
-    /// Kullback-Leibler of the tuned model from the base.
+    /// Kullback-Leibler divergence of the tuned model from the base.
     Kl,
 }
 
 impl DivergenceKind {
-    /// As suite files write it.
+    /// The name in suite files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Js => "js",
@@ -36,7 +36,7 @@ impl DivergenceKind {
         }
     }
 
-    /// The divergence of aligned probabilities.
+    /// Divergence of aligned probabilities.
     pub fn of(self, aligned: &Aligned) -> Result<f64, DivergenceError> {
         match self {
             Self::Js => js(&aligned.base, &aligned.tuned),
@@ -44,24 +44,24 @@ impl DivergenceKind {
         }
     }
 
-    /// The divergence of two lists of likeliest tokens.
+    /// Divergence of two top-k distributions.
     pub fn between(self, base: &Distribution, tuned: &Distribution) -> Result<f64, DivergenceError> {
         self.of(&align(base, tuned)?)
     }
 }
 
-/// Kullback-Leibler: how much `p` surprises one who expects `q`.
+/// Kullback-Leibler divergence of `p` from `q`.
 pub fn kl(p: &[f64], q: &[f64]) -> Result<f64, DivergenceError> {
     let terms: Vec<f64> = p
         .iter()
         .zip(q)
         .filter(|(p, _)| **p > 0.0)
-        .map(|(p, q)| p * (p.ln() - if *q > 0.0 { *q } else { LEAST }.ln()))
+        .map(|(p, q)| p * (p.ln() - if *q > 0.0 { *q } else { FLOOR }.ln()))
         .collect();
     finite(pairwise_sum(&terms))
 }
 
-/// Jensen-Shannon: how much each surprises one who expects their mean.
+/// Jensen-Shannon divergence of `p` and `q`.
 pub fn js(p: &[f64], q: &[f64]) -> Result<f64, DivergenceError> {
     let middle: Vec<f64> = p.iter().zip(q).map(|(p, q)| 0.5 * (p + q)).collect();
     let found = finite(0.5 * kl(p, &middle)? + 0.5 * kl(q, &middle)?)?;
@@ -75,12 +75,11 @@ fn finite(found: f64) -> Result<f64, DivergenceError> {
     if found.is_finite() { Ok(found) } else { Err(DivergenceError::OutOfBounds { found: found.to_string() }) }
 }
 
-/// Which of two distributions.
+/// The model that a distribution comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Side {
-    /// The base's.
     Base,
-    /// The tuned model's.
     Tuned,
 }
 
@@ -98,23 +97,17 @@ impl fmt::Display for Side {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum DivergenceError {
-    /// No tokens, or not as many logarithms as tokens.
-    #[error("{side} gave {tokens} tokens with {logprobs} log-probabilities")]
+    #[error("{side} returned {tokens} tokens with {logprobs} log-probabilities")]
     Lengths { side: Side, tokens: usize, logprobs: usize },
-    /// A logarithm that is no number.
-    #[error("{side} gave the log-probability {found}")]
+    #[error("{side} returned the log-probability {found}")]
     NotFinite { side: Side, found: String },
-    /// All tokens are equally likely.
-    #[error("{side} finds all {tokens} tokens equally likely")]
+    #[error("{side} returned {tokens} equally likely tokens")]
     Flat { side: Side, tokens: usize },
-    /// One side tells numbers of tokens, the other what they stand for.
-    #[error("one side names tokens by number and the other by text")]
+    #[error("cannot match the tokens of the two sides: one uses ids and the other strings")]
     DifferentNames,
-    /// No probability at all.
-    #[error("the probabilities of {side} do not add up to anything")]
+    #[error("the probabilities of {side} sum to zero")]
     NoMass { side: Side },
-    /// A divergence that no two distributions have.
-    #[error("{found} is not a divergence")]
+    #[error("{found} is outside the range of a divergence")]
     OutOfBounds { found: String },
 }
 
@@ -124,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn divergences_are_those_of_dlm_sway() {
+    fn divergences_match_dlm_sway() {
         let base = Distribution::of_ids(&[5, 1, 9, 2], &[-0.3, -1.8, -3.2, -4.5]);
         let tuned = Distribution::of_ids(&[1, 5, 7, 2], &[-0.5, -1.2, -3.0, -5.0]);
         assert_eq!(DivergenceKind::Js.between(&base, &tuned), Ok(0.11541340266310172));
@@ -132,10 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn extremes_have_known_values() {
+    fn extreme_distributions_have_known_values() {
         assert_eq!(js(&[1.0, 0.0], &[0.0, 1.0]), Ok(LN_2));
         assert_eq!(js(&[0.3, 0.7], &[0.3, 0.7]), Ok(0.0));
-        assert_eq!(kl(&[1.0, 0.0], &[0.0, 1.0]), Ok(-LEAST.ln()));
+        assert_eq!(kl(&[1.0, 0.0], &[0.0, 1.0]), Ok(-FLOOR.ln()));
         assert!(matches!(kl(&[f64::INFINITY], &[0.5]), Err(DivergenceError::OutOfBounds { .. })));
         assert!(matches!(js(&[4.0], &[0.0]), Err(DivergenceError::OutOfBounds { .. })));
     }

@@ -1,29 +1,29 @@
-//! Points in groups: Lloyd's k-means from starts by k-means++.
+//! k-means clustering: Lloyd's algorithm initialized with k-means++.
 //!
-//! As scikit-learn's defaults: ten starts, of which the tightest groups are
-//! kept, 300 rounds, a tolerance of 1e-4 of the mean variance, and several
-//! candidates for each next centre. The random numbers are our own, so groups
-//! that are not clear may differ from scikit-learn's; the same seed always
-//! gives the same groups.
+//! Follows scikit-learn's defaults: the best of ten initializations, at most
+//! 300 iterations, a tolerance of 1e-4 of the mean variance, and greedy
+//! k-means++. The random numbers differ from scikit-learn's, so clusters that
+//! are not well separated may differ too; the same seed always gives the same
+//! clusters.
 
 use super::pcg64::Pcg64;
 
-const STARTS: usize = 10;
-const ROUNDS: usize = 300;
+const INITIALIZATIONS: usize = 10;
+const ITERATIONS: usize = 300;
 const TOLERANCE: f64 = 1e-4;
 
-/// The group of each point, numbered from 0. With fewer points than groups
-/// every point is its own group.
-pub fn group(points: &[Vec<f64>], groups: usize, seed: u64) -> Vec<usize> {
-    if points.len() <= groups {
+/// Assigns each point to one of `clusters` clusters, numbered from 0. Up to
+/// `clusters` points are each their own cluster.
+pub fn cluster(points: &[Vec<f64>], clusters: usize, seed: u64) -> Vec<usize> {
+    if points.len() <= clusters {
         return (0..points.len()).collect();
     }
     let mut generator = Pcg64::new(seed);
     let tolerance = TOLERANCE * mean_variance(points);
     let mut best: Option<(f64, Vec<usize>)> = None;
-    for _ in 0..STARTS {
-        let centres = spread_centres(points, groups, &mut generator);
-        let (inertia, labels) = settle(points, centres, tolerance);
+    for _ in 0..INITIALIZATIONS {
+        let centres = plus_plus_centres(points, clusters, &mut generator);
+        let (inertia, labels) = lloyd(points, centres, tolerance);
         if best.as_ref().is_none_or(|(least, _)| inertia < *least) {
             best = Some((inertia, labels));
         }
@@ -31,7 +31,7 @@ pub fn group(points: &[Vec<f64>], groups: usize, seed: u64) -> Vec<usize> {
     best.map_or_else(Vec::new, |(_, labels)| labels)
 }
 
-fn distance(left: &[f64], right: &[f64]) -> f64 {
+fn squared_distance(left: &[f64], right: &[f64]) -> f64 {
     left.iter().zip(right).map(|(left, right)| (left - right) * (left - right)).sum()
 }
 
@@ -47,14 +47,14 @@ fn mean_variance(points: &[Vec<f64>]) -> f64 {
     total / dims.max(1) as f64
 }
 
-/// First centres far apart: each is drawn by its squared distance from those
-/// before, the best of a few draws.
-fn spread_centres(points: &[Vec<f64>], groups: usize, generator: &mut Pcg64) -> Vec<Vec<f64>> {
-    let trials = 2 + (groups as f64).ln() as usize;
+/// Greedy k-means++: each centre is drawn in proportion to the squared distance
+/// from those before it, and the best of a few draws is kept.
+fn plus_plus_centres(points: &[Vec<f64>], clusters: usize, generator: &mut Pcg64) -> Vec<Vec<f64>> {
+    let trials = 2 + (clusters as f64).ln() as usize;
     let first = (generator.unit() * points.len() as f64) as usize;
     let mut centres = vec![points[first.min(points.len() - 1)].clone()];
-    let mut nearest: Vec<f64> = points.iter().map(|point| distance(point, &centres[0])).collect();
-    while centres.len() < groups {
+    let mut nearest: Vec<f64> = points.iter().map(|point| squared_distance(point, &centres[0])).collect();
+    while centres.len() < clusters {
         let total: f64 = nearest.iter().sum();
         let mut best: Option<(f64, usize, Vec<f64>)> = None;
         for _ in 0..trials {
@@ -62,15 +62,15 @@ fn spread_centres(points: &[Vec<f64>], groups: usize, generator: &mut Pcg64) -> 
             let mut passed = 0.0;
             let drawn = nearest
                 .iter()
-                .position(|part| {
-                    passed += part;
+                .position(|weight| {
+                    passed += weight;
                     passed > wanted
                 })
                 .unwrap_or(points.len() - 1);
             let after: Vec<f64> = points
                 .iter()
                 .zip(&nearest)
-                .map(|(point, nearest)| nearest.min(distance(point, &points[drawn])))
+                .map(|(point, nearest)| nearest.min(squared_distance(point, &points[drawn])))
                 .collect();
             let left: f64 = after.iter().sum();
             if best.as_ref().is_none_or(|(least, ..)| left < *least) {
@@ -84,9 +84,9 @@ fn spread_centres(points: &[Vec<f64>], groups: usize, generator: &mut Pcg64) -> 
     centres
 }
 
-fn settle(points: &[Vec<f64>], mut centres: Vec<Vec<f64>>, tolerance: f64) -> (f64, Vec<usize>) {
+fn lloyd(points: &[Vec<f64>], mut centres: Vec<Vec<f64>>, tolerance: f64) -> (f64, Vec<usize>) {
     let mut labels = assign(points, &centres);
-    for _ in 0..ROUNDS {
+    for _ in 0..ITERATIONS {
         let moved = recentre(points, &labels, &mut centres);
         let next = assign(points, &centres);
         let same = next == labels;
@@ -95,7 +95,8 @@ fn settle(points: &[Vec<f64>], mut centres: Vec<Vec<f64>>, tolerance: f64) -> (f
             break;
         }
     }
-    let inertia = points.iter().zip(&labels).map(|(point, label)| distance(point, &centres[*label])).sum();
+    let inertia =
+        points.iter().zip(&labels).map(|(point, label)| squared_distance(point, &centres[*label])).sum();
     (inertia, labels)
 }
 
@@ -105,7 +106,7 @@ fn assign(points: &[Vec<f64>], centres: &[Vec<f64>]) -> Vec<usize> {
         .map(|point| {
             let mut nearest = (f64::INFINITY, 0);
             for (label, centre) in centres.iter().enumerate() {
-                let distance = distance(point, centre);
+                let distance = squared_distance(point, centre);
                 if distance < nearest.0 {
                     nearest = (distance, label);
                 }
@@ -115,8 +116,8 @@ fn assign(points: &[Vec<f64>], centres: &[Vec<f64>]) -> Vec<usize> {
         .collect()
 }
 
-/// Moves centres to the middle of their points, and tells how far. A centre
-/// without points goes to the point that is farthest from its own.
+/// Moves each centre to the mean of its points and returns the total squared
+/// distance moved. An empty cluster takes the point farthest from its centre.
 fn recentre(points: &[Vec<f64>], labels: &[usize], centres: &mut [Vec<f64>]) -> f64 {
     let before = centres.to_vec();
     let mut counts = vec![0usize; centres.len()];
@@ -138,18 +139,18 @@ fn recentre(points: &[Vec<f64>], labels: &[usize], centres: &mut [Vec<f64>]) -> 
             continue;
         }
         let mut farthest: Option<(f64, usize)> = None;
-        for (place, point) in points.iter().enumerate() {
-            let away = distance(point, &before[labels[place]]);
-            if !taken[place] && farthest.is_none_or(|(most, _)| away > most) {
-                farthest = Some((away, place));
+        for (index, point) in points.iter().enumerate() {
+            let away = squared_distance(point, &before[labels[index]]);
+            if !taken[index] && farthest.is_none_or(|(most, _)| away > most) {
+                farthest = Some((away, index));
             }
         }
-        if let Some((_, place)) = farthest {
-            taken[place] = true;
-            centres[label].clone_from(&points[place]);
+        if let Some((_, index)) = farthest {
+            taken[index] = true;
+            centres[label].clone_from(&points[index]);
         }
     }
-    centres.iter().zip(&before).map(|(now, before)| distance(now, before)).sum()
+    centres.iter().zip(&before).map(|(now, before)| squared_distance(now, before)).sum()
 }
 
 #[cfg(test)]
@@ -158,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn clear_groups_are_found() {
+    fn well_separated_clusters_are_found() {
         let points: Vec<Vec<f64>> = (0..12)
             .map(|i| {
                 let centre = [[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]][i % 3];
@@ -166,7 +167,7 @@ mod tests {
             })
             .collect();
         for seed in 0..20 {
-            let labels = group(&points, 3, seed);
+            let labels = cluster(&points, 3, seed);
             for (i, label) in labels.iter().enumerate() {
                 assert_eq!(*label, labels[i % 3], "seed {seed}");
             }
@@ -175,23 +176,23 @@ mod tests {
     }
 
     #[test]
-    fn equal_points_are_no_trouble() {
-        let labels = group(&vec![vec![1.0, 1.0]; 6], 3, 0);
+    fn equal_points_do_not_panic() {
+        let labels = cluster(&vec![vec![1.0, 1.0]; 6], 3, 0);
         assert!(labels.iter().all(|label| *label < 3));
-        assert_eq!(group(&[vec![1.0], vec![2.0]], 3, 0), [0, 1]);
+        assert_eq!(cluster(&[vec![1.0], vec![2.0]], 3, 0), [0, 1]);
     }
 
     proptest! {
         #[test]
-        fn the_same_seed_gives_the_same_groups(
+        fn the_same_seed_gives_the_same_clusters(
             points in prop::collection::vec(prop::collection::vec(-1f64..1.0, 3), 1..30),
-            groups in 2usize..6,
+            clusters in 2usize..6,
             seed: u64,
         ) {
-            let labels = group(&points, groups, seed);
+            let labels = cluster(&points, clusters, seed);
             prop_assert_eq!(labels.len(), points.len());
-            prop_assert!(labels.iter().all(|label| *label < groups.max(points.len())));
-            prop_assert_eq!(labels, group(&points, groups, seed));
+            prop_assert!(labels.iter().all(|label| *label < clusters.max(points.len())));
+            prop_assert_eq!(labels, cluster(&points, clusters, seed));
         }
     }
 }

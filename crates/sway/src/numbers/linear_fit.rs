@@ -1,17 +1,15 @@
-//! A straight line through points, by least squares.
+//! Simple linear regression by ordinary least squares.
 
 /// `y = intercept + slope · x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct LinearFit {
-    /// Where it crosses `x = 0`.
     pub intercept: f64,
-    /// How steep it is.
     pub slope: f64,
 }
 
 impl LinearFit {
-    /// The line nearest to some points. Nothing if there are fewer than two
-    /// points or all have the same `x`.
+    /// Fits a line; `None` for fewer than two points or a constant `x`.
     pub fn least_squares(x: &[f64], y: &[f64]) -> Option<Self> {
         let count = x.len().min(y.len());
         if count < 2 {
@@ -19,36 +17,36 @@ impl LinearFit {
         }
         let mean_x = x.iter().sum::<f64>() / count as f64;
         let mean_y = y.iter().sum::<f64>() / count as f64;
-        let spread: f64 = x.iter().map(|x| (x - mean_x) * (x - mean_x)).sum();
-        if spread <= 0.0 {
+        let variance: f64 = x.iter().map(|x| (x - mean_x) * (x - mean_x)).sum();
+        if variance <= 0.0 {
             return None;
         }
-        let common: f64 = x.iter().zip(y).map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
-        let slope = common / spread;
+        let covariance: f64 = x.iter().zip(y).map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+        let slope = covariance / variance;
         Some(Self { intercept: mean_y - slope * mean_x, slope })
     }
 
-    /// Which part of the points' variance the line explains, at least 0; all
-    /// of it if they do not vary.
+    /// Coefficient of determination, clamped to at least 0; 1 if `y` is
+    /// constant.
     pub fn r_squared(&self, x: &[f64], y: &[f64]) -> f64 {
         let mean_y = y.iter().sum::<f64>() / y.len().max(1) as f64;
         let total: f64 = y.iter().map(|y| (y - mean_y) * (y - mean_y)).sum();
         if total <= 0.0 {
             return 1.0;
         }
-        let left: f64 = x
+        let residual: f64 = x
             .iter()
             .zip(y)
             .map(|(x, y)| y - (self.intercept + self.slope * x))
-            .map(|distance| distance * distance)
+            .map(|residual| residual * residual)
             .sum();
-        (1.0 - left / total).max(0.0)
+        (1.0 - residual / total).max(0.0)
     }
 }
 
-/// After which `x` a quantity that decays exponentially is halved, from a line
-/// through its logarithms. Nothing if a value is not positive, all `x` are
-/// equal, or it does not decay.
+/// Half-life of an exponential decay, from a linear fit of the logarithms.
+/// `None` if a value is not positive, `x` is constant, or the values do not
+/// decay.
 pub fn half_life(x: &[f64], values: &[f64]) -> Option<f64> {
     if values.iter().any(|value| *value <= 0.0 || !value.is_finite()) {
         return None;
@@ -64,7 +62,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_fits() {
+    fn matches_known_fits() {
         let found = half_life(&[0.0, 256.0, 512.0, 1024.0], &[0.4, 0.3, 0.25, 0.1]).unwrap();
         assert!((found - 513.9689590661417).abs() < 1e-9, "{found}");
         let x = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25];
@@ -74,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_line_has_none() {
+    fn degenerate_points_have_no_fit() {
         assert_eq!(LinearFit::least_squares(&[1.0], &[1.0]), None);
         assert_eq!(LinearFit::least_squares(&[1.0, 1.0], &[1.0, 2.0]), None);
         assert_eq!(half_life(&[0.0, 1.0], &[1.0, 2.0]), None);

@@ -1,11 +1,11 @@
-//! From deviations to a score between 0 and 1.
+//! Logistic map from z-scores to scores between 0 and 1.
 
-/// How many deviations stand for one unit of the logistic curve.
-const DEVIATIONS: f64 = 3.0;
+/// Standard deviations per unit of the logistic curve.
+const SCALE: f64 = 3.0;
 
-/// `1 / (1 + e^(−z/3))`: 0.5 for no deviation, 0.73 for three.
+/// `1 / (1 + e^(−z/3))`: 0.5 at `z = 0`, 0.73 at `z = 3`.
 pub fn logistic_score(z: f64) -> f64 {
-    1.0 / (1.0 + (-(z / DEVIATIONS).clamp(-50.0, 50.0)).exp())
+    1.0 / (1.0 + (-(z / SCALE).clamp(-50.0, 50.0)).exp())
 }
 
 #[cfg(test)]
@@ -14,7 +14,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_scores() {
+    fn matches_known_scores() {
         assert_eq!(logistic_score(3.0), 0.7310585786300049);
         assert_eq!(logistic_score(-2.5), 0.3029407160345927);
         assert_eq!(logistic_score(0.0), 0.5);

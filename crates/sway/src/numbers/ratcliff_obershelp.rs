@@ -1,36 +1,37 @@
-//! How alike two texts are, by the blocks that they share.
+//! Ratcliff-Obershelp similarity (gestalt pattern matching) of two texts.
 //!
-//! This equals the ratio of Python's `difflib`, with its rule for long texts:
-//! in a second text of 200 characters or more, a character that makes up over
-//! a hundredth of it cannot begin a block.
+//! Equal to `difflib.SequenceMatcher(None, first, second).ratio()` in Python,
+//! including its `autojunk` rule: in a second text of 200 characters or more, a
+//! character that makes up over 1 % of it cannot start a block.
 
 use std::collections::HashMap;
 
-/// From this length on, frequent characters of the second text are popular.
-const POPULARITY_FROM: usize = 200;
+/// Length of the second text from which frequent characters are popular.
+const AUTOJUNK_LENGTH: usize = 200;
 
-/// Twice what the texts share, over what they have. Zero if one is empty.
+/// Twice the number of matching characters over the total number; zero if a
+/// text is empty.
 ///
-/// The order matters: only the second text has popular characters, and of
-/// equally long blocks the first one in the first text counts.
+/// Not symmetric: only the second text has popular characters, and the first of
+/// equally long blocks in the first text wins.
 pub fn ratcliff_obershelp(first: &str, second: &str) -> f64 {
     let first: Vec<char> = first.chars().collect();
     let second: Vec<char> = second.chars().collect();
     if first.is_empty() || second.is_empty() {
         return 0.0;
     }
-    let shared = Blocks::new(&first, &second).shared();
-    2.0 * shared as f64 / (first.len() + second.len()) as f64
+    let matched = Matcher::new(&first, &second).matched();
+    2.0 * matched as f64 / (first.len() + second.len()) as f64
 }
 
-/// A part of both texts.
+/// A range of each text.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     first: (usize, usize),
     second: (usize, usize),
 }
 
-/// Equal characters of both texts.
+/// A matching block.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     first: usize,
@@ -38,98 +39,98 @@ struct Block {
     length: usize,
 }
 
-struct Blocks<'a> {
+struct Matcher<'a> {
     first: &'a [char],
     second: &'a [char],
-    /// For each place of the first text, the places of the second that hold
-    /// the same character, unless that is popular.
-    equal: Vec<usize>,
-    places: Vec<Vec<usize>>,
-    /// How long the run is that ends at each place of the second text, for
-    /// this and for the last place of the first.
+    /// Class of each character of the first text: an index into `positions`.
+    classes: Vec<usize>,
+    /// Positions of each class in the second text; empty if popular.
+    positions: Vec<Vec<usize>>,
+    /// Length of the run that ends at each position of the second text, for
+    /// the previous and the current position of the first.
     runs: [Vec<usize>; 2],
 }
 
-impl<'a> Blocks<'a> {
+impl<'a> Matcher<'a> {
     fn new(first: &'a [char], second: &'a [char]) -> Self {
-        let mut numbers: HashMap<char, usize> = HashMap::new();
-        // Entry 0 is for characters that the second text has not.
-        let mut places = vec![Vec::new()];
-        for (place, character) in second.iter().enumerate() {
-            let number = *numbers.entry(*character).or_insert_with(|| {
-                places.push(Vec::new());
-                places.len() - 1
+        let mut classes: HashMap<char, usize> = HashMap::new();
+        // Class 0 holds characters that the second text lacks.
+        let mut positions = vec![Vec::new()];
+        for (position, character) in second.iter().enumerate() {
+            let class = *classes.entry(*character).or_insert_with(|| {
+                positions.push(Vec::new());
+                positions.len() - 1
             });
-            places[number].push(place);
+            positions[class].push(position);
         }
-        if second.len() >= POPULARITY_FROM {
+        if second.len() >= AUTOJUNK_LENGTH {
             let most = second.len() / 100 + 1;
-            for found in &mut places {
+            for found in &mut positions {
                 if found.len() > most {
                     found.clear();
                 }
             }
         }
-        let equal = first.iter().map(|character| numbers.get(character).copied().unwrap_or(0)).collect();
+        let classes = first.iter().map(|character| classes.get(character).copied().unwrap_or(0)).collect();
         let runs = [vec![0; second.len() + 1], vec![0; second.len() + 1]];
-        Self { first, second, equal, places, runs }
+        Self { first, second, classes, positions, runs }
     }
 
-    fn shared(mut self) -> usize {
-        let mut shared = 0;
+    fn matched(mut self) -> usize {
+        let mut matched = 0;
         let mut open = vec![Window { first: (0, self.first.len()), second: (0, self.second.len()) }];
         while let Some(window) = open.pop() {
-            let block = self.longest(window);
+            let block = self.longest_match(window);
             if block.length == 0 {
                 continue;
             }
-            shared += block.length;
+            matched += block.length;
             let left =
                 Window { first: (window.first.0, block.first), second: (window.second.0, block.second) };
             let right = Window {
                 first: (block.first + block.length, window.first.1),
                 second: (block.second + block.length, window.second.1),
             };
-            for part in [left, right] {
-                if part.first.0 < part.first.1 && part.second.0 < part.second.1 {
-                    open.push(part);
+            for rest in [left, right] {
+                if rest.first.0 < rest.first.1 && rest.second.0 < rest.second.1 {
+                    open.push(rest);
                 }
             }
         }
-        shared
+        matched
     }
 
-    /// The longest block of a window: seeded by characters that are not
-    /// popular, then extended over any.
-    fn longest(&mut self, window: Window) -> Block {
+    /// The longest matching block of a window: found without popular
+    /// characters, then extended over any.
+    fn longest_match(&mut self, window: Window) -> Block {
         let mut best = Block { first: window.first.0, second: window.second.0, length: 0 };
         let [last, current] = &mut self.runs;
         for at in window.first.0..window.first.1 {
-            for &place in &self.places[self.equal[at]] {
-                if place < window.second.0 {
+            for &position in &self.positions[self.classes[at]] {
+                if position < window.second.0 {
                     continue;
                 }
-                if place >= window.second.1 {
+                if position >= window.second.1 {
                     break;
                 }
-                // Slot p + 1 belongs to place p, so that place 0 has a slot before it.
-                let length = last[place] + 1;
-                current[place + 1] = length;
+                // Slot p + 1 belongs to position p, so that position 0 has a predecessor.
+                let length = last[position] + 1;
+                current[position + 1] = length;
                 if length > best.length {
-                    best = Block { first: at + 1 - length, second: place + 1 - length, length };
+                    best = Block { first: at + 1 - length, second: position + 1 - length, length };
                 }
             }
-            // What the row before last left behind is cleared by its own places.
+            // Clear the row before last through its own positions.
             if at > window.first.0 {
-                for &place in &self.places[self.equal[at - 1]] {
-                    last[place + 1] = 0;
+                for &position in &self.positions[self.classes[at - 1]] {
+                    last[position + 1] = 0;
                 }
             }
             std::mem::swap(last, current);
         }
         if window.first.0 < window.first.1 {
-            for &place in &self.places[self.equal[window.first.1 - 1]] {
-                last[place + 1] = 0;
+            for &position in &self.positions[self.classes[window.first.1 - 1]] {
+                last[position + 1] = 0;
             }
         }
         while best.first > window.first.0
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same by the definition: no tables, every run compared.
+    /// The definition without tables: compares every run.
     fn by_definition(first: &[char], second: &[char], popular: &dyn Fn(char) -> bool) -> usize {
         if first.is_empty() || second.is_empty() {
             return 0;
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn known_ratios() {
+    fn matches_known_ratios() {
         assert_eq!(ratcliff_obershelp("abcd efgh", "abxd efgi"), 0.7777777777777778);
         assert_eq!(ratcliff_obershelp("", "a"), 0.0);
         assert_eq!(ratcliff_obershelp("a", ""), 0.0);
@@ -194,7 +195,7 @@ mod tests {
         // Equal, although every character is popular.
         let long = "ab".repeat(150);
         assert_eq!(ratcliff_obershelp(&long, &long), 1.0);
-        // Popular characters begin no block: difflib says 0 here.
+        // Popular characters start no block: difflib returns 0 here.
         assert_eq!(ratcliff_obershelp(&format!("x{long}"), &format!("y{long}")), 0.0);
         assert_eq!(ratcliff_obershelp("ünï ✓", "ünï ✗"), 0.8);
     }

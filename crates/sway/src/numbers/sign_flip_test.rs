@@ -1,26 +1,28 @@
-//! Whether differences of pairs lie to one side: their signs are exchanged.
+//! Paired permutation test by sign flips.
 
 use super::pcg64::Pcg64;
 use super::summation::exact_sum;
 
-/// Up to so many differences all exchanges are tried.
-const ALL_UP_TO: usize = 14;
-/// How many exchanges are drawn for more.
+/// Largest number of differences whose sign flips are enumerated.
+const EXACT_LIMIT: usize = 14;
+/// Number of random sign flips for larger samples.
 const DRAWS: usize = 9999;
 
-/// The probability of so large a sum, or a larger one, if every difference
-/// could as well have the other sign. Exact for a few differences, else by
-/// random exchanges, the observed one counted among them.
+/// One-sided p-value for a positive sum of paired differences, under the null
+/// hypothesis that the sign of each is arbitrary.
+///
+/// Enumerates all sign flips of small samples; draws random ones for larger
+/// samples and counts the observed signs among them.
 pub fn sign_flip_test(differences: &[f64], seed: u64) -> f64 {
     let count = differences.len();
     let observed = exact_sum(differences.iter().copied());
-    // Equal sums must count as equal whatever the order of rounding.
+    // Sums that differ only by rounding count as equal.
     let slack = 1e-12 * differences.iter().map(|difference| difference.abs()).sum::<f64>();
     let reaches = |negative: &dyn Fn(usize) -> bool| {
         let signed = differences.iter().enumerate().map(|(i, d)| if negative(i) { -d } else { *d });
         exact_sum(signed) >= observed - slack
     };
-    if count <= ALL_UP_TO {
+    if count <= EXACT_LIMIT {
         let all = 1usize << count;
         let found = (0..all).filter(|mask| reaches(&|i| mask >> i & 1 == 1)).count();
         return found as f64 / all as f64;
@@ -42,17 +44,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_exchanges_are_counted() {
+    fn small_samples_enumerate_all_sign_flips() {
         assert_eq!(sign_flip_test(&[1.0, 2.0, 3.0], 0), 1.0 / 8.0);
         assert_eq!(sign_flip_test(&[-1.0, -2.0], 0), 1.0);
         assert_eq!(sign_flip_test(&[0.0; 5], 0), 1.0);
         assert_eq!(sign_flip_test(&[], 0), 1.0);
-        // 3, and 1 + 2 + 3 with the signs of 1 and 2 exchanged against each other.
+        // The observed signs, and all positive.
         assert_eq!(sign_flip_test(&[-1.0, 2.0, 3.0], 0), 2.0 / 8.0);
     }
 
     #[test]
-    fn many_differences_are_drawn() {
+    fn large_samples_draw_sign_flips() {
         let up = vec![1.0; 40];
         assert_eq!(sign_flip_test(&up, 0), 1e-4);
         let balanced: Vec<f64> = (0..40).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();

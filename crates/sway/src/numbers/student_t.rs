@@ -1,24 +1,23 @@
-//! Student's t: how far the mean of a few numbers may be from the truth.
+//! Student's t distribution and the one-sample t-test.
 
 use std::f64::consts::{FRAC_2_PI, PI};
 
 use super::summation::mean;
 use super::variance::population_variance;
 
-/// The probability that Student's t with some degrees of freedom exceeds a
-/// number. Finite sums for whole degrees of freedom (Abramowitz and Stegun,
-/// 26.7.3 and 26.7.4).
-pub fn upper_tail(t: f64, freedom: usize) -> f64 {
-    if t.is_nan() || freedom == 0 {
+/// Probability that Student's t exceeds `t`, by the finite sums for an integral
+/// number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+pub fn upper_tail(t: f64, degrees_of_freedom: usize) -> f64 {
+    if t.is_nan() || degrees_of_freedom == 0 {
         return f64::NAN;
     }
-    let angle = (t.abs() / (freedom as f64).sqrt()).atan();
+    let angle = (t.abs() / (degrees_of_freedom as f64).sqrt()).atan();
     let (sine, cosine) = angle.sin_cos();
     let squared = cosine * cosine;
-    let within = if freedom % 2 == 1 {
+    let within = if degrees_of_freedom % 2 == 1 {
         let mut term = cosine;
-        let mut sum = if freedom > 1 { cosine } else { 0.0 };
-        for step in 1..freedom.saturating_sub(1) / 2 {
+        let mut sum = if degrees_of_freedom > 1 { cosine } else { 0.0 };
+        for step in 1..degrees_of_freedom.saturating_sub(1) / 2 {
             term *= squared * (2 * step) as f64 / (2 * step + 1) as f64;
             sum += term;
         }
@@ -26,7 +25,7 @@ pub fn upper_tail(t: f64, freedom: usize) -> f64 {
     } else {
         let mut term = 1.0;
         let mut sum = 1.0;
-        for step in 1..freedom / 2 {
+        for step in 1..degrees_of_freedom / 2 {
             term *= squared * (2 * step - 1) as f64 / (2 * step) as f64;
             sum += term;
         }
@@ -37,15 +36,16 @@ pub fn upper_tail(t: f64, freedom: usize) -> f64 {
     if t >= 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The number that Student's t exceeds with a probability below one half.
-pub fn quantile(tail: f64, freedom: usize) -> f64 {
+/// The value that Student's t exceeds with probability `tail`, which must be
+/// below one half.
+pub fn quantile(tail: f64, degrees_of_freedom: usize) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
-    while upper_tail(high, freedom) > tail && high < 1e12 {
+    while upper_tail(high, degrees_of_freedom) > tail && high < 1e12 {
         high *= 2.0;
     }
     for _ in 0..200 {
         let middle = 0.5 * (low + high);
-        if upper_tail(middle, freedom) > tail {
+        if upper_tail(middle, degrees_of_freedom) > tail {
             low = middle;
         } else {
             high = middle;
@@ -54,51 +54,51 @@ pub fn quantile(tail: f64, freedom: usize) -> f64 {
     high
 }
 
-/// The mean of some numbers and its standard error; nothing for fewer than two.
+/// One-sample t-test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TTest {
-    /// The mean.
+    /// Sample mean.
     pub mean: f64,
-    /// The deviation of single numbers, for the whole population.
-    pub deviation: f64,
-    /// The standard error of the mean.
-    pub error: f64,
-    /// How many numbers.
+    /// Sample standard deviation, with Bessel's correction.
+    pub std_dev: f64,
+    /// Standard error of the mean.
+    pub std_error: f64,
+    /// Sample size.
     pub count: usize,
 }
 
 impl TTest {
-    /// Of some numbers.
+    /// Summarizes a sample; `None` for fewer than two values or values that are
+    /// not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         let count = values.len();
         if count < 2 || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
-        let deviation = (population_variance(values)? * count as f64 / (count - 1) as f64).sqrt();
-        Some(Self { mean: mean(values)?, deviation, error: deviation / (count as f64).sqrt(), count })
+        let std_dev = (population_variance(values)? * count as f64 / (count - 1) as f64).sqrt();
+        Some(Self { mean: mean(values)?, std_dev, std_error: std_dev / (count as f64).sqrt(), count })
     }
 
-    /// The probability of so large a mean, or a larger one, if the true one
-    /// were `limit`.
-    pub fn above(&self, limit: f64) -> f64 {
-        if self.error == 0.0 {
+    /// One-sided p-value for a true mean greater than `limit`.
+    pub fn p_greater(&self, limit: f64) -> f64 {
+        if self.std_error == 0.0 {
             return if self.mean > limit { 0.0 } else { 1.0 };
         }
-        upper_tail((self.mean - limit) / self.error, self.count - 1)
+        upper_tail((self.mean - limit) / self.std_error, self.count - 1)
     }
 
-    /// The same for so small a mean.
-    pub fn below(&self, limit: f64) -> f64 {
-        if self.error == 0.0 {
+    /// One-sided p-value for a true mean less than `limit`.
+    pub fn p_less(&self, limit: f64) -> f64 {
+        if self.std_error == 0.0 {
             return if self.mean < limit { 0.0 } else { 1.0 };
         }
-        upper_tail((limit - self.mean) / self.error, self.count - 1)
+        upper_tail((limit - self.mean) / self.std_error, self.count - 1)
     }
 
-    /// Where the true mean lies with 95 % confidence.
-    pub fn interval(&self) -> [f64; 2] {
-        let reach = quantile(0.025, self.count - 1) * self.error;
-        [self.mean - reach, self.mean + reach]
+    /// 95 % confidence interval of the mean.
+    pub fn confidence_interval(&self) -> [f64; 2] {
+        let margin = quantile(0.025, self.count - 1) * self.std_error;
+        [self.mean - margin, self.mean + margin]
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn tails_are_those_of_tables() {
+    fn tails_match_tables() {
         for (freedom, tail, t) in [
             (1, 0.05, 6.313751515),
             (2, 0.05, 2.91998558),
@@ -127,16 +127,16 @@ mod tests {
     }
 
     #[test]
-    fn means_have_errors() {
+    fn t_tests_match_known_values() {
         let found = TTest::of(&[1.0, 2.0, 3.0]).unwrap();
-        assert_eq!((found.mean, found.deviation, found.count), (2.0, 1.0, 3));
+        assert_eq!((found.mean, found.std_dev, found.count), (2.0, 1.0, 3));
         // t = 2√3 with two degrees of freedom.
-        assert!((found.above(0.0) - 0.03709).abs() < 1e-5, "{}", found.above(0.0));
-        assert!((found.above(0.0) + found.below(0.0) - 1.0).abs() < 1e-12);
+        assert!((found.p_greater(0.0) - 0.03709).abs() < 1e-5, "{}", found.p_greater(0.0));
+        assert!((found.p_greater(0.0) + found.p_less(0.0) - 1.0).abs() < 1e-12);
         assert_eq!(TTest::of(&[1.0]), None);
         assert_eq!(TTest::of(&[1.0, f64::NAN]), None);
         let same = TTest::of(&[0.0; 4]).unwrap();
-        assert_eq!((same.above(-1.0), same.above(0.0), same.below(1.0)), (0.0, 1.0, 0.0));
+        assert_eq!((same.p_greater(-1.0), same.p_greater(0.0), same.p_less(1.0)), (0.0, 1.0, 0.0));
     }
 
     proptest! {

@@ -1,20 +1,20 @@
-//! The style of a text as six numbers, each about as large as the others.
+//! Stylometric fingerprint: six features of comparable scale.
 
 use std::collections::HashSet;
 
 use super::summation::exact_sum;
 use super::variance::population_std;
 
-/// How many numbers describe a style.
+/// Number of features.
 pub const DIMENSIONS: usize = 6;
 
 const PUNCTUATION: &str = ".,:;!?-—()[]\"'/";
 
-/// The style of a text; zeros if it has no words.
+/// Fingerprint of a text; zeros if it has no words.
 ///
-/// In order: words in a sentence (over 30), their deviation (over 30), the
-/// share of different words, letters in a word (over 10), the share of
-/// punctuation (times 10), 30 over the words in a paragraph.
+/// In order: mean words per sentence (over 30), their standard deviation (over
+/// 30), type-token ratio, mean letters per word (over 10), share of punctuation
+/// (times 10), 30 over the mean words per paragraph.
 pub fn fingerprint(text: &str) -> [f64; DIMENSIONS] {
     let words = words(text);
     if words.is_empty() {
@@ -26,10 +26,10 @@ pub fn fingerprint(text: &str) -> [f64; DIMENSIONS] {
         .map(|sentence| self::words(sentence).len() as f64)
         .filter(|words| *words > 0.0)
         .collect();
-    let deviation = if lengths.len() > 1 { population_std(&lengths).unwrap_or(0.0) } else { 0.0 };
-    let different: HashSet<String> = words.iter().map(|word| word.to_lowercase()).collect();
+    let std_dev = if lengths.len() > 1 { population_std(&lengths).unwrap_or(0.0) } else { 0.0 };
+    let distinct: HashSet<String> = words.iter().map(|word| word.to_lowercase()).collect();
     let letters: usize = words.iter().map(|word| word.chars().count()).sum();
-    let marks = text.chars().filter(|character| PUNCTUATION.contains(*character)).count();
+    let punctuation = text.chars().filter(|character| PUNCTUATION.contains(*character)).count();
     let paragraphs: Vec<f64> = paragraphs(text)
         .iter()
         .filter(|paragraph| !paragraph.trim().is_empty())
@@ -37,10 +37,10 @@ pub fn fingerprint(text: &str) -> [f64; DIMENSIONS] {
         .collect();
     [
         average(&lengths) / 30.0,
-        deviation / 30.0,
-        different.len() as f64 / count,
+        std_dev / 30.0,
+        distinct.len() as f64 / count,
         letters as f64 / count / 10.0,
-        10.0 * marks as f64 / text.chars().count() as f64,
+        10.0 * punctuation as f64 / text.chars().count() as f64,
         30.0 / average(&paragraphs).max(1.0),
     ]
 }
@@ -49,50 +49,51 @@ fn average(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { exact_sum(values.iter().copied()) / values.len() as f64 }
 }
 
-/// How far the tuned model went from the base's style towards the document's:
-/// 1 is all the way, 0 not at all, or if there is no way to go.
+/// How far the tuned style moved from the base towards the document, as a
+/// projection: 1 is all the way; 0 is not at all, or base and document agree.
 pub fn shift(base: &[f64], tuned: &[f64], document: &[f64]) -> f64 {
-    let way: Vec<f64> = document.iter().zip(base).map(|(document, base)| document - base).collect();
-    let length: f64 = way.iter().map(|step| step * step).sum();
-    if length == 0.0 {
+    let direction: Vec<f64> = document.iter().zip(base).map(|(document, base)| document - base).collect();
+    let squared_length: f64 = direction.iter().map(|step| step * step).sum();
+    if squared_length == 0.0 {
         return 0.0;
     }
-    tuned.iter().zip(base).zip(&way).map(|((tuned, base), step)| (tuned - base) * step).sum::<f64>() / length
+    tuned.iter().zip(base).zip(&direction).map(|((tuned, base), step)| (tuned - base) * step).sum::<f64>()
+        / squared_length
 }
 
-/// Words: an ASCII letter, then letters, apostrophes and hyphens, between
-/// boundaries of words in the sense of regular expressions.
+/// Matches of the regular expression `\b[A-Za-z][A-Za-z'-]*\b`.
 fn words(text: &str) -> Vec<&str> {
     let characters: Vec<(usize, char)> = text.char_indices().collect();
-    let is_word = |place: usize| characters.get(place).is_some_and(|(_, c)| c.is_alphanumeric() || *c == '_');
-    // A boundary lies before a place if exactly one of its neighbours is part of a word.
-    let boundary = |place: usize| (place > 0 && is_word(place - 1)) != is_word(place);
+    let is_word =
+        |position: usize| characters.get(position).is_some_and(|(_, c)| c.is_alphanumeric() || *c == '_');
+    // A boundary precedes a position if exactly one of its neighbours is a word character.
+    let boundary = |position: usize| (position > 0 && is_word(position - 1)) != is_word(position);
     let mut found = Vec::new();
-    let mut place = 0;
-    while place < characters.len() {
-        if !characters[place].1.is_ascii_alphabetic() || !boundary(place) {
-            place += 1;
+    let mut position = 0;
+    while position < characters.len() {
+        if !characters[position].1.is_ascii_alphabetic() || !boundary(position) {
+            position += 1;
             continue;
         }
-        let mut end = place + 1;
+        let mut end = position + 1;
         while characters.get(end).is_some_and(|(_, c)| c.is_ascii_alphabetic() || matches!(c, '\'' | '-')) {
             end += 1;
         }
-        while end > place + 1 && !boundary(end) {
+        while end > position + 1 && !boundary(end) {
             end -= 1;
         }
         if boundary(end) {
             let to = characters.get(end).map_or(text.len(), |(offset, _)| *offset);
-            found.push(&text[characters[place].0..to]);
-            place = end;
+            found.push(&text[characters[position].0..to]);
+            position = end;
         } else {
-            place += 1;
+            position += 1;
         }
     }
     found
 }
 
-/// Parts that end with a full stop, an exclamation or a question mark before a space.
+/// Splits after `.`, `!` or `?` that precede white space.
 fn sentences(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -120,7 +121,7 @@ fn sentences(text: &str) -> Vec<&str> {
     found
 }
 
-/// Parts between blank lines.
+/// Splits at blank lines.
 fn paragraphs(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -148,7 +149,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_fingerprint_is_that_of_dlm_sway() {
+    fn fingerprints_match_dlm_sway() {
         let found = fingerprint("Hello world. This is fine!\n\nNew para, here; it's well-made.");
         let wanted = [0.11111111111111112, 0.041573970964154904, 1.0, 0.44, 1.1864406779661016, 6.0];
         for (found, wanted) in found.iter().zip(wanted) {
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_fall_apart_where_they_should() {
+    fn sentences_and_paragraphs_are_split() {
         assert_eq!(sentences("One. Two!  Three? Four"), ["One.", "Two!", "Three?", "Four"]);
         assert_eq!(sentences("3.5 is. a "), ["3.5 is.", "a "]);
         assert_eq!(sentences("End. "), ["End."]);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_is_the_part_of_the_way() {
+    fn shifts_are_projections() {
         assert_eq!(shift(&[0.0, 0.0], &[1.0, 0.0], &[2.0, 0.0]), 0.5);
         assert_eq!(shift(&[1.0], &[1.0], &[1.0]), 0.0);
         assert_eq!(shift(&[0.0], &[-1.0], &[1.0]), -1.0);
@@ -189,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_has_a_finite_style(text in "\\PC*|[ .!?\\n'a-c-]{0,60}") {
+        fn fingerprints_are_finite(text in "\\PC*|[ .!?\\n'a-c-]{0,60}") {
             prop_assert!(fingerprint(&text).iter().all(|value| value.is_finite()));
         }
     }

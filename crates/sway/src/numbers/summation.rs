@@ -1,12 +1,12 @@
-//! Sums: exactly rounded as Python's `fsum`, and in pairs as numpy's `sum`.
+//! Exactly rounded sums as Python's `fsum`, and pairwise sums as numpy's `sum`.
 
-/// The sum as a list of numbers that do not overlap: nothing is lost.
+/// An exact sum, held as non-overlapping terms (Shewchuk 1997).
 ///
-/// Each addition keeps what rounding took away as a further number
-/// (Shewchuk 1997), so the list is the exact sum.
+/// Each addition keeps its rounding error as a further term.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExactSum {
-    parts: Vec<f64>,
+    terms: Vec<f64>,
+    /// The sum of values that are not finite.
     special: Option<f64>,
 }
 
@@ -18,49 +18,48 @@ impl ExactSum {
         }
         let mut value = value;
         let mut kept = 0;
-        for place in 0..self.parts.len() {
-            let other = self.parts[place];
+        for index in 0..self.terms.len() {
+            let other = self.terms[index];
             let (large, small) = if value.abs() < other.abs() { (other, value) } else { (value, other) };
             let high = large + small;
             let low = small - (high - large);
             if low != 0.0 {
-                self.parts[kept] = low;
+                self.terms[kept] = low;
                 kept += 1;
             }
             value = high;
         }
-        self.parts.truncate(kept);
+        self.terms.truncate(kept);
         if value.is_finite() {
-            self.parts.push(value);
+            self.terms.push(value);
         } else {
             self.special = Some(value);
         }
     }
 
-    /// The parts, the smallest first.
-    pub(crate) fn parts(&self) -> &[f64] {
-        &self.parts
+    /// The terms in increasing order of magnitude.
+    pub(crate) fn terms(&self) -> &[f64] {
+        &self.terms
     }
 
-    /// The nearest number; halves go to the even one.
+    /// The nearest `f64`; ties round to even.
     pub(crate) fn rounded(&self) -> f64 {
         if let Some(special) = self.special {
             return special;
         }
-        let mut rest = self.parts.iter().rev();
+        let mut rest = self.terms.iter().rev();
         let Some(&first) = rest.next() else { return 0.0 };
         let mut high = first;
         let mut low = 0.0;
-        for &part in rest.by_ref() {
-            let sum = high + part;
-            low = part - (sum - high);
+        for &term in rest.by_ref() {
+            let sum = high + term;
+            low = term - (sum - high);
             high = sum;
             if low != 0.0 {
                 break;
             }
         }
-        // A half that is to be rounded away from the even number because a
-        // smaller part has the same sign.
+        // A tie is broken away from even by a smaller term of the same sign.
         if let Some(&next) = rest.next()
             && ((low < 0.0 && next < 0.0) || (low > 0.0 && next > 0.0))
         {
@@ -83,12 +82,13 @@ pub fn exact_sum(values: impl IntoIterator<Item = f64>) -> f64 {
     sum.rounded()
 }
 
-/// The exact sum divided by the number of values; nothing for no values.
+/// The exact sum divided by the number of values; `None` for no values.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| exact_sum(values.iter().copied()) / values.len() as f64)
 }
 
-/// The sum as numpy adds a contiguous row: eight at a time, then in halves.
+/// The sum of a contiguous row as numpy computes it: eight lanes, then in
+/// halves.
 pub fn pairwise_sum(values: &[f64]) -> f64 {
     let count = values.len();
     if count < 8 {
@@ -118,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_sum_is_rounded_once() {
+    fn exact_sums_round_once() {
         assert_eq!(exact_sum([0.1; 10]), 1.0);
         assert_eq!(exact_sum([1e100, 1.0, -1e100, 1e-100]), 1.0);
         // Just above a half: the exact sum rounds up, a running one down.
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_of_nothing_is_nothing() {
+    fn no_values_have_no_mean() {
         assert_eq!(mean(&[]), None);
         assert_eq!(mean(&[0.1, 0.2, 0.3]), Some(0.6 / 3.0));
     }
 
     #[test]
-    fn pairs_are_added_in_the_order_of_numpy() {
-        // What numpy 2 gives for these; a running sum gives 0.9999999999999999.
+    fn pairwise_sums_match_numpy() {
+        // From numpy 2; a running sum gives 0.9999999999999999.
         assert_eq!(pairwise_sum(&[0.1; 10]), 1.0);
         assert_eq!(pairwise_sum(&[0.1; 8]), 0.8);
         assert_eq!(pairwise_sum(&[]), 0.0);
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_exact_sum_does_not_depend_on_the_order(mut values in prop::collection::vec(-1e12f64..1e12, 0..60)) {
+        fn exact_sums_do_not_depend_on_order(mut values in prop::collection::vec(-1e12f64..1e12, 0..60)) {
             let forward = exact_sum(values.iter().copied());
             values.reverse();
             prop_assert_eq!(forward, exact_sum(values.iter().copied()));
@@ -153,7 +153,7 @@ mod tests {
         }
 
         #[test]
-        fn integers_are_added_without_loss(values in prop::collection::vec(-1_000_000i64..1_000_000, 0..400)) {
+        fn integer_sums_are_exact(values in prop::collection::vec(-1_000_000i64..1_000_000, 0..400)) {
             let numbers: Vec<f64> = values.iter().map(|v| *v as f64).collect();
             let sum = values.iter().sum::<i64>() as f64;
             prop_assert_eq!(pairwise_sum(&numbers), sum);

@@ -1,29 +1,28 @@
-//! Population variance and deviation.
+//! Population variance and standard deviation.
 //!
-//! Python computes both with fractions and rounds once. Here the numerator
-//! `n·Σx² − (Σx)²` is exact as well (products and sums keep what rounding took
-//! away); one rounding there, one in the division and one in the root remain,
-//! so results lie within two units of the last place. Equal values give
-//! exactly zero.
+//! Python computes both with fractions and rounds once. Here too the numerator
+//! `n·Σx² − (Σx)²` is exact (error-free products and sums). It is rounded once,
+//! then divided and, for the standard deviation, rooted, so results are within
+//! two units in the last place. Equal values give exactly zero.
 
 use super::summation::ExactSum;
 
-/// The mean squared distance from the mean; nothing for no values.
+/// Population variance; `None` for no values.
 pub fn population_variance(values: &[f64]) -> Option<f64> {
     let (numerator, scale) = numerator(values)?;
     let count = values.len() as f64;
     Some(numerator / (count * count) * scale * scale)
 }
 
-/// The root of [`population_variance`].
+/// Population standard deviation; `None` for no values.
 pub fn population_std(values: &[f64]) -> Option<f64> {
     let (numerator, scale) = numerator(values)?;
     let count = values.len() as f64;
     Some((numerator / (count * count)).sqrt() * scale)
 }
 
-/// `n·Σx² − (Σx)²` of the values divided by a power of two, and that power:
-/// squares neither overflow nor vanish.
+/// `n·Σx² − (Σx)²` of the values divided by a power of two, and that power.
+/// Scaling keeps the squares from overflowing and underflowing.
 fn numerator(values: &[f64]) -> Option<(f64, f64)> {
     if values.is_empty() {
         return None;
@@ -43,14 +42,14 @@ fn numerator(values: &[f64]) -> Option<(f64, f64)> {
         let value = value / scale;
         sum.add(value);
         let (high, low) = product(value, value);
-        for part in [high, low] {
-            let (high, low) = product(part, count);
+        for term in [high, low] {
+            let (high, low) = product(term, count);
             total.add(high);
             total.add(low);
         }
     }
-    for left in sum.parts() {
-        for right in sum.parts() {
+    for left in sum.terms() {
+        for right in sum.terms() {
             let (high, low) = product(*left, *right);
             total.add(-high);
             total.add(-low);
@@ -59,7 +58,7 @@ fn numerator(values: &[f64]) -> Option<(f64, f64)> {
     Some((total.rounded().max(0.0), scale))
 }
 
-/// A product and what rounding took from it.
+/// A product and its rounding error.
 fn product(left: f64, right: f64) -> (f64, f64) {
     let high = left * right;
     (high, left.mul_add(right, -high))
@@ -71,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_values() {
+    fn matches_python() {
         // Python: statistics.pvariance and pstdev.
         assert_eq!(population_variance(&[0.1, 0.4, 0.2, 0.9, 0.3]), Some(0.0776));
         assert_eq!(population_std(&[0.0, 0.0, 1.0]), Some(0.471_404_520_791_031_7));
@@ -97,7 +96,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_values_do_not_spread(value in -1e300f64..1e300, count in 1usize..30) {
+        fn equal_values_have_no_variance(value in -1e300f64..1e300, count in 1usize..30) {
             prop_assert_eq!(population_variance(&vec![value; count]), Some(0.0));
         }
 

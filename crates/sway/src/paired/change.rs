@@ -125,7 +125,7 @@ pub(crate) fn section_internalization(
     let own = gains(&lifts, 0.0);
     let raw = mean(&own).unwrap_or(0.0);
     let interval = mean_interval(&own, setting.seed);
-    let elsewhere = TTest::of(&effective).is_some_and(|test| test.below(0.0) <= paired.level);
+    let elsewhere = TTest::of(&effective).is_some_and(|test| test.p_less(0.0) <= paired.level);
     let proviso = (raw > 0.0 && elsewhere).then(|| (Verdict::Fail, "neutral text gained more".to_owned()));
     let passed = effective.iter().filter(|gain| **gain >= probe.per_section_threshold).count();
     let share = passed as f64 / effective.len() as f64;
@@ -201,10 +201,10 @@ pub(crate) fn paraphrase_invariance(
     let test = TTest::of(&surplus);
     let learnt = taught >= probe.min_verbatim_lift;
     let proviso = match test {
-        Some(test) if memorize && learnt && test.above(0.0) <= paired.level => {
+        Some(test) if memorize && learnt && test.p_greater(0.0) <= paired.level => {
             Some((Verdict::Fail, "other words gained as well".to_owned()))
         }
-        Some(test) if !memorize && learnt && test.below(0.0) <= paired.level => {
+        Some(test) if !memorize && learnt && test.p_less(0.0) <= paired.level => {
             Some((Verdict::Fail, "it holds in the taught words alone".to_owned()))
         }
         _ => None,
@@ -236,7 +236,7 @@ pub(crate) fn paraphrase_invariance(
             "generalization_ratio": if taught.abs() > 1e-9 { others / taught } else { 0.0 },
             "intent": probe.intent,
             "per_case": shown,
-            "surplus_ci_95": test.map(|test| test.interval()),
+            "surplus_ci_95": test.map(|test| test.confidence_interval()),
             "raw_ci_95": interval,
         })),
         ..Finding::without_number(

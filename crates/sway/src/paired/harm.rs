@@ -18,7 +18,7 @@ const SHOWN_BY: f64 = 1.645 + 0.842;
 /// How many units would probably show on which side of a limit a mean lies.
 fn needed(test: &TTest, limit: f64) -> Option<usize> {
     let distance = (test.mean - limit).abs();
-    (distance > 0.0).then(|| ((SHOWN_BY * test.deviation / distance).powi(2).ceil() as usize).max(2))
+    (distance > 0.0).then(|| ((SHOWN_BY * test.std_dev / distance).powi(2).ceil() as usize).max(2))
 }
 
 /// A mean that is to lie above a limit.
@@ -26,8 +26,8 @@ pub(super) fn above(values: &[f64], limit: f64, unit: &'static str) -> Limit {
     let units = values.len();
     match TTest::of(values) {
         Some(test) => Limit {
-            within: test.above(limit),
-            beyond: test.below(limit),
+            within: test.p_greater(limit),
+            beyond: test.p_less(limit),
             units,
             needed: needed(&test, limit),
             unit,
@@ -64,7 +64,7 @@ pub(crate) fn calibration_drift(
     let total = changes.len();
     let lost: Vec<usize> = (0..total).filter(|item| changes[*item] < -probe.regression_nats).collect();
     let raw = lost.len() as f64 / total as f64;
-    let interval = binomial::interval(lost.len(), total);
+    let interval = binomial::clopper_pearson(lost.len(), total);
     let few = share_below(lost.len(), total, probe.assert_fraction_regressed_lt, "items");
     let little = above(&changes, probe.assert_mean_delta_gte, "items");
     let items = probe.chosen(setting);
@@ -116,8 +116,9 @@ pub(crate) fn external_perplexity(
     let Some(raw) = mean(&changes) else {
         return Ok(Draft::settled(Finding::error("no piece of the text has a number")));
     };
-    let interval =
-        TTest::of(&changes).map(|test| test.interval()).or_else(|| mean_interval(&changes, setting.seed));
+    let interval = TTest::of(&changes)
+        .map(|test| test.confidence_interval())
+        .or_else(|| mean_interval(&changes, setting.seed));
     let base = Piece::weighted(&pieces, |piece| piece.base);
     let tuned = Piece::weighted(&pieces, |piece| piece.tuned);
     let finding = Finding {

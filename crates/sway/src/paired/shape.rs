@@ -58,7 +58,7 @@ pub(crate) fn adapter_revert(
         return Ok(Draft::settled(Finding::without_number(Verdict::Inconclusive, message)));
     }
     let reverts = kept.iter().filter(|found| found.reverted()).count();
-    let interval = binomial::interval(reverts, kept.len());
+    let interval = binomial::clopper_pearson(reverts, kept.len());
     let raw = reverts as f64 / kept.len() as f64;
     let finding = Finding {
         raw: Some(raw),
@@ -108,7 +108,7 @@ pub(crate) fn prompt_collapse(
         })
         .collect();
     let test = TTest::of(&losses);
-    let ends = test.map(|test| test.interval());
+    let ends = test.map(|test| test.confidence_interval());
     let lives = ends.filter(|[low, _]| *low > 0.0).map(|[low, high]| [LN_2 / high, LN_2 / low]);
     let raw = half_life(&lengths, &means);
     let said = match raw {
@@ -161,7 +161,7 @@ pub(crate) fn style_fingerprint(
     } else {
         (0..count).map(|place| count as f64 * raw - (count - 1) as f64 * of(Some(place))).collect()
     };
-    let interval = TTest::of(&pseudo).map(|test| test.interval());
+    let interval = TTest::of(&pseudo).map(|test| test.confidence_interval());
     let finding = Finding {
         raw: Some(raw),
         ci_95: interval,

@@ -101,7 +101,7 @@ impl ClusterKl {
         )?;
         let points: Vec<Vec<f64>> =
             meanings.iter().map(|meaning| meaning.iter().copied().map(f64::from).collect()).collect();
-        Ok(Topics { distances, labels: kmeans::group(&points, self.num_clusters, setting.seed) })
+        Ok(Topics { distances, labels: kmeans::cluster(&points, self.num_clusters, setting.seed) })
     }
 }
 

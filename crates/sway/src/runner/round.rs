@@ -10,7 +10,7 @@ use crate::answer::Answer;
 use crate::answer_store::AnswerStore;
 use crate::backend::{AnswerSink, Backend, Capability};
 use crate::cache::Cache;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
 /// Answers questions that no probe asks, from the cache or by the backend.
@@ -20,7 +20,7 @@ pub fn answer_all(
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
-) -> Result<AnswerStore, SwayError> {
+) -> Result<AnswerStore, BackendError> {
     let mut wanted = Wanted::default();
     for question in questions {
         wanted.questions.entry(question.clone()).or_default();
@@ -92,7 +92,7 @@ impl<'a> Asker<'a> {
         names: &[&str],
         answers: &mut AnswerStore,
         observer: &mut dyn Observer,
-    ) -> Result<Result<Vec<f64>, SwayError>, SwayError> {
+    ) -> Result<Result<Vec<f64>, BackendError>, BackendError> {
         let mut questions = Vec::new();
         let mut askers = Vec::new();
         let mut cached = 0;

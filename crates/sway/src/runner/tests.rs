@@ -210,7 +210,7 @@ fn a_run_goes_on_where_a_backend_was_lost() {
     let mut backend = Dummy::default();
     backend.gone_after = Some(4);
     let error = suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap_err();
-    assert!(matches!(error, RunError::Backend(SwayError::Backend { .. })), "{error}");
+    assert!(matches!(error, RunError::Backend(BackendError { .. })), "{error}");
     drop(cache);
     let mut cache = Cache::open(folder.path(), "dummy").unwrap();
     assert_eq!(cache.len(), 4);
@@ -312,10 +312,10 @@ impl Backend for Mute {
     fn description(&self) -> &Description {
         &self.0
     }
-    fn answer(&mut self, _: &[Question], _: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, _: &[Question], _: &mut dyn AnswerSink) -> Result<(), BackendError> {
         Ok(())
     }
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 }

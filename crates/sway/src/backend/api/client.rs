@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::wire::{self, Keys};
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::suite::ServedModel;
 
@@ -42,13 +42,13 @@ impl Trouble {
     }
 
     /// The error of the whole backend.
-    pub(super) fn into_end(self) -> SwayError {
+    pub(super) fn into_end(self) -> BackendError {
         let (message, hint) = match self {
             Self::Passing { why, hint, .. } => (why, Some(hint)),
             Self::Question(error) => (error.to_string(), None),
             Self::End { message, hint } => (message, hint),
         };
-        SwayError::Backend { backend: KIND.to_owned(), message, hint }
+        BackendError { backend: KIND.to_owned(), message, hint }
     }
 }
 

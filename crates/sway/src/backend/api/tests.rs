@@ -182,7 +182,7 @@ fn distribution(answer: Result<Answer, QueryError>) -> Distribution {
 fn end(backend: &mut ApiBackend, questions: &[Question]) -> (String, String) {
     let (_, ended) = ask(backend, questions);
     let error = ended.unwrap_err();
-    let SwayError::Backend { message, hint, .. } = error;
+    let BackendError { message, hint, .. } = error;
     (message, hint.unwrap())
 }
 

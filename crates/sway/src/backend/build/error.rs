@@ -7,7 +7,7 @@ use weightloom_hub::HubError;
 use super::DEVICES;
 use crate::backend::api::ApiError;
 use crate::backend::custom::CustomError;
-use crate::error::SwayError;
+use crate::error::BackendError;
 
 /// Why there is nothing that answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum BuildError {
     Custom { key: String, source: CustomError },
     /// A backend that did not come to be.
     #[error(transparent)]
-    Backend(#[from] SwayError),
+    Backend(#[from] BackendError),
 }
 
 impl Hint for BuildError {

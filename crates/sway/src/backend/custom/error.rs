@@ -6,7 +6,7 @@ use std::time::Duration;
 use weightloom_errors::Hint;
 
 use super::KIND;
-use crate::error::SwayError;
+use crate::error::BackendError;
 
 /// Where the protocol is told.
 const PROTOCOL: &str = "docs/sway-backend-protocol.md tells what a backend says";
@@ -131,7 +131,7 @@ impl Hint for CustomError {
 
 impl CustomError {
     /// The error of the whole backend.
-    pub(super) fn as_end(&self) -> SwayError {
-        SwayError::Backend { backend: KIND.to_owned(), message: self.to_string(), hint: self.hint() }
+    pub(super) fn as_end(&self) -> BackendError {
+        BackendError::new(KIND, self)
     }
 }

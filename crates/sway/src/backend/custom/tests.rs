@@ -175,7 +175,7 @@ fn a_preflight_is_the_programs_own_or_two_questions() {
     let error = start("checked").unwrap().preflight().unwrap_err();
     assert!(error.to_string().contains("the tuned model gives nan"), "{error}");
     let error = start("nan").unwrap().preflight().unwrap_err();
-    assert!(error.to_string().contains("gave nan"), "{error}");
+    assert!(error.to_string().contains("returned nan"), "{error}");
 }
 
 #[test]

@@ -1,22 +1,21 @@
-//! Names of exactly these numbers: what files hold, not where they lie.
+//! Cache identities: hashes of the contents of model files.
 
 use weightloom_checkpoint::{ElementSum, Format, Source, Storage, StorageError};
 use weightloom_hub::Model;
 use weightloom_layout::DType;
 
-/// What changes when the same model would give other numbers.
-const ENGINE: u32 = 1;
+/// Incremented when the same model would give other numbers.
+const ENGINE_VERSION: u32 = 1;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BLOCK: usize = 1 << 22;
 
-/// The width of the words that bytes are summed as.
+/// Width of the summed words, in bytes.
 const WORD: usize = 8;
 
-/// What a tokenizer says of itself.
-const WORDS: &str = "tokenizer_config.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Files beside weights that decide what texts become.
+/// Files beside the weights that affect answers.
 const COMPANIONS: [&str; 9] = [
     "adapter_config.json",
     "config.json",
@@ -29,78 +28,81 @@ const COMPANIONS: [&str; 9] = [
     "vocab.json",
 ];
 
-/// Names of what answers.
+/// Identities of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Of the base and what tunes it.
+    /// Of the base and the tuned model.
     pub(super) pair: String,
-    /// Of the base alone, and the tokenizer that it is asked with.
+    /// Of the base alone with the tokenizer in use.
     pub(super) base: String,
 }
 
-/// The names of a base, what tunes it, and the precision they are computed in.
-/// `words` is what brings another tokenizer along, if something does.
+/// Identifies a base, its tuned version, and the precision of the computation.
+/// `tokenizer` is the source of a tokenizer that replaces the base's.
 pub(super) fn identity(
     base: &Model,
     tuned: Option<&Source>,
-    words: Option<&Source>,
+    tokenizer: Option<&Source>,
     dtype: DType,
 ) -> Result<Identity, StorageError> {
-    let base = format!("{:032x}", of_source(base.source())? ^ of_text(&words_of(base)));
+    let base = format!("{:032x}", of_source(base.source())? ^ of_text(&metadata_of(base)));
     let hash = |sum: Option<u128>| sum.map_or_else(|| "none".to_owned(), |sum| format!("{sum:032x}"));
     let tuned = hash(tuned.map(of_source).transpose()?);
-    let words =
-        hash(words.map(|source| of_files(&*source.storage, words_beside(&*source.storage)?)).transpose()?);
-    let engine = format!("weightloom-{}.{ENGINE}:{dtype}", env!("CARGO_PKG_VERSION"));
+    let tokenizer = tokenizer.map(|source| of_files(&*source.storage, tokenizer_files(&*source.storage)?));
+    let tokenizer = hash(tokenizer.transpose()?);
+    let engine = format!("weightloom-{}.{ENGINE_VERSION}:{dtype}", env!("CARGO_PKG_VERSION"));
     Ok(Identity {
         pair: format!("{engine}:{base}:{tuned}"),
-        base: format!("{engine}:{base}:base alone, words {words}"),
+        base: format!("{engine}:{base}:base alone, tokenizer {tokenizer}"),
     })
 }
 
-/// What a model says of itself, and its tokenizer if that lies elsewhere.
-fn words_of(model: &Model) -> String {
+/// The config of a model, and its tokenizer if that is stored elsewhere.
+fn metadata_of(model: &Model) -> String {
     let sorted: std::collections::BTreeMap<_, _> = model.config().iter().collect();
-    let mut words = serde_json::to_string(&sorted).unwrap_or_default();
+    let mut metadata = serde_json::to_string(&sorted).unwrap_or_default();
     let source = model.source();
     let beside = |name: &str| source.storage.length(name).is_ok();
     if source.index.format() != Format::Gguf && !beside("tokenizer.json") && !beside("tokenizer.model") {
         let tokenizer = model.tokenizer().ok().and_then(|tokenizer| tokenizer.to_json().ok());
-        words.push_str(&tokenizer.unwrap_or_default());
+        metadata.push_str(&tokenizer.unwrap_or_default());
     }
-    words
+    metadata
 }
 
-/// A sum of all files of a checkpoint and of those beside it.
+/// Hash of all files of a checkpoint and its companions.
 pub(in crate::backend) fn of_source(source: &Source) -> Result<u128, StorageError> {
     let storage = &*source.storage;
     let mut names: Vec<String> = source.index.files().iter().map(|file| file.name.clone()).collect();
-    let beside = there(storage, COMPANIONS.to_vec())?;
+    let beside = existing(storage, COMPANIONS.to_vec())?;
     names.extend(
         beside.into_iter().filter(|name| !source.index.files().iter().any(|file| file.name == *name)),
     );
     of_files(storage, names)
 }
 
-/// Files of a tokenizer in an adapter's folder.
-fn words_beside(storage: &dyn Storage) -> Result<Vec<String>, StorageError> {
-    there(
+/// Tokenizer files in the folder of an adapter.
+fn tokenizer_files(storage: &dyn Storage) -> Result<Vec<String>, StorageError> {
+    existing(
         storage,
-        COMPANIONS.into_iter().filter(|name| !name.ends_with("config.json") || *name == WORDS).collect(),
+        COMPANIONS
+            .into_iter()
+            .filter(|name| !name.ends_with("config.json") || *name == TOKENIZER_CONFIG)
+            .collect(),
     )
 }
 
-/// Those of some files that are there.
-fn there(storage: &dyn Storage, names: Vec<&str>) -> Result<Vec<String>, StorageError> {
-    let mut there = Vec::new();
+/// The files that exist.
+fn existing(storage: &dyn Storage, names: Vec<&str>) -> Result<Vec<String>, StorageError> {
+    let mut existing = Vec::new();
     for name in names {
         match storage.length(name) {
-            Ok(_) => there.push(name.to_owned()),
+            Ok(_) => existing.push(name.to_owned()),
             Err(StorageError::Missing { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(there)
+    Ok(existing)
 }
 
 fn of_files(storage: &dyn Storage, mut names: Vec<String>) -> Result<u128, StorageError> {
@@ -108,8 +110,8 @@ fn of_files(storage: &dyn Storage, mut names: Vec<String>) -> Result<u128, Stora
     let mut total: u128 = 0;
     for name in &names {
         let sum = of_file(storage, name)?;
-        // A file's number is multiplied by an odd one of its name, so that
-        // files that exchange what they hold make another sum.
+        // Weighted by an odd hash of the name, so that swapping the contents of
+        // two files changes the sum.
         total = total.wrapping_add(sum.wrapping_mul(of_text(name) | 1));
     }
     Ok(total)
@@ -118,27 +120,27 @@ fn of_files(storage: &dyn Storage, mut names: Vec<String>) -> Result<u128, Stora
 fn of_file(storage: &dyn Storage, name: &str) -> Result<u128, StorageError> {
     let length = storage.length(name)?;
     let mut sum = ElementSum::of_run(WORD, u64::MAX / 2, &length.to_le_bytes());
-    let mut space = vec![0; BLOCK];
+    let mut buffer = vec![0; BLOCK];
     let mut offset = 0;
     while offset < length {
         let count = usize::try_from(length - offset).unwrap_or(BLOCK).min(BLOCK);
-        storage.read_at(name, offset, &mut space[..count])?;
-        // The last word is filled up with zeros; the length tells them apart.
+        storage.read_at(name, offset, &mut buffer[..count])?;
+        // The last word is padded with zeros; the hashed length disambiguates.
         let whole = count.next_multiple_of(WORD);
-        space[count..whole].fill(0);
-        sum += ElementSum::of_run(WORD, offset / WORD as u64, &space[..whole]);
+        buffer[count..whole].fill(0);
+        sum += ElementSum::of_run(WORD, offset / WORD as u64, &buffer[..whole]);
         offset += count as u64;
     }
-    Ok(joined(sum))
+    Ok(to_u128(sum))
 }
 
 fn of_text(text: &str) -> u128 {
     let mut bytes = text.as_bytes().to_vec();
     bytes.resize(bytes.len().next_multiple_of(WORD), 0);
-    joined(ElementSum::of_run(WORD, text.len() as u64, &bytes))
+    to_u128(ElementSum::of_run(WORD, text.len() as u64, &bytes))
 }
 
-fn joined(sum: ElementSum) -> u128 {
+fn to_u128(sum: ElementSum) -> u128 {
     (u128::from(sum.high) << 64) | u128::from(sum.low)
 }
 
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_and_the_length_count() {
+    fn every_byte_and_the_length_change_the_hash() {
         let long: Vec<u8> = (0..BLOCK + 13).map(|at| (at % 251) as u8).collect();
         let whole = of(&long);
         assert_eq!(of(&long), whole);

@@ -1,21 +1,21 @@
-//! What a view is on our own engine: a decoder, and what changes it.
+//! Views as decoders with adapters.
 
 use std::sync::Arc;
 
 use weightloom_nn::{Adapter, Decoder, NnError, Part, Piece};
 use weightloom_tensor::Stream;
 
-use super::noise::Noise;
+use super::torch_rng::TorchRng;
 use crate::view::View;
 
-/// Which of two decoders is read.
+/// The decoder that a variant runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
     Base,
     Tuned,
 }
 
-/// A decoder and its change.
+/// A decoder with an optional adapter of some strength.
 #[derive(Clone, Debug)]
 pub(super) struct Variant {
     pub(super) side: Side,
@@ -24,13 +24,13 @@ pub(super) struct Variant {
 }
 
 impl Variant {
-    /// A decoder as it is.
+    /// A decoder without an adapter.
     pub(super) fn plain(side: Side) -> Self {
         Self { side, adapter: None, strength: 0.0 }
     }
 
-    /// The base with some of a change. None of it is the base itself.
-    pub(super) fn changed(adapter: Arc<Adapter>, strength: f64) -> Self {
+    /// The base with an adapter; strength 0 is the base itself.
+    pub(super) fn adapted(adapter: Arc<Adapter>, strength: f64) -> Self {
         if strength == 0.0 || adapter.is_empty() {
             return Self::plain(Side::Base);
         }
@@ -41,7 +41,7 @@ impl Variant {
         self.adapter.as_ref().map(|adapter| (&**adapter, self.strength))
     }
 
-    /// Whether two are the same, so that one answers for both.
+    /// Whether two variants have the same weights.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let adapters = match (&self.adapter, &other.adapter) {
             (None, None) => true,
@@ -52,52 +52,52 @@ impl Variant {
     }
 }
 
-/// The change that a view has, made of an adapter.
+/// The variant of a view, derived from an adapter.
 pub(super) fn variant(view: &View, base: &Decoder, adapter: &Arc<Adapter>) -> Result<Variant, NnError> {
     Ok(match view {
         View::Base => Variant::plain(Side::Base),
-        View::Tuned => Variant::changed(Arc::clone(adapter), 1.0),
-        View::Scaled(strength) => Variant::changed(Arc::clone(adapter), strength.0),
+        View::Tuned => Variant::adapted(Arc::clone(adapter), 1.0),
+        View::Scaled(strength) => Variant::adapted(Arc::clone(adapter), strength.0),
         View::Noise { seed, init_scale, rank_scale } => {
-            let deviation = init_scale.0 * rank_scale.0.sqrt();
-            Variant::changed(Arc::new(noise(base, adapter, *seed, deviation)?), 1.0)
+            let std_dev = init_scale.0 * rank_scale.0.sqrt();
+            Variant::adapted(Arc::new(random_adapter(base, adapter, *seed, std_dev)?), 1.0)
         }
-        View::Matched { seed } => Variant::changed(Arc::new(matched(base, adapter, *seed)?), 1.0),
+        View::Matched { seed } => Variant::adapted(Arc::new(matched_adapter(base, adapter, *seed)?), 1.0),
         View::Without { modules } => {
-            let is_left_out = |name: &str| modules.iter().any(|start| begins_with(name, start));
-            Variant::changed(Arc::new(adapter.without(is_left_out)), 1.0)
+            let is_removed = |name: &str| modules.iter().any(|prefix| has_module_prefix(name, prefix));
+            Variant::adapted(Arc::new(adapter.without(is_removed)), 1.0)
         }
     })
 }
 
-/// Whether a dotted name begins with another: `layers.1` begins `layers.1.mlp`,
-/// not `layers.10`.
-fn begins_with(name: &str, start: &str) -> bool {
-    let rest = name.strip_prefix(start);
-    rest.is_some_and(|rest| rest.is_empty() || start.ends_with('.') || rest.starts_with('.'))
+/// Whether a module name starts with a prefix of whole components: `layers.1`
+/// is a prefix of `layers.1.mlp` and not of `layers.10`.
+fn has_module_prefix(name: &str, prefix: &str) -> bool {
+    let rest = name.strip_prefix(prefix);
+    rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('.') || rest.starts_with('.'))
 }
 
-/// The adapter with noise in both matrices of each projection, drawn from one
-/// sequence. All else stays, as in dlm-sway.
-pub(super) fn noise(
+/// The adapter with normal noise in both matrices of each projection, drawn
+/// from one generator as in dlm-sway.
+pub(super) fn random_adapter(
     base: &Decoder,
     adapter: &Adapter,
     seed: u64,
-    deviation: f64,
+    std_dev: f64,
 ) -> Result<Adapter, NnError> {
-    let mut noise = Noise::new(seed);
+    let mut rng = TorchRng::new(seed);
     adapter.remade(base, |piece| {
         matches!(piece.part, Part::A | Part::B).then(|| {
-            let normals = noise.normals(piece.values.len());
-            normals.into_iter().map(|x| (f64::from(x) * deviation) as f32).collect()
+            let normals = rng.normals(piece.values.len());
+            normals.into_iter().map(|x| (f64::from(x) * std_dev) as f32).collect()
         })
     })
 }
 
-/// The adapter turned another way: what it reads and what it writes are
-/// permuted, and signs change, by chance. Ranks, norms and singular values of
-/// each module's change stay exactly as they are.
-pub(super) fn matched(base: &Decoder, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
+/// The adapter in a random direction: inputs and outputs of each module are
+/// permuted and their signs flipped at random. Ranks, norms and singular values
+/// of each module's weight change are preserved exactly.
+pub(super) fn matched_adapter(base: &Decoder, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
     let mut pieces = 0;
     adapter.remade(base, |piece| {
         pieces += 1;
@@ -107,47 +107,49 @@ pub(super) fn matched(base: &Decoder, adapter: &Adapter, seed: u64) -> Result<Ad
             [length] => (length, 1),
             [rows, ..] => (rows, piece.values.len() / rows.max(1)),
         };
-        // A's rows and B's columns are those of the rank, and stay together.
+        // Rows of A and columns of B are the rank dim, which stays as it is.
         Some(match piece.part {
-            Part::A => turned(&piece, [rows, columns], None, Some(stream(0))),
+            Part::A => permute(&piece, [rows, columns], None, Some(stream(0))),
             Part::B | Part::TableA | Part::TableB | Part::Bias => {
-                turned(&piece, [rows, columns], Some(stream(0)), None)
+                permute(&piece, [rows, columns], Some(stream(0)), None)
             }
-            Part::Replacement => turned(&piece, [rows, columns], Some(stream(0)), Some(stream(1))),
+            Part::Replacement => permute(&piece, [rows, columns], Some(stream(0)), Some(stream(1))),
         })
     })
 }
 
-/// Rows and columns in another order, with other signs.
-fn turned(
+/// Permutes rows and columns and flips their signs.
+fn permute(
     piece: &Piece<'_>,
     [rows, columns]: [usize; 2],
-    of_rows: Option<Stream>,
-    of_columns: Option<Stream>,
+    row_stream: Option<Stream>,
+    column_stream: Option<Stream>,
 ) -> Vec<f32> {
-    let (row_turns, column_turns) = (turns(rows, of_rows), turns(columns, of_columns));
+    let row_order = signed_permutation(rows, row_stream);
+    let column_order = signed_permutation(columns, column_stream);
     let mut values = Vec::with_capacity(piece.values.len());
-    for &(row, row_sign) in &row_turns {
+    for &(row, row_sign) in &row_order {
         let line = &piece.values[row * columns..(row + 1) * columns];
-        values.extend(column_turns.iter().map(|&(column, sign)| line[column] * sign * row_sign));
+        values.extend(column_order.iter().map(|&(column, sign)| line[column] * sign * row_sign));
     }
     values
 }
 
-/// For each place, from where it comes and with which sign.
-fn turns(count: usize, stream: Option<Stream>) -> Vec<(usize, f32)> {
-    let mut turns: Vec<(usize, f32)> = (0..count).map(|place| (place, 1.0)).collect();
-    let Some(stream) = stream else { return turns };
-    for place in (1..count).rev() {
-        let drawn = f64::from(stream.uniform(2 * place as u64)) * (place + 1) as f64;
-        turns.swap(place, (drawn as usize).min(place));
+/// A random permutation with random signs: the source index and sign of each
+/// element. The identity without a stream.
+fn signed_permutation(count: usize, stream: Option<Stream>) -> Vec<(usize, f32)> {
+    let mut order: Vec<(usize, f32)> = (0..count).map(|index| (index, 1.0)).collect();
+    let Some(stream) = stream else { return order };
+    for index in (1..count).rev() {
+        let drawn = f64::from(stream.uniform(2 * index as u64)) * (index + 1) as f64;
+        order.swap(index, (drawn as usize).min(index));
     }
-    for (place, turn) in turns.iter_mut().enumerate() {
-        if stream.uniform(2 * place as u64 + 1) < 0.5 {
-            turn.1 = -1.0;
+    for (index, element) in order.iter_mut().enumerate() {
+        if stream.uniform(2 * index as u64 + 1) < 0.5 {
+            element.1 = -1.0;
         }
     }
-    turns
+    order
 }
 
 #[cfg(test)]
@@ -167,7 +169,7 @@ mod tests {
         serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
     }
 
-    /// The tiny model and its adapter.
+    /// The tiny model, its adapter, and the reference values of its views.
     fn tiny() -> (Decoder, Adapter, Value) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny");
         let mut families = Families::new();
@@ -190,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_that_of_the_reference() {
+    fn random_adapters_match_dlm_sway() {
         let (decoder, adapter, views) = tiny();
         for seed in [1000, 1001] {
-            let made = noise(&decoder, &adapter, seed, 0.02).unwrap();
+            let made = random_adapter(&decoder, &adapter, seed, 0.02).unwrap();
             let expected = views[format!("null_{seed}")]["noise_head"].as_object().unwrap();
             assert_eq!(expected.len(), made.matrices().len());
             for (name, matrix) in made.matrices() {
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn matched_changes_have_the_norms_of_the_adapter_and_other_directions() {
+    fn matched_adapters_keep_norms_and_change_directions() {
         let (decoder, adapter, _) = tiny();
         let changes = |adapter: &Adapter| -> Vec<Vec<f32>> {
             let matrices = adapter.matrices();
@@ -215,13 +217,13 @@ mod tests {
         };
         let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         for seed in 0..5 {
-            let made = changes(&matched(&decoder, &adapter, seed).unwrap());
+            let made = changes(&matched_adapter(&decoder, &adapter, seed).unwrap());
             for (made, own) in made.iter().zip(changes(&adapter)) {
                 assert!((norm(made) / norm(&own) - 1.0).abs() < 1e-6);
                 let product: f64 = made.iter().zip(&own).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                // Random directions of thousands of dims are nearly at right angles.
+                // Random directions in thousands of dimensions are nearly orthogonal.
                 assert!((product / norm(made) / norm(&own)).abs() < 0.5);
-                // The numbers are the same, in other places and with other signs.
+                // The values are the same up to order and sign.
                 let sorted = |x: &[f32]| {
                     let mut all: Vec<f32> = x.iter().map(|x| x.abs()).collect();
                     all.sort_by(f32::total_cmp);
@@ -235,24 +237,24 @@ mod tests {
     }
 
     #[test]
-    fn names_begin_at_dots() {
-        assert!(begins_with("model.layers.1.mlp", "model.layers.1"));
-        assert!(begins_with("model.layers.1.mlp", "model.layers.1."));
-        assert!(begins_with("lm_head", "lm_head"));
-        assert!(!begins_with("lm_head", "lm_head."));
-        assert!(!begins_with("model.layers.10.mlp", "model.layers.1"));
+    fn module_prefixes_end_at_dots() {
+        assert!(has_module_prefix("model.layers.1.mlp", "model.layers.1"));
+        assert!(has_module_prefix("model.layers.1.mlp", "model.layers.1."));
+        assert!(has_module_prefix("lm_head", "lm_head"));
+        assert!(!has_module_prefix("lm_head", "lm_head."));
+        assert!(!has_module_prefix("model.layers.10.mlp", "model.layers.1"));
     }
 
     #[test]
-    fn turns_are_permutations_with_both_signs() {
+    fn signed_permutations_are_permutations_with_both_signs() {
         for count in [1, 2, 7, 100] {
-            let turns = turns(count, Some(Stream { seed: 5, number: 1 }));
-            let mut places: Vec<usize> = turns.iter().map(|turn| turn.0).collect();
-            places.sort_unstable();
-            assert_eq!(places, (0..count).collect::<Vec<_>>());
+            let order = signed_permutation(count, Some(Stream { seed: 5, number: 1 }));
+            let mut sources: Vec<usize> = order.iter().map(|element| element.0).collect();
+            sources.sort_unstable();
+            assert_eq!(sources, (0..count).collect::<Vec<_>>());
         }
-        let signs = turns(100, Some(Stream { seed: 5, number: 1 }));
-        assert!(signs.iter().any(|turn| turn.1 < 0.0) && signs.iter().any(|turn| turn.1 > 0.0));
-        assert!(signs.iter().enumerate().any(|(place, turn)| turn.0 != place));
+        let order = signed_permutation(100, Some(Stream { seed: 5, number: 1 }));
+        assert!(order.iter().any(|element| element.1 < 0.0) && order.iter().any(|element| element.1 > 0.0));
+        assert!(order.iter().enumerate().any(|(index, element)| element.0 != index));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::{AnswerSink, Backend, Capability, Description};
-use crate::error::{QueryError, SwayError};
+use crate::error::{BackendError, QueryError};
 use crate::numbers::divergence::{js, kl};
 use crate::numbers::pcg64::Pcg64;
 use crate::question::{Query, Question};
@@ -209,7 +209,7 @@ impl Backend for Toy {
         &self.description
     }
 
-    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), SwayError> {
+    fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
         let mut tables = HashMap::new();
         for question in questions {
             let from = match &question.query {
@@ -228,7 +228,7 @@ impl Backend for Toy {
         Ok(())
     }
 
-    fn preflight(&mut self) -> Result<(), SwayError> {
+    fn preflight(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 }

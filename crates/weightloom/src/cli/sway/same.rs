@@ -86,11 +86,11 @@ pub(super) fn run(args: &SameArgs, judge: &JudgeArgs, output: Output) -> Result<
     if !shown.same {
         let (tuned, view) = match &args.adapter {
             Some(folder) => (Tuned::Adapter(folder.clone()), View::Tuned),
-            None => (Tuned::Nothing, View::Base),
+            None => (Tuned::None, View::Base),
         };
         // One after the other, so that only one is in memory.
         let before = distributions(one, tuned, &view, &prompts, output)?;
-        let after = distributions(other, Tuned::Nothing, &View::Base, &prompts, output)?;
+        let after = distributions(other, Tuned::None, &View::Base, &prompts, output)?;
         let asked: Vec<PromptPair> = prompts
             .iter()
             .zip(before.into_iter().zip(after))
