@@ -9,8 +9,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, DFunction, DTensor, DTensorError, DistContext, DistributedOp, Registry, Rule, Value, apply,
-    backward,
+    Call, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, Registry, Rule, Value,
+    apply, backward,
 };
 use weightloom_gang::{Gang, GangOptions, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
@@ -27,10 +27,7 @@ impl Function for WeightedSoftplus {
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let [x, weight] = inputs else {
-            return Err(TensorError::Outside {
-                function: self.name(),
-                reason: "takes two tensors".to_owned(),
-            });
+            return Err(TensorError::from_function(self.name(), "takes two tensors"));
         };
         context.save(&[x, weight]);
         let one = Tensor::full(1.0, x.dtype(), &[], x.device())?;
@@ -78,7 +75,8 @@ impl DistributedOp for WeightedSoftplusRule {
 fn on_rank(gang: Arc<dyn Gang>, rows: Placement) -> Result<[Vec<f64>; 3], DTensorError> {
     let registry = Registry::builder().register(WeightedSoftplusRule)?.freeze();
     let mesh = Mesh::new(&[("dp", gang.size())])?;
-    let dist = DistContext::with_registry(gang, registry);
+    let options = DistOptions { registry, ..DistOptions::default() };
+    let dist = DistContext::with_options(gang, options);
     let draw = |dims: &[usize], layout: Layout, number: u64| {
         let shape = Shape::new(dims).map_err(TensorError::from)?;
         DTensor::normal(&dist, DType::F64, &shape, layout, Stream { seed: 1, number })
@@ -87,7 +85,7 @@ fn on_rank(gang: Arc<dyn Gang>, rows: Placement) -> Result<[Vec<f64>; 3], DTenso
     let weight = draw(&[3], Layout::replicated(mesh), 2)?.requires_grad();
     let results = apply(&WeightedSoftplus, &[Value::from(x.clone()), Value::from(weight.clone())])?;
     let Some(Value::Distributed(y)) = results.into_iter().next() else {
-        return Err(DTensorError::Results { op: "weighted_softplus", found: 0, expected: 1 });
+        return Err(DTensorError::ResultCount { op: "weighted_softplus", found: 0, expected: 1 });
     };
     println!("rank {}: {y:?}, here {}", dist.rank(), y.to_local().shape());
     let whole = y.detach().full_tensor()?.to_vec()?;

@@ -1,8 +1,8 @@
-//! Work with ranks that goes on behind that of the caller.
+//! A thread that communicates while its rank computes.
 //!
-//! One thread does what was handed to it, in order, with gangs of its own: so
-//! its collectives never mix with those of the thread that computes, and every
-//! rank makes them in the same order.
+//! It runs the jobs it is given in order, with its own gangs. So its collectives
+//! never mix with those of the computing thread, and every rank runs them in the
+//! same order.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex};
@@ -11,78 +11,77 @@ use std::thread::{self, JoinHandle};
 use crate::dist_context::{DistContext, locked};
 use crate::error::DTensorError;
 
-/// Jobs that may wait at a time. Each may hold the gradient of a parameter.
-const MOST: usize = 24;
+/// The most jobs in the queue. Each may hold the gradient of a parameter.
+const MAX_QUEUED: usize = 24;
 
 type Job = Box<dyn FnOnce(&Arc<DistContext>) + Send>;
 
-/// A thread that works through jobs.
+/// A thread with a bounded queue of jobs.
 pub(crate) struct Background {
     jobs: Option<Sender<Job>>,
     worker: Option<JoinHandle<()>>,
-    backlog: Arc<Backlog>,
-    /// The ranks as its thread sees them.
+    queue: Arc<Queue>,
+    /// The context of its thread.
     pub(crate) dist: Arc<DistContext>,
 }
 
 #[derive(Default)]
-struct Backlog {
-    count: Mutex<usize>,
-    fewer: Condvar,
+struct Queue {
+    length: Mutex<usize>,
+    shorter: Condvar,
     failure: Mutex<Option<DTensorError>>,
 }
 
-impl Backlog {
-    fn wait_for_at_most(&self, most: usize) {
-        let mut count = locked(&self.count);
-        while *count > most {
-            count = self.fewer.wait(count).unwrap_or_else(std::sync::PoisonError::into_inner);
+impl Queue {
+    fn wait_for_at_most(&self, length: usize) {
+        let mut queued = locked(&self.length);
+        while *queued > length {
+            queued = self.shorter.wait(queued).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 
-    /// What went wrong, if something did.
-    fn told(&self) -> Result<(), DTensorError> {
+    /// The first failure of a job, if there was one.
+    fn check(&self) -> Result<(), DTensorError> {
         locked(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Does a job, unless one before it failed: other ranks may be waiting in
-    /// that one, and would take the next for it.
+    /// Runs a job unless an earlier one failed: other ranks may still wait in
+    /// that one, and would take the next collective for it.
     fn run<T>(&self, job: impl FnOnce() -> Result<T, DTensorError>) -> Result<T, DTensorError> {
-        self.told()?;
+        self.check()?;
         job().inspect_err(|error| {
             locked(&self.failure).get_or_insert_with(|| error.clone());
         })
     }
 }
 
-/// Counts a job as done even if it panics.
-struct Done(Arc<Backlog>);
+/// Removes a job from the queue when dropped, even by a panic.
+struct Queued(Arc<Queue>);
 
-impl Drop for Done {
+impl Drop for Queued {
     fn drop(&mut self) {
-        // Known before it counts as done: the thread itself ends later.
+        // Record the panic before the job counts as done: the thread ends later.
         if thread::panicking() {
-            locked(&self.0.failure).get_or_insert(DTensorError::Background);
+            locked(&self.0.failure).get_or_insert(DTensorError::BackgroundPanic);
         }
-        *locked(&self.0.count) -= 1;
-        self.0.fewer.notify_all();
+        *locked(&self.0.length) -= 1;
+        self.0.shorter.notify_all();
     }
 }
 
-/// A result that is still under way.
-pub(crate) struct Later<T>(Receiver<Result<T, DTensorError>>);
+/// The result of a job, once it is done.
+pub(crate) struct Pending<T>(Receiver<Result<T, DTensorError>>);
 
-impl<T> Later<T> {
-    /// A result that is there.
-    pub(crate) fn now(result: Result<T, DTensorError>) -> Self {
+impl<T> Pending<T> {
+    pub(crate) fn ready(result: Result<T, DTensorError>) -> Self {
         let (deliver, receiver) = mpsc::channel();
-        // The other end is here.
+        // Cannot fail: the receiver is in scope.
         let _ = deliver.send(result);
         Self(receiver)
     }
 
     pub(crate) fn wait(self) -> Result<T, DTensorError> {
-        self.0.recv().unwrap_or(Err(DTensorError::Background))
+        self.0.recv().unwrap_or(Err(DTensorError::BackgroundPanic))
     }
 }
 
@@ -91,55 +90,55 @@ impl Background {
         let (jobs, inbox) = mpsc::channel::<Job>();
         let own = Arc::clone(&dist);
         let worker = thread::spawn(move || inbox.into_iter().for_each(|job| job(&own)));
-        Self { jobs: Some(jobs), worker: Some(worker), backlog: Arc::default(), dist }
+        Self { jobs: Some(jobs), worker: Some(worker), queue: Arc::default(), dist }
     }
 
     fn post(&self, job: Job) {
-        self.backlog.wait_for_at_most(MOST - 1);
-        *locked(&self.backlog.count) += 1;
-        let done = Done(Arc::clone(&self.backlog));
+        self.queue.wait_for_at_most(MAX_QUEUED - 1);
+        *locked(&self.queue.length) += 1;
+        let queued = Queued(Arc::clone(&self.queue));
         let job: Job = Box::new(move |dist| {
-            let _done = done;
+            let _queued = queued;
             job(dist);
         });
-        // If the thread is gone the job is dropped, which whoever waits for it
-        // is told.
+        // If the thread has ended, the job is dropped, and waiting for its result
+        // returns an error.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
-    /// Starts a job whose result somebody will ask for.
+    /// Starts a job with a result.
     pub(crate) fn start<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Arc<DistContext>) -> Result<T, DTensorError> + Send + 'static,
-    ) -> Later<T> {
+    ) -> Pending<T> {
         let (deliver, receiver) = mpsc::channel();
-        let backlog = Arc::clone(&self.backlog);
+        let queue = Arc::clone(&self.queue);
         self.post(Box::new(move |dist| {
-            // Nobody may be waiting any more, which is no fault.
-            let _ = deliver.send(backlog.run(|| job(dist)));
+            // The receiver may be dropped before the result arrives.
+            let _ = deliver.send(queue.run(|| job(dist)));
         }));
-        Later(receiver)
+        Pending(receiver)
     }
 
-    /// Starts a job that only may fail, which [`finish`](Self::finish) tells, or
-    /// whoever comes with another job before.
-    pub(crate) fn leave(
+    /// Starts a job without a result. Its error is returned by
+    /// [`finish`](Self::finish), or by the next `spawn`.
+    pub(crate) fn spawn(
         &self,
         job: impl FnOnce(&Arc<DistContext>) -> Result<(), DTensorError> + Send + 'static,
     ) -> Result<(), DTensorError> {
-        self.backlog.told()?;
-        let backlog = Arc::clone(&self.backlog);
+        self.queue.check()?;
+        let queue = Arc::clone(&self.queue);
         self.post(Box::new(move |dist| {
-            // What goes wrong is remembered.
-            let _ = backlog.run(|| job(dist));
+            // `run` keeps the error.
+            let _ = queue.run(|| job(dist));
         }));
         Ok(())
     }
 
-    /// Waits until everything is done.
+    /// Waits for all jobs.
     pub(crate) fn finish(&self) -> Result<(), DTensorError> {
-        self.backlog.wait_for_at_most(0);
-        self.backlog.told()
+        self.queue.wait_for_at_most(0);
+        self.queue.check()
     }
 }
 
@@ -148,7 +147,7 @@ impl Drop for Background {
         self.jobs = None;
         // A rank that panics must be seen to leave at once.
         if let Some(worker) = self.worker.take().filter(|_| !thread::panicking()) {
-            // A panic in a job was told to whoever waited for it.
+            // A panic in a job was reported to its waiter.
             let _ = worker.join();
         }
     }

@@ -12,7 +12,7 @@ use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement
 
 pub use model::train;
 
-use crate::dist_context::DistContext;
+use crate::dist_context::{DistContext, DistOptions};
 use crate::error::DTensorError;
 use crate::sharding_plan::ShardingPlan;
 
@@ -156,8 +156,8 @@ impl Outcome {
 
 /// Trains in each arrangement that fits the dist of a gang.
 pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>, DTensorError> {
-    let dist = DistContext::new(Arc::clone(gang));
-    dist.enable_comm_log();
+    let options = DistOptions { log_comm: true, ..DistOptions::default() };
+    let dist = DistContext::with_options(Arc::clone(gang), options);
     let arrangements = Arrangement::all(gang.size())?;
     let train = |arrangement: &Arrangement| {
         dist.take_comm_log();

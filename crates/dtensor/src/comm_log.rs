@@ -1,13 +1,16 @@
-//! What was sent, and why.
+//! A log of collectives: what was sent, and why.
 
 use std::fmt;
+use std::sync::Mutex;
 
-/// When something was sent.
+use crate::dist_context::locked;
+
+/// The direction of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
-    /// While results were computed.
+    /// Computing results.
     Forward,
-    /// While gradients were.
+    /// Computing gradients.
     Backward,
 }
 
@@ -20,12 +23,12 @@ impl fmt::Display for Pass {
     }
 }
 
-/// The operation that made ranks communicate.
+/// The operation that needed a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cause {
-    /// The operation.
+    /// The name of the operation.
     pub op: &'static str,
-    /// When.
+    /// The pass it was part of.
     pub pass: Pass,
 }
 
@@ -33,12 +36,31 @@ pub struct Cause {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommRecord {
-    /// What caused it.
+    /// The operation that needed it.
     pub cause: Cause,
-    /// The collective, as in `all-gather`.
+    /// The name of the collective, such as `all-gather`.
     pub collective: &'static str,
-    /// The mesh axis along which it ran.
+    /// The mesh axis it ran along.
     pub axis: &'static str,
     /// Bytes that this rank received.
     pub bytes: u64,
+}
+
+/// The collectives of one rank, in order. Records nothing unless enabled.
+pub(crate) struct CommLog(Option<Mutex<Vec<CommRecord>>>);
+
+impl CommLog {
+    pub(crate) fn new(enabled: bool) -> Self {
+        Self(enabled.then(Mutex::default))
+    }
+
+    pub(crate) fn record(&self, record: CommRecord) {
+        if let Some(log) = &self.0 {
+            locked(log).push(record);
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<CommRecord> {
+        self.0.as_ref().map(|log| std::mem::take(&mut *locked(log))).unwrap_or_default()
+    }
 }

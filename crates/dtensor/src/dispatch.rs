@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 
 use crate::choose::choose;
 use crate::comm_log::Pass;
-use crate::dist_context::{DistContext, Mode, locked};
+use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::redistribute::Axes;
@@ -23,8 +22,8 @@ use crate::spec::DTensorSpec;
 pub(crate) struct Decision {
     inputs: SmallVec<[Operand; 4]>,
     outputs: SmallVec<[Arc<DTensorSpec>; 2]>,
-    /// Moves that need collectives, told to the user.
-    hidden: Vec<String>,
+    /// Redistributions of operands that need collectives.
+    implicit: Vec<String>,
 }
 
 struct Operand {
@@ -36,19 +35,17 @@ struct Operand {
 /// An operation and its arguments that are not tensors. Kinds are interned, so
 /// their addresses stand for them.
 #[derive(PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct DecisionKey {
     op: &'static str,
     arguments: SmallVec<[u64; 4]>,
     specs: SmallVec<[usize; 4]>,
 }
 
-impl Key {
+impl DecisionKey {
     pub(crate) fn op(&self) -> &'static str {
         self.op
     }
 }
-
-pub(crate) type Decisions = FxHashMap<Key, Arc<Decision>>;
 
 /// What a local computation works on.
 #[derive(Clone, Copy)]
@@ -107,52 +104,46 @@ pub(crate) fn dispatch(
         return Err(DTensorError::Rule { op: op.name, reason: "there are no operands".to_owned() });
     };
     let dist = first.dist();
-    let key = Key {
+    let key = DecisionKey {
         op: op.name,
         arguments: SmallVec::from_slice(op.arguments),
         specs: inputs.iter().map(|input| Arc::as_ptr(input.spec()).addr()).collect(),
     };
     if inputs.iter().any(|input| !Arc::ptr_eq(input.dist(), dist)) {
-        return Err(DTensorError::Worlds { op: op.name });
+        return Err(DTensorError::Contexts { op: op.name });
     }
-    let known = locked(&dist.decisions).get(&key).map(Arc::clone);
-    let decision = match known {
-        Some(decision) => decision,
-        None => {
-            let decision = Arc::new(decide(op, dist, inputs, local)?);
-            locked(&dist.decisions).insert(key, Arc::clone(&decision));
-            decision
-        }
-    };
-    if !decision.hidden.is_empty() {
-        let hidden = || DTensorError::Hidden { op: op.name, moves: decision.hidden.clone() };
-        match dist.mode() {
-            Mode::Implicit => {}
-            Mode::Warn => dist.warn(hidden()),
-            Mode::Explicit => return Err(hidden()),
-        }
-    }
+    let decision = dist.cache().decision(key, || decide(op, dist, inputs, local))?;
+    dist.check_implicit(op.name, &decision.implicit)?;
+    let nan_check = inputs.iter().find_map(|input| input.nan_check());
     let mut locals: SmallVec<[Tensor; 4]> = SmallVec::new();
     for (input, operand) in inputs.iter().zip(&decision.inputs) {
         locals.push(if operand.layout == input.layout() {
-            input.lifted(op.name, operand.lifted)?
+            input.lifted(op.name, operand.lifted, nan_check)?
         } else {
-            input.moved(op.name, operand.layout)?.lifted(op.name, operand.lifted)?
+            input.redistribute_for(op.name, operand.layout, nan_check)?.lifted(
+                op.name,
+                operand.lifted,
+                nan_check,
+            )?
         });
     }
-    let results = local(&locals, Scope::Part(&decision)).map_err(|error| dist.unpark(error))?;
+    let results = local(&locals, Scope::Part(&decision))?;
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
-        return Err(DTensorError::Results { op: op.name, found, expected });
+        return Err(DTensorError::ResultCount { op: op.name, found, expected });
     }
     for result in &results {
-        dist.check_numbers(op.name, Pass::Forward, result)?;
+        if let Some(check) = nan_check {
+            check.check(dist.rank(), op.name, Pass::Forward, result)?;
+        }
     }
     let specs = decision.outputs.iter();
     results
         .into_iter()
         .zip(specs)
-        .map(|(local, spec)| DTensor::wrapped(op.name, dist, local, Arc::clone(spec)))
+        .map(|(local, spec)| {
+            Ok(DTensor::wrapped(op.name, dist, local, Arc::clone(spec))?.checked_by(nan_check))
+        })
         .collect()
 }
 
@@ -164,7 +155,7 @@ pub(crate) fn dispatch_one(
 ) -> Result<DTensor, DTensorError> {
     let mut results = dispatch(op, inputs, local)?;
     let found = results.len();
-    results.pop().filter(|_| found == 1).ok_or(DTensorError::Results { op: op.name, found, expected: 1 })
+    results.pop().filter(|_| found == 1).ok_or(DTensorError::ResultCount { op: op.name, found, expected: 1 })
 }
 
 fn decide(
@@ -193,13 +184,13 @@ fn decide(
     let call = Call { op: op.name, inputs: &specs, outputs: &outputs, arguments: op.arguments };
     let rule = rule_of.rule(&call)?;
     let choice = choose(&call, &rule, mesh)?;
-    let mut hidden = Vec::new();
+    let mut implicit = Vec::new();
     let mut operands = SmallVec::new();
     for (place, (spec, (layout, lifted))) in specs.iter().zip(choice.inputs).enumerate() {
         if layout != spec.layout()
             && dist.plan(spec.layout(), layout, spec.shape(), spec.dtype())?.collectives() > 0
         {
-            hidden.push(format!(
+            implicit.push(format!(
                 "operand {place}, {} {}, from {} to {layout}",
                 spec.shape(),
                 spec.dtype(),
@@ -211,5 +202,5 @@ fn decide(
     }
     let outputs = choice.outputs.iter().zip(&outputs);
     let outputs = outputs.map(|(&layout, (shape, dtype))| dist.spec(layout, shape, *dtype));
-    Ok(Decision { inputs: operands, outputs: outputs.collect::<Result<_, _>>()?, hidden })
+    Ok(Decision { inputs: operands, outputs: outputs.collect::<Result<_, _>>()?, implicit })
 }

@@ -1,89 +1,70 @@
-//! The ranks that tensors are distributed over, as one of them sees them.
+//! One rank's view of the ranks that tensors are distributed over.
 
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustc_hash::FxHashMap;
 use weightloom_gang::Gang;
-use weightloom_layout::{DType, Layout, Mesh, Plan, Prices, Shape, plan};
-use weightloom_tensor::{Device, Tensor, TensorError, no_grad};
+use weightloom_layout::{DType, Layout, Mesh, Plan, Shape};
 
 use crate::background::Background;
-use crate::comm_log::{CommRecord, Pass};
-use crate::dispatch::{Decisions, Key};
+use crate::comm_log::{CommLog, CommRecord};
 use crate::error::DTensorError;
+use crate::nan_check::NanCheck;
+use crate::plan_cache::PlanCache;
+use crate::process_groups::{AxisGroup, ProcessGroups};
 use crate::registry::Registry;
-use crate::spec::{DTensorSpec, SpecTable};
+use crate::spec::DTensorSpec;
 
-/// What happens when an operation needs an operand to be elsewhere.
+/// What happens when an operation needs an operand in another layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// It is moved, the cheapest way.
+pub enum RedistributeMode {
+    /// The operand is redistributed, by the cheapest plan.
     #[default]
     Implicit,
-    /// It is moved, and [`Ranks::take_warnings`] tells.
+    /// As implicit, and [`DistContext::take_warnings`] returns a warning.
     Warn,
-    /// That is an error.
+    /// The operation is an error.
     Explicit,
 }
 
-/// Which numbers results may hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Numbers {
-    /// Any.
-    #[default]
-    Any,
-    /// No infinity and no NaN: the first operation that gives one is an error.
-    /// Every result is looked at, which takes time.
-    Finite,
-    /// The same, but the first one is only noted, for
-    /// [`Ranks::take_noted`], and all ranks go on.
-    Noted,
+/// Options of a [`DistContext`].
+#[derive(Clone, Default)]
+pub struct DistOptions {
+    /// The operations and their sharding rules.
+    pub registry: Registry,
+    /// What happens when an operation needs an operand in another layout.
+    pub redistribution: RedistributeMode,
+    /// Checks the results of every operation, whatever the pass.
+    pub nan_check: Option<Arc<NanCheck>>,
+    /// Records every collective for [`DistContext::take_comm_log`]. The log
+    /// grows until it is taken.
+    pub log_comm: bool,
 }
 
-/// When the gradients of trained parameters are summed over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GradientReduction {
-    /// At the end of a step: more passes will add to them.
-    #[default]
-    Deferred,
-    /// As soon as they are whole in the pass that is under way, its last one.
-    DuringBackward,
-}
-
-/// The ranks that tensors are distributed over. Each rank has its own; all make
-/// the same calls in the same order.
+/// One rank's view of the ranks that tensors are distributed over: process
+/// groups, cached plans, and the thread that communicates in the background.
+///
+/// Each rank has its own, and all ranks make the same calls in the same order.
+///
+/// ```
+/// use weightloom_dtensor::{DTensor, DTensorError, DistContext};
+/// use weightloom_gang::{GangOptions, solo};
+/// use weightloom_layout::{Layout, Mesh, Placement};
+/// use weightloom_tensor::Tensor;
+///
+/// let dist = DistContext::new(solo(GangOptions::default()));
+/// let mesh = Mesh::new(&[("tp", 1)])?;
+/// let whole = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let x = DTensor::distribute(&dist, &whole, Layout::new(mesh, &[Placement::Shard(0)])?)?;
+/// assert_eq!(x.matmul(&x)?.full_tensor()?.to_vec::<f32>()?, [7.0, 10.0, 15.0, 22.0]);
+/// # Ok::<(), DTensorError>(())
+/// ```
 pub struct DistContext {
-    gang: Option<Arc<dyn Gang>>,
-    rank: usize,
-    registry: Registry,
-    mode: AtomicU8,
-    numbers: AtomicU8,
-    axes: Mutex<FxHashMap<(Mesh, usize), Axis>>,
-    plans: Mutex<Plans>,
-    specs: Mutex<SpecTable>,
-    pub(crate) decisions: Mutex<Decisions>,
+    groups: ProcessGroups,
+    options: DistOptions,
+    cache: PlanCache,
+    comm_log: CommLog,
     warnings: Mutex<Vec<DTensorError>>,
-    /// What went wrong inside a function of the tape.
-    parked: Mutex<Option<DTensorError>>,
-    /// Kept once it is asked for: a long run would fill memory with it.
-    comm_log: Mutex<Option<Vec<CommRecord>>>,
-    /// What goes on while this thread computes.
     background: OnceLock<Background>,
-    settling: AtomicU8,
-    /// Where in a model operations are, and the first that went wrong.
-    place: Mutex<String>,
-    noted: Mutex<Option<(String, DTensorError)>>,
-}
-
-/// Plans by source, target, shape and dtype.
-type Plans = FxHashMap<(Layout, Layout, Shape, DType), Arc<Plan>>;
-
-/// The gang along one axis of a mesh, and its members as mesh ranks.
-#[derive(Clone)]
-pub(crate) struct Axis {
-    pub(crate) gang: Arc<dyn Gang>,
-    pub(crate) peers: Arc<[usize]>,
 }
 
 pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,232 +72,130 @@ pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DistContext {
-    /// The ranks of a gang, with the built-in operations.
+    /// A context over the ranks of a gang, with default options.
     pub fn new(gang: Arc<dyn Gang>) -> Arc<Self> {
-        Self::with_registry(gang, Registry::built_in())
+        Self::with_options(gang, DistOptions::default())
     }
 
-    /// The ranks of a gang, with operations of the user's too.
-    pub fn with_registry(gang: Arc<dyn Gang>, registry: Registry) -> Arc<Self> {
-        let rank = gang.rank();
-        Self::of(Some(gang), rank, registry)
+    /// A context over the ranks of a gang.
+    pub fn with_options(gang: Arc<dyn Gang>, options: DistOptions) -> Arc<Self> {
+        Self::from_groups(ProcessGroups::new(gang), options)
     }
 
-    /// One rank of many that do not run: for tensors without data, to see what
-    /// would be computed and sent.
-    pub fn dry_run(rank: usize, registry: Registry) -> Arc<Self> {
-        Self::of(None, rank, registry)
+    /// One rank of many that do not run: for meta tensors, to see what would be
+    /// computed and sent.
+    pub fn dry_run(rank: usize, options: DistOptions) -> Arc<Self> {
+        Self::from_groups(ProcessGroups::dry_run(rank), options)
     }
 
-    fn of(gang: Option<Arc<dyn Gang>>, rank: usize, registry: Registry) -> Arc<Self> {
+    fn from_groups(groups: ProcessGroups, options: DistOptions) -> Arc<Self> {
         Arc::new(Self {
-            gang,
-            rank,
-            registry,
-            mode: AtomicU8::new(0),
-            numbers: AtomicU8::new(0),
-            axes: Mutex::default(),
-            plans: Mutex::default(),
-            specs: Mutex::default(),
-            decisions: Mutex::default(),
+            groups,
+            cache: PlanCache::default(),
+            comm_log: CommLog::new(options.log_comm),
             warnings: Mutex::default(),
-            parked: Mutex::default(),
-            comm_log: Mutex::default(),
             background: OnceLock::new(),
-            settling: AtomicU8::new(0),
-            place: Mutex::default(),
-            noted: Mutex::default(),
+            options,
         })
     }
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.groups.rank()
     }
 
     /// The gang, unless this is a dry run.
     pub fn gang(&self) -> Option<&Arc<dyn Gang>> {
-        self.gang.as_ref()
+        self.groups.gang()
     }
 
-    /// The operations there are.
+    /// The operations and their sharding rules.
     pub fn registry(&self) -> &Registry {
-        &self.registry
+        &self.options.registry
     }
 
-    /// What happens when data must move.
-    pub fn mode(&self) -> Mode {
-        match self.mode.load(Ordering::Relaxed) {
-            0 => Mode::Implicit,
-            1 => Mode::Warn,
-            _ => Mode::Explicit,
-        }
+    /// The check that tensors of this context start with.
+    pub(crate) fn nan_check(&self) -> Option<&Arc<NanCheck>> {
+        self.options.nan_check.as_ref()
     }
 
-    /// Sets what happens when data must move, from here on.
-    pub fn set_mode(&self, mode: Mode) {
-        self.mode.store(mode as u8, Ordering::Relaxed);
-    }
-
-    /// Sets which numbers results may hold, from here on.
-    pub fn set_numbers(&self, numbers: Numbers) {
-        self.numbers.store(numbers as u8, Ordering::Relaxed);
-    }
-
-    /// Refuses results of an operation that hold what they may not.
-    pub(crate) fn check_numbers(
-        &self,
-        op: &'static str,
-        pass: Pass,
-        local: &Tensor,
-    ) -> Result<(), DTensorError> {
-        let any = self.numbers.load(Ordering::Relaxed) == Numbers::Any as u8;
-        if any || !local.dtype().is_float() || local.device() == Device::Meta {
-            return Ok(());
-        }
-        // Only what is finite is nothing without itself.
-        let nothing = no_grad(|| {
-            let wide = local.detach().cast(DType::F64)?;
-            wide.sub(&wide)?.sum_all()?.item::<f64>()
-        })?;
-        if nothing == 0.0 {
-            return Ok(());
-        }
-        let error = DTensorError::NotFinite {
-            op,
-            pass,
-            rank: self.rank,
-            local: local.shape().clone(),
-            dtype: local.dtype(),
-        };
-        if self.numbers.load(Ordering::Relaxed) == Numbers::Noted as u8 {
-            let place = locked(&self.place).clone();
-            locked(&self.noted).get_or_insert((place, error));
-            return Ok(());
-        }
-        Err(error)
-    }
-
-    /// Whether results are looked at.
-    pub fn looks_at_numbers(&self) -> bool {
-        self.numbers.load(Ordering::Relaxed) != Numbers::Any as u8
-    }
-
-    /// Says in which part of a model operations are, for those who read notes.
-    pub fn set_place(&self, place: &str) {
-        if self.looks_at_numbers() {
-            place.clone_into(&mut locked(&self.place));
-        }
-    }
-
-    /// The first result that was not finite under [`Numbers::Noted`], and in
-    /// which part of the model it was.
-    pub fn take_noted(&self) -> Option<(String, DTensorError)> {
-        locked(&self.noted).take()
-    }
-
-    /// The operations that were run so far, by name and in order.
+    /// The names of the operations dispatched so far, sorted.
     pub fn operations(&self) -> Vec<&'static str> {
-        let mut names: Vec<&'static str> = locked(&self.decisions).keys().map(Key::op).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
+        self.cache.operations()
     }
 
-    /// What moved unasked in [`Mode::Warn`] since the last call.
+    /// Takes the implicit redistributions of [`RedistributeMode::Warn`] since
+    /// the last call.
     pub fn take_warnings(&self) -> Vec<DTensorError> {
         std::mem::take(&mut locked(&self.warnings))
     }
 
-    pub(crate) fn warn(&self, warning: DTensorError) {
-        locked(&self.warnings).push(warning);
-    }
-
-    pub(crate) fn park(&self, error: DTensorError) {
-        *locked(&self.parked) = Some(error);
-    }
-
-    /// The error that a function of the tape could only tell in words, or the
-    /// one that came out of the tape.
-    pub(crate) fn unpark(&self, error: TensorError) -> DTensorError {
-        let parked = locked(&self.parked).take();
-        match (error, parked) {
-            (TensorError::Outside { reason, .. }, Some(parked)) if parked.to_string() == reason => parked,
-            (error, _) => error.into(),
-        }
-    }
-
-    /// Writes down every collective from here on, for [`take_bill`](Self::take_bill).
-    pub fn enable_comm_log(&self) {
-        locked(&self.comm_log).get_or_insert_default();
-        if let Some(background) = self.background() {
-            background.dist.enable_comm_log();
-        }
-    }
-
-    /// Every collective of this rank since the last call, with its cause, if
-    /// [`keep_bill`](Self::keep_bill) was called before.
-    pub fn take_comm_log(&self) -> Vec<CommRecord> {
-        let mut comm_log = locked(&self.comm_log).as_mut().map(std::mem::take).unwrap_or_default();
-        if let Some(background) = self.background() {
-            comm_log.extend(background.dist.take_comm_log());
-        }
-        comm_log
-    }
-
-    /// From here on, parameters of tensors on a mesh are fetched and their
-    /// gradients summed on a thread of its own, beside the computation. Every
-    /// rank calls this at the same point of its program. Results stay the same,
-    /// bit for bit.
-    pub fn overlap(self: &Arc<Self>, mesh: Mesh) -> Result<(), DTensorError> {
-        let Some(gang) = &self.gang else { return Ok(()) };
-        if self.background.get().is_some() || (0..mesh.ndim()).all(|axis| mesh.axis_size(axis) == 1) {
+    /// Applies the [`RedistributeMode`] to redistributions that were not asked
+    /// for and need collectives.
+    pub(crate) fn check_implicit(
+        &self,
+        op: &'static str,
+        redistributions: &[String],
+    ) -> Result<(), DTensorError> {
+        if redistributions.is_empty() || self.options.redistribution == RedistributeMode::Implicit {
             return Ok(());
         }
-        let behind = Self::with_registry(Arc::clone(gang), self.registry.clone());
-        // Forming gangs is work of all ranks, so it is done now, by this thread.
-        for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
-            behind.along(mesh, axis)?;
+        let hidden = DTensorError::ImplicitRedistribution { op, redistributions: redistributions.to_vec() };
+        if self.options.redistribution == RedistributeMode::Explicit {
+            return Err(hidden);
         }
-        if locked(&self.comm_log).is_some() {
-            behind.enable_comm_log();
-        }
-        // It was not there, and each rank is one thread.
-        let _ = self.background.set(Background::new(behind));
+        locked(&self.warnings).push(hidden);
         Ok(())
     }
 
-    /// Whether [`overlap`](Self::overlap) was called and there are others.
+    /// Takes the collectives of this rank since the last call, in order, those
+    /// of the background thread last. Empty without [`DistOptions::log_comm`].
+    pub fn take_comm_log(&self) -> Vec<CommRecord> {
+        let mut log = self.comm_log.take();
+        if let Some(background) = self.background() {
+            log.extend(background.dist.take_comm_log());
+        }
+        log
+    }
+
+    pub(crate) fn comm_log(&self) -> &CommLog {
+        &self.comm_log
+    }
+
+    /// Starts a background thread that gathers parameters on a mesh and reduces
+    /// their gradients, overlapping with computation. Every rank calls this at
+    /// the same point of its program. Results keep their bits.
+    pub fn overlap(&self, mesh: Mesh) -> Result<(), DTensorError> {
+        let Some(gang) = self.gang() else { return Ok(()) };
+        if self.overlaps() || (0..mesh.ndim()).all(|axis| mesh.axis_size(axis) == 1) {
+            return Ok(());
+        }
+        let dist = Self::with_options(Arc::clone(gang), self.options.clone());
+        // All ranks form gangs together, so form them now, on this thread.
+        for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
+            dist.along(mesh, axis)?;
+        }
+        // A rank is one thread, so nothing was set since the check above.
+        let _ = self.background.set(Background::new(dist));
+        Ok(())
+    }
+
+    /// Whether [`overlap`](Self::overlap) started a background thread.
     pub fn overlaps(&self) -> bool {
         self.background().is_some()
-    }
-
-    /// When gradients may be summed over ranks.
-    pub fn gradient_reduction(&self) -> GradientReduction {
-        match self.settling.load(Ordering::Relaxed) {
-            0 => GradientReduction::Deferred,
-            _ => GradientReduction::DuringBackward,
-        }
-    }
-
-    /// Sets when gradients may be summed over ranks, from here on.
-    pub fn set_gradient_reduction(&self, settling: GradientReduction) {
-        self.settling.store(settling as u8, Ordering::Relaxed);
     }
 
     pub(crate) fn background(&self) -> Option<&Background> {
         self.background.get()
     }
 
-    /// Waits until what goes on beside the computation is done.
+    /// Waits for the background thread to finish its jobs.
     pub fn finish(&self) -> Result<(), DTensorError> {
         self.background().map_or(Ok(()), Background::finish)
     }
 
-    pub(crate) fn record(&self, item: CommRecord) {
-        if let Some(comm_log) = &mut *locked(&self.comm_log) {
-            comm_log.push(item);
-        }
+    pub(crate) fn cache(&self) -> &PlanCache {
+        &self.cache
     }
 
     pub(crate) fn spec(
@@ -325,7 +204,7 @@ impl DistContext {
         shape: &Shape,
         dtype: DType,
     ) -> Result<Arc<DTensorSpec>, DTensorError> {
-        Ok(locked(&self.specs).of(layout, shape, dtype, self.rank)?)
+        Ok(self.cache.spec(layout, shape, dtype, self.rank())?)
     }
 
     pub(crate) fn plan(
@@ -335,31 +214,17 @@ impl DistContext {
         shape: &Shape,
         dtype: DType,
     ) -> Result<Arc<Plan>, DTensorError> {
-        let key = (from, to, shape.clone(), dtype);
-        if let Some(plan) = locked(&self.plans).get(&key) {
-            return Ok(Arc::clone(plan));
-        }
-        let found = Arc::new(plan(from, to, shape, dtype, Prices::default())?);
-        locked(&self.plans).insert(key, Arc::clone(&found));
-        Ok(found)
+        Ok(self.cache.plan(from, to, shape, dtype)?)
     }
 
-    /// The gang along one axis of a mesh that this rank stands in, for
-    /// collectives of one's own. All ranks of that gang ask for it at the same
-    /// point of their program.
+    /// The gang along one axis of a mesh that contains this rank, for custom
+    /// collectives. All ranks of that gang ask for it at the same point of their
+    /// program.
     pub fn gang_along(&self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>, DTensorError> {
         Ok(self.along(mesh, axis)?.gang)
     }
 
-    /// The same, with its members.
-    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<Axis, DTensorError> {
-        if let Some(axis) = locked(&self.axes).get(&(mesh, axis)) {
-            return Ok(axis.clone());
-        }
-        let Some(gang) = &self.gang else { return Err(DTensorError::Dry { what: "a collective" }) };
-        let peers = mesh.peers(self.rank, axis)?;
-        let formed = Axis { gang: gang.sub_gang(&peers)?, peers: peers.into() };
-        locked(&self.axes).insert((mesh, axis), formed.clone());
-        Ok(formed)
+    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup, DTensorError> {
+        self.groups.along(mesh, axis)
     }
 }

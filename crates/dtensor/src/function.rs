@@ -80,7 +80,7 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
         return Ok(apply_local(function.clone(), &locals)?.into_iter().map(Value::from).collect());
     };
     let Some(name) = function.op_name() else {
-        return Err(DTensorError::Unnamed { function: function.name() });
+        return Err(DTensorError::UnnamedOp { function: function.name() });
     };
     let replicated = weightloom_layout::Layout::replicated(first.layout().mesh());
     let inputs: Vec<DTensor> = operands
@@ -104,7 +104,7 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
             }
         };
         match replaced {
-            Some(results) => results.map_err(|error| error.inside(function.name(), first.dist())),
+            Some(results) => results.map_err(|error| error.into_tensor_error(function.name())),
             None => apply_local(function.clone(), locals),
         }
     })?;

@@ -6,7 +6,7 @@ use weightloom_tensor::{Gradients, Tensor};
 
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::redistribute::{Axes, averaged, gradient_layout};
+use crate::redistribute::{Axes, average_divisor, gradient_layout};
 
 /// The gradients of distributed parameters.
 #[derive(Clone, Debug, Default)]
@@ -37,17 +37,17 @@ pub fn backward(
     outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>,
 ) -> Result<DGradients, DTensorError> {
     let mut locals = Vec::new();
-    let mut dist = None;
     for (output, gradient) in outputs {
         let layout = gradient_layout(output.layout(), Axes::default())?;
         if output.layout().pending().any(|(_, op)| !op.is_linear()) {
-            return Err(DTensorError::Unsettled { layout: output.layout() });
+            return Err(DTensorError::PendingOutput { layout: output.layout() });
         }
-        let share = 1.0 / averaged(output.layout());
+        let share = 1.0 / average_divisor(output.layout());
         let gradient = match gradient {
             Some(gradient) => {
                 gradient.check_gradient_of("backward", &output)?;
-                let local = gradient.moved("backward", layout)?.to_local().detach();
+                let local =
+                    gradient.redistribute_for("backward", layout, gradient.nan_check())?.to_local().detach();
                 if share == 1.0 { local } else { local.scale(share)? }
             }
             None => {
@@ -55,21 +55,16 @@ pub fn backward(
                 Tensor::full(share, local.dtype(), &[], local.device())?.expand(local.shape())?
             }
         };
-        dist.get_or_insert_with(|| Arc::clone(output.dist()));
         locals.push((output.to_local().clone(), Some(gradient)));
     }
-    let gradients = weightloom_tensor::backward(locals);
-    gradients.map(DGradients).map_err(|error| match &dist {
-        Some(dist) => dist.unpark(error),
-        None => error.into(),
-    })
+    Ok(DGradients(weightloom_tensor::backward(locals)?))
 }
 
 impl DTensor {
     /// Checks, alike on all ranks, that this can be the gradient of a tensor.
     pub(crate) fn check_gradient_of(&self, op: &'static str, tensor: &Self) -> Result<(), DTensorError> {
         if !Arc::ptr_eq(self.dist(), tensor.dist()) {
-            return Err(DTensorError::Worlds { op });
+            return Err(DTensorError::Contexts { op });
         }
         if self.shape() == tensor.shape() && self.dtype() == tensor.dtype() {
             return Ok(());

@@ -3,7 +3,7 @@
 //! A [`DTensor`] is one tensor of which every rank holds a part. Operations are
 //! methods, as those of a local tensor; a [`Rule`] for each says which dims may
 //! be sharded and how pending sums pass through. What no rule allows is moved
-//! first, the cheapest way, or is an error: see [`Mode`]. Gradients flow back
+//! first, the cheapest way, or is an error: see [`RedistributeMode`]. Gradients flow back
 //! through moves and operations alike, and arrive distributed as the tensors
 //! are.
 //!
@@ -22,8 +22,12 @@ mod error;
 mod function;
 mod gradients;
 mod local_map;
+mod nan_check;
 mod ops;
 mod parameter;
+mod pass_context;
+mod plan_cache;
+mod process_groups;
 mod recompute;
 mod redistribute;
 mod registry;
@@ -32,14 +36,16 @@ mod sharding_plan;
 mod spec;
 
 pub use comm_log::{Cause, CommRecord, Pass};
-pub use dist_context::{DistContext, GradientReduction, Mode, Numbers};
+pub use dist_context::{DistContext, DistOptions, RedistributeMode};
 pub use dtensor::DTensor;
 pub use error::DTensorError;
 pub use function::{DFunction, Value, apply};
 pub use gradients::{DGradients, backward};
 pub use local_map::local_map;
-pub use ops::{DMoments, global_norm};
+pub use nan_check::{NanCheck, NonFinite};
+pub use ops::global_norm;
 pub use parameter::{Release, Role};
+pub use pass_context::{GradientReduction, PassContext};
 pub use recompute::recompute;
 pub use registry::{Call, DistributedOp, LocalCall, Registry, RegistryBuilder};
 pub use rule::{Dim, DimList, Rule};

@@ -31,7 +31,7 @@ pub fn local_map(
         return Err(DTensorError::Meshes { op, first: *layout, other });
     }
     if operands.iter().any(|(operand, _)| !Arc::ptr_eq(operand.dist(), dist)) {
-        return Err(DTensorError::Worlds { op });
+        return Err(DTensorError::Contexts { op });
     }
     for axis in (0..mesh.ndim()).filter(|&axis| mesh.axis_size(axis) > 1) {
         let replicated =
@@ -42,6 +42,7 @@ pub fn local_map(
             return Err(DTensorError::Rule { op, reason });
         }
     }
+    let nan_check = operands.iter().find_map(|(operand, _)| operand.nan_check());
     let mut locals = Vec::with_capacity(operands.len());
     for (operand, layout) in operands {
         let mut lifted = Axes::default();
@@ -51,15 +52,15 @@ pub fn local_map(
                 lifted.insert(axis);
             }
         }
-        locals.push(operand.moved(op, *layout)?.lifted(op, lifted)?);
+        locals.push(operand.redistribute_for(op, *layout, nan_check)?.lifted(op, lifted, nan_check)?);
     }
     let made = work(&locals)?;
     if made.len() != results.len() {
-        return Err(DTensorError::Results { op, found: made.len(), expected: results.len() });
+        return Err(DTensorError::ResultCount { op, found: made.len(), expected: results.len() });
     }
     let wrap = |(local, (layout, shape)): (Tensor, &(Layout, Shape))| {
         let spec = dist.spec(*layout, shape, local.dtype())?;
-        DTensor::wrapped(op, dist, local, spec)
+        Ok(DTensor::wrapped(op, dist, local, spec)?.checked_by(nan_check))
     };
     made.into_iter().zip(results).map(wrap).collect()
 }

@@ -12,7 +12,6 @@ mod index;
 mod join;
 mod matmul;
 mod norm;
-mod optimizer;
 mod order;
 mod random;
 mod reduce;
@@ -23,7 +22,7 @@ use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
-pub use optimizer::{DMoments, global_norm};
+pub use reduce::global_norm;
 
 /// What a rule answers.
 type Ruling = Result<Rule, DTensorError>;

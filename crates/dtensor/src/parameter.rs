@@ -1,17 +1,17 @@
-//! Parameters as training needs them: gathered where they are used, with
-//! gradients that add up where they are held.
+//! Sharded parameters: gathered where they are used, with gradients that
+//! accumulate where they are held.
 //!
-//! Gradients of a trained parameter do not come out of the backward pass but
-//! add up in the parameter, over as many passes as there are, as each rank's
-//! share of a sum; ranks that hold parts of it reduce to their parts at once.
-//! [`reduce_gradient`](DTensor::reduce_gradient) makes the sums.
+//! Gradients of a trained parameter do not come out of the backward pass. They
+//! accumulate in the parameter over any number of passes, as each rank's share
+//! of a sum; along axes that shard the parameter they are reduced at once.
+//! [`reduce_gradient`](DTensor::reduce_gradient) sums the shares.
 
 use std::sync::{Arc, Mutex};
 
 use weightloom_layout::{DType, Layout, Plan};
 use weightloom_tensor::Tensor;
 
-use crate::background::Later;
+use crate::background::Pending;
 use crate::comm_log::{Cause, Pass};
 use crate::dist_context::{DistContext, locked};
 use crate::dtensor::DTensor;
@@ -22,46 +22,46 @@ use crate::redistribute::share_layout;
 /// Whether a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It is.
+    /// The parameter gets gradients.
     Trained,
-    /// It stays as it is.
+    /// The parameter is constant.
     Frozen,
 }
 
-/// What becomes of the gathered form of a parameter.
+/// How long the gathered form of a parameter is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Release {
-    /// The tape keeps it for the backward pass.
+    /// Until the backward pass, on the tape.
     #[default]
     Keep,
-    /// It goes, and is gathered again.
+    /// Until the operation that uses it is done; gathered again for the gradient.
     AfterUse,
 }
 
-/// What is under way to a parameter and from it.
+/// The prefetched form of a parameter, and its accumulated gradient.
 #[derive(Default)]
-pub(crate) struct Slot {
-    ahead: Mutex<Option<Ahead>>,
-    sum: Mutex<Sum>,
+pub(crate) struct GradientSlot {
+    prefetched: Mutex<Option<Prefetched>>,
+    gradient: Mutex<Accumulated>,
 }
 
-struct Ahead {
+struct Prefetched {
     layout: Layout,
     dtype: DType,
-    later: Later<Tensor>,
+    pending: Pending<Tensor>,
 }
 
 #[derive(Default)]
-struct Sum {
+struct Accumulated {
     /// This rank's share.
     shares: Option<Tensor>,
-    /// What was summed over all ranks.
-    whole: Option<Tensor>,
+    /// The part that is summed over all ranks.
+    reduced: Option<Tensor>,
 }
 
-/// Adds up in the parameter's dtype. What has nothing to be added to stays as
-/// it came, which may be narrower.
-fn added(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<(), DTensorError> {
+/// Adds in the dtype of the parameter. The first term stays as it is, which may
+/// be narrower.
+fn accumulate(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<(), DTensorError> {
     match sum {
         Some(sum) => {
             if sum.dtype() != dtype {
@@ -76,128 +76,130 @@ fn added(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<(), DTe
     }
 }
 
-/// A gradient in the dtype of a plan, if that sums it with those of others.
-fn summed_as(plan: &Plan, gradient: Tensor) -> Result<Tensor, DTensorError> {
+/// Casts a gradient to the dtype of a plan if the plan sums it over ranks.
+fn cast_for_sum(plan: &Plan, gradient: Tensor) -> Result<Tensor, DTensorError> {
     match plan.collectives() {
         0 => Ok(gradient),
         _ => Ok(gradient.cast(plan.dtype())?),
     }
 }
 
-impl Slot {
-    /// Carries a gradient to where the parameter is held, and adds it there, in
-    /// its dtype.
+impl GradientSlot {
+    /// Redistributes a gradient to where the parameter is held, and adds it
+    /// there, in the background if there is a background thread.
     pub(crate) fn add(
         self: &Arc<Self>,
         dist: &DistContext,
-        back: &Arc<Plan>,
+        plan: &Arc<Plan>,
         gradient: Tensor,
         cause: Cause,
     ) -> Result<(), DTensorError> {
-        let (slot, back) = (Arc::clone(self), Arc::clone(back));
-        let dtype = back.dtype();
+        let (slot, plan) = (Arc::clone(self), Arc::clone(plan));
+        let dtype = plan.dtype();
         let work = move |dist: &DistContext| {
-            let gradient = redistribute_local(dist, &back, summed_as(&back, gradient)?, cause)?;
-            added(&mut locked(&slot.sum).shares, gradient, dtype)
+            let gradient = redistribute_local(dist, &plan, cast_for_sum(&plan, gradient)?, cause)?;
+            accumulate(&mut locked(&slot.gradient).shares, gradient, dtype)
         };
         match dist.background() {
             None => work(dist),
-            Some(background) => background.leave(move |dist| work(dist)),
+            Some(background) => background.spawn(move |dist| work(dist)),
         }
     }
 
-    pub(crate) fn take_ahead(&self, layout: Layout, dtype: DType) -> Option<Later<Tensor>> {
-        let mut ahead = locked(&self.ahead);
-        ahead.take_if(|ahead| ahead.layout == layout && ahead.dtype == dtype).map(|ahead| ahead.later)
+    pub(crate) fn take_prefetched(&self, layout: Layout, dtype: DType) -> Option<Pending<Tensor>> {
+        let mut prefetched = locked(&self.prefetched);
+        prefetched.take_if(|found| found.layout == layout && found.dtype == dtype).map(|found| found.pending)
     }
 
-    /// Drops what was fetched: the parameter changes.
-    pub(crate) fn forget_ahead(&self) {
-        if let Some(ahead) = locked(&self.ahead).take() {
-            // It must be done with the old elements before there are new ones.
-            let _ = ahead.later.wait();
+    /// Drops the prefetched form, because the parameter changes.
+    pub(crate) fn discard_prefetched(&self) {
+        if let Some(prefetched) = locked(&self.prefetched).take() {
+            // The background thread must have read the old elements before they
+            // are overwritten.
+            let _ = prefetched.pending.wait();
         }
     }
 }
 
 impl DTensor {
-    /// Begins to bring a parameter to where it will be [used](Self::used), while
-    /// the caller goes on. Does nothing without [`Ranks::overlap`], nor where
-    /// nothing moves. In a dry run, which has nobody to wait for, it is done at
-    /// once, so that memory and bill are those of a run that overlaps.
-    pub fn fetch_ahead(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
+    /// Starts to gather a parameter in the background for its next
+    /// [use](Self::used). Does nothing without [`DistContext::overlap`] or where
+    /// no collective is needed. A dry run gathers at once, so that memory and
+    /// comm log are those of a run that overlaps.
+    pub fn prefetch(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
         let (dist, background) = (self.dist(), self.dist().background());
         let Some(slot) = self.slot().filter(|_| background.is_some() || dist.gang().is_none()) else {
             return Ok(());
         };
         let plan = dist.plan(self.layout(), layout, self.shape(), dtype)?;
-        if plan.collectives() == 0 || locked(&slot.ahead).is_some() {
+        if plan.collectives() == 0 || locked(&slot.prefetched).is_some() {
             return Ok(());
         }
         let local = self.to_local().detach();
-        let fetch = move |dist: &DistContext| {
+        let gather = move |dist: &DistContext| {
             redistribute_local(dist, &plan, local.cast(dtype)?, Cause { op: "use", pass: Pass::Forward })
         };
-        let later = match background {
-            Some(background) => background.start(move |dist| fetch(dist)),
-            None => Later::now(fetch(dist)),
+        let pending = match background {
+            Some(background) => background.start(move |dist| gather(dist)),
+            None => Pending::ready(gather(dist)),
         };
-        *locked(&slot.ahead) = Some(Ahead { layout, dtype, later });
+        *locked(&slot.prefetched) = Some(Prefetched { layout, dtype, pending });
         Ok(())
     }
 
-    /// Begins to sum what has added up over all ranks. Gradients that come later
-    /// may be settled later.
+    /// Starts to sum the accumulated gradient over ranks. Gradients that arrive
+    /// later are reduced by a later call.
     pub fn reduce_gradient(&self) -> Result<(), DTensorError> {
         let Some(slot) = self.slot() else { return Ok(()) };
         let plan =
             self.dist().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
         let slot = Arc::clone(slot);
         let work = move |dist: &DistContext| {
-            let shares = locked(&slot.sum).shares.take();
+            let shares = locked(&slot.gradient).shares.take();
             let Some(shares) = shares else { return Ok(()) };
             let cause = Cause { op: "reduce_gradients", pass: Pass::Backward };
-            let whole = redistribute_local(dist, &plan, summed_as(&plan, shares)?, cause)?;
-            added(&mut locked(&slot.sum).whole, whole, plan.dtype())
+            let reduced = redistribute_local(dist, &plan, cast_for_sum(&plan, shares)?, cause)?;
+            accumulate(&mut locked(&slot.gradient).reduced, reduced, plan.dtype())
         };
         match self.dist().background() {
             None => work(self.dist()),
-            Some(background) => background.leave(move |dist| work(dist)),
+            Some(background) => background.spawn(move |dist| work(dist)),
         }
     }
 
-    /// Takes the gradient that has added up in a trained parameter, summed over
-    /// all ranks and held as the parameter is. If there was nothing to sum, it has
-    /// the dtype that the parameter was used in. All ranks call this together.
+    /// Takes the accumulated gradient, summed over all ranks, in the layout of
+    /// the parameter. A gradient that was never added to keeps the dtype that
+    /// the parameter was used in. All ranks call this together.
     pub fn take_gradient(&self) -> Result<Option<Self>, DTensorError> {
         let Some(slot) = self.slot() else { return Ok(None) };
         self.reduce_gradient()?;
         self.dist().finish()?;
-        let whole = locked(&slot.sum).whole.take();
-        whole.map(|whole| Self::from_local(self.dist(), whole, self.layout(), self.shape())).transpose()
+        let reduced = locked(&slot.gradient).reduced.take();
+        reduced.map(|reduced| Self::from_local(self.dist(), reduced, self.layout(), self.shape())).transpose()
     }
 
-    /// Forgets gradients that have added up.
-    pub fn drop_gradient(&self) -> Result<(), DTensorError> {
+    /// Drops the accumulated gradient.
+    pub fn zero_grad(&self) -> Result<(), DTensorError> {
         let Some(slot) = self.slot() else { return Ok(()) };
         self.dist().finish()?;
-        *locked(&slot.sum) = Sum::default();
+        *locked(&slot.gradient) = Accumulated::default();
         Ok(())
     }
 
-    /// The same tensor; on its way back, its gradient makes something happen.
+    /// Returns the same tensor with a hook that the backward pass runs when it
+    /// reaches the gradient of the returned tensor.
     pub fn register_hook(
         &self,
-        happen: impl Fn() -> Result<(), DTensorError> + Send + Sync + 'static,
+        hook: impl Fn() -> Result<(), DTensorError> + Send + Sync + 'static,
     ) -> Result<Self, DTensorError> {
         if !self.tracks_gradient() {
             return Ok(self.clone());
         }
-        let dist = Arc::clone(self.dist());
-        let watched = self.to_local().register_hook(move |gradient| {
-            happen().map_err(|error| error.inside("register_hook", &dist))?;
+        let hooked = self.to_local().register_hook(move |gradient| {
+            hook().map_err(|error| error.into_tensor_error("register_hook"))?;
             Ok(gradient)
         })?;
-        Self::wrapped("register_hook", self.dist(), watched, Arc::clone(self.spec()))
+        let hooked = Self::wrapped("register_hook", self.dist(), hooked, Arc::clone(self.spec()))?;
+        Ok(hooked.checked_by(self.nan_check()))
     }
 }

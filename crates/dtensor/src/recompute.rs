@@ -1,17 +1,17 @@
-//! Regions of distributed tensors that are computed again instead of kept.
+//! Activation checkpointing of distributed tensors.
 
 use std::sync::{Arc, Mutex};
 
-use weightloom_tensor::{Tensor, TensorError, recompute_over};
+use weightloom_tensor::{Tensor, recompute_over};
 
 use crate::dist_context::locked;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::spec::DTensorSpec;
 
-/// As [`recompute_over`] for distributed tensors: of a region only the inputs
-/// are kept. Parameters that it uses by itself are given by name, so to speak.
-/// All ranks compute it again at the same point of the backward pass.
+/// Activation checkpointing, as [`recompute_over`]: the tape keeps only the inputs
+/// of a region. `parameters` are the trained parameters that the region captures.
+/// All ranks recompute it at the same point of the backward pass.
 pub fn recompute(
     inputs: &[DTensor],
     parameters: &[DTensor],
@@ -21,26 +21,25 @@ pub fn recompute(
         return Err(DTensorError::Rule { op: "recompute", reason: "there are no operands".to_owned() });
     };
     let dist = Arc::clone(first.dist());
+    let nan_check = inputs.iter().find_map(|input| input.nan_check()).cloned();
     let specs: Vec<Arc<DTensorSpec>> = inputs.iter().map(|input| Arc::clone(input.spec())).collect();
-    let made: Arc<Mutex<Vec<Arc<DTensorSpec>>>> = Arc::default();
-    let (of_region, seen) = (Arc::clone(&dist), Arc::clone(&made));
+    let output_specs: Arc<Mutex<Vec<Arc<DTensorSpec>>>> = Arc::default();
+    let wrap = {
+        let dist = Arc::clone(&dist);
+        move |(local, spec): (&Tensor, &Arc<DTensorSpec>)| {
+            let wrapped = DTensor::wrapped("recompute", &dist, local.clone(), Arc::clone(spec))?;
+            Ok::<_, DTensorError>(wrapped.checked_by(nan_check.as_ref()))
+        }
+    };
+    let (wrap_input, found) = (wrap.clone(), Arc::clone(&output_specs));
     let locals: Vec<Tensor> = inputs.iter().map(|input| input.to_local().clone()).collect();
     let of_parameters: Vec<Tensor> = parameters.iter().map(|input| input.to_local().clone()).collect();
     let outputs = recompute_over(&locals, &of_parameters, move |locals| {
-        let work = || {
-            let wrap = |(local, spec): (&Tensor, &Arc<DTensorSpec>)| {
-                DTensor::wrapped("recompute", &of_region, local.clone(), Arc::clone(spec))
-            };
-            let inputs = locals.iter().zip(&specs).map(wrap).collect::<Result<Vec<_>, _>>()?;
-            region(&inputs)
-        };
-        let outputs =
-            work().map_err(|error: DTensorError| -> TensorError { error.inside("recompute", &of_region) })?;
-        *locked(&seen) = outputs.iter().map(|output| Arc::clone(output.spec())).collect();
+        let run = || region(&locals.iter().zip(&specs).map(&wrap_input).collect::<Result<Vec<_>, _>>()?);
+        let outputs = run().map_err(|error: DTensorError| error.into_tensor_error("recompute"))?;
+        *locked(&found) = outputs.iter().map(|output| Arc::clone(output.spec())).collect();
         Ok(outputs.iter().map(|output| output.to_local().clone()).collect())
-    });
-    let outputs = outputs.map_err(|error| dist.unpark(error))?;
-    let specs = locked(&made).clone();
-    let wrap = |(local, spec)| DTensor::wrapped("recompute", &dist, local, spec);
-    outputs.into_iter().zip(specs).map(wrap).collect()
+    })?;
+    let specs = locked(&output_specs).clone();
+    outputs.iter().zip(&specs).map(wrap).collect()
 }

@@ -1,24 +1,27 @@
-//! Moves between layouts, with their gradients.
+//! Redistribution between layouts, with gradients.
 //!
-//! The gradient of a tensor has a layout that follows from the tensor's own:
-//! where that is sharded it is sharded alike; where it is replicated it is
-//! replicated; where it is a pending sum it is replicated too, because each
-//! rank's share adds to the whole alike. A tensor that is used by each rank for
-//! a part of the work alone is *lifted* there: its value is the same, and what
-//! arrives as gradient is each rank's share of a sum.
+//! The layout of a gradient follows from the layout of its tensor: sharded where
+//! the tensor is sharded, and replicated where the tensor is replicated or a
+//! pending sum, because every rank's share counts alike in the sum. A tensor
+//! that each rank uses for its part of the work alone is *lifted* along that
+//! axis: its value stays the same, and the gradients that arrive are shares of a
+//! sum.
 
 pub(crate) mod local;
 
 use std::sync::{Arc, Mutex};
 
-use weightloom_layout::{DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, greedy_plan};
+use weightloom_layout::{
+    DType, Layout, LayoutError, Placement, Placements, Plan, ReduceOp, Shape, greedy_plan,
+};
 use weightloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
 use crate::comm_log::{Cause, Pass};
 use crate::dist_context::{DistContext, locked};
 use crate::error::DTensorError;
-use crate::parameter::{Release, Slot};
-use crate::redistribute::local::{combined, gathered, redistribute_local, with_placements};
+use crate::nan_check::NanCheck;
+use crate::parameter::{GradientSlot, Release};
+use crate::redistribute::local::{all_gather, all_reduce, redistribute_local, with_placements};
 
 /// A set of mesh axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,53 +56,53 @@ pub(crate) fn gradient_layout(layout: Layout, lifted: Axes) -> Result<Layout, La
     with_placements(layout, &placements)
 }
 
-/// The layout of the gradients of a trained parameter while they add up: each
-/// rank has its share, and sums are made once.
+/// The layout in which gradients of a trained parameter accumulate: each rank
+/// has its share of a sum that is made once.
 pub(crate) fn share_layout(layout: Layout) -> Result<Layout, LayoutError> {
-    let mut copies = Axes::default();
+    let mut axes = Axes::default();
     (0..layout.mesh().ndim())
         .filter(|&axis| layout.mesh().axis_size(axis) > 1)
-        .for_each(|axis| copies.insert(axis));
-    gradient_layout(layout, copies)
+        .for_each(|axis| axes.insert(axis));
+    gradient_layout(layout, axes)
 }
 
-/// A local part in another dtype, carried along a plan, unless that was done
-/// ahead.
-fn fetched(
+/// Casts and redistributes a local tensor, or takes its prefetched form.
+fn gather(
     dist: &DistContext,
-    slot: Option<&Arc<Slot>>,
+    slot: Option<&Arc<GradientSlot>>,
     (plan, to): (&Plan, Layout),
     local: &Tensor,
     dtype: DType,
     cause: Cause,
 ) -> Result<Tensor, DTensorError> {
-    if let Some(ahead) = slot.and_then(|slot| slot.take_ahead(to, dtype)) {
-        return ahead.wait();
+    if let Some(prefetched) = slot.and_then(|slot| slot.take_prefetched(to, dtype)) {
+        return prefetched.wait();
     }
     redistribute_local(dist, plan, local.detach().cast(dtype)?, cause)
 }
 
 /// The product of the sizes of axes with a pending average.
-pub(crate) fn averaged(layout: Layout) -> f64 {
+pub(crate) fn average_divisor(layout: Layout) -> f64 {
     let axes = layout.pending().filter(|(_, op)| *op == ReduceOp::Avg);
     axes.map(|(axis, _)| layout.mesh().axis_size(axis) as f64).product()
 }
 
-/// A move whose result is known. Its gradient moves back along a plan.
+/// A redistribution on the tape. Its gradient is redistributed back.
 struct Redistribute {
     dist: Arc<DistContext>,
     op: &'static str,
     to: Layout,
-    forth: Arc<Plan>,
-    back: Arc<Plan>,
+    forward: Arc<Plan>,
+    backward: Arc<Plan>,
     factor: f64,
-    /// Before, and behind.
-    dtypes: [DType; 2],
-    /// Of a parameter that is trained: where its gradients add up.
-    slot: Option<Arc<Slot>>,
+    input_dtype: DType,
+    output_dtype: DType,
+    /// Of a trained parameter: where gradients accumulate.
+    slot: Option<Arc<GradientSlot>>,
     release: Release,
-    /// The result, until it is given out: the tape must not keep it alive.
-    known: Mutex<Option<Tensor>>,
+    nan_check: Option<Arc<NanCheck>>,
+    /// The result, until `forward` returns it: the tape must not keep it alive.
+    result: Mutex<Option<Tensor>>,
 }
 
 impl Function for Redistribute {
@@ -107,7 +110,7 @@ impl Function for Redistribute {
         "redistribute"
     }
 
-    /// Not cheap, but dear to keep.
+    /// Gathering again takes time, but keeping the result takes more memory.
     fn is_cheap(&self) -> bool {
         self.release == Release::AfterUse
     }
@@ -116,13 +119,13 @@ impl Function for Redistribute {
         if self.is_cheap() {
             context.save(&[&inputs[0]]);
         }
-        if let Some(known) = locked(&self.known).take() {
-            return Ok(vec![known.detach()]);
+        if let Some(result) = locked(&self.result).take() {
+            return Ok(vec![result.detach()]);
         }
         let cause = Cause { op: self.op, pass: Pass::Backward };
-        let forth = (&*self.forth, self.to);
-        let made = fetched(&self.dist, self.slot.as_ref(), forth, &inputs[0], self.dtypes[1], cause);
-        Ok(vec![made.map_err(|error| error.inside("redistribute", &self.dist))?])
+        let plan = (&*self.forward, self.to);
+        let result = gather(&self.dist, self.slot.as_ref(), plan, &inputs[0], self.output_dtype, cause);
+        Ok(vec![result.map_err(|error| error.into_tensor_error("redistribute"))?])
     }
 
     fn backward(
@@ -131,60 +134,66 @@ impl Function for Redistribute {
         mut gradients: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = gradients[0].take() else { return Ok(vec![None]) };
-        let inside = |error: DTensorError| error.inside("redistribute", &self.dist);
-        self.dist.check_numbers(self.op, Pass::Backward, &gradient).map_err(inside)?;
+        let lower = |error: DTensorError| error.into_tensor_error("redistribute");
+        if let Some(check) = &self.nan_check {
+            check.check(self.dist.rank(), self.op, Pass::Backward, &gradient).map_err(lower)?;
+        }
         let gradient = if self.factor == 1.0 { gradient } else { gradient.scale(self.factor)? };
         let cause = Cause { op: self.op, pass: Pass::Backward };
         match &self.slot {
             None => {
-                // What is summed is summed in the dtype that it is kept in.
-                let gradient = gradient.cast(self.dtypes[0])?;
-                Ok(vec![Some(redistribute_local(&self.dist, &self.back, gradient, cause).map_err(inside)?)])
+                // Sums over ranks are made in the dtype that the sum is kept in.
+                let gradient = gradient.cast(self.input_dtype)?;
+                let gradient = redistribute_local(&self.dist, &self.backward, gradient, cause);
+                Ok(vec![Some(gradient.map_err(lower)?)])
             }
             Some(slot) => {
-                slot.add(&self.dist, &self.back, gradient, cause).map_err(inside)?;
+                slot.add(&self.dist, &self.backward, gradient, cause).map_err(lower)?;
                 Ok(vec![None])
             }
         }
     }
 }
 
-/// Where a move comes from, goes to, and what asked for it.
+/// A redistribution to run.
 pub(crate) struct Request<'a> {
     pub(crate) dist: &'a Arc<DistContext>,
+    /// The operation that needs it.
     pub(crate) op: &'static str,
-    pub(crate) shape: &'a weightloom_layout::Shape,
+    pub(crate) shape: &'a Shape,
     pub(crate) from: Layout,
     pub(crate) to: Layout,
     /// Axes along which the result is lifted.
     pub(crate) lifted: Axes,
-    /// What the result is to be.
+    /// The dtype of the result.
     pub(crate) dtype: DType,
-    /// Of a parameter: what was fetched ahead, and where gradients go.
-    pub(crate) slot: Option<&'a Arc<Slot>>,
+    /// Of a parameter: its prefetched form and its accumulated gradient.
+    pub(crate) slot: Option<&'a Arc<GradientSlot>>,
     /// Whether the tape keeps the result.
     pub(crate) release: Release,
+    pub(crate) nan_check: Option<&'a Arc<NanCheck>>,
 }
 
 impl Request<'_> {
-    /// Moves a local part. With `known`, nothing moves before the backward pass.
-    pub(crate) fn run(&self, local: &Tensor, known: Option<Tensor>) -> Result<Tensor, DTensorError> {
-        let Self { dist, op, shape, from, to, lifted, dtype, slot, release } = *self;
+    /// Redistributes a local tensor. With a known `result`, nothing is
+    /// communicated before the backward pass.
+    pub(crate) fn run(&self, local: &Tensor, result: Option<Tensor>) -> Result<Tensor, DTensorError> {
+        let Self { dist, op, shape, from, to, lifted, dtype, slot, release, nan_check } = *self;
         let cause = Cause { op, pass: Pass::Forward };
         if !local.tracks_gradient() {
-            if let Some(known) = known {
-                return Ok(known);
+            if let Some(result) = result {
+                return Ok(result);
             }
             let plan = dist.plan(from, to, shape, dtype)?;
-            let made = fetched(dist, slot, (&plan, to), local, dtype, cause)?;
+            let gathered = gather(dist, slot, (&plan, to), local, dtype, cause)?;
             if release == Release::Keep {
-                return Ok(made);
+                return Ok(gathered);
             }
             let (dist, slot, local) = (Arc::clone(dist), slot.cloned(), local.detach());
-            return Ok(made.remade_by(move || {
+            return Ok(gathered.remade_by(move || {
                 let cause = Cause { op, pass: Pass::Backward };
-                fetched(&dist, slot.as_ref(), (&plan, to), &local, dtype, cause)
-                    .map_err(|error| error.inside("redistribute", &dist))
+                gather(&dist, slot.as_ref(), (&plan, to), &local, dtype, cause)
+                    .map_err(|error| error.into_tensor_error("redistribute"))
             }));
         }
         let trained = slot.filter(|_| local.is_parameter());
@@ -192,7 +201,7 @@ impl Request<'_> {
         if new.any(|(_, op)| !op.is_linear()) {
             return Err(DTensorError::NotDifferentiable { layout: to });
         }
-        // What is not linear is combined first, with a rule of its own.
+        // Reduce what is not linear first: its gradient has another rule.
         let mut from = from;
         let mut local = local.clone();
         let pending: Vec<(usize, ReduceOp)> = from
@@ -202,8 +211,8 @@ impl Request<'_> {
         for (axis, reduce) in pending {
             let mut placements = Placements::from_slice(from.placements());
             placements[axis] = Placement::Replicate;
-            let combine = Combine { dist: Arc::clone(dist), cause: op, layout: from, axis, reduce };
-            local = one(apply(combine, &[local]).map_err(|error| dist.unpark(error))?)?;
+            let reduction = NonLinearReduction { dist: Arc::clone(dist), op, layout: from, axis, reduce };
+            local = one(apply(reduction, &[local])?)?;
             from = with_placements(from, &placements)?;
         }
         let plan = dist.plan(from, to, shape, dtype)?;
@@ -215,28 +224,29 @@ impl Request<'_> {
             None => gradient_layout(from, Axes::default())?,
             Some(_) => share_layout(from)?,
         };
-        // Shares of what is not linear differ along its axis, so that no detour
-        // may go along it.
-        let back = match to.pending().all(|(_, op)| op.is_linear()) {
+        // Shares of what is not linear differ along its axis, so that the plan
+        // may not take a detour along it.
+        let backward = match to.pending().all(|(_, op)| op.is_linear()) {
             true => dist.plan(of_to, of_from, shape, local.dtype())?,
             false => Arc::new(greedy_plan(of_to, of_from, shape, local.dtype())?),
         };
-        // Outside the tape, so that errors keep their type.
-        let known = match known {
-            Some(known) => known,
-            None => fetched(dist, slot, (&plan, to), &local, dtype, cause)?,
+        let result = match result {
+            Some(result) => result,
+            None => gather(dist, slot, (&plan, to), &local, dtype, cause)?,
         };
         let function = Redistribute {
             dist: Arc::clone(dist),
             op,
             to,
-            forth: plan,
-            back,
-            factor: averaged(to) / averaged(from),
-            dtypes: [local.dtype(), dtype],
+            forward: plan,
+            backward,
+            factor: average_divisor(to) / average_divisor(from),
+            input_dtype: local.dtype(),
+            output_dtype: dtype,
             slot: trained.cloned(),
             release,
-            known: Mutex::new(Some(known)),
+            nan_check: nan_check.cloned(),
+            result: Mutex::new(Some(result)),
         };
         one(apply(function, &[local])?)
     }
@@ -244,59 +254,59 @@ impl Request<'_> {
 
 fn one(mut outputs: Vec<Tensor>) -> Result<Tensor, DTensorError> {
     let found = outputs.len();
-    outputs.pop().ok_or(DTensorError::Results { op: "redistribute", found, expected: 1 })
+    outputs.pop().ok_or(DTensorError::ResultCount { op: "redistribute", found, expected: 1 })
 }
 
-/// A pending maximum, minimum or product combined along one axis.
-struct Combine {
+/// A pending maximum, minimum or product, reduced along one axis.
+struct NonLinearReduction {
     dist: Arc<DistContext>,
-    cause: &'static str,
+    op: &'static str,
     layout: Layout,
     axis: usize,
     reduce: ReduceOp,
 }
 
-impl Combine {
-    fn combined(&self, local: &Tensor, op: ReduceOp, pass: Pass) -> Result<Tensor, DTensorError> {
+impl NonLinearReduction {
+    fn all_reduce(&self, local: &Tensor, reduce: ReduceOp, pass: Pass) -> Result<Tensor, DTensorError> {
         let along = (self.layout.mesh(), self.axis);
-        combined(&self.dist, along, local, op, Cause { op: self.cause, pass })
+        all_reduce(&self.dist, along, local, reduce, Cause { op: self.op, pass })
     }
 
     fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor, DTensorError> {
         let [local, total] = context.saved() else {
-            return Err(DTensorError::Results { op: "redistribute", found: 0, expected: 2 });
+            return Err(DTensorError::ResultCount { op: "redistribute", found: 0, expected: 2 });
         };
         if self.reduce == ReduceOp::Prod {
             if local.device() == Device::Meta {
                 return Ok(gradient.clone());
             }
-            let along = self.dist.along(self.layout.mesh(), self.axis)?;
-            // The product of the others, which is right for zeros too.
-            let own = along.gang.rank();
-            let others = gathered(&along, local)?;
-            let others = others.iter().enumerate().filter(|(peer, _)| *peer != own);
+            let group = self.dist.along(self.layout.mesh(), self.axis)?;
+            // The product of the other ranks' values, which is right for zeros too.
+            let own = group.gang.rank();
+            let values = all_gather(&group, local)?;
+            let others = values.iter().enumerate().filter(|(peer, _)| *peer != own);
             let mut share = gradient.clone();
             for (_, other) in others {
                 share = share.mul(other)?;
             }
             return Ok(share);
         }
-        // Ranks that hold the extreme share its gradient.
+        // Ranks that hold the extremum share its gradient.
         let holds = local.eq(total)?.cast(local.dtype())?;
-        let count = self.combined(&holds, ReduceOp::Sum, Pass::Backward)?;
+        let count = self.all_reduce(&holds, ReduceOp::Sum, Pass::Backward)?;
         Ok(gradient.mul(&holds)?.div(&count)?)
     }
 }
 
-impl Function for Combine {
+impl Function for NonLinearReduction {
     fn name(&self) -> &'static str {
         "redistribute"
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
         let local = inputs[0].detach();
-        let total = self.combined(&local, self.reduce, Pass::Forward);
-        let total = total.map_err(|error| error.inside("redistribute", &self.dist))?;
+        let total = self.all_reduce(&local, self.reduce, Pass::Forward);
+        let total = total.map_err(|error| error.into_tensor_error("redistribute"))?;
         context.save(&[&local, &total]);
         Ok(vec![total])
     }
@@ -308,7 +318,7 @@ impl Function for Combine {
     ) -> Result<Vec<Option<Tensor>>, TensorError> {
         let Some(gradient) = &gradients[0] else { return Ok(vec![None]) };
         let gradient =
-            self.gradient(&context, gradient).map_err(|error| error.inside("redistribute", &self.dist))?;
+            self.gradient(&context, gradient).map_err(|error| error.into_tensor_error("redistribute"))?;
         Ok(vec![Some(gradient)])
     }
 }

@@ -100,6 +100,12 @@ impl RegistryBuilder {
     }
 }
 
+impl Default for Registry {
+    fn default() -> Self {
+        Self::built_in()
+    }
+}
+
 impl Registry {
     /// The built-in rules, to which others can be added.
     pub fn builder() -> RegistryBuilder {

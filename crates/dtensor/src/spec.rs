@@ -1,28 +1,30 @@
-//! What is known of a distributed tensor without its data.
+//! Metadata of a distributed tensor.
 
-use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 
-/// Layout, global shape and dtype, and what they mean for this rank. Kinds are
-/// interned, so that equal ones have one address.
+/// Layout, global shape and dtype of a distributed tensor, and the shard of this
+/// rank. Specs are interned, so equal ones have one address.
 #[derive(Debug)]
 pub struct DTensorSpec {
     layout: Layout,
     shape: Shape,
     dtype: DType,
     region: Region,
-    local: Shape,
+    local_shape: Shape,
 }
 
 impl DTensorSpec {
-    /// Who holds what.
+    pub(crate) fn new(layout: Layout, shape: &Shape, dtype: DType, rank: usize) -> Result<Self, LayoutError> {
+        let region = layout.region_of(shape, rank)?;
+        Ok(Self { layout, shape: shape.clone(), dtype, local_shape: region.shape(), region })
+    }
+
+    /// Mesh and placements.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// The shape of the whole tensor.
+    /// The global shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -32,37 +34,13 @@ impl DTensorSpec {
         self.dtype
     }
 
-    /// The part of the tensor that this rank holds.
+    /// The region of the tensor that this rank holds.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The shape of that part.
+    /// The shape of that region.
     pub fn local_shape(&self) -> &Shape {
-        &self.local
-    }
-}
-
-/// All kinds that a rank has met.
-#[derive(Default)]
-pub(crate) struct SpecTable(FxHashMap<(Layout, Shape, DType), Arc<DTensorSpec>>);
-
-impl SpecTable {
-    pub(crate) fn of(
-        &mut self,
-        layout: Layout,
-        shape: &Shape,
-        dtype: DType,
-        rank: usize,
-    ) -> Result<Arc<DTensorSpec>, LayoutError> {
-        let key = (layout, shape.clone(), dtype);
-        if let Some(spec) = self.0.get(&key) {
-            return Ok(Arc::clone(spec));
-        }
-        let region = layout.region_of(shape, rank)?;
-        let spec =
-            Arc::new(DTensorSpec { layout, shape: shape.clone(), dtype, local: region.shape(), region });
-        self.0.insert(key, Arc::clone(&spec));
-        Ok(spec)
+        &self.local_shape
     }
 }

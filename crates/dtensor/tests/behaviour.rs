@@ -1,12 +1,13 @@
-//! What users see: modes, the bill, randomness, and errors.
+//! Implicit redistribution, the comm log, randomness, user operations and errors.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use std::sync::Arc;
 
 use weightloom_dtensor::{
-    Call, Cause, DFunction, DMoments, DTensor, DTensorError, DistContext, DistributedOp, LocalCall, Mode,
-    Numbers, Pass, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
+    Call, Cause, DFunction, DTensor, DTensorError, DistContext, DistOptions, DistributedOp, LocalCall,
+    NanCheck, Pass, RedistributeMode, Registry, Rule, Value, apply, backward, check, global_norm, local_map,
+    recompute,
 };
 use weightloom_errors::Hint as _;
 use weightloom_gang::{Gang, GangExt as _, GangOptions, solo, threads};
@@ -31,37 +32,50 @@ fn on<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T>
     threads::run(ranks, GangOptions::default(), work).unwrap()
 }
 
+fn explicit(gang: Arc<dyn Gang>) -> Arc<DistContext> {
+    let options = DistOptions { redistribution: RedistributeMode::Explicit, ..DistOptions::default() };
+    DistContext::with_options(gang, options)
+}
+
+fn with_registry(gang: Arc<dyn Gang>, registry: Registry) -> Arc<DistContext> {
+    DistContext::with_options(gang, DistOptions { registry, ..DistOptions::default() })
+}
+
 fn normal(dist: &Arc<DistContext>, dims: &[usize], layout: Layout) -> DTensor {
     DTensor::normal(dist, DType::F32, &shape(dims), layout, STREAM).unwrap()
 }
 
 #[test]
-fn modes_allow_tell_of_or_refuse_hidden_collectives() {
+fn implicit_redistribution_is_allowed_warned_about_or_refused() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let dist = DistContext::new(gang);
-        let x = normal(&dist, &[4, 6], Layout::new(mesh, &[s(1)]).unwrap());
+        let with_mode = |redistribution| {
+            let options = DistOptions { redistribution, ..DistOptions::default() };
+            let dist = DistContext::with_options(Arc::clone(&gang), options);
+            let x = normal(&dist, &[4, 6], Layout::new(mesh, &[s(1)]).unwrap());
+            (dist, x)
+        };
+        let (dist, x) = with_mode(RedistributeMode::Implicit);
         assert!(x.softmax(1).is_ok() && dist.take_warnings().is_empty());
-        dist.set_mode(Mode::Warn);
+        let (dist, x) = with_mode(RedistributeMode::Warn);
         assert!(x.softmax(1).is_ok());
         assert_eq!(dist.take_warnings().len(), 1);
-        dist.set_mode(Mode::Explicit);
+        let (_, x) = with_mode(RedistributeMode::Explicit);
         let error = x.softmax(1).unwrap_err();
-        let told =
-            "softmax needs data to move: operand 0, 4x6 f32, from mesh(tp=2) [S(1)] to mesh(tp=2) [S(0)]";
-        assert_eq!(error.to_string(), told);
+        let expected = "softmax needs an implicit redistribution: operand 0, 4x6 f32, from mesh(tp=2) [S(1)] to \
+                        mesh(tp=2) [S(0)]";
+        assert_eq!(error.to_string(), expected);
         assert!(error.hint().unwrap().contains("redistribute"));
         // What moves nothing is no hidden collective, and asking is allowed.
         assert!(x.exp().is_ok() && x.redistribute(Layout::replicated(mesh)).unwrap().softmax(1).is_ok());
     });
 }
 
-/// The bill of a step, without data or other ranks, is that of the real one.
+/// The comm log of a step on meta tensors is that of the real step.
 #[test]
-fn a_dry_run_has_the_bill_of_the_real_one() {
+fn a_dry_run_has_the_comm_log_of_the_real_one() {
     let step = |dist: &Arc<DistContext>, device: Device| {
         assert!(dist.take_comm_log().is_empty());
-        dist.enable_comm_log();
         let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
         let make = |dims: &[usize], layout: Layout| {
             let local = layout.local_shape(&shape(dims), dist.rank()).unwrap();
@@ -77,7 +91,7 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
         let out = out.redistribute(Layout::new(mesh, &[s(0), R]).unwrap()).unwrap();
         let loss = out.mul(&out).unwrap().sum_all().unwrap();
         backward([(loss, None)]).unwrap();
-        let bill = dist.take_comm_log();
+        let log = dist.take_comm_log();
         // Classes that are sharded, and a maximum that is pending.
         let logits = make(&[5, 7], Layout::new(mesh, &[s(0), s(1)]).unwrap());
         let targets = Tensor::zeros(DType::I64, &[5], device).unwrap();
@@ -85,11 +99,12 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
         let most = make(&[6], Layout::new(mesh, &[Placement::Partial(ReduceOp::Max), R]).unwrap());
         let losses = [logits.cross_entropy(&targets, CrossEntropy::default()), most.exp().unwrap().sum_all()];
         backward(losses.map(|loss| (loss.unwrap(), None))).unwrap();
-        (bill, dist.take_comm_log())
+        (log, dist.take_comm_log())
     };
-    let real = on(4, |gang| step(&DistContext::new(gang), Device::Cpu));
-    for (rank, bill) in real.iter().enumerate() {
-        assert_eq!(&step(&DistContext::dry_run(rank, Registry::built_in()), Device::Meta), bill);
+    let logged = || DistOptions { log_comm: true, ..DistOptions::default() };
+    let real = on(4, |gang| step(&DistContext::with_options(gang, logged()), Device::Cpu));
+    for (rank, log) in real.iter().enumerate() {
+        assert_eq!(&step(&DistContext::dry_run(rank, logged()), Device::Meta), log);
     }
     assert_eq!(real[0].1.iter().filter(|item| item.cause.op == "cross_entropy").count(), 2);
     let told: Vec<String> = real[0]
@@ -115,7 +130,7 @@ fn a_dry_run_has_the_bill_of_the_real_one() {
 /// Steps on tensors without data cost the same, the first one too.
 #[test]
 fn asking_for_shapes_costs_nothing() {
-    let dist = DistContext::dry_run(0, Registry::built_in());
+    let dist = DistContext::dry_run(0, DistOptions::default());
     let layout = Layout::new(Mesh::new(&[("dp", 4)]).unwrap(), &[s(0)]).unwrap();
     let local = Tensor::zeros(DType::F32, &[2, 3], Device::Meta).unwrap();
     let x = DTensor::from_local(&dist, local, layout, &shape(&[8, 3])).unwrap();
@@ -217,8 +232,7 @@ impl DistributedOp for OverlappingRule {
 fn terms_that_share_an_operand_are_right() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
-        let dist =
-            DistContext::with_registry(gang, Registry::builder().register(OverlappingRule).unwrap().freeze());
+        let dist = with_registry(gang, Registry::builder().register(OverlappingRule).unwrap().freeze());
         let whole = Tensor::normal(DType::F32, &[5], STREAM, 0).unwrap();
         let values = [Value::from(whole.clone()), Value::from(whole)];
         let expected =
@@ -253,12 +267,16 @@ fn the_optimizer_does_not_depend_on_the_layout() {
                     DTensor::distribute(&dist, x, Layout::new(mesh, &[placement]).unwrap()).unwrap()
                 };
                 let (mut parameter, gradient) = (spread(&draw(1), held), spread(&gradient, given));
-                let mut moments = DMoments::zero(&parameter).unwrap();
+                let mut moments = weightloom_tensor::Moments::zero(parameter.to_local()).unwrap();
                 let shared = parameter.clone();
-                parameter.adamw_step(&AdamW::default(), 1, &gradient, &mut moments).unwrap();
+                let local = gradient.redistribute(parameter.layout()).unwrap();
+                let step = |parameter: &mut Tensor| {
+                    AdamW::default().step(1, parameter, local.to_local(), &mut moments)
+                };
+                parameter.change_local(step).unwrap();
                 let found = parameter.full_tensor().unwrap().to_vec::<f32>().unwrap();
                 assert_eq!(found, expected.to_vec::<f32>().unwrap());
-                // Who holds the old one still does.
+                // Clones keep the old elements.
                 assert_eq!(
                     shared.full_tensor().unwrap().to_vec::<f32>().unwrap(),
                     draw(1).to_vec::<f32>().unwrap()
@@ -267,11 +285,6 @@ fn the_optimizer_does_not_depend_on_the_layout() {
                 assert!((found - norm).abs() < 1e-6 * norm, "{found} {norm}");
             }
         }
-        let wrong = normal(&dist, &[3, 5], Layout::new(mesh, &[s(0)]).unwrap());
-        let mut parameter = normal(&dist, &[5, 3], Layout::new(mesh, &[s(0)]).unwrap());
-        let mut moments = DMoments::zero(&parameter).unwrap();
-        let error = parameter.adamw_step(&AdamW::default(), 1, &wrong, &mut moments).unwrap_err();
-        assert_eq!(error.to_string(), "adamw: a gradient of 3x5 f32 is no gradient of 5x3 f32");
     });
 }
 
@@ -356,7 +369,7 @@ fn a_local_function_can_be_mapped() {
         let wrong = local_map("cut", &[(&x, rows)], &[(rows, shape(&[5, 3]))], |locals| {
             Ok(vec![locals[0].narrow(1, 0, 2)?])
         });
-        assert!(matches!(wrong, Err(DTensorError::Local { op: "cut", .. })));
+        assert!(matches!(wrong, Err(DTensorError::LocalShape { op: "cut", .. })));
         let results = [(rows, shape(&[5, 3])), (Layout::replicated(mesh), shape(&[5, 3]))];
         let mixed = local_map("mixed", &[(&x, rows)], &results, |locals| Ok(vec![locals[0].clone(); 2]));
         assert!(matches!(mixed, Err(DTensorError::Rule { op: "mixed", .. })));
@@ -415,7 +428,7 @@ fn functions_need_a_name_and_names_a_rule() {
     let local = run(None, Value::from(x.to_local().clone())).unwrap().remove(0).local().unwrap();
     assert_eq!(local.shape(), x.shape());
     let error = run(None, Value::from(x.clone())).unwrap_err();
-    assert_eq!(error, DTensorError::Unnamed { function: "Doubled" });
+    assert_eq!(error, DTensorError::UnnamedOp { function: "Doubled" });
     assert!(error.hint().unwrap().contains("op_name"));
     let error = run(Some("scael"), Value::from(x.clone())).unwrap_err();
     assert_eq!(error.to_string(), "no rule is registered for operation `scael`");
@@ -428,7 +441,7 @@ fn functions_need_a_name_and_names_a_rule() {
     ));
     let registry = Registry::builder().register(Named("wrong")).unwrap().freeze();
     assert!(registry.names().contains(&"wrong"));
-    let dist = DistContext::with_registry(solo(GangOptions::default()), registry);
+    let dist = with_registry(solo(GangOptions::default()), registry);
     let x = normal(&dist, &[4], layout);
     assert!(matches!(run(Some("wrong"), Value::from(x)), Err(DTensorError::Rule { op: "wrong", .. })));
 }
@@ -492,7 +505,7 @@ fn an_operation_can_replace_its_local_computation() {
         on(count, |gang| {
             let mesh = Mesh::new(&[("tp", count)]).unwrap();
             let registry = Registry::builder().register(CenteredRule).unwrap().freeze();
-            let dist = DistContext::with_registry(gang, registry);
+            let dist = with_registry(gang, registry);
             let expected = Tensor::normal(DType::F32, &[4, 7], STREAM, 0).unwrap();
             let expected = apply(&Centered, &[Value::from(expected)]).unwrap().remove(0).local().unwrap();
             let expected = expected.to_vec::<f32>().unwrap();
@@ -524,7 +537,7 @@ fn bad_operands_are_named() {
         let error = x.add(&normal(&dist, &[4, 6], Layout::new(other, &[s(0)]).unwrap())).unwrap_err();
         assert!(matches!(error, DTensorError::Meshes { op: "add", .. }));
         let second = DistContext::new(gang);
-        assert!(matches!(x.add(&normal(&second, &[4, 6], rows)), Err(DTensorError::Worlds { op: "add" })));
+        assert!(matches!(x.add(&normal(&second, &[4, 6], rows)), Err(DTensorError::Contexts { op: "add" })));
         // A local part that is not what the layout says.
         let local = Tensor::zeros(DType::F32, &[4, 6], Device::Cpu).unwrap();
         let error = DTensor::from_local(&dist, local, rows, &shape(&[4, 6])).unwrap_err();
@@ -604,17 +617,19 @@ fn numbers_that_are_not_finite_can_be_refused() {
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[4, 6], Layout::replicated(mesh)).cast(DType::F16).unwrap();
         assert!(x.scale(1e6).is_ok());
-        dist.set_numbers(Numbers::Finite);
-        let error = x.scale(1e6).unwrap_err();
+        let check = NanCheck::failing();
+        let error = x.with_nan_check(&check).scale(1e6).unwrap_err();
         let rank = dist.rank();
         let told = format!("scale gave infinity or NaN in its forward pass, in 4x6 f16 of rank {rank}");
         assert_eq!(error.to_string(), told);
         assert_eq!(error.hint().unwrap(), "use bf16 or f32, or scale the loss");
-        let negative = normal(&dist, &[4, 6], Layout::replicated(mesh)).log().unwrap_err();
+        let negative = normal(&dist, &[4, 6], Layout::replicated(mesh)).with_nan_check(&check);
+        let negative = negative.log().unwrap_err();
         assert!(matches!(negative, DTensorError::NotFinite { op: "log", dtype: DType::F32, .. }));
         // Gradients that ranks send each other are looked at too.
         let zeros = Tensor::zeros(DType::F32, &[4], Device::Cpu).unwrap();
         let zeros = DTensor::distribute(&dist, &zeros, Layout::replicated(mesh)).unwrap().requires_grad();
+        let zeros = zeros.with_nan_check(&check);
         let cut = zeros.redistribute(Layout::new(mesh, &[s(0)]).unwrap()).unwrap();
         let error = backward([(cut.sqrt().unwrap(), None)]).unwrap_err();
         assert!(matches!(error, DTensorError::NotFinite { pass: Pass::Backward, .. }), "{error:?}");
@@ -623,18 +638,50 @@ fn numbers_that_are_not_finite_can_be_refused() {
 
 /// A hook that fails on every rank ends the backward pass with its error.
 #[test]
-fn a_hook_that_fails_is_told() {
+fn the_error_of_a_hook_is_returned() {
     on(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
-        x.to_local()
-            .register_parameter_hook(|_| {
-                Err(TensorError::Outside { function: "hook", reason: "no room".to_owned() })
-            })
-            .unwrap();
+        x.to_local().register_parameter_hook(|_| Err(TensorError::from_function("hook", "no room"))).unwrap();
         let error = backward([(x.sum_all().unwrap(), None)]).unwrap_err();
-        assert_eq!(error.to_string(), "hook: no room");
+        assert_eq!(error.to_string(), "hook failed");
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "no room");
+    });
+}
+
+/// A typed error of a hook or of a recomputed region comes back through the
+/// backward pass as that error.
+#[test]
+fn typed_errors_come_back_through_backward_by_downcast() {
+    #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+    #[error("the disk is full")]
+    struct DiskFull;
+    on(2, |gang| {
+        let mesh = Mesh::new(&[("dp", 2)]).unwrap();
+        let dist = DistContext::new(gang);
+        let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
+        let failing = || Err(TensorError::from_function("spill", DiskFull).into());
+        let hooked = x.exp().unwrap().register_hook(failing).unwrap();
+        let error = backward([(hooked.sum_all().unwrap(), None)]).unwrap_err();
+        let DTensorError::Tensor(error) = error else { panic!("{error:?}") };
+        assert_eq!(error.function_source::<DiskFull>(), Some(&DiskFull));
+        // An error that looks the same but is another type stays what it is.
+        let text = TensorError::from_function("spill", DiskFull.to_string());
+        assert_eq!(text.function_source::<DiskFull>(), None);
+        assert_ne!(text, error);
+        let dry = || Err(DTensorError::DryRun { what: "spill" });
+        let hooked = x.exp().unwrap().register_hook(dry).unwrap();
+        let error = backward([(hooked.sum_all().unwrap(), None)]).unwrap_err();
+        assert_eq!(error, DTensorError::DryRun { what: "spill" });
+        let once = std::sync::atomic::AtomicBool::new(true);
+        let region = move |x: &[DTensor]| match once.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            true => Ok(vec![x[0].exp()?]),
+            false => Err(DTensorError::DryRun { what: "recompute" }),
+        };
+        let y = recompute(&[x], &[], region).unwrap().remove(0);
+        let error = backward([(y.sum_all().unwrap(), None)]).unwrap_err();
+        assert_eq!(error, DTensorError::DryRun { what: "recompute" });
     });
 }
 
@@ -643,8 +690,7 @@ fn a_hook_that_fails_is_told() {
 fn the_transformer_has_no_hidden_collectives() {
     for count in [2, 4] {
         on(count, |gang| {
-            let dist = DistContext::new(gang);
-            dist.set_mode(Mode::Explicit);
+            let dist = explicit(gang);
             for arrangement in check::Arrangement::all(count).unwrap() {
                 // Six rows of a batch do not go into four evenly, so that joining
                 // rows and positions must move them.
@@ -652,7 +698,10 @@ fn the_transformer_has_no_hidden_collectives() {
                     count == 4 && arrangement.name.contains("dp") && !arrangement.name.contains("tp");
                 let trained = check::train(&dist, &arrangement, 1).map(drop);
                 match uneven {
-                    true => assert!(matches!(trained, Err(DTensorError::Hidden { op: "reshape", .. }))),
+                    true => assert!(matches!(
+                        trained,
+                        Err(DTensorError::ImplicitRedistribution { op: "reshape", .. })
+                    )),
                     false => assert_eq!(trained, Ok(()), "{}", arrangement.name),
                 }
             }
@@ -694,23 +743,27 @@ fn writing_in_place_is_writing_into_the_whole() {
     ] {
         on(4, |gang| {
             let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
-            let dist = DistContext::new(gang);
+            let dist = DistContext::new(Arc::clone(&gang));
             let distribute = |x: &Tensor, placements: &[Placement]| {
                 DTensor::distribute(&dist, x, Layout::new(mesh, placements).unwrap()).unwrap()
             };
             let cache = distribute(&whole, &placements);
-            let source = distribute(&source, &from);
+            let spread = distribute(&source, &from);
             let (mut x, mut y) = (cache.clone(), cache.clone());
-            x.assign(2, 3, &source).unwrap();
-            y.assign_at(&starts, &source).unwrap();
+            x.assign(2, 3, &spread).unwrap();
+            y.assign_at(&starts, &spread).unwrap();
             let values = |x: &DTensor| x.full_tensor().unwrap().to_vec::<f32>().unwrap();
             assert_eq!(values(&x), along, "{placements:?} {from:?}");
             assert_eq!(values(&y), by_row, "{placements:?} {from:?}");
             assert_eq!(values(&cache), whole.to_vec::<f32>().unwrap());
             assert_eq!(x.layout(), cache.layout());
             // What does not fit is refused everywhere, before anything moves.
-            assert!(x.assign(2, 5, &source).is_err() && y.assign_at(&[0, 0, 0, 5], &source).is_err());
-            dist.set_mode(Mode::Explicit);
+            assert!(x.assign(2, 5, &spread).is_err() && y.assign_at(&[0, 0, 0, 5], &spread).is_err());
+            let dist = explicit(gang);
+            let distribute = |x: &Tensor, placements: &[Placement]| {
+                DTensor::distribute(&dist, x, Layout::new(mesh, placements).unwrap()).unwrap()
+            };
+            let (mut x, source) = (distribute(&whole, &placements), distribute(&source, &from));
             let moved = placements != from && from != [R, R];
             assert_eq!(x.assign(2, 3, &source).is_err(), moved, "{placements:?} {from:?}");
         });

@@ -108,7 +108,7 @@ impl Layers {
     }
 
     fn fetch(&self, layer: usize) -> Result<(), DTensorError> {
-        self.weights.get(layer).map_or(Ok(()), |weight| weight.fetch_ahead(self.whole, DType::F32))
+        self.weights.get(layer).map_or(Ok(()), |weight| weight.prefetch(self.whole, DType::F32))
     }
 
     /// A pass forth and back, with work in each layer on both ways.
@@ -256,7 +256,7 @@ fn a_job_that_panics_is_told() {
     for number in TROUBLES {
         let told = with_trouble(number, || panic!("a job of its own"));
         let error = told[1].as_ref().unwrap_err();
-        assert_eq!(*error, DTensorError::Background, "collective {number}");
+        assert_eq!(*error, DTensorError::BackgroundPanic, "collective {number}");
         assert_eq!(error.to_string(), "communication beside the computation has ended: a job of it panicked");
         assert!(error.hint().is_none());
         assert!(
@@ -277,12 +277,12 @@ fn a_rank_that_gives_up_does_not_hold_the_others() {
         layers.fetch(0)?;
         layers.fetch(1)?;
         if gang.rank() == 1 {
-            return Err(DTensorError::Dry { what: "giving up" });
+            return Err(DTensorError::DryRun { what: "give up" });
         }
         layers.pass(Duration::ZERO)
     });
     assert!(begun.elapsed() < options.timeout, "ranks wait for one that has failed");
     let told = told.unwrap();
-    assert_eq!(told[1], Err(DTensorError::Dry { what: "giving up" }));
+    assert_eq!(told[1], Err(DTensorError::DryRun { what: "give up" }));
     assert!(matches!(told[0], Err(DTensorError::Gang(GangError::Departed { rank: 1, .. }))), "{:?}", told[0]);
 }

@@ -8,9 +8,7 @@
 
 use std::sync::Arc;
 
-use weightloom_dtensor::{
-    DTensor, DTensorError, DistContext, GradientReduction, Release, Role, backward, recompute,
-};
+use weightloom_dtensor::{DTensor, DTensorError, DistContext, Release, Role, backward, recompute};
 use weightloom_gang::{Gang, GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, Shape};
 use weightloom_tensor::Tensor;
@@ -160,7 +158,7 @@ fn check(dist: &Arc<DistContext>, case: &Case) {
     same(&found, &of_w.scale(3.0).unwrap(), "the gradient of three passes");
     // And none.
     drop(pass(&trained));
-    trained.drop_gradient().unwrap();
+    trained.zero_grad().unwrap();
     assert!(trained.take_gradient().unwrap().is_none(), "{case:?}: it was dropped");
     let frozen = plain.parameter(Role::Frozen);
     let gradients = losses(case, &x, &frozen).unwrap();
@@ -249,24 +247,16 @@ fn neither_overlap_nor_release_nor_recomputation_changes_a_bit() {
             (0..LAYERS as u64).map(|at| normal(&[8, 8], at, shared).parameter(Role::Trained)).collect();
         let mut told: Vec<u32> = Vec::new();
         for step in 0..2 {
-            dist.set_gradient_reduction(if step == 0 {
-                GradientReduction::Deferred
-            } else {
-                GradientReduction::DuringBackward
-            });
             let mut x = normal(&[7, 8], 100 + step, shared).cast(dtype).unwrap().requires_grad();
             for (at, weight) in weights.iter().enumerate() {
                 if let Some(next) = weights.get(at + 1) {
-                    next.fetch_ahead(whole, dtype).unwrap();
+                    next.prefetch(whole, dtype).unwrap();
                 }
                 let of_layer = weight.clone();
-                let (for_end, settles) = (weight.clone(), Arc::clone(&dist));
-                x = x
-                    .register_hook(move || match settles.gradient_reduction() {
-                        GradientReduction::DuringBackward => for_end.reduce_gradient(),
-                        GradientReduction::Deferred => Ok(()),
-                    })
-                    .unwrap();
+                if step == 1 {
+                    let weight = weight.clone();
+                    x = x.register_hook(move || weight.reduce_gradient()).unwrap();
+                }
                 let layer = move |x: &DTensor| {
                     let weight = of_layer.used(whole, dtype, release)?;
                     x.linear(&weight, None, Some(x))?.tanh()
@@ -335,7 +325,7 @@ fn what_was_fetched_ahead_of_a_change_is_forgotten() {
         let (shared, whole) = (Layout::new(mesh, &[Placement::Shard(0)]).unwrap(), Layout::replicated(mesh));
         let mut w =
             DTensor::distribute(&dist, &integers(&[4, 3], 2), shared).unwrap().parameter(Role::Trained);
-        w.fetch_ahead(whole, DType::F32).unwrap();
+        w.prefetch(whole, DType::F32).unwrap();
         w.change_local(|local| {
             *local = local.detach().scale(2.0)?.requires_grad();
             Ok(())
@@ -344,7 +334,7 @@ fn what_was_fetched_ahead_of_a_change_is_forgotten() {
         let used = w.used(whole, DType::F32, Release::Keep).unwrap();
         assert_eq!(values(used.to_local()), values(&integers(&[4, 3], 2).scale(2.0).unwrap()));
         // In another form than was asked for it is not what was fetched.
-        w.fetch_ahead(whole, DType::F32).unwrap();
+        w.prefetch(whole, DType::F32).unwrap();
         let half = w.used(whole, DType::Bf16, Release::Keep).unwrap();
         assert_eq!((half.dtype(), values(half.to_local())), (DType::Bf16, values(used.to_local())));
         dist.finish().unwrap();

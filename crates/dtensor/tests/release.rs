@@ -33,7 +33,7 @@ fn run(gang: &Arc<dyn Gang>, release: Release) -> (usize, Vec<f32>) {
     gang.barrier().unwrap();
     for (at, weight) in weights.iter().enumerate() {
         if let Some(next) = weights.get(at + 1) {
-            next.fetch_ahead(whole, DType::F32).unwrap();
+            next.prefetch(whole, DType::F32).unwrap();
         }
         x = x.linear(&weight.used(whole, DType::F32, release).unwrap(), None, None).unwrap();
     }

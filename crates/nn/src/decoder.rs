@@ -5,7 +5,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, DistContext, GradientReduction, Release, recompute};
+use weightloom_dtensor::{
+    DTensor, DistContext, GradientReduction, NanCheck, PassContext, Release, recompute,
+};
 use weightloom_errors::nearest;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Tensor};
@@ -80,6 +82,15 @@ pub enum Input {
     Hidden(DTensor),
 }
 
+impl Input {
+    fn with_nan_check(&self, check: &Arc<NanCheck>) -> Self {
+        match self {
+            Self::Tokens(tokens) => Self::Tokens(tokens.with_nan_check(check)),
+            Self::Hidden(hidden) => Self::Hidden(hidden.with_nan_check(check)),
+        }
+    }
+}
+
 /// How a stage is gone through.
 #[derive(Debug, Default)]
 pub struct Pass<'a> {
@@ -93,6 +104,8 @@ pub struct Pass<'a> {
     pub kept: Kept,
     /// What an adapter does not see.
     pub dropout: Option<Dropout>,
+    /// How gradients are reduced, and what checks results.
+    pub context: PassContext,
 }
 
 /// What the tape keeps of a layer.
@@ -123,6 +136,7 @@ pub(crate) struct Run<'a> {
     first: usize,
     changes: Changes<'a>,
     dropout: Option<Dropout>,
+    gradient_reduction: GradientReduction,
 }
 
 impl<'a> Run<'a> {
@@ -335,7 +349,14 @@ impl Decoder {
     }
 
     pub(crate) fn run<'a>(&'a self, changes: Changes<'a>) -> Run<'a> {
-        Run { body: &self.body, parameters: &self.parameters, first: 0, changes, dropout: None }
+        Run {
+            body: &self.body,
+            parameters: &self.parameters,
+            first: 0,
+            changes,
+            dropout: None,
+            gradient_reduction: GradientReduction::Deferred,
+        }
     }
 
     /// Rows of tokens as a tensor that every rank has whole; shorter ones are
@@ -358,8 +379,12 @@ impl Decoder {
     /// Through all layers of the stage. Of the last stage, the result is ready
     /// for [`logits`](Self::logits): its norm is done.
     pub fn hidden(&self, input: Input, pass: Pass<'_>) -> Result<DTensor, NnError> {
-        let Pass { mut cache, lengths, changes, kept, dropout } = pass;
+        let Pass { mut cache, lengths, changes, kept, dropout, context } = pass;
         let body = &self.body;
+        let input = match &context.nan_check {
+            Some(check) => input.with_nan_check(check),
+            None => input,
+        };
         let given = match &input {
             Input::Tokens(tokens) => tokens,
             Input::Hidden(hidden) => hidden,
@@ -373,7 +398,8 @@ impl Decoder {
         self.check_length(&starts, lengths, time)?;
         let (layout, device) = (given.layout(), given.device());
         let standing = Standing::new(&body.dist, layout, body.rope.as_ref(), [batch, time], starts, device)?;
-        let run = Run { dropout, ..self.run(changes) };
+        let gradient_reduction = context.gradient_reduction;
+        let run = Run { dropout, gradient_reduction, ..self.run(changes) };
         let x = self.through_layers(&run, input, Arc::new(standing), cache.as_deref_mut(), kept)?;
         if let Some(cache) = cache {
             match lengths {
@@ -402,7 +428,7 @@ impl Decoder {
             Input::Hidden(hidden) => hidden,
         };
         for place in 0..body.layers.len() {
-            x = self.watched_below(place, x, run.changes)?;
+            x = self.watched_below(place, x, run)?;
             let ahead = place + body.plan.usage().ahead;
             if ahead > place {
                 self.fetch(ahead..ahead + 1)?;
@@ -451,7 +477,14 @@ impl Decoder {
             .collect();
         let made = recompute(&[x], &trained, move |x| {
             let x = changes.with(|changes| {
-                let run = Run { body: &body, parameters: &parameters, first: places.start, changes, dropout };
+                let run = Run {
+                    body: &body,
+                    parameters: &parameters,
+                    first: places.start,
+                    changes,
+                    dropout,
+                    gradient_reduction: GradientReduction::Deferred,
+                };
                 body.through(&run, place, x[0].clone(), &standing, None)
             });
             Ok(vec![x.map_err(NnError::into_dtensor)?])
@@ -473,14 +506,15 @@ impl Decoder {
     /// before are gathered again.
     fn watched_above(&self, place: usize, x: DTensor) -> Result<DTensor, NnError> {
         let usage = self.body.plan.usage();
-        let x = if self.body.dist.looks_at_numbers() && x.tracks_gradient() {
-            let (dist, number) = (Arc::clone(&self.body.dist), self.body.stage.layers.start + place);
-            x.register_hook(move || {
-                dist.set_place(&format!("model.layers.{number}"));
-                Ok(())
-            })?
-        } else {
-            x
+        let x = match x.nan_check().cloned() {
+            Some(check) => {
+                let number = self.body.stage.layers.start + place;
+                x.register_hook(move || {
+                    check.enter_module(&format!("model.layers.{number}"));
+                    Ok(())
+                })?
+            }
+            None => x,
         };
         if usage.ahead == 0 || usage.release == Release::Keep || !x.tracks_gradient() {
             return Ok(x);
@@ -498,12 +532,13 @@ impl Decoder {
     /// What goes into a layer. When its gradient comes, those of the layer's
     /// parameters are whole, and can be summed over ranks while the pass goes
     /// on, if this is the last one.
-    fn watched_below(&self, place: usize, x: DTensor, changes: Changes<'_>) -> Result<DTensor, NnError> {
-        if !self.body.dist.overlaps() || !x.tracks_gradient() {
+    fn watched_below(&self, place: usize, x: DTensor, run: &Run<'_>) -> Result<DTensor, NnError> {
+        let deferred = run.gradient_reduction == GradientReduction::Deferred;
+        if deferred || !self.body.dist.overlaps() || !x.tracks_gradient() {
             return Ok(x);
         }
         let number = self.body.stage.layers.start + place;
-        let changes = changes.below(&format!("model.layers.{number}."));
+        let changes = run.changes.below(&format!("model.layers.{number}."));
         let values: Vec<DTensor> = self.parameters[self.body.layers[place].places.clone()]
             .iter()
             .map(|(_, value)| value)
@@ -511,11 +546,7 @@ impl Decoder {
             .filter(|value| value.tracks_gradient())
             .cloned()
             .collect();
-        let dist = Arc::clone(&self.body.dist);
-        Ok(x.register_hook(move || match dist.gradient_reduction() {
-            GradientReduction::DuringBackward => values.iter().try_for_each(DTensor::reduce_gradient),
-            GradientReduction::Deferred => Ok(()),
-        })?)
+        Ok(x.register_hook(move || values.iter().try_for_each(DTensor::reduce_gradient))?)
     }
 
     /// Learned positions end; turned ones go on, but not beyond what can be
@@ -546,7 +577,9 @@ impl Decoder {
             adapter.replaces(EMBEDDING) || adapter.replaces(POSITIONS) || adapter.low_rank(module).is_some()
         };
         run.by_group(tokens.shape()[0], touches, |run, rows| {
-            self.body.dist.set_place(EMBEDDING);
+            if let Some(check) = tokens.nan_check() {
+                check.enter_module(EMBEDDING);
+            }
             let tokens = part(tokens, rows)?;
             let mut x = run.parameter(place)?.embedding(&tokens)?;
             if let Some((low_rank, strength)) = run.low_rank(module) {
@@ -602,7 +635,9 @@ impl Decoder {
         let head = if self.body.config.head.tied { EMBEDDING } else { "lm_head.weight" };
         let last = self.body.stage.is_last().then(|| self.place(head)).flatten();
         let place = last.ok_or_else(|| self.wrong_stage("give logits"))?;
-        self.body.dist.set_place(HEAD);
+        if let Some(check) = hidden.nan_check() {
+            check.enter_module(HEAD);
+        }
         // An embedding that is tied is not replaced along with the embedding.
         let mut weight = self.body.plan.used_in(self.body.layouts[place], &self.parameters[place].1)?;
         if let Changes::Same(Some((adapter, strength))) = run.changes
@@ -656,8 +691,8 @@ impl Body {
     ) -> Result<DTensor, NnError> {
         let (config, plan, layer) = (&self.config, &self.plan, &self.layers[place]);
         let number = self.stage.layers.start + place;
-        if self.dist.looks_at_numbers() {
-            self.dist.set_place(&format!("model.layers.{number}"));
+        if let Some(check) = x.nan_check() {
+            check.enter_module(&format!("model.layers.{number}"));
         }
         let normed = |norm: &Option<Norm>, x: &DTensor| match norm {
             Some(norm) => norm.apply(run, &config.norm, x),

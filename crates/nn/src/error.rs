@@ -76,7 +76,7 @@ pub enum NnError {
     AdapterShape { module: String, what: &'static str, found: Shape, expected: Shape },
     /// Distributed tensors.
     #[error(transparent)]
-    DTensor(#[from] DTensorError),
+    DTensor(DTensorError),
 }
 
 impl Hint for NnError {
@@ -108,7 +108,7 @@ macro_rules! through_dtensor {
     ($($error:ty),*) => {$(
         impl From<$error> for NnError {
             fn from(error: $error) -> Self {
-                Self::DTensor(error.into())
+                DTensorError::from(error).into()
             }
         }
     )*};
@@ -122,12 +122,23 @@ impl From<ShapeError> for NnError {
     }
 }
 
+impl From<DTensorError> for NnError {
+    /// The error of a recomputed region, or the distributed error.
+    fn from(error: DTensorError) -> Self {
+        let inner = match &error {
+            DTensorError::Tensor(error) => error.function_source::<Self>(),
+            _ => None,
+        };
+        inner.cloned().unwrap_or(Self::DTensor(error))
+    }
+}
+
 impl NnError {
     /// As it passes through a region that is computed again.
     pub(crate) fn into_dtensor(self) -> DTensorError {
         match self {
             Self::DTensor(error) => error,
-            other => DTensorError::Rule { op: "a layer", reason: other.to_string() },
+            other => TensorError::from_function("recompute", other).into(),
         }
     }
 }

@@ -24,7 +24,9 @@ impl Linear {
         x: &DTensor,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
-        x.dist().set_place(&self.module);
+        if let Some(check) = x.nan_check() {
+            check.enter_module(&self.module);
+        }
         let dtype = run.dtype_of(self.weight);
         let names = [Some(self.weight), self.bias].map(|place| place.map(|place| run.name(place)));
         let touches = |adapter: &Adapter| {

@@ -53,7 +53,9 @@ impl Decoder {
                 mesh.axis_size(axis) > 1 && matches!(layout.placements()[axis], Placement::Shard(_))
             });
             if !shared {
-                self.dist().set_place(HEAD);
+                if let Some(check) = hidden.nan_check() {
+                    check.enter_module(HEAD);
+                }
                 let weight = self.plan().used_in(layout, value)?;
                 return Ok(rows.projected_cross_entropy(&weight, &targets, options)?);
             }

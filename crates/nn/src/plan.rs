@@ -259,7 +259,7 @@ impl Plan {
 
     /// Begins to gather a parameter.
     pub(crate) fn ahead(&self, layout: Layout, parameter: &DTensor) -> Result<(), DTensorError> {
-        parameter.fetch_ahead(layout, self.dtype_of(parameter))
+        parameter.prefetch(layout, self.dtype_of(parameter))
     }
 
     fn dtype_of(&self, parameter: &DTensor) -> DType {

@@ -1,5 +1,8 @@
 //! What can be wrong with an operation.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use weightloom_errors::Hint;
 use weightloom_layout::{DType, RegionError, Shape, ShapeError};
 
@@ -69,10 +72,8 @@ pub enum TensorError {
     /// The system has no more memory.
     #[error("the system does not give {asked} bytes of memory")]
     NoMemory { asked: usize },
-    /// A function could not do something that is not arithmetic, such as
-    /// reaching other ranks.
-    #[error("{function}: {reason}")]
-    Outside { function: &'static str, reason: String },
+    #[error("{function} failed")]
+    Function { function: &'static str, source: SharedError },
     /// A function on the way has no backward rule.
     #[error("{function} has no backward rule, but its result is differentiated")]
     NotDifferentiable { function: &'static str },
@@ -104,6 +105,51 @@ pub enum TensorError {
     #[error(transparent)]
     Region(#[from] RegionError),
 }
+
+impl TensorError {
+    /// The error of a user's function, hook or collective, of any type.
+    ///
+    /// ```
+    /// use weightloom_tensor::TensorError;
+    ///
+    /// let error = TensorError::from_function("load", std::fmt::Error);
+    /// assert!(error.function_source::<std::fmt::Error>().is_some());
+    /// ```
+    pub fn from_function(
+        function: &'static str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Function { function, source: SharedError(Arc::from(source.into())) }
+    }
+
+    /// The error that a function returned, if it is of this type.
+    pub fn function_source<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::Function { source, .. } => source.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// An error of any type that clones share. It equals only its clones.
+#[derive(Clone, Debug)]
+pub struct SharedError(Arc<dyn std::error::Error + Send + Sync>);
+
+impl Deref for SharedError {
+    type Target = dyn std::error::Error + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for SharedError {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SharedError {}
 
 impl Hint for TensorError {
     fn hint(&self) -> Option<String> {

@@ -40,7 +40,7 @@ pub use adamw::{AdamW, Moments, global_norm};
 pub use costs::{Cost, Costs, counted, uncounted};
 pub use device::Device;
 pub use element::{Element, Float};
-pub use error::{Result, TensorError};
+pub use error::{Result, SharedError, TensorError};
 pub use host_memory::HostMemory;
 pub use kernels::order::Order;
 pub use meter::Meter;

@@ -386,3 +386,35 @@ fn results_of_cheap_functions_are_computed_again() {
     assert_eq!(values(gradients.of(&gate)), values(rest.of(&gate)));
     assert_eq!(values(gradients.of(&up)), values(rest.of(&up)));
 }
+
+/// A typed error of a user's function comes back through the backward pass.
+#[test]
+fn the_error_of_a_function_keeps_its_type() {
+    #[derive(Debug, PartialEq, thiserror::Error)]
+    #[error("row {row} is bad")]
+    struct BadRow {
+        row: usize,
+    }
+    struct Failing;
+    impl Function for Failing {
+        fn name(&self) -> &'static str {
+            "failing"
+        }
+
+        fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+            Ok(vec![inputs[0].detach()])
+        }
+
+        fn backward(&self, _: Context, _: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, TensorError> {
+            Err(TensorError::from_function(self.name(), BadRow { row: 3 }))
+        }
+    }
+    let x = Tensor::from_slice(&[1.0], &[1]).unwrap().requires_grad();
+    let y = apply(Failing, &[x]).unwrap().remove(0).exp().unwrap();
+    let error = backward([(y, None)]).unwrap_err();
+    assert_eq!(error.function_source::<BadRow>(), Some(&BadRow { row: 3 }));
+    let source = std::error::Error::source(&error).unwrap();
+    assert_eq!(source.downcast_ref::<BadRow>(), Some(&BadRow { row: 3 }));
+    assert_eq!(error.to_string(), "failing failed");
+    assert_eq!(error.clone(), error);
+}

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use weightloom_layout::{DType, Layout, Shape};
-use weightloom_tensor::{AdamW, Attention, CrossEntropy, Device, RopeStyle, Stream, Tensor, TensorError};
+use weightloom_tensor::{
+    AdamW, Attention, CrossEntropy, Device, Moments, RopeStyle, Stream, Tensor, TensorError,
+};
 
 use super::Arrangement;
 use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::gradients::backward;
-use crate::ops::{DMoments, global_norm};
+use crate::ops::global_norm;
 
 const LAYERS: usize = 2;
 const VOCABULARY: usize = 30;
@@ -165,8 +167,8 @@ pub fn train(
         .chain(["embed".to_owned(), "head".to_owned()])
         .collect();
     arrangement.plan.check(&names, &modules.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let mut moments: Vec<DMoments> =
-        model.parameters.iter().map(|(_, parameter)| DMoments::zero(parameter)).collect::<Result<_, _>>()?;
+    let zero = |(_, parameter): &(String, DTensor)| Moments::zero(parameter.to_local());
+    let mut moments: Vec<Moments> = model.parameters.iter().map(zero).collect::<Result<_, _>>()?;
     let optimizer = AdamW { learning_rate: 1e-3, ..AdamW::default() };
     let mut losses = Vec::with_capacity(steps);
     for step in 0..steps {
@@ -182,7 +184,9 @@ pub fn train(
         let norm = global_norm(&all.iter().collect::<Vec<_>>())?;
         let clip = (1.0 / norm).min(1.0);
         for (((_, parameter), gradient), moments) in model.parameters.iter_mut().zip(&all).zip(&mut moments) {
-            parameter.adamw_step(&optimizer, step as u64 + 1, &gradient.scale(clip)?, moments)?;
+            let gradient = gradient.scale(clip)?;
+            parameter
+                .change_local(|local| optimizer.step(step as u64 + 1, local, gradient.to_local(), moments))?;
         }
     }
     Ok(losses)

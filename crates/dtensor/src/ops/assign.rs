@@ -5,7 +5,6 @@ use std::sync::Arc;
 use weightloom_layout::{Layout, Placement, Placements, Region};
 use weightloom_tensor::{Device, Tensor, TensorError, uncounted};
 
-use crate::dist_context::Mode;
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
 use crate::redistribute::local::with_placements;
@@ -58,7 +57,7 @@ impl DTensor {
         work: impl FnOnce(&mut Tensor, &Tensor) -> Result<(), TensorError>,
     ) -> Result<(), DTensorError> {
         if !Arc::ptr_eq(self.dist(), source.dist()) {
-            return Err(DTensorError::Worlds { op: OP });
+            return Err(DTensorError::Contexts { op: OP });
         }
         uncounted(|| {
             let whole = |x: &Self| Tensor::zeros(x.dtype(), x.shape(), Device::Meta);
@@ -76,15 +75,10 @@ impl DTensor {
             && self.dist().plan(self.layout(), layout, self.shape(), self.dtype())?.collectives() > 0
         {
             let (shape, dtype, from) = (self.shape(), self.dtype(), self.layout());
-            let moves = vec![format!("operand 1, {shape} {dtype}, from {from} to {layout}")];
-            let hidden = DTensorError::Hidden { op: OP, moves };
-            match self.dist().mode() {
-                Mode::Implicit => {}
-                Mode::Warn => self.dist().warn(hidden),
-                Mode::Explicit => return Err(hidden),
-            }
+            let implicit = format!("operand 1, {shape} {dtype}, from {from} to {layout}");
+            self.dist().check_implicit(OP, &[implicit])?;
         }
-        self.moved(OP, layout)
+        self.redistribute_for(OP, layout, self.nan_check())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::comm_log::{Cause, Pass};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
-use crate::redistribute::local::combined;
+use crate::redistribute::local::all_reduce;
 use crate::redistribute::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
 
@@ -33,7 +33,11 @@ pub(crate) const RULES: &[BuiltIn] =
 /// With the number of rows of the whole batch that count.
 fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy, DTensorError> {
     // Shares of pending targets are no targets.
-    let targets = &targets.moved("cross_entropy", gradient_layout(targets.layout(), Axes::default())?)?;
+    let targets = &targets.redistribute_for(
+        "cross_entropy",
+        gradient_layout(targets.layout(), Axes::default())?,
+        targets.nan_check(),
+    )?;
     let rows = targets.shape().volume() as f64;
     let divisor = match (options.divisor, options.ignore_index) {
         (Some(divisor), _) => divisor,
@@ -45,7 +49,7 @@ fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy
             let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
             for axis in layout.splits().iter().flat_map(|split| &split.axes) {
                 let along = (layout.mesh(), *axis);
-                counted = combined(targets.dist(), along, &counted, ReduceOp::Sum, cause)?;
+                counted = all_reduce(targets.dist(), along, &counted, ReduceOp::Sum, cause)?;
             }
             counted.item::<f64>()?
         }
@@ -70,7 +74,7 @@ impl DTensor {
             let Some(spec) = part else { return Ok(vec![x[0].cross_entropy(&x[1], options)?]) };
             let function = VocabularyCrossEntropy::new(Arc::clone(&dist), spec, options);
             if x[0].device() == Device::Meta {
-                function.record(&x[0]).map_err(|error| error.inside("cross_entropy", &dist))?;
+                function.record(&x[0]).map_err(|error| error.into_tensor_error("cross_entropy"))?;
                 return Ok(vec![x[0].cross_entropy(&x[1], options)?]);
             }
             apply(function, x)

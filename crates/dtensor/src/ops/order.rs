@@ -68,5 +68,5 @@ impl DTensor {
 fn pair(op: &'static str, results: Vec<DTensor>) -> Result<(DTensor, DTensor), DTensorError> {
     let found = results.len();
     let two = <[DTensor; 2]>::try_from(results);
-    two.map(Into::into).map_err(|_| DTensorError::Results { op, found, expected: 2 })
+    two.map(Into::into).map_err(|_| DTensorError::ResultCount { op, found, expected: 2 })
 }

@@ -1,9 +1,17 @@
 //! Reductions.
 
+use std::collections::BTreeMap;
+
+use weightloom_layout::{Mesh, ReduceOp};
+use weightloom_tensor::Tensor;
+
 use super::{Ruling, blank, numbers};
+use crate::comm_log::{Cause, Pass};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
 use crate::error::DTensorError;
+use crate::redistribute::local::all_reduce;
+use crate::redistribute::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
@@ -64,4 +72,28 @@ impl DTensor {
         let count = self.shape().volume() as f64 / sum.shape().volume() as f64;
         sum.scale(1.0 / count)
     }
+}
+
+/// The Euclidean norm of all elements of all tensors, replicas counted once.
+pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
+    let mut sums: BTreeMap<(u32, Vec<usize>), (Mesh, f64)> = BTreeMap::new();
+    for tensor in tensors {
+        let layout = gradient_layout(tensor.layout(), Axes::default())?;
+        let reduced = tensor.redistribute_for("global_norm", layout, tensor.nan_check())?;
+        let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
+        axes.sort_unstable();
+        let norm = weightloom_tensor::global_norm(&[reduced.to_local()])?;
+        let (_, sum) = sums.entry((layout.mesh().id(), axes)).or_insert((layout.mesh(), 0.0));
+        *sum += norm * norm;
+    }
+    let cause = Cause { op: "global_norm", pass: Pass::Backward };
+    let mut total = 0.0;
+    for ((_, axes), (mesh, sum)) in sums {
+        let mut sum = Tensor::scalar(sum)?;
+        for axis in axes {
+            sum = all_reduce(tensors[0].dist(), (mesh, axis), &sum, ReduceOp::Sum, cause)?;
+        }
+        total += sum.item::<f64>()?;
+    }
+    Ok(total.sqrt())
 }

@@ -8,7 +8,7 @@ use weightloom_tensor::{Context, CrossEntropy, Device, Function, Tensor, TensorE
 use crate::comm_log::{Cause, Pass};
 use crate::dist_context::DistContext;
 use crate::error::DTensorError;
-use crate::redistribute::local::combined;
+use crate::redistribute::local::all_reduce;
 use crate::spec::DTensorSpec;
 
 pub(super) struct VocabularyCrossEntropy {
@@ -34,9 +34,9 @@ impl VocabularyCrossEntropy {
         }
     }
 
-    fn combined(&self, x: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
+    fn all_reduce(&self, x: Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
         let cause = Cause { op: "cross_entropy", pass: Pass::Forward };
-        self.axes.iter().try_fold(x, |x, &axis| combined(&self.dist, (self.mesh, axis), &x, op, cause))
+        self.axes.iter().try_fold(x, |x, &axis| all_reduce(&self.dist, (self.mesh, axis), &x, op, cause))
     }
 
     /// What ranks would send each other.
@@ -44,7 +44,7 @@ impl VocabularyCrossEntropy {
         let rows = logits.shape()[0];
         for (columns, op) in [(1, ReduceOp::Max), (3, ReduceOp::Sum)] {
             let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            self.combined(Tensor::zeros(wide, &[rows, columns], Device::Meta)?, op)?;
+            self.all_reduce(Tensor::zeros(wide, &[rows, columns], Device::Meta)?, op)?;
         }
         Ok(())
     }
@@ -88,7 +88,7 @@ impl VocabularyCrossEntropy {
             0 => Tensor::full(f64::NEG_INFINITY, wide, &column, x.device())?,
             _ => x.max(&[1])?.reshape(&column)?,
         };
-        let most = self.combined(most, ReduceOp::Max)?;
+        let most = self.all_reduce(most, ReduceOp::Max)?;
         let weights = x.sub(&most)?.exp()?;
         let at_target = match here {
             0 => Tensor::zeros(wide, &column, x.device())?,
@@ -98,7 +98,7 @@ impl VocabularyCrossEntropy {
         };
         // What is summed over all classes goes in one message.
         let sums = [weights.sum(&[1])?.reshape(&column)?, at_target, x.sum(&[1])?.reshape(&column)?];
-        let sums = self.combined(Tensor::cat(&sums.iter().collect::<Vec<_>>(), 1)?, ReduceOp::Sum)?;
+        let sums = self.all_reduce(Tensor::cat(&sums.iter().collect::<Vec<_>>(), 1)?, ReduceOp::Sum)?;
         let [total, at_target, of_all] = [0, 1, 2].map(|place| sums.narrow(1, place, 1));
         let (total, smoothing) = (total?, self.options.label_smoothing);
         let log = most.add(&total.log()?)?;
@@ -120,7 +120,7 @@ impl Function for VocabularyCrossEntropy {
     }
 
     fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        Ok(vec![self.loss(context, inputs).map_err(|error| error.inside("cross_entropy", &self.dist))?])
+        Ok(vec![self.loss(context, inputs).map_err(|error| error.into_tensor_error("cross_entropy"))?])
     }
 
     /// `(softmax - target) · gradient / divisor`, for the classes that are here.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use weightloom_dtensor::{CommRecord, DTensor, DistContext, Registry, Role};
+use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Shape};
 use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
@@ -58,7 +58,7 @@ impl DryStage {
     pub(super) fn new(setup: &Setup<'_>, number: usize) -> Result<Self, DryError> {
         let (stage, plan) = (setup.stages[number].clone(), setup.plan(number)?);
         let rank = setup.first_rank(setup.schedule.rank_of(number));
-        let dist = DistContext::dry_run(rank, Registry::built_in());
+        let dist = DistContext::dry_run(rank, DistOptions { log_comm: true, ..DistOptions::default() });
         let meter = Meter::new();
         let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryError> {
             let specs = parameters(setup.decoder, &stage);
@@ -205,7 +205,6 @@ impl Measured {
         let least_parameter_bytes = least_bytes(all())?;
         let (gathered, norms) = (gathered(setup, &stage.decoder), norm_axes(&values));
         let tied_bytes = stage.decoder.parameter(EMBEDDING).map_or(0, local_bytes);
-        stage.dist.enable_comm_log();
         stage.dist.take_comm_log();
         let passes = Passes::new(setup, &stage)?;
         drop(values);

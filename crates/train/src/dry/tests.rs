@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use weightloom_checkpoint::{LocalTensor, Saver, Sharding, State, Target, TensorSpec};
-use weightloom_dtensor::{CommRecord, DTensor, DistContext, Release};
+use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
 use weightloom_hub::{LoadOptions, new_decoder};
@@ -106,8 +106,8 @@ fn bytes_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
 /// An engine as the configuration asks for it.
 fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: GangSizes) -> Engine {
     let gangs = Gangs::new(root, &sizes).unwrap();
-    let dist = DistContext::new(Arc::clone(&gangs.root));
-    dist.enable_comm_log();
+    let options = DistOptions { log_comm: true, ..DistOptions::default() };
+    let dist = DistContext::with_options(Arc::clone(&gangs.root), options);
     let whole = stages(decoder, 1);
     let parallel = Parallel::default();
     let alone = DrySettings {

@@ -1,6 +1,6 @@
 //! Finding where numbers stop being numbers.
 
-use weightloom_dtensor::Numbers;
+use weightloom_dtensor::NanCheck;
 use weightloom_gang::GangExt;
 use weightloom_layout::DType;
 
@@ -28,21 +28,20 @@ impl Engine {
                 }
             }
         }
-        self.dist.set_numbers(Numbers::Noted);
+        let check = NanCheck::recording();
         let settings = StepSettings { number: step, learning_rate: 0.0, clip: &|_| 1.0, substep: &|_, _| {} };
         let targets = self.count_targets(micros)?;
-        let passed = self.passes(&settings, micros, (targets as f64).max(1.0));
+        let passed = self.checked_passes(&settings, micros, (targets as f64).max(1.0), Some(&check));
         self.dist.finish()?;
-        self.dist.set_numbers(Numbers::Any);
         passed?;
         for stage in &self.stages {
             for (_, value) in stage.trained() {
-                value.drop_gradient()?;
+                value.zero_grad()?;
             }
         }
-        let noted = self.dist.take_noted().map(|(place, error)| match place.is_empty() {
-            true => error.to_string(),
-            false => format!("`{place}`: {error}"),
+        let noted = check.take_first().map(|first| match first.module.is_empty() {
+            true => first.error.to_string(),
+            false => format!("`{}`: {}", first.module, first.error),
         });
         // Of a pipeline, what comes first; of ranks that share a layer, any.
         let mine = (self.gangs.pp.rank(), found.or(noted));

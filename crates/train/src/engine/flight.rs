@@ -1,8 +1,9 @@
 //! Micro-batches on their way through this rank's stages.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
-use weightloom_dtensor::{DTensor, GradientReduction, backward};
+use weightloom_dtensor::{DTensor, GradientReduction, NanCheck, PassContext, backward};
 use weightloom_gang::Elements;
 use weightloom_layout::Shape;
 use weightloom_nn::{Input, Pass};
@@ -82,6 +83,17 @@ impl Engine {
         micros: &[MicroBatch],
         targets: f64,
     ) -> Result<f64, TrainError> {
+        self.checked_passes(settings, micros, targets, None)
+    }
+
+    /// The same, with a check of all results.
+    pub(crate) fn checked_passes(
+        &mut self,
+        settings: &StepSettings<'_>,
+        micros: &[MicroBatch],
+        targets: f64,
+        nan_check: Option<&Arc<NanCheck>>,
+    ) -> Result<f64, TrainError> {
         let step = settings.number;
         let mut done = 0;
         let of = micros.len() * self.stages.len();
@@ -91,31 +103,26 @@ impl Engine {
         }
         let mut flight = Flight::default();
         let program = self.program().to_vec();
-        let mut left: BTreeMap<usize, usize> = BTreeMap::new();
+        // Gradients of a layer are whole when the last backward pass is through it.
+        let mut last_backward: BTreeMap<usize, usize> = BTreeMap::new();
         for action in &program {
-            if let Action::Backward { stage, .. } = action {
-                *left.entry(*stage).or_default() += 1;
+            if let Action::Backward { stage, micro } = action {
+                last_backward.insert(*stage, *micro);
             }
         }
         for action in program {
             match action {
                 Action::Forward { stage, micro } => {
-                    self.forward(&mut flight, stage, micro, step, micros, targets)?;
+                    let is_last = last_backward.get(&stage) == Some(&micro);
+                    let gradient_reduction = match is_last {
+                        true => GradientReduction::DuringBackward,
+                        false => GradientReduction::Deferred,
+                    };
+                    let context = PassContext { gradient_reduction, nan_check: nan_check.cloned() };
+                    self.forward(&mut flight, [stage, micro], step, micros, targets, context)?;
                 }
                 Action::Backward { stage, micro } => {
-                    let left = left.entry(stage).or_insert(1);
-                    *left -= 1;
-                    // Gradients of a layer are whole as soon as the last pass is
-                    // through it.
-                    let settling = if *left == 0 {
-                        GradientReduction::DuringBackward
-                    } else {
-                        GradientReduction::Deferred
-                    };
-                    self.dist.set_gradient_reduction(settling);
-                    let passed = self.backward(&mut flight, stage, micro);
-                    self.dist.set_gradient_reduction(GradientReduction::Deferred);
-                    passed?;
+                    self.backward(&mut flight, stage, micro)?;
                     done += 1;
                     (settings.substep)(done, of);
                 }
@@ -135,11 +142,11 @@ impl Engine {
     fn forward(
         &self,
         flight: &mut Flight,
-        number: usize,
-        micro: usize,
+        [number, micro]: [usize; 2],
         step: u64,
         micros: &[MicroBatch],
         targets: f64,
+        context: PassContext,
     ) -> Result<(), TrainError> {
         let (stage, batch) = (self.stage(number)?, &micros[micro]);
         let input = match number {
@@ -154,6 +161,7 @@ impl Engine {
                 changes: stage.change().into(),
                 kept: self.kept,
                 dropout: self.dropout(step, micro),
+                context,
                 ..Pass::default()
             },
         )?;

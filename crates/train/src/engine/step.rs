@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use weightloom_dtensor::{DTensor, global_norm};
-use weightloom_gang::{Elements, ElementsMut, GangExt};
+use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
 use weightloom_layout::{DType, ReduceOp, Shape};
 use weightloom_nn::EMBEDDING;
 use weightloom_tensor::{Tensor, TensorError};
@@ -191,20 +191,15 @@ impl Engine {
         from: usize,
         tag: u32,
     ) -> Result<Tensor, TrainError> {
-        let mut failure = None;
         let received = Tensor::from_host(dtype, shape, |into| {
-            let done = ElementsMut::from_bytes(dtype, into)
-                .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into));
-            done.map_err(|error| {
-                let reason = error.to_string();
-                failure = Some(error);
-                TensorError::Outside { function: "receive", reason }
-            })
+            ElementsMut::from_bytes(dtype, into)
+                .and_then(|into| self.gangs.pp.receive(self.gangs.pp.ticket(from, tag)?, into))
+                .map_err(|error| TensorError::from_function("receive", error))
         });
-        match failure {
-            Some(error) => Err(error.into()),
-            None => Ok(received?),
-        }
+        received.map_err(|error| match error.function_source::<GangError>() {
+            Some(error) => error.clone().into(),
+            None => error.into(),
+        })
     }
 
     /// The norm of all gradients together, each counted once.

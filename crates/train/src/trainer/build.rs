@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use weightloom_checkpoint::{KeyMap, Observer, Source};
-use weightloom_dtensor::{DistContext, Numbers};
+use weightloom_dtensor::{DistContext, DistOptions, NanCheck};
 use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
@@ -83,10 +83,9 @@ pub(super) fn build(
     let texts = texts(config, hub, weights.as_ref(), fetching)?;
 
     let gangs = Gangs::new(Arc::clone(gang), &sizes.gang_sizes())?;
-    let dist = DistContext::new(Arc::clone(gang));
-    if config.train.logging.nan_check {
-        dist.set_numbers(Numbers::Finite);
-    }
+    let nan_check = config.train.logging.nan_check.then(NanCheck::failing);
+    let dist =
+        DistContext::with_options(Arc::clone(gang), DistOptions { nan_check, ..DistOptions::default() });
     let usage = accelerator.usage(config.train.precision, sizes.dp_shard);
     let lora = config.model.lora.as_ref();
     let options = LoadOptions {

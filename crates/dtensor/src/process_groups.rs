@@ -1,0 +1,54 @@
+//! The gang of all ranks, and the gangs along the axes of meshes.
+
+use std::sync::{Arc, Mutex};
+
+use rustc_hash::FxHashMap;
+use weightloom_gang::Gang;
+use weightloom_layout::Mesh;
+
+use crate::dist_context::locked;
+use crate::error::DTensorError;
+
+/// The gang of all ranks, and the gangs along mesh axes, formed on first use.
+pub(crate) struct ProcessGroups {
+    /// None in a dry run.
+    gang: Option<Arc<dyn Gang>>,
+    rank: usize,
+    along: Mutex<FxHashMap<(Mesh, usize), AxisGroup>>,
+}
+
+/// The gang along one axis of a mesh, and its members as mesh ranks.
+#[derive(Clone)]
+pub(crate) struct AxisGroup {
+    pub(crate) gang: Arc<dyn Gang>,
+    pub(crate) peers: Arc<[usize]>,
+}
+
+impl ProcessGroups {
+    pub(crate) fn new(gang: Arc<dyn Gang>) -> Self {
+        Self { rank: gang.rank(), gang: Some(gang), along: Mutex::default() }
+    }
+
+    pub(crate) fn dry_run(rank: usize) -> Self {
+        Self { rank, gang: None, along: Mutex::default() }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn gang(&self) -> Option<&Arc<dyn Gang>> {
+        self.gang.as_ref()
+    }
+
+    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup, DTensorError> {
+        if let Some(group) = locked(&self.along).get(&(mesh, axis)) {
+            return Ok(group.clone());
+        }
+        let Some(gang) = &self.gang else { return Err(DTensorError::DryRun { what: "run a collective" }) };
+        let peers = mesh.peers(self.rank, axis)?;
+        let group = AxisGroup { gang: gang.sub_gang(&peers)?, peers: peers.into() };
+        locked(&self.along).insert((mesh, axis), group.clone());
+        Ok(group)
+    }
+}
