@@ -180,7 +180,7 @@ fn broken(retries: u32, timeout: Duration) -> (S3, Proxy, ObjectStorage, ObjectS
     let server = S3::start();
     let proxy = Proxy::start(server.address);
     let mut options = s3::options(proxy.address);
-    (options.retries, options.timeout) = (retries, timeout);
+    (options.retry.max_retries, options.timeout) = (retries, timeout);
     let storage = ObjectStorage::open("s3://bucket/x", options).unwrap();
     let direct = s3::open(server.address, "s3://bucket/x");
     (server, proxy, storage, direct)

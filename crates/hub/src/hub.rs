@@ -302,7 +302,7 @@ impl Hub {
                     "generation_config.json",
                 ];
                 let include = include.map(str::to_owned).to_vec();
-                let choice = FileChoice::Like { include, exclude: Vec::new() };
+                let choice = FileChoice::Patterns { include, exclude: Vec::new() };
                 Place::Path(fetch_repo(self.settings()?, &wanted, &choice, observer)?.folder)
             }
             other => self.fetch_address(other, Some(&card), observer)?.place,

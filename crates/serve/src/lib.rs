@@ -21,7 +21,6 @@ mod connection;
 mod error;
 mod events;
 mod fields;
-mod key;
 mod manner;
 mod message;
 mod options;
@@ -35,7 +34,7 @@ mod stream;
 mod worker;
 
 pub use error::ServeError;
-pub use key::ApiKey;
 pub use options::ServeOptions;
 pub use server::{run, serve};
 pub use stop::interrupted;
+pub use weightloom_http::Secret;

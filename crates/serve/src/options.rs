@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use weightloom_http::Secret;
+
 use crate::error::ServeError;
-use crate::key::ApiKey;
 
 /// What a server accepts, and how patient it is.
 #[derive(Clone, Debug)]
@@ -12,7 +13,7 @@ pub struct ServeOptions {
     /// What the model is called.
     pub name: String,
     /// What callers must show, if anything.
-    pub api_key: Option<ApiKey>,
+    pub api_key: Option<Secret>,
     /// Bytes of a request.
     pub max_request_bytes: usize,
     /// Tokens of a prompt; as many as the model has positions, if not given.
@@ -57,7 +58,7 @@ impl ServeOptions {
         if self.name.is_empty() {
             return Err(ServeError::NoName);
         }
-        if self.api_key.as_ref().is_some_and(ApiKey::is_empty) {
+        if self.api_key.as_ref().is_some_and(Secret::is_empty) {
             return Err(ServeError::EmptyKey);
         }
         let counts = [
@@ -84,14 +85,14 @@ mod tests {
         assert_eq!(options.check(), Ok(()));
         let none = ServeOptions { max_batch: 0, ..options.clone() };
         assert_eq!(none.check(), Err(ServeError::Zero { option: "max_batch" }));
-        let keyless = ServeOptions { api_key: Some(ApiKey::new("")), ..options };
+        let keyless = ServeOptions { api_key: Some(Secret::new("")), ..options };
         assert_eq!(keyless.check(), Err(ServeError::EmptyKey));
         assert_eq!(ServeOptions::new("").check(), Err(ServeError::NoName));
     }
 
     #[test]
     fn a_key_is_never_shown() {
-        let options = ServeOptions { api_key: Some(ApiKey::new("tulip")), ..ServeOptions::new("m") };
+        let options = ServeOptions { api_key: Some(Secret::new("tulip")), ..ServeOptions::new("m") };
         assert!(!format!("{options:?}").contains("tulip"));
     }
 }

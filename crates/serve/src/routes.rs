@@ -66,7 +66,7 @@ async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
         // The scheme is no secret.
         scheme.eq_ignore_ascii_case(b"Bearer ")
     });
-    let fits = bearer.is_some_and(|(_, shown)| key.fits(shown));
+    let fits = bearer.is_some_and(|(_, shown)| key.matches(shown));
     if fits || request.uri().path() == "/health" {
         return next.run(request).await;
     }

@@ -1,9 +1,8 @@
-//! A prefix in an object store, or a folder of a web server.
+//! Storage in an object store or on a web server.
 
 mod bucket;
 mod connect;
 mod options;
-mod patience;
 mod read;
 mod runtime;
 mod upload;
@@ -19,13 +18,13 @@ use tokio::runtime::Handle;
 use super::address::{Address, Remote};
 use super::{Service, Storage, StorageError, Upload};
 use crate::index::StoredFile;
-use bucket::Bucket;
+use bucket::{Bucket, is_missing_file};
 use upload::ObjectUpload;
 
-/// Files behind S3, Google Cloud Storage, Azure or a web server.
+/// Files in S3, Google Cloud Storage, Azure or on a web server.
 ///
-/// Calls block and may come from any number of threads. Requests that fail for
-/// a reason that may pass are repeated, as [`ObjectOptions`] say.
+/// Calls block and may come from any number of threads. Transient failures are
+/// retried under [`ObjectOptions::retry`].
 #[derive(Debug)]
 pub struct ObjectStorage {
     bucket: Arc<Bucket>,
@@ -33,8 +32,8 @@ pub struct ObjectStorage {
 }
 
 impl ObjectStorage {
-    /// The files below a URL such as `s3://bucket/folder`, `gs://…`, `az://…`
-    /// or `https://…`. Nobody is asked yet.
+    /// Opens a URL such as `s3://bucket/folder`, `gs://…`, `az://…` or
+    /// `https://…`, without a request.
     pub fn open(url: &str, options: ObjectOptions) -> Result<Self, StorageError> {
         match Address::parse(url)? {
             Address::Remote(remote) => Self::at(&remote, options),
@@ -42,7 +41,7 @@ impl ObjectStorage {
         }
     }
 
-    /// The files of a place.
+    /// Opens a parsed URL, without a request.
     pub fn at(remote: &Remote, options: ObjectOptions) -> Result<Self, StorageError> {
         let runtime = runtime::shared().map_err(|error| StorageError::io("reach", remote.shown(), &error))?;
         let bucket = {
@@ -52,8 +51,8 @@ impl ObjectStorage {
         Ok(Self { bucket, runtime })
     }
 
-    /// Web servers can be read file by file, and nothing else.
-    fn unless_web(&self, action: &'static str) -> Result<(), StorageError> {
+    /// Fails for web servers, which only support reading single files.
+    fn reject_web(&self, action: &'static str) -> Result<(), StorageError> {
         match self.bucket.service {
             Service::Web => Err(StorageError::Unsupported { action, location: self.location() }),
             _ => Ok(()),
@@ -67,16 +66,16 @@ impl Storage for ObjectStorage {
     }
 
     fn list(&self) -> Result<Vec<StoredFile>, StorageError> {
-        self.unless_web("list the files of")?;
+        self.reject_web("list the files of")?;
         let bucket = &*self.bucket;
         let prefix = Some(&bucket.prefix).filter(|prefix| !prefix.is_root());
-        let listing = bucket.repeat(|| bucket.store.list_with_delimiter(prefix));
+        let listing = bucket.request(|| bucket.store.list_with_delimiter(prefix));
         let listing = runtime::wait_for(&self.runtime, listing)
             .map_err(|ended| bucket.failed("list", &bucket.shown, ended))?;
         let files = listing.objects.into_iter().filter_map(|object| {
             let mut parts = object.location.prefix_match(&bucket.prefix)?;
-            // Consoles make folders by way of empty objects that are named
-            // like them; those have no part left.
+            // Web consoles represent folders by empty objects with the name of
+            // the folder, which have no component left.
             let name = parts.next()?.as_ref().to_owned();
             Some(StoredFile { name, length: object.size })
         });
@@ -87,9 +86,9 @@ impl Storage for ObjectStorage {
 
     fn length(&self, name: &str) -> Result<u64, StorageError> {
         let (bucket, key) = (&*self.bucket, self.bucket.key(name)?);
-        let meta = runtime::wait_for(&self.runtime, bucket.repeat(|| bucket.store.head(&key)))
-            .map_err(|ended| bucket.failed_on("look at", name, ended))?;
-        bucket.saw(name, &meta);
+        let meta = runtime::wait_for(&self.runtime, bucket.request(|| bucket.store.head(&key)))
+            .map_err(|ended| bucket.failed_on("read", name, ended))?;
+        bucket.record_version(name, &meta);
         Ok(meta.size)
     }
 
@@ -104,23 +103,23 @@ impl Storage for ObjectStorage {
     }
 
     fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
-        self.unless_web("write to")?;
+        self.reject_web("write to")?;
         let upload = ObjectUpload::new(Arc::clone(&self.bucket), self.runtime.clone(), name)?;
         Ok(Box::new(upload))
     }
 
     fn remove(&self, name: &str) -> Result<(), StorageError> {
-        self.unless_web("remove from")?;
+        self.reject_web("remove from")?;
         let (bucket, key) = (&*self.bucket, self.bucket.key(name)?);
-        bucket.forget(name);
-        match runtime::wait_for(&self.runtime, bucket.repeat(|| bucket.store.delete(&key))) {
-            Err(ended) if !ended.failure.is_missing_file() => Err(bucket.failed("remove", name, ended)),
+        bucket.forget_version(name);
+        match runtime::wait_for(&self.runtime, bucket.request(|| bucket.store.delete(&key))) {
+            Err(ended) if !is_missing_file(&ended) => Err(bucket.failed("remove", name, ended)),
             _ => Ok(()),
         }
     }
 
     fn gap(&self) -> u64 {
-        // What travels in the time that a request takes to be answered.
+        // Bytes transferred during the latency of one request.
         1 << 20
     }
 }

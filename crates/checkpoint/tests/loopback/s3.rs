@@ -72,9 +72,9 @@ pub fn options(address: SocketAddr) -> ObjectOptions {
     options.read_part = 256 << 10;
     // Servers do not take less, but for the last piece.
     options.write_part = 5 << 20;
-    options.retries = 4;
-    options.first_wait = Duration::from_millis(2);
-    options.longest_wait = Duration::from_millis(20);
+    options.retry.max_retries = 4;
+    options.retry.initial_backoff = Duration::from_millis(2);
+    options.retry.max_backoff = Duration::from_millis(20);
     options.timeout = Duration::from_secs(20);
     let settings = [
         ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),

@@ -1,41 +1,24 @@
-//! Addresses of web servers: which can be used, and what may be shown of them.
+//! URLs of web servers.
 
 use reqwest::Url;
+use weightloom_http::redact_url_text;
 
 use super::error::FetchError;
 
-/// A URL of a web server, without a user name in it.
+/// Parses an http or https URL without a user name.
 pub(super) fn parse(text: &str) -> Result<Url, FetchError> {
-    let bad = |problem: String| {
-        let url = text.split(['?', '#']).next().unwrap_or_default();
-        let url = match url.split_once("://") {
-            Some((scheme, rest)) => format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default()),
-            None => url.to_owned(),
-        };
-        FetchError::Url { url, problem }
-    };
+    let bad = |problem: String| FetchError::Url { url: redact_url_text(text), problem };
     let url = Url::parse(text).map_err(|error| bad(error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(bad(format!("`{}` is neither http nor https", url.scheme())));
+        return Err(bad(format!("scheme `{}` is neither http nor https", url.scheme())));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(bad("it has a user name in it, which is not used".to_owned()));
+        return Err(bad("user names in URLs are not supported".to_owned()));
     }
     Ok(url)
 }
 
-/// A URL as it may be shown: queries and user names may be secrets.
-pub(super) fn shown(url: &Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.set_fragment(None);
-    // These fail for URLs that have none.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.as_str().trim_end_matches('/').to_owned()
-}
-
-/// Whether two addresses are of the same server: scheme, name and port.
+/// Whether two URLs share scheme, host and port.
 pub(super) fn same_origin(one: &Url, another: &Url) -> bool {
     one.origin() == another.origin()
 }
@@ -43,11 +26,12 @@ pub(super) fn same_origin(one: &Url, another: &Url) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weightloom_http::redact_url;
 
     #[test]
-    fn secrets_are_not_shown() {
+    fn errors_leave_out_passwords_and_queries() {
         let url = parse("https://host:8443/a/b?signature=secret#secret").unwrap();
-        assert_eq!(shown(&url), "https://host:8443/a/b");
+        assert_eq!(redact_url(&url), "https://host:8443/a/b");
         let error = parse("https://me:secret@host/a?secret").unwrap_err();
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }

@@ -1,4 +1,4 @@
-//! Which files of a repository are wanted.
+//! Selection of files in a repository.
 
 use std::collections::BTreeSet;
 
@@ -6,23 +6,21 @@ use weightloom_errors::nearest;
 
 use super::error::FetchError;
 
-/// Which files of a repository are wanted. Names are those below the folder
-/// that is asked for.
+/// Selects files in a repository or in a folder of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum FileChoice {
-    /// What a model needs: one set of weights (safetensors if there are any,
-    /// else torch files, else GGUF) with configuration and tokenizer, from the
-    /// folder itself.
+    /// The files of a model: one set of weights (safetensors if present, else
+    /// torch files, else GGUF), configuration and tokenizer; no subfolders.
     #[default]
     Model,
-    /// Everything.
+    /// Every file.
     All,
-    /// Files of these names.
+    /// Files with these names.
     Named(Vec<String>),
-    /// Files whose names are like one of `include`, and like none of
-    /// `exclude`. `*` stands for any letters, slashes too, `?` for one and
-    /// `[a-z]` for one of several. Without any `include`, all are.
-    Like {
+    /// Files that match a pattern of `include` and none of `exclude`. `*`
+    /// matches any characters, slashes too, `?` one character and `[a-z]` one
+    /// of several. An empty `include` matches every file.
+    Patterns {
         /// Wanted patterns.
         include: Vec<String>,
         /// Unwanted patterns.
@@ -31,14 +29,14 @@ pub enum FileChoice {
 }
 
 impl FileChoice {
-    /// The wanted ones of the names below a folder, in their order.
-    pub(super) fn choose<'n>(
+    /// Selects among the names in a folder; keeps their order.
+    pub(super) fn select<'n>(
         &self,
         repo: &str,
         revision: &str,
         names: &[&'n str],
     ) -> Result<Vec<&'n str>, FetchError> {
-        let chosen = match self {
+        let selected = match self {
             Self::All => names.to_vec(),
             Self::Named(wanted) => {
                 for file in wanted {
@@ -50,31 +48,32 @@ impl FileChoice {
                 }
                 names.iter().copied().filter(|name| wanted.iter().any(|wanted| wanted == name)).collect()
             }
-            Self::Like { include, exclude } => {
-                let like =
-                    |patterns: &[String], name: &str| patterns.iter().any(|pattern| is_like(pattern, name));
+            Self::Patterns { include, exclude } => {
+                let matches = |patterns: &[String], name: &str| {
+                    patterns.iter().any(|pattern| matches_pattern(pattern, name))
+                };
                 let wanted =
-                    |name: &&str| (include.is_empty() || like(include, name)) && !like(exclude, name);
+                    |name: &&str| (include.is_empty() || matches(include, name)) && !matches(exclude, name);
                 names.iter().copied().filter(wanted).collect()
             }
             Self::Model => model_files(repo, names)?,
         };
-        match chosen.is_empty() {
-            true => Err(FetchError::NothingChosen { repo: repo.to_owned(), files: names.len() }),
-            false => Ok(chosen),
+        match selected.is_empty() {
+            true => Err(FetchError::NoMatch { repo: repo.to_owned(), files: names.len() }),
+            false => Ok(selected),
         }
     }
 }
 
-/// Whether a file holds tensors, whatever the format.
+/// Whether a file holds weights of the model.
 pub(super) fn is_weights(name: &str) -> bool {
     [".safetensors", ".bin", ".pth", ".pt", ".gguf"].iter().any(|ending| name.ends_with(ending))
-        && !is_leftover(name)
+        && !is_training_state(name)
 }
 
 fn model_files<'n>(repo: &str, names: &[&'n str]) -> Result<Vec<&'n str>, FetchError> {
     let own: Vec<&str> =
-        names.iter().copied().filter(|name| !name.contains('/') && !is_leftover(name)).collect();
+        names.iter().copied().filter(|name| !name.contains('/') && !is_training_state(name)).collect();
     let ending = |ending: &str| own.iter().copied().filter(|name| name.ends_with(ending)).collect::<Vec<_>>();
     let (safetensors, bins, gguf) = (ending(".safetensors"), ending(".bin"), ending(".gguf"));
     let torch: Vec<&str> = ending(".pth").into_iter().chain(ending(".pt")).collect();
@@ -94,7 +93,7 @@ fn model_files<'n>(repo: &str, names: &[&'n str]) -> Result<Vec<&'n str>, FetchE
             return weights.contains(name);
         }
         if let Some(indexed) = name.strip_suffix(".index.json") {
-            // The index of weights that are left out only confuses.
+            // Leave out the index of weights that are left out.
             let (stem, kind) = indexed.rsplit_once('.').unwrap_or((indexed, ""));
             return is_own && weights.iter().any(|file| file.starts_with(stem) && file.ends_with(kind));
         }
@@ -105,16 +104,16 @@ fn model_files<'n>(repo: &str, names: &[&'n str]) -> Result<Vec<&'n str>, FetchE
     Ok(names.iter().filter(wanted).copied().collect())
 }
 
-/// What training leaves behind that is no part of the model.
-fn is_leftover(name: &str) -> bool {
+/// Whether a file is training state rather than a part of the model.
+fn is_training_state(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or(name);
     ["training_args", "optimizer", "scheduler", "rng_state", "scaler"]
         .iter()
         .any(|start| name.starts_with(start))
 }
 
-/// Leaves out the same weights under other names: `consolidated.safetensors`
-/// and variants such as `model.fp16.safetensors`.
+/// Leaves out copies of the weights: `consolidated.safetensors` and variants
+/// such as `model.fp16.safetensors`.
 fn without_copies(names: Vec<&str>) -> Vec<&str> {
     let is_plain = |name: &&str| {
         let stem = name.strip_suffix(".safetensors").unwrap_or(name);
@@ -131,8 +130,7 @@ fn without_copies(names: Vec<&str>) -> Vec<&str> {
     }
 }
 
-/// One GGUF file, which may be in pieces, is a model; which of several is
-/// wanted cannot be known.
+/// Accepts one GGUF model, which may be split; several are ambiguous.
 fn one_gguf<'n>(repo: &str, names: Vec<&'n str>) -> Result<Vec<&'n str>, FetchError> {
     let stem = |name: &str| match name.rsplit_once("-of-") {
         Some((start, _)) => start.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned(),
@@ -148,12 +146,12 @@ fn one_gguf<'n>(repo: &str, names: Vec<&'n str>) -> Result<Vec<&'n str>, FetchEr
     }
 }
 
-/// Whether a name is like a pattern. Takes time in proportion to the product
-/// of their lengths at most, whatever the pattern.
-fn is_like(pattern: &str, name: &str) -> bool {
+/// Matches a name against a shell pattern. The time is at most proportional to
+/// the product of the lengths.
+fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Where the last star is, and what of the name it has taken so far.
+    // The last star, and the end of its match so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if pattern.get(p) == Some(&'*') {
@@ -161,7 +159,7 @@ fn is_like(pattern: &str, name: &str) -> bool {
             p += 1;
             continue;
         }
-        if let Some(next) = one_like(&pattern, p, name[n]) {
+        if let Some(next) = match_one(&pattern, p, name[n]) {
             (p, n) = (next, n + 1);
             continue;
         }
@@ -176,14 +174,14 @@ fn is_like(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Where a pattern goes on if its next part is like one letter.
-fn one_like(pattern: &[char], at: usize, letter: char) -> Option<usize> {
+/// The next position in the pattern if it matches one character here.
+fn match_one(pattern: &[char], at: usize, letter: char) -> Option<usize> {
     match pattern.get(at)? {
         '?' => Some(at + 1),
         '[' => {
             let negated = matches!(pattern.get(at + 1), Some('!' | '^'));
             let start = at + 1 + usize::from(negated);
-            // A bracket that comes first stands for itself.
+            // A closing bracket in first position is literal.
             let end = pattern.iter().skip(start + 1).position(|c| *c == ']').map(|found| start + 1 + found);
             let Some(end) = end else {
                 return (letter == '[').then_some(at + 1);
@@ -212,8 +210,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn model(names: &[&str]) -> Vec<String> {
-        let chosen = FileChoice::Model.choose("a/b", "main", names).unwrap();
-        chosen.into_iter().map(str::to_owned).collect()
+        let selected = FileChoice::Model.select("a/b", "main", names).unwrap();
+        selected.into_iter().map(str::to_owned).collect()
     }
 
     #[test]
@@ -263,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn torch_files_come_if_there_is_nothing_better() {
+    fn torch_files_are_the_second_choice() {
         assert_eq!(
             model(&["config.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "training_args.bin"]),
             ["config.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]
@@ -276,22 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn one_gguf_is_a_model_and_several_are_a_question() {
+    fn one_gguf_is_a_model_and_several_are_ambiguous() {
         assert_eq!(model(&["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]).len(), 2);
-        let error = FileChoice::Model.choose("a/b", "main", &["m-q4.gguf", "m-q8.gguf"]).unwrap_err();
+        let error = FileChoice::Model.select("a/b", "main", &["m-q4.gguf", "m-q8.gguf"]).unwrap_err();
         assert!(matches!(error, FetchError::ManyModels { ref files, .. } if files.len() == 2), "{error}");
     }
 
     #[test]
-    fn a_name_that_is_not_there_has_a_near_one() {
+    fn a_misspelled_name_gets_a_suggestion() {
         let choice = FileChoice::Named(vec!["confg.json".to_owned()]);
-        let error = choice.choose("a/b", "main", &["config.json", "model.safetensors"]).unwrap_err();
+        let error = choice.select("a/b", "main", &["config.json", "model.safetensors"]).unwrap_err();
         let FetchError::FileUnknown { nearest, .. } = error else { panic!("{error}") };
         assert_eq!(nearest.as_deref(), Some("config.json"));
     }
 
     #[test]
-    fn patterns_work_as_those_of_the_shell() {
+    fn patterns_match_like_a_shell() {
         for (pattern, name) in [
             ("*.json", "a/config.json"),
             ("model-?????-of-*", "model-00001-of-00002.safetensors"),
@@ -301,22 +299,22 @@ mod tests {
             ("**x*", "aaxaa"),
             ("[]]", "]"),
         ] {
-            assert!(is_like(pattern, name), "{pattern} {name}");
+            assert!(matches_pattern(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in
             [("*.json", "config.jsonl"), ("?", ""), ("", "a"), ("[a-c]", "d"), ("[!a]", "a")]
         {
-            assert!(!is_like(pattern, name), "{pattern} {name}");
+            assert!(!matches_pattern(pattern, name), "{pattern} {name}");
         }
         let (include, exclude) = (vec!["*.json".to_owned()], vec!["b*".to_owned()]);
-        let choice = FileChoice::Like { include, exclude };
-        assert_eq!(choice.choose("r", "main", &["a.json", "b.json", "c.txt"]).unwrap(), ["a.json"]);
-        assert!(choice.choose("r", "main", &["c.txt"]).is_err());
+        let choice = FileChoice::Patterns { include, exclude };
+        assert_eq!(choice.select("r", "main", &["a.json", "b.json", "c.txt"]).unwrap(), ["a.json"]);
+        assert!(choice.select("r", "main", &["c.txt"]).is_err());
     }
 
     proptest! {
         #[test]
-        fn a_pattern_with_parts_replaced_by_stars_is_like_its_name(
+        fn a_name_matches_itself_with_parts_replaced_by_stars(
             parts in prop::collection::vec("[a-z/.]{0,4}", 1..6),
             filling in prop::collection::vec("[a-z/.]{0,4}", 6),
         ) {
@@ -324,12 +322,12 @@ mod tests {
             let name: String = parts.iter().zip(&filling).enumerate()
                 .map(|(i, (part, fill))| if i + 1 < parts.len() { format!("{part}{fill}") } else { part.clone() })
                 .collect();
-            prop_assert!(is_like(&pattern, &name), "{} {}", pattern, name);
+            prop_assert!(matches_pattern(&pattern, &name), "{} {}", pattern, name);
         }
 
         #[test]
         fn no_pattern_panics(pattern in ".{0,12}", name in ".{0,12}") {
-            is_like(&pattern, &name);
+            matches_pattern(&pattern, &name);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The hash that a file should have, and the one that it has.
+//! Hashes of files.
 //!
-//! The hub knows large files by their SHA-256 and small ones as git does: by
+//! The hub identifies large files by their SHA-256, and small ones like git: by
 //! the SHA-1 of `blob`, the length and the bytes.
 
 use std::fs::File;
@@ -8,20 +8,21 @@ use std::io::Read;
 use std::path::Path;
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
+use weightloom_errors::FileError;
 
 use super::error::FetchError;
 
-/// The hash that a file should have, in small hex digits.
+/// Hash of a file, in lowercase hex digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Digest {
-    /// Of the bytes.
+    /// SHA-256 of the bytes.
     Sha256(String),
-    /// Of a git object.
+    /// SHA-1 of the git blob.
     Git(String),
 }
 
 impl Digest {
-    /// A hash by its length: 64 digits are SHA-256, 40 are git's.
+    /// Parses a hash; 64 digits are SHA-256, 40 are git's.
     pub(super) fn from_hex(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -34,19 +35,19 @@ impl Digest {
         }
     }
 
-    /// The digits, which are also the name of the blob in the cache.
+    /// The digits; also the name of the blob in the cache.
     pub(super) fn hex(&self) -> &str {
         match self {
             Self::Sha256(hex) | Self::Git(hex) => hex,
         }
     }
 
-    /// The hash of the same kind that a file has.
-    pub(super) fn of_file_like(&self, path: &Path) -> Result<Self, FetchError> {
+    /// Computes a hash of the same kind for a file.
+    pub(super) fn same_kind_of_file(&self, path: &Path) -> Result<Self, FetchError> {
         match self {
-            Self::Sha256(_) => Self::sha256_of(path),
+            Self::Sha256(_) => Self::sha256_of_file(path),
             Self::Git(_) => {
-                let length = path.metadata().map_err(|error| FetchError::io("look at", path, &error))?.len();
+                let length = path.metadata().map_err(FileError::while_trying_to("read", path))?.len();
                 let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
                 context.update(format!("blob {length}\0").as_bytes());
                 Ok(Self::Git(finish(context, path)?))
@@ -54,23 +55,23 @@ impl Digest {
         }
     }
 
-    /// The SHA-256 of a file.
-    pub(super) fn sha256_of(path: &Path) -> Result<Self, FetchError> {
+    /// Computes the SHA-256 of a file.
+    pub(super) fn sha256_of_file(path: &Path) -> Result<Self, FetchError> {
         Ok(Self::Sha256(finish(Context::new(&SHA256), path)?))
     }
 }
 
-/// The SHA-256 of a text, in hex digits.
+/// Computes the SHA-256 of a text, in hex digits.
 pub(super) fn sha256_of_text(text: &str) -> String {
     hex(ring::digest::digest(&SHA256, text.as_bytes()).as_ref())
 }
 
 fn finish(mut context: Context, path: &Path) -> Result<String, FetchError> {
-    let failed = |error| FetchError::io("read", path, &error);
-    let mut file = File::open(path).map_err(failed)?;
+    let failed = FileError::while_trying_to("read", path);
+    let mut file = File::open(path).map_err(&failed)?;
     let mut buffer = vec![0; 1 << 20];
     loop {
-        match file.read(&mut buffer).map_err(failed)? {
+        match file.read(&mut buffer).map_err(&failed)? {
             0 => return Ok(hex(context.finish().as_ref())),
             count => context.update(&buffer[..count]),
         }
@@ -86,18 +87,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_of_git_and_sha256sum() {
+    fn hashes_match_git_and_sha256sum() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "hello\n").unwrap();
         let git = Digest::from_hex("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
-        assert_eq!(git.of_file_like(&path).unwrap(), git);
+        assert_eq!(git.same_kind_of_file(&path).unwrap(), git);
         let sha = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
-        assert_eq!(Digest::sha256_of(&path).unwrap().hex(), sha);
+        assert_eq!(Digest::sha256_of_file(&path).unwrap().hex(), sha);
     }
 
     #[test]
-    fn only_hex_of_two_lengths_is_a_hash() {
+    fn only_hex_of_two_lengths_is_accepted() {
         for text in ["", "abc", "../../etc/passwd", &"g".repeat(40), &"é".repeat(20)] {
             assert_eq!(Digest::from_hex(text), None, "{text}");
         }

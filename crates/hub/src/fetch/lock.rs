@@ -1,34 +1,35 @@
-//! One process at a time for each file.
+//! File locks: one process at a time downloads each file.
 //!
-//! The locks are the operating system's, so they end with the process that
-//! holds them, and they are in the files where `huggingface_hub` has its own:
-//! Python and we wait for each other. Nobody waits in vain for a time to run
-//! out, and nobody fails because another one is slow.
+//! The operating system owns the locks and releases those of a process that
+//! dies. The lock files are those of `huggingface_hub`, so Python and we wait
+//! for each other, without a time limit.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use weightloom_errors::FileError;
+
 use super::disk;
 use super::error::FetchError;
 use super::observer::{FetchObserver, LockWait};
 
-/// The pause between two looks at a lock that somebody else has.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval between attempts to take a lock.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A lock that is held until it is dropped.
+/// A lock, held until it is dropped.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(super) struct FileLock {
     _file: File,
 }
 
-impl Lock {
-    /// Takes a lock unless somebody else has it.
+impl FileLock {
+    /// Takes a lock unless another process holds it.
     pub(super) fn try_take(path: &Path) -> Result<Option<Self>, FetchError> {
-        disk::make_folder_of(path)?;
-        let failed = |error| FetchError::io("lock", path, &error);
-        let mut looks = 0;
+        disk::create_folder_of(path)?;
+        let failed = FileError::while_trying_to("lock", path);
+        let mut tries = 0;
         loop {
             let mut file = OpenOptions::new()
                 .create(true)
@@ -36,19 +37,19 @@ impl Lock {
                 .write(true)
                 .truncate(false)
                 .open(path)
-                .map_err(failed)?;
+                .map_err(&failed)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
+                Err(TryLockError::Error(error)) => return Err(failed(error).into()),
             }
-            looks += 1;
-            // Somebody may have removed the file before we had the lock. Where
-            // numbers of files cannot be trusted, that looks so every time.
-            if looks < 10 && !is_still_at(&file, path) {
+            tries += 1;
+            // The file may have been removed before we held the lock. Where
+            // inode numbers are unreliable, it always seems so.
+            if tries < 10 && !is_still_at(&file, path) {
                 continue;
             }
-            // Only so that others can say for whom they wait.
+            // Lets waiting processes report the holder.
             let _ = file.set_len(0);
             let _ = file.seek(SeekFrom::Start(0));
             let _ = file.write_all(format!("process {}", std::process::id()).as_bytes());
@@ -56,7 +57,7 @@ impl Lock {
         }
     }
 
-    /// Takes a lock, and waits for it as long as it takes.
+    /// Takes a lock, waiting for it without a time limit.
     pub(super) fn take(path: &Path, what: &str, observer: &dyn FetchObserver) -> Result<Self, FetchError> {
         if let Some(lock) = Self::try_take(path)? {
             return Ok(lock);
@@ -65,7 +66,7 @@ impl Lock {
         let holder = holder.filter(|text| text.starts_with("process ") && text.len() < 64);
         observer.waiting(&LockWait { file: what, lock: path, holder });
         loop {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
             if observer.cancelled() {
                 return Err(FetchError::Cancelled { what: what.to_owned() });
             }
@@ -76,7 +77,7 @@ impl Lock {
     }
 }
 
-/// Whether the file that was locked is the one that others will open.
+/// Whether the locked file is the one that others open.
 #[cfg(unix)]
 fn is_still_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -86,7 +87,7 @@ fn is_still_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Open files cannot be removed here.
+/// Open files cannot be removed on this platform.
 #[cfg(not(unix))]
 fn is_still_at(_file: &File, _path: &Path) -> bool {
     true
@@ -97,35 +98,35 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    struct Told(Mutex<Vec<Option<String>>>);
+    struct Holders(Mutex<Vec<Option<String>>>);
 
-    impl FetchObserver for Told {
+    impl FetchObserver for Holders {
         fn waiting(&self, wait: &LockWait<'_>) {
             self.0.lock().unwrap().push(wait.holder.clone());
         }
     }
 
     #[test]
-    fn the_second_one_waits_and_is_told_for_whom() {
+    fn the_second_process_waits_and_learns_the_holder() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks/a.lock");
-        let told = Told(Mutex::new(Vec::new()));
-        let first = Lock::take(&path, "a", &told).unwrap();
-        assert!(Lock::try_take(&path).unwrap().is_none());
+        let holders = Holders(Mutex::new(Vec::new()));
+        let first = FileLock::take(&path, "a", &holders).unwrap();
+        assert!(FileLock::try_take(&path).unwrap().is_none());
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| Lock::take(&path, "a", &told).map(drop));
-            while told.0.lock().unwrap().is_empty() {
+            let second = scope.spawn(|| FileLock::take(&path, "a", &holders).map(drop));
+            while holders.0.lock().unwrap().is_empty() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert!(!second.is_finished());
             drop(first);
             second.join().unwrap().unwrap();
         });
-        assert_eq!(*told.0.lock().unwrap(), [Some(format!("process {}", std::process::id()))]);
+        assert_eq!(*holders.0.lock().unwrap(), [Some(format!("process {}", std::process::id()))]);
     }
 
     #[test]
-    fn whoever_waits_can_stop() {
+    fn a_wait_can_be_cancelled() {
         struct Impatient;
         impl FetchObserver for Impatient {
             fn cancelled(&self) -> bool {
@@ -134,8 +135,8 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
-        let _first = Lock::take(&path, "a", &()).unwrap();
-        let error = Lock::take(&path, "a", &Impatient).unwrap_err();
+        let _first = FileLock::take(&path, "a", &()).unwrap();
+        let error = FileLock::take(&path, "a", &Impatient).unwrap_err();
         assert_eq!(error, FetchError::Cancelled { what: "a".to_owned() });
     }
 }

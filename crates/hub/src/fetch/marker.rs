@@ -1,9 +1,7 @@
-//! What we know of a commit in the cache: its files, and which of them we have
-//! compared with their hashes.
+//! Record of a commit in the cache: its files, and which have a verified hash.
 //!
-//! It is what tells, without a network, a model that is complete and checked
-//! from one of which something is there. It is beside `snapshots`, where
-//! `huggingface_hub` does not mind it.
+//! Without a network it distinguishes a complete, verified model from a partial
+//! one. It lies beside `snapshots`, where `huggingface_hub` ignores it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,21 +12,21 @@ use serde::{Deserialize, Serialize};
 use super::digest::Digest;
 use super::disk;
 use super::error::FetchError;
-use super::listing::{Entry, Listing};
+use super::listing::{ListedFile, Listing};
 use super::names;
 
 const VERSION: u32 = 1;
 
-/// What we know of a commit.
+/// Record of a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Marker {
     version: u32,
     commit: String,
-    files: BTreeMap<String, Marked>,
+    files: BTreeMap<String, MarkedFile>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Marked {
+struct MarkedFile {
     size: u64,
     hash: String,
     #[serde(default)]
@@ -36,11 +34,11 @@ struct Marked {
 }
 
 impl Marker {
-    /// Nothing is checked yet.
+    /// A record without verified files.
     pub(super) fn new(listing: &Listing) -> Self {
-        let marked = |(name, entry): (&String, &Entry)| {
+        let marked = |(name, entry): (&String, &ListedFile)| {
             let hash = entry.digest.hex().to_owned();
-            (name.clone(), Marked { size: entry.size, hash, checked: false })
+            (name.clone(), MarkedFile { size: entry.size, hash, checked: false })
         };
         Self {
             version: VERSION,
@@ -49,7 +47,7 @@ impl Marker {
         }
     }
 
-    /// Reads a marker; `None` if there is none that can be used.
+    /// Reads a record; `None` if it is missing or unusable.
     pub(super) fn load(path: &Path, commit: &str) -> Option<Self> {
         let marker: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let usable = marker.version == VERSION
@@ -64,10 +62,10 @@ impl Marker {
         disk::write_atomic(path, &serde_json::to_vec_pretty(self).unwrap_or_default())
     }
 
-    /// The files that there are.
+    /// The file list of the commit.
     pub(super) fn listing(&self) -> Listing {
-        let entry = |(name, marked): (&String, &Marked)| {
-            Some((name.clone(), Entry { size: marked.size, digest: Digest::from_hex(&marked.hash)? }))
+        let entry = |(name, marked): (&String, &MarkedFile)| {
+            Some((name.clone(), ListedFile { size: marked.size, digest: Digest::from_hex(&marked.hash)? }))
         };
         Listing { commit: self.commit.clone(), files: self.files.iter().filter_map(entry).collect() }
     }
@@ -76,15 +74,15 @@ impl Marker {
         self.files.get(name).is_some_and(|marked| marked.checked)
     }
 
-    /// Notes that a file has the right hash.
-    pub(super) fn check(&mut self, name: &str) {
+    /// Records that the hash of a file is right.
+    pub(super) fn mark_checked(&mut self, name: &str) {
         if let Some(marked) = self.files.get_mut(name) {
             marked.checked = true;
         }
     }
 
-    /// The hashes of files that were compared.
-    pub(super) fn checked(&self) -> impl Iterator<Item = &str> {
+    /// The hashes of verified files.
+    pub(super) fn checked_hashes(&self) -> impl Iterator<Item = &str> {
         self.files.values().filter(|marked| marked.checked).map(|marked| marked.hash.as_str())
     }
 }

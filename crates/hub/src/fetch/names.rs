@@ -1,13 +1,12 @@
-//! Names that come from elsewhere and become paths.
+//! Validation of names that become paths.
 
 use super::error::FetchError;
 
-/// Checks the name of a file in a repository: parts between slashes, none of
-/// which leads anywhere else.
+/// Checks the name of a file in a repository: no component may leave the folder.
 pub(super) fn check_file(name: &str) -> Result<(), FetchError> {
     match problem(name) {
         None => Ok(()),
-        Some(problem) => Err(FetchError::FileName { name: escaped(name), problem }),
+        Some(problem) => Err(FetchError::FileName { name: escape(name), problem }),
     }
 }
 
@@ -15,7 +14,7 @@ pub(super) fn check_file(name: &str) -> Result<(), FetchError> {
 pub(super) fn check_revision(name: &str) -> Result<(), FetchError> {
     match problem(name) {
         None => Ok(()),
-        Some(problem) => Err(FetchError::RepoName { name: escaped(name), kind: "revision", problem }),
+        Some(problem) => Err(FetchError::RepoName { name: escape(name), kind: "revision", problem }),
     }
 }
 
@@ -28,59 +27,59 @@ pub(super) fn check_repo(name: &str) -> Result<(), FetchError> {
             && !part.ends_with(['.', '-'])
     };
     let problem = if name.len() > 200 {
-        "it is too long"
+        "too long"
     } else if name.split('/').count() > 2 {
-        "it has more than an owner and a name"
+        "more than an owner and a name"
     } else if !name.split('/').all(plain) {
-        "it has parts that are not made of letters, digits, `.`, `_` and `-`"
+        "only letters, digits, `.`, `_` and `-` are allowed"
     } else if name.contains("--") || name.contains("..") {
-        "it has `--` or `..` in it"
+        "contains `--` or `..`"
     } else {
         return Ok(());
     };
-    Err(FetchError::RepoName { name: escaped(name), kind: "repository", problem })
+    Err(FetchError::RepoName { name: escape(name), kind: "repository", problem })
 }
 
-/// Whether a revision is a commit, which never changes.
+/// Whether a revision is a full commit hash, which never changes.
 pub(super) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 fn problem(name: &str) -> Option<&'static str> {
     if name.is_empty() {
-        Some("it is empty")
+        Some("empty")
     } else if name.len() > 1024 || name.split('/').any(|part| part.len() > 240) {
-        Some("it is too long")
+        Some("too long")
     } else if name.starts_with('/') {
-        Some("it starts at the root")
+        Some("absolute path")
     } else if name.contains('\\') {
-        Some("it has a backslash in it")
+        Some("contains a backslash")
     } else if name.chars().any(char::is_control) {
-        Some("it has control characters in it")
+        Some("contains control characters")
     } else if name.split('/').any(|part| part == "..") {
-        Some("it leads out of the folder")
+        Some("contains `..`")
     } else if name.split('/').any(|part| matches!(part, "" | ".")) {
-        Some("it has a part without a name")
+        Some("contains an empty component or `.`")
     } else if name.as_bytes().get(1) == Some(&b':') {
-        Some("it starts with a drive")
+        Some("starts with a drive letter")
     } else {
         None
     }
 }
 
-/// A name as it may be shown.
-pub(super) fn escaped(name: &str) -> String {
+/// Escapes and shortens a name for a message.
+pub(super) fn escape(name: &str) -> String {
     let shown: String = name.chars().take(200).flat_map(char::escape_debug).collect();
     if name.chars().count() > 200 { format!("{shown}…") } else { shown }
 }
 
-/// A name in a URL. Slashes stay.
-pub(super) fn encoded(name: &str) -> String {
-    name.split('/').map(encoded_part).collect::<Vec<_>>().join("/")
+/// Percent-encodes a path; slashes stay.
+pub(super) fn encode_path(name: &str) -> String {
+    name.split('/').map(encode_component).collect::<Vec<_>>().join("/")
 }
 
-/// A name as one part of a URL.
-pub(super) fn encoded_part(name: &str) -> String {
+/// Percent-encodes a name as one component of a URL.
+pub(super) fn encode_component(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         match byte {
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_that_leave_the_folder_are_rejected() {
         for name in
             ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a\\b", "C:/x", "a\0b", "a\nb", "a/"]
         {
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories_have_an_owner_and_a_name() {
+    fn repository_names_have_an_owner_and_a_name() {
         for name in ["gpt2", "meta-llama/Llama-3.1-8B", "a/b_c.d"] {
             assert_eq!(check_repo(name), Ok(()), "{name}");
         }
@@ -121,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn odd_letters_are_encoded() {
-        assert_eq!(encoded("a b/ü#?.txt"), "a%20b/%C3%BC%23%3F.txt");
-        assert_eq!(encoded_part("refs/pr/1"), "refs%2Fpr%2F1");
+    fn special_characters_are_encoded() {
+        assert_eq!(encode_path("a b/ü#?.txt"), "a%20b/%C3%BC%23%3F.txt");
+        assert_eq!(encode_component("refs/pr/1"), "refs%2Fpr%2F1");
     }
 }

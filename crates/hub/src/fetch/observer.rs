@@ -1,60 +1,61 @@
-//! Progress of downloads, told to whoever watches.
+//! Progress of downloads.
 
 use std::path::Path;
 use std::time::Duration;
 
-use super::error::Fault;
+use super::error::TransferError;
 
-/// Watches downloads. Called from several threads at once.
+/// Receives the progress of downloads, from several threads at once.
 ///
 /// Files are named as in their repository, or by their URL without its query.
 pub trait FetchObserver: Sync {
-    /// A file of so many bytes is fetched, of which some are on disk already.
+    /// A download starts; `already` of its bytes are on disk.
     fn started(&self, file: &str, bytes: Option<u64>, already: u64) {
         let _ = (file, bytes, already);
     }
 
-    /// So many more bytes of a file have arrived.
+    /// More bytes have arrived.
     fn progress(&self, file: &str, bytes: u64) {
         let _ = (file, bytes);
     }
 
-    /// So many bytes of a file that had arrived are of no use.
+    /// Bytes that had arrived are discarded.
     fn lost(&self, file: &str, bytes: u64) {
         let _ = (file, bytes);
     }
 
-    /// A file is complete, checked and in the cache.
+    /// A file is complete, verified and in the cache.
     fn finished(&self, file: &str) {
         let _ = file;
     }
 
-    /// Somebody else is fetching the file; told once, before the wait.
+    /// Another process is downloading the file. Called once, before the wait.
     fn waiting(&self, wait: &LockWait<'_>) {
         let _ = wait;
     }
 
-    /// Something went wrong that may pass.
-    fn retrying(&self, file: &str, why: &Fault, after: Duration) {
-        let _ = (file, why, after);
+    /// A request failed and is sent again after the delay.
+    fn retrying(&self, file: &str, reason: &TransferError, delay: Duration) {
+        let _ = (file, reason, delay);
     }
 
-    /// Whether to stop. Asked a few times a second; what has arrived is kept.
+    /// Whether to stop. Called a few times a second; downloaded bytes are
+    /// kept.
     fn cancelled(&self) -> bool {
         false
     }
 }
 
-/// Nobody watches.
+/// Ignores everything.
 impl FetchObserver for () {}
 
-/// A wait for somebody else.
+/// A wait for another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockWait<'a> {
     /// The file that both want.
     pub file: &'a str,
     /// The lock file.
     pub lock: &'a Path,
-    /// Which process holds it, if that is known.
+    /// The process that holds it, if known.
     pub holder: Option<String>,
 }

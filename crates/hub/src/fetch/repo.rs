@@ -1,4 +1,4 @@
-//! The files of a model on the hub, in the cache.
+//! Downloads from a repository on the hub.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
@@ -6,40 +6,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use reqwest::Url;
+use weightloom_http::redact_url;
 
 use super::address;
 use super::choice::FileChoice;
 use super::error::FetchError;
-use super::listing::{Entry, Listing, below};
-use super::lock::Lock;
+use super::listing::{ListedFile, Listing, below};
+use super::lock::FileLock;
 use super::names;
-use super::network::{Network, Stop, Subject, Trouble};
+use super::network::{Cancellation, Network, Subject};
 use super::observer::FetchObserver;
 use super::offline;
 use super::repo_cache::RepoCache;
-use super::settings::{Existing, FetchSettings, Reach};
+use super::settings::{CacheCheck, FetchSettings, NetworkAccess};
 use super::staging::Identity;
-use super::transfer::{Arrived, Job, transfer};
+use super::transfer::{Job, Transferred, transfer};
 
-/// A model on the hub, at a revision, and perhaps in a folder of it.
+/// A repository on the hub at a revision, or a folder in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfRepo {
-    /// `owner/name`, or `name` for a few old ones.
+    /// `owner/name`; a few old ones have no owner.
     pub repo: String,
     /// A branch, a tag or a commit.
     pub revision: String,
-    /// The folder in it that has the files.
+    /// Folder in the repository.
     pub sub: Option<String>,
 }
 
 impl HfRepo {
-    /// A model at its usual branch, `main`.
+    /// The `main` branch of a repository.
     pub fn new(repo: impl Into<String>) -> Self {
         Self { repo: repo.into(), revision: "main".to_owned(), sub: None }
     }
 
-    /// Repository and revision, as they are shown.
-    pub(super) fn shown(&self) -> String {
+    /// Repository and revision, for messages.
+    pub(super) fn display_name(&self) -> String {
         format!("{}@{}", self.repo, self.revision)
     }
 
@@ -50,49 +51,47 @@ impl HfRepo {
     }
 }
 
-/// The files of a model.
+/// Downloaded files of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FetchedRepo {
-    /// The folder that has them: the snapshot, or the folder in it that was
-    /// asked for.
+    /// The snapshot, or the requested folder in it.
     pub folder: PathBuf,
-    /// The commit they are of.
+    /// The commit of the files.
     pub commit: String,
-    /// The files that were asked for.
+    /// The selected files.
     pub files: Vec<FetchedFile>,
-    /// What is known of all of them.
+    /// The least of all files.
     pub completeness: Completeness,
 }
 
-/// One of the files.
+/// One downloaded file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FetchedFile {
-    /// Its name below the folder.
+    /// Name in the folder.
     pub name: String,
-    /// Where it is.
+    /// Path in the cache.
     pub path: PathBuf,
-    /// Its length.
+    /// Length in bytes.
     pub size: u64,
-    /// What is known of it.
+    /// Whether the hash was verified.
     pub completeness: Completeness,
 }
 
-/// What is known of files that are there.
+/// How far a file in the cache has been verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Completeness {
-    /// Everything is there and has the right size, as far as that can be told;
-    /// the hashes were not compared, at least not by us.
+    /// The size is right, as far as it is known; the hash was not compared.
     Unchecked,
-    /// Everything is there, and we have compared the hashes once.
+    /// The hash was compared after the download.
     Checked,
 }
 
-/// Brings the wanted files of a model into the cache, and says where they are.
+/// Downloads the selected files of a repository into the cache.
 ///
-/// Of a branch or tag the hub is asked where it is at. A commit never changes,
-/// so if all wanted files are there and checked, nobody is asked.
+/// A branch or tag costs a request for its commit. A commit never changes: if
+/// all selected files are in the cache and verified, there is no request.
 pub fn fetch_repo(
     settings: &FetchSettings,
     repo: &HfRepo,
@@ -101,7 +100,7 @@ pub fn fetch_repo(
 ) -> Result<FetchedRepo, FetchError> {
     repo.check()?;
     let cache = RepoCache::new(&settings.hub_cache, &repo.repo);
-    if settings.reach == Reach::Offline {
+    if settings.network == NetworkAccess::Offline {
         return offline::find(&cache, repo, choice);
     }
     if names::is_commit(&repo.revision) {
@@ -112,13 +111,13 @@ pub fn fetch_repo(
     }
     on_own_thread(|| {
         let network = Network::open(settings)?;
-        let listing = ask_for_listing(&network, repo, observer)?;
-        Bringing { network: &network, cache: &cache, repo, listing: &listing, observer }.all(choice)
+        let listing = fetch_listing(&network, repo, observer)?;
+        RepoDownload { network: &network, cache: &cache, repo, listing: &listing, observer }.run(choice)
     })
 }
 
-/// Runs something on another thread, and waits for it. There, waiting for
-/// answers is allowed even if the caller is a task of an async runtime.
+/// Runs a closure on another thread and waits for it. It may block there even
+/// if the caller is a task of an async runtime.
 pub(super) fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| match scope.spawn(work).join() {
         Ok(value) => value,
@@ -126,28 +125,25 @@ pub(super) fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn ask_for_listing(
+fn fetch_listing(
     network: &Network<'_>,
     repo: &HfRepo,
     observer: &dyn FetchObserver,
 ) -> Result<Listing, FetchError> {
-    let revision = names::encoded_part(&repo.revision);
+    let revision = names::encode_component(&repo.revision);
     let url = url_of(network, &format!("api/models/{}/revision/{revision}?blobs=true", repo.repo))?;
     let subject = Subject::Listing { repo: &repo.repo, revision: &repo.revision };
-    let answer =
-        network.text(subject, &url, &Stop::new(observer, &repo.repo)).map_err(|trouble| match trouble {
-            Trouble::Final(error) => error,
-            Trouble::Passing(..) | Trouble::Stopped => FetchError::Cancelled { what: repo.repo.clone() },
-        })?;
-    Listing::from_answer(&repo.repo, &answer)
+    let response = network.text(subject, &url, &Cancellation::new(observer, &repo.repo));
+    let response = response.map_err(|abort| abort.into_error(&repo.repo))?;
+    Listing::from_response(&repo.repo, &response)
 }
 
 fn url_of(network: &Network<'_>, path: &str) -> Result<Url, FetchError> {
     address::parse(&format!("{}/{path}", network.settings.endpoint))
 }
 
-/// The files of one commit being brought.
-struct Bringing<'a> {
+/// Download of the files of one commit.
+struct RepoDownload<'a> {
     network: &'a Network<'a>,
     cache: &'a RepoCache,
     repo: &'a HfRepo,
@@ -156,25 +152,25 @@ struct Bringing<'a> {
 }
 
 /// A file with its full name.
-type Wanted<'a> = (&'a str, &'a Entry);
+type NamedFile<'a> = (&'a str, &'a ListedFile);
 
-impl<'a> Bringing<'a> {
-    fn all(&self, choice: &FileChoice) -> Result<FetchedRepo, FetchError> {
+impl<'a> RepoDownload<'a> {
+    fn run(&self, choice: &FileChoice) -> Result<FetchedRepo, FetchError> {
         let sub = self.repo.sub.as_deref();
         let names = below(self.listing.files.keys().map(String::as_str), sub);
-        let chosen = choice.choose(&self.repo.repo, &self.repo.revision, &names)?;
+        let selected = choice.select(&self.repo.repo, &self.repo.revision, &names)?;
         let full = |name: &str| sub.map_or_else(|| name.to_owned(), |sub| format!("{sub}/{name}"));
-        let wanted = chosen.iter().filter_map(|name| self.listing.files.get_key_value(&full(name)));
-        let wanted: Vec<Wanted<'_>> = wanted.map(|(name, entry)| (name.as_str(), entry)).collect();
+        let wanted = selected.iter().filter_map(|name| self.listing.files.get_key_value(&full(name)));
+        let wanted: Vec<NamedFile<'_>> = wanted.map(|(name, entry)| (name.as_str(), entry)).collect();
 
         let checked = self.cache.checked();
-        let is_missing = |(name, entry): &Wanted<'_>| {
-            !self.is_settled(name, entry, &checked)
-                || (!checked.contains(entry.digest.hex()) && self.is_being_brought(entry))
+        let is_missing = |(name, entry): &NamedFile<'_>| {
+            !self.is_cached(name, entry, &checked)
+                || (!checked.contains(entry.digest.hex()) && self.is_locked(entry))
         };
-        let missing: Vec<Wanted<'_>> = wanted.iter().copied().filter(is_missing).collect();
+        let missing: Vec<NamedFile<'_>> = wanted.iter().copied().filter(is_missing).collect();
         let had_all = missing.is_empty();
-        self.bring(missing)?;
+        self.download_all(missing)?;
 
         let checked = self.cache.checked();
         let known: Vec<&str> = wanted
@@ -182,19 +178,18 @@ impl<'a> Bringing<'a> {
             .filter(|(_, entry)| checked.contains(entry.digest.hex()))
             .map(|(name, _)| *name)
             .collect();
-        let noted = wanted
+        let recorded = wanted
             .iter()
             .try_for_each(|(name, entry)| self.cache.link(&self.listing.commit, name, entry))
             .and_then(|()| self.cache.mark(self.listing, &known, self.observer))
-            .and_then(|()| self.cache.point(&self.repo.revision, &self.listing.commit));
+            .and_then(|()| self.cache.set_ref(&self.repo.revision, &self.listing.commit));
         let snapshot = self.cache.snapshot(&self.listing.commit);
         let linked = wanted.iter().all(|(name, _)| snapshot.join(name).exists());
-        // In a cache that others own and in which everything is, there is
-        // nothing to be noted that matters.
+        // A read-only cache that has everything needs no new records.
         if !(had_all && linked) {
-            noted?;
+            recorded?;
         }
-        let files: Vec<FetchedFile> = chosen
+        let files: Vec<FetchedFile> = selected
             .iter()
             .zip(&wanted)
             .map(|(short, (name, entry))| FetchedFile {
@@ -213,42 +208,42 @@ impl<'a> Bringing<'a> {
         Ok(FetchedRepo { folder, commit: self.listing.commit.clone(), files, completeness })
     }
 
-    /// Whether a file is there and nothing needs to be done about it.
-    fn is_settled(&self, name: &str, entry: &Entry, checked: &HashSet<String>) -> bool {
+    /// Whether a file is in the cache and trusted.
+    fn is_cached(&self, name: &str, entry: &ListedFile, checked: &HashSet<String>) -> bool {
         let trusted =
-            self.network.settings.existing == Existing::Sizes || checked.contains(entry.digest.hex());
+            self.network.settings.cache_check == CacheCheck::Sizes || checked.contains(entry.digest.hex());
         trusted && self.cache.find(&self.listing.commit, name, entry).is_some()
     }
 
-    /// Whether somebody is at a file just now: it may be in its place already,
-    /// but nobody has noted yet that it was checked.
-    fn is_being_brought(&self, entry: &Entry) -> bool {
-        // In a cache where we may not lock, nobody is waited for.
-        matches!(Lock::try_take(&self.cache.lock(&entry.digest)), Ok(None))
+    /// Whether another process is downloading a file: its blob may exist
+    /// before the record that it is verified.
+    fn is_locked(&self, entry: &ListedFile) -> bool {
+        // Without permission to lock there is nothing to wait for.
+        matches!(FileLock::try_take(&self.cache.lock(&entry.digest)), Ok(None))
     }
 
-    /// Small files side by side, then large ones one by one, each in ranges
-    /// side by side. Files that somebody else is fetching come last, so that
-    /// two processes share the work instead of waiting for each other.
-    fn bring(&self, missing: Vec<Wanted<'a>>) -> Result<(), FetchError> {
+    /// Downloads small files in parallel, then large ones one by one in parallel
+    /// ranges. Files that another process is downloading come last, so that two
+    /// processes share the work.
+    fn download_all(&self, missing: Vec<NamedFile<'a>>) -> Result<(), FetchError> {
         let (small, large): (Vec<_>, Vec<_>) =
             missing.into_iter().partition(|(_, entry)| entry.size <= self.network.settings.range_bytes);
         let later = Mutex::new(Vec::new());
-        let unless_locked = |(name, entry): Wanted<'a>| match Lock::try_take(&self.cache.lock(&entry.digest))?
-        {
-            Some(_lock) => self.one(name, entry),
-            None => {
-                locked(&later).push((name, entry));
-                Ok(())
-            }
-        };
+        let download_unlocked =
+            |(name, entry): NamedFile<'a>| match FileLock::try_take(&self.cache.lock(&entry.digest))? {
+                Some(_lock) => self.download(name, entry),
+                None => {
+                    locked(&later).push((name, entry));
+                    Ok(())
+                }
+            };
         let threads = self.network.settings.connections.max(1).min(small.len());
         let queue = Mutex::new(VecDeque::from(small));
         let failed = AtomicBool::new(false);
         let work = || {
             while !failed.load(Ordering::Relaxed) {
                 let Some(next) = locked(&queue).pop_front() else { break };
-                unless_locked(next).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
+                download_unlocked(next).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
             }
             Ok(())
         };
@@ -260,30 +255,30 @@ impl<'a> Bringing<'a> {
             });
             ended.collect::<Vec<_>>().into_iter().collect::<Result<(), FetchError>>()
         })?;
-        large.into_iter().try_for_each(unless_locked)?;
+        large.into_iter().try_for_each(download_unlocked)?;
         let later = std::mem::take(&mut *locked(&later));
         for (name, entry) in later {
-            let _lock = Lock::take(&self.cache.lock(&entry.digest), name, self.observer)?;
-            self.one(name, entry)?;
+            let _lock = FileLock::take(&self.cache.lock(&entry.digest), name, self.observer)?;
+            self.download(name, entry)?;
         }
         Ok(())
     }
 
-    /// One file, whose lock is held.
-    fn one(&self, name: &str, entry: &Entry) -> Result<(), FetchError> {
+    /// Downloads one file while its lock is held.
+    fn download(&self, name: &str, entry: &ListedFile) -> Result<(), FetchError> {
         let commit = &self.listing.commit;
-        // Somebody may have brought it before we had the lock.
-        if self.is_settled(name, entry, &self.cache.checked()) {
+        // Another process may have finished before we held the lock.
+        if self.is_cached(name, entry, &self.cache.checked()) {
             return self.cache.link(commit, name, entry);
         }
         while let Some(path) = self.cache.find(commit, name, entry) {
-            if entry.digest.of_file_like(&path)? == entry.digest {
+            if entry.digest.same_kind_of_file(&path)? == entry.digest {
                 self.cache.link(commit, name, entry)?;
                 return self.cache.mark(self.listing, &[name], self.observer);
             }
             super::disk::remove(&path)?;
         }
-        let path = format!("{}/resolve/{commit}/{}", self.repo.repo, names::encoded(name));
+        let path = format!("{}/resolve/{commit}/{}", self.repo.repo, names::encode_path(name));
         let job = Job {
             subject: Subject::File { repo: &self.repo.repo, revision: &self.repo.revision, file: name },
             url: url_of(self.network, &path)?,
@@ -291,13 +286,13 @@ impl<'a> Bringing<'a> {
             digest: Some(entry.digest.clone()),
             staging: self.cache.staging(&entry.digest),
             record: self.cache.record(&entry.digest),
-            identity: Identity::Name,
+            identity: Identity::Hash,
             unless: None,
         };
         match transfer(self.network, &job, self.observer)? {
-            Arrived::Complete { staging, .. } => staging.finish(&self.cache.blob(&entry.digest))?,
-            // Nobody asked whether it is.
-            Arrived::Unchanged => return Err(FetchError::NotFound { url: address::shown(&job.url) }),
+            Transferred::Complete { staging, .. } => staging.finish(&self.cache.blob(&entry.digest))?,
+            // The request had no condition.
+            Transferred::Unchanged => return Err(FetchError::NotFound { url: redact_url(&job.url) }),
         }
         self.cache.link(commit, name, entry)?;
         self.cache.mark(self.listing, &[name], self.observer)?;

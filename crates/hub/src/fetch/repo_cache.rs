@@ -1,11 +1,11 @@
-//! One repository in the cache, as `huggingface_hub` lays it out:
+//! Cache of one repository, in the layout of `huggingface_hub`:
 //!
 //! ```text
 //! models--owner--name/
 //!   blobs/<hash>                  bytes
 //!   snapshots/<commit>/<file>     links to blobs
-//!   refs/<revision>               the commit that a branch or tag was at
-//!   weightloom/<commit>.json       ours: what we have checked
+//!   refs/<revision>               commit of a branch or tag
+//!   weightloom/<commit>.json      ours: verified files
 //! .locks/models--owner--name/<hash>.lock
 //! ```
 
@@ -13,16 +13,18 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use weightloom_errors::FileError;
+
 use super::digest::Digest;
 use super::disk;
 use super::error::FetchError;
-use super::listing::{Entry, Listing};
-use super::lock::Lock;
+use super::listing::{ListedFile, Listing};
+use super::lock::FileLock;
 use super::marker::Marker;
 use super::names;
 use super::observer::FetchObserver;
 
-/// One repository in the cache.
+/// Cache of one repository.
 #[derive(Clone, Debug)]
 pub(super) struct RepoCache {
     folder: PathBuf,
@@ -43,14 +45,13 @@ impl RepoCache {
         self.folder.join("blobs").join(digest.hex())
     }
 
-    /// Where a blob is until it is complete. `huggingface_hub` takes what ends
-    /// in `.incomplete` behind the hash for a start without holes, which ours
-    /// is not; so the name differs.
+    /// Path of an incomplete blob. `huggingface_hub` expects `<hash>.incomplete`
+    /// to have no holes; ours may, so the name differs.
     pub(super) fn staging(&self, digest: &Digest) -> PathBuf {
         self.folder.join("blobs").join(format!("{}.weightloom.incomplete", digest.hex()))
     }
 
-    /// Where it is written which bytes of it are there.
+    /// Path of the record of its downloaded ranges.
     pub(super) fn record(&self, digest: &Digest) -> PathBuf {
         self.folder.join("blobs").join(format!("{}.weightloom.ranges", digest.hex()))
     }
@@ -59,36 +60,36 @@ impl RepoCache {
         self.locks.join(format!("{}.lock", digest.hex()))
     }
 
-    /// Where the bytes of a file are, if they are as many as they should be.
-    pub(super) fn find(&self, commit: &str, name: &str, entry: &Entry) -> Option<PathBuf> {
-        let places = [self.blob(&entry.digest), self.snapshot(commit).join(name)];
-        places.into_iter().find(|path| disk::length(path) == Some(entry.size))
+    /// Path of a file with the right size.
+    pub(super) fn find(&self, commit: &str, name: &str, entry: &ListedFile) -> Option<PathBuf> {
+        let paths = [self.blob(&entry.digest), self.snapshot(commit).join(name)];
+        paths.into_iter().find(|path| disk::length(path) == Some(entry.size))
     }
 
-    /// Makes a blob appear under its name at a commit.
-    pub(super) fn link(&self, commit: &str, name: &str, entry: &Entry) -> Result<(), FetchError> {
+    /// Links a blob under its name in a snapshot.
+    pub(super) fn link(&self, commit: &str, name: &str, entry: &ListedFile) -> Result<(), FetchError> {
         let (blob, path) = (self.blob(&entry.digest), self.snapshot(commit).join(name));
         if !blob.exists() {
-            // Python keeps whole files here where it cannot make links.
+            // Where Python cannot make links, the snapshot has the file itself.
             return Ok(());
         }
         let mut target = PathBuf::from("../..");
         target.extend(name.split('/').skip(1).map(|_| ".."));
         target.extend(["blobs", entry.digest.hex()]);
-        if fs::read_link(&path).is_ok_and(|there| there == target) {
+        if fs::read_link(&path).is_ok_and(|current| current == target) {
             return Ok(());
         }
-        disk::make_folder_of(&path)?;
-        let passing = disk::passing_name(&path);
-        let made = make_link(&target, &blob, &passing).and_then(|()| fs::rename(&passing, &path));
-        made.map_err(|error| {
-            // Nobody will look for it.
-            let _ = fs::remove_file(&passing);
-            FetchError::io("link", &path, &error)
-        })
+        disk::create_folder_of(&path)?;
+        // A temporary link that replaces the old one in one step.
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let link = tempfile::Builder::new()
+            .prefix(".link")
+            .make_in(folder, |temporary| make_link(&target, &blob, temporary))
+            .and_then(|link| link.persist(&path).map_err(|error| error.error));
+        Ok(link.map_err(FileError::while_trying_to("link", &path))?)
     }
 
-    /// The commit that a revision was at when it was last asked for.
+    /// The last known commit of a revision.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         if names::is_commit(revision) {
             return Some(revision.to_owned());
@@ -97,15 +98,15 @@ impl RepoCache {
         Some(text.trim().to_owned()).filter(|commit| names::is_commit(commit))
     }
 
-    /// Notes which commit a revision is at.
-    pub(super) fn point(&self, revision: &str, commit: &str) -> Result<(), FetchError> {
+    /// Records the commit of a revision.
+    pub(super) fn set_ref(&self, revision: &str, commit: &str) -> Result<(), FetchError> {
         if revision == commit || self.commit_of(revision).as_deref() == Some(commit) {
             return Ok(());
         }
         disk::write_atomic(&self.folder.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// Branches, tags and commits that are here.
+    /// Cached branches, tags and commits.
     pub(super) fn revisions(&self) -> Vec<String> {
         let inside = |folder: &str| {
             let entries = fs::read_dir(self.folder.join(folder)).into_iter().flatten().flatten();
@@ -119,7 +120,7 @@ impl RepoCache {
         revisions
     }
 
-    /// The files of a commit, as `huggingface_hub` has noted them.
+    /// The file list that `huggingface_hub` has cached.
     pub(super) fn tree(&self, commit: &str) -> Option<Listing> {
         let text = fs::read(self.folder.join("trees").join(format!("{commit}.json"))).ok()?;
         Listing::from_tree(commit, &text)
@@ -129,7 +130,7 @@ impl RepoCache {
         Marker::load(&self.marker_path(commit), commit)
     }
 
-    /// Notes the files of a commit, and that some have the right hash.
+    /// Records the files of a commit, and those with a verified hash.
     pub(super) fn mark(
         &self,
         listing: &Listing,
@@ -137,23 +138,23 @@ impl RepoCache {
         observer: &dyn FetchObserver,
     ) -> Result<(), FetchError> {
         let lock = self.locks.join(format!("{}.weightloom.lock", listing.commit));
-        let _lock = Lock::take(&lock, &listing.commit, observer)?;
+        let _lock = FileLock::take(&lock, &listing.commit, observer)?;
         let before = self.marker(&listing.commit);
         let mut marker = before.clone().unwrap_or_else(|| Marker::new(listing));
-        checked.iter().for_each(|name| marker.check(name));
+        checked.iter().for_each(|name| marker.mark_checked(name));
         match before.as_ref() == Some(&marker) {
             true => Ok(()),
             false => marker.store(&self.marker_path(&listing.commit)),
         }
     }
 
-    /// The hashes of all blobs that we have checked, for whichever commit.
+    /// Hashes of verified blobs, over all commits.
     pub(super) fn checked(&self) -> HashSet<String> {
         let entries = fs::read_dir(self.folder.join("weightloom")).into_iter().flatten().flatten();
         let commits =
             entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".json")?.to_owned()));
         let markers = commits.filter_map(|commit| self.marker(&commit));
-        markers.flat_map(|marker| marker.checked().map(str::to_owned).collect::<Vec<_>>()).collect()
+        markers.flat_map(|marker| marker.checked_hashes().map(str::to_owned).collect::<Vec<_>>()).collect()
     }
 
     fn marker_path(&self, commit: &str) -> PathBuf {
@@ -166,7 +167,7 @@ fn make_link(target: &Path, _blob: &Path, at: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, at)
 }
 
-/// Links between files need rights here that few have.
+/// Symbolic links need special permissions on this platform.
 #[cfg(not(unix))]
 fn make_link(_target: &Path, blob: &Path, at: &Path) -> std::io::Result<()> {
     fs::hard_link(blob, at).or_else(|_| fs::copy(blob, at).map(drop))

@@ -1,154 +1,95 @@
-//! Where files come from, where they go, and how patient we are.
+//! Settings of downloads.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use weightloom_http::{InvalidSecret, Proxies, RetryPolicy, Secret};
+
 use super::error::FetchError;
 
-/// The hub that is asked unless another one is set.
-const HUB: &str = "https://huggingface.co";
+/// The hub unless `HF_ENDPOINT` names another one.
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// Where files come from, where they go, and how patient we are.
+/// Settings of downloads: endpoint, token, caches, limits.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FetchSettings {
-    /// The hub, without a slash at its end.
+    /// URL of the hub, without a trailing slash.
     pub endpoint: String,
-    /// Who we are. Sent to the endpoint and to nobody else.
-    pub token: Option<Token>,
-    /// The folder with `models--…`, as `huggingface_hub` lays it out.
+    /// Sent to the endpoint and nowhere else.
+    pub token: Option<Secret>,
+    /// Cache in the layout of `huggingface_hub`.
     pub hub_cache: PathBuf,
-    /// The folder for files of other servers.
+    /// Cache for files of other servers.
     pub url_cache: PathBuf,
-    /// Whether anybody may be asked.
-    pub reach: Reach,
-    /// What is done about files that somebody else put into the cache.
-    pub existing: Existing,
-    /// Servers that requests go through.
+    /// Whether requests are allowed.
+    pub network: NetworkAccess,
+    /// Check of cached files that another program downloaded.
+    pub cache_check: CacheCheck,
+    /// Proxy servers.
     pub proxies: Proxies,
-    /// How many ranges or files are fetched side by side.
+    /// Ranges or files to download in parallel.
     pub connections: usize,
-    /// Bytes of one range.
+    /// Bytes per range.
     pub range_bytes: u64,
-    /// How often the record of what has arrived is written.
+    /// Interval between records of the downloaded ranges.
     pub record_every: Duration,
-    /// How often a request is repeated that brings no new byte.
-    pub retries: u32,
-    /// The wait before the first repetition; each further one is twice as
-    /// long.
-    pub first_wait: Duration,
-    /// The longest of these waits.
-    pub longest_wait: Duration,
-    /// The longest wait that a server may ask for.
-    pub longest_asked_wait: Duration,
-    /// How long a server may take to be there.
+    /// Retries of requests that bring no new bytes.
+    pub retry: RetryPolicy,
+    /// Limit for establishing a connection.
     pub connect_timeout: Duration,
-    /// How long nothing may come.
+    /// Limit for a pause in the data.
     pub stall_timeout: Duration,
 }
 
-/// Whether anybody may be asked.
+/// Whether requests are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// Files are fetched.
+pub enum NetworkAccess {
+    /// Missing files are downloaded.
     Online,
     /// Only the cache is used.
     Offline,
 }
 
-/// What is done about files in the cache that we have not checked ourselves.
+/// Check of cached files that another program downloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
-    /// They count if they have the right size; the result says so.
+pub enum CacheCheck {
+    /// The size must match; the result says that the hash is unverified.
     Sizes,
-    /// They are read once and count if they have the right hash.
+    /// The file is read once, and its hash must match.
     Hashes,
 }
 
-/// Servers that requests go through.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Proxies {
-    /// For `http:`.
-    pub http: Option<String>,
-    /// For `https:`.
-    pub https: Option<String>,
-    /// For both.
-    pub all: Option<String>,
-    /// Names that are asked without any.
-    pub except: Option<String>,
-}
-
-/// A secret that says who we are. It is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
-
-impl Token {
-    /// A token, unless there is nothing but space in the text.
-    pub fn new(text: &str) -> Result<Option<Self>, FetchError> {
-        let text = text.trim();
-        if text.is_empty() {
-            return Ok(None);
-        }
-        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let problem = "it has characters in it that no token has".to_owned();
-            return Err(FetchError::Setting { name: "HF_TOKEN", problem });
-        }
-        Ok(Some(Self(text.to_owned())))
-    }
-
-    /// The secret, for the one header that it belongs into.
-    pub(super) fn secret(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(…)")
-    }
-}
-
-impl fmt::Debug for Proxies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Their addresses may have passwords in them.
-        let set = [&self.http, &self.https, &self.all].into_iter().flatten().count();
-        f.debug_struct("Proxies").field("set", &set).field("except", &self.except).finish()
-    }
-}
-
 impl FetchSettings {
-    /// Defaults, with the caches in two folders.
+    /// Default settings with caches in the given folders.
     pub fn in_folders(hub_cache: impl Into<PathBuf>, url_cache: impl Into<PathBuf>) -> Self {
         Self {
-            endpoint: HUB.to_owned(),
+            endpoint: DEFAULT_ENDPOINT.to_owned(),
             token: None,
             hub_cache: hub_cache.into(),
             url_cache: url_cache.into(),
-            reach: Reach::Online,
-            existing: Existing::Sizes,
+            network: NetworkAccess::Online,
+            cache_check: CacheCheck::Sizes,
             proxies: Proxies::default(),
             connections: 8,
             range_bytes: 32 << 20,
             record_every: Duration::from_secs(2),
-            retries: 6,
-            first_wait: Duration::from_millis(500),
-            longest_wait: Duration::from_secs(30),
-            longest_asked_wait: Duration::from_secs(300),
+            retry: RetryPolicy::default(),
             connect_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(30),
         }
     }
 
-    /// The settings that variables say, by the names and rules of
-    /// `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`,
-    /// `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, `XDG_CACHE_HOME`. Besides
-    /// there are `WEIGHTLOOM_CACHE_DIR`, `WEIGHTLOOM_OFFLINE`,
-    /// `WEIGHTLOOM_FETCH_CONNECTIONS`, `WEIGHTLOOM_FETCH_RETRIES`,
-    /// `WEIGHTLOOM_FETCH_TIMEOUT` (seconds) and `WEIGHTLOOM_FETCH_CHECK`
-    /// (`sizes` or `hashes`). `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and
-    /// `NO_PROXY` count in capitals and in small letters.
+    /// Reads environment variables through `lookup`.
+    ///
+    /// Follows the names and rules of `huggingface_hub`: `HF_ENDPOINT`,
+    /// `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HOME`, `HF_HUB_CACHE`,
+    /// `HF_HUB_OFFLINE`, `XDG_CACHE_HOME`. Adds `WEIGHTLOOM_CACHE_DIR`,
+    /// `WEIGHTLOOM_OFFLINE`, `WEIGHTLOOM_FETCH_CONNECTIONS`,
+    /// `WEIGHTLOOM_FETCH_RETRIES`, `WEIGHTLOOM_FETCH_TIMEOUT` (seconds) and
+    /// `WEIGHTLOOM_FETCH_CHECK` (`sizes` or `hashes`). `HTTP_PROXY`,
+    /// `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count in upper and lower case.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, FetchError> {
         let get = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
         let home = get("HOME").or_else(|| get("USERPROFILE"));
@@ -162,10 +103,9 @@ impl FetchSettings {
         let below_caches = |set: Option<String>, name: &'static str, below: &str| match (set, &caches) {
             (Some(set), _) => Ok(folder(set)),
             (None, Some(caches)) => Ok(caches.join(below)),
-            (None, None) => Err(FetchError::Setting {
-                name,
-                problem: "it is not set, and HOME is not set either".to_owned(),
-            }),
+            (None, None) => {
+                Err(FetchError::Setting { name, problem: "neither it nor HOME is set".to_owned() })
+            }
         };
         let hub_cache_set = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE"));
         let hf_home = below_caches(get("HF_HOME"), "HF_HOME", "huggingface");
@@ -180,32 +120,32 @@ impl FetchSettings {
             settings.endpoint = endpoint.trim().trim_end_matches('/').to_owned();
         }
         settings.token = match get("HF_TOKEN").or_else(|| get("HUGGING_FACE_HUB_TOKEN")) {
-            Some(text) => Token::new(&text)?,
+            Some(text) => token(&text)?,
             None => {
                 let path = get("HF_TOKEN_PATH").map(&folder).or_else(|| Some(hf_home.ok()?.join("token")));
-                // No file, no token; one that we may not read is as good as none.
+                // An unreadable file counts as no token.
                 let text = path.and_then(|path| fs::read_to_string(path).ok());
-                text.map_or(Ok(None), |text| Token::new(&text))?
+                text.map_or(Ok(None), |text| token(&text))?
             }
         };
         for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WEIGHTLOOM_OFFLINE"] {
             if get(name).is_some_and(|value| is_true(&value)) {
-                settings.reach = Reach::Offline;
+                settings.network = NetworkAccess::Offline;
             }
         }
         if let Some(connections) = number("WEIGHTLOOM_FETCH_CONNECTIONS", &get)? {
             settings.connections = connections.clamp(1, 64) as usize;
         }
         if let Some(retries) = number("WEIGHTLOOM_FETCH_RETRIES", &get)? {
-            settings.retries = retries.min(1000) as u32;
+            settings.retry.max_retries = retries.min(1000) as u32;
         }
         if let Some(seconds) = number("WEIGHTLOOM_FETCH_TIMEOUT", &get)? {
             settings.stall_timeout = Duration::from_secs(seconds.clamp(1, 86_400));
             settings.connect_timeout = settings.stall_timeout;
         }
-        settings.existing = match get("WEIGHTLOOM_FETCH_CHECK").as_deref() {
-            None | Some("sizes") => Existing::Sizes,
-            Some("hashes") => Existing::Hashes,
+        settings.cache_check = match get("WEIGHTLOOM_FETCH_CHECK").as_deref() {
+            None | Some("sizes") => CacheCheck::Sizes,
+            Some("hashes") => CacheCheck::Hashes,
             Some(other) => {
                 let problem = format!("`{other}` is neither `sizes` nor `hashes`");
                 return Err(FetchError::Setting { name: "WEIGHTLOOM_FETCH_CHECK", problem });
@@ -222,6 +162,11 @@ impl FetchSettings {
     }
 }
 
+fn token(text: &str) -> Result<Option<Secret>, FetchError> {
+    Secret::parse(text)
+        .map_err(|error: InvalidSecret| FetchError::Setting { name: "HF_TOKEN", problem: error.to_string() })
+}
+
 fn is_true(value: &str) -> bool {
     matches!(value.trim().to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true")
 }
@@ -230,7 +175,7 @@ fn number(name: &'static str, get: &impl Fn(&str) -> Option<String>) -> Result<O
     let Some(text) = get(name) else { return Ok(None) };
     match text.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(FetchError::Setting { name, problem: format!("`{text}` is no whole number") }),
+        Err(_) => Err(FetchError::Setting { name, problem: format!("`{text}` is not an integer") }),
     }
 }
 
@@ -262,42 +207,42 @@ mod tests {
     }
 
     #[test]
-    fn without_any_home_the_variable_is_named() {
+    fn without_a_home_folder_the_error_names_the_variable() {
         let error = from(&[]).unwrap_err();
         assert!(matches!(error, FetchError::Setting { name: "HF_HOME", .. }), "{error}");
     }
 
     #[test]
-    fn the_token_comes_from_the_variable_or_the_file_and_is_never_shown() {
+    fn the_token_comes_from_the_variable_or_the_file_and_is_never_printed() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), "hf_from_file\n").unwrap();
         let home = folder.path().to_str().unwrap();
         let file = from(&[("HOME", "/h"), ("HF_HOME", home)]).unwrap();
-        assert_eq!(file.token.as_ref().unwrap().secret(), "hf_from_file");
+        assert_eq!(file.token.as_ref().unwrap().expose(), "hf_from_file");
         let variable = from(&[("HOME", "/h"), ("HF_HOME", home), ("HF_TOKEN", " hf_variable ")]).unwrap();
-        assert_eq!(variable.token.as_ref().unwrap().secret(), "hf_variable");
+        assert_eq!(variable.token.as_ref().unwrap().expose(), "hf_variable");
         assert!(!format!("{variable:?}").contains("hf_variable"));
         let error = from(&[("HOME", "/h"), ("HF_TOKEN", "hf_se\ncret")]).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("cret"));
     }
 
     #[test]
-    fn any_of_three_variables_switches_fetching_off() {
+    fn any_of_three_variables_selects_offline_mode() {
         for name in ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "WEIGHTLOOM_OFFLINE"] {
-            assert_eq!(from(&[("HOME", "/h"), (name, "1")]).unwrap().reach, Reach::Offline);
-            assert_eq!(from(&[("HOME", "/h"), (name, "0")]).unwrap().reach, Reach::Online);
+            assert_eq!(from(&[("HOME", "/h"), (name, "1")]).unwrap().network, NetworkAccess::Offline);
+            assert_eq!(from(&[("HOME", "/h"), (name, "0")]).unwrap().network, NetworkAccess::Online);
         }
     }
 
     #[test]
-    fn numbers_are_numbers() {
+    fn numbers_are_parsed_and_clamped() {
         let settings = from(&[("HOME", "/h"), ("WEIGHTLOOM_FETCH_CONNECTIONS", "0")]).unwrap();
         assert_eq!(settings.connections, 1);
         assert!(from(&[("HOME", "/h"), ("WEIGHTLOOM_FETCH_RETRIES", "many")]).is_err());
     }
 
     #[test]
-    fn the_passwords_of_proxies_are_not_shown() {
+    fn passwords_of_proxies_are_never_printed() {
         let settings = from(&[("HOME", "/h"), ("https_proxy", "http://me:secret@proxy")]).unwrap();
         assert_eq!(settings.proxies.https.as_deref(), Some("http://me:secret@proxy"));
         assert!(!format!("{settings:?}").contains("secret"));

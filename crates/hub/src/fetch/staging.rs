@@ -1,8 +1,8 @@
-//! A file that is on its way: its bytes, and a record of which are there.
+//! An incomplete download: its bytes, and a record of the ranges on disk.
 //!
-//! A record is written only after the bytes that it names are on disk, so what
-//! it says is true even after a power failure. Bytes that are on disk but in
-//! no record are fetched again, which costs time and nothing else.
+//! The record is written after the bytes it names are synced, so it is true
+//! even after a power failure. Bytes that it does not name are downloaded
+//! again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -12,15 +12,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use weightloom_errors::FileError;
 
-use super::answer::Validator;
+use super::byte_ranges::ByteRanges;
 use super::disk;
-use super::error::{Fault, FetchError};
-use super::spans::Spans;
+use super::error::{FetchError, TransferError};
+use super::response::Validator;
 
-/// A file that is on its way.
+/// An incomplete download.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(super) struct StagingFile {
     path: PathBuf,
     record: PathBuf,
     record_every: Duration,
@@ -28,29 +29,28 @@ pub(super) struct Staging {
     recorded: Mutex<Instant>,
 }
 
-/// What is known of a file that is on its way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
     size: Option<u64>,
     #[serde(default)]
     validator: Validator,
-    done: Spans,
+    done: ByteRanges,
 }
 
-/// What tells whether bytes from an earlier time still belong to the file.
+/// Decides whether bytes of an earlier run still belong to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// The name of the staging file: it is the hash of the file.
-    Name,
-    /// What the server says of its version.
+    /// The staging file is named after the file's hash.
+    Hash,
+    /// The server's version must be the same.
     Version,
 }
 
 const VERSION: u32 = 1;
 
-impl Staging {
-    /// Goes on with what an earlier attempt has left, if it can be used.
+impl StagingFile {
+    /// Resumes an earlier download if its record is usable.
     pub(super) fn open(
         path: PathBuf,
         record: PathBuf,
@@ -58,15 +58,15 @@ impl Staging {
         identity: Identity,
         record_every: Duration,
     ) -> Result<Self, FetchError> {
-        disk::make_folder_of(&path)?;
+        disk::create_folder_of(&path)?;
         let found = fs::read(&record).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
         let usable = |found: &Record| {
             found.version == VERSION
-                && found.done.is_sound()
+                && found.done.is_valid()
                 && disk::length(&path).is_some_and(|length| length >= found.done.end())
                 && found.size.is_none_or(|size| found.done.end() <= size)
                 && (size.is_none() || found.size == size)
-                && (identity == Identity::Name || found.validator.is_known())
+                && (identity == Identity::Hash || found.validator.is_known())
         };
         let state = found.filter(usable);
         let fresh = state.is_none();
@@ -96,26 +96,27 @@ impl Staging {
         self.state().validator.clone()
     }
 
-    /// How many bytes are there.
+    /// Number of bytes on disk.
     pub(super) fn total(&self) -> u64 {
         self.state().done.total()
     }
 
-    /// What is missing, in pieces; `None` if the length is not known yet.
-    pub(super) fn missing(&self, piece: u64) -> Option<Vec<Range<u64>>> {
+    /// The missing ranges; `None` if the length is unknown.
+    pub(super) fn missing(&self, limit: u64) -> Option<Vec<Range<u64>>> {
         let state = self.state();
-        state.size.map(|size| state.done.missing(size, piece))
+        state.size.map(|size| state.done.missing(size, limit))
     }
 
-    /// Compares what an answer says with what is known, and learns from it.
-    pub(super) fn agree(&self, size: Option<u64>, validator: &Validator) -> Result<(), Fault> {
+    /// Compares a response with the known length and version, and records what
+    /// is new.
+    pub(super) fn agree(&self, size: Option<u64>, validator: &Validator) -> Result<(), TransferError> {
         let mut state = self.state();
         if state.validator.contradicts(validator) {
-            return Err(Fault::Changed);
+            return Err(TransferError::Changed);
         }
         match (state.size, size) {
             (Some(expected), Some(claimed)) if expected != claimed => {
-                return Err(Fault::Length { expected, claimed });
+                return Err(TransferError::Length { expected, claimed });
             }
             (None, Some(_)) => state.size = size,
             _ => {}
@@ -126,15 +127,14 @@ impl Staging {
         Ok(())
     }
 
-    /// A hand that writes. Each thread has its own.
-    pub(super) fn writer(&self) -> Result<Writer<'_>, FetchError> {
+    /// A writer for one thread.
+    pub(super) fn writer(&self) -> Result<StagingWriter<'_>, FetchError> {
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&self.path);
-        let file = file.map_err(|error| FetchError::io("write", &self.path, &error))?;
-        Ok(Writer { staging: self, file })
+        let file = file.map_err(FileError::while_trying_to("write", &self.path))?;
+        Ok(StagingWriter { staging: self, file })
     }
 
-    /// Forgets all bytes; says how many. The length that was known beforehand
-    /// stays known.
+    /// Discards all bytes and returns how many.
     pub(super) fn restart(&self, size: Option<u64>) -> Result<u64, FetchError> {
         let lost = self.total();
         *self.state() = Record { version: VERSION, size, ..Record::default() };
@@ -143,12 +143,12 @@ impl Staging {
     }
 
     fn clear(&self) -> Result<(), FetchError> {
-        // The record first: it must never name bytes that are not there.
+        // The record first: it must never name bytes that are not on disk.
         disk::remove(&self.record)?;
         disk::remove(&self.path)
     }
 
-    /// Writes down what is there.
+    /// Writes the record.
     pub(super) fn save(&self) -> Result<(), FetchError> {
         let record = self.state().clone();
         if record.done.total() == 0 {
@@ -159,21 +159,21 @@ impl Staging {
         disk::write_atomic(&self.record, &text)
     }
 
-    /// Makes sure that the bytes are on disk.
+    /// Syncs the bytes to disk.
     pub(super) fn sync(&self) -> Result<(), FetchError> {
         let synced = OpenOptions::new().write(true).open(&self.path).and_then(|file| file.sync_data());
-        synced.map_err(|error| FetchError::io("write", &self.path, &error))
+        Ok(synced.map_err(FileError::while_trying_to("write", &self.path))?)
     }
 
-    /// Puts the complete file where it belongs.
+    /// Moves the complete file to its final path.
     pub(super) fn finish(&self, to: &Path) -> Result<(), FetchError> {
-        disk::make_folder_of(to)?;
-        fs::rename(&self.path, to).map_err(|error| FetchError::io("rename", &self.path, &error))?;
+        disk::create_folder_of(to)?;
+        fs::rename(&self.path, to).map_err(FileError::while_trying_to("rename", &self.path))?;
         disk::remove(&self.record)
     }
 
-    fn saved_now_and_then(&self) -> Result<(), FetchError> {
-        // If another thread is at it, that will do.
+    fn save_if_due(&self) -> Result<(), FetchError> {
+        // Another thread may be saving already.
         let Ok(mut recorded) = self.recorded.try_lock() else { return Ok(()) };
         if recorded.elapsed() >= self.record_every {
             self.save()?;
@@ -187,24 +187,25 @@ impl Staging {
     }
 }
 
-/// A hand that writes into a file that is on its way.
-pub(super) struct Writer<'a> {
-    staging: &'a Staging,
+/// Writes into a staging file.
+pub(super) struct StagingWriter<'a> {
+    staging: &'a StagingFile,
     file: File,
 }
 
-impl Writer<'_> {
-    /// Writes bytes where they belong, and notes that they are there.
-    pub(super) fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), FetchError> {
-        let written = self.file.seek(SeekFrom::Start(at)).and_then(|_| self.file.write_all(bytes));
-        written.map_err(|error| FetchError::io("write", &self.staging.path, &error))?;
-        self.staging.state().done.add(at..at + bytes.len() as u64);
-        self.staging.saved_now_and_then()
+impl StagingWriter<'_> {
+    /// Writes bytes and records their range.
+    pub(super) fn write_at(&mut self, position: u64, bytes: &[u8]) -> Result<(), FetchError> {
+        let written = self.file.seek(SeekFrom::Start(position)).and_then(|_| self.file.write_all(bytes));
+        written.map_err(FileError::while_trying_to("write", &self.staging.path))?;
+        self.staging.state().done.add(position..position + bytes.len() as u64);
+        self.staging.save_if_due()
     }
 
-    /// All bytes have come, and this is how many they are.
-    pub(super) fn ends_at(&mut self, size: u64) -> Result<(), FetchError> {
+    /// Sets the final length, once all bytes have arrived.
+    pub(super) fn set_size(&mut self, size: u64) -> Result<(), FetchError> {
         self.staging.state().size = Some(size);
-        self.file.set_len(size).map_err(|error| FetchError::io("write", &self.staging.path, &error))
+        let resized = self.file.set_len(size);
+        Ok(resized.map_err(FileError::while_trying_to("write", &self.staging.path))?)
     }
 }

@@ -1,10 +1,10 @@
-//! From a server into a staging file: ranges side by side, again after faults,
-//! and compared with the hash at the end.
+//! Transfers a file from a server into a staging file: parallel ranges,
+//! retries, and a check of the hash at the end.
 //!
-//! The first answer says whether the server serves ranges. If it does, threads
-//! take pieces of what is missing until none is left; each keeps its piece
-//! through all faults and goes on at the byte that it has reached. If it does
-//! not, the whole file comes through one connection, from its start.
+//! The first response shows whether the server supports ranges. If it does,
+//! threads take missing ranges until none is left; each keeps its range
+//! through all retries and continues at the byte it has reached. Otherwise the
+//! whole file comes through one connection, from its start.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,78 +12,79 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use reqwest::Url;
+use weightloom_http::Retries;
 
-use super::answer::{self, Body, Validator};
 use super::digest::Digest;
-use super::error::{Fault, FetchError};
-use super::network::{Answer, Ask, Detour, Network, Stop, Subject, Trouble};
+use super::error::{FetchError, TransferError};
+use super::network::{
+    Abort, Cancellation, FileRequest, FileResponse, Network, RedirectCache, RequestError, Subject,
+};
 use super::observer::FetchObserver;
-use super::patience::Patience;
-use super::staging::{Identity, Staging, Writer};
+use super::response::{self, Body, Validator};
+use super::staging::{Identity, StagingFile, StagingWriter};
 
-/// A file to be fetched.
+/// A file to download.
 pub(super) struct Job<'a> {
     pub(super) subject: Subject<'a>,
     pub(super) url: Url,
-    /// Its length, if it is known beforehand.
+    /// The length, if known beforehand.
     pub(super) size: Option<u64>,
-    /// Its hash, if it is known beforehand.
+    /// The hash, if known beforehand.
     pub(super) digest: Option<Digest>,
-    /// Where its bytes are until they are all there.
+    /// Path of the incomplete file.
     pub(super) staging: PathBuf,
-    /// Where it is written which these are.
+    /// Path of the record of its downloaded ranges.
     pub(super) record: PathBuf,
     pub(super) identity: Identity,
-    /// The version that need not be fetched again.
+    /// The version that need not be downloaded again.
     pub(super) unless: Option<Validator>,
 }
 
-/// What became of a file.
-pub(super) enum Arrived {
-    /// It is all there, and its hash is the one that it should have.
-    Complete { staging: Box<Staging>, digest: Digest },
-    /// The server still has the version that we have.
+/// Outcome of a transfer.
+pub(super) enum Transferred {
+    /// All bytes arrived, and the hash is right.
+    Complete { staging: Box<StagingFile>, digest: Digest },
+    /// The server still has the version in the cache.
     Unchanged,
 }
 
-/// Fetches a file into its staging file and checks it. Wrong bytes are thrown
-/// away and fetched once more.
+/// Downloads a file into its staging file and verifies it. A file with the
+/// wrong hash is downloaded once more.
 pub(super) fn transfer(
     network: &Network<'_>,
     job: &Job<'_>,
     observer: &dyn FetchObserver,
-) -> Result<Arrived, FetchError> {
-    let file = job.subject.shown();
+) -> Result<Transferred, FetchError> {
+    let file = job.subject.name();
     let every = network.settings.record_every;
-    let staging = Staging::open(job.staging.clone(), job.record.clone(), job.size, job.identity, every)?;
+    let staging = StagingFile::open(job.staging.clone(), job.record.clone(), job.size, job.identity, every)?;
     observer.started(file, staging.size(), staging.total());
     let mut wrong = None;
     for _ in 0..2 {
         let filled = fill(network, job, &staging, observer);
         if filled.is_err() && staging.total() > 0 {
-            // What went wrong is of more interest than that it could not be
-            // written down.
+            // The first error is more useful than a second one.
             let _ = staging.save();
         }
         if filled? == Filled::Unchanged {
-            return Ok(Arrived::Unchanged);
+            return Ok(Transferred::Unchanged);
         }
         staging.sync()?;
         let found = match &job.digest {
-            Some(expected) => expected.of_file_like(staging.path())?,
-            None => Digest::sha256_of(staging.path())?,
+            Some(expected) => expected.same_kind_of_file(staging.path())?,
+            None => Digest::sha256_of_file(staging.path())?,
         };
         match &job.digest {
             Some(expected) if *expected != found => {
                 let (file, expected) = (file.to_owned(), expected.hex().to_owned());
                 wrong = Some(FetchError::WrongHash { file, expected, found: found.hex().to_owned() });
                 let lost = staging.restart(job.size)?;
-                observer.lost(job.subject.shown(), lost);
+                observer.lost(job.subject.name(), lost);
             }
-            _ => return Ok(Arrived::Complete { staging: Box::new(staging), digest: found }),
+            _ => return Ok(Transferred::Complete { staging: Box::new(staging), digest: found }),
         }
     }
-    Err(wrong.expect("the loop ends early unless the hash was wrong"))
+    Err(wrong.expect("the loop returns early unless the hash was wrong"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,176 +93,174 @@ enum Filled {
     Unchanged,
 }
 
-/// Fetches what is missing.
+/// Downloads the missing bytes.
 fn fill(
     network: &Network<'_>,
     job: &Job<'_>,
-    staging: &Staging,
+    staging: &StagingFile,
     observer: &dyn FetchObserver,
 ) -> Result<Filled, FetchError> {
-    let stop = Stop::new(observer, job.subject.shown());
-    let filling = Filling { network, job, staging, stop: &stop, detour: Detour::default() };
-    let mut patience = Patience::new(network.settings, job.subject.shown());
+    let name = job.subject.name();
+    let cancellation = Cancellation::new(observer, name);
+    let redirect = RedirectCache::default();
+    let download = Download { network, job, staging, cancellation: &cancellation, redirect };
+    let mut retries = Retries::new(&network.settings.retry);
     let mut best = staging.total();
     loop {
-        let trouble = match filling.round() {
+        let error = match download.run() {
             Ok(filled) => return Ok(filled),
-            Err(trouble) => trouble,
+            Err(error) => error,
         };
-        if matches!(trouble, Trouble::Passing(Fault::Changed, _)) {
-            observer.lost(job.subject.shown(), staging.restart(job.size)?);
+        if matches!(error, RequestError::Transient { cause: TransferError::Changed, .. }) {
+            observer.lost(name, staging.restart(job.size)?);
         }
-        // A server that sends the start over and over makes no progress.
+        // A server that sends the start again and again makes no progress.
         if staging.total() > best {
             best = staging.total();
-            patience.restore();
+            retries.record_progress();
         }
-        match patience.after(trouble, &stop) {
-            Ok(()) => {}
-            Err(Trouble::Final(error)) => return Err(error),
-            Err(Trouble::Passing(..) | Trouble::Stopped) => {
-                return Err(FetchError::Cancelled { what: job.subject.shown().to_owned() });
-            }
-        }
+        cancellation.wait_to_retry(&mut retries, error).map_err(|abort| abort.into_error(name))?;
     }
 }
 
-/// One file being fetched.
-struct Filling<'a> {
+/// One file being downloaded.
+struct Download<'a> {
     network: &'a Network<'a>,
     job: &'a Job<'a>,
-    staging: &'a Staging,
-    stop: &'a Stop<'a>,
-    detour: Detour,
+    staging: &'a StagingFile,
+    cancellation: &'a Cancellation<'a>,
+    redirect: RedirectCache,
 }
 
-impl Filling<'_> {
-    /// Fetches until all is there or something is in the way.
-    fn round(&self) -> Result<Filled, Trouble> {
-        let piece = self.network.settings.range_bytes.max(1);
-        let missing = match self.staging.missing(piece) {
+impl Download<'_> {
+    /// Downloads until the file is complete or a request fails.
+    fn run(&self) -> Result<Filled, RequestError> {
+        let range_bytes = self.network.settings.range_bytes.max(1);
+        let missing = match self.staging.missing(range_bytes) {
             Some(missing) if missing.is_empty() => {
                 let size = self.staging.size().unwrap_or(0);
-                self.staging.writer()?.ends_at(size)?;
+                self.staging.writer()?.set_size(size)?;
                 return Ok(Filled::Complete);
             }
             Some(missing) => missing,
-            // The first answer says how long the file is.
-            None => vec![0..piece],
+            // The first response states the length.
+            None => vec![0..range_bytes],
         };
-        let asked = missing[0].clone();
-        let answer = self.ask(&asked)?;
-        match self.look_at(&answer, &asked)? {
+        let requested = missing[0].clone();
+        let response = self.send(&requested)?;
+        match self.check(&response, &requested)? {
             Body::Unchanged => Ok(Filled::Unchanged),
             Body::Empty => {
-                self.staging.writer()?.ends_at(0)?;
+                self.staging.writer()?.set_size(0)?;
                 Ok(Filled::Complete)
             }
-            Body::Whole { length } => self.whole(answer, length),
-            Body::Part { range, .. } => {
-                let pieces = self.staging.missing(piece).unwrap_or_default();
-                self.parts(pieces, (answer, range))?;
-                self.round_if_short()
+            Body::Whole { length } => self.download_whole(response, length),
+            Body::Range { range, .. } => {
+                let ranges = self.staging.missing(range_bytes).unwrap_or_default();
+                self.download_ranges(ranges, (response, range))?;
+                self.finish_ranges()
             }
         }
     }
 
-    /// Pieces may have been served short; then what is left is missing still.
-    fn round_if_short(&self) -> Result<Filled, Trouble> {
+    /// Servers may send less than the requested ranges; then bytes are missing.
+    fn finish_ranges(&self) -> Result<Filled, RequestError> {
         let size = self.staging.size().unwrap_or(0);
         match self.staging.total() == size {
             true => {
-                self.staging.writer()?.ends_at(size)?;
+                self.staging.writer()?.set_size(size)?;
                 Ok(Filled::Complete)
             }
-            false => Err(Trouble::passing(Fault::Cut { why: "bytes are missing".to_owned() })),
+            false => Err(interrupted("bytes are missing".to_owned())),
         }
     }
 
-    fn ask(&self, range: &Range<u64>) -> Result<Answer, Trouble> {
-        let ask = Ask {
+    fn send(&self, range: &Range<u64>) -> Result<FileResponse, RequestError> {
+        let request = FileRequest {
             subject: self.job.subject,
             url: &self.job.url,
             range: Some(range.clone()),
-            // With bytes of a newer version on disk, an older one is past.
+            // Bytes of a newer version on disk rule out the older one.
             unless: self.job.unless.as_ref().filter(|_| self.staging.total() == 0),
-            detour: Some(&self.detour),
+            redirect: Some(&self.redirect),
         };
-        self.network.ask(&ask, self.stop)
+        self.network.send(&request, self.cancellation)
     }
 
-    /// Compares an answer with what is known of the file.
-    fn look_at(&self, answer: &Answer, asked: &Range<u64>) -> Result<Body, Trouble> {
+    /// Compares a response with the request and the known file.
+    fn check(&self, response: &FileResponse, requested: &Range<u64>) -> Result<Body, RequestError> {
         let validator = match self.job.identity {
-            Identity::Version => Validator::of(answer.headers()),
-            Identity::Name => Validator::default(),
+            Identity::Version => Validator::of(response.headers()),
+            Identity::Hash => Validator::default(),
         };
-        if answer.status() != 304 && self.staging.validator().contradicts(&validator) {
-            return Err(Trouble::passing(Fault::Changed));
+        if response.status() != 304 && self.staging.validator().contradicts(&validator) {
+            return Err(RequestError::transient(TransferError::Changed));
         }
         let known = self.staging.size();
-        let body =
-            answer::body(answer.status(), answer.headers(), asked, known).map_err(|fault| match fault {
-                // A length that only an earlier answer has told may change.
-                Fault::Length { expected, .. } if self.job.size.is_none() && known == Some(expected) => {
-                    Fault::Changed
-                }
-                fault => fault,
-            });
-        let body = body.map_err(Trouble::passing)?;
+        let body = response::body(response.status(), response.headers(), requested, known);
+        let body = body.map_err(|error| match error {
+            // A length known only from an earlier response may change.
+            TransferError::Length { expected, .. } if self.job.size.is_none() && known == Some(expected) => {
+                TransferError::Changed
+            }
+            error => error,
+        });
+        let body = body.map_err(RequestError::transient)?;
         let total = match &body {
-            Body::Part { total, .. } => Some(*total),
+            Body::Range { total, .. } => Some(*total),
             Body::Whole { length } => *length,
             Body::Empty | Body::Unchanged => return Ok(body),
         };
-        self.staging.agree(total, &validator).map_err(Trouble::passing)?;
+        self.staging.agree(total, &validator).map_err(RequestError::transient)?;
         Ok(body)
     }
 
-    /// A server that knows no ranges: all bytes, from the first one.
-    fn whole(&self, answer: Answer, length: Option<u64>) -> Result<Filled, Trouble> {
+    /// Downloads all bytes from a server without ranges.
+    fn download_whole(&self, response: FileResponse, length: Option<u64>) -> Result<Filled, RequestError> {
         let (size, validator) = (self.staging.size(), self.staging.validator());
         let lost = self.staging.restart(size)?;
         if lost > 0 {
-            self.stop.observer.lost(self.job.subject.shown(), lost);
+            self.cancellation.observer.lost(self.job.subject.name(), lost);
         }
-        self.staging.agree(length, &validator).map_err(Trouble::passing)?;
+        self.staging.agree(length, &validator).map_err(RequestError::transient)?;
         let mut writer = self.staging.writer()?;
-        let end = self.drain(answer, &mut writer, 0..length.unwrap_or(u64::MAX))?;
+        let mut end = 0;
+        self.write_body(response, &mut writer, 0..length.unwrap_or(u64::MAX), &mut end)?;
         match length {
-            Some(length) if end < length => {
-                let why = format!("{end} of {length} bytes came");
-                Err(Trouble::passing(Fault::Cut { why }))
-            }
+            Some(length) if end < length => Err(interrupted(format!("received {end} of {length} bytes"))),
             _ => {
-                writer.ends_at(end)?;
+                writer.set_size(end)?;
                 Ok(Filled::Complete)
             }
         }
     }
 
-    /// Pieces side by side. The first one has been answered already.
-    fn parts(&self, pieces: Vec<Range<u64>>, first: (Answer, Range<u64>)) -> Result<(), Trouble> {
-        let mut pieces = VecDeque::from(pieces);
-        let head = pieces.pop_front();
-        let threads = self.network.settings.connections.max(1).min(pieces.len() + 1);
-        let pieces = Mutex::new(pieces);
-        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let work = |mut piece: Option<Range<u64>>, mut answered: Option<(Answer, Range<u64>)>| {
+    /// Downloads ranges in parallel. The first has its response already.
+    fn download_ranges(
+        &self,
+        ranges: Vec<Range<u64>>,
+        first: (FileResponse, Range<u64>),
+    ) -> Result<(), RequestError> {
+        let mut ranges = VecDeque::from(ranges);
+        let head = ranges.pop_front();
+        let threads = self.network.settings.connections.max(1).min(ranges.len() + 1);
+        let ranges = Mutex::new(ranges);
+        let next = || ranges.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = |mut range: Option<Range<u64>>, mut response: Option<(FileResponse, Range<u64>)>| {
             let worked = (|| {
                 let mut writer = self.staging.writer()?;
-                while let Some(range) = piece.take().or_else(next) {
-                    self.piece(range, answered.take(), &mut writer)?;
+                while let Some(range) = range.take().or_else(next) {
+                    self.download_range(range, response.take(), &mut writer)?;
                 }
                 Ok(())
             })();
             if worked.is_err() {
-                self.stop.stop();
+                self.cancellation.stop();
             }
             worked
         };
         let work = &work;
-        let ended: Vec<Result<(), Trouble>> = std::thread::scope(|scope| {
+        let ended: Vec<Result<(), RequestError>> = std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(move || work(None, None))).collect();
             let mut ended = vec![work(head, Some(first))];
             ended.extend(others.into_iter().map(|thread| match thread.join() {
@@ -270,98 +269,100 @@ impl Filling<'_> {
             }));
             ended
         });
-        self.stop.go_on();
-        // The one that failed counts, not those that it stopped.
+        self.cancellation.reset();
+        // Report the failure, not the threads that it stopped.
         let failed = ended.into_iter().filter_map(Result::err);
-        match failed.min_by_key(|trouble| matches!(trouble, Trouble::Stopped)) {
-            Some(trouble) => Err(trouble),
+        match failed.min_by_key(|error| matches!(error, RequestError::Permanent(Abort::Stopped))) {
+            Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
-    /// One piece, with patience.
-    fn piece(
+    /// Downloads one range, with retries.
+    fn download_range(
         &self,
-        piece: Range<u64>,
-        mut answered: Option<(Answer, Range<u64>)>,
-        writer: &mut Writer<'_>,
-    ) -> Result<(), Trouble> {
-        let mut patience = Patience::new(self.network.settings, self.job.subject.shown());
-        let mut at = piece.start;
-        while at < piece.end {
-            let (reached, trouble) = self.piece_once(at..piece.end, answered.take(), writer);
-            if reached > at {
-                patience.restore();
-                at = reached;
+        range: Range<u64>,
+        mut response: Option<(FileResponse, Range<u64>)>,
+        writer: &mut StagingWriter<'_>,
+    ) -> Result<(), RequestError> {
+        let mut retries = Retries::new(&self.network.settings.retry);
+        let mut position = range.start;
+        while position < range.end {
+            let (reached, error) = self.download_range_once(position..range.end, response.take(), writer);
+            if reached > position {
+                retries.record_progress();
+                position = reached;
             }
-            match trouble {
+            match error {
                 None => {}
-                // Not a matter of this piece alone.
-                Some(Trouble::Passing(fault @ (Fault::Changed | Fault::RangeIgnored), wait)) => {
-                    return Err(Trouble::Passing(fault, wait));
-                }
-                Some(trouble) => patience.after(trouble, self.stop)?,
+                // These concern the whole file.
+                Some(
+                    error @ RequestError::Transient {
+                        cause: TransferError::Changed | TransferError::RangeIgnored,
+                        ..
+                    },
+                ) => return Err(error),
+                Some(error) => self.cancellation.wait_to_retry(&mut retries, error)?,
             }
         }
         Ok(())
     }
 
-    /// How far one answer leads, and what ended it too early.
-    fn piece_once(
+    /// Returns the position that one response reached, and why it ended early.
+    fn download_range_once(
         &self,
         wanted: Range<u64>,
-        answered: Option<(Answer, Range<u64>)>,
-        writer: &mut Writer<'_>,
-    ) -> (u64, Option<Trouble>) {
-        let answered = answered.map_or_else(
+        response: Option<(FileResponse, Range<u64>)>,
+        writer: &mut StagingWriter<'_>,
+    ) -> (u64, Option<RequestError>) {
+        let response = response.map_or_else(
             || {
-                let answer = self.ask(&wanted)?;
-                match self.look_at(&answer, &wanted)? {
-                    Body::Part { range, .. } => Ok((answer, range)),
-                    _ => Err(Trouble::passing(Fault::RangeIgnored)),
+                let response = self.send(&wanted)?;
+                match self.check(&response, &wanted)? {
+                    Body::Range { range, .. } => Ok((response, range)),
+                    _ => Err(RequestError::transient(TransferError::RangeIgnored)),
                 }
             },
             Ok,
         );
-        let (answer, range) = match answered {
-            Ok(answered) => answered,
-            Err(trouble) => return (wanted.start, Some(trouble)),
+        let (response, range) = match response {
+            Ok(response) => response,
+            Err(error) => return (wanted.start, Some(error)),
         };
         let mut reached = range.start;
-        match self.drain_from(answer, writer, range.clone(), &mut reached) {
+        match self.write_body(response, writer, range.clone(), &mut reached) {
             Ok(()) if reached < range.end => {
-                let why = format!("{} of {} bytes came", reached - range.start, range.end - range.start);
-                (reached, Some(Trouble::passing(Fault::Cut { why })))
+                let (received, length) = (reached - range.start, range.end - range.start);
+                (reached, Some(interrupted(format!("received {received} of {length} bytes"))))
             }
             ended => (reached, ended.err()),
         }
     }
 
-    fn drain(&self, answer: Answer, writer: &mut Writer<'_>, range: Range<u64>) -> Result<u64, Trouble> {
-        let mut at = range.start;
-        self.drain_from(answer, writer, range, &mut at)?;
-        Ok(at)
-    }
-
-    /// Writes the bytes of an answer where they belong.
-    fn drain_from(
+    /// Writes a body to its position in the file and advances `position`.
+    fn write_body(
         &self,
-        mut answer: Answer,
-        writer: &mut Writer<'_>,
+        mut response: FileResponse,
+        writer: &mut StagingWriter<'_>,
         range: Range<u64>,
-        at: &mut u64,
-    ) -> Result<(), Trouble> {
-        while let Some(bytes) = self.network.next(&mut answer, self.stop)? {
-            self.stop.check()?;
+        position: &mut u64,
+    ) -> Result<(), RequestError> {
+        *position = range.start;
+        while let Some(bytes) = self.network.next(&mut response, self.cancellation)? {
+            self.cancellation.check()?;
             let bytes = bytes.as_ref();
-            if bytes.len() as u64 > range.end - *at {
-                let fault = Fault::Length { expected: range.end, claimed: *at + bytes.len() as u64 };
-                return Err(Trouble::passing(fault));
+            if bytes.len() as u64 > range.end - *position {
+                let claimed = *position + bytes.len() as u64;
+                return Err(RequestError::transient(TransferError::Length { expected: range.end, claimed }));
             }
-            writer.put(*at, bytes)?;
-            *at += bytes.len() as u64;
-            self.stop.observer.progress(self.job.subject.shown(), bytes.len() as u64);
+            writer.write_at(*position, bytes)?;
+            *position += bytes.len() as u64;
+            self.cancellation.observer.progress(self.job.subject.name(), bytes.len() as u64);
         }
         Ok(())
     }
+}
+
+fn interrupted(cause: String) -> RequestError {
+    RequestError::transient(TransferError::Interrupted { cause })
 }

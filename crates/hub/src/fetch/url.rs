@@ -1,8 +1,8 @@
-//! One file of any web server, in a cache of our own:
+//! Downloads of single files, with their own cache:
 //!
 //! ```text
 //! downloads/<hash of the URL>/<name>   the file
-//! downloads/<hash of the URL>.json     what is known of it
+//! downloads/<hash of the URL>.json     size, hash and version
 //! downloads/<hash of the URL>.lock
 //! ```
 
@@ -11,48 +11,49 @@ use std::path::{Path, PathBuf};
 
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
+use weightloom_http::redact_url;
 
 use super::address;
-use super::answer::Validator;
 use super::digest::{self, Digest};
 use super::disk;
 use super::error::FetchError;
-use super::lock::Lock;
+use super::lock::FileLock;
 use super::names;
 use super::network::{Network, Subject};
 use super::observer::FetchObserver;
 use super::repo::{Completeness, on_own_thread};
-use super::settings::{FetchSettings, Reach};
+use super::response::Validator;
+use super::settings::{FetchSettings, NetworkAccess};
 use super::staging::Identity;
-use super::transfer::{Arrived, Job, transfer};
+use super::transfer::{Job, Transferred, transfer};
 
-/// What is known of a file beforehand.
+/// Properties of a file that are known beforehand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Its length.
+    /// Length in bytes.
     pub size: Option<u64>,
-    /// Its SHA-256, in hex digits.
+    /// SHA-256, in hex digits.
     pub sha256: Option<String>,
 }
 
-/// A file that was fetched.
+/// A downloaded file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FetchedUrl {
-    /// Where it is.
+    /// Path in the cache.
     pub path: PathBuf,
-    /// Its length.
+    /// Length in bytes.
     pub size: u64,
-    /// Its SHA-256.
+    /// SHA-256, in hex digits.
     pub sha256: String,
-    /// Checked, if it was known which hash it should have.
+    /// Verified, if its hash was known beforehand.
     pub completeness: Completeness,
 }
 
-/// Brings a file of a web server into the cache, and says where it is.
+/// Downloads a file into the cache.
 ///
-/// If its hash is known and a file with that hash is there, nobody is asked.
-/// Otherwise the server is asked whether its file is still the same.
+/// A cached file with the expected hash costs no request. Otherwise the server
+/// is asked whether the file has changed.
 pub fn fetch_url(
     settings: &FetchSettings,
     url: &str,
@@ -61,68 +62,68 @@ pub fn fetch_url(
 ) -> Result<FetchedUrl, FetchError> {
     let mut url = address::parse(url)?;
     url.set_fragment(None);
-    let expected = Wanted::new(expected)?;
-    let place = Place::new(&settings.url_cache, &url);
-    let before = place.about().filter(|about| expected.fits(about));
+    let expected = CheckedExpectation::new(expected)?;
+    let entry = CacheEntry::new(&settings.url_cache, &url);
+    let before = entry.metadata().filter(|metadata| expected.fits(metadata));
     match &before {
-        Some(about) if expected.digest.is_some() || settings.reach == Reach::Offline => {
-            return Ok(place.fetched(about, &expected));
+        Some(metadata) if expected.digest.is_some() || settings.network == NetworkAccess::Offline => {
+            return Ok(entry.fetched(metadata, &expected));
         }
-        None if settings.reach == Reach::Offline => {
-            return Err(FetchError::NotCached { what: address::shown(&url), cached: Vec::new() });
+        None if settings.network == NetworkAccess::Offline => {
+            return Err(FetchError::NotCached { what: redact_url(&url), cached: Vec::new() });
         }
         _ => {}
     }
-    let shown = address::shown(&url);
-    let _lock = Lock::take(&place.lock, &shown, observer)?;
-    let about = place.about().filter(|about| expected.fits(about));
-    if let Some(about) = about.as_ref().filter(|_| expected.digest.is_some() || about != before) {
-        // Somebody has just brought it.
-        return Ok(place.fetched(about, &expected));
+    let name = redact_url(&url);
+    let _lock = FileLock::take(&entry.lock, &name, observer)?;
+    let metadata = entry.metadata().filter(|metadata| expected.fits(metadata));
+    if let Some(metadata) = metadata.as_ref().filter(|_| expected.digest.is_some() || metadata != before) {
+        // Another process has just downloaded it.
+        return Ok(entry.fetched(metadata, &expected));
     }
     let job = Job {
-        subject: Subject::Web { url: &shown },
+        subject: Subject::Web { url: &name },
         url,
         size: expected.size,
         digest: expected.digest.clone(),
-        staging: place.staging.clone(),
-        record: place.record.clone(),
+        staging: entry.staging.clone(),
+        record: entry.record.clone(),
         identity: Identity::Version,
-        unless: about.as_ref().map(|about| about.validator.clone()).filter(Validator::is_known),
+        unless: metadata.as_ref().map(|metadata| metadata.validator.clone()).filter(Validator::is_known),
     };
-    let arrived = on_own_thread(|| transfer(&Network::open(settings)?, &job, observer))?;
-    let about = match (arrived, about) {
-        (Arrived::Complete { staging, digest }, _) => {
+    let transferred = on_own_thread(|| transfer(&Network::open(settings)?, &job, observer))?;
+    let metadata = match (transferred, metadata) {
+        (Transferred::Complete { staging, digest }, _) => {
             let size = disk::length(staging.path()).unwrap_or(0);
             let sha256 = digest.hex().to_owned();
-            let about = About { url: shown.clone(), size, sha256, validator: staging.validator() };
-            // What is said of the old file must not be said of the new one.
-            disk::remove(&place.about)?;
-            staging.finish(&place.file)?;
-            disk::write_atomic(&place.about, &serde_json::to_vec_pretty(&about).unwrap_or_default())?;
-            observer.finished(&shown);
-            about
+            let metadata = UrlMetadata { url: name.clone(), size, sha256, validator: staging.validator() };
+            // The old metadata must not describe the new file.
+            disk::remove(&entry.metadata)?;
+            staging.finish(&entry.file)?;
+            disk::write_atomic(&entry.metadata, &serde_json::to_vec_pretty(&metadata).unwrap_or_default())?;
+            observer.finished(&name);
+            metadata
         }
-        (Arrived::Unchanged, Some(about)) => about,
-        (Arrived::Unchanged, None) => return Err(FetchError::NotFound { url: shown }),
+        (Transferred::Unchanged, Some(metadata)) => metadata,
+        (Transferred::Unchanged, None) => return Err(FetchError::NotFound { url: name }),
     };
-    Ok(place.fetched(&about, &expected))
+    Ok(entry.fetched(&metadata, &expected))
 }
 
-/// What is known of a file beforehand, checked.
-struct Wanted {
+/// [`Expected`] with a parsed hash.
+struct CheckedExpectation {
     size: Option<u64>,
     digest: Option<Digest>,
 }
 
-impl Wanted {
+impl CheckedExpectation {
     fn new(expected: &Expected) -> Result<Self, FetchError> {
         let digest = match &expected.sha256 {
             None => None,
             Some(text) => match Digest::from_hex(text) {
                 Some(digest @ Digest::Sha256(_)) => Some(digest),
                 _ => {
-                    let problem = format!("`{}` is not 64 hex digits", names::escaped(text));
+                    let problem = format!("`{}` is not 64 hex digits", names::escape(text));
                     return Err(FetchError::Setting { name: "sha256", problem });
                 }
             },
@@ -130,15 +131,15 @@ impl Wanted {
         Ok(Self { size: expected.size, digest })
     }
 
-    fn fits(&self, about: &About) -> bool {
-        self.size.is_none_or(|size| size == about.size)
-            && self.digest.as_ref().is_none_or(|digest| digest.hex() == about.sha256)
+    fn fits(&self, metadata: &UrlMetadata) -> bool {
+        self.size.is_none_or(|size| size == metadata.size)
+            && self.digest.as_ref().is_none_or(|digest| digest.hex() == metadata.sha256)
     }
 }
 
-/// What is known of a file in the cache.
+/// Metadata of a cached file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct About {
+struct UrlMetadata {
     url: String,
     size: u64,
     sha256: String,
@@ -146,43 +147,43 @@ struct About {
     validator: Validator,
 }
 
-/// Where the file of a URL is in the cache, and what belongs to it.
-struct Place {
+/// Paths of a URL in the cache.
+struct CacheEntry {
     file: PathBuf,
-    about: PathBuf,
+    metadata: PathBuf,
     lock: PathBuf,
     staging: PathBuf,
     record: PathBuf,
 }
 
-impl Place {
+impl CacheEntry {
     fn new(cache: &Path, url: &Url) -> Self {
         let (folder, key) = (cache.join("downloads"), digest::sha256_of_text(url.as_str()));
         let key = &key[..32];
         let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
-        // Escapes stay as they are: what they stand for may be no name.
+        // Escapes stay: decoded, they may not be a file name.
         let name = if names::check_file(last).is_ok() { last } else { "file" };
         let beside = |ending: &str| folder.join(format!("{key}.{ending}"));
         Self {
             file: folder.join(key).join(name),
-            about: beside("json"),
+            metadata: beside("json"),
             lock: beside("lock"),
             staging: beside("incomplete"),
             record: beside("ranges"),
         }
     }
 
-    /// What is known of the file, if it is there.
-    fn about(&self) -> Option<About> {
-        let about: About = serde_json::from_slice(&fs::read(&self.about).ok()?).ok()?;
-        Some(about).filter(|about| disk::length(&self.file) == Some(about.size))
+    /// The metadata of the file, if the file exists.
+    fn metadata(&self) -> Option<UrlMetadata> {
+        let metadata: UrlMetadata = serde_json::from_slice(&fs::read(&self.metadata).ok()?).ok()?;
+        Some(metadata).filter(|metadata| disk::length(&self.file) == Some(metadata.size))
     }
 
-    fn fetched(&self, about: &About, expected: &Wanted) -> FetchedUrl {
+    fn fetched(&self, metadata: &UrlMetadata, expected: &CheckedExpectation) -> FetchedUrl {
         FetchedUrl {
             path: self.file.clone(),
-            size: about.size,
-            sha256: about.sha256.clone(),
+            size: metadata.size,
+            sha256: metadata.sha256.clone(),
             completeness: match expected.digest {
                 Some(_) => Completeness::Checked,
                 None => Completeness::Unchecked,

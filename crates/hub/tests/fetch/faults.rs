@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use weightloom_errors::Hint;
 use weightloom_hub::fetch::{
-    Completeness, Expected, Fault, FetchError, FetchSettings, FetchedUrl, fetch_url,
+    Completeness, Expected, FetchError, FetchSettings, FetchedUrl, TransferError, fetch_url,
 };
 
 use crate::server::{Act, File, Server};
@@ -103,7 +103,13 @@ fn progress_restores_patience() {
 fn cuts_without_progress_end_it() {
     let case = Case::new(|file| file.always(Act::CutAfter(0)));
     let error = case.fails();
-    assert!(matches!(error, FetchError::GaveUp { attempts: 4, fault: Fault::Cut { .. }, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            FetchError::RetriesExhausted { attempts: 4, reason: TransferError::Interrupted { .. }, .. }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -111,22 +117,28 @@ fn a_stalled_connection_is_left() {
     let case = Case::new(|file| file.first([Act::StallAfter(3000)]));
     case.comes();
     assert_eq!(case.server.sent(), SIZE as u64);
-    assert!(case.notes.of("retrying")[0].contains("nothing came"), "{:?}", case.notes.all());
+    assert!(case.notes.of("retrying")[0].contains("no data"), "{:?}", case.notes.all());
 }
 
 #[test]
 fn a_server_that_always_stalls_is_given_up() {
     let mut case = Case::new(|file| file.always(Act::StallAfter(0)));
-    (case.settings.retries, case.settings.stall_timeout) = (1, Duration::from_millis(100));
+    (case.settings.retry.max_retries, case.settings.stall_timeout) = (1, Duration::from_millis(100));
     let error = case.fails();
-    assert!(matches!(error, FetchError::GaveUp { fault: Fault::Stalled { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, FetchError::RetriesExhausted { reason: TransferError::Stalled { .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_length_that_is_too_long_is_no_success() {
     let case = Case::new(|file| file.always(Act::ClaimLength(SIZE + 1)));
     let error = case.fails();
-    assert!(matches!(error, FetchError::GaveUp { fault: Fault::Length { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, FetchError::RetriesExhausted { reason: TransferError::Length { .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -135,7 +147,7 @@ fn a_length_that_is_too_short_is_no_success() {
         let case = Case::new(|file| file.always(Act::ClaimLength(claimed)));
         let error = case.fails();
         assert!(
-            matches!(error, FetchError::GaveUp { fault: Fault::Length { .. }, .. }),
+            matches!(error, FetchError::RetriesExhausted { reason: TransferError::Length { .. }, .. }),
             "{claimed}: {error}"
         );
     }
@@ -146,7 +158,11 @@ fn a_wrong_length_of_the_file_is_told_with_both_numbers() {
     let case = Case::new(|file| file.always(Act::ClaimTotal(SIZE - 5)));
     let error = case.fails();
     let claimed = SIZE as u64 - 5;
-    let FetchError::GaveUp { fault: Fault::Length { expected: 100_000, claimed: told }, .. } = error else {
+    let FetchError::RetriesExhausted {
+        reason: TransferError::Length { expected: 100_000, claimed: told },
+        ..
+    } = error
+    else {
         panic!("{error}");
     };
     assert_eq!(told, claimed);
@@ -158,7 +174,10 @@ fn a_lie_about_the_whole_file_is_found_without_ranges_too() {
         let case = Case::new(|file| file.always(Act::IgnoreRange));
         let unknown = Expected { size: Some(claimed as u64), sha256: None };
         let error = case.fetch(&unknown).unwrap_err();
-        assert!(matches!(error, FetchError::GaveUp { fault: Fault::Length { .. }, .. }), "{error}");
+        assert!(
+            matches!(error, FetchError::RetriesExhausted { reason: TransferError::Length { .. }, .. }),
+            "{error}"
+        );
     }
 }
 
@@ -168,7 +187,10 @@ fn a_range_that_nobody_asked_for_is_not_used() {
     case.comes();
     let case = Case::new(|file| file.always(Act::OtherRange));
     let error = case.fails();
-    assert!(matches!(error, FetchError::GaveUp { fault: Fault::Malformed { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, FetchError::RetriesExhausted { reason: TransferError::Malformed { .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -206,7 +228,7 @@ fn a_server_that_sends_the_start_over_and_over_is_given_up() {
     let case = Case::new(|file| file.always(Act::Unsized).first([]));
     case.server.change("/file.bin", |file| file.bytes.truncate(1000));
     let error = case.fails();
-    assert!(matches!(error, FetchError::GaveUp { .. }), "{error}");
+    assert!(matches!(error, FetchError::RetriesExhausted { .. }), "{error}");
     assert_eq!(case.server.seen().len(), 4);
 }
 
@@ -298,7 +320,7 @@ fn trouble_that_does_not_pass_is_told() {
     let said = vec![("X-Error-Message", "the disk is on fire".to_owned())];
     let case = Case::new(|file| file.always(Act::Status(500, said)));
     let error = case.fails();
-    assert!(error.to_string().contains("the answer was 500 (the disk is on fire)"), "{error}");
+    assert!(error.to_string().contains("the server answered 500 (the disk is on fire)"), "{error}");
     assert_eq!(case.server.seen().len(), 4);
 }
 
@@ -341,7 +363,10 @@ fn refusals_are_not_repeated() {
                 "{error}"
             ),
             404 | 410 => assert!(matches!(error, FetchError::NotFound { .. }), "{error}"),
-            _ => assert!(matches!(error, FetchError::Failed { fault: Fault::Status { .. }, .. }), "{error}"),
+            _ => assert!(
+                matches!(error, FetchError::Failed { reason: TransferError::Status { .. }, .. }),
+                "{error}"
+            ),
         }
     }
 }
@@ -354,7 +379,10 @@ fn nobody_at_home_is_not_the_same_as_nothing_there() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let error =
         fetch_url(&settings, &format!("http://127.0.0.1:{port}/x"), &Expected::default(), &()).unwrap_err();
-    assert!(matches!(error, FetchError::GaveUp { fault: Fault::Unreachable { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, FetchError::RetriesExhausted { reason: TransferError::Unreachable { .. }, .. }),
+        "{error}"
+    );
     assert!(error.hint().unwrap().contains("HTTPS_PROXY"));
 }
 
@@ -404,7 +432,7 @@ proptest! {
         });
         server.put("/file", File::new(bytes.clone()).etag("one").first(acts));
         let mut settings = settings(folder.path(), "http://127.0.0.1:9");
-        (settings.range_bytes, settings.connections, settings.retries) = (range_bytes, connections, 20);
+        (settings.range_bytes, settings.connections, settings.retry.max_retries) = (range_bytes, connections, 20);
         let fetched = fetch_url(&settings, &server.at("/file"), &Expected::default(), &()).unwrap();
         prop_assert!(fs::read(&fetched.path).unwrap() == bytes);
         prop_assert_eq!(server.sent(), size as u64);

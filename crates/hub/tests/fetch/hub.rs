@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use weightloom_errors::Hint;
 use weightloom_hub::fetch::{
-    Completeness, Existing, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Token, TokenUse,
+    CacheCheck, Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Secret, TokenUse,
     fetch_repo,
 };
 
@@ -252,7 +252,7 @@ fn each_refusal_has_its_own_name() {
 fn the_token_goes_to_the_hub_and_does_not_follow_to_other_servers() {
     let (hub, elsewhere, folder) = (Hub::model(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = hub.settings(folder.path());
-    settings.token = Token::new("hf_secret").unwrap();
+    settings.token = Secret::parse("hf_secret").unwrap();
     let name = "model-00001-of-00002.safetensors";
     elsewhere.put("/cdn?signature=xyz", File::new(hub.files[name].clone()));
     let to = vec![("Location", elsewhere.at("/cdn?signature=xyz"))];
@@ -285,7 +285,7 @@ fn a_way_that_is_good_for_a_while_only_is_asked_for_again() {
 fn a_token_is_in_no_error() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let mut settings = hub.settings(folder.path());
-    settings.token = Token::new("hf_secret").unwrap();
+    settings.token = Secret::parse("hf_secret").unwrap();
     let said = vec![("X-Error-Message", "bad token hf_secret".to_owned())];
     for status in [401, 403, 404, 418, 500] {
         hub.server.change(LIST, |file| file.always = Act::Status(status, said.clone()));
@@ -356,14 +356,14 @@ fn a_cache_that_python_made_is_used_and_checked_only_if_told() {
     let mut bytes = fs::read(&blob).unwrap();
     bytes[20_000] ^= 1;
     fs::write(&blob, &bytes).unwrap();
-    settings.existing = Existing::Hashes;
+    settings.cache_check = CacheCheck::Hashes;
     let fetched = fetch_repo(&settings, &model(), &FileChoice::Model, &()).unwrap();
     hub.agrees(&fetched);
     assert_eq!(fetched.completeness, Completeness::Checked);
     assert_eq!(hub.server.sent(), hub.files[name].len() as u64);
     // From now on that is known.
     hub.server.forget();
-    settings.existing = Existing::Sizes;
+    settings.cache_check = CacheCheck::Sizes;
     let fetched = fetch_repo(&settings, &model(), &FileChoice::Model, &()).unwrap();
     assert_eq!((fetched.completeness, hub.server.sent()), (Completeness::Checked, 0));
 }

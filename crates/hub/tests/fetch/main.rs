@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use weightloom_hub::fetch::{Fault, FetchObserver, FetchSettings, LockWait};
+use weightloom_hub::fetch::{FetchObserver, FetchSettings, LockWait, TransferError};
 
 /// Settings with caches in a folder, and with little patience.
 fn settings(folder: &Path, endpoint: &str) -> FetchSettings {
@@ -25,10 +25,10 @@ fn settings(folder: &Path, endpoint: &str) -> FetchSettings {
     settings.connections = 4;
     settings.range_bytes = 16 << 10;
     settings.record_every = Duration::from_secs(60);
-    settings.retries = 3;
-    settings.first_wait = Duration::from_millis(1);
-    settings.longest_wait = Duration::from_millis(4);
-    settings.longest_asked_wait = Duration::from_secs(2);
+    settings.retry.max_retries = 3;
+    settings.retry.initial_backoff = Duration::from_millis(1);
+    settings.retry.max_backoff = Duration::from_millis(4);
+    settings.retry.max_retry_after = Duration::from_secs(2);
     settings.connect_timeout = Duration::from_secs(1);
     settings.stall_timeout = Duration::from_millis(200);
     settings
@@ -92,7 +92,7 @@ impl FetchObserver for Notes {
         self.tell(format!("waiting {} {:?}", wait.file, wait.holder));
     }
 
-    fn retrying(&self, file: &str, why: &Fault, after: Duration) {
+    fn retrying(&self, file: &str, why: &TransferError, after: Duration) {
         self.tell(format!("retrying {file}: {why} ({} ms)", after.as_millis()));
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use weightloom_hub::fetch::{
-    Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, Reach, fetch_repo,
+    Completeness, FetchError, FetchSettings, FetchedRepo, FileChoice, HfRepo, NetworkAccess, fetch_repo,
 };
 
 use crate::hub::{COMMIT, Hub, hash_of};
@@ -18,7 +18,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 /// Settings that ask nobody; whoever does finds nobody at home.
 fn offline(folder: &Path) -> FetchSettings {
     let mut settings = settings(folder, "http://127.0.0.1:9");
-    settings.reach = Reach::Offline;
+    settings.network = NetworkAccess::Offline;
     settings
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use weightloom_hub::fetch::{Completeness, Expected, FetchError, Reach, Token, fetch_url};
+use weightloom_hub::fetch::{Completeness, Expected, FetchError, NetworkAccess, Secret, fetch_url};
 
 use crate::server::{Act, File, Server};
 use crate::{noise, settings, sha256};
@@ -72,7 +72,7 @@ fn offline_uses_what_fits_and_nothing_else() {
     server.put("/a.bin", File::new(bytes.clone()).etag("one"));
     let url = server.at("/a.bin");
     let online = fetch_url(&settings, &url, &Expected::default(), &()).unwrap();
-    settings.reach = Reach::Offline;
+    settings.network = NetworkAccess::Offline;
     server.forget();
     let right = Expected { size: None, sha256: Some(sha256(&bytes)) };
     let wrong = Expected { size: None, sha256: Some(sha256(b"other")) };
@@ -105,7 +105,7 @@ fn a_file_in_the_cache_with_another_hash_is_replaced() {
 fn the_token_is_for_the_hub_only() {
     let (server, hub, folder) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = settings(folder.path(), &hub.url());
-    settings.token = Token::new("hf_secret").unwrap();
+    settings.token = Secret::parse("hf_secret").unwrap();
     server.put("/a", File::new(b"1".to_vec()));
     hub.put("/a", File::new(b"2".to_vec()));
     // Also if somebody else sends us there and back.

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use weightloom_serve::ApiKey;
+use weightloom_serve::Secret;
 
 use crate::client::{Response, complete, connect, get, post, receive, refused, request, send};
 use crate::fixture::{Chats, Server, options, writer};
@@ -87,7 +87,7 @@ fn other_paths_and_methods_are_told_in_the_same_shape() {
 #[test]
 fn only_those_with_the_key_are_answered() {
     let mut options = options();
-    options.api_key = Some(ApiKey::new("open sesame"));
+    options.api_key = Some(Secret::new("open sesame"));
     let server = Server::with(writer(64, Chats::Known), options);
     let ask = |headers: &[(&str, &str)]| send(server.address, &request("GET", "/v1/models", headers, b""));
     assert_eq!(ask(&[("Authorization", "Bearer open sesame")]).status, 200);

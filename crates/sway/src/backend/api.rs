@@ -1,14 +1,14 @@
-//! Answers from servers that speak OpenAI's `/v1/completions`.
+//! Backend over servers with OpenAI's `/v1/completions`.
 //!
-//! Both sides may be two servers, or two models of one. Questions are asked
-//! side by side, but not more at once than a server is likely to bear; what
-//! fails in passing is asked again. Tokens are told apart by their texts:
-//! servers do not tell their numbers, and their ranks mean nothing.
+//! Base and tuned model may be on two servers, or on one. Questions are asked
+//! in parallel, up to a limit; transient failures are retried. Tokens are
+//! identified by their texts: servers send no ids, and the order of top tokens
+//! has no meaning.
 
 mod client;
 mod echo;
+mod echo_check;
 mod key;
-mod trial;
 mod wire;
 
 #[cfg(test)]
@@ -17,13 +17,12 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use weightloom_errors::Hint;
-use weightloom_hub::fetch::Proxies;
+use weightloom_http::{ClientError, IoRuntime, Proxies, RetryPolicy, Secret, build_client};
 
-pub use key::ApiKey;
-pub use wire::MOST_TOLD;
+pub use key::api_key;
+pub use wire::MAX_LOGPROBS;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
@@ -32,35 +31,28 @@ use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 use crate::suite::ServedModel;
 use crate::view::View;
-use client::{Client, Trouble};
+use client::{ApiFailure, ModelClient};
 
-/// The kind, as a suite file calls it.
+/// Name of the backend in suite files.
 const KIND: &str = "api";
 
-/// Threads for sockets: answers are short.
+/// Threads for sockets: responses are short.
 const THREADS: usize = 1;
 
-/// How many questions are asked at once, and how patient we are.
+/// Limits of requests to servers.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// Who we are. Sent to the endpoints and to nobody else.
-    pub key: Option<ApiKey>,
-    /// How many questions are asked at once.
+    /// Sent to the endpoints and nowhere else.
+    pub key: Option<Secret>,
+    /// Parallel requests.
     pub concurrency: usize,
-    /// How long an answer may take, unless a model says otherwise.
-    pub time_limit: Duration,
-    /// How long a server may take to be there.
-    pub connect_limit: Duration,
-    /// How often a question is asked again.
-    pub retries: u32,
-    /// The wait before it is asked again for the first time; each further one
-    /// is twice as long.
-    pub first_wait: Duration,
-    /// The longest of these waits.
-    pub longest_wait: Duration,
-    /// The longest wait that a server may ask for.
-    pub longest_asked_wait: Duration,
-    /// Servers that requests go through.
+    /// Limit for one response, unless a model sets `timeout_s`.
+    pub timeout: Duration,
+    /// Limit for establishing a connection.
+    pub connect_timeout: Duration,
+    /// Retries of one request.
+    pub retry: RetryPolicy,
+    /// Proxy servers.
     pub proxies: Proxies,
 }
 
@@ -69,86 +61,78 @@ impl Default for ApiOptions {
         Self {
             key: None,
             concurrency: 4,
-            time_limit: Duration::from_secs(60),
-            connect_limit: Duration::from_secs(10),
-            retries: 4,
-            first_wait: Duration::from_millis(500),
-            longest_wait: Duration::from_secs(8),
-            longest_asked_wait: Duration::from_secs(120),
+            timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(10),
+            retry: RetryPolicy {
+                max_retries: 4,
+                max_backoff: Duration::from_secs(8),
+                max_retry_after: Duration::from_secs(120),
+                ..RetryPolicy::default()
+            },
             proxies: Proxies::default(),
         }
     }
 }
 
-/// What is wrong with what a file says of servers.
+/// Invalid settings of servers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ApiError {
-    /// An address that is none.
-    #[error("`{endpoint}` is no address of a server: {problem}")]
-    Address {
-        /// As much of it as may be shown.
+    #[error("invalid endpoint `{endpoint}`: {problem}")]
+    Endpoint {
+        /// Without secrets.
         endpoint: String,
         problem: String,
     },
-    /// A key that no header can carry.
-    #[error("the key in {variable} has characters in it that no key has")]
+    #[error("invalid key in {variable}: it contains a space or a character outside ASCII")]
     Key { variable: &'static str },
-    /// A proxy that is none.
-    #[error("{variable} is no address of a proxy")]
-    Proxy { variable: &'static str },
-    /// The system refuses what connections need.
-    #[error("connections cannot be made: {message}")]
-    Client { message: String },
+    #[error(transparent)]
+    Client(#[from] ClientError),
 }
 
 impl Hint for ApiError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Address { .. } => {
-                Some("write the root of the server alone, as in http://127.0.0.1:8000".to_owned())
+            Self::Endpoint { .. } => {
+                Some("use the root URL of the server, such as http://127.0.0.1:8000".to_owned())
             }
             Self::Key { variable } => Some(format!("set {variable} to the key alone")),
-            Self::Proxy { variable } => Some(format!("correct {variable}, or unset it")),
-            Self::Client { .. } => None,
+            Self::Client(ClientError::Proxy { variable }) => Some(format!("correct or unset {variable}")),
+            Self::Client(_) => None,
         }
     }
 }
 
-/// One or two models that servers have.
+/// One or two models on servers.
 pub struct ApiBackend {
     description: Description,
-    base: Arc<Client>,
-    /// None if one model alone is asked.
-    tuned: Option<Arc<Client>>,
+    base: Arc<ModelClient>,
+    /// `None` to measure one model without a comparison.
+    tuned: Option<Arc<ModelClient>>,
     concurrency: usize,
-    runtime: Option<Runtime>,
+    runtime: IoRuntime,
 }
 
 impl ApiBackend {
-    /// A model, and what it became. No server is asked yet.
+    /// Connects base and tuned model; sends no request yet.
     pub fn new(
         base: &ServedModel,
         tuned: Option<&ServedModel>,
         options: &ApiOptions,
     ) -> Result<Self, ApiError> {
-        let http = client::pooled(options)?;
-        let client = |served: &ServedModel| Client::new(http.clone(), served, options).map(Arc::new);
+        let http = build_client(options.connect_timeout, &options.proxies)?;
+        let client = |served: &ServedModel| ModelClient::new(http.clone(), served, options).map(Arc::new);
         let (base, tuned) = (client(base)?, tuned.map(client).transpose()?);
-        let built = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("weightloom-sway-api")
-            .enable_all()
-            .build();
-        let runtime = built.map_err(|error| ApiError::Client { message: error.to_string() })?;
+        let runtime = IoRuntime::start("weightloom-sway-api", THREADS)
+            .map_err(|error| ClientError::Build { message: error.to_string() })?;
         let description = describe(&base, tuned.as_deref());
         let concurrency = options.concurrency.max(1);
-        Ok(Self { description, base, tuned, concurrency, runtime: Some(runtime) })
+        Ok(Self { description, base, tuned, concurrency, runtime })
     }
 
-    /// Who answers for a view.
-    fn client(&self, view: &View) -> Option<&Arc<Client>> {
+    /// The client that answers for a view.
+    fn client(&self, view: &View) -> Option<&Arc<ModelClient>> {
         match view {
             View::Base => Some(&self.base),
             View::Tuned => self.tuned.as_ref(),
@@ -156,21 +140,20 @@ impl ApiBackend {
         }
     }
 
-    /// Sees whether texts can be scored. A server that cannot do so still
-    /// answers other questions.
-    fn try_echo(&mut self) -> Result<(), BackendError> {
-        let runtime = self.runtime.as_ref().expect("the runtime is there until the backend is dropped");
+    /// Checks whether the servers can score given texts. Those that cannot still
+    /// answer other questions.
+    fn check_echo(&mut self) -> Result<(), BackendError> {
         for client in [Some(&self.base), self.tuned.as_ref()].into_iter().flatten() {
-            runtime.block_on(client.try_echo()).map_err(Trouble::into_end)?;
-            let why = client.mute.get().cloned().flatten();
-            if let Some(note) = why.filter(|note| !self.description.notes.contains(note)) {
+            self.runtime.block_on(client.check_echo()).map_err(ApiFailure::into_error)?;
+            let problem = client.echo_problem.get().cloned().flatten();
+            if let Some(note) = problem.filter(|note| !self.description.notes.contains(note)) {
                 self.description.notes.push(note);
             }
         }
         Ok(())
     }
 
-    fn not_able(&self, question: &Question) -> QueryError {
+    fn unsupported(&self, question: &Question) -> QueryError {
         let query = match self.client(&question.view) {
             None => format!("the view {}", question.view),
             Some(_) => wire::name(&question.query).to_owned(),
@@ -179,16 +162,15 @@ impl ApiBackend {
     }
 }
 
-fn describe(base: &Client, tuned: Option<&Client>) -> Description {
+fn describe(base: &ModelClient, tuned: Option<&ModelClient>) -> Description {
     let mut capabilities = Capabilities::from([Capability::Preflight, Capability::CacheIdentity]);
     let mut notes = vec![
         format!(
-            "a server tells at most {MOST_TOLD} next tokens: what lies beyond them is known only as a sum, and \
-             distances between distributions are those of what is told"
+            "servers return at most {MAX_LOGPROBS} next tokens: the rest is known only as a sum, and divergences \
+             cover the returned tokens"
         ),
-        "tokens are told apart by their texts: those of one text count as one".to_owned(),
-        "answers are kept under the server's address and the model's name: after a change of the model there, \
-         ask anew"
+        "tokens are identified by their texts: tokens with the same text count as one".to_owned(),
+        "answers are cached under the endpoint and the model's name: after the model changes, discard the cache"
             .to_owned(),
     ];
     let mut identity = format!("api:{}", base.name());
@@ -197,27 +179,27 @@ fn describe(base: &Client, tuned: Option<&Client>) -> Description {
             capabilities.insert(Capability::Differential);
             identity = format!("{identity}:{}", tuned.name());
         }
-        None => notes.push("there is no tuned model: one model alone answers".to_owned()),
+        None => notes.push("no tuned model: only one model answers".to_owned()),
     }
     Description {
         kind: KIND.to_owned(),
         base: base.name(),
-        adapter: tuned.map(Client::name),
+        adapter: tuned.map(ModelClient::name),
         capabilities,
         notes,
         identity: Some(identity),
     }
 }
 
-/// A question on its way.
-type Asked = (usize, Result<Answer, Trouble>);
+/// The outcome of the question with an index.
+type Outcome = (usize, Result<Answer, ApiFailure>);
 
-/// Tells what came; an error is the end.
-fn tell((place, outcome): Asked, sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
+/// Passes an answer on; an error ends the backend.
+fn deliver((index, outcome): Outcome, sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
     match outcome {
-        Ok(answer) => sink.answered(place, Ok(answer)),
-        Err(Trouble::Question(error)) => sink.answered(place, Err(error)),
-        Err(trouble) => return Err(trouble.into_end()),
+        Ok(answer) => sink.answered(index, Ok(answer)),
+        Err(ApiFailure::Question(error)) => sink.answered(index, Err(error)),
+        Err(failure) => return Err(failure.into_error()),
     }
     Ok(())
 }
@@ -228,33 +210,32 @@ impl Backend for ApiBackend {
     }
 
     fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
-        let mut asks = Vec::new();
-        for (place, question) in questions.iter().enumerate() {
-            match self.client(&question.view).filter(|_| wire::able(&question.query)) {
-                Some(client) => asks.push((place, Arc::clone(client), question.clone())),
-                None => sink.answered(place, Err(self.not_able(question))),
+        let mut supported = Vec::new();
+        for (index, question) in questions.iter().enumerate() {
+            match self.client(&question.view).filter(|_| wire::is_supported(&question.query)) {
+                Some(client) => supported.push((index, Arc::clone(client), question.clone())),
+                None => sink.answered(index, Err(self.unsupported(question))),
             }
         }
-        let runtime = self.runtime.as_ref().expect("the runtime is there until the backend is dropped");
-        let mut waiting = asks.into_iter();
-        runtime.block_on(async {
-            let mut running: JoinSet<Asked> = JoinSet::new();
+        let mut waiting = supported.into_iter();
+        self.runtime.block_on(async {
+            let mut running: JoinSet<Outcome> = JoinSet::new();
             loop {
                 while running.len() < self.concurrency
                     && !sink.is_cancelled()
-                    && let Some((place, client, question)) = waiting.next()
+                    && let Some((index, client, question)) = waiting.next()
                 {
-                    running.spawn(async move { (place, client.ask(&question).await) });
+                    running.spawn(async move { (index, client.answer(&question).await) });
                 }
                 let ended = match running.join_next().await {
                     None => return Ok(()),
-                    Some(Ok(asked)) => tell(asked, sink),
-                    Some(Err(error)) => Err(Trouble::end(error.to_string(), None).into_end()),
+                    Some(Ok(outcome)) => deliver(outcome, sink),
+                    Some(Err(error)) => Err(ApiFailure::backend(error.to_string(), None).into_error()),
                 };
                 if let Err(error) = ended {
-                    // What has come by now is kept; nobody waits for the rest.
-                    while let Some(Ok(asked)) = running.try_join_next() {
-                        let _ = tell(asked, sink);
+                    // Keep the answers that have arrived; do not wait for the rest.
+                    while let Some(Ok(outcome)) = running.try_join_next() {
+                        let _ = deliver(outcome, sink);
                     }
                     return Err(error);
                 }
@@ -265,19 +246,9 @@ impl Backend for ApiBackend {
     fn preflight(&mut self) -> Result<(), BackendError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
         if let Some(error) = first_problem(self, views, 1)? {
-            let hint =
-                "use a server that answers `logprobs` of `/v1/completions`, as `weightloom serve` does";
-            return Err(Trouble::end(error.to_string(), Some(hint.to_owned())).into_end());
+            let hint = "use a server with `logprobs` in `/v1/completions`, such as `weightloom serve`";
+            return Err(ApiFailure::backend(error.to_string(), Some(hint)).into_error());
         }
-        self.try_echo()
-    }
-}
-
-impl Drop for ApiBackend {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // A look-up of a name may hang for long; nobody wants it any more.
-            runtime.shutdown_background();
-        }
+        self.check_echo()
     }
 }

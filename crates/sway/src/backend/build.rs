@@ -15,7 +15,7 @@ use weightloom_layout::DType;
 pub use error::BuildError;
 
 use super::Backend;
-use super::api::{ApiBackend, ApiError, ApiKey, ApiOptions};
+use super::api::{ApiBackend, ApiError, ApiOptions, api_key};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
 use super::model_pair::{ModelPair, Side};
@@ -171,8 +171,7 @@ impl<'a> Build<'a> {
     fn api_options(&self) -> Result<ApiOptions, BuildError> {
         let mut options = self.api.clone();
         if options.key.is_none() {
-            options.key =
-                ApiKey::from_variables(self.variable).map_err(|source| of_server("models", source))?;
+            options.key = api_key(self.variable).map_err(|source| of_server("models", source))?;
         }
         Ok(options)
     }
@@ -184,7 +183,7 @@ const TUNED: &str = "models.ft";
 
 fn of_server(key: &str, source: ApiError) -> BuildError {
     let key = match &source {
-        ApiError::Address { .. } => format!("{key}.endpoint"),
+        ApiError::Endpoint { .. } => format!("{key}.endpoint"),
         _ => key.to_owned(),
     };
     BuildError::Api { key, source }

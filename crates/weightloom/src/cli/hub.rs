@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weightloom::errors::Hint;
-use weightloom::hub::fetch::{Fault, FetchObserver, LockWait, Reach};
+use weightloom::hub::fetch::{FetchObserver, LockWait, NetworkAccess, TransferError};
 use weightloom::hub::{Hub, HubError};
 use weightloom::standard::{Folders, hub};
 
@@ -42,7 +42,7 @@ impl HubArgs {
         let variable = |name: &str| std::env::var(name).ok();
         let mut hub = hub(&variable, &folders).map_err(|error| Failure::user(&error))?;
         if let (true, Ok(settings)) = (self.offline, &mut hub.fetch) {
-            settings.reach = Reach::Offline;
+            settings.network = NetworkAccess::Offline;
         }
         Ok(hub)
     }
@@ -118,7 +118,7 @@ impl FetchObserver for Downloads {
         self.say(&format!("waiting for {who}, which fetches {}", wait.file));
     }
 
-    fn retrying(&self, file: &str, why: &Fault, after: Duration) {
+    fn retrying(&self, file: &str, why: &TransferError, after: Duration) {
         self.say(&format!("{file}: {why}; trying again in {:.1} s", after.as_secs_f64()));
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::serve::{ApiKey, ServeError, ServeOptions, interrupted, run as run_server};
+use weightloom::serve::{Secret, ServeError, ServeOptions, interrupted, run as run_server};
 
 use super::failure::Failure;
 use super::generate::RunArgs;
@@ -59,7 +59,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
     options.max_new_tokens = args.max_new_tokens;
     options.max_waiting = args.max_waiting.unwrap_or(options.max_waiting);
     options.api_key = match std::env::var(KEY) {
-        Ok(key) => Some(ApiKey::new(key)),
+        Ok(key) => Some(Secret::new(key)),
         Err(std::env::VarError::NotPresent) => None,
         Err(std::env::VarError::NotUnicode(_)) => {
             let error = ArgumentError { fact: format!("{KEY} is not text"), fix: None };

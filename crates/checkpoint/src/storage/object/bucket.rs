@@ -1,5 +1,4 @@
-//! The far end of an object storage: whom to ask, and how to say what went
-//! wrong.
+//! A bucket with a prefix: requests, versions of files, and errors.
 
 use std::fmt;
 use std::future::Future;
@@ -9,28 +8,28 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use rustc_hash::FxHashMap;
+use weightloom_http::GaveUp;
 
 use super::super::{Service, StorageError, check_name};
 use super::options::ObjectOptions;
-use super::patience::{Ended, Patience};
-use super::watch::{Failure, Outlook, watch};
+use super::watch::{Failure, watch};
 use crate::storage::RemoteProblem;
 
 /// A prefix in a bucket.
 pub(super) struct Bucket {
     pub(super) store: Arc<dyn ObjectStore>,
-    /// The same store as one that takes files in pieces; web servers do not.
+    /// The same store for multipart uploads; `None` for web servers.
     pub(super) parts: Option<Arc<dyn MultipartStore>>,
     pub(super) service: Service,
     pub(super) prefix: Path,
-    /// The place, as it may be shown.
+    /// The URL, without secrets.
     pub(super) shown: String,
     pub(super) options: ObjectOptions,
-    /// Which version of a file was seen, so that two are not mixed.
+    /// Versions of the files read so far, so that two are never mixed.
     versions: Mutex<FxHashMap<String, Version>>,
 }
 
-/// What tells one version of a file from another.
+/// Identifies a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Version {
     tag: Option<String>,
@@ -43,18 +42,18 @@ impl Version {
     }
 }
 
-/// Whether a file is still the one that was seen before.
+/// Whether a file is still the recorded version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sameness {
     Same,
     Changed,
 }
 
-// By hand: clients show their settings.
+// By hand: clients print their settings.
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bucket")
-            .field("place", &self.shown)
+            .field("url", &self.shown)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -79,32 +78,26 @@ impl Bucket {
         Path::parse(key).map_err(|_| StorageError::Outside { name: name.to_owned() })
     }
 
-    /// Makes a request until it goes well or patience ends.
-    pub(super) async fn repeat<T, F>(&self, mut request: impl FnMut() -> F) -> Result<T, Ended>
+    /// Sends a request, with retries.
+    pub(super) async fn request<T, F>(&self, mut send: impl FnMut() -> F) -> Result<T, GaveUp<Failure>>
     where
         F: Future<Output = object_store::Result<T>>,
     {
-        let mut patience = Patience::new(&self.options);
-        loop {
-            match watch(request()).await {
-                Ok(value) => return Ok(value),
-                Err(failure) => patience.after(failure).await?,
-            }
-        }
+        self.options.retry.run(|| watch(send())).await
     }
 
-    /// Notes the version of a file, whatever it was before.
-    pub(super) fn saw(&self, name: &str, meta: &ObjectMeta) {
+    /// Records the version of a file.
+    pub(super) fn record_version(&self, name: &str, meta: &ObjectMeta) {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
         versions.insert(name.to_owned(), Version::of(meta));
     }
 
-    /// Whether a file is the one that was seen before, if one was.
-    pub(super) fn still(&self, name: &str, meta: &ObjectMeta) -> Sameness {
+    /// Compares a file with its recorded version; records the first one.
+    pub(super) fn compare_version(&self, name: &str, meta: &ObjectMeta) -> Sameness {
         let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
         let version = Version::of(meta);
         match versions.get(name) {
-            Some(seen) if *seen != version => Sameness::Changed,
+            Some(recorded) if *recorded != version => Sameness::Changed,
             Some(_) => Sameness::Same,
             None => {
                 versions.insert(name.to_owned(), version);
@@ -113,33 +106,36 @@ impl Bucket {
         }
     }
 
-    pub(super) fn forget(&self, name: &str) {
+    pub(super) fn forget_version(&self, name: &str) {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
-    /// The error for a request about one file that was expected to be there.
-    pub(super) fn failed_on(&self, action: &'static str, name: &str, ended: Ended) -> StorageError {
-        if ended.failure.is_missing_file() {
+    /// The error of a request for a file that should exist.
+    pub(super) fn failed_on(&self, action: &'static str, name: &str, ended: GaveUp<Failure>) -> StorageError {
+        if is_missing_file(&ended) {
             return StorageError::Missing { file: name.to_owned(), location: format!("`{}`", self.shown) };
         }
         self.failed(action, name, ended)
     }
 
-    /// The error for a request that will not be made again.
-    pub(super) fn failed(&self, action: &'static str, file: &str, ended: Ended) -> StorageError {
-        let Ended { failure: Failure { fault, message, outlook, .. }, attempts } = ended;
+    /// The error of a request that is not sent again.
+    pub(super) fn failed(&self, action: &'static str, file: &str, ended: GaveUp<Failure>) -> StorageError {
         let (file, service) = (file.to_owned(), self.service);
-        match outlook {
-            Outlook::Hopeful => StorageError::GaveUp { action, file, service, attempts, fault, message },
-            Outlook::Hopeless => StorageError::Remote { action, file, service, fault, message },
+        match ended {
+            GaveUp::Permanent(Failure { fault, message, .. }) => {
+                StorageError::Remote { action, file, service, fault, message }
+            }
+            GaveUp::Exhausted { cause: Failure { fault, message, .. }, attempts }
+            | GaveUp::RetryAfter { cause: Failure { fault, message, .. }, attempts, .. } => {
+                StorageError::GaveUp { action, file, service, attempts, fault, message }
+            }
         }
     }
 }
 
-impl Failure {
-    /// Whether there is no such file, in a bucket that there is.
-    pub(super) fn is_missing_file(&self) -> bool {
-        let no_bucket = matches!(self.code.as_str(), "NoSuchBucket" | "ContainerNotFound");
-        self.fault == RemoteProblem::Status(404) && !no_bucket
-    }
+/// Whether the bucket exists but the file does not.
+pub(super) fn is_missing_file(ended: &GaveUp<Failure>) -> bool {
+    let GaveUp::Permanent(failure) = ended else { return false };
+    let no_bucket = matches!(failure.code.as_str(), "NoSuchBucket" | "ContainerNotFound");
+    failure.fault == RemoteProblem::Status(404) && !no_bucket
 }

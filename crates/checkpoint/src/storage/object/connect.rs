@@ -1,7 +1,7 @@
-//! Makes clients: from the environment, then from explicit settings.
+//! Construction of clients: from the environment, then from explicit settings.
 //!
-//! The environment is read by the client library, which knows the names that
-//! each service's tools use. Nothing else of this crate looks at it.
+//! The client library reads the environment, because it knows the variables of
+//! each service. Nothing else in this crate does.
 
 use std::sync::Arc;
 
@@ -18,18 +18,17 @@ use super::super::address::{Remote, redact};
 use super::super::{RemoteProblem, Service, StorageError};
 use super::bucket::Bucket;
 use super::options::ObjectOptions;
-use super::watch::Watching;
+use super::watch::RecordingConnector;
 
-/// Once: repeating is our own business, see `patience`.
-fn once() -> RetryConfig {
+/// No retries in the client library: `RetryPolicy` decides about them.
+fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
-/// Applies settings to a builder: what the environment says, then what the
-/// options say, then what we need.
+/// Applies settings to a builder: environment, options, then time limits.
 macro_rules! configured {
     ($builder:expr, $client:path, $remote:expr, $options:expr) => {{
-        let mut builder = $builder.with_retry(once()).with_http_connector(Watching);
+        let mut builder = $builder.with_retry(no_retries()).with_http_connector(RecordingConnector);
         for (key, value) in &$options.settings {
             let known = key.to_ascii_lowercase().parse().map_err(|_| StorageError::UnknownSetting {
                 key: key.clone(),
@@ -37,15 +36,15 @@ macro_rules! configured {
             })?;
             builder = builder.with_config(known, value);
         }
-        for (key, value) in limits($options) {
+        for (key, value) in time_limits($options) {
             builder = builder.with_config($client(key), value);
         }
         builder
     }};
 }
 
-/// Limits of every request.
-fn limits(options: &ObjectOptions) -> [(ClientConfigKey, String); 2] {
+/// Time limits of every request.
+fn time_limits(options: &ObjectOptions) -> [(ClientConfigKey, String); 2] {
     let milliseconds = options.timeout.as_millis().max(1);
     [
         (ClientConfigKey::Timeout, format!("{milliseconds}ms")),
@@ -53,10 +52,10 @@ fn limits(options: &ObjectOptions) -> [(ClientConfigKey, String); 2] {
     ]
 }
 
-/// The far end of a place.
+/// Connects to a bucket or web server.
 pub(super) fn connect(remote: &Remote, options: ObjectOptions) -> Result<Bucket, StorageError> {
     let failed = |error: object_store::Error| StorageError::Remote {
-        action: "reach",
+        action: "connect to",
         file: remote.shown(),
         service: remote.service,
         fault: RemoteProblem::Settings,
@@ -66,8 +65,8 @@ pub(super) fn connect(remote: &Remote, options: ObjectOptions) -> Result<Bucket,
     let (store, parts): (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) = match remote.service {
         Service::S3 => {
             use object_store::aws::AmazonS3ConfigKey as Key;
-            // One by one: not all that speak S3 know how to remove many files
-            // at once, and we never do.
+            // Not every S3-compatible service supports bulk deletes, and we
+            // never use them.
             let builder = AmazonS3Builder::from_env().with_disable_bulk_delete(true);
             let builder = configured!(builder, Key::Client, remote, &options);
             both(builder.with_bucket_name(name).build().map_err(failed)?)
@@ -84,20 +83,22 @@ pub(super) fn connect(remote: &Remote, options: ObjectOptions) -> Result<Bucket,
         }
         Service::Web => {
             let builder = configured!(HttpBuilder::new(), std::convert::identity, remote, &options);
-            // Whoever writes http:// means it.
+            // An explicit http:// allows it.
             let plain = remote.is_plain().to_string();
             let builder = builder.with_config(ClientConfigKey::AllowHttp, plain).with_url(remote.web_url());
             (Arc::new(builder.build().map_err(failed)?), None)
         }
     };
-    // The address of a web server has its path in it already.
+    // The URL of a web server already contains the path.
     let segments = if remote.service == Service::Web { &[][..] } else { &remote.segments };
-    let prefix = Path::parse(segments.join("/"))
-        .map_err(|_| StorageError::Url { url: remote.shown(), problem: "a part of its path is no name" })?;
+    let prefix = Path::parse(segments.join("/")).map_err(|_| StorageError::Url {
+        url: remote.shown(),
+        problem: "a component of its path is not a valid name",
+    })?;
     Ok(Bucket::new(store, parts, remote.service, prefix, remote.shown(), options))
 }
 
-/// A store as one that takes files whole and in pieces.
+/// A store for whole files and for multipart uploads.
 fn both<S: ObjectStore + MultipartStore>(
     store: S,
 ) -> (Arc<dyn ObjectStore>, Option<Arc<dyn MultipartStore>>) {

@@ -1,38 +1,31 @@
-//! How to talk to a service.
+//! Options of object storage.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// How to talk to a service. The defaults suit checkpoints in a cloud.
+use weightloom_http::RetryPolicy;
+
+/// Options of object storage. The defaults suit checkpoints in a cloud.
 ///
 /// Credentials, regions and endpoints come from the environment variables that
 /// the services' own tools use (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectOptions {
-    /// Longer reads are cut into pieces of this many bytes, which travel at
-    /// the same time.
+    /// Bytes per part of a long read.
     pub read_part: usize,
-    /// Longer files are written in pieces of this many bytes. Services want 5
-    /// MiB or more.
+    /// Bytes per part of a long upload. Services require at least 5 MiB.
     pub write_part: usize,
-    /// How many pieces of one read travel at the same time.
+    /// Parallel parts of one read.
     pub reads: usize,
-    /// How many pieces of one file are being written at the same time; as many
-    /// and one more are in memory.
+    /// Parallel parts of one upload; one more is held in memory.
     pub writes: usize,
-    /// How often one request is repeated.
-    pub retries: u32,
-    /// How long after a request first failed it is still repeated.
-    pub retry_for: Duration,
-    /// The wait before the first repetition; it doubles from then on.
-    pub first_wait: Duration,
-    /// The longest wait between repetitions.
-    pub longest_wait: Duration,
-    /// How long one request may take.
+    /// Retries of one request.
+    pub retry: RetryPolicy,
+    /// Limit for one request.
     pub timeout: Duration,
-    /// Settings that go before the environment: its variables, by name.
+    /// Environment variables to override, by name.
     pub settings: BTreeMap<String, String>,
 }
 
@@ -43,17 +36,20 @@ impl Default for ObjectOptions {
             write_part: 16 << 20,
             reads: 8,
             writes: 4,
-            retries: 8,
-            retry_for: Duration::from_secs(180),
-            first_wait: Duration::from_millis(100),
-            longest_wait: Duration::from_secs(10),
+            retry: RetryPolicy {
+                max_retries: 8,
+                initial_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(10),
+                max_retry_after: Duration::MAX,
+                max_elapsed: Duration::from_secs(180),
+            },
             timeout: Duration::from_secs(60),
             settings: BTreeMap::new(),
         }
     }
 }
 
-// Settings may be secrets: their names are shown, what they are is not.
+// By hand: values of settings may be secrets.
 impl fmt::Debug for ObjectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ObjectOptions")
@@ -61,8 +57,7 @@ impl fmt::Debug for ObjectOptions {
             .field("write_part", &self.write_part)
             .field("reads", &self.reads)
             .field("writes", &self.writes)
-            .field("retries", &self.retries)
-            .field("retry_for", &self.retry_for)
+            .field("retry", &self.retry)
             .field("timeout", &self.timeout)
             .field("settings", &self.settings.keys())
             .finish_non_exhaustive()
@@ -74,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_settings_are_is_not_shown() {
+    fn values_of_settings_are_never_printed() {
         let mut options = ObjectOptions::default();
         options.settings.insert("AWS_SECRET_ACCESS_KEY".to_owned(), "hidden".to_owned());
         let shown = format!("{options:?}");

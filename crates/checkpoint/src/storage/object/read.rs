@@ -1,16 +1,16 @@
-//! Ranged reads straight into the caller's memory, in pieces that travel at
-//! the same time and go on where they were cut off.
+//! Ranged reads straight into the caller's memory, in parallel parts that
+//! continue where they were interrupted.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
+use weightloom_http::{RequestError, Retries};
 
 use super::super::{RemoteProblem, StorageError};
 use super::bucket::{Bucket, Sameness};
-use super::patience::Patience;
 use super::watch::{Failure, watch};
 
-/// Reads exactly `into.len()` bytes from `offset` on.
+/// Reads exactly `into.len()` bytes from `offset`.
 pub(super) async fn read_at(
     bucket: &Bucket,
     name: &str,
@@ -22,86 +22,98 @@ pub(super) async fn read_at(
     let Some(end) = offset.checked_add(into.len() as u64) else {
         return Err(StorageError::Short { file: name.to_owned(), end: u64::MAX });
     };
-    let pieces = into.chunks_mut(part).enumerate().map(|(number, into)| {
+    let parts = into.chunks_mut(part).enumerate().map(|(number, into)| {
         let offset = offset + (number * part) as u64;
-        Piece { bucket, name, key: &key, offset, into, filled: 0, end }.read()
+        PartRead { bucket, name, key: &key, offset, into, filled: 0, end }.read()
     });
-    stream::iter(pieces).buffer_unordered(bucket.options.reads.max(1)).try_collect().await
+    stream::iter(parts).buffer_unordered(bucket.options.reads.max(1)).try_collect().await
 }
 
 /// A part of a read.
-struct Piece<'a> {
+struct PartRead<'a> {
     bucket: &'a Bucket,
     name: &'a str,
     key: &'a Path,
     offset: u64,
     into: &'a mut [u8],
-    /// As much of it is there.
+    /// Bytes received so far.
     filled: usize,
-    /// Where the whole read ends, for messages.
+    /// End of the whole read, for messages.
     end: u64,
 }
 
-/// How an answer ended.
-enum Answer {
+/// Outcome of one request.
+enum PartOutcome {
     Complete,
-    /// The file ends before the range does.
+    /// The file ends before the range.
     Short,
-    /// It is a part of another file.
+    /// The file is another version.
     Changed,
-    /// The body ended early, though in good order.
-    Cut,
-    /// The body goes on behind the range.
+    /// The body is shorter than announced.
+    Truncated,
+    /// The body is longer than the range.
     Surplus,
 }
 
-impl Piece<'_> {
+impl PartRead<'_> {
     async fn read(mut self) -> Result<(), StorageError> {
         let (bucket, name) = (self.bucket, self.name);
         let short = StorageError::Short { file: name.to_owned(), end: self.end };
-        let mut patience = Patience::new(&bucket.options);
+        let mut retries = Retries::new(&bucket.options.retry);
         loop {
-            let failure = match watch(self.ask()).await {
-                Ok(Answer::Complete) => return Ok(()),
-                Ok(Answer::Short) => return Err(short),
-                Ok(Answer::Changed) => return Err(StorageError::Changed { file: name.to_owned() }),
-                Ok(Answer::Cut) => Failure::of(RemoteProblem::Cut, "the answer was too short"),
-                Ok(Answer::Surplus) => Failure::of(RemoteProblem::Malformed, "the answer was too long"),
-                Err(failure) if failure.fault == RemoteProblem::Status(416) => return Err(short),
-                // All of it instead of a part: no part will ever come.
-                Err(failure) if failure.fault == RemoteProblem::Malformed && failure.status == Some(200) => {
+            let error = match watch(self.request()).await {
+                Ok(PartOutcome::Complete) => return Ok(()),
+                Ok(PartOutcome::Short) => return Err(short),
+                Ok(PartOutcome::Changed) => return Err(StorageError::Changed { file: name.to_owned() }),
+                Ok(PartOutcome::Truncated) => {
+                    RequestError::transient(Failure::new(RemoteProblem::Cut, "the response was too short"))
+                }
+                Ok(PartOutcome::Surplus) => RequestError::transient(Failure::new(
+                    RemoteProblem::Malformed,
+                    "the response was too long",
+                )),
+                Err(error) => error,
+            };
+            let (RequestError::Transient { cause: failure, .. } | RequestError::Permanent(failure)) = &error;
+            match failure.fault {
+                RemoteProblem::Status(416) => return Err(short),
+                // The whole file instead of a range: the service has no ranges.
+                RemoteProblem::Malformed if failure.status == Some(200) => {
                     return Err(StorageError::NoRanges { file: name.to_owned() });
                 }
-                Err(failure) => failure,
-            };
-            patience.after(failure).await.map_err(|ended| bucket.failed_on("read", name, ended))?;
+                _ => {}
+            }
+            retries.sleep_after(error).await.map_err(|ended| bucket.failed_on("read", name, ended))?;
         }
     }
 
-    /// Asks once for what is missing.
-    async fn ask(&mut self) -> Result<Answer, object_store::Error> {
+    /// Requests the missing bytes once.
+    async fn request(&mut self) -> Result<PartOutcome, object_store::Error> {
         let missing = &self.into[self.filled..];
-        // All may be there already, if only its connection ended badly.
+        // All bytes may have arrived before the connection failed.
         if missing.is_empty() {
-            return Ok(Answer::Complete);
+            return Ok(PartOutcome::Complete);
         }
         let start = self.offset + self.filled as u64;
         let range = start..start + missing.len() as u64;
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-        let answer = self.bucket.store.get_opts(self.key, options).await?;
-        if self.bucket.still(self.name, &answer.meta) == Sameness::Changed {
-            return Ok(Answer::Changed);
+        let response = self.bucket.store.get_opts(self.key, options).await?;
+        if self.bucket.compare_version(self.name, &response.meta) == Sameness::Changed {
+            return Ok(PartOutcome::Changed);
         }
-        if answer.range != range {
-            return Ok(Answer::Short);
+        if response.range != range {
+            return Ok(PartOutcome::Short);
         }
-        let mut chunks = answer.into_stream();
+        let mut chunks = response.into_stream();
         while let Some(chunk) = chunks.try_next().await? {
             let missing = &mut self.into[self.filled..];
-            let Some(place) = missing.get_mut(..chunk.len()) else { return Ok(Answer::Surplus) };
-            place.copy_from_slice(&chunk);
+            let Some(target) = missing.get_mut(..chunk.len()) else { return Ok(PartOutcome::Surplus) };
+            target.copy_from_slice(&chunk);
             self.filled += chunk.len();
         }
-        Ok(if self.filled == self.into.len() { Answer::Complete } else { Answer::Cut })
+        match self.filled == self.into.len() {
+            true => Ok(PartOutcome::Complete),
+            false => Ok(PartOutcome::Truncated),
+        }
     }
 }

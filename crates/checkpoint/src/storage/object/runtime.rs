@@ -1,9 +1,9 @@
-//! The threads that talk to services, shared by the whole process, and how a
-//! thread that is not one of them waits for an answer.
+//! Threads for sockets, shared by the whole process, and a `block_on` that works
+//! on any thread.
 //!
 //! A caller polls its own request, so that bytes go straight into its memory;
-//! sockets and timers live on the shared threads. `Runtime::block_on` would
-//! panic if the caller is a task of another runtime; this does not.
+//! sockets and timers live on the shared threads. `Runtime::block_on` panics if
+//! the caller is a task of another runtime; [`wait_for`] does not.
 
 use std::future::Future;
 use std::io;
@@ -14,10 +14,10 @@ use std::thread::{self, Thread};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Two: one may be busy deciphering while the other one reads.
+/// One can decrypt while the other one reads.
 const THREADS: usize = 2;
 
-/// The shared threads, started when they are first needed. They never end.
+/// The shared threads, started on first use; they never end.
 pub(super) fn shared() -> io::Result<Handle> {
     static SHARED: Mutex<Option<Runtime>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,9 +35,8 @@ pub(super) fn shared() -> io::Result<Handle> {
 /// Waits for a future, on any thread.
 pub(super) fn wait_for<F: Future>(runtime: &Handle, future: F) -> F::Output {
     let _inside = runtime.enter();
-    // If the caller is a task of another runtime, it has a budget of steps
-    // until it yields. It cannot yield before we are done, so the budget must
-    // not count.
+    // A task of another runtime has a budget of steps until it must yield. It
+    // cannot yield before this returns, so the budget must not apply.
     let mut future = pin!(tokio::task::unconstrained(future));
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -67,7 +66,7 @@ mod tests {
         let other = Builder::new_current_thread().build().unwrap();
         other.block_on(async {
             let shared = shared().unwrap();
-            // More steps than a task has before it must yield.
+            // More steps than the budget of a task.
             let slept = wait_for(&shared, async {
                 let mut slept = 0;
                 for _ in 0..500 {

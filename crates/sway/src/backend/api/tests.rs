@@ -133,8 +133,12 @@ fn attend(stream: TcpStream, seen: &Mutex<Vec<Seen>>, ended: &AtomicBool, script
 
 /// Options with which nothing takes long.
 fn hasty() -> ApiOptions {
-    let (first_wait, longest_wait) = (Duration::from_millis(1), Duration::from_millis(2));
-    ApiOptions { retries: 2, first_wait, longest_wait, ..ApiOptions::default() }
+    ApiOptions { retry: brief_retries(2), ..ApiOptions::default() }
+}
+
+fn brief_retries(max_retries: u32) -> RetryPolicy {
+    let (initial_backoff, max_backoff) = (Duration::from_millis(1), Duration::from_millis(2));
+    RetryPolicy { max_retries, initial_backoff, max_backoff, ..ApiOptions::default().retry }
 }
 
 /// A server that knows how likely letters are, one token each, behind a token
@@ -313,7 +317,7 @@ fn a_wait_that_is_asked_for_is_kept_or_told() {
     ask_one(&mut backend, &View::Base, next("x")).unwrap();
     assert!(began.elapsed() >= Duration::from_millis(300));
     let (message, _) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
-    assert!(message.ends_with("asks us to wait 86400s"), "{message}");
+    assert!(message.ends_with("allows the next request in 86400s"), "{message}");
 }
 
 #[test]
@@ -330,7 +334,7 @@ fn a_server_that_stays_busy_is_the_end_and_what_came_before_is_kept() {
     assert!(told[1].is_none() && told[2].is_none());
     let error = ended.unwrap_err();
     let said = error.to_string();
-    assert!(said.contains("was asked 3 times, the last time: status 503: bbb"), "{said}");
+    assert!(said.contains("failed after 3 attempts: status 503: bbb"), "{said}");
     assert_eq!(said.matches('b').count() - "the backend".matches('b').count(), 200, "{said}");
     assert_eq!(error.hint().unwrap(), "see the log of the server");
     assert_eq!(server.seen().len(), 4);
@@ -342,7 +346,7 @@ fn a_server_that_is_gone_is_the_end() {
     let mut backend = server.backend();
     ask_one(&mut backend, &View::Base, next("x")).unwrap();
     let (_, hint) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
-    assert!(hint.starts_with("see whether the server runs"), "{hint}");
+    assert!(hint.starts_with("check that the server is running"), "{hint}");
     // Nobody listens there any more.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -350,22 +354,22 @@ fn a_server_that_is_gone_is_the_end() {
     let served = ServedModel { endpoint, model: "m".to_owned(), timeout_s: None };
     let mut backend = ApiBackend::new(&served, None, &hasty()).unwrap();
     let (message, _) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
-    assert!(message.contains("it cannot be reached"), "{message}");
+    assert!(message.contains("cannot reach the server"), "{message}");
 }
 
 #[test]
 fn a_server_that_hangs_is_left_after_its_time() {
     let server = Server::new(|_, _| Reply::Hang);
-    let options = ApiOptions { retries: 1, time_limit: Duration::from_millis(50), ..hasty() };
+    let options = ApiOptions { retry: brief_retries(1), timeout: Duration::from_millis(50), ..hasty() };
     let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
     let (message, hint) = end(&mut backend, &[Question::new(&View::Base, next("x"))]);
-    assert!(message.contains("was asked 2 times, the last time: no answer within 50ms"), "{message}");
+    assert!(message.contains("failed after 2 attempts: no answer within 50ms"), "{message}");
     assert!(hint.contains("timeout_s"), "{hint}");
     let (message, _) = end(&mut backend, &[Question::new(&View::Base, text("x"))]);
     assert!(message.contains("no answer within 50ms"), "{message}");
     let served = ServedModel { timeout_s: Some(7), ..server.served("m") };
-    let http = client::pooled(&options).unwrap();
-    let shown = Client::new(http, &served, &options).unwrap();
+    let http = build_client(options.connect_timeout, &options.proxies).unwrap();
+    let shown = ModelClient::new(http, &served, &options).unwrap();
     assert!(shown.name().ends_with(":m"));
 }
 
@@ -391,12 +395,12 @@ fn a_question_that_is_refused_leaves_the_others_their_answers() {
     assert!(told[1].is_ok());
     let said = |place: usize| told[place].as_ref().unwrap_err().to_string();
     assert!(said(0).contains("status 400: too long") && said(0).len() < 300, "{}", said(0));
-    assert!(said(2).contains("no JSON") && said(2).contains("<html>"), "{}", said(2));
+    assert!(said(2).contains("did not return JSON") && said(2).contains("<html>"), "{}", said(2));
     assert!(matches!(&told[3], Err(QueryError::NotFinite { found, .. }) if found == "NaN"), "{}", said(3));
     assert!(said(4).contains("out of range"), "{}", said(4));
     assert!(said(5).contains("`choices`"), "{}", said(5));
-    assert!(said(6).contains("tells no probabilities"), "{}", said(6));
-    assert!(said(7).contains("`top_logprobs` came back empty"), "{}", said(7));
+    assert!(said(6).contains("returns no log-probabilities"), "{}", said(6));
+    assert!(said(7).contains("`top_logprobs` is empty"), "{}", said(7));
     assert!(said(8).contains("`logprobs`"), "{}", said(8));
 }
 
@@ -404,7 +408,7 @@ fn a_question_that_is_refused_leaves_the_others_their_answers() {
 fn a_server_without_probabilities_does_not_pass_the_preflight() {
     let server = Server::new(|_, _| say(&json!({"choices": [{"text": "x", "logprobs": null}]})));
     let error = server.backend().preflight().unwrap_err();
-    assert!(error.to_string().contains("tells no probabilities"), "{error}");
+    assert!(error.to_string().contains("returns no log-probabilities"), "{error}");
     assert!(error.hint().unwrap().contains("logprobs"));
 }
 
@@ -541,7 +545,7 @@ fn a_server_without_echo_is_told() {
         say(&json!({"choices": [{"text": body["prompt"], "logprobs": logprobs}]}))
     });
     let error = ask_one(&mut server.backend(), &View::Base, text("gon")).unwrap_err();
-    assert!(error.to_string().contains("no probability of token 2"), "{error}");
+    assert!(error.to_string().contains("no log-probability of token 2"), "{error}");
 }
 
 #[test]
@@ -552,7 +556,7 @@ fn keys_go_to_the_server_and_nowhere_else() {
         _ => letters(body),
     });
     let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "tulip-7".to_owned());
-    let key = ApiKey::from_variables(&variable).unwrap();
+    let key = api_key(&variable).unwrap();
     let options = ApiOptions { key, ..hasty() };
     let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
     backend.preflight().unwrap();
@@ -575,14 +579,14 @@ fn addresses_that_are_none_are_told_without_their_secrets() {
     for endpoint in ["http://me:secret@h", "ftp://h", "http://h?secret=1", "http://"] {
         let served = ServedModel { endpoint: endpoint.to_owned(), model: "m".to_owned(), timeout_s: None };
         let error = ApiBackend::new(&served, None, &hasty()).err().unwrap();
-        assert!(matches!(error, ApiError::Address { .. }) && error.hint().is_some(), "{error}");
+        assert!(matches!(error, ApiError::Endpoint { .. }) && error.hint().is_some(), "{error}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
     let mut options = hasty();
     options.proxies.all = Some("::".to_owned());
     let served = ServedModel { endpoint: "http://h".to_owned(), model: "m".to_owned(), timeout_s: None };
     let error = ApiBackend::new(&served, None, &options).err().unwrap();
-    assert_eq!(error, ApiError::Proxy { variable: "ALL_PROXY" });
+    assert_eq!(error, ApiError::Client(ClientError::Proxy { variable: "ALL_PROXY" }));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Questions as `/v1/completions` takes them, and its answers.
+//! Requests to `/v1/completions`, and its responses.
 
 use serde_json::{Map, Value, json};
 
@@ -7,53 +7,56 @@ use crate::answer::{Answer, CompletionScore, Distribution, Rolling, TokenNames};
 use crate::error::QueryError;
 use crate::question::Query;
 
-/// The most next tokens that servers tell.
-pub const MOST_TOLD: usize = 20;
+/// Limit of servers for `logprobs`.
+pub const MAX_LOGPROBS: usize = 20;
 
-/// The least probability that is told as one.
-const LEAST_MASS: f64 = 1e-12;
+/// Smaller remaining probabilities count as zero.
+const MIN_TAIL: f64 = 1e-12;
 
-/// How much of a text is shown.
-const MOST_SHOWN: usize = 60;
+/// Limit for texts in errors.
+const MAX_EXCERPT: usize = 60;
 
-/// Which keys a request has.
+/// The keys of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keys {
-    /// Those of OpenAI's server.
-    Common,
-    /// And those that switch off what other servers do without being told:
-    /// some make words less likely that were there before.
-    All,
+pub(super) enum RequestKeys {
+    /// Those that OpenAI defines.
+    OpenAi,
+    /// And those that switch off defaults of other servers, such as a
+    /// repetition penalty.
+    Extended,
 }
 
-/// Whether servers can answer this.
-pub(super) fn able(ask: &Query) -> bool {
-    matches!(ask, Query::Next { .. } | Query::Completion { .. } | Query::Text { .. } | Query::Generate { .. })
+/// Whether servers can answer a query.
+pub(super) fn is_supported(query: &Query) -> bool {
+    matches!(
+        query,
+        Query::Next { .. } | Query::Completion { .. } | Query::Text { .. } | Query::Generate { .. }
+    )
 }
 
-/// Whether a text is to come back.
-pub(super) fn echoes(ask: &Query) -> bool {
-    matches!(ask, Query::Completion { .. } | Query::Text { .. })
+/// Whether a query scores a given text.
+pub(super) fn needs_echo(query: &Query) -> bool {
+    matches!(query, Query::Completion { .. } | Query::Text { .. })
 }
 
-/// What is asked, in words.
-pub(super) fn name(ask: &Query) -> &'static str {
-    match ask {
-        Query::Next { .. } => "which tokens come next",
-        Query::Divergence { .. } => "distances over the whole vocabulary",
-        Query::Completion { .. } => "how likely a completion is",
-        Query::Text { .. } => "how likely a text is",
-        Query::Generate { .. } => "a text",
-        Query::Embedding { .. } => "vectors of texts",
-        Query::Filler { .. } => "fillers",
+/// Name of a query in messages.
+pub(super) fn name(query: &Query) -> &'static str {
+    match query {
+        Query::Next { .. } => "next tokens",
+        Query::Divergence { .. } => "divergences over the whole vocabulary",
+        Query::Completion { .. } => "the score of a completion",
+        Query::Text { .. } => "the score of a text",
+        Query::Generate { .. } => "generated text",
+        Query::Embedding { .. } => "embeddings",
+        Query::Filler { .. } => "filler tokens",
     }
 }
 
-/// Why a question need not be asked.
-pub(super) fn refused(ask: &Query) -> Option<QueryError> {
-    match ask {
+/// The error of a query that needs no request.
+pub(super) fn reject(query: &Query) -> Option<QueryError> {
+    match query {
         Query::Completion { prompt, completion } if completion.is_empty() => {
-            Some(QueryError::NoTokens { prompt: shown(prompt), completion: String::new() })
+            Some(QueryError::NoTokens { prompt: excerpt(prompt), completion: String::new() })
         }
         Query::Text { text } if text.is_empty() => Some(QueryError::EmptyText),
         _ => None,
@@ -62,17 +65,17 @@ pub(super) fn refused(ask: &Query) -> Option<QueryError> {
 
 /// The body of a request.
 ///
-/// One token is written behind a text that comes back: some servers refuse to
-/// write none, and some take 0 for no limit.
-pub(super) fn body(model: &str, ask: &Query, keys: Keys) -> Value {
+/// A query with `echo` generates one token: some servers reject 0, and others
+/// take it for no limit.
+pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
     let echo = |text: String| {
         json!({"model": model, "prompt": text, "max_tokens": 1, "echo": true, "logprobs": 1,
                "temperature": 0})
     };
-    match ask {
+    match query {
         Query::Next { prompt, top_k } => json!({
             "model": model, "prompt": prompt, "max_tokens": 1, "echo": false,
-            "logprobs": top_k.clamp(&1, &MOST_TOLD), "temperature": 0,
+            "logprobs": top_k.clamp(&1, &MAX_LOGPROBS), "temperature": 0,
         }),
         Query::Completion { prompt, completion } => echo(format!("{prompt}{completion}")),
         Query::Text { text } => echo(text.clone()),
@@ -81,8 +84,8 @@ pub(super) fn body(model: &str, ask: &Query, keys: Keys) -> Value {
                 "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
                 "seed": 0,
             });
-            if keys == Keys::All {
-                // llama.cpp's children call it so, and vLLM.
+            if keys == RequestKeys::Extended {
+                // The names in llama.cpp and in vLLM.
                 body["repeat_penalty"] = json!(1);
                 body["repetition_penalty"] = json!(1);
             }
@@ -92,29 +95,35 @@ pub(super) fn body(model: &str, ask: &Query, keys: Keys) -> Value {
     }
 }
 
-/// The answer in what a server said.
-pub(super) fn read(whole: &Value, ask: &Query, view: &str) -> Result<Answer, QueryError> {
-    let choice = whole.get("choices").and_then(|choices| choices.get(0)).ok_or_else(|| unlike("choices"))?;
-    let reading = Reading { choice, view };
-    match ask {
-        Query::Next { prompt, top_k } => Ok(Answer::Distribution(reading.distribution(prompt, *top_k)?)),
+/// Reads the answer to a query from a response.
+pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer, QueryError> {
+    let choice =
+        response.get("choices").and_then(|choices| choices.get(0)).ok_or_else(|| unexpected("choices"))?;
+    let choice_reader = ChoiceReader { choice, view };
+    match query {
+        Query::Next { prompt, top_k } => {
+            Ok(Answer::Distribution(choice_reader.distribution(prompt, *top_k)?))
+        }
         Query::Completion { prompt, completion } => {
             let whole = format!("{prompt}{completion}");
-            let tokens = reading.echo(&whole)?;
-            let behind = prompt.chars().count();
+            let tokens = choice_reader.echo(&whole)?;
+            let prompt_end = prompt.chars().count();
             let scored: Vec<f64> = tokens
                 .iter()
-                .filter(|token| token.start >= behind)
+                .filter(|token| token.start >= prompt_end)
                 .filter_map(|token| token.logprob)
                 .collect();
             if scored.is_empty() {
-                return Err(QueryError::NoTokens { prompt: shown(prompt), completion: shown(completion) });
+                return Err(QueryError::NoTokens {
+                    prompt: excerpt(prompt),
+                    completion: excerpt(completion),
+                });
             }
             let score = CompletionScore { total: scored.iter().sum(), tokens: scored.len() };
             Ok(Answer::Completion(score))
         }
         Query::Text { text } => {
-            let tokens = reading.echo(text)?;
+            let tokens = choice_reader.echo(text)?;
             let scored: Vec<f64> = tokens.iter().skip(1).filter_map(|token| token.logprob).collect();
             let rolling = Rolling {
                 logprobs: scored.iter().map(|logprob| *logprob as f32).collect(),
@@ -124,123 +133,125 @@ pub(super) fn read(whole: &Value, ask: &Query, view: &str) -> Result<Answer, Que
             Ok(Answer::Rolling(rolling))
         }
         Query::Generate { .. } => {
-            let text = choice.get("text").and_then(Value::as_str).ok_or_else(|| unlike("choices[0].text"))?;
+            let text =
+                choice.get("text").and_then(Value::as_str).ok_or_else(|| unexpected("choices[0].text"))?;
             Ok(Answer::Text(text.to_owned()))
         }
         Query::Divergence { .. } | Query::Embedding { .. } | Query::Filler { .. } => {
-            Err(QueryError::WrongKind { expected: name(ask).to_owned() })
+            Err(QueryError::WrongKind { expected: name(query).to_owned() })
         }
     }
 }
 
-/// One token of an echo.
-struct Token {
-    /// Where it begins, in code points.
+/// One token of an echoed text.
+struct EchoedToken {
+    /// Position in code points.
     start: usize,
-    /// None for the first, which nothing comes before.
+    /// `None` for the first token, which has no context.
     logprob: Option<f64>,
 }
 
-struct Reading<'a> {
+struct ChoiceReader<'a> {
     choice: &'a Value,
     view: &'a str,
 }
 
-impl Reading<'_> {
+impl ChoiceReader<'_> {
     fn logprobs(&self) -> Result<&Map<String, Value>, QueryError> {
         let found = self.choice.get("logprobs").and_then(Value::as_object);
         found.ok_or_else(|| QueryError::Failed {
-            message: "the server tells no probabilities: `logprobs` of `/v1/completions` came back empty"
+            message: "the server returns no log-probabilities: `logprobs` of `/v1/completions` is empty"
                 .to_owned(),
         })
     }
 
-    fn number(&self, value: &Value, behind: &str) -> Result<f64, QueryError> {
-        let number = value.as_f64().ok_or_else(|| unlike("logprobs"))?;
+    fn number(&self, value: &Value, context: &str) -> Result<f64, QueryError> {
+        let number = value.as_f64().ok_or_else(|| unexpected("logprobs"))?;
         if number.is_finite() {
             return Ok(number);
         }
         Err(QueryError::NotFinite {
             view: self.view.to_owned(),
             found: number.to_string(),
-            text: shown(behind),
+            text: excerpt(context),
         })
     }
 
-    fn distribution(&self, prompt: &str, top: usize) -> Result<Distribution, QueryError> {
+    fn distribution(&self, prompt: &str, top_k: usize) -> Result<Distribution, QueryError> {
         let logprobs = self.logprobs()?;
-        let told = match logprobs.get("content") {
-            // As chats have it: so do servers that are built around them.
-            Some(content) => listed(content)?,
-            None => mapped(logprobs.get("top_logprobs")),
+        let top = match logprobs.get("content") {
+            // The format of chat completions, which some servers use here too.
+            Some(content) => chat_logprobs(content)?,
+            None => completion_logprobs(logprobs.get("top_logprobs")),
         };
-        if told.is_empty() {
+        if top.is_empty() {
             return Err(QueryError::Failed {
-                message: "the server tells no likeliest tokens: `top_logprobs` came back empty".to_owned(),
+                message: "the server returns no top tokens: `top_logprobs` is empty".to_owned(),
             });
         }
-        let mut all: Vec<(String, f64)> = Vec::with_capacity(told.len());
-        for (token, value) in told {
+        let mut all: Vec<(String, f64)> = Vec::with_capacity(top.len());
+        for (token, value) in top {
             all.push((token, self.number(value, prompt)?));
         }
         all.sort_by(|left, right| right.1.total_cmp(&left.1).then_with(|| left.0.cmp(&right.0)));
-        all.truncate(top.max(1));
+        all.truncate(top_k.max(1));
         let left = 1.0 - all.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>();
-        let tail = if left > LEAST_MASS { left.ln() } else { 0.0 };
+        let tail = if left > MIN_TAIL { left.ln() } else { 0.0 };
         let (tokens, logprobs) = all.into_iter().map(|(token, logprob)| (token, logprob as f32)).unzip();
         Ok(Distribution { tokens: TokenNames::Strings(tokens), logprobs, vocabulary: None, tail: Some(tail) })
     }
 
-    /// The tokens of a text that comes back.
-    fn echo(&self, text: &str) -> Result<Vec<Token>, QueryError> {
+    /// The tokens of an echoed text.
+    fn echo(&self, text: &str) -> Result<Vec<EchoedToken>, QueryError> {
         let logprobs = self.logprobs()?;
         let list = |key: &str| logprobs.get(key).and_then(Value::as_array);
         let (Some(tokens), Some(values)) = (list("tokens"), list("token_logprobs")) else {
-            return Err(unlike("logprobs"));
+            return Err(unexpected("logprobs"));
         };
         let tokens: Option<Vec<&str>> = tokens.iter().map(Value::as_str).collect();
-        let tokens = tokens.ok_or_else(|| unlike("logprobs.tokens"))?;
+        let tokens = tokens.ok_or_else(|| unexpected("logprobs.tokens"))?;
         if tokens.is_empty() || tokens.len() != values.len() {
-            return Err(unlike("logprobs.token_logprobs"));
+            return Err(unexpected("logprobs.token_logprobs"));
         }
-        let starts = echo::place(&tokens, logprobs.get("text_offset"), text);
-        // Without an echo, what was written comes back alone.
+        let starts = echo::token_starts(&tokens, logprobs.get("text_offset"), text);
+        // Without `echo`, only the generated text comes back.
         let echoed =
-            self.choice.get("text").and_then(Value::as_str).is_none_or(|said| said.starts_with(text));
+            self.choice.get("text").and_then(Value::as_str).is_none_or(|returned| returned.starts_with(text));
         if !echoed || starts.is_empty() {
             return Err(QueryError::Failed {
-                message: "the server does not give texts back: `echo` of `/v1/completions` has no effect"
+                message: "the server does not return given texts: it ignores `echo` of `/v1/completions`"
                     .to_owned(),
             });
         }
-        let mut found: Vec<Token> = Vec::with_capacity(starts.len());
+        let mut found: Vec<EchoedToken> = Vec::with_capacity(starts.len());
         for (start, value) in starts.into_iter().zip(values) {
             let logprob = match value {
                 Value::Null => None,
                 value => Some(self.number(value, text)?),
             };
             if logprob.is_none() && found.iter().any(|token| token.logprob.is_some()) {
-                let message = format!("the server tells no probability of token {}", found.len());
+                let message = format!("the server returns no log-probability of token {}", found.len());
                 return Err(QueryError::Failed { message });
             }
-            found.push(Token { start, logprob });
+            found.push(EchoedToken { start, logprob });
         }
         Ok(found)
     }
 }
 
-/// The likeliest first tokens, as completions have them: logarithms by name.
-fn mapped(top: Option<&Value>) -> Vec<(String, &Value)> {
+/// Top tokens in the format of completions: log-probabilities by name.
+fn completion_logprobs(top: Option<&Value>) -> Vec<(String, &Value)> {
     let first = top.and_then(|list| list.get(0)).and_then(Value::as_object);
     first.into_iter().flatten().map(|(token, value)| (token.clone(), value)).collect()
 }
 
-/// The same, as chats have them: a list, in which a token that is a part of a
-/// character is told by its bytes.
-fn listed(content: &Value) -> Result<Vec<(String, &Value)>, QueryError> {
+/// Top tokens in the format of chat completions: a list, in which bytes name a
+/// token that is a part of a character.
+fn chat_logprobs(content: &Value) -> Result<Vec<(String, &Value)>, QueryError> {
     let first = content.get(0).and_then(|first| first.get("top_logprobs")).and_then(Value::as_array);
     let entry = |entry: &'_ Value| {
-        let token = entry.get("token").and_then(Value::as_str).ok_or_else(|| unlike("logprobs.content"))?;
+        let token =
+            entry.get("token").and_then(Value::as_str).ok_or_else(|| unexpected("logprobs.content"))?;
         let bytes: Option<Vec<u8>> = entry.get("bytes").and_then(Value::as_array).and_then(|bytes| {
             bytes.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect()
         });
@@ -254,7 +265,7 @@ fn listed(content: &Value) -> Result<Vec<(String, &Value)>, QueryError> {
     let mut found: Vec<(String, &Value)> = Vec::new();
     for one in first.into_iter().flatten() {
         let (name, value) = (entry(one)?, one.get("logprob").unwrap_or(&Value::Null));
-        // The likeliest comes first, and stands for all of its name.
+        // The most likely of each name comes first.
         if found.iter().all(|(known, _)| *known != name) {
             found.push((name, value));
         }
@@ -262,11 +273,11 @@ fn listed(content: &Value) -> Result<Vec<(String, &Value)>, QueryError> {
     Ok(found)
 }
 
-fn unlike(place: &str) -> QueryError {
-    QueryError::Failed { message: format!("the server's answer is unlike OpenAI's: see `{place}`") }
+fn unexpected(path: &str) -> QueryError {
+    QueryError::Failed { message: format!("the response does not follow OpenAI's format: see `{path}`") }
 }
 
-/// The beginning of a text.
-fn shown(text: &str) -> String {
-    text.chars().take(MOST_SHOWN).collect()
+/// The start of a text.
+fn excerpt(text: &str) -> String {
+    text.chars().take(MAX_EXCERPT).collect()
 }
