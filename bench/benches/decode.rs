@@ -1,14 +1,14 @@
-//! What a language model does for each next token, beside torch.
+//! Decoding of a language model against torch.
 //!
-//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch to see ratios. Words
-//! after `--` choose the cases whose names contain one of them.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python with torch. Arguments after `--`
+//! select the cases whose names contain one of them.
 //!
-//! Weights are read once for each token and are larger than any cache together,
-//! so cases of one product go around among many weights.
+//! Decoding reads all weights once per token, and together they exceed every
+//! cache, so cases of a single product cycle through many weights.
 
 use std::process::Command;
 
-use weightloom_bench::{Peer, Turns};
+use weightloom_bench::{Interleaved, Peer};
 use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{Attention, Device, RopeStyle, Stream, Tensor, TensorError};
 
@@ -25,16 +25,16 @@ const VOCABULARY: usize = 49152;
 const CAPACITY: usize = 512;
 const CONTEXT: usize = 256;
 
-/// Bytes of weights that cases of one product go around among.
-const COLD: usize = 128 << 20;
+/// Bytes of weights that cases of a single product cycle through.
+const COLD_BYTES: usize = 128 << 20;
 
 fn main() -> Outcome<()> {
-    let mut bench = Turns::new(peers());
+    let mut bench = Interleaved::new("decode", peers());
     for dtype in [DType::F32, DType::Bf16] {
         products(&mut bench, dtype)?;
         model(&mut bench, dtype)?;
     }
-    bench.report.print();
+    bench.report.finish();
     Ok(())
 }
 
@@ -48,25 +48,25 @@ fn peers() -> Vec<Peer> {
         .collect()
 }
 
-/// Numbers of about the size of a weight's.
+/// Normal numbers of the magnitude of weights.
 fn normal(dtype: DType, dims: &[usize], number: u64) -> Outcome<Tensor> {
     Tensor::normal(DType::F32, dims, Stream { seed: 1, number }, 0)?.scale(0.04)?.cast(dtype)
 }
 
-fn products(bench: &mut Turns, dtype: DType) -> Outcome<()> {
+fn products(bench: &mut Interleaved, dtype: DType) -> Outcome<()> {
     for (n, k) in [(HIDDEN, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER), (VOCABULARY, HIDDEN), (4096, 4096)] {
         for rows in [1, 4] {
             let name = format!("{rows} × {k} through {n} × {k} {dtype}");
-            if !bench.is_chosen(&name) {
+            if !bench.is_selected(&name) {
                 continue;
             }
-            let count = (COLD / (n * k * dtype.size())).max(2);
+            let count = (COLD_BYTES / (n * k * dtype.size())).max(2);
             let weights = (0..count)
                 .map(|number| normal(dtype, &[n, k], number as u64))
                 .collect::<Outcome<Vec<_>>>()?;
             let x = normal(dtype, &[rows, k], 1)?;
-            let mut turn = weights.iter().cycle();
-            bench.line(&name, 1.0, &mut || match turn.next() {
+            let mut cycle = weights.iter().cycle();
+            bench.case(&name, 1.0, &mut || match cycle.next() {
                 Some(weight) => x.linear(weight, None, None).map(drop),
                 None => Ok(()),
             });
@@ -75,15 +75,15 @@ fn products(bench: &mut Turns, dtype: DType) -> Outcome<()> {
     Ok(())
 }
 
-fn model(bench: &mut Turns, dtype: DType) -> Outcome<()> {
+fn model(bench: &mut Interleaved, dtype: DType) -> Outcome<()> {
     let names = ["one token", "256 tokens"].map(|what| format!("{what} through 135M {dtype}"));
-    if !names.iter().any(|name| bench.is_chosen(name)) {
+    if !names.iter().any(|name| bench.is_selected(name)) {
         return Ok(());
     }
     let mut model = Model::new(dtype)?;
-    bench.line(&names[0], 1.5, &mut || model.forward(&[7], CONTEXT - 1).map(drop));
+    bench.case(&names[0], 1.5, &mut || model.forward(&[7], CONTEXT - 1).map(drop));
     let prompt: Vec<i64> = (0..CONTEXT as i64).collect();
-    bench.line(&names[1], 1.5, &mut || model.forward(&prompt, 0).map(drop));
+    bench.case(&names[1], 1.5, &mut || model.forward(&prompt, 0).map(drop));
     Ok(())
 }
 
@@ -111,7 +111,7 @@ struct Model {
 impl Model {
     fn new(dtype: DType) -> Outcome<Self> {
         let layer = |number: usize| -> Outcome<Layer> {
-            let weight = |dims: &[usize], place| normal(dtype, dims, (number * 16 + place) as u64);
+            let weight = |dims: &[usize], index| normal(dtype, dims, (number * 16 + index) as u64);
             let cache = || Tensor::zeros(dtype, &[1, KV_HEADS, CAPACITY, WIDTH], Device::Cpu);
             Ok(Layer {
                 norms: [weight(&[HIDDEN], 0)?, weight(&[HIDDEN], 1)?],
@@ -138,7 +138,7 @@ impl Model {
         })
     }
 
-    /// Logits of all tokens, which stand at `start` and behind it.
+    /// Logits of tokens at the positions from `start` on.
     fn forward(&mut self, tokens: &[i64], start: usize) -> Outcome<Tensor> {
         let (count, end) = (tokens.len(), start + tokens.len());
         let mut x = self.embedding.embedding(&Tensor::from_slice(tokens, &[count])?)?;

@@ -1,13 +1,15 @@
-//! Distributed tensors: what layouts cost beside the arithmetic, beside torch.
+//! Overhead of distributed tensors, against torch.
 //!
-//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch to see its figures
-//! too. Words after `--` choose the cases whose names contain one of them.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python with torch. Arguments after `--`
+//! select the cases whose names contain one of them.
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weightloom_bench::{Goal, Peer, Report, median, median_of_many, middle, rate, short};
+use weightloom_bench::{
+    Against, Goal, Peer, Report, duration, median, median_of_many, median_time, throughput,
+};
 use weightloom_dtensor::{DTensor, DTensorError, DistContext};
 use weightloom_gang::{GangExt, GangOptions, solo, threads};
 use weightloom_layout::{DType, Layout, Mesh, Placement, ReduceOp, Shape};
@@ -17,19 +19,19 @@ const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(150);
 
 fn main() -> Result<(), DTensorError> {
-    let chosen: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|word| name.contains(word));
-    let mut report = Report::new();
-    if wanted("overhead") {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let is_selected = |name: &str| filters.is_empty() || filters.iter().any(|word| name.contains(word));
+    let mut report = Report::new("dtensor");
+    if is_selected("overhead") {
         overhead(&mut report)?;
     }
-    if wanted("block") {
+    if is_selected("block") {
         block(&mut report)?;
     }
-    if wanted("redistribution") {
+    if is_selected("redistribution") {
         redistribution(&mut report);
     }
-    report.print();
+    report.finish();
     Ok(())
 }
 
@@ -43,7 +45,7 @@ fn alone() -> Result<(Arc<DistContext>, Layout), DTensorError> {
     Ok((dist, Layout::replicated(Mesh::new(&[("dp", 1)])?)))
 }
 
-/// The time of one call beyond that of the same call on local tensors.
+/// Time of a call beyond that of the same call on local tensors.
 fn overhead(report: &mut Report) -> Result<(), DTensorError> {
     let (dist, layout) = alone()?;
     let [x, y, weight, bias] = [normal(&[4, 8], 1), normal(&[4, 8], 2), normal(&[8], 3), normal(&[8], 4)];
@@ -69,19 +71,14 @@ fn overhead(report: &mut Report) -> Result<(), DTensorError> {
             ours.push(with.saturating_sub(without));
             theirs.extend(peer.as_mut().and_then(|peer| peer.time(name)));
         }
-        let ours = middle(&mut ours);
+        let ours = median_time(&mut ours);
         let what = format!("overhead of a distributed {name}");
         report.at_most(&what, ours, Duration::from_nanos(300));
         if !theirs.is_empty() {
-            let theirs = middle(&mut theirs);
+            let theirs = median_time(&mut theirs);
             let ratio = theirs.as_secs_f64() / ours.as_secs_f64().max(1e-9);
-            let beside = format!("torch {}", short(theirs));
-            report.ratio(
-                &format!("{what}, beside torch"),
-                [&short(ours), &beside],
-                ratio,
-                Goal::AtLeast(25.0),
-            );
+            let figures = [&*duration(ours), &*duration(theirs)];
+            report.compare(&what, Against::peer("torch"), figures, ratio, Goal::AtLeast(25.0));
         }
     }
     Ok(())
@@ -147,14 +144,13 @@ fn block(report: &mut Report) -> Result<(), DTensorError> {
         distributed.push(spread);
     }
     ratios.sort_unstable_by(f64::total_cmp);
-    let (measured, beside) =
-        (short(middle(&mut distributed)), format!("local {}", short(middle(&mut plain))));
-    let what = "a distributed block on one rank";
-    report.ratio(what, [&measured, &beside], ratios[ratios.len() / 2], Goal::AtMost(1.02));
+    let (measured, local) = (duration(median_time(&mut distributed)), duration(median_time(&mut plain)));
+    let (what, against) = ("a distributed block on one rank", Against::floor("local"));
+    report.compare(what, against, [&measured, &local], ratios[ratios.len() / 2], Goal::AtMost(1.02));
     Ok(())
 }
 
-/// Moves of one tensor between layouts, beside copying as many bytes.
+/// Redistribution of a tensor, against `memcpy` of as many bytes.
 fn redistribution(report: &mut Report) {
     let bytes = 64 << 20;
     let source = vec![1u8; bytes];
@@ -179,9 +175,11 @@ fn redistribution(report: &mut Report) {
             moves.push(took);
         }
         ratios.sort_unstable_by(f64::total_cmp);
-        let what = format!("redistribution of 64 MiB over 2 thread ranks, {name}, beside memcpy");
-        let figures = [&rate(bytes, middle(&mut moves))[..], &rate(bytes, middle(&mut copies))];
-        report.ratio(&what, figures, ratios[ratios.len() / 2], Goal::AtLeast(0.5));
+        let what = format!("redistribution of 64 MiB over 2 thread ranks, {name}");
+        let figures =
+            [&throughput(bytes, median_time(&mut moves))[..], &throughput(bytes, median_time(&mut copies))];
+        let (ratio, goal) = (ratios[ratios.len() / 2], Goal::AtLeast(0.5));
+        report.compare(&what, Against::floor("memcpy"), figures, ratio, goal);
     }
 }
 
@@ -208,5 +206,5 @@ fn redistribute(elements: usize, from: Placement, to: Placement) -> Result<Durat
     let times: Vec<Vec<Duration>> = times.into_iter().collect::<Result<_, _>>()?;
     let mut slowest: Vec<Duration> =
         (2..REPEATS).map(|repeat| times.iter().map(|rank| rank[repeat]).max().unwrap_or_default()).collect();
-    Ok(middle(&mut slowest))
+    Ok(median_time(&mut slowest))
 }

@@ -1,11 +1,11 @@
-//! Models: listing, loading, scoring, decoding and the first token, beside
+//! Listing, loading, scoring, decoding and time to first token, against
 //! transformers and safetensors.
 //!
-//! Every measurement is a process of its own, ours and theirs in turns. Set
-//! `WEIGHTLOOM_PEER_PYTHON` to a Python that has transformers,
+//! Every measurement runs in a separate process, ours and theirs in alternation.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python with transformers,
 //! `WEIGHTLOOM_BENCH_SMALL` and `WEIGHTLOOM_BENCH_LARGE` to Hugging Face folders
 //! of models (SmolLM2-135M, and one of the size of Llama-3.2-1B in bf16), and
-//! `WEIGHTLOOM_BINARY` to the built command. Words after `--` choose cases:
+//! `WEIGHTLOOM_BINARY` to the built command. Arguments after `--` select cases:
 //! list, load, score, decode, first.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use weightloom_bench::{Goal, Report, asked, middle_figure, number, peak, seconds};
+use weightloom_bench::{Against, Goal, Report, json_f64, json_output, median_f64, peak_memory, seconds};
 use weightloom_checkpoint::storage::ReadMode;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::CardStore;
@@ -35,7 +35,7 @@ fn main() {
     let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let (small, large) = (folder("WEIGHTLOOM_BENCH_SMALL"), folder("WEIGHTLOOM_BENCH_LARGE"));
-    let mut report = Report::new();
+    let mut report = Report::new("models");
     if wanted("list") {
         list(&mut report);
     }
@@ -54,11 +54,11 @@ fn main() {
             first_token(&mut report, &small);
         }
     }
-    report.print();
+    report.finish();
 }
 
-/// One measurement of ours, told as one line of JSON.
-#[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
+/// Runs one measurement and prints it as a line of JSON.
+#[expect(clippy::print_stdout, reason = "the output of a measuring process")]
 fn ours(case: &str, folder: &Path, dtype: &str) {
     let mut families = Families::new();
     weightloom_models::register(&mut families).expect("families differ in name");
@@ -69,7 +69,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
         model_path: Vec::new(),
     };
     let dtype: DType = dtype.parse().expect("a dtype");
-    let before = peak();
+    let before = peak_memory();
     let begin = Instant::now();
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
@@ -85,7 +85,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
                 .map(|(_, value)| value.shape().volume() * dtype.size())
                 .sum();
             let touched = touch(&loaded.decoder);
-            json!({"seconds": seconds, "touched": seconds + touched, "peak": peak() - before, "weights": weights})
+            json!({"seconds": seconds, "touched": seconds + touched, "peak": peak_memory() - before, "weights": weights})
         }
         "rank" => rank(&model, begin),
         "score" => {
@@ -104,7 +104,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
     println!("{answer}");
 }
 
-/// Seconds that reading some of each page of every parameter takes.
+/// Time to read a byte of each page of every parameter, in seconds.
 fn touch(decoder: &Decoder) -> f64 {
     let begin = Instant::now();
     for (_, value) in decoder.parameters() {
@@ -116,7 +116,7 @@ fn touch(decoder: &Decoder) -> f64 {
     begin.elapsed().as_secs_f64()
 }
 
-/// One rank of eight reads its part, alone.
+/// One rank of eight reads its shards, alone.
 fn rank(model: &Model, begin: Instant) -> Value {
     let config = model.decoder_config().expect("a decoder");
     let keys = model.keys().expect("keys");
@@ -133,7 +133,7 @@ fn rank(model: &Model, begin: Instant) -> Value {
         (parts.iter().map(|part| part.shape().volume() * part.dtype().size()).sum::<usize>(), parts)
     });
     let bytes = all.expect("no rank panics")[0].0;
-    json!({"seconds": begin.elapsed().as_secs_f64(), "bytes": bytes, "peak": peak()})
+    json!({"seconds": begin.elapsed().as_secs_f64(), "bytes": bytes, "peak": peak_memory()})
 }
 
 fn prompt(decoder: &Decoder, length: usize) -> Vec<u32> {
@@ -154,7 +154,7 @@ fn decode(decoder: &Decoder, tokens: &[u32], count: usize) {
     std::hint::black_box(Generation::new(decoder, None, request).expect("a request").run().expect("written"));
 }
 
-/// Seconds, the middle of so many after one that does not count.
+/// Median seconds of `runs` runs after a warm-up.
 fn median(runs: usize, work: impl Fn()) -> f64 {
     work();
     let time = || {
@@ -162,12 +162,12 @@ fn median(runs: usize, work: impl Fn()) -> f64 {
         work();
         begin.elapsed().as_secs_f64()
     };
-    middle_figure((0..runs).map(|_| time()).collect())
+    median_f64((0..runs).map(|_| time()).collect())
 }
 
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
     let own = std::env::current_exe().expect("this program");
-    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
+    json_output(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
 }
 
 fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
@@ -175,7 +175,7 @@ fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/models_transformers.py");
     let mut command = Command::new(python);
     command.arg(script).arg(case).arg(folder).args(["--dtype", dtype, "--runs", "3"]);
-    Some(asked(command.env("HF_HUB_OFFLINE", "1")))
+    Some(json_output(command.env("HF_HUB_OFFLINE", "1")))
 }
 
 fn list(report: &mut Report) {
@@ -187,10 +187,11 @@ fn list(report: &mut Report) {
         begin.elapsed().as_secs_f64()
     };
     time();
-    let measured = middle_figure((0..21).map(|_| time()).collect());
-    let own = [seconds(measured), "30 ms".to_owned()];
-    report.ratio("models list / 30 ms", [&own[0], &own[1]], measured / 0.03, Goal::AtMost(1.0));
-    report.note("models list / fairseq2's 4.6 s", [&own[0], "4.6 s"], measured / 4.6);
+    let measured = median_f64((0..21).map(|_| time()).collect());
+    let own = seconds(measured);
+    report.compare("models list", Against::Limit, [&own, "30 ms"], measured / 0.03, Goal::AtMost(1.0));
+    let published = Against::peer("fairseq2, as published,");
+    report.compare("models list", published, [&own, "4.6 s"], measured / 4.6, Goal::Lower);
 }
 
 fn load(report: &mut Report, folder: &Path) {
@@ -198,82 +199,72 @@ fn load(report: &mut Report, folder: &Path) {
     let mut again = Vec::new();
     for _ in 0..ROUNDS {
         read.push(ask_ours("load", folder, "bf16"));
-        // A virtual machine may have given memory back to its host, and large
-        // pages are dear to get anew. Right behind, memory is at hand.
+        // A virtual machine may have returned memory to its host, and huge pages
+        // are expensive to get back. A second load finds the memory allocated.
         again.push(ask_ours("load", folder, "bf16"));
         theirs.extend(ask_theirs("load", folder, "bfloat16"));
         mapped.push(ask_ours("map", folder, "bf16"));
         file.extend(ask_theirs("read", folder, "bfloat16"));
         rank.push(ask_ours("rank", folder, "bf16"));
     }
-    let of = |all: &[Value], path: &str| middle_figure(all.iter().map(|value| number(value, path)).collect());
-    let mut faster = |what: &str, ours: f64, beside: f64| {
-        report.ratio(what, [&seconds(ours), &seconds(beside)], beside / ours, Goal::AtLeast(2.0));
+    let of = |all: &[Value], path: &str| median_f64(all.iter().map(|value| json_f64(value, path)).collect());
+    let mut faster = |what: &str, peer: &str, ours: f64, theirs: f64| {
+        let figures = [&*seconds(ours), &*seconds(theirs)];
+        report.compare(what, Against::peer(peer), figures, theirs / ours, Goal::AtLeast(2.0));
     };
     if !theirs.is_empty() {
-        faster("load, mapped / from_pretrained", of(&mapped, "/seconds"), of(&theirs, "/seconds"));
+        let (ours, touched) = (of(&mapped, "/seconds"), of(&theirs, "/touched_seconds"));
+        faster("load, mapped", "from_pretrained", ours, of(&theirs, "/seconds"));
+        faster("load, mapped and touched", "from_pretrained", of(&mapped, "/touched"), touched);
+        faster("load, read", "from_pretrained, touched", of(&read, "/seconds"), touched);
+        faster("load, read into warm memory", "from_pretrained, touched", of(&again, "/seconds"), touched);
+        let copied = of(&file, "/copied_seconds");
+        faster("load, mapped", "safetensors load_file", ours, of(&file, "/seconds"));
+        faster("load, read", "safetensors load_file, copied", of(&read, "/seconds"), copied);
         faster(
-            "load, mapped and touched / the same",
-            of(&mapped, "/touched"),
-            of(&theirs, "/touched_seconds"),
+            "load, read into warm memory",
+            "safetensors load_file, copied",
+            of(&again, "/seconds"),
+            copied,
         );
-        faster(
-            "load, read / from_pretrained, touched",
-            of(&read, "/seconds"),
-            of(&theirs, "/touched_seconds"),
-        );
-        faster("the same, with memory at hand", of(&again, "/seconds"), of(&theirs, "/touched_seconds"));
-        faster("load, mapped / load_file", of(&mapped, "/seconds"), of(&file, "/seconds"));
-        faster("load, read / load_file and copied", of(&read, "/seconds"), of(&file, "/copied_seconds"));
-        faster("the same, with memory at hand", of(&again, "/seconds"), of(&file, "/copied_seconds"));
     }
     let (peak, weights) = (of(&read, "/peak"), of(&read, "/weights"));
     let gigabytes = |bytes: f64| format!("{:.3} GB", bytes / 1e9);
-    report.ratio(
-        "peak memory of a read / weights",
-        [&gigabytes(peak), &gigabytes(weights)],
-        peak / weights,
-        Goal::AtMost(1.05),
-    );
+    let figures = [&*gigabytes(peak), &*gigabytes(weights)];
+    let against = Against::floor("weights");
+    report.compare("peak memory of a load", against, figures, peak / weights, Goal::AtMost(1.05));
     let (alone, bytes) = (of(&rank, "/seconds"), of(&rank, "/bytes"));
-    report.note("one rank of tp=8 / fairseq2's 77 s", [&seconds(alone), "77 s"], alone / 77.0);
-    report.ratio(
-        "its bytes / an eighth",
-        [&gigabytes(bytes), &gigabytes(weights / 8.0)],
-        bytes / (weights / 8.0),
-        Goal::AtMost(1.02),
-    );
+    let published = Against::peer("fairseq2, as published,");
+    report.compare("load, one rank of tp=8", published, [&seconds(alone), "77 s"], alone / 77.0, Goal::Lower);
+    let eighth = weights / 8.0;
+    let figures = [&*gigabytes(bytes), &*gigabytes(eighth)];
+    let against = Against::floor("an eighth of the weights");
+    report.compare("bytes read by one rank of tp=8", against, figures, bytes / eighth, Goal::AtMost(1.02));
 }
 
 fn speed(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 2], goal: f64) {
     let (mut own, mut beside, mut steady) = (vec![], vec![], vec![]);
     for _ in 0..ROUNDS {
-        own.push(number(&ask_ours(case, folder, dtype), "/rate"));
+        own.push(json_f64(&ask_ours(case, folder, dtype), "/rate"));
         if let Some(answer) = ask_theirs(case, folder, theirs) {
-            beside.push(number(&answer, "/tokens_per_second"));
-            steady.push(number(&answer, "/bare_tokens_per_second"));
+            beside.push(json_f64(&answer, "/tokens_per_second"));
+            steady.push(json_f64(&answer, "/bare_tokens_per_second"));
         }
     }
-    let ours = middle_figure(own);
+    let ours = median_f64(own);
     let rate = |value: f64| format!("{value:.1} tokens/s");
     if beside.is_empty() {
-        report.note(&format!("{case} in {dtype}"), [&rate(ours), ""], f64::NAN);
+        report.figure(&format!("{case} in {dtype}"), &rate(ours));
         return;
     }
-    let beside = middle_figure(beside);
-    report.ratio(
-        &format!("{case} in {dtype} / transformers"),
-        [&rate(ours), &rate(beside)],
-        ours / beside,
-        Goal::AtLeast(goal),
-    );
-    let bare = middle_figure(steady);
+    let beside = median_f64(beside);
+    let what = format!("{case} in {dtype}");
+    let figures = [&*rate(ours), &*rate(beside)];
+    report.compare(&what, Against::peer("transformers"), figures, ours / beside, Goal::AtLeast(goal));
+    let bare = median_f64(steady);
     if bare.is_finite() {
-        report.note(
-            &format!("{case} in {dtype} / without generate()"),
-            [&rate(ours), &rate(bare)],
-            ours / bare,
-        );
+        let against = Against::peer("transformers without `generate`");
+        report.compare(&what, against, [&rate(ours), &rate(bare)], ours / bare, Goal::Higher);
     }
 }
 
@@ -294,17 +285,14 @@ fn first_token(report: &mut Report, folder: &Path) {
         own.push(begin.elapsed().as_secs_f64());
         beside.extend(
             ask_theirs("first-token", folder, "bfloat16")
-                .map(|answer| number(&answer, "/stages/first_token")),
+                .map(|answer| json_f64(&answer, "/stages/first_token")),
         );
     }
-    let own = middle_figure(own);
+    let own = median_f64(own);
     if !beside.is_empty() {
-        let beside = middle_figure(beside);
-        report.ratio(
-            "process to first token / transformers",
-            [&seconds(own), &seconds(beside)],
-            own / beside,
-            Goal::AtMost(0.1),
-        );
+        let beside = median_f64(beside);
+        let figures = [&*seconds(own), &*seconds(beside)];
+        let (what, against) = ("process start to first token", Against::peer("transformers"));
+        report.compare(what, against, figures, own / beside, Goal::AtMost(0.1));
     }
 }

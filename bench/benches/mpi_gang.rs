@@ -1,4 +1,4 @@
-//! All-reduce on MPI ranks, beside a bare MPI call.
+//! All-reduce of MPI ranks against a bare MPI call.
 //!
 //! Starts itself under `mpirun` with two ranks.
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mpi::collective::SystemOperation;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::CommunicatorCollectives;
-use weightloom_bench::{Goal, Report, middle, rate, short};
+use weightloom_bench::{Against, Goal, Report, duration, median_time, throughput};
 use weightloom_gang::GangExt;
 use weightloom_gang_mpi::{MpiOptions, MpiWorld};
 use weightloom_layout::ReduceOp;
@@ -18,10 +18,10 @@ fn main() -> ExitCode {
         ranks();
         return ExitCode::SUCCESS;
     }
-    let myself = std::env::current_exe().expect("a path to this program");
+    let program = std::env::current_exe().expect("a path to this program");
     let status = Command::new("mpirun")
         .args(["--bind-to", "core", "-n", "2"])
-        .arg(myself)
+        .arg(program)
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .status()
@@ -33,7 +33,7 @@ fn ranks() {
     let world = MpiWorld::join(MpiOptions::default()).expect("an MPI job");
     let gang = world.root();
     let bare = SimpleCommunicator::world();
-    let mut report = Report::new();
+    let mut report = Report::new("mpi_gang");
     for (name, bytes, repeats) in
         [("4 KiB", 4 << 10, 3_000), ("1 MiB", 1 << 20, 300), ("64 MiB", 64 << 20, 15)]
     {
@@ -51,26 +51,24 @@ fn ranks() {
             theirs.push(begin.elapsed());
         }
         let (ours, theirs) = (slowest_median(&*gang, &ours), slowest_median(&*gang, &theirs));
-        let what = format!("all-reduce of {name} f32 over 2 MPI ranks, time beside bare MPI_Allreduce");
+        let what = format!("all-reduce of {name} f32 over 2 MPI ranks");
         let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
-        let shown = |time: Duration| format!("{} ({})", short(time), rate(bytes, time));
-        if bytes >= 1 << 20 {
-            report.ratio(&what, [&shown(ours), &shown(theirs)], ratio, Goal::AtMost(1.1));
-        } else {
-            report.note(&what, [&shown(ours), &shown(theirs)], ratio);
-        }
+        let shown = |time: Duration| format!("{} ({})", duration(time), throughput(bytes, time));
+        let goal = if bytes >= 1 << 20 { Goal::AtMost(1.1) } else { Goal::Lower };
+        let against = Against::floor("MPI_Allreduce");
+        report.compare(&what, against, [&shown(ours), &shown(theirs)], ratio, goal);
     }
     if gang.rank() == 0 {
-        report.print();
+        report.finish();
     }
     drop(gang);
     world.leave().expect("all ranks end together");
 }
 
-/// The median over repetitions of the slowest rank's time.
+/// Median over repetitions of the slowest rank's time.
 fn slowest_median(gang: &dyn weightloom_gang::Gang, times: &[Duration]) -> Duration {
     let mut nanos: Vec<u64> = times[2..].iter().map(|time| time.as_nanos() as u64).collect();
     gang.all_reduce(&mut nanos, ReduceOp::Max).expect("a maximum");
     let mut times: Vec<Duration> = nanos.into_iter().map(Duration::from_nanos).collect();
-    middle(&mut times)
+    median_time(&mut times)
 }

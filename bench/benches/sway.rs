@@ -1,11 +1,11 @@
-//! A whole suite of thirteen probes beside dlm-sway.
+//! A suite of thirteen probes against dlm-sway.
 //!
-//! Every measurement is a process of its own. Set `WEIGHTLOOM_PEER_PYTHON` to a
-//! Python that has dlm-sway, torch, peft and sentence-transformers, and
+//! Every measurement runs in a separate process. Set `WEIGHTLOOM_PEER_PYTHON` to
+//! a Python with dlm-sway, torch, peft and sentence-transformers, and
 //! `WEIGHTLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
-//! The peer makes an adapter and an encoder of sentences, with random
-//! matrices; both sides read the same. Words after `--` choose cases:
-//! reference, paired. The peer is asked once: its suite takes many minutes.
+//! The peer creates an adapter and a sentence encoder with random weights,
+//! which both sides use. Arguments after `--` select cases: reference, paired.
+//! The peer runs once, because its suite takes many minutes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use weightloom_bench::{Goal, Report, asked, gigabytes, number, peak, seconds};
+use weightloom_bench::{Against, Goal, Report, gigabytes, json_f64, json_output, peak_memory, seconds};
 use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub};
@@ -23,16 +23,16 @@ use weightloom_sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::PairedSettings;
-use weightloom_sway::runner::{Entry, Job, Silent, run};
+use weightloom_sway::runner::{Entry, SuiteRun, run};
 use weightloom_sway::sections::Section;
 
-#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
+#[allow(clippy::print_stdout, reason = "progress of a long benchmark")]
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--bench")).collect();
-    if let [own, case, base, adapter, encoder, kept] = words.as_slice()
-        && own == "ours"
+    if let [role, case, base, adapter, encoder, cache_folder] = words.as_slice()
+        && role == "ours"
     {
-        return ours(case, [base, adapter, encoder].map(Path::new), Path::new(kept));
+        return ours(case, [base, adapter, encoder].map(Path::new), Path::new(cache_folder));
     }
     let Some(base) = std::env::var_os("WEIGHTLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
     let Some(python) = std::env::var_os("WEIGHTLOOM_PEER_PYTHON") else { return };
@@ -40,65 +40,61 @@ fn main() {
     std::fs::create_dir_all(&folder).expect("a folder");
     let (adapter, encoder) = (folder.join("adapter"), folder.join("encoder"));
     let suite = suite_file();
-    let made = |what: [&OsStr; 3]| {
-        let made = asked(Command::new(&python).arg(peer()).args(what));
+    let create = |what: [&OsStr; 3]| {
+        let made = json_output(Command::new(&python).arg(peer()).args(what));
         assert!(made["made"].is_string(), "{made}");
     };
-    made(["make".as_ref(), base.as_ref(), adapter.as_ref()]);
-    made(["encoder".as_ref(), encoder.as_ref(), suite.as_ref()]);
+    create(["make".as_ref(), base.as_ref(), adapter.as_ref()]);
+    create(["encoder".as_ref(), encoder.as_ref(), suite.as_ref()]);
     let wanted = |case: &str| words.is_empty() || words.iter().any(|word| word == case);
-    let mut report = Report::new();
+    let mut report = Report::new("sway");
     let cases: Vec<&str> = ["reference", "paired"].into_iter().filter(|case| wanted(case)).collect();
     let ours: Vec<[Value; 2]> =
         cases.iter().map(|case| measured(case, [&base, &adapter, &encoder], &folder.join(case))).collect();
     let mut command = Command::new(python);
     command.arg(peer()).arg("run").args([&base, &adapter, &encoder, &suite]);
-    let theirs = asked(command.env("OMP_NUM_THREADS", "2"));
+    let theirs = json_output(command.env("OMP_NUM_THREADS", "2"));
     for (case, ours) in cases.iter().zip(&ours) {
         compare(&mut report, case, ours, &theirs);
     }
     for (name, took) in theirs["probes"].as_object().into_iter().flatten() {
         println!("dlm-sway {name}: {:.1} s", took.as_f64().unwrap_or(f64::NAN));
     }
-    report.print();
+    report.finish();
     let _ = std::fs::remove_dir_all(folder);
 }
 
-/// A case of ours, and the same again.
-#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
-fn measured(case: &str, paths: [&Path; 3], kept: &Path) -> [Value; 2] {
+/// Runs a case twice; the second run finds all answers in the cache.
+#[allow(clippy::print_stdout, reason = "progress of a long benchmark")]
+fn measured(case: &str, paths: [&Path; 3], cache_folder: &Path) -> [Value; 2] {
     [(); 2].map(|()| {
         let own = std::env::current_exe().expect("this program");
         let mut command = Command::new(own);
-        let told = asked(command.args(["ours", case]).args(paths).arg(kept).env("WEIGHTLOOM_THREADS", "2"));
-        println!("{case}: {:.1} s", number(&told, "/seconds"));
-        told
+        let output = json_output(
+            command.args(["ours", case]).args(paths).arg(cache_folder).env("WEIGHTLOOM_THREADS", "2"),
+        );
+        println!("{case}: {:.1} s", json_f64(&output, "/seconds"));
+        output
     })
 }
 
-#[allow(clippy::print_stdout, reason = "where the time goes, for a person")]
+#[allow(clippy::print_stdout, reason = "progress of a long benchmark")]
 fn compare(report: &mut Report, case: &str, [first, second]: &[Value; 2], theirs: &Value) {
-    assert_eq!(theirs["skipped"], json!([]), "dlm-sway left probes out");
+    assert_eq!(theirs["skipped"], json!([]), "dlm-sway skipped probes");
     for probe in first["probes"].as_array().into_iter().flatten() {
-        println!("{case} {}: {:.1} s", probe["name"], number(probe, "/seconds"));
+        println!("{case} {}: {:.1} s", probe["name"], json_f64(probe, "/seconds"));
     }
-    let (time, beside) = (number(first, "/seconds"), number(theirs, "/seconds"));
-    let what = format!("13 probes, {case} statistics / dlm-sway");
-    report.ratio(&what, [&seconds(time), &seconds(beside)], beside / time, Goal::AtLeast(10.0));
-    let (own, beside) = (number(first, "/peak"), number(theirs, "/peak"));
-    report.ratio(
-        "its peak memory / dlm-sway",
-        [&gigabytes(own), &gigabytes(beside)],
-        own / beside,
-        Goal::AtMost(0.6),
-    );
-    let again = number(second, "/seconds");
-    report.ratio(
-        "the same again, from kept answers / 1 s",
-        [&seconds(again), "1 s"],
-        again,
-        Goal::AtMost(1.0),
-    );
+    let (time, beside) = (json_f64(first, "/seconds"), json_f64(theirs, "/seconds"));
+    let what = format!("13 probes, {case} statistics");
+    let figures = [&*seconds(time), &*seconds(beside)];
+    report.compare(&what, Against::peer("dlm-sway"), figures, beside / time, Goal::AtLeast(10.0));
+    let (own, beside) = (json_f64(first, "/peak"), json_f64(theirs, "/peak"));
+    let what = format!("13 probes, {case} statistics, peak memory");
+    let figures = [&*gigabytes(own), &*gigabytes(beside)];
+    report.compare(&what, Against::peer("dlm-sway"), figures, own / beside, Goal::AtMost(0.6));
+    let again = json_f64(second, "/seconds");
+    let what = format!("13 probes, {case} statistics, from cached answers");
+    report.compare(&what, Against::Limit, [&seconds(again), "1 s"], again, Goal::AtMost(1.0));
 }
 
 fn peer() -> PathBuf {
@@ -109,9 +105,9 @@ fn suite_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("sway/suite.json")
 }
 
-/// One measurement of ours, told as one line of JSON.
-#[allow(clippy::print_stdout, reason = "the answer of a process of its own")]
-fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
+/// Runs one measurement and prints it as a line of JSON.
+#[allow(clippy::print_stdout, reason = "the output of a measuring process")]
+fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], cache_folder: &Path) {
     let started = Instant::now();
     let given: Value = serde_json::from_slice(&std::fs::read(suite_file()).expect("a suite")).expect("JSON");
     let sections: Vec<Section> =
@@ -137,10 +133,10 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
         .expect("a backend");
     let mut backend = WithSentenceEncoder::open(Box::new(local), encoder, &()).expect("an encoder");
     let identity = backend.description().identity.clone().expect("an identity");
-    std::fs::create_dir_all(kept).expect("a folder");
-    let mut cache = Cache::open(kept, &identity).expect("a cache");
+    std::fs::create_dir_all(cache_folder).expect("a folder");
+    let mut cache = Cache::open(cache_folder, &identity).expect("a cache");
     let statistics = case.parse().unwrap_or_default();
-    let job = Job {
+    let job = SuiteRun {
         entries: &entries,
         seed: 0,
         top_k: 256,
@@ -152,7 +148,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
         paired: PairedSettings::default(),
         cancel: None,
     };
-    let outcome = run(&job, &mut backend, Some(&mut cache), &mut Silent).expect("a run");
+    let outcome = run(&job, &mut backend, Some(&mut cache), &mut ()).expect("a run");
     let verdicts: Vec<Value> = outcome
         .records
         .iter()
@@ -161,7 +157,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], kept: &Path) {
                 "seconds": record.duration_s, "message": record.message})
         })
         .collect();
-    let answer = json!({"seconds": started.elapsed().as_secs_f64(), "peak": peak(), "probes": verdicts,
+    let answer = json!({"seconds": started.elapsed().as_secs_f64(), "peak": peak_memory(), "probes": verdicts,
         "asked": outcome.counters.forward_passes});
     println!("{answer}");
 }

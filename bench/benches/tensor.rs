@@ -1,12 +1,12 @@
-//! Tensor kernels, beside torch and candle.
+//! Tensor kernels against torch and candle.
 //!
-//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch, and
-//! `WEIGHTLOOM_PEER_CANDLE` to anything to build and run candle, to see ratios.
-//! Words after `--` choose the cases whose names contain one of them.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python with torch, and
+//! `WEIGHTLOOM_PEER_CANDLE` to build and run candle. Arguments after `--` select
+//! the cases whose names contain one of them.
 
 use std::process::Command;
 
-use weightloom_bench::{Goal, Peer, Turns};
+use weightloom_bench::{Against, Goal, Interleaved, Peer};
 use weightloom_layout::{DType, Shape};
 use weightloom_tensor::{
     AdamW, Attention, CrossEntropy, Moments, RopeStyle, Tensor, TensorError, backward, memory,
@@ -15,16 +15,16 @@ use weightloom_tensor::{
 type Outcome<T> = Result<T, TensorError>;
 
 fn main() -> Outcome<()> {
-    let mut bench = Turns::new(peers());
+    let mut bench = Interleaved::new("tensor", peers());
     kernels(&mut bench)?;
     attention(&mut bench)?;
     adamw(&mut bench)?;
     llama_block(&mut bench)?;
-    bench.report.print();
+    bench.report.finish();
     Ok(())
 }
 
-/// The first peer is the one that goals are about.
+/// Goals are about the first peer.
 fn peers() -> Vec<Peer> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
@@ -35,21 +35,26 @@ fn peers() -> Vec<Peer> {
     }
     if std::env::var_os("WEIGHTLOOM_PEER_CANDLE").is_some() {
         let manifest = format!("{folder}/candle/Cargo.toml");
-        let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers");
+        let target = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peers");
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
         let built = Command::new(cargo)
-            .args(["build", "--release", "--manifest-path", &manifest, "--target-dir", built_in])
+            .args(["build", "--release", "--manifest-path", &manifest, "--target-dir", target])
             .status();
         assert!(built.is_ok_and(|status| status.success()), "candle builds");
-        let mut command = Command::new(format!("{built_in}/release/candle-peer"));
+        let mut command = Command::new(format!("{target}/release/candle-peer"));
         peers.push(Peer::start("candle", command.env("RAYON_NUM_THREADS", &threads)));
     }
     peers
 }
 
-/// The most memory that a case holds at once, beyond what it starts with.
-fn memory_of(bench: &mut Turns, name: &str, most: f64, work: &mut dyn FnMut() -> Outcome<()>) -> Outcome<()> {
-    if !bench.is_chosen(name) {
+/// Compares the peak memory of a case beyond what is in use before it.
+fn compare_memory(
+    bench: &mut Interleaved,
+    name: &str,
+    most: f64,
+    work: &mut dyn FnMut() -> Outcome<()>,
+) -> Outcome<()> {
+    if !bench.is_selected(name) {
         return Ok(());
     }
     work()?;
@@ -59,9 +64,9 @@ fn memory_of(bench: &mut Turns, name: &str, most: f64, work: &mut dyn FnMut() ->
     let ours = (memory::statistics().high_water - before) as f64;
     let case = format!("peak memory of {name}");
     let Some(theirs) = bench.peers.first_mut().and_then(|peer| peer.ask(&case)) else { return Ok(()) };
-    let short = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
-    let beside = format!("torch {}", short(theirs));
-    bench.report.ratio(&case, [&short(ours), &beside], ours / theirs, Goal::AtMost(most));
+    let megabytes = |bytes: f64| format!("{:.1} MB", bytes / 1e6);
+    let figures = [&*megabytes(ours), &*megabytes(theirs)];
+    bench.report.compare(&case, Against::peer("torch"), figures, ours / theirs, Goal::AtMost(most));
     Ok(())
 }
 
@@ -77,65 +82,65 @@ fn normal(dims: &[usize], seed: u64) -> Tensor {
     Tensor::from_slice(&values, dims).expect("a tensor")
 }
 
-fn kernels(bench: &mut Turns) -> Outcome<()> {
+fn kernels(bench: &mut Interleaved) -> Outcome<()> {
     let x = normal(&[1024, 1024], 1);
-    bench.line("matmul 1024 f32", 1.0, &mut || x.matmul(&x).map(drop));
+    bench.case("matmul 1024 f32", 1.0, &mut || x.matmul(&x).map(drop));
     let half = x.cast(DType::Bf16)?;
-    bench.line("matmul 1024 bf16", 0.85, &mut || half.matmul(&half).map(drop));
+    bench.case("matmul 1024 bf16", 0.85, &mut || half.matmul(&half).map(drop));
     let (token, matrix) = (normal(&[1, 4096], 7), normal(&[4096, 4096], 8));
-    bench.line("one row through 4096² f32", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
+    bench.case("one row through 4096² f32", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
     let (token, matrix) = (token.cast(DType::Bf16)?, matrix.cast(DType::Bf16)?);
-    bench.line("one row through 4096² bf16", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
+    bench.case("one row through 4096² bf16", 1.0, &mut || token.linear(&matrix, None, None).map(drop));
     let (big, up, weight) = (normal(&[2048, 2048], 2), normal(&[2048, 2048], 3), normal(&[2048], 4));
-    bench.line("softmax 2048²", 1.0, &mut || big.softmax(1).map(drop));
-    bench.line("RMS norm 2048²", 1.0, &mut || big.rms_norm(&weight, 1e-5).map(drop));
-    bench.line("swiglu 2048²", 1.0, &mut || big.swiglu(&up).map(drop));
-    bench.line("gelu 2048²", 1.0, &mut || big.gelu().map(drop));
-    bench.line("add 2048²", 1.0, &mut || big.add(&up).map(drop));
-    let (cos, sin) = turns(512, 64)?;
+    bench.case("softmax 2048²", 1.0, &mut || big.softmax(1).map(drop));
+    bench.case("RMS norm 2048²", 1.0, &mut || big.rms_norm(&weight, 1e-5).map(drop));
+    bench.case("swiglu 2048²", 1.0, &mut || big.swiglu(&up).map(drop));
+    bench.case("gelu 2048²", 1.0, &mut || big.gelu().map(drop));
+    bench.case("add 2048²", 1.0, &mut || big.add(&up).map(drop));
+    let (cos, sin) = rope_tables(512, 64)?;
     let heads = normal(&[4, 9, 512, 64], 6);
-    bench.line("rope 4 × 9 × 512 × 64", 1.0, &mut || heads.rope(&cos, &sin, RopeStyle::Half).map(drop));
+    bench.case("rope 4 × 9 × 512 × 64", 1.0, &mut || heads.rope(&cos, &sin, RopeStyle::Half).map(drop));
     let logits = normal(&[512, 8192], 5).requires_grad();
     let targets: Vec<i64> = (0..512).map(|i| i * 16).collect();
     let targets = Tensor::from_slice(&targets, &[512])?;
-    bench.line("cross-entropy 512 × 8192, forward + backward", 1.0, &mut || {
+    bench.case("cross-entropy 512 × 8192, forward + backward", 1.0, &mut || {
         backward([(logits.cross_entropy(&targets, CrossEntropy::default())?, None)]).map(drop)
     });
     Ok(())
 }
 
-/// Cosines and sines of every position's angles.
-fn turns(positions: usize, width: usize) -> Outcome<(Tensor, Tensor)> {
+/// Cosines and sines of the rotary angles of every position.
+fn rope_tables(positions: usize, width: usize) -> Outcome<(Tensor, Tensor)> {
     let angle = |t: usize, i: usize| t as f64 * 10000f64.powf(-2.0 * i as f64 / width as f64);
     let angles: Vec<f64> = (0..positions).flat_map(|t| (0..width / 2).map(move |i| angle(t, i))).collect();
     let angles = Tensor::from_slice(&angles, &[positions, width / 2])?;
     Ok((angles.cos()?.cast(DType::F32)?, angles.sin()?.cast(DType::F32)?))
 }
 
-fn adamw(bench: &mut Turns) -> Outcome<()> {
+fn adamw(bench: &mut Interleaved) -> Outcome<()> {
     let (mut parameter, gradient) = (normal(&[1 << 22], 1), normal(&[1 << 22], 2));
     let mut moments = Moments::zero(&parameter)?;
     let mut number = 0;
-    bench.line("AdamW step, 4 Mi f32", 1.0, &mut || {
+    bench.case("AdamW step, 4 Mi f32", 1.0, &mut || {
         number += 1;
         AdamW::default().step(number, &mut parameter, &gradient, &mut moments)
     });
     Ok(())
 }
 
-fn attention(bench: &mut Turns) -> Outcome<()> {
+fn attention(bench: &mut Interleaved) -> Outcome<()> {
     let dims = [1, 8, 512, 64];
     let [q, k, v] = [1, 2, 3].map(|seed| normal(&dims, seed));
     let causal = Attention { causal: true, ..Attention::default() };
-    bench.line("attention h8 t512 d64, forward", 1.0, &mut || q.attention(&k, &v, causal).map(drop));
+    bench.case("attention h8 t512 d64, forward", 1.0, &mut || q.attention(&k, &v, causal).map(drop));
     let [q, k, v] = [q, k, v].map(|x| x.requires_grad());
-    bench.line("attention h8 t512 d64, forward + backward", 1.0, &mut || {
+    bench.case("attention h8 t512 d64, forward + backward", 1.0, &mut || {
         backward([(q.attention(&k, &v, causal)?, None)]).map(drop)
     });
     Ok(())
 }
 
-fn llama_block(bench: &mut Turns) -> Outcome<()> {
+fn llama_block(bench: &mut Interleaved) -> Outcome<()> {
     let (batch, time, hidden, heads, kv_heads, inner) = (4, 128, 576, 9, 3, 1536);
     let width = hidden / heads;
     let parameter =
@@ -147,12 +152,12 @@ fn llama_block(bench: &mut Turns) -> Outcome<()> {
     let (gate, up) = (parameter(&[inner, hidden], 7)?, parameter(&[inner, hidden], 8)?);
     let down = parameter(&[hidden, inner], 9)?;
     let x = normal(&[batch * time, hidden], 10).requires_grad();
-    let (cos, sin) = turns(time, width)?;
+    let (cos, sin) = rope_tables(time, width)?;
     let split = |x: Tensor, count: usize| -> Outcome<Tensor> {
         x.reshape(&Shape::new(&[batch, time, count, width])?)?.transpose(1, 2)
     };
     let causal = Attention { causal: true, ..Attention::default() };
-    // A function of its own, so that only what is saved lives on.
+    // A separate function, so that only saved tensors outlive the forward pass.
     let forward = || -> Outcome<Tensor> {
         let project = |x: &Tensor, weight: &Tensor| x.linear(weight, None, None);
         let n = x.rms_norm(&norm1, 1e-5)?;
@@ -167,6 +172,6 @@ fn llama_block(bench: &mut Turns) -> Outcome<()> {
     };
     let mut block = || backward([(forward()?, None)]).map(drop);
     let name = "Llama block 576, 4 × 128, forward + backward";
-    bench.line(name, 1.2, &mut block);
-    memory_of(bench, name, 0.7, &mut block)
+    bench.case(name, 1.2, &mut block);
+    compare_memory(bench, name, 0.7, &mut block)
 }

@@ -1,15 +1,15 @@
-//! Collectives of thread ranks, beside copying the same bytes.
+//! Collectives of thread ranks against `memcpy` of the same bytes.
 
 use std::time::{Duration, Instant};
 
-use weightloom_bench::{Goal, Report, median, middle, rate, short};
+use weightloom_bench::{Against, Goal, Report, duration, median, median_time, throughput};
 use weightloom_gang::{GangExt, GangOptions, threads};
 use weightloom_layout::ReduceOp;
 
 const RANKS: usize = 2;
 
 fn main() {
-    let mut report = Report::new();
+    let mut report = Report::new("thread_gang");
     for (name, bytes, repeats) in
         [("4 KiB", 4 << 10, 2_000), ("1 MiB", 1 << 20, 200), ("64 MiB", 64 << 20, 15)]
     {
@@ -21,18 +21,15 @@ fn main() {
         });
         let reduce = all_reduce(bytes, repeats);
         let ratio = copy.as_secs_f64() / reduce.as_secs_f64();
-        let what = format!("all-reduce of {name} f32 over {RANKS} thread ranks, beside memcpy");
-        let (measured, beside) = (rate(bytes, reduce), rate(bytes, copy));
-        if bytes >= 64 << 20 {
-            report.ratio(&what, [&measured, &beside], ratio, Goal::AtLeast(0.5));
-        } else {
-            report.note(&what, [&format!("{measured} ({})", short(reduce)), &beside], ratio);
-        }
+        let what = format!("all-reduce of {name} f32 over {RANKS} thread ranks");
+        let measured = format!("{} ({})", throughput(bytes, reduce), duration(reduce));
+        let goal = if bytes >= 64 << 20 { Goal::AtLeast(0.5) } else { Goal::Higher };
+        report.compare(&what, Against::floor("memcpy"), [&measured, &throughput(bytes, copy)], ratio, goal);
     }
-    report.print();
+    report.finish();
 }
 
-/// The median time of an all-reduce, taken by the rank that waits longest.
+/// Median time of an all-reduce on the slowest rank.
 fn all_reduce(bytes: usize, repeats: usize) -> Duration {
     let times = threads::run(RANKS, GangOptions::default(), |gang| {
         let mut values = vec![0.0f32; bytes / 4];
@@ -49,5 +46,5 @@ fn all_reduce(bytes: usize, repeats: usize) -> Duration {
     .expect("no rank panics");
     let mut slowest: Vec<Duration> =
         (0..repeats).map(|repeat| times.iter().map(|rank| rank[repeat]).max().unwrap_or_default()).collect();
-    middle(&mut slowest)
+    median_time(&mut slowest)
 }

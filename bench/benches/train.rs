@@ -1,9 +1,9 @@
-//! Training steps beside PyTorch and peft, and what an asynchronous save costs.
+//! Training steps against PyTorch and peft, and the cost of an asynchronous save.
 //!
-//! Every measurement is a process of its own, ours and theirs in turns. Set
-//! `WEIGHTLOOM_PEER_PYTHON` to a Python that has torch, transformers and peft,
+//! Every measurement runs in a separate process, ours and theirs in alternation.
+//! Set `WEIGHTLOOM_PEER_PYTHON` to a Python with torch, transformers and peft,
 //! and `WEIGHTLOOM_BENCH_SMALL` to a Hugging Face folder of SmolLM2-135M in f32.
-//! Words after `--` choose cases: full, lora, f32, bf16, save, shared.
+//! Arguments after `--` select cases: full, lora, f32, bf16, save, shared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use weightloom_bench::{Goal, Report, asked, gigabytes, middle_figure, number, peak, seconds};
+use weightloom_bench::{
+    Against, Goal, Report, gigabytes, json_f64, json_output, median_f64, peak_memory, seconds,
+};
 use weightloom_checkpoint::{Saver, Target};
 use weightloom_dtensor::DistContext;
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
@@ -41,7 +43,7 @@ fn main() {
     }
     let Some(folder) = std::env::var_os("WEIGHTLOOM_BENCH_SMALL").map(PathBuf::from) else { return };
     let wanted = |name: &str| words.is_empty() || words.iter().all(|word| name.contains(word.as_str()));
-    let mut report = Report::new();
+    let mut report = Report::new("train");
     for case in ["full", "lora"] {
         for (dtype, theirs) in [("f32", "float32"), ("bf16", "bfloat16")] {
             if wanted(&format!("{case} {dtype}")) {
@@ -55,7 +57,7 @@ fn main() {
     if wanted("shared") {
         shared(&mut report, &folder);
     }
-    report.print();
+    report.finish();
 }
 
 fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine {
@@ -123,8 +125,8 @@ fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
     engine.step(&settings, &[batch]).expect("a step").loss
 }
 
-/// One measurement of ours, told as one line of JSON.
-#[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
+/// Runs one measurement and prints it as a line of JSON.
+#[expect(clippy::print_stdout, reason = "the output of a measuring process")]
 fn ours(case: &str, folder: &Path, dtype: &str) {
     if case == "shared" {
         let ranks: usize = dtype.parse().expect("a number of ranks");
@@ -138,8 +140,8 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
         losses.push(one_step(&mut engine, number, ROWS));
         times.push(begin.elapsed().as_secs_f64());
     }
-    let seconds = middle_figure(times.split_off(2));
-    let memory = peak();
+    let seconds = median_f64(times.split_off(2));
+    let memory = peak_memory();
     let mut stalls = Vec::new();
     if case == "save" {
         let gang = solo(GangOptions::default());
@@ -159,7 +161,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
             let pace = Pace::Background(Arc::new(()));
             engine.save(&mut saver, &target, &progress, BTreeMap::new(), pace).expect("saved");
             let stall = begin.elapsed().as_secs_f64();
-            // Steps beside the save are slower, which is a cost of it too.
+            // Steps during the save are slower, which is part of its cost.
             let begin = Instant::now();
             let mut beside = 0;
             while beside < 2 || saver.is_saving() {
@@ -177,7 +179,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
 
 fn ask_ours(case: &str, folder: &Path, dtype: &str) -> Value {
     let own = std::env::current_exe().expect("this program");
-    asked(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
+    json_output(Command::new(own).args(["ours", case]).arg(folder).arg(dtype).env("WEIGHTLOOM_THREADS", "2"))
 }
 
 fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
@@ -185,7 +187,7 @@ fn ask_theirs(case: &str, folder: &Path, dtype: &str) -> Option<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train_torch.py");
     let mut command = Command::new(python);
     command.arg(script).arg(case).arg(folder).args(["--dtype", dtype]);
-    Some(asked(command.env("HF_HUB_OFFLINE", "1")))
+    Some(json_output(command.env("HF_HUB_OFFLINE", "1")))
 }
 
 fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 2]) {
@@ -194,34 +196,28 @@ fn step(report: &mut Report, folder: &Path, case: &str, [dtype, theirs]: [&str; 
         own.push(ask_ours(case, folder, dtype));
         beside.extend(ask_theirs(case, folder, theirs));
     }
-    let of = |all: &[Value], path: &str| middle_figure(all.iter().map(|value| number(value, path)).collect());
+    let of = |all: &[Value], path: &str| median_f64(all.iter().map(|value| json_f64(value, path)).collect());
     if beside.is_empty() {
-        report.note(&format!("{case} step in {dtype}"), [&seconds(of(&own, "/seconds")), ""], f64::NAN);
+        report.figure(&format!("{case} step in {dtype}"), &seconds(of(&own, "/seconds")));
         return;
     }
     let (ours, peer) = (of(&own, "/seconds"), of(&beside, "/seconds"));
-    report.ratio(
-        &format!("{case} step in {dtype} / PyTorch"),
-        [&seconds(ours), &seconds(peer)],
-        peer / ours,
-        Goal::AtLeast(1.2),
-    );
+    let what = format!("{case} step in {dtype}");
+    let figures = [&*seconds(ours), &*seconds(peer)];
+    report.compare(&what, Against::peer("PyTorch"), figures, peer / ours, Goal::AtLeast(1.2));
     let (ours, peer) = (of(&own, "/peak"), of(&beside, "/peak"));
-    report.ratio(
-        &format!("its peak memory in {dtype} / PyTorch"),
-        [&gigabytes(ours), &gigabytes(peer)],
-        ours / peer,
-        Goal::AtMost(0.7),
-    );
-    let off = (0..7)
+    let figures = [&*gigabytes(ours), &*gigabytes(peer)];
+    let memory = format!("{what}, peak memory");
+    report.compare(&memory, Against::peer("PyTorch"), figures, ours / peer, Goal::AtMost(0.7));
+    let deviation = (0..7)
         .map(|step| format!("/losses/{step}"))
-        .map(|path| (number(&own[0], &path) / number(&beside[0], &path) - 1.0).abs())
+        .map(|path| (json_f64(&own[0], &path) / json_f64(&beside[0], &path) - 1.0).abs())
         .fold(0.0, f64::max);
-    report.note(&format!("largest difference of its losses in {dtype}"), ["", ""], off);
+    report.figure(&format!("{what}, largest relative difference of losses"), &format!("{deviation:.1e}"));
 }
 
-/// The most bytes of tensors in full training of one row for each rank, over
-/// all ranks, and what they are to be compared with.
+/// Peak bytes of tensors of all ranks in full training with one row per rank,
+/// and the figures to compare them with.
 fn memory_of(ranks: usize, folder: &Path) -> Value {
     let all = threads::run(ranks, GangOptions::default(), |root| {
         let mut engine = engine(root, folder, "full", "f32");
@@ -240,42 +236,32 @@ fn memory_of(ranks: usize, folder: &Path) -> Value {
     })
 }
 
-/// Memory of a rank that shares everything with three others: a quarter of
-/// weights, gradients and moments, what it gathers, and what one row needs.
+/// Memory of a rank that shards everything with three others, against a quarter
+/// of weights, gradients and moments, the largest gathered parameter, and the
+/// activations of one row.
 fn shared(report: &mut Report, folder: &Path) {
     let (alone, four) = (ask_ours("shared", folder, "1"), ask_ours("shared", folder, "4"));
-    let states = number(&alone, "/states");
-    let activations = number(&alone, "/high_water") - states;
-    let bound = states / 4.0 + number(&alone, "/largest") + activations;
-    let each = number(&four, "/high_water") / 4.0;
+    let states = json_f64(&alone, "/states");
+    let activations = json_f64(&alone, "/high_water") - states;
+    let bound = states / 4.0 + json_f64(&alone, "/largest") + activations;
+    let each = json_f64(&four, "/high_water") / 4.0;
     let megabytes = |bytes: f64| format!("{:.0} MB", bytes / 1e6);
-    report.ratio(
-        "a rank of 4 / quarter of states, largest parameter, activations",
-        [&megabytes(each), &megabytes(bound)],
-        each / bound,
-        Goal::AtMost(1.0),
-    );
+    let what = "memory of one of 4 ranks; limit: a quarter of the states, the largest parameter, activations";
+    let figures = [&*megabytes(each), &*megabytes(bound)];
+    report.compare(what, Against::Limit, figures, each / bound, Goal::AtMost(1.0));
 }
 
-/// What holds a run up that saves every hundred steps.
+/// The cost of an asynchronous save every hundred steps.
 fn save(report: &mut Report, folder: &Path) {
     let found = ask_ours("save", folder, "f32");
-    let step = number(&found, "/seconds");
-    // The first one takes memory that the others use again.
-    let later = |path: &str| {
-        middle_figure((1..4).map(|at| number(&found, &format!("/stalls/{at}/{path}"))).collect())
-    };
+    let step = json_f64(&found, "/seconds");
+    // The first save allocates memory that the others reuse.
+    let later =
+        |path: &str| median_f64((1..4).map(|at| json_f64(&found, &format!("/stalls/{at}/{path}"))).collect());
     let (stall, slower) = (later("stall"), later("slower"));
-    report.ratio(
-        "stall of an asynchronous save / 100 steps",
-        [&seconds(stall), &seconds(100.0 * step)],
-        stall / (100.0 * step),
-        Goal::AtMost(0.05),
-    );
-    report.note("the same / one step", [&seconds(stall), &seconds(step)], stall / step);
-    report.note(
-        "how much slower steps beside it were / 100 steps",
-        [&seconds(slower.max(0.0)), ""],
-        slower / (100.0 * step),
-    );
+    let (what, limit) = ("stall of an asynchronous save; limit: 5 % of 100 steps", 5.0 * step);
+    let figures = [&*seconds(stall), &*seconds(limit)];
+    report.compare(what, Against::Limit, figures, stall / limit, Goal::AtMost(1.0));
+    report.figure("one step, without a save", &seconds(step));
+    report.figure("slowdown of the steps during an asynchronous save", &seconds(slower.max(0.0)));
 }

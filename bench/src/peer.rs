@@ -1,8 +1,8 @@
-//! Another system, measured beside ours.
+//! Another system, measured in alternation with ours.
 //!
-//! A peer is a process that reads the name of a case from its input and answers
-//! with the seconds one run takes, or with `-` if it does not have that case.
-//! It answers between our own measurements, so that both see the same machine.
+//! A peer is a process that reads the name of a case from each line of its
+//! input and prints the seconds of one run, or `-` if it lacks the case. It
+//! runs between our own measurements, so that both see the same machine.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -17,15 +17,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts a peer. Memory that it frees is kept for reuse, as ours is.
+    /// Starts a peer whose allocator keeps freed memory for reuse, as ours
+    /// does.
     pub fn start(name: &'static str, command: &mut Command) -> Self {
-        let kept = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"].map(|name| (name, "4294967296"));
-        Self::start_as_it_is(name, command.envs(kept))
+        let keep = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"].map(|name| (name, "4294967296"));
+        Self::start_unchanged(name, command.envs(keep))
     }
 
-    /// Starts a peer that takes new memory from the system, as it does by
-    /// itself.
-    pub fn start_as_it_is(name: &'static str, command: &mut Command) -> Self {
+    /// Starts a peer with the default settings of its allocator.
+    pub fn start_unchanged(name: &'static str, command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -37,24 +37,22 @@ impl Peer {
         Self { name, child, input, output }
     }
 
-    /// What it is called.
+    /// The name in reports.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What the peer answers to a line.
+    /// Sends a line and returns the number the peer prints, if it has the case.
     pub fn ask(&mut self, case: &str) -> Option<f64> {
-        let input = self.input.as_mut().expect("the peer still listens");
-        writeln!(input, "{case}").expect("the peer still listens");
+        let input = self.input.as_mut().expect("the peer is running");
+        writeln!(input, "{case}").expect("the peer is running");
         let mut answer = String::new();
         self.output.read_line(&mut answer).expect("the peer answers");
         match answer.trim() {
             "-" => None,
-            answer => {
-                Some(answer.parse().unwrap_or_else(|_| {
-                    panic!("{} answered `{answer}`; run it by hand to see why", self.name)
-                }))
-            }
+            answer => Some(answer.parse().unwrap_or_else(|_| {
+                panic!("{} printed `{answer}` for `{case}`; run it by hand to see why", self.name)
+            })),
         }
     }
 
@@ -66,7 +64,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The end of its input ends the peer.
+        // The peer exits at the end of its input.
         drop(self.input.take());
         let _ = self.child.wait();
     }

@@ -1,15 +1,15 @@
-//! Answers kept for later runs, one file for each backend's identity.
+//! Cache of answers across runs, one file per identity of a backend.
 //!
-//! A file only grows: each answer is one frame of a length, a checksum and the
-//! bytes. A run that is killed while it writes leaves a torn frame at the end;
-//! the next run stops reading there, cuts it off and goes on behind it. So
-//! nothing that was answered is asked again, and nothing half-written is
-//! believed.
+//! Files are append-only: each answer is a frame of length, checksum and bytes.
+//! A killed run leaves at most one torn frame at the end, which the next run
+//! truncates. Complete answers are never requested again, and partial ones are
+//! never used.
 //!
-//! What the base alone answers is kept in a file of its own where the backend
-//! has a name for it, so that another change of the same base finds it there.
+//! Answers of the base alone go to a separate file if the backend identifies
+//! the base, so that all of its tuned versions share them.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -23,145 +23,141 @@ use crate::error::QueryError;
 use crate::question::{Query, Question};
 use crate::view::View;
 
-/// What a file of answers begins with. The number changes with the form of
-/// questions and answers, the version with what computes them.
-const HEAD: &str = concat!("weightloom sway answers 2 ", env!("CARGO_PKG_VERSION"), "\n");
+/// First line of a file. The number changes with the encoding of questions and
+/// answers, the version with their computation.
+const HEADER: &str = concat!("weightloom sway answers 2 ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// A frame that is longer is damage, not an answer.
-const LONGEST_FRAME: u32 = 1 << 28;
+/// Longest frame in bytes; a longer one is corrupt.
+const MAX_FRAME: u32 = 1 << 28;
 
-type Kept = Result<Answer, QueryError>;
+type CachedAnswer = Result<Answer, QueryError>;
 
-/// Answers of one backend, kept for later runs.
+/// Answers of a backend from earlier runs.
 #[derive(Debug)]
 pub struct Cache {
     path: PathBuf,
-    /// Nothing if this run only reads.
+    /// `None` if this run only reads.
     file: Option<File>,
-    standing: Standing,
-    answers: HashMap<Question, Kept>,
-    /// What the base alone answers, if that is kept apart.
+    access: CacheAccess,
+    answers: HashMap<Question, CachedAnswer>,
+    /// Answers of the base alone, if they are separate.
     base: Option<Box<Cache>>,
 }
 
-/// Whether new answers are kept, and why not.
+/// Whether a cache stores new answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// They are.
-    Writes,
-    /// Another run writes at the same time: this one only reads.
-    OtherRun,
-    /// The file can be read, but not written.
+#[allow(missing_docs)]
+pub enum CacheAccess {
+    Writable,
+    /// Another run is writing; this one only reads.
+    Locked,
+    /// The file cannot be written.
     ReadOnly,
 }
 
 impl Cache {
-    /// The answers of the backend with some identity, in a folder that is made
-    /// if it is not there.
+    /// Opens the cache of an identity, and creates the folder if necessary.
     pub fn open(folder: &Path, identity: &str) -> Result<Self, CacheError> {
         let path = folder.join(format!("{}.answers", file_stem(identity)));
-        let fault = |error: std::io::Error| CacheError {
-            path: path.display().to_string(),
-            message: error.to_string(),
-        };
-        std::fs::create_dir_all(folder).map_err(fault)?;
+        let failed = |error: std::io::Error| CacheError::new(&path, &error);
+        std::fs::create_dir_all(folder).map_err(failed)?;
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let (mut file, standing) = match opened {
+        let (mut file, access) = match opened {
             Ok(file) => match file.try_lock() {
-                Ok(()) => (file, Standing::Writes),
-                Err(TryLockError::WouldBlock) => (file, Standing::OtherRun),
-                Err(TryLockError::Error(error)) => return Err(fault(error)),
+                Ok(()) => (file, CacheAccess::Writable),
+                Err(TryLockError::WouldBlock) => (file, CacheAccess::Locked),
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
             },
-            // What an earlier run has kept there is as good as ever.
-            Err(error) => (File::open(&path).map_err(|_| fault(error))?, Standing::ReadOnly),
+            // Answers of earlier runs are still usable.
+            Err(error) => (File::open(&path).map_err(|_| failed(error))?, CacheAccess::ReadOnly),
         };
-        let writes = standing == Standing::Writes;
+        let writes = access == CacheAccess::Writable;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(fault)?;
-        let head = head(identity);
-        let (answers, good) = match bytes.strip_prefix(head.as_bytes()) {
+        file.read_to_end(&mut bytes).map_err(failed)?;
+        let header = header(identity);
+        let (answers, valid) = match bytes.strip_prefix(header.as_bytes()) {
             Some(frames) => {
                 let (answers, length) = read_frames(frames);
-                (answers, head.len() + length)
+                (answers, header.len() + length)
             }
             None => (HashMap::new(), 0),
         };
         if writes {
-            if good < bytes.len() {
-                file.set_len(good as u64).map_err(fault)?;
+            if valid < bytes.len() {
+                file.set_len(valid as u64).map_err(failed)?;
             }
-            file.seek(SeekFrom::Start(good as u64)).map_err(fault)?;
-            if good == 0 {
-                file.write_all(head.as_bytes()).map_err(fault)?;
+            file.seek(SeekFrom::Start(valid as u64)).map_err(failed)?;
+            if valid == 0 {
+                file.write_all(header.as_bytes()).map_err(failed)?;
             }
         }
-        Ok(Self { path, file: writes.then_some(file), standing, answers, base: None })
+        Ok(Self { path, file: writes.then_some(file), access, answers, base: None })
     }
 
-    /// The same, with what the base alone answers in a cache of its own.
+    /// Uses a separate cache for answers of the base alone.
     #[must_use]
     pub fn with_base(mut self, base: Self) -> Self {
         self.base = Some(Box::new(base));
         self
     }
 
-    /// How many answers are kept.
+    /// Number of cached answers.
     pub fn len(&self) -> usize {
         self.answers.len() + self.base.as_ref().map_or(0, |base| base.len())
     }
 
-    /// Whether nothing is kept.
+    /// Whether no answers are cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether new answers are kept.
-    pub fn writes(&self) -> bool {
+    /// Whether new answers are stored.
+    pub fn is_writable(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Whether new answers were to be kept when it was opened, and why not.
-    pub fn standing(&self) -> Standing {
-        self.standing
+    /// The access when the cache was opened.
+    pub fn access(&self) -> CacheAccess {
+        self.access
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// An answer that was kept.
-    pub fn get(&self, question: &Question) -> Option<&Kept> {
-        let of_base = || self.base.as_ref().filter(|_| is_of_base(question))?.get(question);
-        self.answers.get(question).or_else(of_base)
+    /// Looks up an answer.
+    pub fn get(&self, question: &Question) -> Option<&CachedAnswer> {
+        let from_base = || self.base.as_ref().filter(|_| is_of_base(question))?.get(question);
+        self.answers.get(question).or_else(from_base)
     }
 
-    /// Keeps an answer, if it would be the same another time: what a backend
-    /// refused today it may answer tomorrow.
-    pub fn put(&mut self, question: &Question, answer: &Kept) -> Result<(), CacheError> {
-        let lasting = matches!(answer, Ok(_) | Err(QueryError::NoTokens { .. } | QueryError::EmptyText));
-        if !lasting || self.get(question).is_some() {
+    /// Stores an answer that another run would repeat; transient failures are
+    /// not stored.
+    pub fn put(&mut self, question: &Question, answer: &CachedAnswer) -> Result<(), CacheError> {
+        let is_permanent = matches!(answer, Ok(_) | Err(QueryError::NoTokens { .. } | QueryError::EmptyText));
+        if !is_permanent || self.get(question).is_some() {
             return Ok(());
         }
-        if let Some(base) = self.base.as_mut().filter(|base| base.writes() && is_of_base(question)) {
+        if let Some(base) = self.base.as_mut().filter(|base| base.is_writable() && is_of_base(question)) {
             return base.put(question, answer);
         }
         if let Some(file) = &mut self.file {
-            let fault = |message: String| CacheError { path: self.path.display().to_string(), message };
-            let bytes =
-                postcard::to_allocvec(&(question, answer)).map_err(|error| fault(error.to_string()))?;
+            let failed = |error: &dyn fmt::Display| CacheError::new(&self.path, error);
+            let bytes = postcard::to_allocvec(&(question, answer)).map_err(|error| failed(&error))?;
             let length = u32::try_from(bytes.len())
                 .ok()
-                .filter(|length| *length <= LONGEST_FRAME)
-                .ok_or_else(|| fault(format!("an answer of {} bytes is too long", bytes.len())))?;
+                .filter(|length| *length <= MAX_FRAME)
+                .ok_or_else(|| failed(&format!("an answer of {} bytes is too long", bytes.len())))?;
             let mut frame = Vec::with_capacity(bytes.len() + 8);
             frame.extend_from_slice(&length.to_le_bytes());
             frame.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
             frame.extend_from_slice(&bytes);
-            // One call, so that a kill leaves at most one torn frame.
+            // A single call leaves at most one torn frame when killed.
             if let Err(error) = file.write_all(&frame) {
+                let failure = failed(&error);
                 self.file = None;
-                return Err(fault(error.to_string()));
+                return Err(failure);
             }
         }
         self.answers.insert(question.clone(), answer.clone());
@@ -169,22 +165,22 @@ impl Cache {
     }
 }
 
-/// Whether the base alone answers it, whatever became of it.
+/// Whether the answer depends on the base alone.
 fn is_of_base(question: &Question) -> bool {
     question.view == View::Base && !matches!(question.query, Query::Divergence { .. })
 }
 
-fn head(identity: &str) -> String {
-    format!("{HEAD}{}\n", identity.escape_default())
+fn header(identity: &str) -> String {
+    format!("{HEADER}{}\n", identity.escape_default())
 }
 
 fn file_stem(identity: &str) -> String {
-    let hash = digest(&SHA256, head(identity).as_bytes());
+    let hash = digest(&SHA256, header(identity).as_bytes());
     hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The answers of whole frames, and how many bytes those take.
-fn read_frames(bytes: &[u8]) -> (HashMap<Question, Kept>, usize) {
+/// The answers of complete frames, and the bytes they occupy.
+fn read_frames(bytes: &[u8]) -> (HashMap<Question, CachedAnswer>, usize) {
     let mut answers = HashMap::new();
     let mut rest = bytes;
     while let Some((found, after)) = read_frame(rest) {
@@ -194,7 +190,7 @@ fn read_frames(bytes: &[u8]) -> (HashMap<Question, Kept>, usize) {
     (answers, bytes.len() - rest.len())
 }
 
-fn read_frame(bytes: &[u8]) -> Option<((Question, Kept), &[u8])> {
+fn read_frame(bytes: &[u8]) -> Option<((Question, CachedAnswer), &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (checksum, rest) = rest.split_first_chunk::<4>()?;
     let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
@@ -205,18 +201,24 @@ fn read_frame(bytes: &[u8]) -> Option<((Question, Kept), &[u8])> {
     Some((postcard::from_bytes(frame).ok()?, rest))
 }
 
-/// Why answers cannot be kept.
+/// A cache file that cannot be opened or written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{path} cannot keep answers: {message}")]
+#[error("cannot cache answers in `{path}`: {message}")]
 #[allow(missing_docs)]
 pub struct CacheError {
     pub path: String,
     pub message: String,
 }
 
+impl CacheError {
+    fn new(path: &Path, error: &dyn fmt::Display) -> Self {
+        Self { path: path.display().to_string(), message: error.to_string() }
+    }
+}
+
 impl Hint for CacheError {
     fn hint(&self) -> Option<String> {
-        Some("choose a folder that can be written to, or run without kept answers".to_owned())
+        Some("choose a writable folder, or disable the cache".to_owned())
     }
 }
 
@@ -232,7 +234,7 @@ mod tests {
         Question::new(&view, Query::Next { prompt: format!("p{number}"), top_k: 256 })
     }
 
-    fn answer(number: usize) -> Kept {
+    fn answer(number: usize) -> CachedAnswer {
         Ok(match number % 4 {
             0 => Answer::Distribution(Distribution {
                 tokens: TokenNames::Ids((0..20).collect()),
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_there_the_next_time() {
+    fn answers_survive_reopening() {
         let folder = tempfile::tempdir().unwrap();
         filled(folder.path(), 9);
         let cache = Cache::open(folder.path(), "local:abc").unwrap();
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lasting_answers_are_kept() {
+    fn transient_failures_are_not_stored() {
         let folder = tempfile::tempdir().unwrap();
         let mut cache = Cache::open(folder.path(), "i").unwrap();
         cache.put(&question(1), &Err(QueryError::Failed { message: "busy".to_owned() })).unwrap();
@@ -277,12 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn a_second_run_at_the_same_time_only_reads() {
+    fn a_concurrent_run_only_reads() {
         let folder = tempfile::tempdir().unwrap();
         filled(folder.path(), 2);
         let first = Cache::open(folder.path(), "local:abc").unwrap();
         let mut second = Cache::open(folder.path(), "local:abc").unwrap();
-        assert!(first.writes() && !second.writes());
+        assert!(first.is_writable() && !second.is_writable());
         assert_eq!(second.len(), 2);
         second.put(&question(7), &answer(7)).unwrap();
         drop((first, second));
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn another_change_of_the_same_base_finds_what_the_base_said() {
+    fn tuned_versions_share_the_answers_of_their_base() {
         let folder = tempfile::tempdir().unwrap();
         let open = |pair: &str| {
             let base = Cache::open(folder.path(), "base").unwrap();
@@ -304,21 +306,21 @@ mod tests {
             first.put(question, &answer(2)).unwrap();
         }
         assert_eq!(first.len(), 3);
-        // Another run that is under way at the same time keeps them for itself.
+        // A concurrent run stores them in its own file.
         let mut meanwhile = open("meanwhile");
         let other = Question::new(&View::Base, Query::Text { text: "other".to_owned() });
         meanwhile.put(&other, &answer(2)).unwrap();
         drop((first, meanwhile));
-        let there = |cache: &Cache| asked.each_ref().map(|question| cache.get(question).is_some());
-        assert_eq!(there(&open("first")), [true, true, true]);
-        assert_eq!(there(&open("second")), [true, false, false]);
+        let is_cached = |cache: &Cache| asked.each_ref().map(|question| cache.get(question).is_some());
+        assert_eq!(is_cached(&open("first")), [true, true, true]);
+        assert_eq!(is_cached(&open("second")), [true, false, false]);
         let alone = Cache::open(folder.path(), "meanwhile").unwrap();
         assert_eq!((alone.len(), alone.get(&other).is_some()), (1, true));
     }
 
     #[cfg(unix)]
     #[test]
-    fn what_cannot_be_written_is_still_read() {
+    fn a_read_only_cache_is_read() {
         use std::os::unix::fs::PermissionsExt as _;
 
         let folder = tempfile::tempdir().unwrap();
@@ -327,14 +329,14 @@ mod tests {
         let may_write = OpenOptions::new().write(true).open(&path).is_ok();
         let mut cache = Cache::open(folder.path(), "local:abc").unwrap();
         assert_eq!(cache.len(), 3);
-        // Whoever may do everything writes there all the same.
-        assert_eq!(cache.standing() == Standing::ReadOnly, !may_write);
+        // Root can write to it all the same.
+        assert_eq!(cache.access() == CacheAccess::ReadOnly, !may_write);
         cache.put(&question(7), &answer(7)).unwrap();
         assert_eq!(cache.len(), 4);
     }
 
     #[test]
-    fn a_folder_that_cannot_be_is_told() {
+    fn an_invalid_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "x").unwrap();
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_version_is_begun_anew() {
+    fn a_file_of_another_version_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = filled(folder.path(), 3);
         std::fs::write(&path, "weightloom sway answers 0\nsomething").unwrap();
@@ -355,11 +357,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_torn_end_costs_one_answer_at_most(cut in 0usize..200, damage in any::<Option<u8>>()) {
+        fn a_torn_end_loses_one_answer_at_most(cut in 0usize..200, damage in any::<Option<u8>>()) {
             let folder = tempfile::tempdir().unwrap();
             let path = filled(folder.path(), 6);
             let mut bytes = std::fs::read(&path).unwrap();
-            let start = head("local:abc").len();
+            let start = header("local:abc").len();
             let cut = bytes.len() - cut.min(bytes.len() - start);
             bytes.truncate(cut);
             if let Some(byte) = damage {

@@ -12,13 +12,13 @@ use weightloom_errors::{FileError, Hint};
 use self::trace::Recorder;
 use crate::attribution::attribute;
 use crate::backend::Backend;
-use crate::cache::{Cache, Standing};
+use crate::cache::{Cache, CacheAccess};
 use crate::error::BackendError;
 use crate::packs::{PackError, Packs};
 use crate::paired::PairedSettings;
 use crate::record::Verdict;
 use crate::report::{Determinism, Report};
-use crate::runner::{self, CancelFlag, Entry, Job, Observer, Outcome, RunError, check_names};
+use crate::runner::{self, CancelFlag, Entry, Observer, RunError, RunOutcome, SuiteRun, check_names};
 use crate::score::{Score, WeightError, Weights};
 use crate::sections::Document;
 use crate::statistics::Statistics;
@@ -164,7 +164,6 @@ impl Hint for JudgeError {
 /// ```
 /// use std::path::Path;
 /// use weightloom_sway::backend::dummy::Dummy;
-/// use weightloom_sway::runner::Silent;
 /// use weightloom_sway::{JudgeOptions, PreparedSuite, Suite, judge};
 ///
 /// let text = r#"
@@ -178,7 +177,7 @@ impl Hint for JudgeError {
 /// let prepared = PreparedSuite::new(suite, None)?;
 /// // A backend with canned answers; `backend::build` makes real ones.
 /// let mut backend = Dummy::default();
-/// let report = judge(&prepared, &mut backend, &JudgeOptions::default(), &mut Silent)?;
+/// let report = judge(&prepared, &mut backend, &JudgeOptions::default(), &mut ())?;
 /// assert_eq!(report.probes[0].name, "change");
 /// assert!(report.probes[0].raw > Some(0.4));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -201,7 +200,7 @@ pub fn judge(
     let text = prepared.document.as_ref().map(Document::text);
     let defaults = &prepared.suite.defaults;
     let statistics = defaults.statistics;
-    let job = Job {
+    let job = SuiteRun {
         entries: &prepared.entries,
         seed: defaults.seed as u64,
         top_k: usize::try_from(defaults.top_k).unwrap_or(usize::MAX),
@@ -217,7 +216,7 @@ pub fn judge(
     let outcome = runner::run(&job, backend, cache.as_mut(), &mut recorder);
     let mut outcome = outcome.map_err(|error| match error {
         RunError::Backend(error) => {
-            let writing = cache.as_ref().filter(|cache| cache.writes());
+            let writing = cache.as_ref().filter(|cache| cache.is_writable());
             let cached = writing.map_or(0, |cache| cache.len() - cached_before);
             JudgeError::Backend { error, cached }
         }
@@ -261,12 +260,14 @@ fn open_cache(backend: &dyn Backend, folder: &Path) -> (Option<Cache>, Vec<Strin
     if let Some(Ok(base)) = backend.base_identity().map(|identity| Cache::open(folder, &identity)) {
         cache = cache.with_base(base);
     }
-    let warning = match cache.standing() {
-        Standing::Writes => return (Some(cache), Vec::new()),
-        Standing::OtherRun => {
+    let warning = match cache.access() {
+        CacheAccess::Writable => return (Some(cache), Vec::new()),
+        CacheAccess::Locked => {
             "new answers are not cached: another run of the same models is writing to the cache".to_owned()
         }
-        Standing::ReadOnly => format!("new answers are not cached: {} is read-only", cache.path().display()),
+        CacheAccess::ReadOnly => {
+            format!("new answers are not cached: {} is read-only", cache.path().display())
+        }
     };
     (Some(cache), vec![warning])
 }
@@ -274,8 +275,8 @@ fn open_cache(backend: &dyn Backend, folder: &Path) -> (Option<Cache>, Vec<Strin
 /// Adds each layer's share of the change to the first record that measures it.
 /// A backend that fails here loses nothing of what was judged.
 fn add_layers(
-    outcome: &mut Outcome,
-    job: &Job<'_>,
+    outcome: &mut RunOutcome,
+    job: &SuiteRun<'_>,
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,
     recorder: &mut Recorder<'_>,

@@ -1,9 +1,9 @@
-//! Running a suite: what its probes want to know is asked together.
+//! Running a suite, with the questions of all probes batched.
 //!
-//! Every probe is tried; what it looks for in vain is noted. The backend is
-//! asked once for all that was noted, and the probes are tried again, until
-//! none wants more. A suite so needs as many rounds as its longest chain of
-//! questions that depend on answers, mostly two.
+//! Every probe runs until it needs a missing answer. The backend then answers
+//! all missing questions at once, and the unfinished probes run again. A suite
+//! takes as many rounds as its longest chain of dependent questions, usually
+//! two.
 
 mod cancel;
 mod counters;
@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use thiserror::Error;
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, name_list, nearest};
 
 use crate::answer_store::AnswerStore;
 use crate::backend::Backend;
@@ -37,27 +37,27 @@ use crate::sections::Section;
 use crate::statistics::Statistics;
 use crate::view::View;
 pub use round::answer_all;
-use round::{Asker, Wanted};
+use round::{PendingQuestions, Rounds};
 
-/// What is to be run.
+/// A suite and how to run it.
 #[derive(Debug)]
-pub struct Job<'a> {
-    /// The probes, in the order of the file.
+pub struct SuiteRun<'a> {
+    /// The probes, in file order.
     pub entries: &'a [Entry],
-    /// What random draws begin with.
+    /// Seed of random draws.
     pub seed: u64,
-    /// How many of the likeliest tokens are compared.
+    /// Number of most likely tokens compared.
     pub top_k: usize,
-    /// The document's sections.
+    /// Sections of the document.
     pub sections: &'a [Section],
-    /// The document's text.
+    /// Text of the document.
     pub document: Option<&'a str>,
-    /// Texts that probes need of themselves.
+    /// Built-in texts of probes.
     pub packs: &'a Packs,
-    /// The names of the entries to run; all if there is none. Noise that they
-    /// are measured by is run as well.
+    /// Names of the entries to run, together with the null distributions they
+    /// need; all entries if empty.
     pub only: &'a [String],
-    /// How verdicts are reached.
+    /// The kind of statistics.
     pub statistics: Statistics,
     /// Settings of the paired tests; unused with [`Statistics::Reference`].
     pub paired: PairedSettings,
@@ -65,26 +65,25 @@ pub struct Job<'a> {
     pub cancel: Option<&'a CancelFlag>,
 }
 
-/// What a run gave.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// One for each entry, in the order of the file.
+pub struct RunOutcome {
+    /// One record per entry, in file order.
     pub records: Vec<Record>,
-    /// What noise gave, if it was run.
+    /// The null distributions, if they were measured.
     pub nulls: Option<NullStatistics>,
-    /// How much was asked.
+    /// Statistics of the questions.
     pub counters: Counters,
 }
 
-/// Why a run gave nothing.
+/// Why a run has no result.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum RunError {
-    /// An entry was asked for that is not there.
-    #[error("the suite has no entry `{name}`")]
-    NoSuchEntry { name: String, near: Option<String>, known: Vec<String> },
-    /// The backend cannot go on. What it answered is kept.
+    #[error("unknown entry `{name}`")]
+    UnknownEntry { name: String, near: Option<String>, known: Vec<String> },
+    /// Answers received before the failure are cached.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The caller set the [`CancelFlag`]. Answers received so far are cached.
@@ -95,203 +94,208 @@ pub enum RunError {
 impl Hint for RunError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NoSuchEntry { near: Some(near), .. } => Some(format!("write `{near}`")),
-            Self::NoSuchEntry { known, .. } if known.is_empty() => Some("the suite is empty".to_owned()),
-            Self::NoSuchEntry { known, .. } => Some(format!("entries: {}", known.join(", "))),
+            Self::UnknownEntry { near: Some(near), .. } => did_you_mean(Some(near)),
+            Self::UnknownEntry { known, .. } if known.is_empty() => Some("the suite is empty".to_owned()),
+            Self::UnknownEntry { known, .. } => Some(format!("the suite has {}", name_list(known, 20))),
             Self::Backend(error) => error.hint(),
             Self::Cancelled => None,
         }
     }
 }
 
-/// One entry on its way to a record.
-struct Progress<'a> {
+/// The state of an entry during a run.
+struct EntryProgress<'a> {
     entry: &'a Entry,
-    /// The kinds of later entries.
+    /// Kinds of the later entries.
     downstream: Vec<String>,
-    found: Option<Found>,
-    /// Nothing is left to ask; only the null that it is measured by is.
-    waits: bool,
+    result: Option<ProbeResult>,
+    /// Has all its answers, and waits for the null distribution.
+    awaits_null: bool,
     seconds: f64,
 }
 
-/// What a probe gave.
-enum Found {
-    /// A finding that stands.
+/// The result of a probe.
+enum ProbeResult {
+    /// A final finding.
     Judged(Finding),
-    /// A claim that is judged with all others.
+    /// A claim to be judged together with all others.
     Drafted(Draft),
 }
 
 /// Runs a suite.
 pub fn run(
-    job: &Job<'_>,
+    suite: &SuiteRun<'_>,
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
-) -> Result<Outcome, RunError> {
-    let mut progress = planned(job)?;
+) -> Result<RunOutcome, RunError> {
+    let mut progress = plan(suite)?;
     let capabilities = backend.description().capabilities.clone();
     let mut answers = AnswerStore::new();
-    let mut asker = Asker::new(backend, cache, job.cancel);
+    let mut rounds = Rounds::new(backend, cache, suite.cancel);
     let nulls = loop {
-        observer.phase(Phase::Reading);
+        observer.phase(Phase::Probing);
         let setting = Setting {
             answers: &answers,
             base: View::Base,
             tuned: View::Tuned,
-            seed: job.seed,
-            top_k: job.top_k,
-            sections: job.sections,
-            document: job.document,
-            packs: job.packs,
+            seed: suite.seed,
+            top_k: suite.top_k,
+            sections: suite.sections,
+            document: suite.document,
+            packs: suite.packs,
             capabilities: &capabilities,
             nulls: None,
-            statistics: job.statistics,
+            statistics: suite.statistics,
             downstream: &[],
         };
-        let (nulls, wanted) = try_all(&mut progress, &setting, &job.paired, observer);
+        let (nulls, wanted) = run_probes(&mut progress, &setting, &suite.paired, observer);
         answers.take_missing();
         if wanted.is_empty() {
             break nulls;
         }
-        if asker.is_cancelled() {
+        if rounds.is_cancelled() {
             return Err(RunError::Cancelled);
         }
         let names: Vec<&str> = progress.iter().map(|one| one.entry.name.as_str()).collect();
-        let round = asker.ask(&wanted, &names, &mut answers, observer)?;
-        if asker.is_cancelled() {
+        let answered = rounds.ask(&wanted, &names, &mut answers, observer)?;
+        if rounds.is_cancelled() {
             return Err(RunError::Cancelled);
         }
-        let seconds = match round {
+        let seconds = match answered {
             Ok(seconds) => seconds,
             Err(error) => {
                 let record = preflight_record(&error);
                 observer.judged(&record);
-                return Ok(Outcome { records: vec![record], nulls: None, counters: asker.counters });
+                return Ok(RunOutcome { records: vec![record], nulls: None, counters: rounds.counters });
             }
         };
         for (one, seconds) in progress.iter_mut().zip(seconds) {
             one.seconds += seconds;
         }
     };
-    let records = match job.statistics {
-        Statistics::Reference => progress.iter().map(Progress::record).collect(),
-        Statistics::Paired => concluded(progress, &job.paired, observer),
+    let records = match suite.statistics {
+        Statistics::Reference => progress.iter().map(EntryProgress::record).collect(),
+        Statistics::Paired => conclude(progress, &suite.paired, observer),
     };
-    Ok(Outcome { records, nulls, counters: asker.counters })
+    Ok(RunOutcome { records, nulls, counters: rounds.counters })
 }
 
-/// Whether there is an entry for every name in `only`. [`run`] looks as well;
-/// this tells before anything is loaded.
+/// Checks that every name in `only` is an entry. [`run`] checks too; this
+/// function needs no backend.
 pub fn check_names(entries: &[Entry], only: &[String]) -> Result<(), RunError> {
     let Some(name) = only.iter().find(|name| !entries.iter().any(|entry| entry.name == **name)) else {
         return Ok(());
     };
     let near = nearest(name, entries.iter().map(|entry| entry.name.as_str())).map(str::to_owned);
     let known = entries.iter().map(|entry| entry.name.clone()).collect();
-    Err(RunError::NoSuchEntry { name: name.clone(), near, known })
+    Err(RunError::UnknownEntry { name: name.clone(), near, known })
 }
 
-/// The entries to run.
-fn planned<'a>(job: &Job<'a>) -> Result<Vec<Progress<'a>>, RunError> {
-    check_names(job.entries, job.only)?;
-    let named = |entry: &Entry| job.only.is_empty() || job.only.contains(&entry.name);
-    // A null before the last named entry may be what that one is measured by.
-    let last = job.entries.iter().rposition(named);
-    let kept: Vec<&Entry> = job
+/// Selects the entries to run.
+fn plan<'a>(suite: &SuiteRun<'a>) -> Result<Vec<EntryProgress<'a>>, RunError> {
+    check_names(suite.entries, suite.only)?;
+    let is_named = |entry: &Entry| suite.only.is_empty() || suite.only.contains(&entry.name);
+    // A null before the last named entry may calibrate that entry.
+    let last = suite.entries.iter().rposition(is_named);
+    let selected: Vec<&Entry> = suite
         .entries
         .iter()
         .enumerate()
-        .filter(|(place, entry)| named(entry) || (entry.is_null() && last.is_some_and(|last| *place < last)))
+        .filter(|(index, entry)| {
+            is_named(entry) || (entry.is_null() && last.is_some_and(|last| *index < last))
+        })
         .map(|(_, entry)| entry)
         .collect();
-    Ok((0..kept.len())
-        .map(|place| Progress {
-            entry: kept[place],
-            downstream: kept[place + 1..].iter().map(|later| later.kind.clone()).collect(),
-            found: (!kept[place].enabled).then(|| Found::Judged(Finding::skip("the entry is disabled"))),
-            waits: false,
-            seconds: 0.0,
-        })
-        .collect())
+    let disabled = || ProbeResult::Judged(Finding::skip("the entry is disabled"));
+    let progress = selected.iter().enumerate().map(|(index, entry)| EntryProgress {
+        entry,
+        downstream: selected[index + 1..].iter().map(|later| later.kind.clone()).collect(),
+        result: (!entry.enabled).then(disabled),
+        awaits_null: false,
+        seconds: 0.0,
+    });
+    Ok(progress.collect())
 }
 
-/// Tries every probe that has no finding yet, in the order of the file; returns
-/// the nulls in force at the end, and what was looked for in vain.
-fn try_all(
-    progress: &mut [Progress<'_>],
+/// Runs every unfinished probe, in file order. Returns the null distributions
+/// in force at the end, and the missing questions.
+fn run_probes(
+    progress: &mut [EntryProgress<'_>],
     setting: &Setting<'_>,
     paired: &PairedSettings,
     observer: &mut dyn Observer,
-) -> (Option<NullStatistics>, Wanted) {
-    let mut wanted = Wanted::default();
+) -> (Option<NullStatistics>, PendingQuestions) {
+    let mut wanted = PendingQuestions::default();
     let mut nulls: Option<NullStatistics> = None;
-    // Whether an earlier null is still to come: until then nobody is judged.
-    let mut open = false;
-    for (place, one) in progress.iter_mut().enumerate() {
-        if one.found.is_none() && !(open && one.waits) {
+    // Entries after an unfinished null are not judged yet.
+    let mut null_pending = false;
+    for (index, one) in progress.iter_mut().enumerate() {
+        if one.result.is_none() && !(null_pending && one.awaits_null) {
             let started = Instant::now();
             let setting = Setting { nulls: nulls.as_ref(), downstream: &one.downstream, ..setting.clone() };
-            let tried = match setting.statistics {
+            let result = match setting.statistics {
                 Statistics::Reference => {
-                    one.entry.probe.judge(&setting).map(|found| Found::Judged(found.guarded()))
+                    one.entry.probe.judge(&setting).map(|found| ProbeResult::Judged(found.guarded()))
                 }
-                Statistics::Paired => one.entry.probe.draft(&setting, paired).map(Found::Drafted),
+                Statistics::Paired => one.entry.probe.draft(&setting, paired).map(ProbeResult::Drafted),
             };
             one.seconds += started.elapsed().as_secs_f64();
-            match tried {
-                Ok(found) if !open => one.found = Some(found),
-                Ok(_) => one.waits = true,
-                Err(Stop::Fault(fault)) => one.found = Some(Found::Judged(Finding::error(fault.to_string()))),
+            match result {
+                Ok(result) if !null_pending => one.result = Some(result),
+                Ok(_) => one.awaits_null = true,
+                Err(Stop::Fault(fault)) => {
+                    one.result = Some(ProbeResult::Judged(Finding::error(fault.to_string())))
+                }
                 Err(Stop::Yet) => {
                     let missing = setting.answers.take_missing();
                     if missing.is_empty() {
-                        let said = "the probe waits for answers that it did not ask for";
-                        one.found = Some(Found::Judged(Finding::error(said)));
+                        let message = "the probe waits for answers without asking questions";
+                        one.result = Some(ProbeResult::Judged(Finding::error(message)));
                     }
-                    wanted.add(place, missing);
+                    wanted.add(index, missing);
                 }
             }
-            if let Some(Found::Judged(found)) = &mut one.found {
+            if let Some(ProbeResult::Judged(found)) = &mut one.result {
                 found.evidence.insert("weight".to_owned(), Value::from(one.entry.weight));
                 observer.judged(&one.record());
             }
         }
-        match &one.found {
-            Some(Found::Judged(Finding { nulls: Some(found), .. })) => nulls = Some(found.clone()),
-            None if one.entry.is_null() => open = true,
+        match &one.result {
+            Some(ProbeResult::Judged(Finding { nulls: Some(found), .. })) => nulls = Some(found.clone()),
+            None if one.entry.is_null() => null_pending = true,
             _ => {}
         }
     }
     (nulls, wanted)
 }
 
-/// Judges all claims together. What stands already counts as no claim.
-fn concluded(
-    progress: Vec<Progress<'_>>,
+/// Judges all claims together; final findings are not claims.
+fn conclude(
+    progress: Vec<EntryProgress<'_>>,
     paired: &PairedSettings,
     observer: &mut dyn Observer,
 ) -> Vec<Record> {
-    let mut told = Vec::new();
+    let mut entries = Vec::new();
     let mut drafts = Vec::new();
     for one in progress {
-        told.push((one.entry, one.seconds, matches!(one.found, Some(Found::Judged(_)))));
-        drafts.push(match one.found {
-            Some(Found::Drafted(draft)) => draft,
-            Some(Found::Judged(finding)) => Draft::settled(finding),
-            None => Draft::settled(Finding::error("it was not judged")),
+        entries.push((one.entry, one.seconds, matches!(one.result, Some(ProbeResult::Judged(_)))));
+        drafts.push(match one.result {
+            Some(ProbeResult::Drafted(draft)) => draft,
+            Some(ProbeResult::Judged(finding)) => Draft::settled(finding),
+            None => Draft::settled(Finding::error("the entry was not judged")),
         });
     }
     let judged = paired::conclude(drafts, paired);
-    told.into_iter()
+    entries
+        .into_iter()
         .zip(judged)
-        .map(|((entry, seconds, told), judged)| {
+        .map(|((entry, seconds, is_reported), judged)| {
             let mut finding = judged.finding.guarded();
             finding.evidence.insert("weight".to_owned(), Value::from(entry.weight));
             let mut record = finding.into_record(&entry.name, &entry.kind, seconds);
             (record.p_value, record.p_adjusted) = (judged.p_value, judged.p_adjusted);
-            if !told {
+            if !is_reported {
                 observer.judged(&record);
             }
             record
@@ -299,21 +303,21 @@ fn concluded(
         .collect()
 }
 
-impl Progress<'_> {
-    /// The record of an entry that was judged by itself.
+impl EntryProgress<'_> {
+    /// The record of an entry with a final finding.
     fn record(&self) -> Record {
-        let found = match &self.found {
-            Some(Found::Judged(finding)) => finding.clone(),
-            _ => Finding::error("it was not judged"),
+        let found = match &self.result {
+            Some(ProbeResult::Judged(finding)) => finding.clone(),
+            _ => Finding::error("the entry was not judged"),
         };
         found.into_record(&self.entry.name, &self.entry.kind, self.seconds)
     }
 }
 
 fn preflight_record(error: &BackendError) -> Record {
-    let said = match error.hint() {
+    let message = match error.hint() {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),
     };
-    Finding::error(said).into_record("__preflight__", "preflight", 0.0)
+    Finding::error(message).into_record("__preflight__", "preflight", 0.0)
 }

@@ -1,4 +1,4 @@
-//! One variant of a model.
+//! Views: variants of a model.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-/// A number that can be a key: equal if its bits are.
+/// An `f64` that can be a map key; compared by its bits.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Real(pub f64);
@@ -37,41 +37,34 @@ impl Ord for Real {
     }
 }
 
-/// One variant of a model.
+/// A variant of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
 pub enum View {
-    /// Before the fine-tuning.
+    /// The model before fine-tuning.
     Base,
-    /// After it.
+    /// The model after fine-tuning.
     Tuned,
-    /// So much of the change.
+    /// The base with the adapter scaled by a factor.
     Scaled(Real),
-    /// Noise in place of the adapter, as dlm-sway draws it: both matrices are
-    /// normal with the deviation `init_scale · √rank_scale`.
+    /// A random adapter as in dlm-sway: both matrices are normal with standard
+    /// deviation `init_scale · √rank_scale`.
     Noise {
-        /// What the noise is drawn from.
         seed: u64,
-        /// The deviation.
         init_scale: Real,
-        /// A factor that stands for another rank.
+        /// Emulates an adapter of another rank.
         rank_scale: Real,
     },
-    /// A change as large as the adapter's, module by module, of the same rank,
-    /// in a random direction.
-    Matched {
-        /// What the direction is drawn from.
-        seed: u64,
-    },
-    /// The change without its part in some modules.
-    Without {
-        /// Beginnings of the names of modules that stay as they were.
-        modules: Vec<String>,
-    },
+    /// A random adapter with the ranks and norms of the real one in every
+    /// module.
+    Matched { seed: u64 },
+    /// The adapter without the modules whose names start with one of these.
+    Without { modules: Vec<String> },
 }
 
 impl fmt::Display for View {
-    /// As traces and messages name it.
+    /// The name in traces and messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Base => f.write_str("base"),

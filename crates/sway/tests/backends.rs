@@ -16,8 +16,8 @@ use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, LoadOptions, Writer};
 use weightloom_layout::DType;
 use weightloom_serve::ServeOptions;
-use weightloom_sway::backend::build::{Build, BuildError};
-use weightloom_sway::backend::custom::{CustomError, PythonFault};
+use weightloom_sway::backend::build::{BackendBuilder, BuildError};
+use weightloom_sway::backend::custom::{CustomError, PythonProblem};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 use weightloom_sway::suite::SuiteRule;
@@ -46,7 +46,7 @@ fn suite(base: &str, tuned: &str, defaults: &str) -> Suite {
 
 fn try_build(base: &str, tuned: &str, defaults: &str) -> Result<Box<dyn Backend>, BuildError> {
     let hub = hub();
-    Build::new(&hub, &(), &|_| None).backend(&suite(base, tuned, defaults).plan)
+    BackendBuilder::new(&hub, &(), &|_| None).build(&suite(base, tuned, defaults).plan)
 }
 
 fn build(base: &str, tuned: &str, defaults: &str) -> Box<dyn Backend> {
@@ -268,7 +268,7 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
     let error = fault(base, "kind: custom, base: model, entry_point: 'no_such_module:Class'");
     let BuildError::Custom { key, source } = &error else { panic!("{error}") };
     assert_eq!(key, "models.ft.entry_point");
-    assert!(matches!(source, CustomError::Python { fault: PythonFault::Import, .. }), "{source}");
+    assert!(matches!(source, CustomError::Python { problem: PythonProblem::Import, .. }), "{source}");
     let error = fault("base: no-such-model", "base: model, adapter: adapter");
     assert!(matches!(&error, BuildError::Model { key, .. } if key == "models.base.base"), "{error}");
     let api = "kind: api, base: m, endpoint: 'http://me:secret@h'";
@@ -307,7 +307,7 @@ fn models_with_other_tokens_are_not_compared() {
         (words["e"], words["t"]) = (t, e);
     });
     let error = try_build("base: model", &other, "").err().unwrap();
-    assert!(matches!(&error, BuildError::OtherTokens { .. }) && error.hint().is_some(), "{error}");
+    assert!(matches!(&error, BuildError::TokenizersDiffer { .. }) && error.hint().is_some(), "{error}");
     // Without a tokenizer of its own it has the other's.
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::remove_file(folder.path().join(name)).unwrap();

@@ -17,7 +17,7 @@ use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
 use weightloom_sway::paired::PairedSettings;
-use weightloom_sway::runner::{Entry, Job, Outcome, Silent, run};
+use weightloom_sway::runner::{Entry, RunOutcome, SuiteRun, run};
 use weightloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
 use weightloom_sway::{Record, Statistics};
 
@@ -71,14 +71,14 @@ fn sections() -> Vec<Section> {
     found
 }
 
-fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> Outcome {
+fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> RunOutcome {
     let entries: Vec<Entry> = suite
         .as_array()
         .unwrap()
         .iter()
         .map(|entry| Entry::from_json(entry.as_object().unwrap()).unwrap())
         .collect();
-    let job = Job {
+    let job = SuiteRun {
         entries: &entries,
         seed: 0,
         top_k: 256,
@@ -90,7 +90,7 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> Outcome {
         paired: PairedSettings::default(),
         cancel: None,
     };
-    run(&job, &mut backend(), cache, &mut Silent).unwrap()
+    run(&job, &mut backend(), cache, &mut ()).unwrap()
 }
 
 /// Packs that no compared number hangs on.

@@ -1,7 +1,7 @@
-//! From the plan of a suite to what answers.
+//! Building a backend from the plan of a suite.
 //!
-//! Everything that a file can have wrong is looked at before anything is
-//! fetched, loaded or started. An error names the key that it is about.
+//! Everything is checked before anything is downloaded, loaded or started. An
+//! error names the key of the suite file.
 
 mod error;
 
@@ -18,35 +18,35 @@ use super::Backend;
 use super::api::{ApiBackend, ApiError, ApiOptions, api_key};
 use super::custom::{CustomBackend, CustomOptions};
 use super::local::{LocalBackend, LocalOptions, Tuned};
-use super::model_pair::{ModelPair, Side};
+use super::model_pair::{BackendView, ModelPair};
 use super::tokenizer_match::first_difference;
 use crate::convert_adapter::WEIGHTS;
 use crate::suite::{CustomModel, EntryPoint, LocalModel, Plan, PlannedModel, Precision};
 
-/// Devices that this program computes on.
+/// Supported devices.
 const DEVICES: [&str; 2] = ["auto", "cpu"];
 
-/// Variables that are looked at.
+/// The Python for custom backends.
 const PYTHON: &str = "WEIGHTLOOM_PYTHON";
 
-/// Makes backends.
-pub struct Build<'a> {
-    /// Where models are found.
+/// Builds backends.
+pub struct BackendBuilder<'a> {
+    /// Finds models.
     pub hub: &'a Hub,
-    /// Hears of downloads.
+    /// Receives the progress of downloads.
     pub observer: &'a dyn FetchObserver,
-    /// How much our own engine does at once. Its dtype is the suite's business.
+    /// Options of local backends; the suite sets the dtype.
     pub local: LocalOptions,
-    /// How servers are asked. Without a key, variables are looked at.
+    /// Options of API backends; the key defaults to an environment variable.
     pub api: ApiOptions,
-    /// How programs of the user's are asked.
+    /// Options of custom backends.
     pub custom: CustomOptions,
     variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
-impl<'a> Build<'a> {
-    /// Makes backends with defaults. `SWAY_API_KEY` or `OPENAI_API_KEY`, and
-    /// `WEIGHTLOOM_PYTHON` are looked up.
+impl<'a> BackendBuilder<'a> {
+    /// A builder with default options. `variable` looks up `SWAY_API_KEY`,
+    /// `OPENAI_API_KEY` and `WEIGHTLOOM_PYTHON`.
     pub fn new(
         hub: &'a Hub,
         observer: &'a dyn FetchObserver,
@@ -63,8 +63,7 @@ impl<'a> Build<'a> {
         Self { hub, observer, local: LocalOptions::default(), api, custom, variable }
     }
 
-    /// Whether what a plan names is there, as far as that can be told without
-    /// fetching, loading or starting anything.
+    /// Checks a plan without downloading, loading or starting anything.
     pub fn check(&self, plan: &Plan) -> Result<(), BuildError> {
         check(plan)?;
         let sides = match plan {
@@ -86,10 +85,10 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// What answers for a plan.
-    pub fn backend(&self, plan: &Plan) -> Result<Box<dyn Backend>, BuildError> {
+    /// Builds the backend of a plan.
+    pub fn build(&self, plan: &Plan) -> Result<Box<dyn Backend>, BuildError> {
         check(plan)?;
-        self.check_words(plan)?;
+        self.check_tokenizers(plan)?;
         match plan {
             Plan::Adapter { model } => self.local(TUNED, model),
             Plan::Custom { model } => self.custom(TUNED, model),
@@ -106,20 +105,20 @@ impl<'a> Build<'a> {
             }
             Plan::Two { base, tuned } => {
                 let before = self.side(BASE, base)?;
-                // A local base with an adapter of its own is asked with it;
-                // others know themselves what their base is.
+                // A local base may have its own adapter; other backends know their
+                // base.
                 let before = match base {
-                    PlannedModel::Local(_) => Side::changed(before),
-                    _ => Side { backend: before, view: crate::View::Base },
+                    PlannedModel::Local(_) => BackendView::tuned(before),
+                    _ => BackendView { backend: before, view: crate::View::Base },
                 };
-                Ok(Box::new(ModelPair::of(before, Side::changed(self.side(TUNED, tuned)?))))
+                Ok(Box::new(ModelPair::of(before, BackendView::tuned(self.side(TUNED, tuned)?))))
             }
         }
     }
 
-    /// Whether two models of ours have the same tokens. One that has no
-    /// tokenizer takes the other's.
-    fn check_words(&self, plan: &Plan) -> Result<(), BuildError> {
+    /// Checks that two local models tokenize alike. A model without a tokenizer
+    /// uses the other's.
+    fn check_tokenizers(&self, plan: &Plan) -> Result<(), BuildError> {
         let Plan::Two { base: PlannedModel::Local(base), tuned: PlannedModel::Local(tuned) } = plan else {
             return Ok(());
         };
@@ -131,7 +130,7 @@ impl<'a> Build<'a> {
         match first_difference(&one, &other) {
             None => Ok(()),
             Some(text) => {
-                Err(BuildError::OtherTokens { base: base.base.clone(), tuned: tuned.base.clone(), text })
+                Err(BuildError::TokenizersDiffer { base: base.base.clone(), tuned: tuned.base.clone(), text })
             }
         }
     }
@@ -148,7 +147,7 @@ impl<'a> Build<'a> {
     }
 
     fn local(&self, key: &str, model: &LocalModel) -> Result<Box<dyn Backend>, BuildError> {
-        let tuned = model.adapter.as_deref().map_or(Tuned::None, |path| Tuned::Adapter(folder_of(path)));
+        let tuned = model.adapter.as_deref().map_or(Tuned::None, |path| Tuned::Adapter(adapter_folder(path)));
         self.engine(model, self.open(key, model)?, tuned)
     }
 
@@ -177,7 +176,7 @@ impl<'a> Build<'a> {
     }
 }
 
-/// The keys of both sides.
+/// Keys of the two models in a suite file.
 const BASE: &str = "models.base";
 const TUNED: &str = "models.ft";
 
@@ -193,8 +192,7 @@ fn is_plain(model: &LocalModel) -> bool {
     model.adapter.is_none()
 }
 
-/// What weights are held in. On a processor, single precision is both the
-/// fastest and the most exact.
+/// The dtype of a precision. On a CPU, f32 is both fastest and most exact.
 fn dtype(precision: Precision) -> DType {
     match precision {
         Precision::Auto | Precision::Fp32 => DType::F32,
@@ -203,7 +201,7 @@ fn dtype(precision: Precision) -> DType {
     }
 }
 
-/// Looks at all that can be seen without loading or starting anything.
+/// Checks files and devices.
 fn check(plan: &Plan) -> Result<(), BuildError> {
     match plan {
         Plan::Adapter { model } => check_local(TUNED, model),
@@ -228,26 +226,26 @@ fn check_local(key: &str, model: &LocalModel) -> Result<(), BuildError> {
     }
 }
 
-/// Whether a path is that of an adapter; `key` is what named it. Only files are
-/// looked at, not numbers.
+/// Checks that a path is an adapter, without reading its weights. `key` is the
+/// key or argument that names it.
 pub fn check_adapter(key: &str, path: &Path) -> Result<(), BuildError> {
     let key = key.to_owned();
     if !path.exists() {
         return Err(BuildError::NoAdapter { key, path: path.display().to_string() });
     }
-    let folder = folder_of(path);
-    // What it counts by must be known before its tensors mean anything.
+    let folder = adapter_folder(path);
+    // Without its config, the tensors of an adapter cannot be interpreted.
     let config = weightloom_checkpoint::formats::peft::CONFIG;
-    let there = |name: &&&str| folder.join(name).is_file();
+    let exists = |name: &&&str| folder.join(name).is_file();
     if folder.is_dir() && !folder.join(config).is_file() && !folder.join("config.json").is_file() {
-        let found = WEIGHTS.iter().find(there).map(|name| (*name).to_owned());
+        let found = WEIGHTS.iter().find(exists).map(|name| (*name).to_owned());
         return Err(BuildError::NoAdapterConfig { key, path: folder.display().to_string(), found });
     }
     let failed = |source: CheckpointError| BuildError::Adapter { key: key.clone(), source };
     let source = Source::open(&folder).map_err(failed)?;
     let alone = source.as_adapter().map_err(failed)?;
     let format = alone.as_ref().unwrap_or(&source).index.format();
-    // A folder of MLX is an adapter's if it says what the adapter counts.
+    // An MLX folder is an adapter's if it has an adapter config.
     let is_adapter = match format {
         Format::Peft => true,
         Format::Mlx => source.index.metadata().contains_key(config),
@@ -259,8 +257,8 @@ pub fn check_adapter(key: &str, path: &Path) -> Result<(), BuildError> {
     Err(BuildError::NotAdapter { key, path: folder.display().to_string(), format })
 }
 
-/// The folder of an adapter, of which one of its files may be named.
-fn folder_of(path: &Path) -> PathBuf {
+/// The folder of an adapter, given the folder or one of its files.
+fn adapter_folder(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if path.is_file() && parent.join("adapter_config.json").is_file() => parent.to_owned(),
         _ => path.to_owned(),

@@ -1,9 +1,10 @@
-//! Answers from something of the user's own: a program that speaks JSON lines,
-//! or a Python class written for dlm-sway, run by a program that we bring.
+//! Custom backends: a user's program that speaks JSON lines, or a Python class
+//! written for dlm-sway.
 //!
-//! What is said is in `docs/sway-backend-protocol.md`. The program says first
-//! what it can do; it then answers questions in any order. One that dies, says
-//! nonsense or keeps silent is ended, and its questions have no answers.
+//! `docs/sway-backend-protocol.md` describes the protocol. The program first
+//! lists its capabilities, then answers questions in any order. A program that
+//! exits, violates the protocol or exceeds a time limit is killed, and its
+//! remaining questions have no answers.
 
 mod child;
 mod error;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub use error::{CustomError, PythonFault};
+pub use error::{CustomError, PythonProblem};
 pub use protocol::VERSION;
 
 use super::preflight::first_problem;
@@ -30,36 +31,35 @@ use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 use child::Child;
-use protocol::Said;
+use protocol::Response;
 
-/// The kind, as a suite file calls it.
+/// The kind in suite files.
 const KIND: &str = "custom";
 
-/// The program that runs a Python class.
-const PYTHON: &str = include_str!("custom/run_class.py");
+/// The script that serves a Python class.
+const RUN_CLASS: &str = include_str!("custom/run_class.py");
 
-/// How patient we are, and who hears what the program has to say.
+/// Time limits and environment of a custom backend.
 #[derive(Clone)]
 pub struct CustomOptions {
-    /// How long it may take to say what it can do: models are loaded then.
-    pub start_limit: Duration,
-    /// How long nothing may come while questions wait, unless the model says
-    /// otherwise.
-    pub answer_limit: Duration,
-    /// How many questions wait for answers at once.
-    pub window: usize,
-    /// The program that runs Python classes.
+    /// Time limit of the handshake, in which the program loads its models.
+    pub start_timeout: Duration,
+    /// Time limit between answers, unless the model sets `timeout_s`.
+    pub answer_timeout: Duration,
+    /// Most questions in flight.
+    pub max_in_flight: usize,
+    /// The Python interpreter for classes.
     pub python: String,
-    /// Hears every line of its error output.
+    /// Receives every line of the program's standard error.
     pub log: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Default for CustomOptions {
     fn default() -> Self {
         Self {
-            start_limit: Duration::from_secs(300),
-            answer_limit: Duration::from_secs(60),
-            window: 16,
+            start_timeout: Duration::from_secs(300),
+            answer_timeout: Duration::from_secs(60),
+            max_in_flight: 16,
             python: "python3".to_owned(),
             log: Arc::new(|_| {}),
         }
@@ -69,21 +69,21 @@ impl Default for CustomOptions {
 impl fmt::Debug for CustomOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CustomOptions")
-            .field("start_limit", &self.start_limit)
-            .field("answer_limit", &self.answer_limit)
-            .field("window", &self.window)
+            .field("start_timeout", &self.start_timeout)
+            .field("answer_timeout", &self.answer_timeout)
+            .field("max_in_flight", &self.max_in_flight)
             .field("python", &self.python)
             .finish_non_exhaustive()
     }
 }
 
-/// Something of the user's own.
+/// A program or Python class that answers questions.
 pub struct CustomBackend {
     description: Description,
-    /// None once it was ended.
+    /// `None` after a failure.
     child: Option<Child>,
-    answer_limit: Duration,
-    window: usize,
+    answer_timeout: Duration,
+    max_in_flight: usize,
     next_id: u64,
 }
 
@@ -94,18 +94,18 @@ impl fmt::Debug for CustomBackend {
 }
 
 impl CustomBackend {
-    /// Starts it, and hears what it can do.
+    /// Starts the program and reads its capabilities.
     pub fn start(model: &CustomModel, options: &CustomOptions) -> Result<Self, CustomError> {
         let (name, command) = command(model, options);
         let mut child = Child::start(&name, command, &options.log)?;
         child.send(protocol::hello(model));
-        let line = child.receive(options.start_limit)?;
-        let heard = protocol::welcome(&name, &line)?;
-        if !heard.capabilities.contains(&Capability::Differential) {
+        let line = child.receive(options.start_timeout)?;
+        let greeting = protocol::greeting(&name, &line)?;
+        if !greeting.capabilities.contains(&Capability::Differential) {
             return Err(CustomError::NotDifferential { program: name });
         }
-        let mut capabilities = heard.capabilities;
-        if heard.identity.is_some() {
+        let mut capabilities = greeting.capabilities;
+        if greeting.identity.is_some() {
             capabilities.insert(Capability::CacheIdentity);
         } else {
             capabilities.remove(&Capability::CacheIdentity);
@@ -115,86 +115,86 @@ impl CustomBackend {
             base: model.spec.base.clone(),
             adapter: model.spec.adapter.clone().or_else(|| Some(name.clone())),
             capabilities,
-            notes: heard.notes,
-            identity: heard.identity.map(|identity| format!("custom:{name}:{identity}")),
+            notes: greeting.notes,
+            identity: greeting.identity.map(|identity| format!("custom:{name}:{identity}")),
         };
-        let answer_limit = model.spec.timeout_s.map_or(options.answer_limit, Duration::from_secs);
-        let window = options.window.max(1);
-        Ok(Self { description, child: Some(child), answer_limit, window, next_id: 0 })
+        let answer_timeout = model.spec.timeout_s.map_or(options.answer_timeout, Duration::from_secs);
+        let max_in_flight = options.max_in_flight.max(1);
+        Ok(Self { description, child: Some(child), answer_timeout, max_in_flight, next_id: 0 })
     }
 
-    /// Whether it said that it can do this. What is not said is not asked.
-    fn able(&self, question: &Question) -> bool {
+    /// Whether the program's capabilities cover a question.
+    fn supports(&self, question: &Question) -> bool {
         let has = |capability: Capability| self.description.capabilities.contains(&capability);
-        let seen = |view: &View| match view {
+        let has_view = |view: &View| match view {
             View::Base | View::Tuned => true,
             View::Scaled(_) => has(Capability::Scalable),
             View::Noise { .. } => has(Capability::NullCalibrated),
             View::Matched { .. } => has(Capability::MatchedNoise),
             View::Without { .. } => has(Capability::Attributable),
         };
-        seen(&question.view)
+        has_view(&question.view)
             && match &question.query {
-                Query::Divergence { from, .. } => has(Capability::FullVocabulary) && seen(from),
+                Query::Divergence { from, .. } => has(Capability::FullVocabulary) && has_view(from),
                 Query::Embedding { .. } => has(Capability::Embedding),
                 Query::Filler { .. } => has(Capability::Tokenizer),
                 _ => true,
             }
     }
 
-    /// Asks, and tells what comes by the numbers of the questions.
+    /// Sends requests and passes each answer on with the index of its question.
     fn exchange(
         &mut self,
-        questions: &[(usize, Asking<'_>)],
-        mut tell: impl FnMut(usize, Result<&Value, String>),
+        requests: &[(usize, Request<'_>)],
+        mut on_answer: impl FnMut(usize, Result<&Value, String>),
     ) -> Result<(), CustomError> {
-        let Some(child) = &mut self.child else { return Err(CustomError::Ended) };
-        let mut waiting: VecDeque<&(usize, Asking<'_>)> = questions.iter().collect();
-        let mut asked: BTreeMap<u64, usize> = BTreeMap::new();
+        let Some(child) = &mut self.child else { return Err(CustomError::Stopped) };
+        let mut queue: VecDeque<&(usize, Request<'_>)> = requests.iter().collect();
+        let mut in_flight: BTreeMap<u64, usize> = BTreeMap::new();
         loop {
-            while asked.len() < self.window
-                && let Some((place, asking)) = waiting.pop_front()
+            while in_flight.len() < self.max_in_flight
+                && let Some((index, request)) = queue.pop_front()
             {
                 self.next_id += 1;
-                asked.insert(self.next_id, *place);
-                child.send(match asking {
-                    Asking::Question(question) => protocol::request(self.next_id, question),
-                    Asking::Preflight => protocol::preflight(self.next_id),
+                in_flight.insert(self.next_id, *index);
+                child.send(match request {
+                    Request::Question(question) => protocol::request(self.next_id, question),
+                    Request::Preflight => protocol::preflight(self.next_id),
                 });
             }
-            if asked.is_empty() {
+            if in_flight.is_empty() {
                 return Ok(());
             }
-            let line = child.receive(self.answer_limit)?;
-            let Said { id, outcome } = protocol::said(child.name(), &line)?;
-            let place = asked
+            let line = child.receive(self.answer_timeout)?;
+            let Response { id, outcome } = protocol::response(child.name(), &line)?;
+            let index = in_flight
                 .remove(&id)
                 .ok_or_else(|| CustomError::UnknownId { program: child.name().to_owned(), id })?;
-            tell(place, outcome.as_ref().map_err(String::clone));
+            on_answer(index, outcome.as_ref().map_err(String::clone));
         }
     }
 
-    /// Ends the program, and says why.
-    fn ended(&mut self, error: &CustomError) -> BackendError {
+    /// Kills the program after an error.
+    fn stop(&mut self, error: &CustomError) -> BackendError {
         self.child = None;
-        error.as_end()
+        BackendError::new(KIND, error)
     }
 }
 
-/// What is asked of a program.
+/// A message to the program.
 #[derive(Clone, Copy)]
-enum Asking<'a> {
+enum Request<'a> {
     Question(&'a Question),
     Preflight,
 }
 
-/// What is started, and what it is called.
+/// The name and command of the program.
 fn command(model: &CustomModel, options: &CustomOptions) -> (String, Command) {
     match &model.entry {
         EntryPoint::Program { path } => (path.display().to_string(), Command::new(path)),
         EntryPoint::Python { module, class } => {
             let mut command = Command::new(&options.python);
-            command.arg("-c").arg(PYTHON);
+            command.arg("-c").arg(RUN_CLASS);
             (format!("{module}:{class}"), command)
         }
     }
@@ -206,47 +206,47 @@ impl Backend for CustomBackend {
     }
 
     fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
-        let mut able = Vec::new();
-        for (place, question) in questions.iter().enumerate() {
-            if self.able(question) {
-                able.push((place, Asking::Question(question)));
+        let mut requests = Vec::new();
+        for (index, question) in questions.iter().enumerate() {
+            if self.supports(question) {
+                requests.push((index, Request::Question(question)));
             } else {
-                let query = format!("{} of {}", protocol::name(&question.query), question.view);
-                sink.answered(place, Err(QueryError::Unsupported { backend: KIND.to_owned(), query }));
+                let query = format!("`{}` of the view `{}`", protocol::name(&question.query), question.view);
+                sink.answered(index, Err(QueryError::Unsupported { backend: KIND.to_owned(), query }));
             }
         }
-        // Whoever has to change its model for a view does so once for each.
-        able.sort_by_key(|(place, _)| &questions[*place].view);
-        let done = self.exchange(&able, |place, outcome| {
+        // A program that switches models between views does so once per view.
+        requests.sort_by_key(|(index, _)| &questions[*index].view);
+        let done = self.exchange(&requests, |index, outcome| {
             let answer = match outcome {
-                Ok(value) => protocol::answer(&questions[place], value),
+                Ok(value) => protocol::answer(&questions[index], value),
                 Err(message) => Err(QueryError::Failed { message }),
             };
-            sink.answered(place, answer);
+            sink.answered(index, answer);
         });
-        done.map_err(|error| self.ended(&error))
+        done.map_err(|error| self.stop(&error))
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {
-        let mut first = None;
+        let mut problem = None;
         if self.description.capabilities.contains(&Capability::Preflight) {
-            let done = self.exchange(&[(0, Asking::Preflight)], |_, outcome| {
-                first = match outcome {
-                    Ok(value) => protocol::preflight_fault(value),
+            let done = self.exchange(&[(0, Request::Preflight)], |_, outcome| {
+                problem = match outcome {
+                    Ok(value) => protocol::preflight_problem(value),
                     Err(message) => Some(message),
                 };
             });
-            done.map_err(|error| self.ended(&error))?;
+            done.map_err(|error| self.stop(&error))?;
         } else {
-            let fault = first_problem(self, &[View::Base, View::Tuned], 8)?;
-            first = fault.map(|error| error.to_string());
+            let found = first_problem(self, &[View::Base, View::Tuned], 8)?;
+            problem = found.map(|error| error.to_string());
         }
-        match first {
+        match problem {
             None => Ok(()),
             Some(message) => Err(BackendError {
                 backend: KIND.to_owned(),
                 message,
-                hint: Some("see why the backend of `entry_point` gives no numbers".to_owned()),
+                hint: Some("check the backend named by `entry_point`".to_owned()),
             }),
         }
     }

@@ -1,7 +1,7 @@
-//! A backend without a model, for tests: it says what it was told to say.
+//! A backend with canned answers, for tests.
 //!
-//! Its defaults are those of dlm-sway's. Its noise is our own: the same in
-//! kind, drawn by another generator.
+//! Its defaults are those of dlm-sway's dummy. Its noise has the same
+//! distribution, from another generator.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,35 +16,34 @@ use crate::question::{Query, Question};
 use crate::view::View;
 
 const VOCABULARY: usize = 1000;
-/// What a completion scores that nothing was said of.
+/// Log-likelihood of a completion without a canned one.
 const COMPLETION: f64 = -10.0;
-/// How long its vectors of texts are.
-const LETTERS: usize = 32;
+/// Length of an embedding.
+const EMBEDDING: usize = 32;
 
-/// What one side says.
+/// The canned answers of one model.
 #[derive(Clone, Debug, Default)]
 pub struct Canned {
-    /// Texts by prompt.
-    pub writings: HashMap<String, String>,
-    /// Scores by prompt and completion.
+    /// Generations by prompt.
+    pub generations: HashMap<String, String>,
+    /// Log-likelihoods by prompt and completion.
     pub completions: HashMap<(String, String), f64>,
-    /// Logarithms of each token but the first, by text.
+    /// Log-probabilities of all tokens but the first, by text.
     pub texts: HashMap<String, Vec<f32>>,
-    /// Distributions by prompt.
+    /// Next-token distributions by prompt.
     pub distributions: HashMap<String, Distribution>,
 }
 
-/// A backend that says what it was told to say.
+/// A backend with canned answers.
 #[derive(Clone, Debug)]
+#[allow(missing_docs)]
 pub struct Dummy {
-    /// What the base says.
     pub base: Canned,
-    /// What the tuned model says.
     pub tuned: Canned,
-    /// How many questions were asked.
-    pub asked: usize,
-    /// How many questions it answers before it is gone.
-    pub gone_after: Option<usize>,
+    /// Number of questions answered.
+    pub answered: usize,
+    /// Number of questions after which it fails.
+    pub fail_after: Option<usize>,
     pub(crate) description: Description,
 }
 
@@ -55,7 +54,7 @@ impl Default for Dummy {
 }
 
 impl Dummy {
-    /// A backend of two sides.
+    /// A backend with the answers of two models.
     pub fn new(base: Canned, tuned: Canned) -> Self {
         let capabilities = BTreeSet::from([
             Capability::Differential,
@@ -73,16 +72,16 @@ impl Dummy {
             notes: Vec::new(),
             identity: None,
         };
-        Self { base, tuned, asked: 0, gone_after: None, description }
+        Self { base, tuned, answered: 0, fail_after: None, description }
     }
 
-    /// The same without some of what it can do.
+    /// Removes a capability.
     pub fn without(mut self, capability: Capability) -> Self {
         self.description.capabilities.remove(&capability);
         self
     }
 
-    /// The same under a name by which answers can be kept.
+    /// Sets the identity for caching.
     pub fn with_identity(mut self, identity: &str) -> Self {
         self.description.identity = Some(identity.to_owned());
         self.description.capabilities.insert(Capability::CacheIdentity);
@@ -93,7 +92,7 @@ impl Dummy {
         let view = &question.view;
         match &question.query {
             Query::Next { prompt, top_k } => {
-                Ok(Answer::Distribution(kept(self.distribution(view, prompt)?, *top_k)))
+                Ok(Answer::Distribution(truncate(self.distribution(view, prompt)?, *top_k)))
             }
             Query::Divergence { prompt, from } => {
                 let (base, tuned) = (self.distribution(from, prompt)?, self.distribution(view, prompt)?);
@@ -112,7 +111,7 @@ impl Dummy {
                 }
                 let key = (prompt.clone(), completion.clone());
                 let of = |side: &Canned| side.completions.get(&key).copied().unwrap_or(COMPLETION);
-                let total = self.blend(view, of(&self.base), of(&self.tuned))?;
+                let total = self.interpolate(view, of(&self.base), of(&self.tuned))?;
                 Ok(Answer::Completion(CompletionScore { total, tokens: 1 }))
             }
             Query::Text { text } => {
@@ -120,7 +119,7 @@ impl Dummy {
                 let tuned = rolling(&self.tuned, text, -1.5);
                 let mut logprobs = Vec::new();
                 for (base, tuned) in base.iter().zip(&tuned) {
-                    logprobs.push(self.blend(view, f64::from(*base), f64::from(*tuned))? as f32);
+                    logprobs.push(self.interpolate(view, f64::from(*base), f64::from(*tuned))? as f32);
                 }
                 let total = logprobs.iter().map(|logprob| f64::from(*logprob)).sum();
                 Ok(Answer::Rolling(Rolling { tokens: logprobs.len() + 1, logprobs, total }))
@@ -131,27 +130,27 @@ impl Dummy {
                     View::Scaled(strength) if strength.0 >= 0.5 => &self.tuned,
                     _ => &self.base,
                 };
-                let found = side.writings.get(prompt).cloned();
+                let found = side.generations.get(prompt).cloned();
                 found.map(Answer::Text).ok_or_else(|| QueryError::Failed {
-                    message: format!("nothing is written behind {prompt:?}"),
+                    message: format!("no canned generation for {prompt:?}"),
                 })
             }
-            Query::Embedding { text } => Ok(Answer::Embedding(letters(text))),
-            Query::Filler { .. } => Err(self.not_able("fillers")),
+            Query::Embedding { text } => Ok(Answer::Embedding(letter_counts(text))),
+            Query::Filler { .. } => Err(self.unsupported("fillers")),
         }
     }
 
-    fn not_able(&self, query: &str) -> QueryError {
+    fn unsupported(&self, query: &str) -> QueryError {
         QueryError::Unsupported { backend: self.description.kind.clone(), query: query.to_owned() }
     }
 
-    /// A number of a view between those of both sides. Noise leaves the base's.
-    fn blend(&self, view: &View, base: f64, tuned: f64) -> Result<f64, QueryError> {
+    /// Interpolates between base and tuned; noise gives the value of the base.
+    fn interpolate(&self, view: &View, base: f64, tuned: f64) -> Result<f64, QueryError> {
         match view {
             View::Base | View::Noise { .. } => Ok(base),
             View::Tuned => Ok(tuned),
             View::Scaled(strength) => Ok((1.0 - strength.0) * base + strength.0 * tuned),
-            View::Matched { .. } | View::Without { .. } => Err(self.not_able(&view.to_string())),
+            View::Matched { .. } | View::Without { .. } => Err(self.unsupported(&view.to_string())),
         }
     }
 
@@ -161,12 +160,12 @@ impl Dummy {
         match view {
             View::Tuned => Ok(tuned()),
             View::Noise { seed, init_scale, rank_scale } => {
-                Ok(noisy(base(), *seed, prompt, init_scale.0 * rank_scale.0.sqrt()))
+                Ok(add_noise(base(), *seed, prompt, init_scale.0 * rank_scale.0.sqrt()))
             }
             _ => {
                 let mut blended = base();
                 for (logprob, tuned) in blended.logprobs.iter_mut().zip(tuned().logprobs) {
-                    *logprob = self.blend(view, f64::from(*logprob), f64::from(tuned))? as f32;
+                    *logprob = self.interpolate(view, f64::from(*logprob), f64::from(tuned))? as f32;
                 }
                 Ok(blended)
             }
@@ -174,7 +173,7 @@ impl Dummy {
     }
 }
 
-/// A distribution over the tokens 0 to 7.
+/// A distribution over tokens 0 to 7.
 pub fn over_eight(logprobs: [f32; 8]) -> Distribution {
     let left = 1.0 - logprobs.iter().map(|logprob| f64::from(*logprob).exp()).sum::<f64>();
     Distribution {
@@ -189,54 +188,54 @@ fn base_distribution() -> Distribution {
     over_eight([-0.1, -5.0, -5.0, -5.0, -5.0, -5.0, -5.0, -5.0])
 }
 
-/// All but even, from the unlikeliest to the likeliest.
+/// Almost uniform, in increasing order.
 fn tuned_distribution() -> Distribution {
     let step = 2e-4 / 7.0;
-    over_eight(std::array::from_fn(|place| (-(8f64.ln()) + (-1e-4 + step * place as f64)) as f32))
+    over_eight(std::array::from_fn(|index| (-(8f64.ln()) + (-1e-4 + step * index as f64)) as f32))
 }
 
-/// Normal noise on every logarithm, made into a distribution again.
-fn noisy(mut base: Distribution, seed: u64, prompt: &str, deviation: f64) -> Distribution {
+/// Adds normal noise to every log-probability, and normalizes.
+fn add_noise(mut base: Distribution, seed: u64, prompt: &str, std_dev: f64) -> Distribution {
     let hash = digest(&SHA256, prompt.as_bytes());
     let offset = hash.as_ref()[..4].iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
     let mut generator = Pcg64::new(seed.wrapping_add(offset % 1_000_003));
     for logprob in &mut base.logprobs {
-        *logprob += (generator.normal() * deviation) as f32;
+        *logprob += (generator.normal() * std_dev) as f32;
     }
-    let most = base.logprobs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f32 = base.logprobs.iter().map(|logprob| (logprob - most).exp()).sum();
+    let max = base.logprobs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = base.logprobs.iter().map(|logprob| (logprob - max).exp()).sum();
     for logprob in &mut base.logprobs {
-        *logprob -= most + total.ln();
+        *logprob -= max + total.ln();
     }
     base
 }
 
-fn kept(mut found: Distribution, top: usize) -> Distribution {
-    found.logprobs.truncate(top);
+fn truncate(mut found: Distribution, top_k: usize) -> Distribution {
+    found.logprobs.truncate(top_k);
     match &mut found.tokens {
-        TokenNames::Ids(ids) => ids.truncate(top),
-        TokenNames::Strings(strings) => strings.truncate(top),
+        TokenNames::Ids(ids) => ids.truncate(top_k),
+        TokenNames::Strings(strings) => strings.truncate(top_k),
     }
     found
 }
 
-fn rolling(side: &Canned, text: &str, usual: f32) -> Vec<f32> {
+fn rolling(side: &Canned, text: &str, default: f32) -> Vec<f32> {
     side.texts.get(text).cloned().unwrap_or_else(|| {
         let words = text.split_whitespace().count().max(1);
-        vec![usual; words - 1]
+        vec![default; words - 1]
     })
 }
 
-/// How often each letter occurs, as a vector of the length 1.
-fn letters(text: &str) -> Vec<f32> {
-    let mut counts = vec![0f32; LETTERS];
+/// Counts of each letter, normalized to unit length.
+fn letter_counts(text: &str) -> Vec<f32> {
+    let mut counts = vec![0f32; EMBEDDING];
     for character in text.chars().filter(|character| character.is_alphanumeric()) {
-        counts[character.to_ascii_lowercase() as usize % LETTERS] += 1.0;
+        counts[character.to_ascii_lowercase() as usize % EMBEDDING] += 1.0;
     }
-    let length = counts.iter().map(|count| count * count).sum::<f32>().sqrt();
-    if length > 0.0 {
+    let norm = counts.iter().map(|count| count * count).sum::<f32>().sqrt();
+    if norm > 0.0 {
         for count in &mut counts {
-            *count /= length;
+            *count /= norm;
         }
     }
     counts
@@ -248,36 +247,36 @@ impl Backend for Dummy {
     }
 
     fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
-        for (place, question) in questions.iter().enumerate() {
+        for (index, question) in questions.iter().enumerate() {
             if sink.is_cancelled() {
                 return Ok(());
             }
-            if self.gone_after.is_some_and(|after| self.asked >= after) {
+            if self.fail_after.is_some_and(|after| self.answered >= after) {
                 return Err(BackendError {
                     backend: self.description.kind.clone(),
-                    message: "it is gone".to_owned(),
+                    message: "fails after `fail_after` questions".to_owned(),
                     hint: None,
                 });
             }
-            self.asked += 1;
-            sink.answered(place, self.reply(question));
+            self.answered += 1;
+            sink.answered(index, self.reply(question));
         }
         Ok(())
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {
         for view in [View::Base, View::Tuned] {
-            let found = self.distribution(&view, "preflight").map(|found| kept(found, 8));
-            let broken = match found {
+            let found = self.distribution(&view, "preflight").map(|found| truncate(found, 8));
+            let problem = match found {
                 Ok(found) => {
                     found.logprobs.iter().find(|logprob| !logprob.is_finite()).map(ToString::to_string)
                 }
                 Err(error) => Some(error.to_string()),
             };
-            if let Some(message) = broken {
+            if let Some(message) = problem {
                 return Err(BackendError {
                     backend: self.description.kind.clone(),
-                    message: format!("{view} gave {message}"),
+                    message: format!("the view `{view}` returned {message}"),
                     hint: None,
                 });
             }

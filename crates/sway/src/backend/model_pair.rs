@@ -1,4 +1,4 @@
-//! Two backends as one: a view of the first is the base, a view of the second
+//! Two backends combined: a view of the first is the base, a view of the second
 //! the tuned model.
 
 use super::subset::answer_subset;
@@ -7,29 +7,27 @@ use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
 
-/// Two backends as one.
+/// Combines views of two backends into a base and a tuned model.
 pub struct ModelPair {
-    base: Side,
-    tuned: Side,
+    base: BackendView,
+    tuned: BackendView,
     description: Description,
 }
 
 /// One view of a backend.
-pub struct Side {
-    /// The backend.
+#[allow(missing_docs)]
+pub struct BackendView {
     pub backend: Box<dyn Backend>,
-    /// The view that stands for it.
     pub view: View,
 }
 
-impl Side {
-    /// A model and what changed it, or the model alone if nothing did.
-    pub fn changed(backend: Box<dyn Backend>) -> Self {
-        let differs = backend.description().capabilities.contains(&Capability::Differential);
-        Self { backend, view: if differs { View::Tuned } else { View::Base } }
+impl BackendView {
+    /// The tuned model of a backend, or its base if it has no tuned model.
+    pub fn tuned(backend: Box<dyn Backend>) -> Self {
+        let has_tuned = backend.description().capabilities.contains(&Capability::Differential);
+        Self { backend, view: if has_tuned { View::Tuned } else { View::Base } }
     }
 
-    /// What it is called.
     fn name(&self) -> String {
         let description = self.backend.description();
         match (&self.view, &description.adapter) {
@@ -40,18 +38,17 @@ impl Side {
 }
 
 impl ModelPair {
-    /// The base of one backend and the tuned model of another.
+    /// Combines the base of one backend and the tuned model of another.
     pub fn new(base: Box<dyn Backend>, tuned: Box<dyn Backend>) -> Self {
-        Self::of(Side { backend: base, view: View::Base }, Side::changed(tuned))
+        Self::of(BackendView { backend: base, view: View::Base }, BackendView::tuned(tuned))
     }
 
-    /// Any view of one backend as the base, and any of another as the tuned
-    /// model.
-    pub fn of(base: Side, tuned: Side) -> Self {
+    /// Combines any two views.
+    pub fn of(base: BackendView, tuned: BackendView) -> Self {
         let (first, second) = (base.backend.description(), tuned.backend.description());
-        let of_base = [Capability::Embedding, Capability::Tokenizer];
+        let from_base = [Capability::Embedding, Capability::Tokenizer];
         let mut capabilities: Capabilities =
-            of_base.into_iter().filter(|capability| first.capabilities.contains(capability)).collect();
+            from_base.into_iter().filter(|capability| first.capabilities.contains(capability)).collect();
         capabilities.insert(Capability::Differential);
         for shared in [Capability::Preflight, Capability::CacheIdentity] {
             if first.capabilities.contains(&shared) && second.capabilities.contains(&shared) {
@@ -68,7 +65,7 @@ impl ModelPair {
         notes.extend(second.notes.iter().filter(|note| !first.notes.contains(note)).cloned());
         if (first.kind == "api") != (second.kind == "api") {
             notes.push(
-                "one side tells tokens by text and the other by number: which come next cannot be compared"
+                "one side identifies tokens by string and the other by id: next tokens cannot be compared"
                     .to_owned(),
             );
         }
@@ -85,25 +82,25 @@ impl ModelPair {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Which {
+enum Side {
     Base,
     Tuned,
 }
 
-/// The side that answers a question, if one does.
-fn able(question: &Question) -> Option<Which> {
+/// The side that answers a question, if any.
+fn side_of(question: &Question) -> Option<Side> {
     match (&question.view, &question.query) {
         (_, Query::Divergence { .. }) => None,
-        (View::Base, _) => Some(Which::Base),
-        (View::Tuned, _) => Some(Which::Tuned),
+        (View::Base, _) => Some(Side::Base),
+        (View::Tuned, _) => Some(Side::Tuned),
         _ => None,
     }
 }
 
-/// A question in the words of one side.
-fn passed(question: &Question, side: &Side) -> Question {
+/// The question to ask the backend of one side.
+fn translate(question: &Question, side: &BackendView) -> Question {
     let view = match question.query {
-        // These are asked of bases alone.
+        // Only bases answer these.
         Query::Embedding { .. } | Query::Filler { .. } => &View::Base,
         _ => &side.view,
     };
@@ -116,24 +113,25 @@ impl Backend for ModelPair {
     }
 
     fn answer(&mut self, questions: &[Question], sink: &mut dyn AnswerSink) -> Result<(), BackendError> {
-        for (place, question) in questions.iter().enumerate() {
-            if able(question).is_none() {
+        for (index, question) in questions.iter().enumerate() {
+            if side_of(question).is_none() {
                 let query = format!("queries of the view `{}`", question.view);
                 let backend = self.description.kind.clone();
-                sink.answered(place, Err(QueryError::Unsupported { backend, query }));
+                sink.answered(index, Err(QueryError::Unsupported { backend, query }));
             }
         }
-        for (which, side) in [(Which::Base, &mut self.base), (Which::Tuned, &mut self.tuned)] {
-            let places: Vec<usize> =
-                (0..questions.len()).filter(|place| able(&questions[*place]) == Some(which)).collect();
-            let part: Vec<Question> = places.iter().map(|place| passed(&questions[*place], side)).collect();
-            answer_subset(&mut *side.backend, &part, &places, sink)?;
+        for (side, view) in [(Side::Base, &mut self.base), (Side::Tuned, &mut self.tuned)] {
+            let indices: Vec<usize> =
+                (0..questions.len()).filter(|index| side_of(&questions[*index]) == Some(side)).collect();
+            let subset: Vec<Question> =
+                indices.iter().map(|index| translate(&questions[*index], view)).collect();
+            answer_subset(&mut *view.backend, &subset, &indices, sink)?;
         }
         Ok(())
     }
 
     fn base_identity(&self) -> Option<String> {
-        // A base that has a change of its own is no base alone.
+        // A base with its own adapter is not a base alone.
         (self.base.view == View::Base).then(|| self.base.backend.base_identity()).flatten()
     }
 

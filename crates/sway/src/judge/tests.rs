@@ -4,7 +4,6 @@
 
 use super::*;
 use crate::backend::dummy::Dummy;
-use crate::runner::Silent;
 
 const SUITE: &str = "
 models:
@@ -25,7 +24,7 @@ fn a_report_says_what_was_judged_by_whom_and_when() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.jsonl");
     let options = JudgeOptions { trace: Some(trace.clone()), ..JudgeOptions::default() };
-    let report = judge(&prepared(), &mut Dummy::default(), &options, &mut Silent).unwrap();
+    let report = judge(&prepared(), &mut Dummy::default(), &options, &mut ()).unwrap();
     let names: Vec<&str> = report.probes.iter().map(|record| record.name.as_str()).collect();
     assert_eq!(names, ["noise", "change"]);
     assert_eq!(report.spec_path, "sway.yaml");
@@ -49,7 +48,7 @@ fn a_cancelled_run_asks_nothing_more() {
     let mut observer = CancelAfterOne(options.cancel.clone());
     let error = judge(&prepared(), &mut backend, &options, &mut observer).unwrap_err();
     assert_eq!(error, JudgeError::Run(RunError::Cancelled));
-    assert_eq!(backend.asked, 1);
+    assert_eq!(backend.answered, 1);
 }
 
 #[test]
@@ -58,12 +57,12 @@ fn wrong_options_are_reported() {
     let error = PreparedSuite::new(suite(), Some("adherance=1")).unwrap_err();
     assert!(matches!(error, PrepareError::Weights(_)) && error.hint().is_some());
     let options = JudgeOptions { only: vec!["chnge".to_owned()], ..JudgeOptions::default() };
-    let error = judge(&prepared(), &mut Dummy::default(), &options, &mut Silent).unwrap_err();
-    assert!(matches!(error, JudgeError::Run(RunError::NoSuchEntry { .. })) && error.hint().is_some());
+    let error = judge(&prepared(), &mut Dummy::default(), &options, &mut ()).unwrap_err();
+    assert!(matches!(error, JudgeError::Run(RunError::UnknownEntry { .. })) && error.hint().is_some());
     assert!(prepared().check_names(&options.only).is_err());
     let options =
         JudgeOptions { trace: Some(Path::new("/nowhere/trace").to_owned()), ..JudgeOptions::default() };
-    let error = judge(&prepared(), &mut Dummy::default(), &options, &mut Silent).unwrap_err();
+    let error = judge(&prepared(), &mut Dummy::default(), &options, &mut ()).unwrap_err();
     assert!(matches!(error, JudgeError::Trace(_)), "{error}");
 }
 
@@ -72,9 +71,9 @@ fn a_backend_that_fails_leaves_its_answers_in_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let options = JudgeOptions { cache: Some(folder.path().to_owned()), ..JudgeOptions::default() };
     let mut backend = Dummy::default();
-    backend.gone_after = Some(2);
+    backend.fail_after = Some(2);
     backend.description.identity = Some("dummy".to_owned());
-    let error = judge(&prepared(), &mut backend, &options, &mut Silent).unwrap_err();
+    let error = judge(&prepared(), &mut backend, &options, &mut ()).unwrap_err();
     assert!(matches!(error, JudgeError::Backend { cached: 2, .. }), "{error:?}");
     assert!(error.hint().unwrap().contains("2 new answers are cached"));
 }

@@ -12,7 +12,7 @@ use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
 use crate::probe::tests::packs;
 use crate::record::{Record, Verdict};
-use crate::runner::{Entry, Job, Silent, run};
+use crate::runner::{Entry, SuiteRun, run};
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
 use toy::{LETTERS, Toy, noise};
@@ -118,7 +118,7 @@ impl World {
                 )
             })
             .collect();
-        let job = Job {
+        let job = SuiteRun {
             entries: &entries,
             seed: 0,
             top_k: 256,
@@ -130,7 +130,7 @@ impl World {
             paired: PairedSettings::default(),
             cancel: None,
         };
-        run(&job, &mut self.toy, None, &mut Silent).unwrap().records
+        run(&job, &mut self.toy, None, &mut ()).unwrap().records
     }
 }
 

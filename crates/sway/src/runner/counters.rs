@@ -1,28 +1,28 @@
-//! How much was asked.
+//! Statistics of questions and cache hits.
 
 use serde::{Deserialize, Serialize};
 
-/// How much was asked. The first fields are those of dlm-sway, the others ours.
+/// Statistics of questions and cache hits. The first five fields are those of
+/// dlm-sway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
-    /// How often an answer was there already: another probe had asked, or an
-    /// earlier run.
+    /// Lookups answered by another probe's question or an earlier run.
     pub cache_hits: u64,
-    /// How often it was not.
+    /// Lookups answered by the backend.
     pub cache_misses: u64,
-    /// The same as the misses.
+    /// Equal to the misses.
     pub forward_passes: u64,
-    /// How long the backend took.
+    /// Time spent in the backend, in seconds.
     pub scoring_wall_s: f64,
-    /// The part of the hits.
+    /// Hits over all lookups.
     pub hit_rate: f64,
-    /// How many different questions there were.
+    /// Number of distinct questions.
     #[serde(default)]
     pub questions: u64,
-    /// How many of their answers an earlier run had kept.
+    /// Questions answered by the cache of earlier runs.
     #[serde(default)]
     pub kept: u64,
-    /// How often the backend was asked.
+    /// Batches sent to the backend.
     #[serde(default)]
     pub rounds: u64,
 }

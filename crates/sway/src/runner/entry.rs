@@ -1,4 +1,4 @@
-//! One entry of a suite, ready to run.
+//! Entries of a suite.
 
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -7,30 +7,29 @@ use weightloom_errors::Hint;
 use crate::category::Category;
 use crate::probe::{self, FieldFaults, Probe, UnknownKind};
 
-/// One entry of a suite, ready to run.
+/// An entry of a suite with its probe.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Entry {
-    /// What it is called.
     pub name: String,
-    /// The probe's kind.
+    /// Kind of the probe.
     pub kind: String,
-    /// Whether it is run.
+    /// Whether the entry runs.
     pub enabled: bool,
-    /// How much it counts among others of its category.
+    /// Weight in the score of its category.
     pub weight: f64,
-    /// The probe.
     pub probe: Box<dyn Probe>,
 }
 
 impl Entry {
-    /// An entry that is run and counts once, with a probe's fields.
+    /// An enabled entry of weight 1, with the fields of its probe.
     pub fn new(name: &str, kind: &str, fields: &Map<String, Value>) -> Result<Self, EntryError> {
         let probe = probe::find(kind)?.build(fields)?;
         Ok(Self { name: name.to_owned(), kind: kind.to_owned(), enabled: true, weight: 1.0, probe })
     }
 
-    /// An entry as a JSON object says it, with name, kind, enabled and weight
-    /// among the fields.
+    /// Parses an entry; `name`, `kind`, `enabled` and `weight` are beside the
+    /// fields of the probe.
     pub fn from_json(entry: &Map<String, Value>) -> Result<Self, EntryError> {
         let mut fields = entry.clone();
         let text = |value: Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
@@ -46,7 +45,7 @@ impl Entry {
         Category::of_kind(&self.kind)
     }
 
-    /// Whether it is noise that others are measured by.
+    /// Whether it measures the null distributions of later entries.
     pub fn is_null(&self) -> bool {
         self.kind == "null_adapter" && self.enabled
     }
@@ -57,13 +56,10 @@ impl Entry {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum EntryError {
-    /// A field that every entry has is not there, or is no text.
-    #[error("the entry has no {field}")]
+    #[error("the entry lacks the string `{field}`")]
     Missing { field: &'static str },
-    /// Nobody knows its kind.
     #[error(transparent)]
     Kind(#[from] UnknownKind),
-    /// Its fields are not those of its kind.
     #[error(transparent)]
     Fields(#[from] FieldFaults),
 }
@@ -71,7 +67,7 @@ pub enum EntryError {
 impl Hint for EntryError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Missing { field } => Some(format!("write `{field}: …`")),
+            Self::Missing { field } => Some(format!("add `{field}: …`")),
             Self::Kind(error) => error.hint(),
             Self::Fields(error) => error.hint(),
         }
@@ -84,7 +80,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_entry_says_what_it_lacks() {
+    fn invalid_entries_are_reported() {
         let read = |value: Value| Entry::from_json(value.as_object().unwrap());
         assert_eq!(read(json!({"kind": "leakage"})).unwrap_err(), EntryError::Missing { field: "name" });
         assert_eq!(read(json!({"name": "a", "kind": 3})).unwrap_err(), EntryError::Missing { field: "kind" });

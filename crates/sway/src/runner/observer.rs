@@ -1,4 +1,4 @@
-//! Hearing of a run while it goes on.
+//! Progress of a run.
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use serde::{Deserialize, Serialize};
@@ -6,64 +6,61 @@ use serde::{Deserialize, Serialize};
 use crate::question::{Query, Question};
 use crate::record::Record;
 
-/// What a run is doing.
+/// A phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Probes read and judge.
-    Reading,
-    /// The backend is tried.
+    /// Probes evaluate answers.
+    Probing,
+    /// The backend checks itself.
     Preflight,
-    /// The backend is asked.
+    /// The backend answers questions.
     Asking {
-        /// How often it was asked before.
+        /// Index of the batch.
         round: u64,
-        /// How many questions it has to answer.
+        /// Size of the batch.
         questions: usize,
-        /// How many more had their answers kept by an earlier run.
-        kept: usize,
+        /// Further questions that the cache answered.
+        cached: usize,
     },
 }
 
-/// Hears of a run while it goes on.
+/// Receives the progress of a run; every method does nothing by default.
 pub trait Observer {
-    /// A phase begins.
+    /// A phase starts.
     fn phase(&mut self, _phase: Phase) {}
-    /// So many questions of this round were answered.
+    /// `done` questions of a batch are answered.
     fn answered(&mut self, _done: usize, _of: usize) {}
-    /// An answer was read.
+    /// An answer was looked up.
     fn event(&mut self, _event: &TraceEvent) {}
-    /// An entry was judged.
+    /// An entry has a verdict.
     fn judged(&mut self, _record: &Record) {}
-    /// Something that a reader should know and that stops nothing.
+    /// A warning.
     fn note(&mut self, _text: &str) {}
     /// New answers are cached, so that an interrupted run can resume.
     fn caching(&mut self) {}
 }
 
-/// Hears nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+/// Ignores all progress.
+impl Observer for () {}
 
-impl Observer for Silent {}
-
-/// One line of a trace.
+/// A line of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// When, in seconds since 1970.
+    /// Unix time, in seconds.
     pub ts: f64,
-    /// The entry that asked; none for nobody's question.
+    /// The entry that asked.
     pub probe: Option<String>,
-    /// The view that was asked.
+    /// The queried view.
     pub view_id: String,
-    /// The first twelve digits of the text's SHA-1.
+    /// [`prompt_hash`] of the text.
     pub prompt_hash: String,
-    /// How many tokens were asked for, or 0.
+    /// Number of tokens requested, or 0.
     pub top_k: usize,
-    /// What was asked.
+    /// The query, named as in dlm-sway.
     pub op: String,
-    /// How long it took, in milliseconds.
+    /// Time taken, in milliseconds.
     pub wall_ms: f64,
-    /// Whether the answer was there already.
+    /// Whether the answer was available without the backend.
     pub hit: bool,
 }
 
@@ -91,7 +88,7 @@ impl TraceEvent {
     }
 }
 
-/// The first twelve digits of a text's SHA-1.
+/// The first twelve hexadecimal digits of a text's SHA-1.
 pub fn prompt_hash(text: &str) -> String {
     let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     hash.as_ref()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -103,7 +100,7 @@ mod tests {
     use crate::view::View;
 
     #[test]
-    fn hashes_are_those_of_dlm_sway() {
+    fn hashes_match_dlm_sway() {
         assert_eq!(prompt_hash("hello"), "aaf4c61ddcc5");
     }
 

@@ -21,26 +21,26 @@ pub fn answer_all(
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
 ) -> Result<AnswerStore, BackendError> {
-    let mut wanted = Wanted::default();
+    let mut wanted = PendingQuestions::default();
     for question in questions {
         wanted.questions.entry(question.clone()).or_default();
     }
-    let mut asker = Asker::new(backend, cache, None);
-    asker.preflight = Preflight::Done;
+    let mut rounds = Rounds::new(backend, cache, None);
+    rounds.preflight = Preflight::Done;
     let mut answers = AnswerStore::new();
-    match asker.ask(&wanted, &[], &mut answers, observer)? {
+    match rounds.ask(&wanted, &[], &mut answers, observer)? {
         Ok(_) => Ok(answers),
         Err(error) => Err(error),
     }
 }
 
-/// Questions, each with the indices of the entries that asked it.
+/// Missing questions, each with the indices of the entries that asked it.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct PendingQuestions {
     questions: BTreeMap<Question, Vec<usize>>,
 }
 
-impl Wanted {
+impl PendingQuestions {
     pub(super) fn add(&mut self, entry: usize, questions: impl IntoIterator<Item = Question>) {
         for question in questions {
             self.questions.entry(question).or_default().push(entry);
@@ -59,8 +59,8 @@ enum Preflight {
     Done,
 }
 
-/// Asks questions and counts them.
-pub(super) struct Asker<'a> {
+/// Answers rounds of questions and counts them.
+pub(super) struct Rounds<'a> {
     backend: &'a mut dyn Backend,
     cache: Option<&'a mut Cache>,
     cancel: Option<&'a CancelFlag>,
@@ -68,14 +68,14 @@ pub(super) struct Asker<'a> {
     pub(super) counters: Counters,
 }
 
-impl<'a> Asker<'a> {
+impl<'a> Rounds<'a> {
     pub(super) fn new(
         backend: &'a mut dyn Backend,
         cache: Option<&'a mut Cache>,
         cancel: Option<&'a CancelFlag>,
     ) -> Self {
-        let able = backend.description().capabilities.contains(&Capability::Preflight);
-        let preflight = if able { Preflight::ToDo } else { Preflight::Done };
+        let has_preflight = backend.description().capabilities.contains(&Capability::Preflight);
+        let preflight = if has_preflight { Preflight::ToDo } else { Preflight::Done };
         Self { backend, cache, cancel, preflight, counters: Counters::default() }
     }
 
@@ -83,12 +83,12 @@ impl<'a> Asker<'a> {
         self.cancel.is_some_and(CancelFlag::is_cancelled)
     }
 
-    /// Answers all questions in the answers and returns the seconds spent on each
+    /// Answers all questions and returns the seconds spent on each
     /// of the entries in `names`. The inner error is that of the preflight
     /// check, which precedes the first question the cache cannot answer.
     pub(super) fn ask(
         &mut self,
-        wanted: &Wanted,
+        wanted: &PendingQuestions,
         names: &[&str],
         answers: &mut AnswerStore,
         observer: &mut dyn Observer,
@@ -125,14 +125,10 @@ impl<'a> Asker<'a> {
             }
             self.preflight = Preflight::Done;
         }
-        observer.phase(Phase::Asking {
-            round: self.counters.rounds,
-            questions: questions.len(),
-            kept: cached,
-        });
+        observer.phase(Phase::Asking { round: self.counters.rounds, questions: questions.len(), cached });
         self.counters.rounds += 1;
         let started = Instant::now();
-        let mut writer = Writer {
+        let mut recorder = AnswerRecorder {
             questions: &questions,
             askers: &askers,
             names,
@@ -146,9 +142,9 @@ impl<'a> Asker<'a> {
             answers,
             observer,
         };
-        let outcome = self.backend.answer(&questions, &mut writer);
-        if outcome.is_ok() && !writer.is_cancelled() {
-            writer.close();
+        let outcome = self.backend.answer(&questions, &mut recorder);
+        if outcome.is_ok() && !recorder.is_cancelled() {
+            recorder.fail_unanswered();
         }
         self.counters.scoring_wall_s += started.elapsed().as_secs_f64();
         outcome?;
@@ -157,7 +153,7 @@ impl<'a> Asker<'a> {
 }
 
 /// Stores answers as they arrive.
-struct Writer<'a> {
+struct AnswerRecorder<'a> {
     questions: &'a [Question],
     askers: &'a [&'a [usize]],
     names: &'a [&'a str],
@@ -172,31 +168,34 @@ struct Writer<'a> {
     observer: &'a mut dyn Observer,
 }
 
-impl Writer<'_> {
+impl AnswerRecorder<'_> {
     /// Marks every unanswered question as failed: asking again might never end.
-    fn close(&mut self) {
-        for place in 0..self.questions.len() {
-            if !self.answered[place] {
-                let message = format!("no answer came from {}", self.questions[place].view);
-                self.answered(place, Err(QueryError::Failed { message }));
+    fn fail_unanswered(&mut self) {
+        for index in 0..self.questions.len() {
+            if !self.answered[index] {
+                let message = format!(
+                    "the backend did not answer a question to the view `{}`",
+                    self.questions[index].view
+                );
+                self.answered(index, Err(QueryError::Failed { message }));
             }
         }
     }
 }
 
-impl AnswerSink for Writer<'_> {
-    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
-        let Some(question) = self.questions.get(place) else { return };
-        if std::mem::replace(&mut self.answered[place], true) {
+impl AnswerSink for AnswerRecorder<'_> {
+    fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>) {
+        let Some(question) = self.questions.get(index) else { return };
+        if std::mem::replace(&mut self.answered[index], true) {
             return;
         }
         let seconds = self.last.elapsed().as_secs_f64();
         self.last = Instant::now();
-        let askers = self.askers[place];
-        for (turn, entry) in askers.iter().enumerate() {
+        let askers = self.askers[index];
+        for (position, entry) in askers.iter().enumerate() {
             self.seconds[*entry] += seconds / askers.len() as f64;
             let mut event = TraceEvent::of(question, now(), Some(self.names[*entry]));
-            if turn == 0 {
+            if position == 0 {
                 (event.wall_ms, event.hit) = (seconds * 1000.0, false);
                 self.counters.miss();
             } else {

@@ -44,8 +44,8 @@ impl Suite {
         }
     }
 
-    fn run_on(&self, backend: &mut dyn Backend) -> Result<Outcome, RunError> {
-        self.run_with(backend, None, &mut Silent)
+    fn run_on(&self, backend: &mut dyn Backend) -> Result<RunOutcome, RunError> {
+        self.run_with(backend, None, &mut ())
     }
 
     fn run_with(
@@ -53,8 +53,8 @@ impl Suite {
         backend: &mut dyn Backend,
         cache: Option<&mut Cache>,
         observer: &mut dyn Observer,
-    ) -> Result<Outcome, RunError> {
-        let job = Job {
+    ) -> Result<RunOutcome, RunError> {
+        let job = SuiteRun {
             entries: &self.entries,
             seed: 0,
             top_k: 256,
@@ -171,12 +171,12 @@ fn the_questions_of_all_probes_are_asked_together_and_once() {
     let mut backend = Dummy::default();
     let outcome = suite.run_on(&mut backend).unwrap();
     assert_eq!(outcome.counters.rounds, 1);
-    assert_eq!(outcome.counters.questions as usize, backend.asked);
+    assert_eq!(outcome.counters.questions as usize, backend.answered);
     // x, y and z of two views; three items of two views and three noises; two
     // prompts of the base and three noises.
-    assert_eq!(backend.asked, 6 + 15 + 8);
+    assert_eq!(backend.answered, 6 + 15 + 8);
     assert_eq!(outcome.counters.cache_hits, 2 + 3);
-    assert_eq!(outcome.counters.forward_passes as usize, backend.asked);
+    assert_eq!(outcome.counters.forward_passes as usize, backend.answered);
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn a_second_run_asks_nothing() {
     for run in 0..2 {
         let mut cache = Cache::open(folder.path(), "dummy").unwrap();
         let mut backend = Dummy::default();
-        let mut outcome = suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap();
-        assert_eq!(backend.asked == 0, run == 1);
+        let mut outcome = suite.run_with(&mut backend, Some(&mut cache), &mut ()).unwrap();
+        assert_eq!(backend.answered == 0, run == 1);
         assert_eq!(outcome.counters.kept == outcome.counters.questions, run == 1);
         for record in &mut outcome.records {
             record.duration_s = 0.0;
@@ -208,15 +208,15 @@ fn a_run_goes_on_where_a_backend_was_lost() {
     let suite = Suite::new(json!([{"name": "c", "kind": "calibration_drift"}]));
     let mut cache = Cache::open(folder.path(), "dummy").unwrap();
     let mut backend = Dummy::default();
-    backend.gone_after = Some(4);
-    let error = suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap_err();
+    backend.fail_after = Some(4);
+    let error = suite.run_with(&mut backend, Some(&mut cache), &mut ()).unwrap_err();
     assert!(matches!(error, RunError::Backend(BackendError { .. })), "{error}");
     drop(cache);
     let mut cache = Cache::open(folder.path(), "dummy").unwrap();
     assert_eq!(cache.len(), 4);
     let mut backend = Dummy::default();
-    suite.run_with(&mut backend, Some(&mut cache), &mut Silent).unwrap();
-    assert_eq!(backend.asked, 2);
+    suite.run_with(&mut backend, Some(&mut cache), &mut ()).unwrap();
+    assert_eq!(backend.answered, 2);
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_broken_model_is_one_error() {
         (found[0].name.as_str(), found[0].kind.as_str(), found[0].verdict),
         ("__preflight__", "preflight", Verdict::Error)
     );
-    assert_eq!(backend.asked, 0);
+    assert_eq!(backend.answered, 0);
 }
 
 #[test]
@@ -253,11 +253,11 @@ fn only_some_entries_are_run_with_their_noise() {
     let error = suite.run_on(&mut Dummy::default()).unwrap_err();
     let known = ["n", "a", "b", "later"].map(str::to_owned).to_vec();
     let near = Some("later".to_owned());
-    assert_eq!(error, RunError::NoSuchEntry { name: "latr".to_owned(), near, known });
-    assert_eq!(error.hint().unwrap(), "write `later`");
+    assert_eq!(error, RunError::UnknownEntry { name: "latr".to_owned(), near, known });
+    assert_eq!(error.hint().unwrap(), "did you mean `later`?");
     suite.only = vec!["quite another".to_owned()];
     let error = suite.run_on(&mut Dummy::default()).unwrap_err();
-    assert_eq!(error.hint().unwrap(), "entries: n, a, b, later");
+    assert_eq!(error.hint().unwrap(), "the suite has `n`, `a`, `b`, `later`");
 }
 
 #[derive(Default)]
@@ -294,7 +294,7 @@ fn an_observer_hears_everything() {
     assert_eq!(listener.last, (2, 2));
     assert_eq!(listener.judged, ["a", "b"]);
     assert!(listener.phases.contains(&Phase::Preflight));
-    assert!(listener.phases.contains(&Phase::Asking { round: 0, questions: 2, kept: 0 }));
+    assert!(listener.phases.contains(&Phase::Asking { round: 0, questions: 2, cached: 0 }));
     let seen: Vec<(&str, &str, bool)> = listener
         .events
         .iter()
@@ -325,7 +325,7 @@ fn a_backend_that_says_nothing_does_not_hang_the_run() {
     let mut backend = Mute(Dummy::default().description().clone());
     let found = one(json!({"name": "a", "kind": "delta_kl", "prompts": ["x"]}), &mut backend);
     assert_eq!(found.verdict, Verdict::Error);
-    assert!(found.message.contains("no answer came"), "{}", found.message);
+    assert!(found.message.contains("did not answer a question"), "{}", found.message);
 }
 
 #[test]
@@ -474,8 +474,8 @@ fn what_is_recited_is_found() {
     suite.sections =
         vec![section("a", SectionKind::Prose, content), section("b", SectionKind::Prose, "short")];
     let mut backend = Dummy::default();
-    backend.tuned.writings.insert(prefix.clone(), target);
-    backend.tuned.writings.insert(prefix.replacen("Th", "hT", 1), "zzzz".to_owned());
+    backend.tuned.generations.insert(prefix.clone(), target);
+    backend.tuned.generations.insert(prefix.replacen("Th", "hT", 1), "zzzz".to_owned());
     let found = suite.run_on(&mut backend).unwrap().records.remove(0);
     assert_eq!((found.raw, found.ft_value), (Some(1.0), Some(1.0)));
     assert_eq!(found.verdict, Verdict::Pass, "recited, but fragile");
@@ -487,12 +487,12 @@ fn what_is_recited_is_found() {
 #[test]
 fn styles_move_towards_the_document() {
     let mut backend = Dummy::default();
-    backend.base.writings.insert("w".to_owned(), "One two. Three four.".to_owned());
-    backend.tuned.writings.insert("w".to_owned(), "One two three four five six seven eight.".to_owned());
+    backend.base.generations.insert("w".to_owned(), "One two. Three four.".to_owned());
+    backend.tuned.generations.insert("w".to_owned(), "One two three four five six seven eight.".to_owned());
     let suite = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"], "doc_reference": "One two three four five six seven eight."});
     let found = one(suite.clone(), &mut backend);
     near(found.raw, 1.0);
-    backend.tuned.writings.insert("w".to_owned(), " ".to_owned());
+    backend.tuned.generations.insert("w".to_owned(), " ".to_owned());
     assert_eq!(one(suite, &mut backend).verdict, Verdict::Error);
     let none = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"]});
     assert_eq!(one(none, &mut backend).verdict, Verdict::Skip);
@@ -558,8 +558,8 @@ fn topics_that_moved_differently_are_told_apart() {
 fn answers_that_fall_back_are_counted() {
     let mut backend = Dummy::default();
     let mut write = |prompt: &str, base: &str, tuned: &str| {
-        backend.base.writings.insert(prompt.to_owned(), base.to_owned());
-        backend.tuned.writings.insert(prompt.to_owned(), tuned.to_owned());
+        backend.base.generations.insert(prompt.to_owned(), base.to_owned());
+        backend.tuned.generations.insert(prompt.to_owned(), tuned.to_owned());
     };
     write("kept", "bbbb", "gggg");
     write("lost", "bbbb", "bbbb");

@@ -8,7 +8,7 @@ use weightloom::sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::sway::packs::Packs;
 use weightloom::sway::paired::PairedSettings;
-use weightloom::sway::runner::{Entry, Job, Silent, run};
+use weightloom::sway::runner::{Entry, SuiteRun, run};
 use weightloom::sway::sections::{Section, SectionKind};
 use weightloom::sway::{Record, Statistics, Verdict};
 
@@ -122,7 +122,7 @@ impl Document {
         let mut backend = LocalBackend::new("hf", model, tuned, LocalOptions::default()).unwrap();
         let document: Vec<String> = self.sections.iter().map(|words| text(words)).collect();
         let document = document.join("\n\n");
-        let job = Job {
+        let job = SuiteRun {
             entries: &entries,
             seed: 0,
             top_k: 256,
@@ -134,7 +134,7 @@ impl Document {
             paired: PairedSettings::default(),
             cancel: None,
         };
-        Judged(run(&job, &mut backend, None, &mut Silent).unwrap().records)
+        Judged(run(&job, &mut backend, None, &mut ()).unwrap().records)
     }
 }
 

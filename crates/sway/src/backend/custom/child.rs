@@ -1,8 +1,8 @@
-//! A program that is spoken to in lines.
+//! A child process with line-based input and output.
 //!
-//! Threads carry what is said, so that a program that does not listen, or does
-//! not speak, keeps nobody waiting longer than allowed. It is the leader of a
-//! group of its own, and whatever it has started ends with it.
+//! Threads read and write its pipes, so that a child that does neither cannot
+//! block longer than the time limits. The child leads its own process group,
+//! which is killed as a whole.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -17,38 +17,38 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::error::CustomError;
 
-/// The longest line that is read.
-const LONGEST_LINE: usize = 64 << 20;
+/// Longest line accepted, in bytes.
+const MAX_LINE: usize = 64 << 20;
 
-/// How often a wait looks up to see whether the program is still there.
-const LOOK_UP: Duration = Duration::from_millis(50);
+/// How often a wait checks that the child is alive.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a program that has ended may still be heard.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long output of an exited child is still read.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
 
-/// How long a program may take to end when nobody asks any more.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long the child may take to exit after its input is closed.
+const EXIT_TIME: Duration = Duration::from_secs(2);
 
-/// How many lines of its error output are remembered.
-const REMEMBERED: usize = 12;
+/// Lines of standard error kept for error messages.
+const STDERR_LINES: usize = 12;
 
-/// What came from a program.
+/// A line of standard output.
 enum Line {
     Text(Vec<u8>),
     TooLong,
 }
 
 type Log = Arc<dyn Fn(&str) + Send + Sync>;
-type Work = Box<dyn FnOnce() + Send>;
-type Remembered = Arc<Mutex<VecDeque<String>>>;
+type Task = Box<dyn FnOnce() + Send>;
+type LastLines = Arc<Mutex<VecDeque<String>>>;
 
-/// A program that is spoken to in lines.
+/// A child process with line-based input and output.
 pub(super) struct Child {
     name: String,
     process: std::process::Child,
     requests: Option<Sender<String>>,
     lines: Receiver<Line>,
-    said: Remembered,
+    stderr: LastLines,
 }
 
 impl Child {
@@ -61,24 +61,29 @@ impl Child {
             .process_group(0)
             .spawn();
         let mut process = spawned.map_err(|error| failed(error.to_string()))?;
-        let (requests, to_write) = channel::<String>();
-        let (read, lines) = channel();
-        let said = Remembered::default();
+        let (requests, queue) = channel::<String>();
+        let (sender, lines) = channel();
+        let stderr = LastLines::default();
         let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
-        // From here on the program is ended whatever happens.
-        let child =
-            Self { name: name.to_owned(), process, requests: Some(requests), lines, said: Arc::clone(&said) };
+        // From here on, dropping `child` kills the process.
+        let child = Self {
+            name: name.to_owned(),
+            process,
+            requests: Some(requests),
+            lines,
+            stderr: Arc::clone(&stderr),
+        };
         let (Some(input), Some(output), Some(errors)) = pipes else {
-            return Err(failed("it has no pipes".to_owned()));
+            return Err(failed("no pipes".to_owned()));
         };
         let log = Arc::clone(log);
-        let threads: [(&str, Work); 3] = [
-            ("weightloom-sway-ask", Box::new(move || write_lines(input, &to_write))),
-            ("weightloom-sway-hear", Box::new(move || read_lines(output, &read))),
-            ("weightloom-sway-log", Box::new(move || pass_on(errors, &log, &said))),
+        let threads: [(&str, Task); 3] = [
+            ("weightloom-sway-stdin", Box::new(move || write_lines(input, &queue))),
+            ("weightloom-sway-stdout", Box::new(move || read_lines(output, &sender))),
+            ("weightloom-sway-stderr", Box::new(move || forward_stderr(errors, &log, &stderr))),
         ];
-        for (thread, work) in threads {
-            let spawned = thread::Builder::new().name(thread.to_owned()).spawn(work);
+        for (thread, task) in threads {
+            let spawned = thread::Builder::new().name(thread.to_owned()).spawn(task);
             spawned.map_err(|error| failed(error.to_string()))?;
         }
         Ok(child)
@@ -88,36 +93,36 @@ impl Child {
         &self.name
     }
 
-    /// Says a line. Whether it is heard is seen by the answer.
+    /// Queues a line for the child; a failure to write shows as a missing answer.
     pub(super) fn send(&self, line: String) {
         if let Some(requests) = &self.requests {
             let _ = requests.send(line);
         }
     }
 
-    /// The next line.
-    pub(super) fn receive(&mut self, limit: Duration) -> Result<String, CustomError> {
+    /// Waits for the next line.
+    pub(super) fn receive(&mut self, timeout: Duration) -> Result<String, CustomError> {
         let began = Instant::now();
-        let mut ended: Option<Instant> = None;
+        let mut exited: Option<Instant> = None;
         loop {
-            let left = limit.saturating_sub(began.elapsed());
-            match self.lines.recv_timeout(left.min(LOOK_UP)) {
+            let left = timeout.saturating_sub(began.elapsed());
+            match self.lines.recv_timeout(left.min(POLL_INTERVAL)) {
                 Ok(Line::Text(bytes)) => return self.text(bytes),
                 Ok(Line::TooLong) => {
-                    return Err(CustomError::LongLine { program: self.name.clone(), limit: LONGEST_LINE });
+                    return Err(CustomError::LongLine { program: self.name.clone(), limit: MAX_LINE });
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.exit_error()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            // Something else may still hold its output open.
-            if ended.is_none() && matches!(self.process.try_wait(), Ok(Some(_))) {
-                ended = Some(Instant::now());
+            // A grandchild may hold its output open.
+            if exited.is_none() && matches!(self.process.try_wait(), Ok(Some(_))) {
+                exited = Some(Instant::now());
             }
-            if ended.is_some_and(|at| at.elapsed() >= LAST_WORDS) {
-                return Err(self.gone());
+            if exited.is_some_and(|at| at.elapsed() >= DRAIN_TIME) {
+                return Err(self.exit_error());
             }
-            if began.elapsed() >= limit {
-                return Err(CustomError::Hanging { program: self.name.clone(), after: limit });
+            if began.elapsed() >= timeout {
+                return Err(CustomError::TimedOut { program: self.name.clone(), after: timeout });
             }
         }
     }
@@ -130,29 +135,29 @@ impl Child {
         })
     }
 
-    /// How it ended.
-    fn gone(&mut self) -> CustomError {
-        let until = Instant::now() + LAST_WORDS;
+    /// Describes how the child exited.
+    fn exit_error(&mut self) -> CustomError {
+        let until = Instant::now() + DRAIN_TIME;
         let status = loop {
             match self.process.try_wait() {
                 Ok(Some(status)) => break status.to_string(),
                 Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(5)),
-                _ => break "it closed its output".to_owned(),
+                _ => break "closed its output".to_owned(),
             }
         };
-        // Its error output may be on its way.
+        // Let the thread of its standard error catch up.
         thread::sleep(Duration::from_millis(20));
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = said.iter().cloned().collect::<Vec<_>>().join(" / ");
-        CustomError::Gone { program: self.name.clone(), status, said }
+        let stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
+        let stderr = stderr.iter().cloned().collect::<Vec<_>>().join(" / ");
+        CustomError::Exited { program: self.name.clone(), status, stderr }
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Without questions it has no reason to stay.
+        // The child exits at the end of its input.
         self.requests = None;
-        let until = Instant::now() + GRACE;
+        let until = Instant::now() + EXIT_TIME;
         while Instant::now() < until && matches!(self.process.try_wait(), Ok(None)) {
             thread::sleep(Duration::from_millis(10));
         }
@@ -166,7 +171,7 @@ impl Drop for Child {
 
 fn write_lines(mut input: impl Write, lines: &Receiver<String>) {
     for line in lines {
-        // Who does not listen any more is seen by its silence.
+        // `receive` notices a child that stopped reading.
         if input.write_all(line.as_bytes()).and_then(|()| input.write_all(b"\n")).is_err()
             || input.flush().is_err()
         {
@@ -178,7 +183,7 @@ fn write_lines(mut input: impl Write, lines: &Receiver<String>) {
 fn read_lines(output: impl Read, lines: &Sender<Line>) {
     let mut reader = BufReader::new(output);
     loop {
-        let line = match next_line(&mut reader, LONGEST_LINE) {
+        let line = match next_line(&mut reader, MAX_LINE) {
             Ok(None) | Err(_) => return,
             Ok(Some(line)) => line,
         };
@@ -189,36 +194,36 @@ fn read_lines(output: impl Read, lines: &Sender<Line>) {
     }
 }
 
-/// A line without its end; none at the end of all.
-fn next_line(reader: &mut impl BufRead, longest: usize) -> io::Result<Option<Line>> {
+/// The next line without its terminator; `None` at the end of the stream.
+fn next_line(reader: &mut impl BufRead, max: usize) -> io::Result<Option<Line>> {
     let mut line = Vec::new();
-    reader.take(longest as u64 + 1).read_until(b'\n', &mut line)?;
+    reader.take(max as u64 + 1).read_until(b'\n', &mut line)?;
     if line.is_empty() {
         return Ok(None);
     }
     if line.last() == Some(&b'\n') {
         line.pop();
-    } else if line.len() > longest {
+    } else if line.len() > max {
         return Ok(Some(Line::TooLong));
     }
     Ok(Some(Line::Text(line)))
 }
 
-fn pass_on(errors: impl Read, log: &Log, said: &Remembered) {
+fn forward_stderr(errors: impl Read, log: &Log, last_lines: &LastLines) {
     let mut reader = BufReader::new(errors);
-    // A line that is too long comes in pieces.
-    while let Ok(Some(line)) = piece(&mut reader) {
+    // Splits lines that are too long.
+    while let Ok(Some(line)) = stderr_line(&mut reader) {
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
         log(&line);
-        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.len() == REMEMBERED {
-            said.pop_front();
+        let mut last_lines = last_lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_lines.len() == STDERR_LINES {
+            last_lines.pop_front();
         }
-        said.push_back(line.chars().take(200).collect());
+        last_lines.push_back(line.chars().take(200).collect());
     }
 }
 
-fn piece(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+fn stderr_line(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     reader.take(1 << 16).read_until(b'\n', &mut line)?;
     Ok((!line.is_empty()).then_some(line))

@@ -1,76 +1,56 @@
-//! What can go wrong with something of the user's own.
+//! Errors of custom backends.
 
 use std::fmt;
 use std::time::Duration;
 
 use weightloom_errors::Hint;
 
-use super::KIND;
-use crate::error::BackendError;
+const PROTOCOL: &str = "see the protocol in docs/sway-backend-protocol.md";
 
-/// Where the protocol is told.
-const PROTOCOL: &str = "docs/sway-backend-protocol.md tells what a backend says";
-
-/// Why a backend of the user's own does not answer.
+/// Why a custom backend does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum CustomError {
-    /// It could not be started.
-    #[error("`{program}` cannot be started: {message}")]
+    #[error("cannot start `{program}`: {message}")]
     Start { program: String, message: String },
-    /// It kept silent for too long, and was ended.
-    #[error("`{program}` said nothing for {after:?}, and was ended")]
-    Hanging { program: String, after: Duration },
-    /// It ended by itself.
-    #[error("`{program}` ended ({status}){}", words(said))]
-    Gone { program: String, status: String, said: String },
-    /// It said something that is not of the protocol.
-    #[error("`{program}` said what is no {expected}: {line}")]
+    #[error("`{program}` did not answer within {after:?}, and was killed")]
+    TimedOut { program: String, after: Duration },
+    #[error("`{program}` exited ({status}){}", after_colon(stderr))]
+    Exited { program: String, status: String, stderr: String },
+    #[error("`{program}` printed an invalid {expected}: {line}")]
     NotProtocol { program: String, expected: &'static str, line: String },
-    /// It never ends a line.
-    #[error("`{program}` said a line of more than {limit} bytes")]
+    #[error("`{program}` printed a line of more than {limit} bytes")]
     LongLine { program: String, limit: usize },
-    /// It speaks another version.
-    #[error("`{program}` speaks version {found} of the protocol, not {}", super::VERSION)]
+    #[error("`{program}` speaks version {found} of the protocol, but this is version {}", super::VERSION)]
     Version { program: String, found: u64 },
-    /// It can do something that nobody knows.
-    #[error("`{program}` says that it can do `{found}`, which is not known")]
+    #[error("`{program}` has an unknown capability `{found}`")]
     Capability { program: String, found: String, near: Option<String> },
-    /// It knows one model only.
-    #[error("`{program}` does not say that it answers for both models")]
+    #[error("`{program}` lacks the capability `differential`")]
     NotDifferential { program: String },
-    /// It answered what nobody asked.
-    #[error("`{program}` answered question {id}, which does not wait for an answer")]
+    #[error("`{program}` answered question {id}, which is not pending")]
     UnknownId { program: String, id: u64 },
-    /// It says that it cannot begin.
-    #[error("`{program}` cannot begin: {message}")]
+    #[error("`{program}` refused to start: {message}")]
     Refused { program: String, message: String },
-    /// A Python class that cannot be used.
-    #[error("`{entry}` cannot be used, {fault}: {message}")]
-    Python { entry: String, fault: PythonFault, message: String },
-    /// It was ended before.
-    #[error("it was ended before")]
-    Ended,
+    #[error("cannot use `{entry}`: {problem}: {message}")]
+    Python { entry: String, problem: PythonProblem, message: String },
+    #[error("the program was stopped by an earlier error")]
+    Stopped,
 }
 
-/// What is wrong with a Python class.
+/// Why a Python class cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PythonFault {
-    /// Its module cannot be imported.
+#[allow(missing_docs)]
+pub enum PythonProblem {
     Import,
-    /// Its module has no such class.
     Attribute,
-    /// It does not take `base_spec` and `adapter_path`.
     Signature,
-    /// It failed while it was made.
     Constructor,
-    /// It has no `as_base()` and `as_finetuned()`.
     NotDifferential,
 }
 
-impl PythonFault {
-    /// By its name in the protocol.
+impl PythonProblem {
+    /// Parses the name in the protocol.
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "import" => Self::Import,
@@ -83,55 +63,52 @@ impl PythonFault {
     }
 }
 
-impl fmt::Display for PythonFault {
+impl fmt::Display for PythonProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Import => "its module cannot be imported",
-            Self::Attribute => "its module does not have it",
-            Self::Signature => "it does not take `base_spec` and `adapter_path`",
-            Self::Constructor => "it failed while it was made",
-            Self::NotDifferential => "it does not answer for both models",
+            Self::Import => "the module cannot be imported",
+            Self::Attribute => "the module has no such class",
+            Self::Signature => "the class does not accept `base_spec` and `adapter_path`",
+            Self::Constructor => "the constructor failed",
+            Self::NotDifferential => "the class does not answer for both models",
         })
     }
 }
 
-fn words(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!(", its last words: {said}") }
+fn after_colon(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!(": {stderr}") }
 }
 
 impl Hint for CustomError {
     fn hint(&self) -> Option<String> {
-        Some(match self {
+        let hint = match self {
             Self::Start { .. } => {
-                "see whether the file is there and can be run; WEIGHTLOOM_PYTHON names another Python".to_owned()
+                "check that the file exists and is executable, or set WEIGHTLOOM_PYTHON to another Python"
             }
-            Self::Hanging { .. } => "give it more time by `timeout_s`".to_owned(),
+            Self::TimedOut { .. } => "increase `timeout_s`",
             Self::NotProtocol { .. } => {
-                format!("{PROTOCOL}; everything else belongs into its error output")
+                return Some(format!("{PROTOCOL}; print everything else to standard error"));
             }
-            Self::LongLine { .. } | Self::Version { .. } | Self::UnknownId { .. } => PROTOCOL.to_owned(),
-            Self::Capability { near: Some(near), .. } => format!("say `{near}`"),
-            Self::Capability { near: None, .. } => PROTOCOL.to_owned(),
-            Self::NotDifferential { .. } => "answer for the views base and tuned, and say `differential`".to_owned(),
-            Self::Python { fault, .. } => match fault {
-                PythonFault::Import => {
-                    "put the module beside the suite, or install it for the Python that WEIGHTLOOM_PYTHON names"
+            Self::Capability { near: Some(near), .. } => return Some(format!("did you mean `{near}`?")),
+            Self::LongLine { .. }
+            | Self::Version { .. }
+            | Self::UnknownId { .. }
+            | Self::Capability { near: None, .. } => PROTOCOL,
+            Self::NotDifferential { .. } => {
+                "answer for the views `base` and `tuned`, and list the capability `differential`"
+            }
+            Self::Python { problem, .. } => match problem {
+                PythonProblem::Import => {
+                    "put the module beside the suite, or install it for the Python in WEIGHTLOOM_PYTHON"
                 }
-                PythonFault::Attribute => "write package.module:Class with a class that is there",
-                PythonFault::Signature => "make it take the keywords base_spec and adapter_path",
-                PythonFault::Constructor => "see its error output",
-                PythonFault::NotDifferential => "give it the methods as_base() and as_finetuned()",
-            }
-            .to_owned(),
-            Self::Gone { .. } | Self::Refused { .. } => "see its error output".to_owned(),
-            Self::Ended => "start the run again".to_owned(),
-        })
-    }
-}
-
-impl CustomError {
-    /// The error of the whole backend.
-    pub(super) fn as_end(&self) -> BackendError {
-        BackendError::new(KIND, self)
+                PythonProblem::Attribute => "write package.module:Class with an existing class",
+                PythonProblem::Signature => "accept the keyword arguments base_spec and adapter_path",
+                PythonProblem::NotDifferential => "add the methods as_base() and as_finetuned()",
+                PythonProblem::Constructor => "check its standard error",
+            },
+            Self::Exited { .. } | Self::Refused { .. } => "check its standard error",
+            Self::Stopped => "start the run again",
+        };
+        Some(hint.to_owned())
     }
 }

@@ -1,9 +1,9 @@
-//! What is said: JSON lines of version 1.
+//! Messages of the protocol, version 1: JSON lines.
 
 use serde_json::{Map, Value, json};
 use weightloom_errors::nearest;
 
-use super::error::{CustomError, PythonFault};
+use super::error::{CustomError, PythonProblem};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::{Capabilities, Capability};
 use crate::error::QueryError;
@@ -11,31 +11,31 @@ use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 
-/// The version of the protocol that is spoken.
+/// Version of the protocol.
 pub const VERSION: u64 = 1;
 
-/// What both sides call it.
+/// Name of the protocol in both greetings.
 const PROTOCOL: &str = "weightloom-sway";
 
-/// How much of a line is shown.
-const MOST_SHOWN: usize = 120;
+/// Characters of a line shown in messages.
+const MAX_SHOWN: usize = 120;
 
-/// What a program said of itself.
+/// A program's greeting.
 #[derive(Debug, PartialEq)]
-pub(super) struct Welcome {
+pub(super) struct Greeting {
     pub(super) capabilities: Capabilities,
     pub(super) identity: Option<String>,
     pub(super) notes: Vec<String>,
 }
 
-/// What a program said to a question.
+/// A program's response to a request.
 #[derive(Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct Response {
     pub(super) id: u64,
     pub(super) outcome: Result<Value, String>,
 }
 
-/// The first line that a program hears.
+/// The first line sent to a program.
 pub(super) fn hello(model: &CustomModel) -> String {
     let spec = &model.spec;
     let mut hello = json!({
@@ -58,45 +58,44 @@ pub(super) fn hello(model: &CustomModel) -> String {
     hello.to_string()
 }
 
-/// Reads what a program says first.
-pub(super) fn welcome(program: &str, line: &str) -> Result<Welcome, CustomError> {
-    let expected = "greeting";
-    let unlike = || not_protocol(program, expected, line);
-    let heard: Map<String, Value> = serde_json::from_str(line).map_err(|_| unlike())?;
-    if let Some(error) = heard.get("error") {
+/// Parses the first line of a program.
+pub(super) fn greeting(program: &str, line: &str) -> Result<Greeting, CustomError> {
+    let invalid = || not_protocol(program, "greeting", line);
+    let message: Map<String, Value> = serde_json::from_str(line).map_err(|_| invalid())?;
+    if let Some(error) = message.get("error") {
         return Err(refused(program, error));
     }
-    if heard.get("protocol").and_then(Value::as_str) != Some(PROTOCOL) {
-        return Err(unlike());
+    if message.get("protocol").and_then(Value::as_str) != Some(PROTOCOL) {
+        return Err(invalid());
     }
-    let version = heard.get("version").and_then(Value::as_u64).ok_or_else(unlike)?;
+    let version = message.get("version").and_then(Value::as_u64).ok_or_else(invalid)?;
     if version != VERSION {
         return Err(CustomError::Version { program: program.to_owned(), found: version });
     }
-    let texts = |key: &str| -> Result<Vec<String>, CustomError> {
-        match heard.get(key) {
+    let strings = |key: &str| -> Result<Vec<String>, CustomError> {
+        match message.get(key) {
             None | Some(Value::Null) => Ok(Vec::new()),
-            Some(list) => serde_json::from_value(list.clone()).map_err(|_| unlike()),
+            Some(list) => serde_json::from_value(list.clone()).map_err(|_| invalid()),
         }
     };
     let mut capabilities = Capabilities::new();
-    for name in texts("capabilities")? {
+    for name in strings("capabilities")? {
         let known: Result<Capability, _> = serde_json::from_value(json!(name));
         capabilities.insert(known.map_err(|_| CustomError::Capability {
             program: program.to_owned(),
-            near: nearest(&name, KNOWN).map(str::to_owned),
+            near: nearest(&name, CAPABILITIES).map(str::to_owned),
             found: name,
         })?);
     }
-    let identity = match heard.get("identity") {
+    let identity = match message.get("identity") {
         None | Some(Value::Null) => None,
-        Some(identity) => Some(identity.as_str().ok_or_else(unlike)?.to_owned()),
+        Some(identity) => Some(identity.as_str().ok_or_else(invalid)?.to_owned()),
     };
-    Ok(Welcome { capabilities, identity, notes: texts("notes")? })
+    Ok(Greeting { capabilities, identity, notes: strings("notes")? })
 }
 
-/// What programs can say that they can do.
-const KNOWN: [&str; 10] = [
+/// The capabilities by name.
+const CAPABILITIES: [&str; 10] = [
     "differential",
     "scalable",
     "null_calibrated",
@@ -112,36 +111,36 @@ const KNOWN: [&str; 10] = [
 fn refused(program: &str, error: &Value) -> CustomError {
     let message = error.get("message").unwrap_or(error);
     let message = message.as_str().map_or_else(|| message.to_string(), str::to_owned);
-    match error.get("kind").and_then(Value::as_str).and_then(PythonFault::named) {
+    match error.get("kind").and_then(Value::as_str).and_then(PythonProblem::named) {
         Some(fault) => CustomError::Python { entry: program.to_owned(), fault, message },
         None => CustomError::Refused { program: program.to_owned(), message },
     }
 }
 
 fn not_protocol(program: &str, expected: &'static str, line: &str) -> CustomError {
-    let line = line.chars().take(MOST_SHOWN).collect();
+    let line = line.chars().take(MAX_SHOWN).collect();
     CustomError::NotProtocol { program: program.to_owned(), expected, line }
 }
 
-/// A question as a line.
+/// A question as a request line.
 pub(super) fn request(id: u64, question: &Question) -> String {
     json!({"id": id, "view": view(&question.view), "query": query(&question.query)}).to_string()
 }
 
-/// Asks whether it works at all.
+/// A request for the program's own preflight check.
 pub(super) fn preflight(id: u64) -> String {
     json!({"id": id, "query": {"kind": "preflight"}}).to_string()
 }
 
-/// What a preflight found, if it found something.
-pub(super) fn preflight_fault(answer: &Value) -> Option<String> {
+/// The problem that a preflight check found, if any.
+pub(super) fn preflight_problem(answer: &Value) -> Option<String> {
     match answer.get("ok").and_then(Value::as_bool) {
         Some(true) => None,
         Some(false) => {
             let reason = answer.get("reason").and_then(Value::as_str);
-            Some(reason.unwrap_or("it does not say why").to_owned())
+            Some(reason.unwrap_or("the preflight check failed without a reason").to_owned())
         }
-        None => Some("its preflight says neither yes nor no".to_owned()),
+        None => Some("the preflight answer lacks `ok`".to_owned()),
     }
 }
 
@@ -174,7 +173,7 @@ fn query(query: &Query) -> Value {
     }
 }
 
-/// What a question is called.
+/// The name of a query.
 pub(super) fn name(query: &Query) -> &'static str {
     match query {
         Query::Next { .. } => "next",
@@ -187,65 +186,65 @@ pub(super) fn name(query: &Query) -> &'static str {
     }
 }
 
-/// Reads an answer's envelope.
-pub(super) fn said(program: &str, line: &str) -> Result<Said, CustomError> {
-    let unlike = || not_protocol(program, "answer", line);
-    let mut heard: Map<String, Value> = serde_json::from_str(line).map_err(|_| unlike())?;
-    let id = heard.get("id").and_then(Value::as_u64).ok_or_else(unlike)?;
-    let outcome = match (heard.remove("answer"), heard.get("error")) {
+/// Parses a response.
+pub(super) fn response(program: &str, line: &str) -> Result<Response, CustomError> {
+    let invalid = || not_protocol(program, "answer", line);
+    let mut message: Map<String, Value> = serde_json::from_str(line).map_err(|_| invalid())?;
+    let id = message.get("id").and_then(Value::as_u64).ok_or_else(invalid)?;
+    let outcome = match (message.remove("answer"), message.get("error")) {
         (Some(answer), None) => Ok(answer),
-        (None, Some(error)) => Err(error.as_str().ok_or_else(unlike)?.to_owned()),
-        _ => return Err(unlike()),
+        (None, Some(error)) => Err(error.as_str().ok_or_else(invalid)?.to_owned()),
+        _ => return Err(invalid()),
     };
-    Ok(Said { id, outcome })
+    Ok(Response { id, outcome })
 }
 
-/// Reads the answer to a question.
+/// Parses the answer to a question.
 pub(super) fn answer(question: &Question, value: &Value) -> Result<Answer, QueryError> {
-    let reading = Reading { question, value };
+    let fields = Fields { question, value };
     Ok(match &question.query {
-        Query::Next { top_k, .. } => Answer::Distribution(reading.distribution(*top_k)?),
+        Query::Next { top_k, .. } => Answer::Distribution(fields.distribution(*top_k)?),
         Query::Divergence { .. } => {
-            Answer::Divergence(Divergence { js: reading.number("js")?, kl: reading.number("kl")? })
+            Answer::Divergence(Divergence { js: fields.number("js")?, kl: fields.number("kl")? })
         }
         Query::Completion { .. } => {
-            // How many tokens there were is good to know, but not all know it.
-            let tokens = reading.count("tokens")?.unwrap_or(0);
-            Answer::Completion(CompletionScore { total: reading.number("total")?, tokens })
+            // Not every program knows the number of tokens.
+            let tokens = fields.count("tokens")?.unwrap_or(0);
+            Answer::Completion(CompletionScore { total: fields.number("total")?, tokens })
         }
-        Query::Text { .. } => Answer::Rolling(reading.rolling()?),
+        Query::Text { .. } => Answer::Rolling(fields.rolling()?),
         Query::Generate { .. } | Query::Filler { .. } => {
-            let text = value.get("text").and_then(Value::as_str).ok_or_else(|| reading.unlike())?;
+            let text = value.get("text").and_then(Value::as_str).ok_or_else(|| fields.wrong_kind())?;
             Answer::Text(text.to_owned())
         }
         Query::Embedding { .. } => {
-            let vector = reading.numbers("vector")?;
-            let length = vector.iter().map(|part| part * part).sum::<f64>().sqrt();
-            let unit = |part: f64| (if length > 0.0 { part / length } else { part }) as f32;
+            let vector = fields.numbers("vector")?;
+            let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let unit = |x: f64| (if norm > 0.0 { x / norm } else { x }) as f32;
             Answer::Embedding(vector.into_iter().map(unit).collect())
         }
     })
 }
 
-struct Reading<'a> {
+struct Fields<'a> {
     question: &'a Question,
     value: &'a Value,
 }
 
-impl Reading<'_> {
-    fn unlike(&self) -> QueryError {
+impl Fields<'_> {
+    fn wrong_kind(&self) -> QueryError {
         QueryError::WrongKind { expected: name(&self.question.query).to_owned() }
     }
 
-    /// A number; the names of others are told as what they are.
+    /// A finite number; an error for the strings `nan`, `inf` and `-inf`.
     fn finite(&self, value: &Value) -> Result<f64, QueryError> {
-        let odd = match value {
-            Value::Number(number) => return number.as_f64().ok_or_else(|| self.unlike()),
+        let name = match value {
+            Value::Number(number) => return number.as_f64().ok_or_else(|| self.wrong_kind()),
             Value::String(text) => text.as_str(),
-            _ => return Err(self.unlike()),
+            _ => return Err(self.wrong_kind()),
         };
-        if !matches!(odd, "nan" | "inf" | "-inf") {
-            return Err(self.unlike());
+        if !matches!(name, "nan" | "inf" | "-inf") {
+            return Err(self.wrong_kind());
         }
         let text = match &self.question.query {
             Query::Next { prompt, .. }
@@ -257,13 +256,13 @@ impl Reading<'_> {
         };
         Err(QueryError::NotFinite {
             view: self.question.view.to_string(),
-            found: odd.to_owned(),
-            text: text.chars().take(MOST_SHOWN).collect(),
+            found: name.to_owned(),
+            text: text.chars().take(MAX_SHOWN).collect(),
         })
     }
 
     fn number(&self, key: &str) -> Result<f64, QueryError> {
-        self.finite(self.value.get(key).ok_or_else(|| self.unlike())?)
+        self.finite(self.value.get(key).ok_or_else(|| self.wrong_kind())?)
     }
 
     fn maybe_number(&self, key: &str) -> Result<Option<f64>, QueryError> {
@@ -274,7 +273,7 @@ impl Reading<'_> {
     }
 
     fn numbers(&self, key: &str) -> Result<Vec<f64>, QueryError> {
-        let list = self.value.get(key).and_then(Value::as_array).ok_or_else(|| self.unlike())?;
+        let list = self.value.get(key).and_then(Value::as_array).ok_or_else(|| self.wrong_kind())?;
         list.iter().map(|value| self.finite(value)).collect()
     }
 
@@ -283,22 +282,22 @@ impl Reading<'_> {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
                 let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
-                count.map(Some).ok_or_else(|| self.unlike())
+                count.map(Some).ok_or_else(|| self.wrong_kind())
             }
         }
     }
 
     fn distribution(&self, top_k: usize) -> Result<Distribution, QueryError> {
         let logprobs = self.numbers("logprobs")?;
-        let tokens = self.value.get("tokens").cloned().ok_or_else(|| self.unlike())?;
+        let tokens = self.value.get("tokens").cloned().ok_or_else(|| self.wrong_kind())?;
         let ids: Result<Vec<u32>, _> = serde_json::from_value(tokens.clone());
         let names = match ids {
             Ok(ids) => TokenNames::Ids(ids),
-            Err(_) => TokenNames::Strings(serde_json::from_value(tokens).map_err(|_| self.unlike())?),
+            Err(_) => TokenNames::Strings(serde_json::from_value(tokens).map_err(|_| self.wrong_kind())?),
         };
         let count = names.len();
         if count == 0 || count != logprobs.len() || count > top_k.max(1) {
-            return Err(self.unlike());
+            return Err(self.wrong_kind());
         }
         let logprobs = logprobs.into_iter().map(|logprob| logprob as f32).collect();
         let (vocabulary, tail) = (self.count("vocabulary")?, self.maybe_number("tail")?);
@@ -310,7 +309,7 @@ impl Reading<'_> {
         let total = self.maybe_number("total")?.unwrap_or_else(|| logprobs.iter().sum());
         let tokens = self.count("tokens")?.unwrap_or(logprobs.len() + 1);
         if tokens.saturating_sub(1) != logprobs.len() {
-            return Err(self.unlike());
+            return Err(self.wrong_kind());
         }
         Ok(Rolling { logprobs: logprobs.into_iter().map(|logprob| logprob as f32).collect(), tokens, total })
     }

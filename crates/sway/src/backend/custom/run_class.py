@@ -1,7 +1,7 @@
-"""Runs a Python class written for dlm-sway as a backend of `weightloom sway`.
+"""Serves a Python class written for dlm-sway as a backend of `weightloom sway`.
 
-It is told the class in the first line of its input. What it then hears and says
-is in docs/sway-backend-protocol.md. Only the standard library is used.
+The first line of input names the class; docs/sway-backend-protocol.md describes
+the protocol. Uses only the standard library.
 """
 
 import importlib
@@ -17,7 +17,7 @@ VERSION = 1
 
 
 class Spec:
-    """What the suite says of the model."""
+    """The model of the suite."""
 
     def __init__(self, fields):
         self.__dict__.update(fields)
@@ -32,38 +32,38 @@ class Spec:
 
 
 class Unusable(Exception):
-    """The class cannot be used."""
+    """The class cannot be used; `kind` names the reason in the protocol."""
 
     def __init__(self, kind, message):
         super().__init__(message)
         self.kind = kind
 
 
-def told(error):
+def describe(error):
     return "%s: %s" % (type(error).__name__, error)
 
 
 def load(python):
-    """The class."""
+    """Imports the class."""
     sys.path.insert(0, python["folder"])
     try:
         found = importlib.import_module(python["module"])
     except BaseException as error:
-        raise Unusable("import", told(error))
+        raise Unusable("import", describe(error))
     for name in python["class"].split("."):
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            raise Unusable("attribute", told(error))
+            raise Unusable("attribute", describe(error))
     return found
 
 
-def make(found, model):
-    """An object of the class."""
+def instantiate(found, model):
+    """Creates an instance of the class."""
     spec = Spec(model)
     arguments = {"base_spec": spec, "adapter_path": spec.adapter}
     if not callable(found):
-        raise Unusable("signature", "it is %r, which cannot be called" % (found,))
+        raise Unusable("signature", "%r is not callable" % (found,))
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
@@ -72,25 +72,25 @@ def make(found, model):
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            raise Unusable("signature", told(error))
+            raise Unusable("signature", describe(error))
     try:
-        made = found(**arguments)
+        instance = found(**arguments)
     except BaseException as error:
-        raise Unusable("constructor", told(error))
-    missing = [name for name in ("as_base", "as_finetuned") if not callable(getattr(made, name, None))]
+        raise Unusable("constructor", describe(error))
+    missing = [name for name in ("as_base", "as_finetuned") if not callable(getattr(instance, name, None))]
     if missing:
-        raise Unusable("not_differential", "it has no %s" % " and no ".join(missing))
-    return made
+        raise Unusable("not_differential", "missing methods: %s" % ", ".join(missing))
+    return instance
 
 
 def capabilities(backend):
-    named = {
+    methods = {
         "scalable": "as_scaled_adapter",
         "null_calibrated": "as_null_adapter",
         "preflight": "preflight_finite_check",
     }
     found = ["differential"]
-    found += [name for name, method in named.items() if callable(getattr(backend, method, None))]
+    found += [name for name, method in methods.items() if callable(getattr(backend, method, None))]
     return found
 
 
@@ -101,12 +101,12 @@ def identity(backend):
     try:
         found = method()
     except BaseException as error:
-        raise Unusable("constructor", "cache_identity: %s" % told(error))
+        raise Unusable("constructor", "cache_identity: %s" % describe(error))
     return None if found is None else str(found)
 
 
 def number(value):
-    """A number, or the name of what is none."""
+    """A finite number, or `nan`, `inf` or `-inf` as a string."""
     value = float(value)
     if math.isfinite(value):
         return value
@@ -123,7 +123,7 @@ def maybe(value, convert):
 
 
 class Views:
-    """The views of a backend, of which one is open at a time."""
+    """The views of a backend; one is open at a time."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -146,7 +146,7 @@ class Views:
             scales = {key: wanted[key] for key in ("init_scale", "rank_scale")}
             manager = self.backend.as_null_adapter(wanted["seed"], **scales)
         else:
-            raise ValueError("there is no view of the kind %s" % kind)
+            raise ValueError("unknown view %s" % kind)
         self.view = manager.__enter__()
         self.manager, self.wanted = manager, wanted
         return self.view
@@ -189,36 +189,36 @@ def answer(backend, views, request):
             query["prompt"], max_new_tokens=query["max_new_tokens"], temperature=0.0, top_p=1.0, seed=0
         )
         return {"text": str(text)}
-    raise ValueError("there is no question of the kind %s" % kind)
+    raise ValueError("unknown query %s" % kind)
 
 
 def main():
-    # What the class prints must not get between the lines.
-    hear = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
-    say_to = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    # Redirect the output of the class, which would corrupt the protocol.
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
-    def say(what):
-        say_to.write(json.dumps(what, allow_nan=False) + "\n")
-        say_to.flush()
+    def send(message):
+        responses.write(json.dumps(message, allow_nan=False) + "\n")
+        responses.flush()
 
-    hello = json.loads(hear.readline())
+    hello = json.loads(requests.readline())
     try:
-        backend = make(load(hello["python"]), hello["model"])
+        backend = instantiate(load(hello["python"]), hello["model"])
         greeting = {"capabilities": capabilities(backend), "identity": identity(backend)}
     except Unusable as error:
-        say({"error": {"kind": error.kind, "message": str(error)}})
+        send({"error": {"kind": error.kind, "message": str(error)}})
         return
-    say({"protocol": PROTOCOL, "version": VERSION, **greeting})
+    send({"protocol": PROTOCOL, "version": VERSION, **greeting})
     views = Views(backend)
-    for line in hear:
+    for line in requests:
         request = json.loads(line)
         try:
-            said = {"id": request["id"], "answer": answer(backend, views, request)}
+            response = {"id": request["id"], "answer": answer(backend, views, request)}
         except Exception as error:
-            said = {"id": request["id"], "error": told(error)}
-        say(said)
+            response = {"id": request["id"], "error": describe(error)}
+        send(response)
     views.close()
     close = getattr(backend, "close", None)
     if callable(close):

@@ -1,4 +1,4 @@
-//! Programs that answer, and programs that do not.
+//! Programs that follow the protocol, and programs that do not.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -41,8 +41,8 @@ fn start(behaviour: &str) -> Result<CustomBackend, CustomError> {
     CustomBackend::start(&program(behaviour), &CustomOptions::default())
 }
 
-/// What is wrong with a program from the beginning.
-fn refused(behaviour: &str) -> CustomError {
+/// The error of a program that fails to start.
+fn start_error(behaviour: &str) -> CustomError {
     let error = start(behaviour).err().unwrap();
     assert!(error.hint().is_some(), "{error}");
     error
@@ -56,20 +56,20 @@ fn two() -> [Question; 2] {
     [Question::new(&View::Base, next("x")), Question::new(&View::Tuned, next("x"))]
 }
 
-/// The end that a program came to once it was asked.
-fn end(behaviour: &str, options: &CustomOptions) -> (Collected, String) {
+/// The answers and the error of a program that fails when queried.
+fn failure(behaviour: &str, options: &CustomOptions) -> (Collected, String) {
     let mut backend = CustomBackend::start(&program(behaviour), options).unwrap();
-    let (told, ended) = ask(&mut backend, &two());
-    let error = ended.unwrap_err();
+    let (answers, result) = ask(&mut backend, &two());
+    let error = result.unwrap_err();
     assert!(error.hint().is_some(), "{error}");
-    // It stays ended.
+    // The backend stays stopped.
     let (_, again) = ask(&mut backend, &two());
-    assert!(again.unwrap_err().to_string().contains("ended before"));
-    (told, error.to_string())
+    assert!(again.unwrap_err().to_string().contains("stopped by an earlier error"));
+    (answers, error.to_string())
 }
 
 #[test]
-fn a_program_answers_what_it_said_it_can() {
+fn a_program_answers_within_its_capabilities() {
     let mut backend = start("all").unwrap();
     let description = backend.description().clone();
     let path = fixtures().join("speaker.sh");
@@ -113,20 +113,21 @@ fn a_program_answers_what_it_said_it_can() {
     ];
     let questions: Vec<Question> =
         cases.iter().map(|(view, ask, _)| Question::new(view, ask.clone())).collect();
-    let (told, ended) = ask(&mut backend, &questions);
-    ended.unwrap();
-    for ((_, asked, expected), found) in cases.iter().zip(told) {
+    let (answers, result) = ask(&mut backend, &questions);
+    result.unwrap();
+    for ((_, asked, expected), found) in cases.iter().zip(answers) {
         assert_eq!(found, Some(Ok(expected.clone())), "{asked:?}");
     }
-    // Many more than wait at once.
-    let many: Vec<Question> = (0..100).map(|at| Question::new(&View::Base, next(&at.to_string()))).collect();
-    let (told, ended) = ask(&mut backend, &many);
-    ended.unwrap();
-    assert!(told.iter().all(|answer| matches!(answer, Some(Ok(_)))));
+    // Many more than the limit in flight.
+    let many: Vec<Question> =
+        (0..100).map(|number| Question::new(&View::Base, next(&number.to_string()))).collect();
+    let (answers, result) = ask(&mut backend, &many);
+    result.unwrap();
+    assert!(answers.iter().all(|answer| matches!(answer, Some(Ok(_)))));
 }
 
 #[test]
-fn what_a_program_did_not_say_is_not_asked() {
+fn questions_beyond_the_capabilities_are_not_sent() {
     let mut backend = start("plain").unwrap();
     assert_eq!(backend.description().identity, None);
     assert!(!backend.description().capabilities.contains(&Capability::CacheIdentity));
@@ -150,9 +151,9 @@ fn what_a_program_did_not_say_is_not_asked() {
 #[test]
 fn answers_come_in_any_order() {
     let mut backend = start("backwards").unwrap();
-    let (told, ended) = ask(&mut backend, &two());
-    ended.unwrap();
-    let first = |place: usize| match &told[place] {
+    let (answers, result) = ask(&mut backend, &two());
+    result.unwrap();
+    let first = |place: usize| match &answers[place] {
         Some(Ok(Answer::Distribution(found))) => found.logprobs[0],
         other => panic!("{other:?}"),
     };
@@ -160,18 +161,18 @@ fn answers_come_in_any_order() {
 }
 
 #[test]
-fn errors_and_odd_answers_are_those_of_their_question() {
-    let told =
+fn errors_and_invalid_answers_fail_their_question_only() {
+    let answers =
         |behaviour: &str| ask_one(&mut start(behaviour).unwrap(), &View::Tuned, next("x")).unwrap_err();
     assert!(
-        matches!(told("nan"), QueryError::NotFinite { view, found, .. } if view == "ft" && found == "nan")
+        matches!(answers("nan"), QueryError::NotFinite { view, found, .. } if view == "ft" && found == "nan")
     );
-    assert_eq!(told("odd"), QueryError::WrongKind { expected: "next".to_owned() });
-    assert_eq!(told("unwilling"), QueryError::Failed { message: "not today".to_owned() });
+    assert_eq!(answers("odd"), QueryError::WrongKind { expected: "next".to_owned() });
+    assert_eq!(answers("unwilling"), QueryError::Failed { message: "not today".to_owned() });
 }
 
 #[test]
-fn a_preflight_is_the_programs_own_or_two_questions() {
+fn preflight_uses_the_programs_own_check_or_two_questions() {
     let error = start("checked").unwrap().preflight().unwrap_err();
     assert!(error.to_string().contains("the tuned model gives nan"), "{error}");
     let error = start("nan").unwrap().preflight().unwrap_err();
@@ -179,67 +180,66 @@ fn a_preflight_is_the_programs_own_or_two_questions() {
 }
 
 #[test]
-fn a_program_that_declares_too_little_fails_at_once() {
-    assert!(matches!(refused("single"), CustomError::NotDifferential { .. }));
-    assert!(matches!(refused("later"), CustomError::Version { found: 2, .. }));
-    let CustomError::Capability { found, near, .. } = refused("eager") else { panic!() };
+fn a_program_with_a_wrong_greeting_fails_to_start() {
+    assert!(matches!(start_error("single"), CustomError::NotDifferential { .. }));
+    assert!(matches!(start_error("later"), CustomError::Version { found: 2, .. }));
+    let CustomError::Capability { found, near, .. } = start_error("eager") else { panic!() };
     assert_eq!((found.as_str(), near.as_deref()), ("scaleable", Some("scalable")));
-    let CustomError::Refused { message, .. } = refused("refusing") else { panic!() };
+    let CustomError::Refused { message, .. } = start_error("refusing") else { panic!() };
     assert_eq!(message, "there is no such model");
 }
 
 #[test]
-fn a_program_that_is_none_or_speaks_otherwise_fails_at_once() {
+fn a_missing_or_misbehaving_program_fails_to_start() {
     let nowhere = model(EntryPoint::Program { path: "/nowhere/program".into() }, "x");
     let error = CustomBackend::start(&nowhere, &CustomOptions::default()).unwrap_err();
     assert!(matches!(error, CustomError::Start { .. }), "{error}");
-    let CustomError::NotProtocol { line, .. } = refused("garbage") else { panic!() };
+    let CustomError::NotProtocol { line, .. } = start_error("garbage") else { panic!() };
     assert_eq!(line, "Loading the model…");
-    assert!(matches!(refused("bytes"), CustomError::NotProtocol { .. }));
-    let error = refused("dead");
-    assert!(matches!(error, CustomError::Gone { .. }), "{error}");
+    assert!(matches!(start_error("bytes"), CustomError::NotProtocol { .. }));
+    let error = start_error("dead");
+    assert!(matches!(error, CustomError::Exited { .. }), "{error}");
     assert!(error.to_string().contains("exit status: 7"), "{error}");
     assert!(error.to_string().contains("no memory left"), "{error}");
-    // Whether answers are kept, it does not know.
-    assert_eq!(error.hint().unwrap(), "see its error output");
+    assert_eq!(error.hint().unwrap(), "check its standard error");
 }
 
 #[test]
-fn a_program_that_keeps_silent_is_ended() {
+fn a_program_that_exceeds_its_time_limit_is_killed() {
     let limit = Duration::from_millis(100);
-    let options = CustomOptions { start_limit: limit, ..CustomOptions::default() };
+    let options = CustomOptions { start_timeout: limit, ..CustomOptions::default() };
     let error = CustomBackend::start(&program("silent"), &options).unwrap_err();
-    assert!(matches!(error, CustomError::Hanging { after, .. } if after == limit), "{error}");
-    assert_eq!(error.hint().unwrap(), "give it more time by `timeout_s`");
-    let options = CustomOptions { answer_limit: limit, ..CustomOptions::default() };
-    let (told, message) = end("stuck", &options);
-    assert_eq!(told, [None, None]);
-    assert!(message.contains("said nothing for 100ms"), "{message}");
-    // The suite may say how long.
+    assert!(matches!(error, CustomError::TimedOut { after, .. } if after == limit), "{error}");
+    assert_eq!(error.hint().unwrap(), "increase `timeout_s`");
+    let options = CustomOptions { answer_timeout: limit, ..CustomOptions::default() };
+    let (answers, message) = failure("stuck", &options);
+    assert_eq!(answers, [None, None]);
+    assert!(message.contains("did not answer within 100ms"), "{message}");
+    // The suite can set the limit.
     let mut slow = program("stuck");
     slow.spec.timeout_s = Some(1);
     let mut backend = CustomBackend::start(&slow, &CustomOptions::default()).unwrap();
     let error = ask(&mut backend, &two()).1.unwrap_err();
-    assert!(error.to_string().contains("said nothing for 1s"), "{error}");
+    assert!(error.to_string().contains("did not answer within 1s"), "{error}");
 }
 
 #[test]
-fn a_program_that_goes_or_babbles_is_the_end_and_what_came_before_is_kept() {
-    let options = CustomOptions { window: 1, ..CustomOptions::default() };
-    let (told, message) = end("leaving", &options);
-    assert!(matches!(told[0], Some(Ok(_))) && told[1].is_none(), "{told:?}");
+fn earlier_answers_survive_a_program_that_exits_or_violates_the_protocol() {
+    let options = CustomOptions { max_in_flight: 1, ..CustomOptions::default() };
+    let (answers, message) = failure("leaving", &options);
+    assert!(matches!(answers[0], Some(Ok(_))) && answers[1].is_none(), "{answers:?}");
     assert!(message.contains("exit status: 3") && message.contains("gone for good"), "{message}");
-    let (told, message) = end("orphaning", &CustomOptions::default());
-    assert_eq!(told, [None, None]);
+    let (answers, message) = failure("orphaning", &CustomOptions::default());
+    assert_eq!(answers, [None, None]);
     assert!(message.contains("exit status: 4"), "{message}");
-    let (_, message) = end("babbling", &CustomOptions::default());
-    assert!(message.contains("no answer: progress: 10 %"), "{message}");
-    let (_, message) = end("twice", &options);
-    assert!(message.contains("answered question 1, which does not wait"), "{message}");
+    let (_, message) = failure("babbling", &CustomOptions::default());
+    assert!(message.contains("invalid answer: progress: 10 %"), "{message}");
+    let (_, message) = failure("twice", &options);
+    assert!(message.contains("answered question 1, which is not pending"), "{message}");
 }
 
 #[test]
-fn its_error_output_is_passed_on() {
+fn standard_error_is_logged() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let lines = Arc::clone(&heard);
     let log = move |line: &str| lines.lock().unwrap().push(line.to_owned());
@@ -247,7 +247,7 @@ fn its_error_output_is_passed_on() {
     let mut backend = CustomBackend::start(&program("plain"), &options).unwrap();
     ask_one(&mut backend, &View::Base, next("x")).unwrap();
     drop(backend);
-    // The thread that hears it may be a moment behind.
+    // The thread that reads it may lag.
     for _ in 0..200 {
         if !heard.lock().unwrap().is_empty() {
             break;
@@ -257,7 +257,8 @@ fn its_error_output_is_passed_on() {
     assert_eq!(*heard.lock().unwrap(), ["about plain"]);
 }
 
-/// A class in a folder of its own, for Python leaves files beside modules.
+/// Starts a class in a temporary folder, because Python writes cache files
+/// beside modules.
 fn class(module: &str, name: &str) -> (tempfile::TempDir, Result<CustomBackend, CustomError>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(fixtures().join("classes.py"), folder.path().join("classes.py")).unwrap();
@@ -270,7 +271,7 @@ fn class(module: &str, name: &str) -> (tempfile::TempDir, Result<CustomBackend, 
 }
 
 #[test]
-fn a_python_class_for_dlm_sway_answers() {
+fn a_python_class_written_for_dlm_sway_answers() {
     let (_folder, backend) = class("classes", "Complete");
     let mut backend = backend.unwrap();
     let description = backend.description().clone();
@@ -291,12 +292,12 @@ fn a_python_class_for_dlm_sway_answers() {
         next("nan"),
         next("fail"),
     ];
-    // The questions of one view are not next to one another.
+    // The questions of a view are not adjacent.
     let questions: Vec<Question> =
         asks.iter().flat_map(|ask| views.each_ref().map(|view| Question::new(view, ask.clone()))).collect();
-    let (told, ended) = ask(&mut backend, &questions);
-    ended.unwrap();
-    for (question, found) in questions.iter().zip(told) {
+    let (answers, result) = ask(&mut backend, &questions);
+    result.unwrap();
+    for (question, found) in questions.iter().zip(answers) {
         let log: f64 = match question.view {
             View::Base => -2.0,
             View::Tuned => -1.0,
@@ -336,22 +337,22 @@ fn a_python_class_for_dlm_sway_answers() {
 }
 
 #[test]
-fn a_python_class_that_cannot_be_used_is_told_with_pythons_words() {
+fn an_unusable_python_class_is_reported_with_pythons_message() {
     let cases = [
-        ("broken", "Good", PythonFault::Import, "nothing_of_that_name"),
-        ("no_such_module", "Good", PythonFault::Import, "no_such_module"),
-        ("classes", "Better", PythonFault::Attribute, "Better"),
-        ("classes", "Greedy", PythonFault::Signature, "adapter_path"),
-        ("classes", "NOTHING", PythonFault::Signature, "5"),
-        ("classes", "Failing", PythonFault::Constructor, "the weights are not there"),
-        ("classes", "Single", PythonFault::NotDifferential, "as_finetuned"),
+        ("broken", "Good", PythonProblem::Import, "nothing_of_that_name"),
+        ("no_such_module", "Good", PythonProblem::Import, "no_such_module"),
+        ("classes", "Better", PythonProblem::Attribute, "Better"),
+        ("classes", "Greedy", PythonProblem::Signature, "adapter_path"),
+        ("classes", "NOTHING", PythonProblem::Signature, "5"),
+        ("classes", "Failing", PythonProblem::Constructor, "the weights are not there"),
+        ("classes", "Single", PythonProblem::NotDifferential, "as_finetuned"),
     ];
     for (module, name, expected, words) in cases {
         let (_folder, backend) = class(module, name);
         let error = backend.err().unwrap();
         assert!(error.hint().is_some());
-        let CustomError::Python { entry, fault, message } = error else { panic!("{error}") };
-        assert_eq!((entry, fault), (format!("{module}:{name}"), expected));
+        let CustomError::Python { entry, problem, message } = error else { panic!("{error}") };
+        assert_eq!((entry, problem), (format!("{module}:{name}"), expected));
         assert!(message.contains(words), "{message}");
     }
     let entry = EntryPoint::Python { module: "classes".to_owned(), class: "Good".to_owned() };

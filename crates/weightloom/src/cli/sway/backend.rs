@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use weightloom::hub::Hub;
-use weightloom::sway::backend::build::{Build, BuildError};
+use weightloom::sway::backend::build::{BackendBuilder, BuildError};
 use weightloom::sway::backend::sentence_encoder::WithSentenceEncoder;
 use weightloom::sway::{Backend, Suite};
 
@@ -22,7 +22,7 @@ pub(in crate::cli) fn build(
     let hub = hub.hub()?;
     let downloads = Downloads::new(output);
     let variable = |name: &str| std::env::var(name).ok();
-    let backend = Build::new(&hub, &downloads, &variable).backend(&suite.plan).map_err(failed)?;
+    let backend = BackendBuilder::new(&hub, &downloads, &variable).build(&suite.plan).map_err(failed)?;
     match &suite.defaults.embedding {
         None => Ok(backend),
         Some(folder) => {
@@ -36,7 +36,7 @@ pub(in crate::cli) fn build(
 /// Checks that the models of a suite exist, without fetching or loading any.
 pub(super) fn check(suite: &Suite, hub: &Hub) -> Result<(), Failure> {
     let variable = |name: &str| std::env::var(name).ok();
-    Build::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
+    BackendBuilder::new(hub, &(), &variable).check(&suite.plan).map_err(failed)
 }
 
 fn failed(error: BuildError) -> Failure {

@@ -41,9 +41,9 @@ impl SuiteProgress {
 impl Observer for SuiteProgress {
     fn phase(&mut self, phase: Phase) {
         match phase {
-            Phase::Reading => self.bar.set_message("judging"),
+            Phase::Probing => self.bar.set_message("judging"),
             Phase::Preflight => self.start(None, "{spinner} {msg}", "loading weights".to_owned()),
-            Phase::Asking { round, questions, kept } => {
+            Phase::Asking { round, questions, cached } => {
                 let mut message = format!("round {}", round + 1);
                 if kept > 0 {
                     message = format!("{message}, {} from the cache", counted(kept, "answer"));

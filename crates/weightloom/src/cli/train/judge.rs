@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use weightloom::sway::runner::Silent;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
 use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Suite, Verdict, judge};
 use weightloom::train::TrainError;
@@ -70,7 +69,7 @@ impl Judge {
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {
         let prepared = self.prepared(checkpoint)?;
         let mut backend = build(&prepared.suite, &self.hub, Output::Json)?;
-        judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut Silent).map_err(failure)
+        judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ()).map_err(failure)
     }
 
     fn say(&self, line: &str) {
