@@ -18,6 +18,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Interleaved {
     /// Goals are about the first peer.
     pub peers: Vec<Peer>,
+    /// Results so far.
     pub report: Report,
     filters: Vec<String>,
 }

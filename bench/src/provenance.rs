@@ -21,6 +21,7 @@ pub struct Machine {
 
 /// Where and with what a benchmark ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
 pub struct Provenance {
     /// Day of the measurement, in UTC.
     pub date: String,

@@ -193,7 +193,7 @@ pub fn judge(
         Some(folder) => open_cache(backend, folder),
         None => (None, Vec::new()),
     };
-    if cache.as_ref().is_some_and(Cache::writes) {
+    if cache.as_ref().is_some_and(Cache::is_writable) {
         observer.caching();
     }
     let mut recorder = Recorder::new(observer, options.trace.as_deref())?;

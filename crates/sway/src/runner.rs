@@ -17,7 +17,7 @@ mod tests;
 pub use cancel::CancelFlag;
 pub use counters::Counters;
 pub use entry::{Entry, EntryError};
-pub use observer::{Observer, Phase, Silent, TraceEvent, prompt_hash};
+pub use observer::{Observer, Phase, TraceEvent, prompt_hash};
 
 use std::time::Instant;
 

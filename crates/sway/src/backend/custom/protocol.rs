@@ -112,7 +112,7 @@ fn refused(program: &str, error: &Value) -> CustomError {
     let message = error.get("message").unwrap_or(error);
     let message = message.as_str().map_or_else(|| message.to_string(), str::to_owned);
     match error.get("kind").and_then(Value::as_str).and_then(PythonProblem::named) {
-        Some(fault) => CustomError::Python { entry: program.to_owned(), fault, message },
+        Some(problem) => CustomError::Python { entry: program.to_owned(), problem, message },
         None => CustomError::Refused { program: program.to_owned(), message },
     }
 }

@@ -45,8 +45,8 @@ impl Observer for SuiteProgress {
             Phase::Preflight => self.start(None, "{spinner} {msg}", "loading weights".to_owned()),
             Phase::Asking { round, questions, cached } => {
                 let mut message = format!("round {}", round + 1);
-                if kept > 0 {
-                    message = format!("{message}, {} from the cache", counted(kept, "answer"));
+                if cached > 0 {
+                    message = format!("{message}, {} from the cache", counted(cached, "answer"));
                 }
                 let template = "[{bar:28}] {pos}/{len} answers, {eta} left ({msg})";
                 self.start(Some(questions as u64), template, message);
