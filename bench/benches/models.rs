@@ -20,7 +20,7 @@ use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, LoadOptions, Model, iter_parameters};
 use weightloom_layout::DType;
-use weightloom_nn::{Decoder, Generation, Input, Pass, Request};
+use weightloom_nn::{Decoder, ForwardArgs, GenerateRequest, Generation, Input};
 use weightloom_tensor::no_grad;
 
 const ROUNDS: usize = 3;
@@ -144,13 +144,17 @@ fn prompt(decoder: &Decoder, length: usize) -> Vec<u32> {
 fn score(decoder: &Decoder, tokens: &[u32]) {
     no_grad(|| {
         let input = Input::Tokens(decoder.tokens(&[tokens]).expect("tokens"));
-        let hidden = decoder.hidden(input, Pass::default()).expect("hidden");
+        let hidden = decoder.forward(input, ForwardArgs::default()).expect("hidden");
         std::hint::black_box(decoder.logits(&hidden, None).expect("logits"));
     });
 }
 
 fn decode(decoder: &Decoder, tokens: &[u32], count: usize) {
-    let request = Request { prompts: vec![tokens.to_vec()], max_new_tokens: count, ..Request::default() };
+    let request = GenerateRequest {
+        prompts: vec![tokens.to_vec()],
+        max_new_tokens: count,
+        ..GenerateRequest::default()
+    };
     std::hint::black_box(Generation::new(decoder, None, request).expect("a request").run().expect("written"));
 }
 

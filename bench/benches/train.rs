@@ -22,7 +22,7 @@ use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, LoadOptions};
 use weightloom_layout::DType;
-use weightloom_nn::{Adapter, Kept};
+use weightloom_nn::{ActivationCheckpointing, Adapter};
 use weightloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
 use weightloom_train::keep::{Pace, Progress};
@@ -107,7 +107,7 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
         optimizer: from_config(&optimizer).expect("an optimizer"),
         decay: &WeightDecay::new(&optimizer, []).expect("no patterns"),
         frozen: &Patterns::new("none", &[]).expect("no patterns"),
-        kept: Kept::All,
+        checkpointing: ActivationCheckpointing::Off,
         dropout: 0.0,
     };
     Engine::new(settings, vec![(0, decoder, adapter)]).expect("an engine")

@@ -11,7 +11,7 @@ use weightloom_checkpoint::{
 };
 use weightloom_gang::{GangOptions, solo};
 use weightloom_layout::{DType, Region};
-use weightloom_nn::{Decoder, NnError, merged};
+use weightloom_nn::{Decoder, NnError, merge_adapter};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
@@ -75,7 +75,7 @@ pub fn export(
             let load = LoadOptions { dtype: options.dtype, ..LoadOptions::default() };
             let decoder = model.load(&load, observer)?.decoder;
             let adapter = model.adapter(&decoder, &Source::open(folder)?, observer)?;
-            save_decoder(model, &merged(&decoder, &adapter, *strength)?, target, observer)
+            save_decoder(model, &merge_adapter(&decoder, &adapter, *strength)?, target, observer)
         }
     }
 }

@@ -7,6 +7,7 @@
 pub mod cards;
 pub mod fetch;
 pub mod text;
+mod text_generator;
 
 mod adapter;
 mod config;
@@ -20,7 +21,6 @@ mod load;
 mod model;
 mod model_hub;
 mod sentence;
-mod writer;
 
 pub use adapter::{AdapterError, load_adapter};
 pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, overridden};
@@ -34,4 +34,6 @@ pub use load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder,
 pub use model::Model;
 pub use model_hub::ModelHub;
 pub use sentence::{SentenceEncoder, SentenceError};
-pub use writer::{Ends, Piece, WriteRequest, Writer, Written, sampling_of};
+pub use text_generator::{
+    EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
+};

@@ -121,7 +121,7 @@ impl WindowKeys {
     pub(crate) fn window(&self, layers: usize) -> Result<Option<WindowConfig>, ConfigError> {
         let Some(size) = self.sliding_window.filter(|_| self.use_sliding_window) else { return Ok(None) };
         let Some(types) = &self.layer_types else {
-            let layers = LayerChoice::where_(layers, |layer| layer >= self.max_window_layers);
+            let layers = LayerChoice::matching(layers, |layer| layer >= self.max_window_layers);
             return Ok(Some(WindowConfig { size, layers }));
         };
         let known = ["full_attention", "sliding_attention"];
@@ -134,6 +134,6 @@ impl WindowKeys {
             });
         }
         let slides = |layer: usize| types.get(layer).is_some_and(|kind| kind == known[1]);
-        Ok(Some(WindowConfig { size, layers: LayerChoice::where_(layers, slides) }))
+        Ok(Some(WindowConfig { size, layers: LayerChoice::matching(layers, slides) }))
     }
 }

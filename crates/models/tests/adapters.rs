@@ -8,7 +8,10 @@ use fixture::{Fixture, Silent, apart, json, logits, numbers};
 use weightloom_checkpoint::Source;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{LoadOptions, load_adapter};
-use weightloom_nn::{Adapter, Decoder, Generation, Input, NnError, Part, Pass, Request, merged};
+use weightloom_nn::{
+    Adapter, AdapterTensorKind, Decoder, ForwardArgs, GenerateRequest, Generation, Input, NnError,
+    merge_adapter,
+};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -46,7 +49,8 @@ fn adapter_for(adapter: &str, base: &Fixture, decoder: &Decoder) -> Adapter {
 fn changed(decoder: &Decoder, adapter: &Adapter, strength: f64, tokens: &[u32]) -> Vec<f32> {
     let change = Some((adapter, strength));
     let input = Input::Tokens(decoder.tokens(&[tokens]).unwrap());
-    let hidden = decoder.hidden(input, Pass { changes: change.into(), ..Pass::default() }).unwrap();
+    let hidden =
+        decoder.forward(input, ForwardArgs { adapters: change.into(), ..ForwardArgs::default() }).unwrap();
     decoder.logits(&hidden, change).unwrap().full_tensor().unwrap().to_vec().unwrap()
 }
 
@@ -63,7 +67,7 @@ fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
         let prompt = &base.prompts()[0];
         let beside = apart(&changed(&decoder, &adapter, 1.0, prompt), &expected(name, "logits_0"));
         assert!(beside <= TOLERANCE, "{name} beside the weights is {beside} apart");
-        let whole = merged(&decoder, &adapter, 1.0).unwrap();
+        let whole = merge_adapter(&decoder, &adapter, 1.0).unwrap();
         let merged = apart(&logits(&whole, prompt), &expected(name, "merged_0"));
         assert!(merged <= TOLERANCE, "{name} merged is {merged} apart");
     }
@@ -79,7 +83,7 @@ fn strength_scales_the_change_from_nothing() {
         let none = apart(&changed(&decoder, &adapter, 0.0, prompt), &logits(&decoder, prompt));
         assert!(none <= 1e-5, "{name} with strength 0 is {none} from its base");
         let half = changed(&decoder, &adapter, 0.5, prompt);
-        let merged = apart(&logits(&merged(&decoder, &adapter, 0.5).unwrap(), prompt), &half);
+        let merged = apart(&logits(&merge_adapter(&decoder, &adapter, 0.5).unwrap(), prompt), &half);
         // A tied or replaced head aside, merging changes rounding alone.
         assert!(merged <= TOLERANCE, "{name} with strength 0.5 is {merged} apart from its merged form");
         // PEFT scales low-rank updates alone; where there is more, it has no
@@ -100,17 +104,17 @@ fn adapters_can_be_made_anew_and_cut() {
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let own = changed(&decoder, &adapter, 1.0, prompt);
-        let mut pieces = Vec::new();
-        let same = adapter.remade(&decoder, |piece| {
-            pieces.push((piece.name.to_owned(), piece.part));
-            Some(piece.values.to_vec())
+        let mut tensors = Vec::new();
+        let same = adapter.transform(&decoder, |tensor| {
+            tensors.push((tensor.name.to_owned(), tensor.kind));
+            Some(tensor.values.to_vec())
         });
         // What replaces parameters, and lengths of rows, are rounded once more.
         let apart_from_own = apart(&changed(&decoder, &same.unwrap(), 1.0, prompt), &own);
         assert!(apart_from_own <= 1e-5, "{name} made of its own numbers is {apart_from_own} apart");
-        let twice = adapter.remade(&decoder, |piece| {
-            let doubled = piece.values.iter().map(|x| 2.0 * x).collect();
-            (!matches!(piece.part, Part::A | Part::TableA)).then_some(doubled)
+        let twice = adapter.transform(&decoder, |tensor| {
+            let doubled = tensor.values.iter().map(|x| 2.0 * x).collect();
+            (!matches!(tensor.kind, AdapterTensorKind::A | AdapterTensorKind::EmbeddingA)).then_some(doubled)
         });
         // Twice `B`, biases and replaced parameters are twice the change.
         if !name.starts_with("dora") {
@@ -126,8 +130,12 @@ fn adapters_can_be_made_anew_and_cut() {
         let all = adapter.without(|_| false);
         assert_eq!(bits(&changed(&decoder, &all, 1.0, prompt)), bits(&own), "{name}");
         assert!(adapter.bytes() > 0);
-        let of_a: Vec<usize> = (0..pieces.len()).filter(|&at| pieces[at].1 == Part::A).collect();
-        assert!(of_a.iter().all(|&at| pieces[at + 1] == (pieces[at].0.clone(), Part::B)), "{pieces:?}");
+        let of_a: Vec<usize> =
+            (0..tensors.len()).filter(|&at| tensors[at].1 == AdapterTensorKind::A).collect();
+        assert!(
+            of_a.iter().all(|&at| tensors[at + 1] == (tensors[at].0.clone(), AdapterTensorKind::B)),
+            "{tensors:?}"
+        );
     }
 }
 
@@ -136,10 +144,11 @@ fn what_is_no_number_is_an_error() {
     let base = base_of("lora");
     let decoder = base.load(&LoadOptions::default()).decoder;
     let adapter = adapter_for("lora", &base, &decoder);
-    let short = adapter.remade(&decoder, |_| Some(vec![0.0]));
-    assert!(matches!(short.map(|_| ()), Err(NnError::PieceLength { found: 1, .. })));
-    let broken = adapter.remade(&decoder, |piece| Some(vec![f32::NAN; piece.values.len()])).unwrap();
-    let request = Request { prompts: vec![vec![1, 2]], max_new_tokens: 3, ..Request::default() };
+    let short = adapter.transform(&decoder, |_| Some(vec![0.0]));
+    assert!(matches!(short.map(|_| ()), Err(NnError::TensorLength { found: 1, .. })));
+    let broken = adapter.transform(&decoder, |tensor| Some(vec![f32::NAN; tensor.values.len()])).unwrap();
+    let request =
+        GenerateRequest { prompts: vec![vec![1, 2]], max_new_tokens: 3, ..GenerateRequest::default() };
     let written = Generation::new(&decoder, Some((&broken, 1.0)), request).unwrap().run();
     assert_eq!(written.map(|_| ()), Err(NnError::NotFinite { row: 0, found: "NaN".to_owned() }));
 }
@@ -154,7 +163,7 @@ fn adapters_work_on_shared_models() {
                 let decoder = base.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder;
                 let adapter = adapter_for(name, &base, &decoder);
                 let prompt = &base.prompts()[0];
-                let whole = merged(&decoder, &adapter, 1.0).unwrap();
+                let whole = merge_adapter(&decoder, &adapter, 1.0).unwrap();
                 (changed(&decoder, &adapter, 1.0, prompt), logits(&whole, prompt))
             });
             for (beside, merged) in found.unwrap() {

@@ -18,7 +18,7 @@ use weightloom_hub::{
 use weightloom_layout::DType;
 use weightloom_models::llama::{Llama, LlamaConfig};
 use weightloom_models::qwen2::Qwen2;
-use weightloom_nn::{Input, Pass};
+use weightloom_nn::{ForwardArgs, Input};
 use weightloom_tensor::Device;
 
 fn hub() -> Hub {
@@ -80,7 +80,7 @@ fn stages_one_behind_the_other_are_the_whole() {
         });
         let stages = stages.unwrap();
         let tokens = Input::Tokens(stages[0].tokens(&[prompt]).unwrap());
-        let hidden = stages[0].hidden(tokens, Pass::default()).unwrap();
+        let hidden = stages[0].forward(tokens, ForwardArgs::default()).unwrap();
         // What would be sent to the next stage.
         let sent = hidden.to_local().to_vec::<f32>().unwrap();
         let dims = hidden.shape().to_vec();
@@ -88,7 +88,7 @@ fn stages_one_behind_the_other_are_the_whole() {
         let mesh = stages[1].plan().mesh();
         let layout = weightloom_layout::Layout::replicated(mesh);
         let received = weightloom_dtensor::DTensor::distribute(stages[1].dist(), &received, layout).unwrap();
-        let hidden = stages[1].hidden(Input::Hidden(received), Pass::default()).unwrap();
+        let hidden = stages[1].forward(Input::Hidden(received), ForwardArgs::default()).unwrap();
         let logits = stages[1].logits(&hidden, None).unwrap().to_local().to_vec::<f32>().unwrap();
         let apart = apart(&logits, &fixture.logits(0));
         assert!(apart <= 1e-4, "{case} in two stages is {apart} apart");
@@ -157,7 +157,7 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     assert_eq!(half.parameters()[0].1.dtype(), DType::Bf16);
     let prompt = &fixture.prompts()[0];
     let input = Input::Tokens(half.tokens(&[prompt]).unwrap());
-    let hidden = half.hidden(input, Pass::default()).unwrap();
+    let hidden = half.forward(input, ForwardArgs::default()).unwrap();
     let logits =
         half.logits(&hidden, None).unwrap().cast(DType::F32).unwrap().to_local().to_vec::<f32>().unwrap();
     // Eight bits of mantissa through two layers.

@@ -1,9 +1,11 @@
-//! Changes to a decoder that leave its parameters alone: low-rank updates, and
-//! parameters that take the place of others.
+//! Adapters: LoRA and DoRA updates and replaced parameters, applied without
+//! modifying the decoder.
 //!
-//! A strength scales the whole change: 0 is the decoder as it is, 1 the adapter
-//! as it was trained. For a low-rank update that is the same as scaling its
-//! scale.
+//! A strength scales the whole adapter: 0 is the base model, 1 the adapter as
+//! trained. For LoRA this multiplies its scale.
+
+mod merge;
+mod transform;
 
 use std::collections::BTreeMap;
 
@@ -12,41 +14,45 @@ use weightloom_errors::nearest;
 use weightloom_layout::{DType, Layout, Placement, Region, Shape};
 use weightloom_tensor::{Device, Stream, Tensor};
 
-use crate::decoder::{Decoder, Run};
+use crate::context::ForwardContext;
+use crate::decoder::Decoder;
 use crate::error::NnError;
-use crate::parameter::{EMBEDDING, number_of};
-use crate::plan::settled;
+use crate::parameter::{EMBEDDING, name_hash};
+use crate::plan::reduce_partial;
 
-/// A change to a decoder.
+pub use merge::merge_adapter;
+pub use transform::{AdapterTensor, AdapterTensorKind};
+
+/// Updates of the modules of a decoder.
 #[derive(Clone, Debug, Default)]
 pub struct Adapter {
     pub(crate) low_ranks: BTreeMap<String, LowRank>,
     pub(crate) replacements: BTreeMap<String, Replacement>,
 }
 
-/// A low-rank update of one module: `scale · B · A` is added to its weight.
+/// A LoRA update of a module: adds `scale · B · A` to its weight.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     /// `[rank, inputs]`; of an embedding, `[vocabulary, rank]`.
     pub(crate) a: DTensor,
     /// `[outputs, rank]`.
     pub(crate) b: DTensor,
-    /// Added to `B · A · x`, before it is scaled.
+    /// Added to `B · A · x` before scaling.
     pub(crate) bias: Option<DTensor>,
     scale: f64,
-    /// What each row of the changed weight is multiplied by.
+    /// DoRA: factors of the rows of the updated weight.
     pub(crate) row_factors: Option<DTensor>,
 }
 
-/// A parameter that takes the place of another.
+/// A value that replaces a parameter.
 #[derive(Clone, Debug)]
 pub struct Replacement {
     pub(crate) value: DTensor,
 }
 
 impl Replacement {
-    /// Between the old value and this one.
-    pub(crate) fn between(&self, old: &DTensor, strength: f64) -> Result<DTensor, NnError> {
+    /// Interpolates between the old value and the new one.
+    pub(crate) fn interpolate(&self, old: &DTensor, strength: f64) -> Result<DTensor, NnError> {
         let new = self.value.cast(old.dtype())?;
         if strength == 1.0 {
             return Ok(new);
@@ -56,162 +62,166 @@ impl Replacement {
 }
 
 impl LowRank {
-    /// What a changed projection makes of `x`: of its weight, its bias, and what
-    /// is added behind.
-    pub(crate) fn applied(
+    /// Projects `x` with the updated weight, and adds bias and residual.
+    pub(crate) fn forward(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         module: &str,
         x: &DTensor,
         [weight, bias, residual]: [Option<&DTensor>; 3],
         strength: f64,
     ) -> Result<DTensor, NnError> {
         let weight = weight.ok_or_else(|| NnError::MissingParameter { name: format!("{module}.weight") })?;
-        if self.is_added(run, weight.dtype()) {
-            let low = self.low(run, module, x)?;
-            let plain = x.linear(weight, bias, residual)?;
-            return self.added_to(run, &low, &plain, strength);
+        if self.is_additive(context, weight.dtype()) {
+            let low = self.down(context, module, x)?;
+            let base = x.linear(weight, bias, residual)?;
+            return self.add_up(context, &low, &base, strength);
         }
-        let low = self.low(run, module, x)?;
-        let plain = x.linear(weight, None, None)?;
-        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
-        let change = low.linear(&b, self.bias.as_ref(), None)?.scale(self.scale)?;
-        let mut out = self.added(&plain, change, strength)?;
-        for more in bias.into_iter().chain(residual) {
-            out = out.add(more)?;
+        let low = self.down(context, module, x)?;
+        let base = x.linear(weight, None, None)?;
+        let b = self.b.used(self.b.layout(), self.compute_dtype(context), Release::Keep)?;
+        let update = low.linear(&b, self.bias.as_ref(), None)?.scale(self.scale)?;
+        let mut out = self.add_update(&base, update, strength)?;
+        for term in bias.into_iter().chain(residual) {
+            out = out.add(term)?;
         }
         Ok(out)
     }
 
-    fn computed_in(&self, run: &Run<'_>) -> DType {
-        run.plan().usage().dtype.unwrap_or_else(|| self.a.dtype())
+    fn compute_dtype(&self, context: &ForwardContext<'_>) -> DType {
+        context.plan().usage().dtype.unwrap_or_else(|| self.a.dtype())
     }
 
-    /// Whether the change is added to what a projection of this dtype makes of
-    /// the same rows, in one pass, and is nothing else.
-    pub(crate) fn is_added(&self, run: &Run<'_>, dtype: DType) -> bool {
-        self.row_factors.is_none() && self.bias.is_none() && self.computed_in(run) == dtype
+    /// Whether the update is a plain sum in the dtype of the projection, so that
+    /// [`add_up`](Self::add_up) applies.
+    pub(crate) fn is_additive(&self, context: &ForwardContext<'_>, dtype: DType) -> bool {
+        self.row_factors.is_none() && self.bias.is_none() && self.compute_dtype(context) == dtype
     }
 
     /// `A · x`.
-    pub(crate) fn low(&self, run: &Run<'_>, module: &str, x: &DTensor) -> Result<DTensor, NnError> {
-        let dtype = self.computed_in(run);
-        let seen = match run.dropout().filter(|dropout| dropout.probability > 0.0) {
+    pub(crate) fn down(
+        &self,
+        context: &ForwardContext<'_>,
+        module: &str,
+        x: &DTensor,
+    ) -> Result<DTensor, NnError> {
+        let dtype = self.compute_dtype(context);
+        let x = match context.dropout().filter(|dropout| dropout.probability > 0.0) {
             None => x.clone(),
             Some(dropout) => {
-                let stream = Stream { seed: dropout.seed, number: number_of(module) };
+                let stream = Stream { seed: dropout.seed, number: name_hash(module) };
                 x.dropout(dropout.probability, stream)?
             }
         };
         let a = self.a.used(self.a.layout(), dtype, Release::Keep)?;
-        settled(seen.cast(dtype)?.linear(&a, None, None)?)
+        reduce_partial(x.cast(dtype)?.linear(&a, None, None)?)
     }
 
-    /// The change made of `A · x`, added to what the projection made.
-    pub(crate) fn added_to(
+    /// Adds `scale · strength · B · low` to the output of the projection.
+    pub(crate) fn add_up(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         low: &DTensor,
-        plain: &DTensor,
+        base: &DTensor,
         strength: f64,
     ) -> Result<DTensor, NnError> {
-        let b = self.b.used(self.b.layout(), self.computed_in(run), Release::Keep)?;
-        Ok(low.scale(self.scale * strength)?.linear(&b, None, Some(plain))?)
+        let b = self.b.used(self.b.layout(), self.compute_dtype(context), Release::Keep)?;
+        Ok(low.scale(self.scale * strength)?.linear(&b, None, Some(base))?)
     }
 
-    /// The same for an embedding, which looks rows up.
-    pub(crate) fn changed_embedding(
+    /// Adds the update of an embedding table to the rows looked up in it.
+    pub(crate) fn forward_embedding(
         &self,
-        plain: &DTensor,
+        base: &DTensor,
         tokens: &DTensor,
         strength: f64,
     ) -> Result<DTensor, NnError> {
-        let low = settled(self.a.embedding(tokens)?)?;
-        let change = low.linear(&self.b, None, None)?.scale(self.scale)?;
-        self.added(plain, change, strength)
+        let low = reduce_partial(self.a.embedding(tokens)?)?;
+        let update = low.linear(&self.b, None, None)?.scale(self.scale)?;
+        self.add_update(base, update, strength)
     }
 
-    fn added(&self, plain: &DTensor, change: DTensor, strength: f64) -> Result<DTensor, NnError> {
-        let dtype = plain.dtype();
-        let plain = plain.cast(change.dtype())?;
-        let change = match &self.row_factors {
-            None => change,
-            Some(factors) => plain.add(&change)?.mul(factors)?.sub(&plain)?,
+    fn add_update(&self, base: &DTensor, update: DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let dtype = base.dtype();
+        let base = base.cast(update.dtype())?;
+        let update = match &self.row_factors {
+            None => update,
+            Some(factors) => base.add(&update)?.mul(factors)?.sub(&base)?,
         };
-        Ok(plain.add(&change.scale(strength)?)?.cast(dtype)?)
+        Ok(base.add(&update.scale(strength)?)?.cast(dtype)?)
     }
 
-    /// The lengths of the rows of the weight with `scale · B · A` added.
-    pub(crate) fn row_lengths(&self, weight: &DTensor) -> Result<DTensor, NnError> {
-        let change = self.b.matmul(&self.a)?.scale(self.scale)?.cast(DType::F32)?;
-        let changed = weight.cast(DType::F32)?.add(&change)?;
-        Ok(settled(changed.mul(&changed)?.sum(&[1])?)?.sqrt()?)
+    /// The norms of the rows of the weight plus `scale · B · A`.
+    pub(crate) fn row_norms(&self, weight: &DTensor) -> Result<DTensor, NnError> {
+        let update = self.b.matmul(&self.a)?.scale(self.scale)?.cast(DType::F32)?;
+        let updated = weight.cast(DType::F32)?.add(&update)?;
+        Ok(reduce_partial(updated.mul(&updated)?.sum(&[1])?)?.sqrt()?)
     }
 
-    /// What is added to the weight of a projection, `[outputs, inputs]`.
-    pub(crate) fn weight_change(&self, weight: &DTensor, strength: f64) -> Result<DTensor, NnError> {
-        let change = self.b.matmul(&self.a)?.scale(self.scale)?;
-        let change = match &self.row_factors {
-            None => change,
+    /// The update of the weight of a projection, `[outputs, inputs]`.
+    pub(crate) fn weight_update(&self, weight: &DTensor, strength: f64) -> Result<DTensor, NnError> {
+        let update = self.b.matmul(&self.a)?.scale(self.scale)?;
+        let update = match &self.row_factors {
+            None => update,
             Some(factors) => {
                 let column = factors.reshape(&Shape::new(&[factors.shape()[0], 1])?)?;
-                let plain = weight.cast(change.dtype())?;
-                plain.add(&change)?.mul(&column.expand(plain.shape())?)?.sub(&plain)?
+                let base = weight.cast(update.dtype())?;
+                base.add(&update)?.mul(&column.expand(base.shape())?)?.sub(&base)?
             }
         };
-        Ok(change.scale(strength)?)
+        Ok(update.scale(strength)?)
     }
 
-    /// What is added to the rows of an embedding, `[vocabulary, hidden]`.
-    pub(crate) fn embedding_change(&self, strength: f64) -> Result<DTensor, NnError> {
+    /// The update of an embedding table, `[vocabulary, hidden]`.
+    pub(crate) fn embedding_update(&self, strength: f64) -> Result<DTensor, NnError> {
         Ok(self.a.linear(&self.b, None, None)?.scale(self.scale * strength)?)
     }
 
-    /// What is added to the bias.
-    pub(crate) fn bias_change(&self, strength: f64) -> Result<Option<DTensor>, NnError> {
+    /// The update of the bias.
+    pub(crate) fn bias_update(&self, strength: f64) -> Result<Option<DTensor>, NnError> {
         self.bias.as_ref().map(|bias| Ok(bias.scale(self.scale * strength)?)).transpose()
     }
 }
 
 impl Adapter {
-    /// An adapter that changes nothing yet.
+    /// An empty adapter.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether it changes nothing.
+    /// Whether it has no updates.
     pub fn is_empty(&self) -> bool {
         self.low_ranks.is_empty() && self.replacements.is_empty()
     }
 
-    /// Modules with low-rank updates.
+    /// Modules with LoRA updates.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.low_ranks.keys().map(String::as_str)
     }
 
-    /// Parameters that are replaced.
+    /// Replaced parameters.
     pub fn replaced(&self) -> impl Iterator<Item = &str> {
         self.replacements.keys().map(String::as_str)
     }
 
-    /// What changes modules whose names begin like this.
-    pub(crate) fn below(&self, start: &str) -> Self {
-        fn part<T: Clone>(all: &BTreeMap<String, T>, start: &str) -> BTreeMap<String, T> {
-            let from = all.range(start.to_owned()..).take_while(|(name, _)| name.starts_with(start));
+    /// The updates of modules whose names start with `prefix`.
+    pub(crate) fn below(&self, prefix: &str) -> Self {
+        fn filter<T: Clone>(all: &BTreeMap<String, T>, prefix: &str) -> BTreeMap<String, T> {
+            let from = all.range(prefix.to_owned()..).take_while(|(name, _)| name.starts_with(prefix));
             from.map(|(name, value)| (name.clone(), value.clone())).collect()
         }
-        Self { low_ranks: part(&self.low_ranks, start), replacements: part(&self.replacements, start) }
+        Self { low_ranks: filter(&self.low_ranks, prefix), replacements: filter(&self.replacements, prefix) }
     }
 
-    /// All tensors that it holds.
-    pub(crate) fn values(&self) -> impl Iterator<Item = &DTensor> {
+    /// All its tensors.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &DTensor> {
         let of_low_ranks = self.low_ranks.values().flat_map(|low_rank| {
             [Some(&low_rank.a), Some(&low_rank.b), low_rank.bias.as_ref(), low_rank.row_factors.as_ref()]
         });
         of_low_ranks.flatten().chain(self.replacements.values().map(|new| &new.value))
     }
 
-    /// The matrices that can be trained, by the names that PEFT gives them:
+    /// The trainable matrices with their PEFT names:
     /// `….q_proj.lora_A.weight`, `[rank, inputs]`, and `lora_B`, `[outputs, rank]`.
     pub fn matrices(&self) -> Vec<(String, &DTensor)> {
         self.low_ranks
@@ -225,7 +235,8 @@ impl Adapter {
             .collect()
     }
 
-    /// The same, to be changed. Shapes and layouts must stay.
+    /// The trainable matrices for in-place updates. Shapes and layouts must not
+    /// change.
     pub fn matrices_mut(&mut self) -> Vec<(String, &mut DTensor)> {
         self.low_ranks
             .iter_mut()
@@ -238,22 +249,22 @@ impl Adapter {
             .collect()
     }
 
-    /// What the product of a module's matrices is multiplied by.
+    /// The LoRA scale of a module.
     pub fn scale_of(&self, module: &str) -> Option<f64> {
         self.low_rank(module).map(|low_rank| low_rank.scale)
     }
 
-    /// Why it cannot be trained, if it cannot: what changes besides its
-    /// matrices.
+    /// A module or parameter whose update is more than `A` and `B`, which makes
+    /// the adapter untrainable.
     pub fn untrainable(&self) -> Option<&str> {
-        let odd =
+        let is_untrainable =
             |(_, low_rank): &(&String, &LowRank)| low_rank.bias.is_some() || low_rank.row_factors.is_some();
-        let module = self.low_ranks.iter().find(odd).map(|(module, _)| module);
+        let module = self.low_ranks.iter().find(is_untrainable).map(|(module, _)| module);
         module.or_else(|| self.replacements.keys().next()).map(String::as_str)
     }
 
-    /// Adds a low-rank update of a module that changes nothing yet: `A` is
-    /// random, the same however the module is distributed, and `B` is zero.
+    /// Adds an untrained LoRA update of a module: `A` is random, with the same
+    /// values in every layout, and `B` is zero.
     pub fn add_new(
         &mut self,
         decoder: &Decoder,
@@ -267,17 +278,17 @@ impl Adapter {
             weight.filter(|weight| weight.shape().ndim() == 2 && format!("{module}.weight") != EMBEDDING);
         let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
         let (outputs, inputs) = (weight.shape()[0], weight.shape()[1]);
-        let stream = Stream { seed, number: number_of(module) };
+        let stream = Stream { seed, number: name_hash(module) };
         let shape = Shape::new(&[rank, inputs])?;
-        // As PEFT does: even between minus and plus this.
-        let most = 1.0 / (inputs as f64).sqrt();
-        let even = Tensor::uniform_in(DType::F32, stream, &shape, &Region::whole(&shape))?;
-        let a = even.scale(2.0 * most)?.sub(&Tensor::full(most, DType::F32, &[], even.device())?)?;
+        // As in PEFT: uniform between minus and plus this bound.
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let uniform = Tensor::uniform_in(DType::F32, stream, &shape, &Region::whole(&shape))?;
+        let a = uniform.scale(2.0 * bound)?.sub(&Tensor::full(bound, DType::F32, &[], uniform.device())?)?;
         let b = Tensor::zeros(DType::F32, &[outputs, rank], Device::Cpu)?;
         self.add(decoder, module, [&a, &b], None, None, scale)
     }
 
-    /// Whether the last projection is another one.
+    /// Whether it updates or replaces the head.
     pub(crate) fn changes_head(&self, head: &str) -> bool {
         self.low_ranks.contains_key(head) || self.replacements.contains_key(&format!("{head}.weight"))
     }
@@ -286,7 +297,6 @@ impl Adapter {
         self.low_ranks.get(module)
     }
 
-    /// Whether a parameter is another one.
     pub(crate) fn replaces(&self, name: &str) -> bool {
         self.replacements.contains_key(name)
     }
@@ -295,10 +305,9 @@ impl Adapter {
         self.replacements.get(name)
     }
 
-    /// Adds a low-rank update of a module of this decoder. Every rank has the
-    /// matrices whole: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`, the
-    /// magnitude, if rows of the changed weight have lengths of their own, is
-    /// `[outputs]`.
+    /// Adds a LoRA update of a module: `a` is `[rank, inputs]`, `b` is `[outputs,
+    /// rank]`, and DoRA's magnitude is `[outputs]`. Every rank passes the full
+    /// tensors.
     pub fn add(
         &mut self,
         decoder: &Decoder,
@@ -308,12 +317,12 @@ impl Adapter {
         magnitude: Option<&Tensor>,
         scale: f64,
     ) -> Result<(), NnError> {
-        // A tied head has no weight of its own, but can be changed.
+        // A tied head has no parameter, but can be updated.
         let tied = module == "lm_head" && decoder.config().head.tied;
         let name = if tied { EMBEDDING.to_owned() } else { format!("{module}.weight") };
         let weight = decoder.parameter(&name).filter(|weight| weight.shape().ndim() == 2);
         let weight = weight.ok_or_else(|| unknown_module(decoder, module))?;
-        let weight = decoder.plan().used(&name, weight)?;
+        let weight = decoder.plan().gather(&name, weight)?;
         let embedding = name == EMBEDDING && !tied;
         let (outputs, inputs) = match (embedding, &weight.shape()[..]) {
             (true, &[rows, width]) => (width, rows),
@@ -322,22 +331,24 @@ impl Adapter {
         };
         let rank = a.shape().first().copied().unwrap_or(0);
         let expected = [("A", a, vec![rank, inputs]), ("B", b, vec![outputs, rank])];
-        let more = [("bias", bias), ("magnitude", magnitude)];
-        let more = more.into_iter().filter_map(|(what, value)| Some((what, value?, vec![outputs])));
-        for (what, value, dims) in expected.into_iter().chain(more) {
+        let optional = [("bias", bias), ("magnitude", magnitude)];
+        let optional =
+            optional.into_iter().filter_map(|(tensor, value)| Some((tensor, value?, vec![outputs])));
+        for (tensor, value, dims) in expected.into_iter().chain(optional) {
             if value.shape()[..] != dims[..] {
                 let (module, found, expected) =
                     (module.to_owned(), value.shape().clone(), Shape::new(&dims)?);
-                return Err(NnError::AdapterShape { module, what, found, expected });
+                return Err(NnError::AdapterShape { module, tensor, found, expected });
             }
         }
-        let spread = |value: &Tensor, of_weight: Option<usize>, dim: usize| -> Result<DTensor, NnError> {
+        // Shards `dim` of a matrix as `weight_dim` of the weight is sharded.
+        let distribute = |value: &Tensor, weight_dim: usize, dim: usize| -> Result<DTensor, NnError> {
             let placements: Vec<Placement> = weight
                 .layout()
                 .placements()
                 .iter()
                 .map(|placement| match *placement {
-                    Placement::Shard(at) if Some(at) == of_weight => Placement::Shard(dim),
+                    Placement::Shard(at) if at == weight_dim => Placement::Shard(dim),
                     _ => Placement::Replicate,
                 })
                 .collect();
@@ -345,29 +356,29 @@ impl Adapter {
             Ok(DTensor::distribute(decoder.dist(), value, layout)?)
         };
         let low_rank = if embedding {
-            // Rows of the table are looked up, so they are kept side by side.
+            // Rows are looked up, so they must be contiguous.
             let rows = a.transpose(0, 1)?;
             let rows = Tensor::cat(&[&rows], 0)?;
             LowRank {
-                a: spread(&rows, Some(0), 0)?,
-                b: spread(b, Some(1), 0)?,
+                a: distribute(&rows, 0, 0)?,
+                b: distribute(b, 1, 0)?,
                 bias: None,
                 scale,
                 row_factors: None,
             }
         } else {
             let mut low_rank = LowRank {
-                a: spread(a, Some(1), 1)?,
-                b: spread(b, Some(0), 0)?,
-                bias: bias.map(|bias| spread(bias, Some(0), 0)).transpose()?,
+                a: distribute(a, 1, 1)?,
+                b: distribute(b, 0, 0)?,
+                bias: bias.map(|bias| distribute(bias, 0, 0)).transpose()?,
                 scale,
                 row_factors: None,
             };
             if let Some(magnitude) = magnitude {
-                let magnitude = spread(magnitude, Some(0), 0)?;
-                let lengths = low_rank.row_lengths(&weight)?;
+                let magnitude = distribute(magnitude, 0, 0)?;
+                let norms = low_rank.row_norms(&weight)?;
                 low_rank.row_factors =
-                    Some(magnitude.cast(DType::F32)?.div(&lengths)?.cast(low_rank.a.dtype())?);
+                    Some(magnitude.cast(DType::F32)?.div(&norms)?.cast(low_rank.a.dtype())?);
             }
             low_rank
         };
@@ -375,8 +386,7 @@ impl Adapter {
         Ok(())
     }
 
-    /// Adds a parameter that takes the place of one of this decoder's. Every
-    /// rank has it whole.
+    /// Adds a replacement of a parameter. Every rank passes the full value.
     pub fn replace(&mut self, decoder: &Decoder, name: &str, value: &Tensor) -> Result<(), NnError> {
         let tied = name == "lm_head.weight" && decoder.config().head.tied;
         let found = decoder.parameter(if tied { EMBEDDING } else { name });
@@ -389,7 +399,7 @@ impl Adapter {
             let (found, expected) = (value.shape().clone(), old.shape().clone());
             return Err(NnError::ParameterShape { name: name.to_owned(), found, expected });
         }
-        let used = decoder.plan().used(if tied { EMBEDDING } else { name }, old)?;
+        let used = decoder.plan().gather(if tied { EMBEDDING } else { name }, old)?;
         let value = DTensor::distribute(decoder.dist(), value, used.layout())?;
         self.replacements.insert(name.to_owned(), Replacement { value });
         Ok(())

@@ -1,22 +1,22 @@
-//! How tokens look at each other.
+//! Causal self-attention.
 
 use std::sync::Arc;
 
 use weightloom_dtensor::{DTensor, DistContext};
 use weightloom_layout::{Layout, Shape};
-use weightloom_tensor::{Attention as Options, Device, Tensor};
+use weightloom_tensor::{Attention as AttentionOptions, Device, Tensor};
 
-use crate::branches::Branches;
 use crate::cache::Cache;
 use crate::config::QkNorm;
-use crate::decoder::Run;
+use crate::context::ForwardContext;
 use crate::error::NnError;
 use crate::linear::Linear;
 use crate::norm::Norm;
-use crate::plan::settled;
-use crate::rope::{Rope, turned};
+use crate::plan::reduce_partial;
+use crate::prefix_tree::PrefixTree;
+use crate::rope::{Rope, rotate};
 
-/// Where the parameters of an attention are.
+/// Projections and norms of self-attention.
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
     pub(crate) query: Linear,
@@ -26,18 +26,18 @@ pub(crate) struct Attention {
     pub(crate) norms: Option<[Norm; 2]>,
 }
 
-/// Where the tokens of one call stand, the same for all layers.
-pub(crate) struct Standing {
+/// Positions of the tokens of one forward pass, shared by all layers.
+pub(crate) struct PositionInfo {
     batch: usize,
     time: usize,
-    /// Where each row begins.
+    /// The position of the first token of each row.
     pub(crate) starts: Vec<usize>,
     angles: Option<[DTensor; 2]>,
-    /// Which tokens see which, if rows are the tokens of branches.
-    branches: Option<Branches>,
+    /// Set if rows are the tokens of a prefix tree.
+    tree: Option<PrefixTree>,
 }
 
-impl Standing {
+impl PositionInfo {
     pub(crate) fn new(
         dist: &Arc<DistContext>,
         layout: Layout,
@@ -46,45 +46,45 @@ impl Standing {
         starts: Vec<usize>,
         device: Device,
     ) -> Result<Self, NnError> {
-        let mut standing = Self { batch, time, starts, angles: None, branches: None };
-        if standing.is_uneven() && time > 1 {
-            return Err(NnError::UnevenRows { asked: time });
+        let mut positions = Self { batch, time, starts, angles: None, tree: None };
+        if positions.is_uneven() && time > 1 {
+            return Err(NnError::UnevenRows { time });
         }
         if let Some(rope) = rope {
-            let tables = if standing.is_uneven() {
-                rope.tables(standing.starts.iter().copied(), device)?
+            let tables = if positions.is_uneven() {
+                rope.tables(positions.starts.iter().copied(), device)?
             } else {
-                let start = standing.starts.first().copied().unwrap_or(0);
+                let start = positions.starts.first().copied().unwrap_or(0);
                 rope.tables(start..start + time, device)?
             };
             let replicated = Layout::replicated(layout.mesh());
             let [cos, sin] = tables.map(|table| DTensor::distribute(dist, &table, replicated));
-            standing.angles = Some([cos?, sin?]);
+            positions.angles = Some([cos?, sin?]);
         }
-        Ok(standing)
+        Ok(positions)
     }
 
-    /// The same for rows of one token each that belong to branches.
-    pub(crate) fn with_branches(self, branches: Branches) -> Self {
-        Self { branches: Some(branches), ..self }
+    /// Attends along a tree whose tokens are the rows.
+    pub(crate) fn with_tree(self, tree: PrefixTree) -> Self {
+        Self { tree: Some(tree), ..self }
     }
 
-    /// Whether rows differ in length.
+    /// Whether rows begin at different positions.
     fn is_uneven(&self) -> bool {
         self.starts.iter().any(|start| *start != self.starts[0])
     }
 
-    /// `[batch, heads, time, width]` turned by its positions.
-    fn turned(&self, x: DTensor) -> Result<DTensor, NnError> {
+    /// Rotates `[batch, heads, time, width]` by its positions.
+    fn rotate(&self, x: DTensor) -> Result<DTensor, NnError> {
         let Some([cos, sin]) = &self.angles else { return Ok(x) };
         if !self.is_uneven() {
-            return turned(&x, cos, sin);
+            return rotate(&x, cos, sin);
         }
-        // One token of each row: rows take the place of positions.
-        Ok(turned(&x.transpose(0, 2)?, cos, sin)?.transpose(0, 2)?)
+        // One token per row: swap rows and positions.
+        Ok(rotate(&x.transpose(0, 2)?, cos, sin)?.transpose(0, 2)?)
     }
 
-    /// For rows that differ in length, what each may see.
+    /// The attention mask `[batch, keys]` of rows that begin at different positions.
     fn mask(
         &self,
         dist: &Arc<DistContext>,
@@ -92,65 +92,66 @@ impl Standing {
         keys: usize,
         window: Option<usize>,
     ) -> Result<DTensor, NnError> {
-        let mut seen = Vec::with_capacity(self.batch * keys);
+        let mut visible = Vec::with_capacity(self.batch * keys);
         for &start in &self.starts {
             let first = window.map_or(0, |window| (start + 1).saturating_sub(window));
-            seen.extend((0..keys).map(|key| (first..=start).contains(&key)));
+            visible.extend((0..keys).map(|key| (first..=start).contains(&key)));
         }
-        let mask = Tensor::from_bools(&seen, &[self.batch, keys])?;
+        let mask = Tensor::from_bools(&visible, &[self.batch, keys])?;
         Ok(DTensor::distribute(dist, &mask, Layout::replicated(layout.mesh()))?)
     }
 }
 
 impl Attention {
-    pub(crate) fn apply(
+    pub(crate) fn forward(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         layer: usize,
         x: &DTensor,
-        standing: &Standing,
+        positions: &PositionInfo,
         cache: Option<(&mut Cache, usize)>,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
-        let config = run.config();
+        let config = context.config();
         let options = &config.attention;
-        let (batch, time, width) = (standing.batch, standing.time, options.width);
+        let (batch, time, width) = (positions.batch, positions.time, options.width);
         let project = |linear: &Linear, heads: usize, norm: Option<&Norm>| -> Result<DTensor, NnError> {
-            let mut all = linear.apply(run, x, None)?;
+            let mut all = linear.forward(context, x, None)?;
             if let (Some(QkNorm::Whole), Some(norm)) = (options.qk_norm, norm) {
-                // Ranks that share heads see whole rows for the norm alone.
-                all = settled(all)?;
-                all = norm.apply(run, &config.norm, &all)?.redistribute(all.layout())?;
+                // Tensor-parallel ranks gather all heads for this norm only.
+                all = reduce_partial(all)?;
+                all = norm.forward(context, &config.norm, &all)?.redistribute(all.layout())?;
             }
             let mut heads = all.reshape(&Shape::new(&[batch, time, heads, width])?)?;
             if let (Some(QkNorm::Head), Some(norm)) = (options.qk_norm, norm) {
-                heads = norm.apply(run, &config.norm, &heads)?;
+                heads = norm.forward(context, &config.norm, &heads)?;
             }
             Ok(heads.transpose(1, 2)?)
         };
-        let norm = |place: usize| self.norms.as_ref().map(|norms| &norms[place]);
-        let queries = standing.turned(project(&self.query, options.heads, norm(0))?)?;
-        let keys = standing.turned(project(&self.key, options.kv_heads, norm(1))?)?;
+        let norm = |index: usize| self.norms.as_ref().map(|norms| &norms[index]);
+        let queries = positions.rotate(project(&self.query, options.heads, norm(0))?)?;
+        let keys = positions.rotate(project(&self.key, options.kv_heads, norm(1))?)?;
         let values = project(&self.value, options.kv_heads, None)?;
         let window = config.window(layer);
-        let how = Options { scale: options.scale, causal: true, window, soft_cap: options.soft_cap };
-        let together = Shape::new(&[batch, time, options.heads * width])?;
-        if let Some(branches) = &standing.branches {
-            let seen = branches.attention([&queries, &keys, &values], how, cache)?;
-            return self.output.apply(run, &seen.reshape(&together)?, residual);
+        let attention =
+            AttentionOptions { scale: options.scale, causal: true, window, soft_cap: options.soft_cap };
+        let merged_heads = Shape::new(&[batch, time, options.heads * width])?;
+        if let Some(tree) = &positions.tree {
+            let attended = tree.attention([&queries, &keys, &values], attention, cache)?;
+            return self.output.forward(context, &attended.reshape(&merged_heads)?, residual);
         }
         let [keys, values] = match cache {
-            Some((cache, place)) => cache.extended(place, [&keys, &values])?,
+            Some((cache, layer)) => cache.append(layer, [&keys, &values])?,
             None => [keys, values],
         };
-        let seen = if standing.is_uneven() {
-            let mask = standing.mask(x.dist(), x.layout(), keys.shape()[2], window)?;
-            let how = Options { causal: false, window: None, ..how };
-            queries.masked_attention(&keys, &values, &mask, how)?
+        let attended = if positions.is_uneven() {
+            let mask = positions.mask(x.dist(), x.layout(), keys.shape()[2], window)?;
+            let attention = AttentionOptions { causal: false, window: None, ..attention };
+            queries.masked_attention(&keys, &values, &mask, attention)?
         } else {
-            queries.attention(&keys, &values, how)?
+            queries.attention(&keys, &values, attention)?
         };
-        let seen = seen.transpose(1, 2)?.reshape(&together)?;
-        self.output.apply(run, &seen, residual)
+        let attended = attended.transpose(1, 2)?.reshape(&merged_heads)?;
+        self.output.forward(context, &attended, residual)
     }
 }

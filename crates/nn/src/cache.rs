@@ -1,8 +1,8 @@
-//! Keys and values of what was read before.
+//! Key-value cache.
 //!
-//! Each row has its own length, and a token's place in the cache is its
-//! position. So a row's keys stand where they would stand if it were alone, and
-//! its results are the same bits in every batch.
+//! Each row has its own length, and a token's index in the cache is its
+//! position. A row's keys are therefore where they would be in a batch of one,
+//! and its results have the same bits in every batch.
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{Layout, Shape};
@@ -10,7 +10,7 @@ use weightloom_tensor::Tensor;
 
 use crate::error::NnError;
 
-/// Keys and values of what was read before, for each layer and row.
+/// Keys and values of earlier tokens, per layer and row.
 #[derive(Debug, Default)]
 pub struct Cache {
     layers: Vec<Option<[DTensor; 2]>>,
@@ -19,25 +19,24 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache for so many rows, with room for so many positions. It
-    /// grows if they are not enough.
+    /// An empty cache with room for `capacity` positions. It grows as needed.
     pub fn new(rows: usize, capacity: usize) -> Self {
         Self { layers: Vec::new(), lengths: vec![0; rows], capacity: capacity.max(1) }
     }
 
-    /// How far each row has been read.
+    /// The number of positions in each row.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Forgets what stands behind a length, in all rows.
+    /// Drops the positions from `length` on in all rows.
     pub fn truncate(&mut self, length: usize) {
         for row in &mut self.lengths {
             *row = (*row).min(length);
         }
     }
 
-    /// A cache of so many rows that all begin with this one's first row.
+    /// Repeats the first row.
     pub fn repeated(&self, rows: usize) -> Result<Self, NnError> {
         let repeat = |x: &DTensor| -> Result<DTensor, NnError> {
             let mut times = vec![1; x.shape().ndim()];
@@ -55,8 +54,8 @@ impl Cache {
         Ok(Self { layers, lengths: vec![length; rows], capacity: self.capacity })
     }
 
-    /// Keeps some rows alone, in the order given.
-    pub(crate) fn keep(&mut self, rows: &[usize]) -> Result<(), NnError> {
+    /// Keeps only the given rows, in the given order.
+    pub(crate) fn retain_rows(&mut self, rows: &[usize]) -> Result<(), NnError> {
         let chosen: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
         let chosen = Tensor::from_slice(&chosen, &[rows.len()])?;
         for held in self.layers.iter_mut().flatten() {
@@ -70,8 +69,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes keys and values of a layer into rows that are all empty, `[1,
-    /// heads, length, width]` for each.
+    /// Writes the keys and values of a layer, `[1, heads, length, width]` per
+    /// row, to an empty cache.
     pub(crate) fn fill(&mut self, layer: usize, rows: &[[DTensor; 2]]) -> Result<(), NnError> {
         let longest = rows.iter().map(|[keys, _]| keys.shape()[2]).max().unwrap_or(0);
         let side = |side: usize| -> Result<DTensor, NnError> {
@@ -84,7 +83,7 @@ impl Cache {
                 .collect();
             Ok(DTensor::cat(&rows?.iter().collect::<Vec<_>>(), 0)?)
         };
-        self.extended(layer, [&side(0)?, &side(1)?])?;
+        self.append(layer, [&side(0)?, &side(1)?])?;
         Ok(())
     }
 
@@ -94,9 +93,9 @@ impl Cache {
         }
     }
 
-    /// Keys and values of a layer with new ones behind those of each row, as
-    /// far as the longest row reaches.
-    pub(crate) fn extended(&mut self, layer: usize, new: [&DTensor; 2]) -> Result<[DTensor; 2], NnError> {
+    /// Appends keys and values of a layer to each row, and returns all up to the
+    /// length of the longest row.
+    pub(crate) fn append(&mut self, layer: usize, new: [&DTensor; 2]) -> Result<[DTensor; 2], NnError> {
         let time = new[0].shape()[2];
         let reach = self.lengths.iter().max().map_or(0, |longest| longest + time);
         if self.layers.len() <= layer {
@@ -108,7 +107,7 @@ impl Cache {
         let held = match self.layers[layer].take() {
             Some(held) if held[0].shape()[2] >= self.capacity => held,
             held => {
-                let mut larger = [empty(new[0], self.capacity)?, empty(new[1], self.capacity)?];
+                let mut larger = [zeros_like(new[0], self.capacity)?, zeros_like(new[1], self.capacity)?];
                 for (larger, old) in larger.iter_mut().zip(held.iter().flatten()) {
                     larger.assign(2, 0, old)?;
                 }
@@ -131,8 +130,8 @@ impl Cache {
     }
 }
 
-/// Zeros like some keys, with room for more positions.
-fn empty(like: &DTensor, capacity: usize) -> Result<DTensor, NnError> {
+/// Zeros in the layout of `like`, with `capacity` positions.
+fn zeros_like(like: &DTensor, capacity: usize) -> Result<DTensor, NnError> {
     let mut shape = like.shape().to_vec();
     shape[2] = capacity;
     let shape = Shape::new(&shape)?;

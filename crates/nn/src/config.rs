@@ -1,45 +1,45 @@
-//! What a decoder is made of.
+//! Architecture of a decoder.
 //!
-//! Options are what models of the last years differ in. A family translates its
-//! own configuration into these; a decoder knows nothing else.
+//! The options cover the differences between recent model families. A family
+//! translates its own configuration into these.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use weightloom_errors::Hint;
 
-/// A decoder.
+/// Architecture of a decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Numbers that stand for a token between layers.
+    /// Hidden size.
     pub hidden: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Positions that it was made for.
+    /// Maximum sequence length.
     pub max_positions: usize,
-    /// How tokens look at each other.
+    /// Self-attention.
     pub attention: AttentionConfig,
-    /// How positions are told apart.
+    /// Position embeddings.
     pub positions: PositionConfig,
-    /// Norms.
+    /// Normalization.
     pub norm: NormConfig,
-    /// Where norms stand.
+    /// Placement of the norms.
     #[serde(default)]
     pub residual: ResidualForm,
-    /// What is done with each token.
+    /// Feed-forward block.
     pub mlp: MlpConfig,
-    /// Layers in which experts do that.
+    /// Mixture of experts, in layers that have one.
     #[serde(default)]
     pub experts: Option<ExpertsConfig>,
-    /// What embeddings are multiplied by.
+    /// Factor of the token embeddings.
     #[serde(default)]
     pub embedding_scale: Option<f64>,
-    /// The last projection.
+    /// Language-model head.
     #[serde(default)]
     pub head: HeadConfig,
-    /// The deviation of new random weights.
+    /// Standard deviation of initial weights.
     #[serde(default = "initializer")]
     pub initializer: f64,
 }
@@ -48,152 +48,152 @@ fn initializer() -> f64 {
     0.02
 }
 
-/// How tokens look at each other.
+/// Self-attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionConfig {
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key-value heads.
     pub kv_heads: usize,
-    /// Numbers in a head.
+    /// Size of a head.
     pub width: usize,
-    /// What scores are multiplied by; `1 / sqrt(width)` if not given.
+    /// Factor of the scores; by default `1 / sqrt(width)`.
     #[serde(default)]
     pub scale: Option<f64>,
-    /// Whether queries, keys and values have biases.
+    /// Whether the query, key and value projections have biases.
     #[serde(default)]
     pub input_bias: bool,
-    /// Whether the result has a bias.
+    /// Whether the output projection has a bias.
     #[serde(default)]
     pub output_bias: bool,
-    /// Norms of queries and keys.
+    /// Normalization of queries and keys.
     #[serde(default)]
     pub qk_norm: Option<QkNorm>,
-    /// Layers that see only what is near.
+    /// Sliding-window attention.
     #[serde(default)]
     pub window: Option<WindowConfig>,
-    /// What scores are bent to stay below.
+    /// Soft cap of the scores: `cap · tanh(score / cap)`.
     #[serde(default)]
     pub soft_cap: Option<f64>,
 }
 
-/// Norms of queries and keys.
+/// Normalization of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
-    /// Each head by itself.
+    /// Per head.
     Head,
-    /// All heads together.
+    /// Over all heads together.
     Whole,
 }
 
-/// Layers that see only what is near.
+/// Sliding-window attention.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WindowConfig {
-    /// Positions that are seen, the own one included.
+    /// Number of visible positions, including the current one.
     pub size: usize,
-    /// In which layers.
+    /// Layers that use it.
     #[serde(default)]
     pub layers: LayerChoice,
 }
 
-/// Some of the layers.
+/// A subset of the layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerChoice {
-    /// All of them.
+    /// Every layer.
     #[default]
     All,
-    /// These.
+    /// The listed layers.
     Only(Vec<usize>),
-    /// Every so many, beginning with one.
+    /// Every `step`-th layer from `first` on.
     Every {
-        /// How many.
+        /// Distance between the layers.
         step: usize,
-        /// The first one.
+        /// First layer.
         first: usize,
     },
 }
 
 impl LayerChoice {
-    /// Whether a layer is among them.
+    /// Whether a layer is in the subset.
     pub fn has(&self, layer: usize) -> bool {
         match self {
             Self::All => true,
             Self::Only(layers) => layers.contains(&layer),
             Self::Every { step, first } => {
-                layer.checked_sub(*first).is_some_and(|behind| behind.is_multiple_of(*step))
+                layer.checked_sub(*first).is_some_and(|distance| distance.is_multiple_of(*step))
             }
         }
     }
 
-    /// Those for which a question is answered with yes.
-    pub fn where_(layers: usize, chosen: impl Fn(usize) -> bool) -> Self {
-        let some: Vec<usize> = (0..layers).filter(|&layer| chosen(layer)).collect();
-        if some.len() == layers { Self::All } else { Self::Only(some) }
+    /// The layers that satisfy a predicate.
+    pub fn matching(layers: usize, predicate: impl Fn(usize) -> bool) -> Self {
+        let matching: Vec<usize> = (0..layers).filter(|&layer| predicate(layer)).collect();
+        if matching.len() == layers { Self::All } else { Self::Only(matching) }
     }
 }
 
-/// How positions are told apart.
+/// Position embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionConfig {
-    /// Queries and keys are turned by angles.
+    /// Rotary embeddings of queries and keys.
     Rope(RopeConfig),
-    /// Each position has an embedding, which is learned.
+    /// A learned embedding per position.
     Learned,
 }
 
-/// Angles of positions.
+/// Rotary position embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RopeConfig {
-    /// The base of the wave lengths.
+    /// Base of the wavelengths.
     pub theta: f64,
-    /// The part of a head that is turned; all of it if not given.
+    /// Number of rotated elements of a head; by default all.
     #[serde(default)]
     pub turned: Option<usize>,
-    /// How angles are changed for longer texts.
+    /// Scaling for longer contexts.
     #[serde(default)]
     pub scaling: RopeScaling,
 }
 
-/// How angles are changed for longer texts.
+/// Scaling of rotary embeddings for longer contexts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
-    /// Positions are divided.
+    /// Divides positions.
     Linear {
-        /// By this.
+        /// The divisor.
         factor: f64,
     },
-    /// Long waves are stretched, short ones are not: Llama 3.
+    /// Llama 3: stretches long wavelengths, and keeps short ones.
     Llama3 {
-        /// How far.
+        /// Stretch factor.
         factor: f64,
-        /// Waves longer than the original length over this are stretched.
+        /// Wavelengths above `original_positions / low_frequency` are stretched.
         low_frequency: f64,
-        /// Waves shorter than the original length over this are not.
+        /// Wavelengths below `original_positions / high_frequency` are kept.
         high_frequency: f64,
-        /// Positions before stretching.
+        /// Maximum sequence length before scaling.
         original_positions: usize,
     },
-    /// YaRN: waves by how often they turn within the original length.
+    /// YaRN: stretches by the number of turns within the original length.
     Yarn {
-        /// How far long waves are stretched.
+        /// Stretch factor of long wavelengths.
         factor: f64,
-        /// Waves that turn more often than this are not stretched.
+        /// Wavelengths with more turns than this are kept.
         beta_fast: f64,
-        /// Waves that turn less often than this are stretched in full.
+        /// Wavelengths with fewer turns than this are stretched in full.
         beta_slow: f64,
-        /// Positions before stretching.
+        /// Maximum sequence length before scaling.
         original_positions: usize,
-        /// What cosines and sines are multiplied by.
+        /// Factor of cosines and sines.
         attention_factor: f64,
         /// Whether the bounds of the ramp are rounded to whole pairs.
         #[serde(default = "rounded")]
@@ -205,15 +205,15 @@ fn rounded() -> bool {
     true
 }
 
-/// Norms.
+/// Normalization.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NormConfig {
-    /// Which.
+    /// Kind of norm.
     pub kind: NormKind,
-    /// What is added to the variance.
+    /// Added to the variance.
     pub eps: f64,
-    /// What is added to the weights before they are used.
+    /// Added to the weights before use.
     #[serde(default)]
     pub offset: f64,
 }
@@ -222,81 +222,81 @@ pub struct NormConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
-    /// By the root of the mean of squares, with weights.
+    /// RMS norm with weights.
     Rms,
-    /// By mean and variance, with weights and biases.
+    /// Layer norm with weights and biases.
     Layer,
-    /// By mean and variance, without either.
+    /// Layer norm without weights and biases.
     LayerPlain,
 }
 
-/// Where norms stand.
+/// Placement of the norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidualForm {
-    /// Before attention and before the MLP.
+    /// Pre-norm: before attention and before the feed-forward block.
     #[default]
     Before,
-    /// Behind each of them, before its result is added.
+    /// Post-norm: after each block, before the residual is added.
     After,
-    /// Before and behind.
+    /// Before and after each block.
     Around,
-    /// One norm before both, which work side by side.
+    /// One norm before both blocks, which run in parallel.
     Parallel,
 }
 
-/// What is done with each token.
+/// Feed-forward block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlpConfig {
-    /// Numbers inside.
+    /// Inner size.
     pub inner: usize,
-    /// The bend.
+    /// Activation function.
     pub activation: Activation,
-    /// Whether a gate is multiplied in.
+    /// Whether the activation gates a second projection.
     #[serde(default)]
     pub gating: Gating,
-    /// Whether projections have biases.
+    /// Whether the projections have biases.
     #[serde(default)]
     pub bias: bool,
 }
 
-/// The bend in an MLP.
+/// Activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x · sigmoid(x)`.
     Silu,
-    /// By the normal distribution.
+    /// GELU.
     Gelu,
-    /// The same, approximated with a tanh.
+    /// The tanh approximation of GELU.
     GeluTanh,
-    /// Nothing below zero.
+    /// `max(x, 0)`.
     Relu,
 }
 
-/// Whether a gate is multiplied in.
+/// Whether the activation gates a second projection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Gating {
-    /// A bent projection times another one.
+    /// `activation(gate · x) * (up · x)`.
     #[default]
     Gated,
-    /// A bent projection.
+    /// `activation(up · x)`.
     Plain,
 }
 
-/// Experts, of which each token uses some.
+/// Mixture of experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertsConfig {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token uses.
+    /// Number of experts per token.
     pub chosen: usize,
-    /// Numbers inside each.
+    /// Inner size of an expert.
     pub inner: usize,
-    /// How much each counts.
+    /// Weights of the chosen experts.
     #[serde(default)]
     pub weights: ExpertWeights,
     /// Layers that have experts.
@@ -304,54 +304,48 @@ pub struct ExpertsConfig {
     pub layers: LayerChoice,
 }
 
-/// How much each chosen expert counts.
+/// Weights of the chosen experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertWeights {
-    /// Weights of the chosen ones add up to one.
+    /// Normalized over the chosen experts.
     #[default]
     Normalised,
-    /// As they are among all experts.
+    /// Normalized over all experts.
     OfAll,
 }
 
-/// The last projection.
+/// Language-model head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeadConfig {
-    /// Whether it is the embedding itself.
+    /// Whether it shares the token embedding.
     #[serde(default)]
     pub tied: bool,
     /// Whether it has a bias.
     #[serde(default)]
     pub bias: bool,
-    /// What logits are bent to stay below.
+    /// Soft cap of the logits: `cap · tanh(logit / cap)`.
     #[serde(default)]
     pub soft_cap: Option<f64>,
 }
 
-/// Options that do not go together.
+/// An invalid architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ConfigError {
-    /// A size of 0.
-    #[error("`{key}` is 0")]
+    #[error("`{key}` must not be 0")]
     Zero { key: &'static str },
-    /// A number that must divide another.
-    #[error("`{key}` is {value}, which does not divide `{of}`, {whole}")]
+    #[error("`{key}` of {value} does not divide `{of}` of {whole}")]
     Divides { key: &'static str, value: usize, of: &'static str, whole: usize },
-    /// A number beyond a limit.
-    #[error("`{key}` is {value}, more than {limit}, which is `{of}`")]
+    #[error("`{key}` of {value} exceeds `{of}` of {limit}")]
     Above { key: &'static str, value: usize, limit: usize, of: &'static str },
-    /// A number that must be even.
-    #[error("`{key}` is {value}, which is odd")]
+    #[error("`{key}` of {value} is not even")]
     Odd { key: &'static str, value: usize },
-    /// A number that must be positive and finite.
-    #[error("`{key}` is {value}, which is not a positive number")]
+    #[error("`{key}` of {value} is not a positive number")]
     NotPositive { key: &'static str, value: String },
-    /// Two options that exclude each other.
-    #[error("`{key}` does not go together with `{other}`")]
+    #[error("cannot combine `{key}` with `{other}`")]
     Excludes { key: &'static str, other: &'static str },
 }
 
@@ -370,7 +364,7 @@ impl Hint for ConfigError {
 }
 
 impl DecoderConfig {
-    /// Checks that the options go together.
+    /// Checks that the options are valid and compatible.
     pub fn check(&self) -> Result<(), ConfigError> {
         let attention = &self.attention;
         let sizes = [
@@ -469,18 +463,18 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// How far a layer sees, if not everything.
+    /// The attention window of a layer.
     pub(crate) fn window(&self, layer: usize) -> Option<usize> {
         self.attention.window.as_ref().filter(|window| window.layers.has(layer)).map(|window| window.size)
     }
 
-    /// The experts of a layer, if it has some.
+    /// The experts of a layer.
     pub(crate) fn experts(&self, layer: usize) -> Option<&ExpertsConfig> {
         self.experts.as_ref().filter(|experts| experts.layers.has(layer))
     }
 
-    /// How many parameters each token is multiplied with: all but what is looked
-    /// up, and of experts those that it chooses.
+    /// The number of parameters that each token is multiplied with: without
+    /// embedding tables, and with the chosen experts only.
     pub fn active_parameters(&self) -> u64 {
         let specs = crate::parameters(self, &crate::Stage::whole(self.layers));
         let used = |spec: &crate::ParameterSpec| {
@@ -497,7 +491,7 @@ impl DecoderConfig {
         specs.iter().map(used).sum()
     }
 
-    /// How many parameters it has.
+    /// The number of parameters.
     pub fn parameter_count(&self) -> u64 {
         let specs = crate::parameters(self, &crate::Stage::whole(self.layers));
         specs.iter().map(|spec| spec.shape.volume() as u64).sum()

@@ -1,18 +1,18 @@
-//! Experts, of which each token uses some.
+//! Mixture of experts.
 //!
-//! Tokens are sorted by expert, so that each expert's work is one product.
+//! Tokens are sorted by expert, so that each expert is one matrix product.
 
 use weightloom_dtensor::{DTensor, local_map};
 use weightloom_layout::{DType, Layout, Placement, ReduceOp, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError};
 
 use crate::adapter::Adapter;
-use crate::changes::part;
+use crate::batch_adapters::narrow_rows;
 use crate::config::{Activation, ExpertWeights, ExpertsConfig};
-use crate::decoder::Run;
+use crate::context::ForwardContext;
 use crate::error::NnError;
 
-/// Where the parameters of a layer's experts are.
+/// Parameter indices of a mixture-of-experts block.
 #[derive(Clone, Debug)]
 pub(crate) struct Experts {
     pub(crate) router: usize,
@@ -22,58 +22,59 @@ pub(crate) struct Experts {
 }
 
 impl Experts {
-    pub(crate) fn apply(
+    pub(crate) fn forward(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         config: &ExpertsConfig,
         activation: Activation,
         x: &DTensor,
     ) -> Result<DTensor, NnError> {
-        let names = [self.router, self.gate, self.up, self.down].map(|place| run.name(place));
+        let names = [self.router, self.gate, self.up, self.down].map(|index| context.name(index));
         let touches = |adapter: &Adapter| names.iter().any(|name| adapter.replaces(name));
-        run.by_group(x.shape()[0], touches, |run, rows| {
-            self.apply_to(run, config, activation, &part(x, rows)?)
+        context.by_group(x.shape()[0], touches, |context, rows| {
+            self.forward_group(context, config, activation, &narrow_rows(x, rows)?)
         })
     }
 
-    fn apply_to(
+    fn forward_group(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         config: &ExpertsConfig,
         activation: Activation,
         x: &DTensor,
     ) -> Result<DTensor, NnError> {
-        let weights = [self.gate, self.up, self.down].map(|place| run.parameter(place));
+        let weights = [self.gate, self.up, self.down].map(|index| context.parameter(index));
         let [gate, up, down] = weights;
         let (gate, up, down) = (gate?, up?, down?);
-        let router = run.parameter(self.router)?;
+        let router = context.parameter(self.router)?;
         let [batch, time, hidden] = [x.shape()[0], x.shape()[1], x.shape()[2]];
         let rows = x.reshape(&Shape::new(&[batch * time, hidden])?)?;
 
-        // Along an axis that shares the inner numbers of each expert, ranks make
-        // shares of a sum. Other axes may share tokens, nothing else.
+        // Axes that shard the inner dim of each expert give partial sums; other
+        // axes may shard tokens only.
         let mesh = rows.layout().mesh();
-        let shares: Vec<bool> =
+        let shards_inner: Vec<bool> =
             gate.layout().placements().iter().map(|placement| *placement == Placement::Shard(1)).collect();
-        let placed = |place: &dyn Fn(usize) -> Placement| -> Result<Layout, NnError> {
-            Ok(Layout::new(mesh, &(0..mesh.ndim()).map(place).collect::<Vec<_>>())?)
+        let layout = |placement: &dyn Fn(usize) -> Placement| -> Result<Layout, NnError> {
+            Ok(Layout::new(mesh, &(0..mesh.ndim()).map(placement).collect::<Vec<_>>())?)
         };
-        let of_rows = rows.layout().placements();
-        let tokens = |axis: usize| match of_rows[axis] {
-            Placement::Shard(0) if !shares[axis] => Placement::Shard(0),
+        let row_placements = rows.layout().placements();
+        let tokens = |axis: usize| match row_placements[axis] {
+            Placement::Shard(0) if !shards_inner[axis] => Placement::Shard(0),
             _ => Placement::Replicate,
         };
-        let shared = |dim: usize| {
-            placed(&|axis| if shares[axis] { Placement::Shard(dim) } else { Placement::Replicate })
+        let sharded = |dim: usize| {
+            layout(&|axis| if shards_inner[axis] { Placement::Shard(dim) } else { Placement::Replicate })
         };
-        let result =
-            placed(&|axis| if shares[axis] { Placement::Partial(ReduceOp::Sum) } else { tokens(axis) })?;
+        let result = layout(&|axis| {
+            if shards_inner[axis] { Placement::Partial(ReduceOp::Sum) } else { tokens(axis) }
+        })?;
         let operands = [
-            (&rows, placed(&tokens)?),
+            (&rows, layout(&tokens)?),
             (&router, Layout::replicated(mesh)),
-            (&gate, shared(1)?),
-            (&up, shared(1)?),
-            (&down, shared(2)?),
+            (&gate, sharded(1)?),
+            (&up, sharded(1)?),
+            (&down, sharded(2)?),
         ];
         let shape = rows.shape().clone();
         let mixed = local_map("experts", &operands, &[(result, shape)], |local| {
@@ -88,7 +89,7 @@ impl Experts {
     }
 }
 
-/// The mixed results of the experts that each token chooses.
+/// The weighted sum of the experts that the router chooses for each token.
 fn mix(
     config: &ExpertsConfig,
     activation: Activation,
@@ -97,8 +98,8 @@ fn mix(
     [gate, up, down]: [&Tensor; 3],
 ) -> Result<Tensor, TensorError> {
     let (rows, hidden, chosen) = (x.shape()[0], x.shape()[1], config.chosen);
-    let chances = x.linear(router, None, None)?.cast(DType::F32)?.softmax(1)?;
-    let (weights, experts) = chances.topk(chosen, 1)?;
+    let probabilities = x.linear(router, None, None)?.cast(DType::F32)?.softmax(1)?;
+    let (weights, experts) = probabilities.topk(chosen, 1)?;
     let weights = match config.weights {
         ExpertWeights::OfAll => weights,
         ExpertWeights::Normalised => {
@@ -106,7 +107,7 @@ fn mix(
             weights.div(&total.expand(weights.shape())?)?
         }
     };
-    let sorted = Sorted::new(&experts, config.count)?;
+    let sorted = SortedChoices::new(&experts, config.count)?;
     let tokens = x.index_select(0, &sorted.tokens)?;
     let by_expert =
         |x: &Tensor, weights: &Tensor| x.grouped_matmul(&weights.transpose(1, 2)?, &sorted.groups);
@@ -117,31 +118,31 @@ fn mix(
         Activation::GeluTanh => gate.geglu_tanh(&up)?,
         Activation::Relu => gate.relu()?.mul(&up)?,
     };
-    let out = by_expert(&inner, down)?.index_select(0, &sorted.places)?;
+    let out = by_expert(&inner, down)?.index_select(0, &sorted.order)?;
     let out = out.reshape(&Shape::new(&[rows, chosen, hidden])?)?;
     let weights = weights.cast(x.dtype())?.reshape(&Shape::new(&[rows, chosen, 1])?)?;
     out.mul(&weights.expand(out.shape())?)?.sum(&[1])
 }
 
-/// Choices in the order of experts.
-struct Sorted {
-    /// The token of each place.
+/// Routing choices sorted by expert.
+struct SortedChoices {
+    /// The token of each sorted choice.
     tokens: Tensor,
-    /// The place of each choice.
-    places: Tensor,
-    /// Places of each expert.
+    /// The sorted index of each choice.
+    order: Tensor,
+    /// The number of choices of each expert.
     groups: Vec<usize>,
 }
 
-impl Sorted {
+impl SortedChoices {
     fn new(experts: &Tensor, count: usize) -> Result<Self, TensorError> {
         let (rows, chosen) = (experts.shape()[0], experts.shape()[1]);
         let all = rows * chosen;
         if experts.device() == Device::Meta {
-            // Nobody knows who chooses what: all experts alike.
+            // Without data, assume that all experts are chosen equally often.
             let index = Tensor::zeros(DType::I64, &[all], Device::Meta)?;
             let groups = (0..count).map(|expert| (expert + 1) * all / count - expert * all / count).collect();
-            return Ok(Self { tokens: index.clone(), places: index, groups });
+            return Ok(Self { tokens: index.clone(), order: index, groups });
         }
         let experts = experts.to_vec::<i64>()?;
         let mut groups = vec![0; count];
@@ -150,16 +151,16 @@ impl Sorted {
         }
         let mut next: Vec<usize> =
             groups.iter().scan(0, |sum, group| Some(std::mem::replace(sum, *sum + group))).collect();
-        let (mut tokens, mut places) = (vec![0; all], vec![0; all]);
+        let (mut tokens, mut order) = (vec![0; all], vec![0; all]);
         for (choice, &expert) in experts.iter().enumerate() {
-            let place = &mut next[expert as usize];
-            tokens[*place] = (choice / chosen) as i64;
-            places[choice] = *place as i64;
-            *place += 1;
+            let index = &mut next[expert as usize];
+            tokens[*index] = (choice / chosen) as i64;
+            order[choice] = *index as i64;
+            *index += 1;
         }
         Ok(Self {
             tokens: Tensor::from_slice(&tokens, &[all])?,
-            places: Tensor::from_slice(&places, &[all])?,
+            order: Tensor::from_slice(&order, &[all])?,
             groups,
         })
     }

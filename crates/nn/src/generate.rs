@@ -1,93 +1,96 @@
-//! Writing on.
+//! Text generation, one token of each row at a time.
 
+use weightloom_dtensor::DTensor;
 use weightloom_layout::DType;
 use weightloom_tensor::no_grad;
 
+use crate::batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 use crate::cache::Cache;
-use crate::changes::{Change, ChangedRows, Changes, grouped};
 use crate::config::PositionConfig;
-use crate::decoder::{Decoder, Input, Pass};
+use crate::decoder::{Decoder, ForwardArgs, Input};
 use crate::error::NnError;
-use crate::forest::Text;
-use crate::sample::{Sampler, Sampling};
-use crate::score::{Likeliest, log_probabilities};
+use crate::prefix_tree::Sequence;
+use crate::sampling::{Sampler, Sampling};
+use crate::score::{TokenLogprobs, token_logprobs};
 
-/// What is to be written on, and how.
+/// Cache positions reserved for new tokens at first; longer texts grow the cache.
+const MAX_RESERVED_TOKENS: usize = 4096;
+
+/// What to generate.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
-    /// Prompts, each at least one token long; they may differ in length.
+pub struct GenerateRequest {
+    /// Prompts of at least one token each; lengths may differ.
     pub prompts: Vec<Vec<u32>>,
-    /// The most tokens to add to each.
+    /// The maximum number of tokens to add to each prompt.
     pub max_new_tokens: usize,
-    /// Tokens after which a row ends.
-    pub stop: Vec<u32>,
-    /// How tokens are chosen.
+    /// Tokens that end a row.
+    pub stop_tokens: Vec<u32>,
+    /// How the next token is chosen.
     pub sampling: Sampling,
-    /// How many of the likeliest tokens are told besides each that was chosen;
-    /// if not given, no probabilities are computed.
-    pub likeliest: Option<usize>,
+    /// Report the log-probability of each token, and of this many of the most
+    /// likely ones at its position.
+    pub top_logprobs: Option<usize>,
 }
 
-/// One token that was written.
+/// A token that was generated.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// The row that it belongs to.
+pub struct GeneratedToken {
+    /// The row it belongs to.
     pub row: usize,
     /// The token.
     pub id: u32,
-    /// Its probability and that of others, if asked for.
-    pub likeliest: Option<Likeliest>,
-    /// Whether the row ends with it.
-    pub finish: Option<Finish>,
+    /// Its log-probabilities, if requested.
+    pub logprobs: Option<TokenLogprobs>,
+    /// Set if the row ends with this token.
+    pub finish: Option<FinishReason>,
 }
 
 /// Why a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A token that ends texts came.
+pub enum FinishReason {
+    /// A stop token was generated.
     Stop,
-    /// It is as long as it may be.
+    /// The row reached its maximum length.
     Length,
 }
 
-/// What was added to a row.
+/// All tokens that were added to a prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    /// The tokens, with the one that ended it.
+pub struct GeneratedSequence {
+    /// The tokens, including a final stop token.
     pub tokens: Vec<u32>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
 }
 
-/// Rows that are being written on, one token of each at a time.
+/// Generation in progress.
 pub struct Generation<'a> {
     decoder: &'a Decoder,
-    /// The change of each row.
-    changes: Vec<Option<Change<'a>>>,
-    request: Request,
+    /// The adapter of each row.
+    adapters: Vec<Option<AdapterSpec<'a>>>,
+    request: GenerateRequest,
     sampler: Sampler,
     cache: Cache,
-    /// The rows that are in the cache, in its order.
+    /// The rows in the cache, in its order.
     live: Vec<usize>,
-    /// Tokens that were added.
     added: Vec<Vec<u32>>,
-    finished: Vec<Option<Finish>>,
+    finished: Vec<Option<FinishReason>>,
 }
 
 impl<'a> Generation<'a> {
-    /// Begins. Nothing is computed before the first step. Each row may have a
-    /// change of its own; rows with the same are best side by side.
+    /// Prepares generation; the first [`step`](Self::step) computes. Rows with
+    /// the same adapter are fastest next to each other.
     pub fn new(
         decoder: &'a Decoder,
-        changes: impl Into<Changes<'a>>,
-        request: Request,
+        adapters: impl Into<BatchAdapters<'a>>,
+        request: GenerateRequest,
     ) -> Result<Self, NnError> {
-        let changes = changes.into();
-        changes.check(request.prompts.len())?;
-        let changes = match changes {
-            Changes::Same(change) => vec![change; request.prompts.len()],
-            Changes::Groups(groups) => {
-                groups.iter().flat_map(|group| std::iter::repeat_n(group.change, group.rows)).collect()
+        let adapters = adapters.into();
+        adapters.check(request.prompts.len())?;
+        let adapters = match adapters {
+            BatchAdapters::Uniform(adapter) => vec![adapter; request.prompts.len()],
+            BatchAdapters::Groups(groups) => {
+                groups.iter().flat_map(|group| std::iter::repeat_n(group.adapter, group.rows)).collect()
             }
         };
         if let Some(row) = request.prompts.iter().position(Vec::is_empty) {
@@ -96,18 +99,17 @@ impl<'a> Generation<'a> {
         let longest = request.prompts.iter().map(Vec::len).max().unwrap_or(0);
         let config = decoder.config();
         if config.positions == PositionConfig::Learned && longest > config.max_positions {
-            return Err(NnError::TooLong { asked: longest, most: config.max_positions });
+            return Err(NnError::TooLong { needed: longest, available: config.max_positions });
         }
         let sampler = Sampler::new(request.sampling.clone())?;
         let rows = request.prompts.len();
-        // A text without a limit grows with its cache.
-        let room = longest + request.max_new_tokens.min(4096);
-        let finish = (request.max_new_tokens == 0).then_some(Finish::Length);
+        let capacity = longest + request.max_new_tokens.min(MAX_RESERVED_TOKENS);
+        let finish = (request.max_new_tokens == 0).then_some(FinishReason::Length);
         Ok(Self {
             decoder,
-            changes,
+            adapters,
             sampler,
-            cache: Cache::new(rows, room),
+            cache: Cache::new(rows, capacity),
             live: (0..rows).collect(),
             added: vec![Vec::new(); rows],
             finished: vec![finish; rows],
@@ -120,126 +122,134 @@ impl<'a> Generation<'a> {
         self.finished.iter().all(Option::is_some)
     }
 
-    /// Ends a row before its time.
+    /// Ends a row early.
     pub fn finish(&mut self, row: usize) {
         if let Some(finished) = self.finished.get_mut(row) {
-            *finished = finished.or(Some(Finish::Stop));
+            *finished = finished.or(Some(FinishReason::Stop));
         }
     }
 
-    /// The next token of each row that has not ended.
-    pub fn step(&mut self) -> Result<Vec<Token>, NnError> {
+    /// Generates the next token of each row that has not ended.
+    pub fn step(&mut self) -> Result<Vec<GeneratedToken>, NnError> {
         if self.is_done() {
             return Ok(Vec::new());
         }
-        self.drop_ended()?;
+        self.drop_finished_rows()?;
         let logits = no_grad(|| self.next_logits())?;
         let vocabulary = self.decoder.config().vocabulary;
         let mut tokens = Vec::new();
         for (&row, logits) in self.live.iter().zip(logits.chunks_exact(vocabulary)) {
             if self.finished[row].is_some() {
-                // It is read on with the others, to no effect.
+                // Still in the batch, so it needs a token; any will do.
                 self.added[row].push(0);
                 continue;
             }
-            let mut bent = logits.to_vec();
+            let mut adjusted = logits.to_vec();
             let drawn = self.added[row].len() as u64;
             let before: Vec<u32> = if self.request.sampling.repetition_penalty == 1.0 {
                 Vec::new()
             } else {
                 self.request.prompts[row].iter().chain(&self.added[row]).copied().collect()
             };
-            let id = self.sampler.choose(&mut bent, row as u64, drawn, &before);
-            let chosen = bent.get(id as usize).copied().unwrap_or(f32::NAN);
-            if !chosen.is_finite() {
-                return Err(NnError::NotFinite { row, found: chosen.to_string() });
+            let id = self.sampler.sample(&mut adjusted, row as u64, drawn, &before);
+            let logit = adjusted.get(id as usize).copied().unwrap_or(f32::NAN);
+            if !logit.is_finite() {
+                return Err(NnError::NotFinite { row, found: logit.to_string() });
             }
             self.added[row].push(id);
-            let finish = self.finish_of(row, id);
+            let finish = self.finish_reason(row, id);
             self.finished[row] = finish;
-            let likeliest = self.request.likeliest.map(|count| log_probabilities(logits, id, count));
-            tokens.push(Token { row, id, likeliest, finish });
+            let logprobs = self.request.top_logprobs.map(|count| token_logprobs(logits, id, count));
+            tokens.push(GeneratedToken { row, id, logprobs, finish });
         }
         Ok(tokens)
     }
 
-    fn finish_of(&self, row: usize, id: u32) -> Option<Finish> {
+    fn finish_reason(&self, row: usize, id: u32) -> Option<FinishReason> {
         let config = self.decoder.config();
         let length = self.request.prompts[row].len() + self.added[row].len();
         let full = config.positions == PositionConfig::Learned && length >= config.max_positions;
-        if self.request.stop.contains(&id) {
-            Some(Finish::Stop)
+        if self.request.stop_tokens.contains(&id) {
+            Some(FinishReason::Stop)
         } else if self.added[row].len() >= self.request.max_new_tokens || full {
-            Some(Finish::Length)
+            Some(FinishReason::Length)
         } else {
             None
         }
     }
 
-    /// Takes rows that have ended out of the cache: when they are a quarter of
-    /// it, since the others are copied, or when there is no position left to
-    /// read them on.
-    fn drop_ended(&mut self) -> Result<(), NnError> {
+    /// Removes finished rows from the cache. This copies the others, so it
+    /// waits until a quarter has finished or learned positions run out.
+    fn drop_finished_rows(&mut self) -> Result<(), NnError> {
         let config = self.decoder.config();
         let ended = self.live.iter().filter(|row| self.finished[**row].is_some()).count();
-        let most = config.max_positions;
         let full = config.positions == PositionConfig::Learned
-            && self.cache.lengths().iter().any(|length| *length >= most);
+            && self.cache.lengths().iter().any(|length| *length >= config.max_positions);
         if ended == 0 || (ended * 4 < self.live.len() && !full) {
             return Ok(());
         }
         let kept: Vec<usize> =
-            (0..self.live.len()).filter(|place| self.finished[self.live[*place]].is_none()).collect();
-        no_grad(|| self.cache.keep(&kept))?;
-        self.live = kept.into_iter().map(|place| self.live[place]).collect();
+            (0..self.live.len()).filter(|index| self.finished[self.live[*index]].is_none()).collect();
+        no_grad(|| self.cache.retain_rows(&kept))?;
+        self.live = kept.into_iter().map(|index| self.live[index]).collect();
         Ok(())
     }
 
-    /// Logits of the last token of each row that is in the cache.
+    /// The logits of the next token of each row in the cache.
     fn next_logits(&mut self) -> Result<Vec<f32>, NnError> {
-        let groups: Vec<ChangedRows<'a>> = grouped(self.live.iter().map(|row| self.changes[*row]));
-        let first = self.cache.lengths().iter().all(|length| *length == 0);
-        let logits = if first {
-            let changes: Vec<Option<Change<'a>>> = groups.iter().map(|group| group.change).collect();
-            let numbers = groups.iter().enumerate();
-            let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
-            let texts: Vec<Text<'_>> = self
-                .live
-                .iter()
-                .zip(numbers)
-                .map(|(row, change)| Text { tokens: &self.request.prompts[*row], change })
-                .collect();
-            let last: Vec<(usize, usize)> =
-                texts.iter().enumerate().map(|(row, text)| (row, text.tokens.len() - 1)).collect();
-            self.decoder.read_into(Some(&mut self.cache), &texts, &changes)?.logits(&last)?
-        } else {
-            let rows: Vec<&[u32]> = self
-                .live
-                .iter()
-                .map(|&row| {
-                    let added = &self.added[row];
-                    &added[added.len().saturating_sub(1)..]
-                })
-                .collect();
-            let input = Input::Tokens(self.decoder.tokens(&rows)?);
-            let changes = Changes::Groups(&groups);
-            let pass = Pass { cache: Some(&mut self.cache), changes, ..Pass::default() };
-            let hidden = self.decoder.hidden(input, pass)?;
-            let last: Vec<(usize, usize)> = (0..rows.len()).map(|row| (row, 0)).collect();
-            self.decoder.logits(&self.decoder.rows_at(&hidden, &last)?, changes)?
-        };
+        let groups: Vec<AdapterRows<'a>> = group_by_adapter(self.live.iter().map(|row| self.adapters[*row]));
+        let is_empty = self.cache.lengths().iter().all(|length| *length == 0);
+        let logits = if is_empty { self.prefill(&groups)? } else { self.decode(&groups)? };
         Ok(logits.cast(DType::F32)?.full_tensor()?.to_vec::<f32>()?)
     }
 
-    /// All steps.
-    pub fn run(mut self) -> Result<Vec<Generated>, NnError> {
+    /// Computes the prompts, shared prefixes once.
+    fn prefill(&mut self, groups: &[AdapterRows<'a>]) -> Result<DTensor, NnError> {
+        let adapters: Vec<Option<AdapterSpec<'a>>> = groups.iter().map(|group| group.adapter).collect();
+        let numbers = groups.iter().enumerate();
+        let numbers = numbers.flat_map(|(number, group)| std::iter::repeat_n(number, group.rows));
+        let sequences: Vec<Sequence<'_>> = self
+            .live
+            .iter()
+            .zip(numbers)
+            .map(|(row, adapter)| Sequence { tokens: &self.request.prompts[*row], adapter })
+            .collect();
+        let last: Vec<(usize, usize)> =
+            sequences.iter().enumerate().map(|(row, sequence)| (row, sequence.tokens.len() - 1)).collect();
+        self.decoder.prefill_prefix_tree(Some(&mut self.cache), &sequences, &adapters)?.logits(&last)
+    }
+
+    /// Computes the last token of each row.
+    fn decode(&mut self, groups: &[AdapterRows<'a>]) -> Result<DTensor, NnError> {
+        let last_tokens: Vec<&[u32]> = self
+            .live
+            .iter()
+            .map(|&row| {
+                let added = &self.added[row];
+                &added[added.len().saturating_sub(1)..]
+            })
+            .collect();
+        let input = Input::Tokens(self.decoder.tokens(&last_tokens)?);
+        let adapters = BatchAdapters::Groups(groups);
+        let args = ForwardArgs { cache: Some(&mut self.cache), adapters, ..ForwardArgs::default() };
+        let hidden = self.decoder.forward(input, args)?;
+        let last: Vec<(usize, usize)> = (0..last_tokens.len()).map(|row| (row, 0)).collect();
+        self.decoder.logits(&self.decoder.select_positions(&hidden, &last)?, adapters)
+    }
+
+    /// Generates until all rows have ended.
+    pub fn run(mut self) -> Result<Vec<GeneratedSequence>, NnError> {
         let mut rows: Vec<Vec<u32>> = vec![Vec::new(); self.request.prompts.len()];
         while !self.is_done() {
             for token in self.step()? {
                 rows[token.row].push(token.id);
             }
         }
-        let finishes = self.finished.into_iter().map(|finish| finish.unwrap_or(Finish::Length));
-        Ok(rows.into_iter().zip(finishes).map(|(tokens, finish)| Generated { tokens, finish }).collect())
+        let finishes = self.finished.into_iter().map(|finish| finish.unwrap_or(FinishReason::Length));
+        Ok(rows
+            .into_iter()
+            .zip(finishes)
+            .map(|(tokens, finish)| GeneratedSequence { tokens, finish })
+            .collect())
     }
 }

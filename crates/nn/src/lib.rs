@@ -1,57 +1,54 @@
-//! One configurable decoder, and what runs it.
+//! One configurable decoder, and the code that runs it.
 //!
-//! A [`DecoderConfig`] says what a language model is made of; a [`Decoder`]
-//! is one with its parameters, distributed as a [`Plan`] says. Families of
-//! models are data over it: nothing here knows their names.
+//! A [`DecoderConfig`] describes a language model; a [`Decoder`] is a model with
+//! its parameters, sharded by a [`Plan`]. Model families are configurations of
+//! it: nothing in this crate depends on one.
 //!
-//! - [`parameters`] lists what a decoder holds, before anything is allocated.
+//! - [`parameters`] lists the parameters before anything is allocated.
+//! - [`Decoder::forward`] and [`Decoder::loss`] train; [`Generation`] generates.
 //! - A [`Cache`] keeps keys and values between calls.
-//! - An [`Adapter`] changes a decoder without touching its parameters.
-//! - [`Generation`] writes on, greedily or by chance.
+//! - An [`Adapter`] updates a decoder without modifying its parameters.
 //!
-//! Parameters have the names that Llama models have on Hugging Face.
+//! Parameters have the names that Llama models have on Hugging Face. See
+//! [`Decoder`] for an example.
 
 mod adapter;
 mod attention;
-mod branches;
+mod batch_adapters;
 mod cache;
-mod changes;
 mod config;
+mod context;
 mod decoder;
 mod error;
 mod experts;
-mod forest;
 mod generate;
 mod linear;
 mod loss;
-mod merge;
 mod mlp;
 mod norm;
 mod parameter;
 mod plan;
-mod remake;
+mod prefix_tree;
 mod rope;
-mod sample;
+mod sampling;
 mod score;
 mod stage;
 
-pub use adapter::{Adapter, LowRank, Replacement};
+pub use adapter::{Adapter, AdapterTensor, AdapterTensorKind, LowRank, Replacement, merge_adapter};
+pub use batch_adapters::{AdapterRows, AdapterSpec, BatchAdapters, group_by_adapter};
 pub use cache::Cache;
-pub use changes::{Change, ChangedRows, Changes, grouped};
 pub use config::{
     Activation, AttentionConfig, ConfigError, DecoderConfig, ExpertWeights, ExpertsConfig, Gating,
     HeadConfig, LayerChoice, MlpConfig, NormConfig, NormKind, PositionConfig, QkNorm, ResidualForm,
     RopeConfig, RopeScaling, WindowConfig,
 };
-pub use decoder::{Decoder, Dropout, Input, Kept, Pass};
+pub use decoder::{ActivationCheckpointing, Decoder, Dropout, ForwardArgs, Input};
 pub use error::NnError;
-pub use forest::{Reading, Text};
-pub use generate::{Finish, Generated, Generation, Request, Token};
+pub use generate::{FinishReason, GenerateRequest, GeneratedSequence, GeneratedToken, Generation};
 pub use loss::IGNORED;
-pub use merge::merged;
 pub use parameter::{EMBEDDING, Initial, ParameterSpec, initial_values, parameters};
-pub use plan::{Parallel, Plan, PlanError, Positions, Usage};
-pub use remake::{Part, Piece};
-pub use sample::{Sampler, Sampling, SamplingError};
-pub use score::Likeliest;
+pub use plan::{Parallel, Plan, PlanError, SequenceParallelism, Usage};
+pub use prefix_tree::{PrefixTreeOutput, Sequence};
+pub use sampling::{Sampler, Sampling, SamplingError};
+pub use score::TokenLogprobs;
 pub use stage::Stage;

@@ -1,91 +1,99 @@
-//! Projections, with what an adapter adds to them.
+//! Linear projection with its LoRA updates.
 
 use weightloom_dtensor::DTensor;
 
 use crate::adapter::Adapter;
-use crate::changes::{ChangedRows, Changes, joined, part};
-use crate::decoder::Run;
+use crate::batch_adapters::{AdapterRows, BatchAdapters, concat_rows, narrow_rows};
+use crate::context::ForwardContext;
 use crate::error::NnError;
 
-/// Where the parameters of a projection are.
+/// Parameter indices of a linear projection.
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
-    /// Its name, by which adapters find it.
+    /// The module name, by which adapters refer to it.
     pub(crate) module: String,
     pub(crate) weight: usize,
     pub(crate) bias: Option<usize>,
 }
 
 impl Linear {
-    /// The projection of `x`, plus a residual.
-    pub(crate) fn apply(
+    /// `x · weightᵀ + bias + residual`, with the adapters of the batch.
+    pub(crate) fn forward(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         x: &DTensor,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
         if let Some(check) = x.nan_check() {
             check.enter_module(&self.module);
         }
-        let dtype = run.dtype_of(self.weight);
-        let names = [Some(self.weight), self.bias].map(|place| place.map(|place| run.name(place)));
+        let dtype = context.compute_dtype(self.weight);
+        let names = [Some(self.weight), self.bias].map(|index| index.map(|index| context.name(index)));
         let touches = |adapter: &Adapter| {
             names.iter().flatten().any(|name| adapter.replaces(name))
-                || adapter.low_rank(&self.module).is_some_and(|low_rank| !low_rank.is_added(run, dtype))
+                || adapter
+                    .low_rank(&self.module)
+                    .is_some_and(|low_rank| !low_rank.is_additive(context, dtype))
         };
-        run.by_group(x.shape()[0], touches, |run, rows| {
-            let (x, residual) = (part(x, rows)?, residual.map(|residual| part(residual, rows)).transpose()?);
-            self.apply_to(run, &x, residual.as_ref())
+        context.by_group(x.shape()[0], touches, |context, rows| {
+            let x = narrow_rows(x, rows)?;
+            let residual = residual.map(|residual| narrow_rows(residual, rows)).transpose()?;
+            self.forward_group(context, &x, residual.as_ref())
         })
     }
 
-    /// The same where no group of rows has parameters of its own.
-    fn apply_to(&self, run: &Run<'_>, x: &DTensor, residual: Option<&DTensor>) -> Result<DTensor, NnError> {
-        let weight = run.parameter(self.weight)?;
-        let bias = self.bias.map(|place| run.parameter(place)).transpose()?;
-        if let Some((low_rank, strength)) = run.low_rank(&self.module) {
+    /// The same for rows that all use the same weight and bias.
+    fn forward_group(
+        &self,
+        context: &ForwardContext<'_>,
+        x: &DTensor,
+        residual: Option<&DTensor>,
+    ) -> Result<DTensor, NnError> {
+        let weight = context.parameter(self.weight)?;
+        let bias = self.bias.map(|index| context.parameter(index)).transpose()?;
+        if let Some((low_rank, strength)) = context.low_rank(&self.module) {
             let parameters = [Some(&weight), bias.as_ref(), residual];
-            return low_rank.applied(run, &self.module, x, parameters, strength);
+            return low_rank.forward(context, &self.module, x, parameters, strength);
         }
-        let plain = x.linear(&weight, bias.as_ref(), residual)?;
-        match run.changes() {
-            Changes::Groups(groups) => self.changed(run, x, plain, groups),
-            Changes::Same(_) => Ok(plain),
+        let base = x.linear(&weight, bias.as_ref(), residual)?;
+        match context.adapters() {
+            BatchAdapters::Groups(groups) => self.add_updates(context, x, base, groups),
+            BatchAdapters::Uniform(_) => Ok(base),
         }
     }
 
-    /// What the projection made of all rows, with what groups of them add.
-    fn changed(
+    /// Adds the LoRA update of each group to the base result of all rows.
+    fn add_updates(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         x: &DTensor,
-        plain: DTensor,
-        groups: &[ChangedRows<'_>],
+        base: DTensor,
+        groups: &[AdapterRows<'_>],
     ) -> Result<DTensor, NnError> {
-        let mut parts = Vec::new();
-        // Rows before this are in parts already.
+        let mut results = Vec::new();
+        // Rows before `done` are already in `results`.
         let (mut done, mut start) = (0, 0);
         for group in groups {
             let rows = start..start + group.rows;
             start = rows.end;
-            let change = group.change.and_then(|(adapter, strength)| {
+            let update = group.adapter.and_then(|(adapter, strength)| {
                 let low_rank = adapter.low_rank(&self.module)?;
                 (!rows.is_empty()).then_some((low_rank, strength))
             });
-            let Some((low_rank, strength)) = change else { continue };
+            let Some((low_rank, strength)) = update else { continue };
             if done < rows.start {
-                parts.push(part(&plain, &(done..rows.start))?);
+                results.push(narrow_rows(&base, &(done..rows.start))?);
             }
-            let low = low_rank.low(run, &self.module, &part(x, &rows)?)?;
-            parts.push(low_rank.added_to(run, &low, &part(&plain, &rows)?, strength)?);
+            let low = low_rank.down(context, &self.module, &narrow_rows(x, &rows)?)?;
+            results.push(low_rank.add_up(context, &low, &narrow_rows(&base, &rows)?, strength)?);
             done = rows.end;
         }
-        if parts.is_empty() {
-            return Ok(plain);
+        if results.is_empty() {
+            return Ok(base);
         }
         if done < start {
-            parts.push(part(&plain, &(done..start))?);
+            results.push(narrow_rows(&base, &(done..start))?);
         }
-        joined(parts)
+        concat_rows(results)
     }
 }

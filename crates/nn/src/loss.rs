@@ -1,38 +1,38 @@
-//! What training makes small.
+//! Cross-entropy loss.
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Placement, Shape};
 use weightloom_tensor::{CrossEntropy, Tensor};
 
-use crate::adapter::Adapter;
+use crate::batch_adapters::AdapterSpec;
 use crate::decoder::Decoder;
 use crate::error::NnError;
 use crate::parameter::{EMBEDDING, HEAD};
 
-/// The target of a token that does not count.
+/// The target of a token that is excluded from the loss.
 pub const IGNORED: i64 = -100;
 
 impl Decoder {
-    /// Rows of this rank, `[rows, time]`, as its part of a batch that all
-    /// data-parallel ranks share evenly.
+    /// Builds the global batch from this rank's `count` rows, concatenated in
+    /// `rows`. Every data-parallel rank contributes as many.
     pub fn batch(&self, rows: &[i64], count: usize) -> Result<DTensor, NnError> {
         let time = rows.len() / count.max(1);
         let local = Tensor::from_slice(rows, &[count, time])?;
-        let shape = Shape::new(&[count * self.plan().sharers(), time])?;
+        let shape = Shape::new(&[count * self.plan().data_parallel_size(), time])?;
         Ok(DTensor::from_local(self.dist(), local, self.plan().batch_layout()?, &shape)?)
     }
 
-    /// The cross-entropy of what [`hidden`](Self::hidden) gave with targets
-    /// `[batch, time]`, summed over those that count and divided by `divisor`:
-    /// losses of the parts of a batch, each divided by the count of the whole,
-    /// add up to that of the whole. A pending sum over the ranks that share the
-    /// batch.
+    /// The cross-entropy of the result of [`forward`](Self::forward) with
+    /// targets `[batch, time]`, summed over all targets but [`IGNORED`] and
+    /// divided by `divisor`. With the number of targets of a whole batch as the
+    /// divisor, the losses of its microbatches add up to the batch's mean. The
+    /// result is a partial sum over the data-parallel ranks.
     pub fn loss(
         &self,
         hidden: &DTensor,
         targets: &DTensor,
         divisor: f64,
-        adapter: Option<(&Adapter, f64)>,
+        adapter: Option<AdapterSpec<'_>>,
     ) -> Result<DTensor, NnError> {
         let [batch, time, width] = [hidden.shape()[0], hidden.shape()[1], hidden.shape()[2]];
         let rows = hidden.reshape(&Shape::new(&[batch * time, width])?)?;
@@ -44,19 +44,20 @@ impl Decoder {
         let plain = !config.bias
             && config.soft_cap.is_none()
             && adapter.is_none_or(|(adapter, _)| !adapter.changes_head(HEAD));
-        // Logits never exist together where each rank has all of the head.
+        // Where each rank has the whole head, the fused kernel never holds all
+        // logits at once.
         let value = self.parameter(head).filter(|_| self.stage().is_last() && plain);
         if let Some(value) = value {
             let layout = self.plan().used_layout_of(head);
             let mesh = layout.mesh();
-            let shared = (0..mesh.ndim()).any(|axis| {
+            let sharded = (0..mesh.ndim()).any(|axis| {
                 mesh.axis_size(axis) > 1 && matches!(layout.placements()[axis], Placement::Shard(_))
             });
-            if !shared {
+            if !sharded {
                 if let Some(check) = hidden.nan_check() {
                     check.enter_module(HEAD);
                 }
-                let weight = self.plan().used_in(layout, value)?;
+                let weight = self.plan().gather_as(layout, value)?;
                 return Ok(rows.projected_cross_entropy(&weight, &targets, options)?);
             }
         }

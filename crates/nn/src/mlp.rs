@@ -1,13 +1,13 @@
-//! What is done with each token.
+//! Feed-forward block.
 
 use weightloom_dtensor::DTensor;
 
 use crate::config::{Activation, MlpConfig};
-use crate::decoder::Run;
+use crate::context::ForwardContext;
 use crate::error::NnError;
 use crate::linear::Linear;
 
-/// Where the parameters of an MLP are.
+/// Projections of a feed-forward block.
 #[derive(Clone, Debug)]
 pub(crate) struct Mlp {
     pub(crate) gate: Option<Linear>,
@@ -16,23 +16,23 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    pub(crate) fn apply(
+    pub(crate) fn forward(
         &self,
-        run: &Run<'_>,
+        context: &ForwardContext<'_>,
         config: &MlpConfig,
         x: &DTensor,
         residual: Option<&DTensor>,
     ) -> Result<DTensor, NnError> {
-        let up = self.up.apply(run, x, None)?;
+        let up = self.up.forward(context, x, None)?;
         let inner = match &self.gate {
-            None => bent(&up, config.activation)?,
-            Some(gate) => gated(&gate.apply(run, x, None)?, &up, config.activation)?,
+            None => activate(&up, config.activation)?,
+            Some(gate) => activate_gated(&gate.forward(context, x, None)?, &up, config.activation)?,
         };
-        self.down.apply(run, &inner, residual)
+        self.down.forward(context, &inner, residual)
     }
 }
 
-fn bent(x: &DTensor, activation: Activation) -> Result<DTensor, NnError> {
+fn activate(x: &DTensor, activation: Activation) -> Result<DTensor, NnError> {
     Ok(match activation {
         Activation::Silu => x.silu()?,
         Activation::Gelu => x.gelu()?,
@@ -41,7 +41,7 @@ fn bent(x: &DTensor, activation: Activation) -> Result<DTensor, NnError> {
     })
 }
 
-fn gated(gate: &DTensor, up: &DTensor, activation: Activation) -> Result<DTensor, NnError> {
+fn activate_gated(gate: &DTensor, up: &DTensor, activation: Activation) -> Result<DTensor, NnError> {
     Ok(match activation {
         Activation::Silu => gate.swiglu(up)?,
         Activation::Gelu => gate.geglu(up)?,

@@ -1,16 +1,16 @@
-//! Norms.
+//! RMS norm and layer norm.
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::Layout;
 use weightloom_tensor::Tensor;
 
 use crate::adapter::Adapter;
-use crate::changes::part;
+use crate::batch_adapters::narrow_rows;
 use crate::config::{NormConfig, NormKind};
-use crate::decoder::Run;
+use crate::context::ForwardContext;
 use crate::error::NnError;
 
-/// Where the parameters of a norm are.
+/// Parameter indices of a norm.
 #[derive(Clone, Debug)]
 pub(crate) struct Norm {
     pub(crate) weight: Option<usize>,
@@ -18,27 +18,39 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    pub(crate) fn apply(&self, run: &Run<'_>, config: &NormConfig, x: &DTensor) -> Result<DTensor, NnError> {
-        let names = [self.weight, self.bias].map(|place| place.map(|place| run.name(place)));
+    pub(crate) fn forward(
+        &self,
+        context: &ForwardContext<'_>,
+        config: &NormConfig,
+        x: &DTensor,
+    ) -> Result<DTensor, NnError> {
+        let names = [self.weight, self.bias].map(|index| index.map(|index| context.name(index)));
         let touches = |adapter: &Adapter| names.iter().flatten().any(|name| adapter.replaces(name));
-        run.by_group(x.shape()[0], touches, |run, rows| self.apply_to(run, config, &part(x, rows)?))
+        context.by_group(x.shape()[0], touches, |context, rows| {
+            self.forward_group(context, config, &narrow_rows(x, rows)?)
+        })
     }
 
-    fn apply_to(&self, run: &Run<'_>, config: &NormConfig, x: &DTensor) -> Result<DTensor, NnError> {
+    fn forward_group(
+        &self,
+        context: &ForwardContext<'_>,
+        config: &NormConfig,
+        x: &DTensor,
+    ) -> Result<DTensor, NnError> {
         let width = x.shape()[x.shape().ndim() - 1];
         let constant = |value: f64| -> Result<DTensor, NnError> {
             let all = Tensor::full(value, x.dtype(), &[width], x.device())?;
             Ok(DTensor::distribute(x.dist(), &all, Layout::replicated(x.layout().mesh()))?)
         };
         let weight = match self.weight {
-            Some(place) if config.offset == 0.0 => run.parameter(place)?,
-            Some(place) => run.parameter(place)?.add(&constant(config.offset)?)?,
+            Some(index) if config.offset == 0.0 => context.parameter(index)?,
+            Some(index) => context.parameter(index)?.add(&constant(config.offset)?)?,
             None => constant(1.0)?,
         };
         Ok(match config.kind {
             NormKind::Rms => x.rms_norm(&weight, config.eps)?,
             NormKind::Layer | NormKind::LayerPlain => {
-                let bias = self.bias.map_or_else(|| constant(0.0), |place| run.parameter(place))?;
+                let bias = self.bias.map_or_else(|| constant(0.0), |index| context.parameter(index))?;
                 x.layer_norm(&weight, &bias, config.eps)?
             }
         })

@@ -1,4 +1,4 @@
-//! What a decoder holds: names, shapes, and what new ones begin with.
+//! Names, shapes and initial values of the parameters of a decoder.
 
 use std::sync::Arc;
 
@@ -10,43 +10,43 @@ use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, QkNorm, Res
 use crate::error::NnError;
 use crate::stage::Stage;
 
-/// One parameter.
+/// A parameter of a decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterSpec {
-    /// Its name.
+    /// The name, as in Llama models on Hugging Face.
     pub name: String,
     /// Its shape.
     pub shape: Shape,
-    /// What a new one begins with.
+    /// How it is initialized.
     pub initial: Initial,
 }
 
-/// What a new parameter begins with.
+/// Initialization of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Random numbers.
+    /// Normally distributed.
     Normal,
-    /// The weight of a norm that changes nothing.
-    Neutral,
+    /// A norm weight that has no effect.
+    Identity,
     /// Zeros.
     Zeros,
 }
 
-/// The parameter that tokens are looked up in, and that a tied head shares.
+/// The token embedding, which a tied head shares.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const POSITIONS: &str = "model.embed_positions.weight";
 pub(crate) const LAST_NORM: &str = "model.norm";
 pub(crate) const HEAD: &str = "lm_head";
 
-/// Collects parameters.
-struct List<'a> {
+/// Collects the parameters of a stage.
+struct SpecList<'a> {
     config: &'a DecoderConfig,
     all: Vec<ParameterSpec>,
 }
 
-impl List<'_> {
+impl SpecList<'_> {
     fn add(&mut self, name: String, dims: &[usize], initial: Initial) {
-        // More dims than a shape can have do not occur; sizes were checked.
+        // Cannot fail: at most three dims, with checked sizes.
         if let Ok(shape) = Shape::new(dims) {
             self.all.push(ParameterSpec { name, shape, initial });
         }
@@ -62,7 +62,7 @@ impl List<'_> {
     fn norm(&mut self, module: &str, width: usize) {
         let kind = self.config.norm.kind;
         if kind != NormKind::LayerPlain {
-            self.add(format!("{module}.weight"), &[width], Initial::Neutral);
+            self.add(format!("{module}.weight"), &[width], Initial::Identity);
         }
         if kind == NormKind::Layer {
             self.add(format!("{module}.bias"), &[width], Initial::Zeros);
@@ -122,7 +122,7 @@ impl From<bool> for Bias {
     }
 }
 
-/// The norms of a layer, by their names.
+/// The names of the norms of a layer.
 pub(crate) fn layer_norms(form: ResidualForm) -> &'static [&'static str] {
     match form {
         ResidualForm::Before => &["input_layernorm", "post_attention_layernorm"],
@@ -137,9 +137,9 @@ pub(crate) fn layer_norms(form: ResidualForm) -> &'static [&'static str] {
     }
 }
 
-/// All parameters of a stage, in the order in which they are used.
+/// Lists all parameters of a stage in the order of use.
 pub fn parameters(config: &DecoderConfig, stage: &Stage) -> Vec<ParameterSpec> {
-    let mut list = List { config, all: Vec::new() };
+    let mut list = SpecList { config, all: Vec::new() };
     let hidden = config.hidden;
     if stage.is_first() || stage.is_last() && config.head.tied {
         list.add(EMBEDDING.to_owned(), &[config.vocabulary, hidden], Initial::Normal);
@@ -167,7 +167,7 @@ pub fn parameters(config: &DecoderConfig, stage: &Stage) -> Vec<ParameterSpec> {
     list.all
 }
 
-/// A new parameter, the same numbers however it is distributed.
+/// Initializes a parameter, with the same values in every layout.
 pub fn initial_values(
     config: &DecoderConfig,
     spec: &ParameterSpec,
@@ -183,18 +183,18 @@ pub fn initial_values(
     };
     match spec.initial {
         Initial::Zeros => fill(0.0),
-        Initial::Neutral => fill(1.0 - config.norm.offset),
+        Initial::Identity => fill(1.0 - config.norm.offset),
         Initial::Normal => {
-            // Each parameter draws from a stream of its own, found by its name.
-            let stream = Stream { seed, number: number_of(&spec.name) };
+            // One random stream per parameter name.
+            let stream = Stream { seed, number: name_hash(&spec.name) };
             let drawn = DTensor::normal(dist, DType::F32, &spec.shape, layout, stream)?;
             Ok(drawn.scale(config.initializer)?.cast(dtype)?)
         }
     }
 }
 
-/// FNV-1a: a number that is the same on all machines.
-pub(crate) fn number_of(name: &str) -> u64 {
+/// FNV-1a: a hash that is the same on all machines.
+pub(crate) fn name_hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

@@ -1,4 +1,4 @@
-//! How a decoder is spread over ranks.
+//! Sharding plan of a decoder.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,20 @@ use weightloom_layout::{DType, Layout, Mesh, Placement};
 use crate::error::NnError;
 use crate::parameter::ParameterSpec;
 
-/// Which dim of each parameter is shared by tensor parallelism. A pattern may
-/// have `*` for one part of a name; parameters without an entry are whole on
-/// every rank.
+/// The dim of each parameter that tensor parallelism shards. In a pattern, `*`
+/// matches one component of a name. Parameters without an entry are replicated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Parallel {
-    /// Dims by pattern.
+    /// Dims by pattern of names.
     pub dims: BTreeMap<String, usize>,
 }
 
-/// Projections are shared by outputs, those behind them by inputs, so that one
-/// sum at the end of attention and one at the end of the MLP is all there is to
-/// send.
+/// Shards the first projections of a block by output and the last by input, so
+/// that attention and feed-forward need one all-reduce each.
 impl Default for Parallel {
     fn default() -> Self {
-        let by_outputs = [
+        let by_output = [
             "model.embed_tokens.weight",
             "lm_head.*",
             "model.layers.*.self_attn.q_proj.*",
@@ -42,37 +40,34 @@ impl Default for Parallel {
             ("model.layers.*.mlp.experts.up_proj.weight", 1),
             ("model.layers.*.mlp.experts.down_proj.weight", 2),
         ];
-        let dims = by_outputs.map(|pattern| (pattern, 0)).into_iter().chain(others);
+        let dims = by_output.map(|pattern| (pattern, 0)).into_iter().chain(others);
         Self { dims: dims.map(|(pattern, dim)| (pattern.to_owned(), dim)).collect() }
     }
 }
 
 impl Parallel {
-    /// The dim of a parameter that is shared, if one is.
+    /// The sharded dim of a parameter.
     pub fn dim_of(&self, parameter: &str) -> Option<usize> {
         self.dims.iter().find(|(pattern, _)| name_matches(pattern, parameter)).map(|(_, &dim)| dim)
     }
 
-    /// What of it is about these parameters.
-    pub fn about(mut self, specs: &[ParameterSpec]) -> Self {
+    /// Drops patterns that match none of the parameters.
+    pub fn restricted_to(mut self, specs: &[ParameterSpec]) -> Self {
         self.dims.retain(|pattern, _| specs.iter().any(|spec| name_matches(pattern, &spec.name)));
         self
     }
 }
 
-/// A plan that does not fit its model.
+/// Why a plan does not fit a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PlanError {
-    /// A dim that a parameter does not have.
-    #[error("the plan shares dim {dim} of `{name}`, which has {ndim}")]
+    #[error("cannot shard dim {dim} of `{name}`: it has {ndim} dims")]
     Dim { name: String, dim: usize, ndim: usize },
-    /// Tensor parallelism of a model that names nothing to share.
-    #[error("tp={tp}, but the model's plan shares no parameter")]
-    NothingShared { tp: usize },
-    /// Ranks of which most would have nothing.
-    #[error("tp={tp}, but the largest dim that is shared has only {most} elements")]
+    #[error("cannot use tp={tp}: the model's plan shards no parameter")]
+    NothingSharded { tp: usize },
+    #[error("cannot use tp={tp}: the largest sharded dim has {most} elements")]
     TooManyRanks { tp: usize, most: usize },
 }
 
@@ -80,48 +75,47 @@ impl Hint for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Dim { .. } => None,
-            Self::NothingShared { .. } => {
-                Some("use tp=1, or say in the model's plan which dims are shared".to_owned())
+            Self::NothingSharded { .. } => {
+                Some("use tp=1, or name the sharded dims in the model's plan".to_owned())
             }
-            Self::TooManyRanks { most, .. } => Some(format!("tp can be at most {most}")),
+            Self::TooManyRanks { most, .. } => Some(format!("use tp={most} or less")),
         }
     }
 }
 
-/// Where everything is on the ranks of one stage.
+/// Layouts of the parameters and activations of one stage.
 #[derive(Clone, Debug)]
 pub struct Plan {
     sharding: ShardingPlan,
     usage: Usage,
 }
 
-/// How parameters are used, and what is between layers.
+/// How parameters are gathered and activations laid out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What is computed in; as parameters are kept if not given.
+    /// The compute dtype; by default that of the parameters.
     pub dtype: Option<DType>,
-    /// What becomes of gathered parameters before the backward pass.
+    /// Whether gathered parameters are freed before the backward pass.
     pub release: Release,
-    /// Layers whose parameters are gathered ahead.
-    pub ahead: usize,
-    /// Who has which positions between layers.
-    pub positions: Positions,
+    /// The number of layers whose parameters are gathered ahead of use.
+    pub prefetch: usize,
+    /// Whether tensor-parallel ranks split positions between layers.
+    pub sequence_parallel: SequenceParallelism,
 }
 
-/// Who has which positions between layers.
+/// Whether tensor-parallel ranks split positions between layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Positions {
-    /// All ranks have all.
+pub enum SequenceParallelism {
+    /// Every rank has all positions.
     #[default]
-    Whole,
-    /// Tensor-parallel ranks share them.
-    Shared,
+    Off,
+    /// Every rank has a part of the positions.
+    On,
 }
 
 impl Plan {
-    /// The plan for a mesh. Its axes `tp` and `sdp`, where it has them, share
-    /// parameters by the model's dims and, on top of that, by their first dim;
-    /// all other axes hold copies.
+    /// The plan for a mesh. The axis `tp` shards parameters as `parallel` says,
+    /// `sdp` shards their first dim, and all other axes replicate.
     pub fn new(parallel: &Parallel, specs: &[ParameterSpec], mesh: Mesh) -> Result<Self, NnError> {
         let axis = |name: &str| mesh.axis(name).ok().filter(|&axis| mesh.axis_size(axis) > 1);
         let (tp, sdp) = (axis("tp"), axis("sdp"));
@@ -157,7 +151,7 @@ impl Plan {
         if let Some(axis) = tp {
             let tp = mesh.axis_size(axis);
             if most == 0 {
-                return Err(PlanError::NothingShared { tp }.into());
+                return Err(PlanError::NothingSharded { tp }.into());
             }
             if most < tp {
                 return Err(PlanError::TooManyRanks { tp, most }.into());
@@ -166,7 +160,7 @@ impl Plan {
         Ok(Self { sharding, usage: Usage::default() })
     }
 
-    /// The same plan with another way to use parameters.
+    /// Replaces the usage.
     pub fn with_usage(self, usage: Usage) -> Self {
         Self { usage, ..self }
     }
@@ -176,14 +170,14 @@ impl Plan {
         self.usage
     }
 
-    /// How many ranks compute different rows of a batch.
-    pub fn sharers(&self) -> usize {
+    /// The number of ranks that compute different rows of a batch.
+    pub fn data_parallel_size(&self) -> usize {
         let mesh = self.mesh();
         let axes = ["rdp", "sdp"].iter().filter_map(|name| mesh.axis(name).ok());
         axes.map(|axis| mesh.axis_size(axis)).product()
     }
 
-    /// The layout of a batch's rows, shared by all data-parallel ranks.
+    /// The layout of a batch, sharded by rows over the data-parallel ranks.
     pub fn batch_layout(&self) -> Result<Layout, NnError> {
         let mesh = self.mesh();
         let placement = |axis: usize| match mesh.axis_name(axis) {
@@ -195,20 +189,19 @@ impl Plan {
 
     /// The layout of `[batch, time, hidden]` between layers and stages.
     pub fn hidden_layout(&self, batch: Layout) -> Result<Layout, NnError> {
-        self.along_tp(batch, self.between_layers())
+        self.with_tp_placement(batch, self.tp_placement())
     }
 
-    /// What tensor-parallel ranks have of `[batch, time, hidden]` between layers.
-    fn between_layers(&self) -> Placement {
-        match self.usage.positions {
-            Positions::Whole => Placement::Replicate,
-            Positions::Shared => Placement::Shard(1),
+    /// The `tp` placement of `[batch, time, hidden]` between layers.
+    fn tp_placement(&self) -> Placement {
+        match self.usage.sequence_parallel {
+            SequenceParallelism::Off => Placement::Replicate,
+            SequenceParallelism::On => Placement::Shard(1),
         }
     }
 
-    /// A layout with another placement along the axis that shares layers, if
-    /// one does.
-    fn along_tp(&self, layout: Layout, placement: Placement) -> Result<Layout, NnError> {
+    /// Replaces the placement of the `tp` axis, if there is one.
+    fn with_tp_placement(&self, layout: Layout, placement: Placement) -> Result<Layout, NnError> {
         let mesh = self.mesh();
         let axis = mesh.axis("tp").ok().filter(|&axis| mesh.axis_size(axis) > 1);
         let Some(axis) = axis.filter(|&axis| layout.placements()[axis] != placement) else {
@@ -219,61 +212,60 @@ impl Plan {
         Ok(Layout::new(mesh, &placements)?)
     }
 
-    /// What goes into a part of a layer, with all positions.
-    pub(crate) fn entered(&self, x: DTensor) -> Result<DTensor, NnError> {
-        Ok(x.redistribute(self.along_tp(x.layout(), Placement::Replicate)?)?)
+    /// Gathers all positions of the input of attention or feed-forward.
+    pub(crate) fn enter_block(&self, x: DTensor) -> Result<DTensor, NnError> {
+        Ok(x.redistribute(self.with_tp_placement(x.layout(), Placement::Replicate)?)?)
     }
 
-    /// What comes out of a part of a layer, as it is between them: with all sums
-    /// done, and all ranks that share layers with the same part, however the
-    /// layer was computed.
-    pub(crate) fn left(&self, x: DTensor) -> Result<DTensor, NnError> {
-        let settled = settled_layout(x.layout())?;
-        Ok(x.redistribute(self.along_tp(settled, self.between_layers())?)?)
+    /// Reduces the output of attention or feed-forward to the layout between
+    /// layers.
+    pub(crate) fn leave_block(&self, x: DTensor) -> Result<DTensor, NnError> {
+        let reduced = reduced_layout(x.layout())?;
+        Ok(x.redistribute(self.with_tp_placement(reduced, self.tp_placement())?)?)
     }
 
-    /// The mesh.
+    /// The stage's mesh.
     pub fn mesh(&self) -> Mesh {
         self.sharding.mesh()
     }
 
-    /// Where a parameter is held.
+    /// The layout in which a parameter is stored.
     pub fn layout_of(&self, parameter: &str) -> Layout {
         self.sharding.layout_of(parameter)
     }
 
-    /// Where a parameter is when it is used.
+    /// The layout in which a parameter is used.
     pub fn used_layout_of(&self, parameter: &str) -> Layout {
         self.sharding.used_layout_of(parameter)
     }
 
-    /// A parameter as it is used.
-    pub(crate) fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
-        self.used_in(self.used_layout_of(name), parameter)
+    /// Gathers a parameter into the layout and dtype in which it is used.
+    pub(crate) fn gather(&self, name: &str, parameter: &DTensor) -> Result<DTensor, NnError> {
+        self.gather_as(self.used_layout_of(name), parameter)
     }
 
-    /// The same where the layout is known.
-    pub(crate) fn used_in(&self, layout: Layout, parameter: &DTensor) -> Result<DTensor, NnError> {
-        Ok(parameter.used(layout, self.dtype_of(parameter), self.usage.release)?)
+    /// The same with a known layout.
+    pub(crate) fn gather_as(&self, layout: Layout, parameter: &DTensor) -> Result<DTensor, NnError> {
+        Ok(parameter.used(layout, self.compute_dtype(parameter), self.usage.release)?)
     }
 
-    /// Begins to gather a parameter.
-    pub(crate) fn ahead(&self, layout: Layout, parameter: &DTensor) -> Result<(), DTensorError> {
-        parameter.prefetch(layout, self.dtype_of(parameter))
+    /// Starts to gather a parameter.
+    pub(crate) fn prefetch(&self, layout: Layout, parameter: &DTensor) -> Result<(), DTensorError> {
+        parameter.prefetch(layout, self.compute_dtype(parameter))
     }
 
-    fn dtype_of(&self, parameter: &DTensor) -> DType {
+    fn compute_dtype(&self, parameter: &DTensor) -> DType {
         self.usage.dtype.unwrap_or_else(|| parameter.dtype())
     }
 }
 
-/// What comes out of a part of the model, with all sums done.
-pub(crate) fn settled(x: DTensor) -> Result<DTensor, NnError> {
-    let layout = settled_layout(x.layout())?;
+/// Sums a partial tensor over ranks.
+pub(crate) fn reduce_partial(x: DTensor) -> Result<DTensor, NnError> {
+    let layout = reduced_layout(x.layout())?;
     Ok(x.redistribute(layout)?)
 }
 
-fn settled_layout(layout: Layout) -> Result<Layout, NnError> {
+fn reduced_layout(layout: Layout) -> Result<Layout, NnError> {
     if layout.pending().next().is_none() {
         return Ok(layout);
     }

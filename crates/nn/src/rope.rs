@@ -1,4 +1,4 @@
-//! Angles of positions.
+//! Rotary position embeddings.
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::DType;
@@ -7,11 +7,11 @@ use weightloom_tensor::{Device, RopeStyle, Tensor};
 use crate::config::{RopeConfig, RopeScaling};
 use crate::error::NnError;
 
-/// Frequencies of the pairs of a head.
+/// Rotation frequencies of the pairs of a head.
 #[derive(Clone, Debug)]
 pub(crate) struct Rope {
     frequencies: Vec<f32>,
-    /// What cosines and sines are multiplied by.
+    /// Multiplies cosines and sines.
     factor: f64,
 }
 
@@ -19,7 +19,7 @@ impl Rope {
     pub(crate) fn new(config: &RopeConfig, width: usize) -> Self {
         let width = config.turned.unwrap_or(width);
         let pairs = width / 2;
-        // In f32, as the models were trained with.
+        // In f32, as in the implementations that models are trained with.
         let plain: Vec<f32> = (0..pairs)
             .map(|pair| 1.0 / (config.theta as f32).powf((2 * pair) as f32 / width as f32))
             .collect();
@@ -55,7 +55,7 @@ impl Rope {
                 rounded,
             } => {
                 factor = attention_factor;
-                // The pair that turns so often within the original length.
+                // The pair that makes this many turns within the original length.
                 let pair_of = |turns: f64| {
                     let waves = original_positions as f64 / (turns * std::f64::consts::TAU);
                     width as f64 * waves.ln() / (2.0 * config.theta.ln())
@@ -79,8 +79,7 @@ impl Rope {
         Self { frequencies, factor }
     }
 
-    /// Cosines and sines of some positions. Where there are no data, none are
-    /// computed.
+    /// Cosines and sines of positions, as `[positions, pairs]`.
     pub(crate) fn tables(
         &self,
         positions: impl ExactSizeIterator<Item = usize>,
@@ -104,14 +103,13 @@ impl Rope {
     }
 }
 
-/// Queries or keys turned by the angles of their positions; what is behind the
-/// turned part stays.
-pub(crate) fn turned(x: &DTensor, cos: &DTensor, sin: &DTensor) -> Result<DTensor, NnError> {
+/// Rotates the first `2 · pairs` elements of each query or key.
+pub(crate) fn rotate(x: &DTensor, cos: &DTensor, sin: &DTensor) -> Result<DTensor, NnError> {
     let last = x.shape().ndim() - 1;
-    let (width, part) = (x.shape()[last], 2 * cos.shape()[1]);
-    if part == width {
+    let (width, rotated) = (x.shape()[last], 2 * cos.shape()[1]);
+    if rotated == width {
         return Ok(x.rope(cos, sin, RopeStyle::Half)?);
     }
-    let first = x.narrow(last, 0, part)?.rope(cos, sin, RopeStyle::Half)?;
-    Ok(DTensor::cat(&[&first, &x.narrow(last, part, width - part)?], last)?)
+    let first = x.narrow(last, 0, rotated)?.rope(cos, sin, RopeStyle::Half)?;
+    Ok(DTensor::cat(&[&first, &x.narrow(last, rotated, width - rotated)?], last)?)
 }

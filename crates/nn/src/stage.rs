@@ -1,27 +1,25 @@
-//! A part of a decoder: some of its layers, and what stands before and behind.
+//! Pipeline stages.
 
 use std::ops::Range;
 
 use crate::error::NnError;
 
-/// Layers that one stage of a pipeline has.
+/// The layers of a pipeline stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// The layers.
+    /// Its layers.
     pub layers: Range<usize>,
-    /// Layers of the whole decoder.
+    /// The number of layers of the whole decoder.
     pub of: usize,
 }
 
 impl Stage {
-    /// The whole decoder.
+    /// The only stage.
     pub fn whole(layers: usize) -> Self {
         Self { layers: 0..layers, of: layers }
     }
 
-    /// One of several stages, which differ by at most one layer. The first
-    /// ones have fewer where they are not equal: the last one has the most to
-    /// do besides, but the first one's embedding weighs most.
+    /// One of `stages` stages, whose sizes differ by at most one layer.
     pub fn one_of(layers: usize, stage: usize, stages: usize) -> Result<Self, NnError> {
         if stages == 0 || stage >= stages || stages > layers {
             return Err(NnError::Stages { stage, stages, layers });
@@ -30,12 +28,12 @@ impl Stage {
         Ok(Self { layers: at(stage)..at(stage + 1), of: layers })
     }
 
-    /// Whether it begins with tokens.
+    /// Whether its input is tokens.
     pub fn is_first(&self) -> bool {
         self.layers.start == 0
     }
 
-    /// Whether it ends with logits.
+    /// Whether its output is logits.
     pub fn is_last(&self) -> bool {
         self.layers.end == self.of
     }

@@ -1,4 +1,4 @@
-//! One connection.
+//! A client connection.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -16,59 +16,59 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
 
-use crate::events::Phase;
+use crate::events::ServerState;
 
-/// Answers on a connection until either side closes it.
-pub(crate) async fn hold(
+/// Serves a connection until either side closes it.
+pub(crate) async fn serve_connection(
     stream: TcpStream,
     router: Router,
-    patience: Duration,
-    mut phase: watch::Receiver<Phase>,
+    timeout: Duration,
+    mut server_state: watch::Receiver<ServerState>,
 ) {
-    // Pieces of a stream are to be sent as they come.
+    // Send the chunks of a stream at once.
     let _ = stream.set_nodelay(true);
-    let heard = Arc::new(AtomicBool::new(false));
-    let stream = Impatient { stream, patience, stalled: None, heard: Arc::clone(&heard) };
+    let received = Arc::new(AtomicBool::new(false));
+    let stream = WriteTimeoutStream { stream, timeout, stalled: None, received: Arc::clone(&received) };
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(timeout);
     let service = TowerToHyperService::new(router);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
-        // A client that does what it should not loses its connection, no more.
+        // A protocol error costs the client its connection and nothing else.
         _ = connection.as_mut() => return,
-        _ = phase.wait_for(|phase| *phase != Phase::Open) => {}
+        _ = server_state.wait_for(|server_state| *server_state != ServerState::Running) => {}
     }
-    if heard.load(Ordering::Relaxed) {
+    if received.load(Ordering::Relaxed) {
         connection.as_mut().graceful_shutdown();
         let _ = connection.await;
     }
 }
 
-/// A stream that fails if its other end does not take what is sent.
-struct Impatient {
+/// A stream that fails if the client stops reading for too long.
+struct WriteTimeoutStream {
     stream: TcpStream,
-    patience: Duration,
-    /// When patience ends, if something lies there.
+    timeout: Duration,
+    /// Runs while a write is blocked.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Whether anything ever came.
-    heard: Arc<AtomicBool>,
+    /// Whether the client has sent anything.
+    received: Arc<AtomicBool>,
 }
 
-impl Impatient {
-    /// Counts the time in which nothing can be sent.
-    fn watch<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+impl WriteTimeoutStream {
+    /// Fails a write that stays blocked for the timeout.
+    fn limit<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.stalled = None;
             return result;
         }
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout = self.timeout;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(stalled.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Impatient {
+impl AsyncRead for WriteTimeoutStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -77,20 +77,20 @@ impl AsyncRead for Impatient {
         let before = buffer.filled().len();
         let result = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.heard.store(true, Ordering::Relaxed);
+            self.received.store(true, Ordering::Relaxed);
         }
         result
     }
 }
 
-impl AsyncWrite for Impatient {
+impl AsyncWrite for WriteTimeoutStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watch(context, result)
+        self.limit(context, result)
     }
 
     fn poll_write_vectored(
@@ -99,7 +99,7 @@ impl AsyncWrite for Impatient {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.watch(context, result)
+        self.limit(context, result)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,80 +1,79 @@
-//! What a request hears from the model.
+//! Events that the model's thread sends to a request.
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
-use weightloom_hub::Piece;
-use weightloom_nn::Likeliest;
+use weightloom_hub::StreamedToken;
+use weightloom_nn::TokenLogprobs;
 
-use crate::refusal::Refusal;
-use crate::worker::Order;
+use crate::api_error::ApiError;
+use crate::worker::QueuedRequest;
 
-/// What the model tells about a request.
+/// Caps "no limit" values, which would overflow the clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 30);
+
+/// Progress of a request.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// How likely the tokens of each prompt are.
-    Scores(Vec<Vec<Likeliest>>),
-    /// A token was written.
-    Piece(Piece),
-    /// All is written.
+    /// The log-probabilities of the tokens of each prompt.
+    Scores(Vec<Vec<TokenLogprobs>>),
+    Token(StreamedToken),
     Done,
-    /// It failed.
-    Failed(Refusal),
+    Failed(ApiError),
 }
 
-/// How far the server has ended.
+/// Where the server is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// It runs.
-    Open,
-    /// It accepts nothing new.
-    Closing,
-    /// It waits for nothing any more.
-    Cut,
+pub(crate) enum ServerState {
+    Running,
+    /// Accepts no new requests, and finishes the current ones.
+    Draining,
+    /// Ends the current requests with an error.
+    Aborting,
 }
 
-/// What a request hears from the model. Whoever drops it wants no more: the
-/// model then turns to the next request, and a place in the queue is free.
+/// The event stream of a request. Dropping it cancels the request, which frees
+/// its place in the queue.
 pub(crate) struct Events {
     events: mpsc::UnboundedReceiver<Event>,
-    order: Order,
-    phase: watch::Receiver<Phase>,
+    queued: QueuedRequest,
+    server_state: watch::Receiver<ServerState>,
     deadline: Instant,
-    limit: Duration,
+    timeout: Duration,
 }
 
 impl Events {
     pub(crate) fn new(
         events: mpsc::UnboundedReceiver<Event>,
-        order: Order,
-        phase: watch::Receiver<Phase>,
+        queued: QueuedRequest,
+        server_state: watch::Receiver<ServerState>,
         arrived: Instant,
-        limit: Duration,
+        timeout: Duration,
     ) -> Self {
-        // Somebody who has no limit may say a very large one.
-        let deadline = arrived + limit.min(Duration::from_secs(1 << 30));
-        Self { events, order, phase, deadline, limit }
+        let deadline = arrived + timeout.min(MAX_TIMEOUT);
+        Self { events, queued, server_state, deadline, timeout }
     }
 
-    /// The next event; failures and the ends of patience are errors.
-    pub(crate) async fn next(&mut self) -> Result<Event, Refusal> {
-        let Self { events, phase, deadline, limit, .. } = self;
+    /// Waits for the next event. A failure, a timeout or an aborting server is
+    /// an error.
+    pub(crate) async fn next(&mut self) -> Result<Event, ApiError> {
+        let Self { events, server_state, deadline, timeout, .. } = self;
         tokio::select! {
             biased;
             event = events.recv() => match event {
-                Some(Event::Failed(refusal)) => Err(refusal),
+                Some(Event::Failed(error)) => Err(error),
                 Some(event) => Ok(event),
-                None => Err(Refusal::failed("the model's thread is gone")),
+                None => Err(ApiError::internal("the model's thread has ended")),
             },
-            () = sleep_until(*deadline) => Err(Refusal::late(limit.as_secs_f64())),
-            _ = phase.wait_for(|phase| *phase == Phase::Cut) => Err(Refusal::closing()),
+            () = sleep_until(*deadline) => Err(ApiError::timeout(timeout.as_secs_f64())),
+            _ = server_state.wait_for(|state| *state == ServerState::Aborting) => Err(ApiError::shutting_down()),
         }
     }
 }
 
 impl Drop for Events {
     fn drop(&mut self) {
-        drop(self.order.take());
+        drop(self.queued.take());
     }
 }

@@ -1,18 +1,30 @@
-//! An OpenAI-compatible server over a loaded model.
+//! OpenAI-compatible HTTP server for a loaded model.
 //!
-//! [`serve`] answers on a listener until it is told to stop; [`run`] does so
-//! with a runtime of its own. Requests are read and checked side by side; the
-//! model works on one thread, on one request after the other.
+//! [`serve`] answers requests on a listener until a shutdown future completes;
+//! [`run`] also creates the listener and the runtime. Requests are parsed and
+//! validated concurrently; the model runs on one thread, one request at a time.
 //!
 //! - `GET /v1/models`, `GET /v1/models/{id}`, `GET /health`
-//! - `POST /v1/completions`, in the legacy form, with `echo` and `logprobs`
+//! - `POST /v1/completions`, with `echo` and `logprobs`
 //! - `POST /v1/chat/completions`
 //!
-//! Fields that would change the result and are not understood are refused;
-//! others are passed over. This crate neither prints nor reads the environment.
+//! Unsupported fields that would change the result are rejected; others are
+//! ignored. This crate neither prints nor reads the environment.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use weightloom_serve::{Secret, ServeOptions};
+//!
+//! let mut options = ServeOptions::new("my-model");
+//! options.api_key = Some(Secret::new("secret"));
+//! options.request_timeout = Duration::from_secs(60);
+//! assert!(!format!("{options:?}").contains("secret"));
+//! // With a `weightloom_hub::TextGenerator`:
+//! // weightloom_serve::run("127.0.0.1:8000", generator, options, shutdown_signal(), |address| …)
+//! ```
 
-mod answer;
-mod ask;
+mod api_error;
 mod body;
 mod chat;
 mod choice;
@@ -20,21 +32,22 @@ mod completion;
 mod connection;
 mod error;
 mod events;
-mod fields;
-mod manner;
+mod generation_params;
+mod json_object;
 mod message;
 mod options;
-mod refusal;
-mod reply;
+mod request;
+mod response;
+mod response_state;
 mod routes;
 mod server;
-mod spelling;
-mod stop;
+mod shutdown;
 mod stream;
+mod token_text;
 mod worker;
 
 pub use error::ServeError;
 pub use options::ServeOptions;
 pub use server::{run, serve};
-pub use stop::interrupted;
+pub use shutdown::shutdown_signal;
 pub use weightloom_http::Secret;

@@ -1,68 +1,69 @@
-//! Messages as OpenAI's clients send them, and as templates expect them.
+//! Chat messages: from OpenAI's format to that of chat templates.
 
 use weightloom_hub::text::{Data, Message};
 
-use crate::fields::unexpected;
-use crate::refusal::Refusal;
+use crate::api_error::ApiError;
+use crate::json_object::unexpected;
 
-/// Reads a message.
+/// Converts a message.
 ///
-/// Parts of a content become one text, with a line for each. `developer` is
-/// what `system` was called before, and the word that templates know. What
-/// calls of tools were given is parsed, since templates write it as JSON.
-pub(crate) fn read(data: &Data, place: &str) -> Result<Message, Refusal> {
+/// Joins content parts by newlines, renames the role `developer` to `system`,
+/// which templates expect, and parses the arguments of tool calls, which
+/// templates render as JSON.
+pub(crate) fn parse(data: &Data, place: &str) -> Result<Message, ApiError> {
     let Data::Map(fields) = data else { return Err(unexpected(place, "an object", data)) };
     let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let role = match get("role") {
         Some(Data::Text(role)) if role == "developer" => "system",
         Some(Data::Text(role)) => role,
         Some(other) => return Err(unexpected(&format!("{place}.role"), "a string", other)),
-        None => return Err(Refusal::field(place, format!("`{place}` has no role"))),
+        None => return Err(ApiError::invalid_field(place, format!("`{place}` has no role"))),
     };
     let calls = get("tool_calls").filter(|calls| **calls != Data::Null);
     let at = format!("{place}.content");
     let content = match get("content") {
         Some(Data::Text(text)) => Data::Text(text.clone()),
-        Some(Data::List(parts)) => Data::Text(joined(parts, &at)?),
+        Some(Data::List(parts)) => Data::Text(join_parts(parts, &at)?),
         None | Some(Data::Null) if calls.is_some() => Data::Null,
-        None | Some(Data::Null) => return Err(Refusal::field(place, format!("`{place}` has no content"))),
+        None | Some(Data::Null) => {
+            return Err(ApiError::invalid_field(place, format!("`{place}` has no content")));
+        }
         Some(other) => return Err(unexpected(&at, "a string or a list of parts", other)),
     };
     let mut message = Message::new(role, content);
     for (key, value) in fields {
         message = match key.as_str() {
             "role" | "content" => message,
-            "tool_calls" => message.with(key, parsed(value)),
+            "tool_calls" => message.with(key, parse_arguments(value)),
             _ => message.with(key, value.clone()),
         };
     }
     Ok(message)
 }
 
-/// The text of all parts.
-fn joined(parts: &[Data], place: &str) -> Result<String, Refusal> {
-    let text = |(at, part)| text_of(part, format!("{place}[{at}]"));
+fn join_parts(parts: &[Data], place: &str) -> Result<String, ApiError> {
+    let text = |(at, part)| part_text(part, format!("{place}[{at}]"));
     let texts: Vec<&str> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(texts.join("\n"))
 }
 
-/// The text of one part.
-fn text_of(part: &Data, place: String) -> Result<&str, Refusal> {
+/// The text of a content part.
+fn part_text(part: &Data, place: String) -> Result<&str, ApiError> {
     let Data::Map(fields) = part else { return Err(unexpected(&place, "an object", part)) };
     let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let message = match (get("type"), get("text")) {
         (Some(Data::Text(kind)), Some(Data::Text(text))) if kind == "text" => return Ok(text),
         (Some(Data::Text(kind)), _) if kind == "text" => format!("`{place}` has no text"),
         (Some(Data::Text(kind)), _) => {
-            format!("`{place}` is of type `{kind}`, but the model reads text alone")
+            format!("`{place}` has type `{kind}`, but the model supports only text")
         }
         _ => format!("`{place}` has no type"),
     };
-    Err(Refusal::field(place, message))
+    Err(ApiError::invalid_field(place, message))
 }
 
-/// Calls of tools with their arguments as objects. What is no object stays.
-fn parsed(calls: &Data) -> Data {
+/// Tool calls with their arguments as objects, where they are valid JSON objects.
+fn parse_arguments(calls: &Data) -> Data {
     let Data::List(calls) = calls else { return calls.clone() };
     let arguments = |(key, value): &(String, Data)| {
         let object = match value {
@@ -92,26 +93,26 @@ mod tests {
 
     fn message(text: &str) -> Result<Message, String> {
         let data: Data = serde_json::from_str(text).unwrap();
-        read(&data, "messages[0]").map_err(|refusal| refusal.message().to_owned())
+        parse(&data, "messages[0]").map_err(|error| error.message().to_owned())
     }
 
     #[test]
-    fn parts_become_one_text_and_pictures_are_refused() {
+    fn text_parts_are_joined_and_images_are_rejected() {
         let two = message(
             r#"{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}"#,
         );
         assert_eq!(two, Ok(Message::new("system", "a\nb")));
         assert_eq!(
             message(r#"{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}"#).unwrap_err(),
-            "`messages[0].content[0]` is of type `image_url`, but the model reads text alone"
+            "`messages[0].content[0]` has type `image_url`, but the model supports only text"
         );
-        assert_eq!(message("3").unwrap_err(), "`messages[0]` must be an object, but is 3");
+        assert_eq!(message("3").unwrap_err(), "`messages[0]` must be an object, not 3");
         assert_eq!(message(r#"{"content": "a"}"#).unwrap_err(), "`messages[0]` has no role");
         assert_eq!(message(r#"{"role": "user"}"#).unwrap_err(), "`messages[0]` has no content");
     }
 
     #[test]
-    fn arguments_of_calls_become_objects() {
+    fn tool_call_arguments_become_objects() {
         let called = message(
             r#"{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}"#,
         )

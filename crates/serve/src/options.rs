@@ -1,4 +1,4 @@
-//! What a server accepts, and how patient it is.
+//! Server options.
 
 use std::time::Duration;
 
@@ -6,38 +6,38 @@ use weightloom_http::Secret;
 
 use crate::error::ServeError;
 
-/// What a server accepts, and how patient it is.
+/// Name, key and limits of a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServeOptions {
-    /// What the model is called.
+    /// The name of the model in requests.
     pub name: String,
-    /// What callers must show, if anything.
+    /// A key that requests must present.
     pub api_key: Option<Secret>,
-    /// Bytes of a request.
+    /// Maximum size of a request in bytes.
     pub max_request_bytes: usize,
-    /// Tokens of a prompt; as many as the model has positions, if not given.
+    /// Maximum length of a prompt; by default that of the model.
     pub max_prompt_tokens: Option<usize>,
-    /// Tokens that are written for a prompt; as many as the model has
-    /// positions, if not given.
+    /// Maximum number of new tokens per completion; by default limited by the
+    /// model only.
     pub max_new_tokens: Option<usize>,
-    /// Rows that are written at once: prompts times answers for each.
+    /// Maximum number of completions per request: prompts times `n`.
     pub max_batch: usize,
-    /// Requests that may wait while the model works on another.
+    /// Maximum number of waiting requests.
     pub max_waiting: usize,
-    /// Connections at a time. Others wait until they are accepted.
+    /// Maximum number of open connections; further clients wait.
     pub max_connections: usize,
-    /// How long a request may wait and run.
+    /// Time limit of a request, waiting included.
     pub request_timeout: Duration,
-    /// How long a client may take to send the head of a request, then its
-    /// body, and how long it may leave lying what is sent to it.
+    /// Time limit for a client to send the headers of a request, to send its
+    /// body, and to accept data.
     pub client_timeout: Duration,
-    /// How long requests may still run when the server is to end.
+    /// How long a shutdown waits for running requests.
     pub grace: Duration,
 }
 
 impl ServeOptions {
-    /// Options for a model of this name.
+    /// Default options for a model of this name.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_allow_nothing_are_refused() {
+    fn empty_and_zero_options_are_rejected() {
         let options = ServeOptions::new("m");
         assert_eq!(options.check(), Ok(()));
         let none = ServeOptions { max_batch: 0, ..options.clone() };
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_never_shown() {
+    fn debug_does_not_print_the_key() {
         let options = ServeOptions { api_key: Some(Secret::new("tulip")), ..ServeOptions::new("m") };
         assert!(!format!("{options:?}").contains("tulip"));
     }

@@ -1,4 +1,4 @@
-//! What the server answers to.
+//! Routes and handlers.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,160 +14,163 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use weightloom_errors::nearest;
-use weightloom_hub::Writer;
+use weightloom_hub::TextGenerator;
 
-use crate::answer::{Answer, Rest};
-use crate::ask::{Ask, Form};
-use crate::choice::Increment;
-use crate::events::{Events, Phase};
-use crate::fields::Fields;
-use crate::manner::Delivery;
+use crate::api_error::ApiError;
+use crate::choice::Delta;
+use crate::events::{Events, ServerState};
+use crate::generation_params::StreamMode;
+use crate::json_object::JsonObject;
 use crate::options::ServeOptions;
-use crate::refusal::Refusal;
-use crate::reply::{self, Reply};
-use crate::worker::{Job, Order};
+use crate::request::{CompletionRequest, Endpoint};
+use crate::response::{self, ResponseFormatter};
+use crate::response_state::{Progress, ResponseState};
+use crate::worker::{Job, QueuedRequest};
 use crate::{body, chat, completion, stream};
 
-/// What all requests share.
-pub(crate) struct Shared {
-    pub(crate) writer: Arc<Writer>,
+/// State shared by all handlers.
+pub(crate) struct AppState {
+    pub(crate) generator: Arc<TextGenerator>,
     pub(crate) options: ServeOptions,
     pub(crate) jobs: Sender<Job>,
-    /// Places for requests that run or wait.
-    pub(crate) places: Arc<Semaphore>,
-    pub(crate) phase: watch::Receiver<Phase>,
-    /// When the server began, in seconds since 1970.
-    pub(crate) since: u64,
+    /// Permits of requests that run or wait.
+    pub(crate) permits: Arc<Semaphore>,
+    pub(crate) server_state: watch::Receiver<ServerState>,
+    /// The Unix time at which the server started.
+    pub(crate) started: u64,
 }
 
 const PATHS: [&str; 4] = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/health"];
 
-/// All routes.
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let completions = |shared, request| answer(Form::Completion, shared, request);
-    let chat = |shared, request| answer(Form::Chat, shared, request);
+pub(crate) fn router(app: Arc<AppState>) -> Router {
+    let completions = |app, request| complete(Endpoint::Completion, app, request);
+    let chat = |app, request| complete(Endpoint::Chat, app, request);
     Router::new()
         .route("/health", get(health))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&shared), admit))
-        .with_state(shared)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), authenticate))
+        .with_state(app)
 }
 
-/// Lets those in who have the key. Whether the server is well, all may ask.
-async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let Some(key) = &shared.options.api_key else { return next.run(request).await };
-    let shown = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    let bearer = shown.and_then(|shown| shown.split_at_checked(7)).filter(|(scheme, _)| {
-        // The scheme is no secret.
-        scheme.eq_ignore_ascii_case(b"Bearer ")
-    });
-    let fits = bearer.is_some_and(|(_, shown)| key.matches(shown));
-    if fits || request.uri().path() == "/health" {
+/// Checks the API key. `/health` needs none.
+async fn authenticate(State(app): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let Some(key) = &app.options.api_key else { return next.run(request).await };
+    let header = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let bearer = header
+        .and_then(|header| header.split_at_checked(7))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
+    let is_valid = bearer.is_some_and(|(_, candidate)| key.matches(candidate));
+    if is_valid || request.uri().path() == "/health" {
         return next.run(request).await;
     }
-    let message = match shown {
-        None => "an API key is needed; send it as `Authorization: Bearer KEY`",
-        Some(_) => "the API key is wrong",
+    let message = match header {
+        None => "missing API key; send it as `Authorization: Bearer KEY`",
+        Some(_) => "invalid API key",
     };
-    Refusal::named(StatusCode::UNAUTHORIZED, "invalid_api_key", None, message).into_response()
+    ApiError::with_code(StatusCode::UNAUTHORIZED, "invalid_api_key", None, message).into_response()
 }
 
 async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [reply::model(&shared.options.name, shared.since)]}))
+async fn models(State(app): State<Arc<AppState>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [response::model(&app.options.name, app.started)]}))
 }
 
-async fn model(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
-    check_model(&id, &shared.options.name)?;
-    Ok(Json(reply::model(&id, shared.since)))
+async fn model(State(app): State<Arc<AppState>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    check_model(&id, &app.options.name)?;
+    Ok(Json(response::model(&id, app.started)))
 }
 
-fn check_model(asked: &str, served: &str) -> Result<(), Refusal> {
-    if asked == served {
+fn check_model(requested: &str, served: &str) -> Result<(), ApiError> {
+    if requested == served {
         return Ok(());
     }
-    let asked: String = asked.chars().take(200).collect();
-    let message = format!("there is no model `{asked}` here; the one that is served is `{served}`");
-    Err(Refusal::named(StatusCode::NOT_FOUND, "model_not_found", Some("model"), message))
+    let requested: String = requested.chars().take(200).collect();
+    let message = format!("model `{requested}` not found; this server serves `{served}`");
+    Err(ApiError::with_code(StatusCode::NOT_FOUND, "model_not_found", Some("model"), message))
 }
 
-async fn unknown_path(method: Method, uri: Uri) -> Refusal {
+async fn not_found(method: Method, uri: Uri) -> ApiError {
     let path: String = uri.path().chars().take(200).collect();
     let hint = match nearest(&path, PATHS) {
         Some(near) => format!("did you mean {near}?"),
-        None => format!("there are {}", PATHS.join(", ")),
+        None => format!("available: {}", PATHS.join(", ")),
     };
-    let message = format!("nothing answers to {method} {path}; {hint}");
-    Refusal::named(StatusCode::NOT_FOUND, "unknown_url", None, message)
+    let message = format!("no route for {method} {path}; {hint}");
+    ApiError::with_code(StatusCode::NOT_FOUND, "unknown_url", None, message)
 }
 
-async fn wrong_method(method: Method, uri: Uri) -> Refusal {
-    let message = format!("{} does not answer to {method}", uri.path());
-    Refusal::named(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", None, message)
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not support {method}", uri.path());
+    ApiError::with_code(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", None, message)
 }
 
-/// Answers a request for texts.
-async fn answer(
-    form: Form,
-    State(shared): State<Arc<Shared>>,
+/// Generates completions.
+async fn complete(
+    endpoint: Endpoint,
+    State(app): State<Arc<AppState>>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
-    let ServeOptions { max_request_bytes, client_timeout, request_timeout, .. } = shared.options;
+    let ServeOptions { max_request_bytes, client_timeout, request_timeout, .. } = app.options;
     let bytes = body::read(&parts.headers, body, max_request_bytes, client_timeout).await?;
-    let place = Arc::clone(&shared.places).try_acquire_owned();
-    let place = place.map_err(|_| Refusal::busy(shared.options.max_waiting))?;
-    // Long texts take time, which other connections shall not wait for.
-    let with = Arc::clone(&shared);
-    let read = tokio::task::spawn_blocking(move || read(form, &bytes, &with)).await;
-    let ask = read.map_err(|_| Refusal::failed("the request could not be read"))??;
+    let permit = Arc::clone(&app.permits).try_acquire_owned();
+    let permit = permit.map_err(|_| ApiError::queue_full(app.options.max_waiting))?;
+    // Tokenizing a long prompt must not block other connections.
+    let shared = Arc::clone(&app);
+    let parsed = tokio::task::spawn_blocking(move || parse(endpoint, &bytes, &shared)).await;
+    let request = parsed.map_err(|_| ApiError::internal("cannot parse the request"))??;
 
-    let ask = Arc::new(ask);
-    let reply = Reply::new(&ask, &shared.options.name, &shared.writer.tokenizer);
-    let answer = Answer::new(Arc::clone(&ask), &shared.writer);
-    let delivery = ask.manner.delivery;
-    let (tell, heard) = mpsc::unbounded_channel();
-    let order = Order::new(ask, place);
-    let mut events = Events::new(heard, order.clone(), shared.phase.clone(), arrived, request_timeout);
-    let sent = shared.jobs.send(Job { order, tell });
-    sent.map_err(|_| Refusal::failed("the model's thread is gone"))?;
-    if delivery == Delivery::Whole {
-        return whole(events, answer, &reply).await.map(IntoResponse::into_response);
+    let request = Arc::new(request);
+    let formatter = ResponseFormatter::new(&request, &app.options.name, &app.generator.tokenizer);
+    let state = ResponseState::new(Arc::clone(&request), &app.generator);
+    let stream_mode = request.params.stream_mode;
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let queued = QueuedRequest::new(request, permit);
+    let mut events =
+        Events::new(receiver, queued.clone(), app.server_state.clone(), arrived, request_timeout);
+    let sent = app.jobs.send(Job { queued, events: sender });
+    sent.map_err(|_| ApiError::internal("the model's thread has ended"))?;
+    if stream_mode == StreamMode::Off {
+        return complete_response(events, state, &formatter).await.map(IntoResponse::into_response);
     }
-    // What is wrong from the start gets a status that says so.
+    // A request that fails at once gets an error status.
     let first = events.next().await?;
-    Ok(stream::send(first, events, answer, reply))
+    Ok(stream::send(first, events, state, formatter))
 }
 
-fn read(form: Form, bytes: &[u8], shared: &Shared) -> Result<Ask, Refusal> {
-    let fields = Fields::parse(bytes)?;
-    if let Some(asked) = fields.text("model")? {
-        check_model(asked, &shared.options.name)?;
+fn parse(endpoint: Endpoint, bytes: &[u8], app: &AppState) -> Result<CompletionRequest, ApiError> {
+    let fields = JsonObject::parse(bytes)?;
+    if let Some(requested) = fields.text("model")? {
+        check_model(requested, &app.options.name)?;
     }
-    match form {
-        Form::Completion => completion::read(&fields, &shared.writer, &shared.options),
-        Form::Chat => chat::read(&fields, &shared.writer, &shared.options),
+    match endpoint {
+        Endpoint::Completion => completion::parse(&fields, &app.generator, &app.options),
+        Endpoint::Chat => chat::parse(&fields, &app.generator, &app.options),
     }
 }
 
-async fn whole(mut events: Events, mut answer: Answer, reply: &Reply) -> Result<Json<Value>, Refusal> {
-    let mut rows: Vec<Increment> = (0..answer.rows()).map(|_| Increment::default()).collect();
+async fn complete_response(
+    mut events: Events,
+    mut state: ResponseState,
+    formatter: &ResponseFormatter,
+) -> Result<Json<Value>, ApiError> {
+    let mut rows: Vec<Delta> = (0..state.rows()).map(|_| Delta::default()).collect();
     loop {
-        let (news, rest) = answer.take(events.next().await?);
-        for (row, increment) in news {
-            rows[row].append(increment);
+        let (deltas, progress) = state.apply(events.next().await?);
+        for (row, delta) in deltas {
+            rows[row].append(delta);
         }
-        if rest == Rest::Nothing {
-            return Ok(Json(reply.whole(&rows, answer.usage())));
+        if progress == Progress::Done {
+            return Ok(Json(formatter.complete(&rows, state.usage())));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The server from its first connection to its last.
+//! Accepting connections and shutting down.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,68 +11,67 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use weightloom_hub::Writer;
+use weightloom_hub::TextGenerator;
 
-use crate::connection;
+use crate::connection::serve_connection;
 use crate::error::ServeError;
-use crate::events::Phase;
+use crate::events::ServerState;
 use crate::options::ServeOptions;
-use crate::reply;
-use crate::routes::{self, Shared};
+use crate::response;
+use crate::routes::{self, AppState};
 use crate::worker;
 
-/// The pause after a connection could not be accepted, most likely because
-/// there are too many files.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause after a failed accept, most likely because of too many open files.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// How long those have to go whom the grace time did not suffice.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long aborted requests may take to send their error.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the model's thread may take to notice that nobody wants it.
-const LAST_STEP: Duration = Duration::from_secs(5);
+/// How long the model's thread may take to finish its current step.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers requests until `shutdown` comes. Then nothing new is accepted;
-/// requests that are there are answered, as far as the grace time allows.
+/// Serves requests until `shutdown` completes. It then accepts no new ones, and
+/// gives the current ones the grace period to finish.
 pub async fn serve(
     listener: TcpListener,
-    writer: Writer,
+    generator: TextGenerator,
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     options.check()?;
-    let (phase_is, phase) = watch::channel(Phase::Open);
-    let writer = Arc::new(writer);
-    // One runs, the others wait.
-    let room = options.max_waiting.min(Semaphore::MAX_PERMITS - 1) + 1;
-    let (jobs, ended) = worker::start(Arc::clone(&writer))?;
-    let (grace, patience) = (options.grace, options.client_timeout);
-    let most = options.max_connections.min(Semaphore::MAX_PERMITS);
-    let places = Arc::new(Semaphore::new(room));
-    let since = reply::now();
-    let shared = Shared { writer, options, jobs, places, phase: phase.clone(), since };
-    let router = routes::router(Arc::new(shared));
+    let (state_sender, server_state) = watch::channel(ServerState::Running);
+    let generator = Arc::new(generator);
+    // One request runs, the others wait.
+    let permits = options.max_waiting.min(Semaphore::MAX_PERMITS - 1) + 1;
+    let (jobs, ended) = worker::start(Arc::clone(&generator))?;
+    let (grace, client_timeout) = (options.grace, options.client_timeout);
+    let max_connections = options.max_connections.min(Semaphore::MAX_PERMITS);
+    let permits = Arc::new(Semaphore::new(permits));
+    let started = response::now();
+    let app = AppState { generator, options, jobs, permits, server_state: server_state.clone(), started };
+    let router = routes::router(Arc::new(app));
 
     let mut connections = JoinSet::new();
-    let desk = Desk { listener, router, patience, most, phase };
-    desk.accept(&mut connections, shutdown).await;
-    // Nobody can come any more.
-    drop(desk);
-    let _ = phase_is.send(Phase::Closing);
-    if timeout(grace, all(&mut connections)).await.is_err() {
-        let _ = phase_is.send(Phase::Cut);
-        let _ = timeout(LAST_WORDS, all(&mut connections)).await;
+    let acceptor = Acceptor { listener, router, client_timeout, max_connections, server_state };
+    acceptor.run(&mut connections, shutdown).await;
+    // Closes the listener.
+    drop(acceptor);
+    let _ = state_sender.send(ServerState::Draining);
+    if timeout(grace, join_all(&mut connections)).await.is_err() {
+        let _ = state_sender.send(ServerState::Aborting);
+        let _ = timeout(ABORT_TIMEOUT, join_all(&mut connections)).await;
     }
     connections.shutdown().await;
-    let _ = timeout(LAST_STEP, ended).await;
+    let _ = timeout(WORKER_TIMEOUT, ended).await;
     Ok(())
 }
 
-/// Listens on an address and answers requests until `shutdown` comes, with a
-/// runtime of its own. Port 0 takes any that is free; `on_ready` is told which,
-/// as soon as connections are accepted.
+/// Creates a runtime and a listener, and serves requests until `shutdown`
+/// completes. Port 0 is any free port; `on_ready` gets the address once
+/// connections are accepted.
 pub fn run(
     address: &str,
-    writer: Writer,
+    generator: TextGenerator,
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
     on_ready: impl FnOnce(SocketAddr),
@@ -85,34 +84,34 @@ pub fn run(
     let result = runtime.block_on(async {
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         on_ready(listener.local_addr().map_err(failed)?);
-        serve(listener, writer, options, shutdown).await
+        serve(listener, generator, options, shutdown).await
     });
-    // A request that is being read cannot be interrupted.
-    runtime.shutdown_timeout(LAST_WORDS);
+    // Parsing a request cannot be cancelled.
+    runtime.shutdown_timeout(ABORT_TIMEOUT);
     result
 }
 
-/// Where connections come in.
-struct Desk {
+/// Accepts connections.
+struct Acceptor {
     listener: TcpListener,
     router: Router,
-    patience: Duration,
-    /// Connections at a time.
-    most: usize,
-    phase: watch::Receiver<Phase>,
+    client_timeout: Duration,
+    max_connections: usize,
+    server_state: watch::Receiver<ServerState>,
 }
 
-impl Desk {
-    async fn accept(&self, connections: &mut JoinSet<()>, shutdown: impl Future<Output = ()>) {
+impl Acceptor {
+    async fn run(&self, connections: &mut JoinSet<()>, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
         loop {
             tokio::select! {
                 () = &mut shutdown => return,
                 Some(_) = connections.join_next() => {}
-                stream = self.next(), if connections.len() < self.most => {
+                stream = self.next(), if connections.len() < self.max_connections => {
                     let Ok(stream) = stream else { continue };
-                    let held = connection::hold(stream, self.router.clone(), self.patience, self.phase.clone());
-                    connections.spawn(held);
+                    let served =
+                        serve_connection(stream, self.router.clone(), self.client_timeout, self.server_state.clone());
+                    connections.spawn(served);
                 }
             }
         }
@@ -122,14 +121,13 @@ impl Desk {
         match self.listener.accept().await {
             Ok((stream, _)) => Ok(stream),
             Err(error) => {
-                sleep(PAUSE).await;
+                sleep(ACCEPT_RETRY).await;
                 Err(error)
             }
         }
     }
 }
 
-/// Waits for all connections.
-async fn all(connections: &mut JoinSet<()>) {
+async fn join_all(connections: &mut JoinSet<()>) {
     while connections.join_next().await.is_some() {}
 }

@@ -1,4 +1,4 @@
-//! Answers that are sent while they are written, as server-sent events.
+//! Streamed responses, as server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -6,67 +6,73 @@ use std::convert::Infallible;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::stream::unfold;
 use serde_json::Value;
 
-use crate::answer::{Answer, Rest};
 use crate::events::{Event, Events};
-use crate::reply::Reply;
+use crate::response::ResponseFormatter;
+use crate::response_state::{Progress, ResponseState};
 
-/// An answer that is being sent.
-struct Sending {
+/// A streamed response in progress.
+struct ResponseStream {
     events: Events,
-    answer: Answer,
-    reply: Reply,
+    state: ResponseState,
+    formatter: ResponseFormatter,
     lines: VecDeque<Bytes>,
-    rest: Rest,
+    progress: Progress,
 }
 
-/// Sends an answer, of which the first event has come.
-pub(crate) fn send(first: Event, events: Events, answer: Answer, reply: Reply) -> Response {
-    let mut sending = Sending { events, answer, reply, lines: VecDeque::new(), rest: Rest::More };
-    for chunk in sending.reply.opening(sending.answer.rows()) {
-        sending.line(&chunk);
+/// Streams a response whose first event has arrived.
+pub(crate) fn send(
+    first: Event,
+    events: Events,
+    state: ResponseState,
+    formatter: ResponseFormatter,
+) -> Response {
+    let mut stream =
+        ResponseStream { events, state, formatter, lines: VecDeque::new(), progress: Progress::Running };
+    for chunk in stream.formatter.first_chunks(stream.state.rows()) {
+        stream.push(&chunk);
     }
-    sending.take(first);
-    let body = stream::unfold(sending, |mut sending| async move {
-        sending.next().await.map(|line| (Ok::<_, Infallible>(line), sending))
+    stream.apply(first);
+    let body = unfold(stream, |mut stream| async move {
+        stream.next().await.map(|line| (Ok::<_, Infallible>(line), stream))
     });
     let headers = [(CONTENT_TYPE, "text/event-stream; charset=utf-8"), (CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(body)).into_response()
 }
 
-impl Sending {
+impl ResponseStream {
     async fn next(&mut self) -> Option<Bytes> {
-        while self.lines.is_empty() && self.rest == Rest::More {
+        while self.lines.is_empty() && self.progress == Progress::Running {
             match self.events.next().await {
-                Ok(event) => self.take(event),
-                Err(refusal) => {
-                    self.line(&refusal.to_json());
-                    self.rest = Rest::Nothing;
+                Ok(event) => self.apply(event),
+                Err(error) => {
+                    self.push(&error.to_json());
+                    self.progress = Progress::Done;
                 }
             }
         }
         self.lines.pop_front()
     }
 
-    fn take(&mut self, event: Event) {
-        let (news, rest) = self.answer.take(event);
-        for (row, increment) in news {
-            if !increment.is_empty() {
-                self.line(&self.reply.increment(row, &increment));
+    fn apply(&mut self, event: Event) {
+        let (deltas, progress) = self.state.apply(event);
+        for (row, delta) in deltas {
+            if !delta.is_empty() {
+                self.push(&self.formatter.delta_chunk(row, &delta));
             }
         }
-        if rest == Rest::Nothing {
-            if let Some(chunk) = self.reply.closing(self.answer.usage()) {
-                self.line(&chunk);
+        if progress == Progress::Done {
+            if let Some(chunk) = self.formatter.usage_chunk(self.state.usage()) {
+                self.push(&chunk);
             }
             self.lines.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
         }
-        self.rest = rest;
+        self.progress = progress;
     }
 
-    fn line(&mut self, chunk: &Value) {
+    fn push(&mut self, chunk: &Value) {
         self.lines.push_back(Bytes::from(format!("data: {chunk}\n\n")));
     }
 }

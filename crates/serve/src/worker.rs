@@ -1,8 +1,7 @@
-//! The thread on which the model works.
+//! The model's thread.
 //!
-//! It takes one request after the other. A request that panics is answered
-//! with an error, and the next one is taken: the model itself is never changed
-//! by a request.
+//! It processes one request at a time. A request that panics gets an error
+//! response, and the thread continues: requests never modify the model.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,45 +10,48 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
-use weightloom_hub::{HubError, WriteRequest, Writer};
+use weightloom_hub::{HubError, TextGenerator};
+use weightloom_nn::GenerateRequest;
 
-use crate::ask::Ask;
+use crate::api_error::ApiError;
 use crate::error::ServeError;
 use crate::events::Event;
-use crate::refusal::Refusal;
+use crate::request::CompletionRequest;
 
-/// One request, for the model.
+/// A request in the queue of the model's thread.
 pub(crate) struct Job {
-    pub(crate) order: Order,
-    pub(crate) tell: mpsc::UnboundedSender<Event>,
+    pub(crate) queued: QueuedRequest,
+    pub(crate) events: EventSender,
 }
 
-/// What is asked, and its place among those that wait. Whoever asked may take
-/// it back: what is left in the queue then is empty, and the place is free.
+/// A request with its permit. Either side may take it: the model's thread to
+/// process it, or its connection to cancel it, which frees the permit.
 #[derive(Clone)]
-pub(crate) struct Order(Arc<Mutex<Option<Placed>>>);
+pub(crate) struct QueuedRequest(Arc<Mutex<Option<Permitted>>>);
 
-type Placed = (Arc<Ask>, OwnedSemaphorePermit);
+type Permitted = (Arc<CompletionRequest>, OwnedSemaphorePermit);
 
-impl Order {
-    pub(crate) fn new(ask: Arc<Ask>, place: OwnedSemaphorePermit) -> Self {
-        Self(Arc::new(Mutex::new(Some((ask, place)))))
+impl QueuedRequest {
+    pub(crate) fn new(request: Arc<CompletionRequest>, permit: OwnedSemaphorePermit) -> Self {
+        Self(Arc::new(Mutex::new(Some((request, permit)))))
     }
 
-    /// What is asked, unless it was taken already.
-    pub(crate) fn take(&self) -> Option<Placed> {
+    /// Takes the request, unless it was taken before.
+    pub(crate) fn take(&self) -> Option<Permitted> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// Starts the thread. It ends when nobody can send any more, which the second
-/// result hears of. How many jobs wait is limited by their places.
-pub(crate) fn start(writer: Arc<Writer>) -> Result<(Sender<Job>, oneshot::Receiver<()>), ServeError> {
+/// Starts the thread. It ends when the sender is dropped, and then signals the
+/// receiver.
+pub(crate) fn start(
+    generator: Arc<TextGenerator>,
+) -> Result<(Sender<Job>, oneshot::Receiver<()>), ServeError> {
     let (jobs, queue) = channel();
     let (ended, end) = oneshot::channel();
     let work = move || {
-        take_all(&queue, |ask, tell| perform(&writer, ask, tell));
-        drop(writer);
+        process_all(&queue, |request, events| process(&generator, request, events));
+        drop(generator);
         let _ = ended.send(());
     };
     let thread = thread::Builder::new().name("model".to_owned()).spawn(work);
@@ -57,42 +59,49 @@ pub(crate) fn start(writer: Arc<Writer>) -> Result<(Sender<Job>, oneshot::Receiv
     Ok((jobs, end))
 }
 
-type Tell = mpsc::UnboundedSender<Event>;
+type EventSender = mpsc::UnboundedSender<Event>;
 
-fn take_all(queue: &Receiver<Job>, perform: impl Fn(&Ask, &Tell) -> Result<(), HubError>) {
-    while let Ok(Job { order, tell }) = queue.recv() {
-        let Some((ask, place)) = order.take().filter(|_| !tell.is_closed()) else { continue };
-        let last = match catch_unwind(AssertUnwindSafe(|| perform(&ask, &tell))) {
+fn process_all(
+    queue: &Receiver<Job>,
+    process: impl Fn(&CompletionRequest, &EventSender) -> Result<(), HubError>,
+) {
+    while let Ok(Job { queued, events }) = queue.recv() {
+        let Some((request, permit)) = queued.take().filter(|_| !events.is_closed()) else { continue };
+        let last = match catch_unwind(AssertUnwindSafe(|| process(&request, &events))) {
             Ok(Ok(())) => Event::Done,
-            Ok(Err(error)) => Event::Failed(Refusal::of_model(&error, ask.form.prompt_field())),
-            Err(_) => Event::Failed(Refusal::failed("the model panicked over this request")),
+            Ok(Err(error)) => Event::Failed(ApiError::from_model(&error, request.endpoint.prompt_field())),
+            Err(_) => Event::Failed(ApiError::internal("the model panicked on this request")),
         };
-        // Who hears of the end may ask again at once.
-        drop(place);
-        let _ = tell.send(last);
+        // Before the last event, since the client may then send another request.
+        drop(permit);
+        let _ = events.send(last);
     }
 }
 
-fn perform(writer: &Writer, ask: &Ask, tell: &Tell) -> Result<(), HubError> {
-    if let Some(count) = ask.scored() {
-        let rows: Vec<&[u32]> = ask.prompts.iter().map(|prompt| prompt.tokens.as_slice()).collect();
-        let scores = writer.score(&rows, count)?;
-        if tell.send(Event::Scores(scores)).is_err() {
+fn process(
+    generator: &TextGenerator,
+    request: &CompletionRequest,
+    events: &EventSender,
+) -> Result<(), HubError> {
+    if let Some(count) = request.prompt_logprobs() {
+        let rows: Vec<&[u32]> = request.prompts.iter().map(|prompt| prompt.tokens.as_slice()).collect();
+        let scores = generator.score(&rows, count)?;
+        if events.send(Event::Scores(scores)).is_err() {
             return Ok(());
         }
     }
-    if ask.max_new_tokens == 0 {
+    if request.max_new_tokens == 0 {
         return Ok(());
     }
-    let request = WriteRequest {
-        prompts: (0..ask.rows()).map(|row| ask.prompt_of(row).tokens.clone()).collect(),
-        max_new_tokens: ask.max_new_tokens,
-        sampling: ask.manner.sampling.clone(),
-        stop: ask.manner.stop.clone(),
-        ends: ask.manner.ends,
-        likeliest: ask.likeliest,
+    let stop = &request.params.stop;
+    let request = GenerateRequest {
+        prompts: (0..request.rows()).map(|row| request.prompt_of(row).tokens.clone()).collect(),
+        max_new_tokens: request.max_new_tokens,
+        sampling: request.params.sampling.clone(),
+        stop_tokens: Vec::new(),
+        top_logprobs: request.top_logprobs,
     };
-    writer.write(&request, |piece| match tell.send(Event::Piece(piece.clone())) {
+    generator.generate(&request, stop, |token| match events.send(Event::Token(token.clone())) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     })?;
@@ -104,51 +113,56 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
     use tokio::sync::Semaphore;
-    use weightloom_hub::Ends;
+    use weightloom_hub::StopCriteria;
     use weightloom_nn::Sampling;
 
     use super::*;
-    use crate::ask::Form;
-    use crate::manner::{Delivery, Manner};
+    use crate::generation_params::{GenerationParams, StreamMode};
+    use crate::request::Endpoint;
 
-    fn job(max_new_tokens: usize, places: &Arc<Semaphore>) -> (Job, mpsc::UnboundedReceiver<Event>) {
-        let manner = Manner {
-            copies: 1,
+    fn job(max_new_tokens: usize, permits: &Arc<Semaphore>) -> (Job, mpsc::UnboundedReceiver<Event>) {
+        let params = GenerationParams {
+            n: 1,
             sampling: Sampling::default(),
-            stop: Vec::new(),
-            ends: Ends::Heeded,
-            delivery: Delivery::Whole,
+            stop: StopCriteria::default(),
+            stream_mode: StreamMode::Off,
         };
-        let ask = Ask { form: Form::Chat, prompts: Vec::new(), max_new_tokens, manner, likeliest: None };
-        let (tell, events) = mpsc::unbounded_channel();
-        let place = Arc::clone(places).try_acquire_owned().unwrap();
-        (Job { order: Order::new(Arc::new(ask), place), tell }, events)
+        let request = CompletionRequest {
+            endpoint: Endpoint::Chat,
+            prompts: Vec::new(),
+            max_new_tokens,
+            params,
+            top_logprobs: None,
+        };
+        let (sender, events) = mpsc::unbounded_channel();
+        let permit = Arc::clone(permits).try_acquire_owned().unwrap();
+        (Job { queued: QueuedRequest::new(Arc::new(request), permit), events: sender }, events)
     }
 
     #[test]
-    fn a_panic_is_an_answer_and_the_next_request_is_taken() {
-        let places = Arc::new(Semaphore::new(3));
+    fn a_panic_gets_an_error_and_the_next_request_is_processed() {
+        let permits = Arc::new(Semaphore::new(3));
         let (jobs, queue) = channel();
-        let mut heard = Vec::new();
-        let (abandoned, _) = job(2, &places);
-        for (job, events) in [job(1, &places), job(0, &places)] {
+        let mut receivers = Vec::new();
+        let (abandoned, _) = job(2, &permits);
+        for (job, events) in [job(1, &permits), job(0, &permits)] {
             jobs.send(job).unwrap();
-            heard.push(events);
+            receivers.push(events);
         }
         jobs.send(abandoned).unwrap();
         drop(jobs);
-        let perform = |ask: &Ask, _: &Tell| match ask.max_new_tokens {
+        let process = |request: &CompletionRequest, _: &EventSender| match request.max_new_tokens {
             0 => Ok(()),
             1 => panic!("as expected"),
-            _ => unreachable!("nobody listens"),
+            _ => unreachable!("the request was cancelled"),
         };
-        take_all(&queue, perform);
-        let told = |event: Option<Event>| match event {
-            Some(Event::Failed(refusal)) => refusal.message().to_owned(),
+        process_all(&queue, process);
+        let describe = |event: Option<Event>| match event {
+            Some(Event::Failed(error)) => error.message().to_owned(),
             other => format!("{other:?}"),
         };
-        assert_eq!(told(heard[0].blocking_recv()), "the model panicked over this request");
-        assert_eq!(told(heard[1].blocking_recv()), "Some(Done)");
-        assert_eq!(places.available_permits(), 3);
+        assert_eq!(describe(receivers[0].blocking_recv()), "the model panicked on this request");
+        assert_eq!(describe(receivers[1].blocking_recv()), "Some(Done)");
+        assert_eq!(permits.available_permits(), 3);
     }
 }

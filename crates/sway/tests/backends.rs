@@ -13,7 +13,7 @@ use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, LoadOptions, Writer};
+use weightloom_hub::{Families, Hub, LoadOptions, TextGenerator};
 use weightloom_layout::DType;
 use weightloom_serve::ServeOptions;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
@@ -333,11 +333,11 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
     let mut backend = build("base: model", &tuned, "");
     let error = backend.preflight().unwrap_err();
     assert!(error.to_string().contains('9'), "{error}");
-    assert!(error.hint().unwrap().contains("the model that the adapter was tuned from"), "{error}");
+    assert!(error.hint().unwrap().contains("the adapter's base model"), "{error}");
 }
 
 /// What writes like the tiny model, with or without its adapter.
-fn writer(adapter: Option<&Path>) -> Writer {
+fn writer(adapter: Option<&Path>) -> TextGenerator {
     let model = hub().open(tiny().join("model").to_str().unwrap(), &()).unwrap();
     let options = LoadOptions { dtype: Some(DType::F32), ..LoadOptions::default() };
     let decoder = model.load(&options, &()).unwrap().decoder;
@@ -345,7 +345,7 @@ fn writer(adapter: Option<&Path>) -> Writer {
         let source = Source::open(folder).unwrap();
         (model.adapter(&decoder, &source, &()).unwrap(), 1.0)
     });
-    Writer {
+    TextGenerator {
         adapter,
         decoder,
         tokenizer: model.tokenizer().unwrap(),
@@ -355,7 +355,7 @@ fn writer(adapter: Option<&Path>) -> Writer {
 }
 
 /// The address of a server that runs until the tests end.
-fn served(writer: Writer) -> String {
+fn served(writer: TextGenerator) -> String {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
         let options = ServeOptions::new("tiny");

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{DTensor, DistContext, Role};
 use weightloom_gang::Gangs;
 use weightloom_layout::DType;
-use weightloom_nn::{Adapter, Decoder, Dropout, Kept};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Dropout};
 use weightloom_tensor::Tensor;
 
 use crate::error::TrainError;
@@ -49,7 +49,7 @@ pub struct Engine {
     pub(crate) stage_count: usize,
     pub(crate) schedule: Arc<Schedule>,
     pub(crate) optimizer: Box<dyn Optimizer>,
-    kept: Kept,
+    checkpointing: ActivationCheckpointing,
     dropout: f64,
 }
 
@@ -68,7 +68,7 @@ pub struct EngineSettings<'a> {
     /// Which parameters stay as they are.
     pub frozen: &'a Patterns,
     /// What the tape keeps of a layer.
-    pub kept: Kept,
+    pub checkpointing: ActivationCheckpointing,
     /// The share of its inputs that an adapter does not see.
     pub dropout: f64,
 }
@@ -79,7 +79,8 @@ impl Engine {
         settings: EngineSettings<'_>,
         stages: Vec<(usize, Decoder, Option<Adapter>)>,
     ) -> Result<Self, TrainError> {
-        let EngineSettings { gangs, dist, schedule, optimizer, decay, frozen, kept, dropout } = settings;
+        let EngineSettings { gangs, dist, schedule, optimizer, decay, frozen, checkpointing, dropout } =
+            settings;
         let mut made = Vec::with_capacity(stages.len());
         for (number, mut decoder, mut adapter) in stages {
             for (name, value) in decoder.parameters_mut() {
@@ -107,7 +108,7 @@ impl Engine {
         if let Some(stage) = made.first() {
             dist.overlap(stage.decoder.plan().mesh())?;
         }
-        Ok(Self { gangs, dist, stages: made, stage_count, schedule, optimizer, kept, dropout })
+        Ok(Self { gangs, dist, stages: made, stage_count, schedule, optimizer, checkpointing, dropout })
     }
 
     /// This rank's stages.

@@ -13,7 +13,9 @@ use weightloom_dtensor::DistContext;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom_hub::{LoadOptions, new_decoder};
 use weightloom_layout::DType;
-use weightloom_nn::{AttentionConfig, DecoderConfig, Input, Kept, MlpConfig, Parallel, Pass, Stage};
+use weightloom_nn::{
+    ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
+};
 use weightloom_tensor::memory;
 use weightloom_train::config::{Config, PipelineSchedule};
 use weightloom_train::dry::{DrySettings, MemoryReport, StageReport, dry_run};
@@ -53,7 +55,7 @@ fn predicted(config: &Config) -> (StageReport, MemoryReport) {
 }
 
 /// Bytes that one micro-batch keeps, and the most that a step has in use.
-fn measured(config: &Config, kept: Kept) -> (u64, u64) {
+fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u64) {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
     let before = memory::statistics().in_use;
@@ -83,7 +85,9 @@ fn measured(config: &Config, kept: Kept) -> (u64, u64) {
     let decoder = &engine.stages()[0].decoder;
     let held = memory::statistics().in_use;
     let batch = decoder.batch(&micro.inputs, rows).unwrap();
-    let hidden = decoder.hidden(Input::Tokens(batch.clone()), Pass { kept, ..Pass::default() }).unwrap();
+    let hidden = decoder
+        .forward(Input::Tokens(batch.clone()), ForwardArgs { kept, ..ForwardArgs::default() })
+        .unwrap();
     let loss = decoder.loss(&hidden, &batch, 1.0, None).unwrap();
     drop((hidden, batch));
     let of_passes = memory::statistics().in_use - held;
@@ -100,11 +104,11 @@ fn measured(config: &Config, kept: Kept) -> (u64, u64) {
 #[test]
 fn memory_is_as_predicted() {
     for (precision, recompute, micro, kept) in [
-        ("f32", "off", 8, Kept::All),
-        ("f32", "off", 2, Kept::All),
-        ("f32", "full", 8, Kept::Input),
-        ("bf16", "off", 4, Kept::All),
-        ("bf16", "full", 4, Kept::Input),
+        ("f32", "off", 8, ActivationCheckpointing::Off),
+        ("f32", "off", 2, ActivationCheckpointing::Off),
+        ("f32", "full", 8, ActivationCheckpointing::Full),
+        ("bf16", "off", 4, ActivationCheckpointing::Off),
+        ("bf16", "full", 4, ActivationCheckpointing::Full),
     ] {
         let config: Config = serde_json::from_value(json!({
             "model": { "name": "llama" },

@@ -11,7 +11,7 @@ use weightloom_dtensor::DistContext;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::{LoadOptions, new_decoder};
-use weightloom_nn::{IGNORED, Kept, Parallel, Stage};
+use weightloom_nn::{ActivationCheckpointing, IGNORED, Parallel, Stage};
 use weightloom_train::TrainError;
 use weightloom_train::config::{OptimizerConfig, PipelineSchedule};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -114,7 +114,7 @@ fn engine(schedule: Schedule) -> Engine {
         optimizer: from_config(&optimizer).unwrap(),
         decay: &WeightDecay::new(&optimizer, []).unwrap(),
         frozen: &Patterns::new("none", &[]).unwrap(),
-        kept: Kept::All,
+        checkpointing: ActivationCheckpointing::Off,
         dropout: 0.0,
     };
     Engine::new(settings, vec![(0, decoder, None)]).unwrap()

@@ -64,7 +64,7 @@ impl Family for Qwen3Moe {
             chosen: config.num_experts_per_tok,
             inner: config.moe_intermediate_size,
             weights: if config.norm_topk_prob { ExpertWeights::Normalised } else { ExpertWeights::OfAll },
-            layers: LayerChoice::where_(decoder.layers, has),
+            layers: LayerChoice::matching(decoder.layers, has),
         });
         Ok(decoder)
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use weightloom_dtensor::Release;
 use weightloom_layout::DType;
-use weightloom_nn::{Positions, Usage};
+use weightloom_nn::{SequenceParallelism, Usage};
 
 use crate::metrics::SinkKind;
 use crate::optimizer::OptimizerConfig;
@@ -130,8 +130,12 @@ impl Accelerator {
                 true => Release::AfterUse,
                 false => Release::Keep,
             },
-            ahead: if shards > 1 { self.prefetch } else { 0 },
-            positions: if self.sequence_parallel { Positions::Shared } else { Positions::Whole },
+            prefetch: if shards > 1 { self.prefetch } else { 0 },
+            sequence_parallel: if self.sequence_parallel {
+                SequenceParallelism::On
+            } else {
+                SequenceParallelism::Off
+            },
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use weightloom_dtensor::{CommRecord, DTensor, backward};
 use weightloom_layout::{DType, Layout, Shape};
-use weightloom_nn::{Input, Pass};
+use weightloom_nn::{ForwardArgs, Input};
 use weightloom_tensor::{Device, Tensor, TensorError, counted};
 
 use super::DryError;
@@ -10,7 +10,7 @@ use super::setup::Setup;
 use super::stage::DryStage;
 
 /// What the passes of one micro-batch take. Memory is in bytes, and is counted
-/// from what is there when a pass begins.
+/// from what is there when a args begins.
 pub(super) struct Passes {
     /// What is kept between the passes: what grows with rows, and the rest.
     pub(super) activations: u64,
@@ -120,8 +120,13 @@ impl Way<'_> {
         };
         let dropout = self.setup.config.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then_some(weightloom_nn::Dropout { probability: dropout, seed: 0 });
-        let pass = Pass { changes: change.into(), kept: self.setup.kept(), dropout, ..Pass::default() };
-        let hidden = decoder.hidden(given, pass)?;
+        let args = ForwardArgs {
+            adapters: change.into(),
+            checkpointing: self.setup.checkpointing(),
+            dropout,
+            ..ForwardArgs::default()
+        };
+        let hidden = decoder.forward(given, args)?;
         let output = match decoder.stage().is_last() {
             true => decoder.loss(&hidden, &self.tokens(rows)?, 1.0, change)?,
             false => hidden,

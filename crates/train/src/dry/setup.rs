@@ -1,7 +1,7 @@
 //! What follows from a configuration for every rank.
 
 use weightloom_layout::{DType, Mesh};
-use weightloom_nn::{DecoderConfig, Kept, Parallel, Plan, Stage, Usage, parameters};
+use weightloom_nn::{ActivationCheckpointing, DecoderConfig, Parallel, Plan, Stage, Usage, parameters};
 
 use super::report::{BatchReport, MeshReport};
 use super::{DryError, DrySettings};
@@ -104,10 +104,10 @@ impl<'a> Setup<'a> {
     }
 
     /// What the tape keeps of a layer.
-    pub(super) fn kept(&self) -> Kept {
+    pub(super) fn checkpointing(&self) -> ActivationCheckpointing {
         match self.config.train.gradient_checkpointing {
-            GradientCheckpointing::Off => Kept::All,
-            GradientCheckpointing::Full => Kept::Input,
+            GradientCheckpointing::Off => ActivationCheckpointing::Off,
+            GradientCheckpointing::Full => ActivationCheckpointing::Full,
         }
     }
 

@@ -299,7 +299,7 @@ fn gathered(setup: &Setup<'_>, decoder: &Decoder) -> u64 {
             .sum()
     };
     let layers: Vec<u64> = decoder.stage().layers.clone().map(of_layer).collect();
-    let at_once = (setup.usage().ahead + 1).min(layers.len().max(1));
+    let at_once = (setup.usage().prefetch + 1).min(layers.len().max(1));
     layers.windows(at_once).map(|some| some.iter().sum()).max().unwrap_or(0)
 }
 

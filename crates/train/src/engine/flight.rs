@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weightloom_dtensor::{DTensor, GradientReduction, NanCheck, PassContext, backward};
 use weightloom_gang::Elements;
 use weightloom_layout::Shape;
-use weightloom_nn::{Input, Pass};
+use weightloom_nn::{ForwardArgs, Input};
 use weightloom_tensor::{TensorError, no_grad};
 
 use super::{Engine, StageModel, StepSettings};
@@ -157,12 +157,12 @@ impl Engine {
             stage,
             batch,
             input.as_ref(),
-            Pass {
-                changes: stage.change().into(),
-                kept: self.kept,
+            ForwardArgs {
+                adapters: stage.change().into(),
+                checkpointing: self.checkpointing,
                 dropout: self.dropout(step, micro),
                 context,
-                ..Pass::default()
+                ..ForwardArgs::default()
             },
         )?;
         let output = if number + 1 == self.stage_count {
@@ -183,13 +183,13 @@ impl Engine {
         stage: &StageModel,
         batch: &MicroBatch,
         input: Option<&DTensor>,
-        pass: Pass<'_>,
+        args: ForwardArgs<'_>,
     ) -> Result<DTensor, TrainError> {
         let input = match input {
             Some(hidden) => Input::Hidden(hidden.clone()),
             None => Input::Tokens(stage.decoder.batch(&batch.inputs, batch.rows)?),
         };
-        Ok(stage.decoder.hidden(input, pass)?)
+        Ok(stage.decoder.forward(input, args)?)
     }
 
     fn backward(&self, flight: &mut Flight, stage: usize, micro: usize) -> Result<(), TrainError> {
@@ -229,8 +229,8 @@ impl Engine {
                     _ if pp == 1 => here.take(),
                     _ => Some(self.receive(batch, (number - 1) % pp, tag(activation(number - 1, 0)))?),
                 };
-                let pass = Pass { changes: stage.change().into(), ..Pass::default() };
-                let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), pass))?;
+                let args = ForwardArgs { adapters: stage.change().into(), ..ForwardArgs::default() };
+                let hidden = no_grad(|| self.hidden(stage, batch, input.as_ref(), args))?;
                 if number + 1 == stages {
                     let of_rows = stage.decoder.batch(&batch.targets, batch.rows)?;
                     let sum = no_grad(|| stage.decoder.loss(&hidden, &of_rows, 1.0, stage.change()))?;
@@ -273,7 +273,7 @@ impl Engine {
         let stage = self.stages.first().ok_or(TrainError::NoStage { number: 0, rank: 0 })?;
         let plan = stage.decoder.plan();
         let layout = plan.hidden_layout(plan.batch_layout()?)?;
-        let shape = [batch.rows * plan.sharers(), batch.time(), stage.decoder.config().hidden];
+        let shape = [batch.rows * plan.data_parallel_size(), batch.time(), stage.decoder.config().hidden];
         let shape = Shape::new(&shape).map_err(TensorError::from)?;
         let local = layout.local_shape(&shape, self.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let received = self.received(self.compute_dtype(), &local, from, tag)?;

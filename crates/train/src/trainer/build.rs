@@ -13,7 +13,7 @@ use weightloom_hub::{
     Hub, LoadOptions, Model, Place, config_file, load_decoder, new_decoder, text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
-use weightloom_nn::{Adapter, Decoder, Kept, Stage, parameters};
+use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
 
 use super::adapter;
 use super::blueprint::Blueprint;
@@ -133,9 +133,9 @@ pub(super) fn build(
         optimizer: from_config(&config.train.optimizer)?,
         decay: &decay,
         frozen: &frozen,
-        kept: match config.train.gradient_checkpointing {
-            GradientCheckpointing::Off => Kept::All,
-            GradientCheckpointing::Full => Kept::Input,
+        checkpointing: match config.train.gradient_checkpointing {
+            GradientCheckpointing::Off => ActivationCheckpointing::Off,
+            GradientCheckpointing::Full => ActivationCheckpointing::Full,
         },
         dropout: lora.map_or(0.0, |lora| lora.dropout),
     };

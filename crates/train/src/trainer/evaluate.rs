@@ -2,7 +2,7 @@
 
 use weightloom_gang::Gang;
 use weightloom_hub::text::{Special, SpecialText, Tokenizer};
-use weightloom_nn::{Generation, Request, Sampling};
+use weightloom_nn::{GenerateRequest, Generation, Sampling};
 use weightloom_tensor::no_grad;
 
 use super::batch::micro_batches;
@@ -80,12 +80,12 @@ fn written(
         if tokens.is_empty() {
             tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
         }
-        let request = Request {
+        let request = GenerateRequest {
             prompts: vec![tokens],
             max_new_tokens: config.max_new_tokens,
             sampling: Sampling { temperature: config.temperature, seed, ..Sampling::default() },
-            stop: tokenizer.eos().to_vec(),
-            ..Request::default()
+            stop_tokens: tokenizer.eos().to_vec(),
+            ..GenerateRequest::default()
         };
         let adapter = stage.adapter.as_ref().map(|adapter| (adapter, 1.0));
         let made = no_grad(|| Generation::new(&stage.decoder, adapter, request)?.run())?;

@@ -13,7 +13,9 @@ use weightloom_dtensor::{DistContext, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{LoadOptions, load_decoder, new_decoder};
 use weightloom_layout::DType;
-use weightloom_nn::{Adapter, Decoder, DecoderConfig, Kept, Parallel, Positions, Stage, Usage};
+use weightloom_nn::{
+    ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Parallel, SequenceParallelism, Stage, Usage,
+};
 use weightloom_tensor::Tensor;
 use weightloom_train::config::{OptimizerConfig, OptimizerKind, PipelineSchedule};
 use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings, Stepped};
@@ -104,7 +106,7 @@ pub struct Arrangement {
     pub schedule: PipelineSchedule,
     /// Stages on each rank of a pipeline.
     pub chunks: usize,
-    pub kept: Kept,
+    pub checkpointing: ActivationCheckpointing,
     pub usage: Usage,
 }
 
@@ -116,7 +118,7 @@ pub fn alone() -> Arrangement {
         micros: 1,
         schedule: PipelineSchedule::GPipe,
         chunks: 1,
-        kept: Kept::All,
+        checkpointing: ActivationCheckpointing::Off,
         usage: Usage::default(),
     }
 }
@@ -134,18 +136,18 @@ impl Arrangement {
     /// Gathered parameters go after use, and those of the next layer are
     /// gathered ahead.
     pub fn after_use(self) -> Self {
-        let usage = Usage { release: Release::AfterUse, ahead: 1, ..self.usage };
+        let usage = Usage { release: Release::AfterUse, prefetch: 1, ..self.usage };
         Self { usage, ..self }
     }
 
     /// Tensor-parallel ranks share positions too.
     pub fn sequence(self) -> Self {
-        Self { usage: Usage { positions: Positions::Shared, ..self.usage }, ..self }
+        Self { usage: Usage { sequence_parallel: SequenceParallelism::On, ..self.usage }, ..self }
     }
 
     /// Layers are computed again.
     pub fn recomputed(self) -> Self {
-        Self { kept: Kept::Input, ..self }
+        Self { checkpointing: ActivationCheckpointing::Full, ..self }
     }
 
     /// Computes in bf16, with weights and sums of gradients in f32.
@@ -214,7 +216,7 @@ impl Trainer {
             optimizer: from_config(&recipe.optimizer).unwrap(),
             decay: &WeightDecay::new(&recipe.optimizer, []).unwrap(),
             frozen: &Patterns::new("none", &[]).unwrap(),
-            kept: how.kept,
+            checkpointing: how.checkpointing,
             dropout: 0.0,
         };
         let engine = Engine::new(settings, stages).unwrap();

@@ -13,10 +13,12 @@ use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
 use weightloom::hub::text::{ChatContext, Data, Message};
-use weightloom::hub::{Ends, HubError, LoadOptions, Model, Piece, WriteRequest, Writer, sampling_of};
+use weightloom::hub::{
+    EosHandling, HubError, LoadOptions, Model, StopCriteria, StreamedToken, TextGenerator, default_sampling,
+};
 use weightloom::launch::Launch;
 use weightloom::layout::DType;
-use weightloom::nn::{Finish, Sampling, merged};
+use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
 
 use super::convert::dtype;
 use super::failure::Failure;
@@ -71,12 +73,12 @@ impl RunArgs {
     }
 
     /// Loads the model on a rank.
-    pub(super) fn writer(
+    pub(super) fn generator(
         &self,
         model: &Model,
         gangs: Option<Gangs>,
         output: Output,
-    ) -> Result<Writer, Failure> {
+    ) -> Result<TextGenerator, Failure> {
         let way = self.mmap.then_some(ReadMode::Mapped);
         let options = LoadOptions { gangs, dtype: self.dtype, way, ..LoadOptions::default() };
         let progress = Progress::new(output);
@@ -92,12 +94,12 @@ impl RunArgs {
             let source = Source::open(folder)?;
             let loaded = model.adapter(&decoder, &source, &progress)?;
             if self.merge {
-                decoder = merged(&decoder, &loaded, self.adapter_scale).map_err(HubError::from)?;
+                decoder = merge_adapter(&decoder, &loaded, self.adapter_scale).map_err(HubError::from)?;
             } else {
                 adapter = Some((loaded, self.adapter_scale));
             }
         }
-        Ok(Writer {
+        Ok(TextGenerator {
             decoder,
             adapter,
             tokenizer,
@@ -201,14 +203,14 @@ pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
 }
 
 impl GenerateArgs {
-    fn sampling(&self, writer: &Writer) -> Sampling {
+    fn sampling(&self, generator: &TextGenerator) -> Sampling {
         let drawn = self.sample
             || self.temperature.is_some()
             || self.top_k.is_some()
             || self.top_p.is_some()
             || self.min_p.is_some();
         let mut sampling = if drawn {
-            sampling_of(&writer.defaults, self.seed)
+            default_sampling(&generator.defaults, self.seed)
         } else {
             Sampling { seed: self.seed, ..Sampling::default() }
         };
@@ -220,14 +222,14 @@ impl GenerateArgs {
         sampling
     }
 
-    fn prompt(&self, writer: &Writer, text: &str) -> Result<Vec<u32>, Failure> {
+    fn prompt(&self, generator: &TextGenerator, text: &str) -> Result<Vec<u32>, Failure> {
         if !self.chat {
-            return Ok(writer.prompt(text)?);
+            return Ok(generator.encode_prompt(text)?);
         }
         let system = self.system.iter().map(|text| Message::new("system", text.as_str()));
         let messages: Vec<Message> = system.chain([Message::new("user", Data::from(text))]).collect();
         let context = ChatContext { now: now(), ..ChatContext::default() };
-        Ok(writer.chat(&messages, &context)?)
+        Ok(generator.encode_chat(&messages, &context)?)
     }
 }
 
@@ -286,25 +288,27 @@ fn write(
     output: Output,
 ) -> Result<Answer, Failure> {
     let first = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
-    let writer = args.run.writer(model, gangs, if first { output } else { Output::Json })?;
-    let prompt = args.prompt(&writer, text)?;
+    let generator = args.run.generator(model, gangs, if first { output } else { Output::Json })?;
+    let prompt = args.prompt(&generator, text)?;
     let load_seconds = begun.elapsed().as_secs_f64();
-    let request = WriteRequest {
+    let request = GenerateRequest {
         prompts: vec![prompt.clone()],
         max_new_tokens: args.max_new_tokens,
-        sampling: args.sampling(&writer),
-        stop: args.stop.clone(),
-        ends: if args.ignore_eos { Ends::Ignored } else { Ends::Heeded },
-        likeliest: None,
+        sampling: args.sampling(&generator),
+        ..GenerateRequest::default()
+    };
+    let stop = StopCriteria {
+        strings: args.stop.clone(),
+        eos: if args.ignore_eos { EosHandling::Ignore } else { EosHandling::Stop },
     };
     let started = Instant::now();
     let mut first_token = None;
-    let told = first && output == Output::Text;
-    let tell = |piece: &Piece| {
+    let streams = first && output == Output::Text;
+    let on_token = |token: &StreamedToken| {
         first_token.get_or_insert_with(|| started.elapsed());
-        if told && !piece.text.is_empty() {
+        if streams && !token.text.is_empty() {
             let mut out = io::stdout().lock();
-            let written = out.write_all(piece.text.as_bytes()).and_then(|()| out.flush());
+            let written = out.write_all(token.text.as_bytes()).and_then(|()| out.flush());
             // A reader that has seen enough ends the work.
             if written.is_err() {
                 return ControlFlow::Break(());
@@ -312,15 +316,15 @@ fn write(
         }
         ControlFlow::Continue(())
     };
-    let written = writer.write(&request, tell)?;
-    if told {
+    let written = generator.generate(&request, &stop, on_token)?;
+    if streams {
         let _ = writeln!(io::stdout().lock());
     }
     let seconds = started.elapsed().as_secs_f64();
     let first_token = first_token.map_or(0.0, |time| time.as_secs_f64());
     let row = written.into_iter().next();
     let (text, tokens, finish) = row.map_or_else(
-        || (String::new(), Vec::new(), Finish::Length),
+        || (String::new(), Vec::new(), FinishReason::Length),
         |row| (row.text, row.tokens, row.finish),
     );
     let later = tokens.len().saturating_sub(1);
@@ -329,8 +333,8 @@ fn write(
         text,
         prompt_tokens: prompt.len(),
         finish: match finish {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
         },
         load_seconds,
         first_token_seconds: first_token,

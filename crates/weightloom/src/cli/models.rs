@@ -358,7 +358,7 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         shown.family = Some(family.name().to_owned());
         shown.parameters = Some(count);
         let specs = parameters(&decoder, &Stage::whole(decoder.layers));
-        shown.sharding = Some(family.parallel().about(&specs));
+        shown.sharding = Some(family.parallel().restricted_to(&specs));
         shown.decoder = Some(decoder);
         shown.config = Some(config);
     }

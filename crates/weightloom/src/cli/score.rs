@@ -52,14 +52,14 @@ struct Scored {
 pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure> {
     let text = prompt_text(&args.text)?;
     let model = args.run.open(&args.name, output)?;
-    let writer = args.run.writer(&model, None, output)?;
-    let tokens = writer.prompt(&text)?;
+    let generator = args.run.generator(&model, None, output)?;
+    let tokens = generator.encode_prompt(&text)?;
     if tokens.is_empty() {
         let error = ArgumentError { fact: "there is no text to score".to_owned(), fix: None };
         return Err(Failure::user(&error));
     }
     let started = Instant::now();
-    let scores = writer.score(&[&tokens], args.top)?.into_iter().next().unwrap_or_default();
+    let scores = generator.score(&[&tokens], args.top)?.into_iter().next().unwrap_or_default();
     let seconds = started.elapsed().as_secs_f64();
     let total: f64 = scores.iter().map(|score| score.chosen).sum();
     let count = scores.len();
@@ -67,9 +67,9 @@ pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure>
         let score = place.checked_sub(1).and_then(|before| scores.get(before));
         Scored {
             token,
-            piece: writer.tokenizer.token(token).unwrap_or_default().to_owned(),
+            piece: generator.tokenizer.token(token).unwrap_or_default().to_owned(),
             log_probability: score.map(|score| score.chosen),
-            likeliest: score.map(|score| score.others.clone()).unwrap_or_default(),
+            likeliest: score.map(|score| score.top.clone()).unwrap_or_default(),
         }
     };
     let answer = Answer {
@@ -86,7 +86,7 @@ pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure>
                 .likeliest
                 .iter()
                 .map(|(id, score)| {
-                    format!("{:?} {score:.3}", writer.tokenizer.token(*id).unwrap_or_default())
+                    format!("{:?} {score:.3}", generator.tokenizer.token(*id).unwrap_or_default())
                 })
                 .collect();
             rows.add_row([

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::serve::{Secret, ServeError, ServeOptions, interrupted, run as run_server};
+use weightloom::serve::{Secret, ServeError, ServeOptions, run as run_server, shutdown_signal};
 
 use super::failure::Failure;
 use super::generate::RunArgs;
@@ -68,7 +68,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
     };
     let (name, needs_key) = (options.name.clone(), options.api_key.is_some());
     let model = args.run.open(&args.name, output)?;
-    let writer = args.run.writer(&model, None, output)?;
+    let generator = args.run.generator(&model, None, output)?;
     let host = if args.host.contains(':') { format!("[{}]", args.host) } else { args.host.clone() };
     let address = format!("{host}:{}", args.port);
     let ready = |address: SocketAddr| {
@@ -80,7 +80,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
             format!("serving {} at {}{key}; Ctrl-C ends it", ready.model, ready.url)
         });
     };
-    let served = run_server(&address, writer, options, interrupted(), ready);
+    let served = run_server(&address, generator, options, shutdown_signal(), ready);
     served.map_err(|error| match error {
         ServeError::Listen { .. } | ServeError::Thread { .. } | ServeError::Runtime { .. } => {
             Failure::operational_with_hint(&error)

@@ -10,7 +10,7 @@ use serde_json::json;
 use weightloom::dtensor::{DTensor, DistContext};
 use weightloom::gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom::hub::{Hub, LoadOptions};
-use weightloom::nn::{Adapter, Decoder, IGNORED, Kept};
+use weightloom::nn::{ActivationCheckpointing, Adapter, Decoder, IGNORED};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::train::config::{OptimizerConfig, PipelineSchedule};
 use weightloom::train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
@@ -85,7 +85,7 @@ fn engine(decoder: impl FnOnce(&LoadOptions) -> (Decoder, Option<Adapter>)) -> E
         optimizer: from_config(&optimizer).unwrap(),
         decay: &WeightDecay::new(&optimizer, []).unwrap(),
         frozen: &Patterns::new("none", &[]).unwrap(),
-        kept: Kept::All,
+        checkpointing: ActivationCheckpointing::Off,
         dropout: 0.0,
     };
     Engine::new(settings, vec![(0, decoder, adapter)]).unwrap()

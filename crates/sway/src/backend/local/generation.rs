@@ -1,7 +1,7 @@
 //! Greedy generation in batches over all variants.
 
 use weightloom_hub::text::SpecialText;
-use weightloom_nn::{Generation, NnError, Request, Sampling, grouped};
+use weightloom_nn::{Generation, NnError, Sampling, group_by_adapter};
 
 use super::LocalOptions;
 use super::engine::Engine;
@@ -62,13 +62,14 @@ fn generate_batch(
     let mut remaining: Vec<(usize, &GenerateRequest)> = requests.to_vec();
     while let Some((_, first)) = remaining.first() {
         let decoder = engine.decoder(variants.of(&first.view).side);
-        let groups = grouped(remaining.iter().map(|(_, request)| variants.of(&request.view).change()));
-        let request = Request {
+        let groups =
+            group_by_adapter(remaining.iter().map(|(_, request)| variants.of(&request.view).change()));
+        let request = weightloom_nn::GenerateRequest {
             prompts: remaining.iter().map(|(_, request)| request.tokens.to_vec()).collect(),
             max_new_tokens: first.max_new_tokens,
-            stop: engine.stop.clone(),
+            stop_tokens: engine.stop.clone(),
             sampling: Sampling { repetition_penalty: engine.repetition_penalty, ..Sampling::default() },
-            likeliest: None,
+            top_logprobs: None,
         };
         match Generation::new(decoder, &groups[..], request)?.run() {
             Ok(rows) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Layout};
-use weightloom_nn::{Decoder, NnError, Reading, Text};
+use weightloom_nn::{Decoder, NnError, PrefixTreeOutput};
 use weightloom_tensor::{Tensor, no_grad};
 
 use super::batch::{Sequence, batch_ends, sort};
@@ -105,9 +105,11 @@ impl<'a> ScoringPass<'a> {
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
         let changes: Vec<_> = self.variants.all.iter().map(|variant| variant.change()).collect();
-        let texts: Vec<Text<'_>> =
-            batch.iter().map(|((tokens, change), _)| Text { tokens, change: *change }).collect();
-        let reading = decoder.read(&texts, &changes)?;
+        let texts: Vec<weightloom_nn::Sequence<'_>> = batch
+            .iter()
+            .map(|((tokens, change), _)| weightloom_nn::Sequence { tokens, adapter: *change })
+            .collect();
+        let reading = decoder.forward_prefix_tree(&texts, &changes)?;
         no_grad(|| {
             self.token_logprobs(decoder, &reading, batch, sink)?;
             self.next_tokens(&reading, batch, sink)?;
@@ -119,7 +121,7 @@ impl<'a> ScoringPass<'a> {
     fn token_logprobs(
         &self,
         decoder: &Decoder,
-        reading: &Reading<'_>,
+        reading: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -161,7 +163,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for next-token distributions.
     fn next_tokens(
         &mut self,
-        reading: &Reading<'_>,
+        reading: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -225,7 +227,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for mean hidden states.
     fn embeddings(
         &self,
-        reading: &Reading<'_>,
+        reading: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -235,7 +237,7 @@ impl<'a> ScoringPass<'a> {
         if rows.is_empty() {
             return Ok(());
         }
-        let means = reading.means(&rows)?.full_tensor()?;
+        let means = reading.mean_hidden(&rows)?.full_tensor()?;
         let width = means.shape()[1];
         let means = means.to_vec::<f32>()?;
         for (&row, mean) in rows.iter().zip(means.chunks_exact(width.max(1))) {

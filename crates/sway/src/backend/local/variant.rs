@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weightloom_nn::{Adapter, Decoder, NnError, Part, Piece};
+use weightloom_nn::{Adapter, AdapterTensor, AdapterTensorKind, Decoder, NnError};
 use weightloom_tensor::Stream;
 
 use super::torch_rng::TorchRng;
@@ -86,9 +86,9 @@ pub(super) fn random_adapter(
     std_dev: f64,
 ) -> Result<Adapter, NnError> {
     let mut rng = TorchRng::new(seed);
-    adapter.remade(base, |piece| {
-        matches!(piece.part, Part::A | Part::B).then(|| {
-            let normals = rng.normals(piece.values.len());
+    adapter.transform(base, |tensor| {
+        matches!(tensor.kind, AdapterTensorKind::A | AdapterTensorKind::B).then(|| {
+            let normals = rng.normals(tensor.values.len());
             normals.into_iter().map(|x| (f64::from(x) * std_dev) as f32).collect()
         })
     })
@@ -98,38 +98,41 @@ pub(super) fn random_adapter(
 /// permuted and their signs flipped at random. Ranks, norms and singular values
 /// of each module's weight change are preserved exactly.
 pub(super) fn matched_adapter(base: &Decoder, adapter: &Adapter, seed: u64) -> Result<Adapter, NnError> {
-    let mut pieces = 0;
-    adapter.remade(base, |piece| {
-        pieces += 1;
-        let stream = |side: u64| Stream { seed, number: 2 * pieces + side };
-        let (rows, columns) = match piece.shape[..] {
+    let mut tensors = 0;
+    adapter.transform(base, |tensor| {
+        tensors += 1;
+        let stream = |side: u64| Stream { seed, number: 2 * tensors + side };
+        let (rows, columns) = match tensor.shape[..] {
             [] => (1, 1),
             [length] => (length, 1),
-            [rows, ..] => (rows, piece.values.len() / rows.max(1)),
+            [rows, ..] => (rows, tensor.values.len() / rows.max(1)),
         };
         // Rows of A and columns of B are the rank dim, which stays as it is.
-        Some(match piece.part {
-            Part::A => permute(&piece, [rows, columns], None, Some(stream(0))),
-            Part::B | Part::TableA | Part::TableB | Part::Bias => {
-                permute(&piece, [rows, columns], Some(stream(0)), None)
+        Some(match tensor.kind {
+            AdapterTensorKind::A => permute(&tensor, [rows, columns], None, Some(stream(0))),
+            AdapterTensorKind::B
+            | AdapterTensorKind::EmbeddingA
+            | AdapterTensorKind::EmbeddingB
+            | AdapterTensorKind::Bias => permute(&tensor, [rows, columns], Some(stream(0)), None),
+            AdapterTensorKind::Replacement => {
+                permute(&tensor, [rows, columns], Some(stream(0)), Some(stream(1)))
             }
-            Part::Replacement => permute(&piece, [rows, columns], Some(stream(0)), Some(stream(1))),
         })
     })
 }
 
 /// Permutes rows and columns and flips their signs.
 fn permute(
-    piece: &Piece<'_>,
+    tensor: &AdapterTensor<'_>,
     [rows, columns]: [usize; 2],
     row_stream: Option<Stream>,
     column_stream: Option<Stream>,
 ) -> Vec<f32> {
     let row_order = signed_permutation(rows, row_stream);
     let column_order = signed_permutation(columns, column_stream);
-    let mut values = Vec::with_capacity(piece.values.len());
+    let mut values = Vec::with_capacity(tensor.values.len());
     for &(row, row_sign) in &row_order {
-        let line = &piece.values[row * columns..(row + 1) * columns];
+        let line = &tensor.values[row * columns..(row + 1) * columns];
         values.extend(column_order.iter().map(|&(column, sign)| line[column] * sign * row_sign));
     }
     values

@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde::Serialize;
-use weightloom::hub::{Hub, WriteRequest};
+use weightloom::hub::{Hub, StopCriteria};
+use weightloom::nn::GenerateRequest;
 
 use crate::cli::failure::Failure;
 use crate::cli::generate::RunArgs;
@@ -35,9 +36,9 @@ pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sam
 
 fn written(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
-    let writer = RunArgs::with_adapter(adapter).writer(&model, None, Output::Json)?;
-    let prompts = PROMPTS.iter().map(|prompt| writer.prompt(prompt)).collect::<Result<_, _>>()?;
-    let request = WriteRequest { prompts, max_new_tokens: MOST_TOKENS, ..WriteRequest::default() };
-    let rows = writer.write(&request, |_| ControlFlow::Continue(()))?;
+    let generator = RunArgs::with_adapter(adapter).generator(&model, None, Output::Json)?;
+    let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
+    let request = GenerateRequest { prompts, max_new_tokens: MOST_TOKENS, ..GenerateRequest::default() };
+    let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;
     Ok(rows.into_iter().map(|row| row.text).collect())
 }

@@ -1,9 +1,8 @@
-//! When a server is to end.
+//! Shutdown signals.
 
-/// Waits until the user or the system wants the program to end: Ctrl-C, or a
-/// request to terminate. From the first call on, these no longer end the
-/// program by themselves.
-pub async fn interrupted() {
+/// Completes on Ctrl-C or SIGTERM. From the first call on, these signals no
+/// longer terminate the process by themselves.
+pub async fn shutdown_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -31,14 +30,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_to_terminate_is_heard() {
+    fn sigterm_completes_the_future() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut interrupted = pin!(interrupted());
-            assert!(timeout(Duration::from_millis(20), interrupted.as_mut()).await.is_err());
-            let told = Command::new("kill").args(["-TERM", &std::process::id().to_string()]).status();
-            assert!(told.unwrap().success());
-            assert!(timeout(Duration::from_secs(20), interrupted).await.is_ok());
+            let mut shutdown_signal = pin!(shutdown_signal());
+            assert!(timeout(Duration::from_millis(20), shutdown_signal.as_mut()).await.is_err());
+            let status = Command::new("kill").args(["-TERM", &std::process::id().to_string()]).status();
+            assert!(status.unwrap().success());
+            assert!(timeout(Duration::from_secs(20), shutdown_signal).await.is_ok());
         });
     }
 }

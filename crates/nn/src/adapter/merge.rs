@@ -1,27 +1,25 @@
-//! A decoder with a change made for good.
+//! Merging an adapter into the weights.
 
 use weightloom_dtensor::DTensor;
 
-use crate::adapter::Adapter;
+use super::Adapter;
 use crate::decoder::Decoder;
 use crate::error::NnError;
 use crate::parameter::{EMBEDDING, parameters};
 
-/// A decoder whose parameters are this one's with an adapter's change, of some
-/// strength, added. Each is rounded once.
+/// Returns a decoder with the adapter added to its weights, each rounded once.
 ///
-/// A tied head that the adapter changes by itself is no longer tied.
-pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Decoder, NnError> {
+/// A tied head that the adapter updates becomes untied.
+pub fn merge_adapter(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Decoder, NnError> {
     let mut config = decoder.config().clone();
     let head = ["lm_head.weight", "lm_head"];
     let own_head = adapter.replacement(head[0]).is_some() || adapter.low_rank(head[1]).is_some();
     config.head.tied &= !own_head;
     for module in adapter.modules() {
         let bias =
-            adapter.low_rank(module).map(|low_rank| low_rank.bias_change(strength)).transpose()?.flatten();
+            adapter.low_rank(module).map(|low_rank| low_rank.bias_update(strength)).transpose()?.flatten();
         let name = format!("{module}.bias");
         if bias.is_some() && decoder.parameter(&name).is_none() {
-            // There is nothing that the adapter's bias could be added to.
             return Err(NnError::MissingParameter { name });
         }
     }
@@ -31,8 +29,8 @@ pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Dec
         let stored = if untied { EMBEDDING } else { spec.name.as_str() };
         let missing = || NnError::MissingParameter { name: spec.name.clone() };
         let held = decoder.parameter(stored).ok_or_else(missing)?;
-        let used = decoder.plan().used(stored, held)?;
-        let new = changed(adapter, &spec.name, &used, strength)?;
+        let used = decoder.plan().gather(stored, held)?;
+        let new = merged_value(adapter, &spec.name, &used, strength)?;
         let value = new.map_or_else(|| Ok(held.clone()), |new| new.redistribute(held.layout()))?;
         values.push((spec.name, value));
     }
@@ -40,23 +38,28 @@ pub fn merged(decoder: &Decoder, adapter: &Adapter, strength: f64) -> Result<Dec
     Decoder::new(config, stage, plan, decoder.dist().clone(), values)
 }
 
-/// A parameter as changed, if it is.
-fn changed(adapter: &Adapter, name: &str, old: &DTensor, strength: f64) -> Result<Option<DTensor>, NnError> {
+/// The merged value of a parameter that the adapter updates.
+fn merged_value(
+    adapter: &Adapter,
+    name: &str,
+    old: &DTensor,
+    strength: f64,
+) -> Result<Option<DTensor>, NnError> {
     let mut value = match adapter.replacement(name) {
-        Some(new) => Some(new.between(old, strength)?),
+        Some(new) => Some(new.interpolate(old, strength)?),
         None => None,
     };
-    let (module, part) = name.rsplit_once('.').unwrap_or((name, ""));
+    let (module, parameter) = name.rsplit_once('.').unwrap_or((name, ""));
     let Some(low_rank) = adapter.low_rank(module) else { return Ok(value) };
-    let change = match part {
-        "weight" if name == EMBEDDING => Some(low_rank.embedding_change(strength)?),
-        "weight" => Some(low_rank.weight_change(old, strength)?),
-        "bias" => low_rank.bias_change(strength)?,
+    let update = match parameter {
+        "weight" if name == EMBEDDING => Some(low_rank.embedding_update(strength)?),
+        "weight" => Some(low_rank.weight_update(old, strength)?),
+        "bias" => low_rank.bias_update(strength)?,
         _ => None,
     };
-    if let Some(change) = change {
+    if let Some(update) = update {
         let base = value.as_ref().unwrap_or(old);
-        value = Some(base.cast(change.dtype())?.add(&change)?.cast(old.dtype())?);
+        value = Some(base.cast(update.dtype())?.add(&update)?.cast(old.dtype())?);
     }
     Ok(value)
 }

@@ -1,24 +1,25 @@
-//! The fields of a request.
+//! JSON object with typed access to its fields.
 
 use weightloom_hub::text::Data;
 
-use crate::refusal::Refusal;
+use crate::api_error::ApiError;
 
-/// The fields of a request. One that is `null` counts as absent.
-pub(crate) struct Fields(Vec<(String, Data)>);
+/// A JSON object. A field that is `null` counts as absent.
+pub(crate) struct JsonObject(Vec<(String, Data)>);
 
-impl Fields {
-    /// From the bytes of a request.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+impl JsonObject {
+    /// Parses the body of a request.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(bytes) {
             Ok(Data::Map(fields)) => Ok(Self(fields)),
-            Ok(other) => {
-                Err(Refusal::wrong(format!("the request must be a JSON object, but is {}", shown(&other))))
-            }
+            Ok(other) => Err(ApiError::bad_request(format!(
+                "the request must be a JSON object, not {}",
+                describe(&other)
+            ))),
             Err(_) if bytes.is_empty() => {
-                Err(Refusal::wrong("the request has no body, but a JSON object is expected"))
+                Err(ApiError::bad_request("the request has no body; send a JSON object"))
             }
-            Err(error) => Err(Refusal::wrong(format!("the request is not JSON: {error}"))),
+            Err(error) => Err(ApiError::bad_request(format!("the request is not JSON: {error}"))),
         }
     }
 
@@ -27,8 +28,8 @@ impl Fields {
         found.map(|(_, data)| data).filter(|data| **data != Data::Null)
     }
 
-    /// The fields of a field.
-    pub(crate) fn inner(&self, key: &str) -> Result<Option<Self>, Refusal> {
+    /// A nested object.
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ApiError> {
         match self.get(key) {
             None => Ok(None),
             Some(Data::Map(fields)) => Ok(Some(Self(fields.clone()))),
@@ -36,7 +37,7 @@ impl Fields {
         }
     }
 
-    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, Refusal> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, ApiError> {
         match self.get(key) {
             None => Ok(None),
             Some(Data::Text(text)) => Ok(Some(text)),
@@ -44,7 +45,7 @@ impl Fields {
         }
     }
 
-    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, Refusal> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ApiError> {
         match self.get(key) {
             None => Ok(None),
             Some(Data::Bool(flag)) => Ok(Some(*flag)),
@@ -52,7 +53,7 @@ impl Fields {
         }
     }
 
-    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, Refusal> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ApiError> {
         let Some(data) = self.get(key) else { return Ok(None) };
         let number = match data {
             Data::Number(number) => number.as_f64(),
@@ -62,7 +63,7 @@ impl Fields {
     }
 
     /// An integer of any sign.
-    pub(crate) fn integer(&self, key: &str) -> Result<Option<i128>, Refusal> {
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<i128>, ApiError> {
         let Some(data) = self.get(key) else { return Ok(None) };
         let number = match data {
             Data::Number(number) => {
@@ -74,12 +75,12 @@ impl Fields {
     }
 
     /// An integer of 0 or more.
-    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, Refusal> {
+    pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, ApiError> {
         let count = self.integer(key)?.map(usize::try_from).transpose();
-        count.map_err(|_| Refusal::field(key, format!("`{key}` must be 0 or more")))
+        count.map_err(|_| ApiError::invalid_field(key, format!("`{key}` must be 0 or more")))
     }
 
-    pub(crate) fn list(&self, key: &str) -> Result<Option<&[Data]>, Refusal> {
+    pub(crate) fn list(&self, key: &str) -> Result<Option<&[Data]>, ApiError> {
         match self.get(key) {
             None => Ok(None),
             Some(Data::List(list)) => Ok(Some(list)),
@@ -87,12 +88,15 @@ impl Fields {
         }
     }
 
-    /// Refuses a field that would change the result, unless it has a value
-    /// that asks for nothing.
-    pub(crate) fn refuse_unless(&self, key: &str, harmless: impl Fn(&Data) -> bool) -> Result<(), Refusal> {
+    /// Rejects an unsupported field unless its value has no effect.
+    pub(crate) fn reject_unless(
+        &self,
+        key: &str,
+        has_no_effect: impl Fn(&Data) -> bool,
+    ) -> Result<(), ApiError> {
         match self.get(key) {
-            Some(data) if !harmless(data) => {
-                Err(Refusal::field(key, format!("`{key}` is not supported here; leave it out")))
+            Some(data) if !has_no_effect(data) => {
+                Err(ApiError::invalid_field(key, format!("`{key}` is not supported; remove it")))
             }
             _ => Ok(()),
         }
@@ -103,13 +107,13 @@ impl Fields {
     }
 }
 
-/// A value of another kind than it should be.
-pub(crate) fn unexpected(place: &str, expected: &str, found: &Data) -> Refusal {
-    Refusal::field(place, format!("`{place}` must be {expected}, but is {}", shown(found)))
+/// The error for a value of the wrong type.
+pub(crate) fn unexpected(place: &str, expected: &str, found: &Data) -> ApiError {
+    ApiError::invalid_field(place, format!("`{place}` must be {expected}, not {}", describe(found)))
 }
 
-/// A value in few words.
-fn shown(data: &Data) -> String {
+/// A short description of a value.
+fn describe(data: &Data) -> String {
     match data {
         Data::Null => "null".to_owned(),
         Data::Bool(flag) => flag.to_string(),
@@ -126,29 +130,29 @@ mod tests {
 
     use super::*;
 
-    fn refused<T>(result: Result<T, Refusal>) -> String {
+    fn refused<T>(result: Result<T, ApiError>) -> String {
         result.err().unwrap().message().to_owned()
     }
 
     #[test]
-    fn a_wrong_field_is_named_with_what_it_is() {
-        let fields = Fields::parse(br#"{"n": "1", "t": 1e3, "s": -4, "d": null, "x": 0.5}"#).unwrap();
-        assert_eq!(refused(fields.count("n")), "`n` must be an integer, but is a string");
-        assert_eq!(refused(fields.count("x")), "`x` must be an integer, but is 0.5");
+    fn an_invalid_field_is_named_with_its_type() {
+        let fields = JsonObject::parse(br#"{"n": "1", "t": 1e3, "s": -4, "d": null, "x": 0.5}"#).unwrap();
+        assert_eq!(refused(fields.count("n")), "`n` must be an integer, not a string");
+        assert_eq!(refused(fields.count("x")), "`x` must be an integer, not 0.5");
         assert_eq!(refused(fields.count("s")), "`s` must be 0 or more");
-        assert_eq!(refused(fields.flag("t")), "`t` must be true or false, but is 1000.0");
+        assert_eq!(refused(fields.flag("t")), "`t` must be true or false, not 1000.0");
         assert_eq!(fields.integer("s"), Ok(Some(-4)));
         assert_eq!(fields.number("s"), Ok(Some(-4.0)));
         assert_eq!(fields.text("d"), Ok(None));
     }
 
     #[test]
-    fn what_is_not_json_is_told_with_its_place() {
+    fn invalid_json_is_reported_with_its_position() {
         assert_eq!(
-            refused(Fields::parse(b"{\"a\": }")),
+            refused(JsonObject::parse(b"{\"a\": }")),
             "the request is not JSON: expected value at line 1 column 7"
         );
-        assert_eq!(refused(Fields::parse(b"[1]")), "the request must be a JSON object, but is a list");
-        assert_eq!(refused(Fields::parse(b"")), "the request has no body, but a JSON object is expected");
+        assert_eq!(refused(JsonObject::parse(b"[1]")), "the request must be a JSON object, not a list");
+        assert_eq!(refused(JsonObject::parse(b"")), "the request has no body; send a JSON object");
     }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use weightloom_serve::{ServeError, run};
 
 use crate::client::{Response, connect, receive, request};
-use crate::fixture::{Chats, Server, options, writer};
+use crate::fixture::{Chats, Server, generator, options};
 
 fn streamed(tokens: usize) -> Vec<u8> {
     let body = json!({"prompt": "a", "max_tokens": tokens, "ignore_eos": true, "stream": true});
@@ -64,6 +64,6 @@ fn a_stream_that_takes_too_long_is_told_so_and_ended() {
 fn a_port_that_is_taken_is_told() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let result = run(&address, writer(64, Chats::Known), options(), async {}, |_| panic!("not ready"));
+    let result = run(&address, generator(64, Chats::Known), options(), async {}, |_| panic!("not ready"));
     assert!(matches!(result, Err(ServeError::Listen { address: told, .. }) if told == address));
 }

@@ -4,24 +4,24 @@ use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
 use weightloom_hub::text::{ChatContext, Data, Message};
-use weightloom_hub::{WriteRequest, Writer};
+use weightloom_hub::{TextGenerator, WriteRequest};
 
 use crate::client::{post, refused};
-use crate::fixture::{Chats, NAME, Server, options, writer};
+use crate::fixture::{Chats, NAME, Server, generator, options};
 
 const PATH: &str = "/v1/chat/completions";
 
-fn written(writer: &Writer, variables: Vec<(String, Data)>) -> String {
+fn written(generator: &TextGenerator, variables: Vec<(String, Data)>) -> String {
     let context = ChatContext { variables, ..ChatContext::default() };
-    let tokens = writer.chat(&[Message::new("user", "Hi\nyou")], &context).unwrap();
+    let tokens = generator.chat(&[Message::new("user", "Hi\nyou")], &context).unwrap();
     let request = WriteRequest { prompts: vec![tokens], max_new_tokens: 10, ..WriteRequest::default() };
-    writer.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0).text
+    generator.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0).text
 }
 
 #[test]
 fn an_answer_is_what_the_model_writes_after_its_template() {
     let server = Server::start();
-    let writer = writer(64, Chats::Known);
+    let generator = generator(64, Chats::Known);
     let parts = json!([{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]);
     let mut body = json!({
         "model": NAME,
@@ -33,13 +33,13 @@ fn an_answer_is_what_the_model_writes_after_its_template() {
     assert_eq!(answer["object"], "chat.completion");
     let choice = &answer["choices"][0];
     assert_eq!(choice["message"]["role"], "assistant");
-    assert_eq!(choice["message"]["content"], written(&writer, Vec::new()));
+    assert_eq!(choice["message"]["content"], written(&generator, Vec::new()));
     assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
     assert_eq!(answer["usage"]["completion_tokens"], 10);
     body["chat_template_kwargs"] = json!({"mood": "sad"});
     let sad = post(server.address, PATH, &body).json();
     let mood = vec![("mood".to_owned(), Data::from("sad"))];
-    assert_eq!(sad["choices"][0]["message"]["content"], written(&writer, mood));
+    assert_eq!(sad["choices"][0]["message"]["content"], written(&generator, mood));
     assert!(sad["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64());
 }
 
@@ -89,7 +89,7 @@ fn a_streamed_answer_begins_with_who_speaks_and_is_the_same() {
 
 #[test]
 fn a_model_that_is_not_made_for_conversations_says_so() {
-    let server = Server::with(writer(64, Chats::Unknown), options());
+    let server = Server::with(generator(64, Chats::Unknown), options());
     let (status, error) =
         refused(server.address, PATH, &json!({"messages": [{"role": "user", "content": "a"}]}));
     assert_eq!((status, &error["code"]), (400, &json!("no_chat_template")));

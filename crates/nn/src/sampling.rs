@@ -1,27 +1,26 @@
-//! Which token comes next.
+//! Sampling of the next token.
 
 use weightloom_errors::Hint;
 use weightloom_tensor::Stream;
 
-/// How the next token is chosen.
+/// Sampling parameters.
 ///
-/// Logits are first lowered for tokens that occurred, then divided by the
-/// temperature; then the unlikely ones are left out, and one of those that
-/// remain is drawn.
+/// Applies the repetition penalty, the temperature, `top_k`, `top_p` and `min_p`
+/// in this order, and draws one of the remaining tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 always takes the likeliest.
+    /// 0 takes the most likely token.
     pub temperature: f64,
-    /// At most this many of the likeliest.
+    /// Keep this many of the most likely tokens.
     pub top_k: Option<usize>,
-    /// The likeliest that together have at least this chance.
+    /// Keep the most likely tokens with at least this total probability.
     pub top_p: Option<f64>,
-    /// Those with at least this share of the likeliest one's chance.
+    /// Keep tokens with at least this fraction of the highest probability.
     pub min_p: Option<f64>,
-    /// What logits of tokens that occurred are divided by, or multiplied with
-    /// if they are negative.
+    /// Divides the logits of tokens that occurred, or multiplies them if they are
+    /// negative. 1 has no effect.
     pub repetition_penalty: f64,
-    /// Where randomness begins.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -31,9 +30,9 @@ impl Default for Sampling {
     }
 }
 
-/// A way of choosing that cannot be.
+/// An invalid sampling parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key} is {value}, but must be {expected}")]
+#[error("invalid `{key}`: {value} is not {expected}")]
 #[allow(missing_docs)]
 pub struct SamplingError {
     pub key: &'static str,
@@ -43,24 +42,24 @@ pub struct SamplingError {
 
 impl Hint for SamplingError {
     fn hint(&self) -> Option<String> {
-        None
+        Some(format!("choose a `{}` {}", self.key, self.expected))
     }
 }
 
 impl Sampling {
-    /// Checks that options are what they can be.
+    /// Checks all parameters.
     pub fn check(&self) -> Result<(), SamplingError> {
-        let share = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value <= 1.0);
+        let is_share = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value <= 1.0);
         let penalty = self.repetition_penalty;
         let checks = [
             (
                 "temperature",
                 self.temperature.to_string(),
-                "0 or more",
+                "at least 0",
                 self.temperature >= 0.0 && self.temperature.is_finite(),
             ),
-            ("top_k", self.top_k.unwrap_or(1).to_string(), "1 or more", self.top_k != Some(0)),
-            ("top_p", self.top_p.unwrap_or(1.0).to_string(), "above 0 and at most 1", share(self.top_p)),
+            ("top_k", self.top_k.unwrap_or(1).to_string(), "at least 1", self.top_k != Some(0)),
+            ("top_p", self.top_p.unwrap_or(1.0).to_string(), "above 0 and at most 1", is_share(self.top_p)),
             (
                 "min_p",
                 self.min_p.unwrap_or(0.0).to_string(),
@@ -76,30 +75,30 @@ impl Sampling {
     }
 }
 
-/// Chooses tokens, the same ones for the same seed on every rank.
+/// Samples tokens, the same ones for the same seed on every rank.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
 }
 
 impl Sampler {
-    /// A sampler.
+    /// Checks the parameters.
     pub fn new(sampling: Sampling) -> Result<Self, SamplingError> {
         sampling.check()?;
         Ok(Self { sampling })
     }
 
-    /// The next token of a row, given its logits, what is in the row so far,
-    /// and how many were drawn for it. Logits are changed on the way.
-    pub fn choose(&self, logits: &mut [f32], row: u64, drawn: u64, before: &[u32]) -> u32 {
-        self.discourage(logits, before);
+    /// Samples the next token of a row from its logits, which it modifies.
+    /// `drawn` counts the tokens sampled for the row so far, and `before` holds
+    /// all its tokens for the repetition penalty.
+    pub fn sample(&self, logits: &mut [f32], row: u64, drawn: u64, before: &[u32]) -> u32 {
+        self.penalize_repetition(logits, before);
         if self.sampling.temperature == 0.0 {
-            return likeliest(logits);
+            return argmax(logits);
         }
         let mut left = self.candidates(logits);
         let total: f64 = left.iter().map(|(_, weight)| weight).sum();
-        // Candidates are drawn in the order of tokens, so that equal logits
-        // cannot change places.
+        // Sorted by token, so that the order of equal logits does not matter.
         left.sort_unstable_by_key(|(token, _)| *token);
         let stream = Stream { seed: self.sampling.seed, number: row };
         let mut rest = f64::from(stream.uniform(drawn)) * total;
@@ -109,10 +108,10 @@ impl Sampler {
                 return token;
             }
         }
-        left.last().map_or_else(|| likeliest(logits), |(token, _)| *token)
+        left.last().map_or_else(|| argmax(logits), |(token, _)| *token)
     }
 
-    fn discourage(&self, logits: &mut [f32], before: &[u32]) {
+    fn penalize_repetition(&self, logits: &mut [f32], before: &[u32]) {
         let penalty = self.sampling.repetition_penalty as f32;
         if penalty == 1.0 {
             return;
@@ -127,7 +126,7 @@ impl Sampler {
         }
     }
 
-    /// Tokens that may be drawn, with their weights, likeliest first.
+    /// Tokens that may be drawn with their weights, most likely first.
     fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -150,15 +149,15 @@ impl Sampler {
             left.truncate(enough.map_or(left.len(), |last| last + 1));
         }
         if let Some(share) = min_p {
-            // The likeliest has the weight 1.
+            // The most likely token has weight 1.
             left.retain(|(_, weight)| *weight >= share);
         }
         left
     }
 }
 
-/// The first of the largest.
-fn likeliest(logits: &[f32]) -> u32 {
+/// The first token with the largest logit.
+fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {
         if logit > logits[best] || logits[best].is_nan() {
@@ -178,7 +177,7 @@ mod tests {
         let sampler = Sampler::new(sampling).unwrap();
         let mut counts = vec![0.0; logits.len()];
         for drawn in 0..draws {
-            counts[sampler.choose(&mut logits.to_vec(), 0, drawn, &[]) as usize] += 1.0 / draws as f64;
+            counts[sampler.sample(&mut logits.to_vec(), 0, drawn, &[]) as usize] += 1.0 / draws as f64;
         }
         counts
     }
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unlikely_are_left_out() {
+    fn unlikely_tokens_are_never_drawn() {
         let logits = [3.0, 2.0, 1.0, 0.0, -4.0];
         let warm = Sampling { temperature: 1.0, ..Sampling::default() };
         let never = |sampling: Sampling| -> Vec<usize> {
@@ -211,21 +210,21 @@ mod tests {
     }
 
     #[test]
-    fn the_greedy_choice_is_the_first_of_the_largest_and_heeds_the_penalty() {
+    fn greedy_takes_the_first_maximum_after_the_penalty() {
         let greedy = Sampler::new(Sampling::default()).unwrap();
-        assert_eq!(greedy.choose(&mut [1.0, 3.0, 3.0], 0, 0, &[1]), 1);
+        assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0], 0, 0, &[1]), 1);
         let varied = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() }).unwrap();
-        assert_eq!(varied.choose(&mut [1.0, 3.0, 2.5], 0, 0, &[1, 1, 7]), 2);
-        assert_eq!(varied.choose(&mut [-1.0, -3.0, -2.5], 0, 0, &[0]), 0);
-        assert_eq!(greedy.choose(&mut [f32::NAN, 1.0], 0, 0, &[]), 1);
+        assert_eq!(varied.sample(&mut [1.0, 3.0, 2.5], 0, 0, &[1, 1, 7]), 2);
+        assert_eq!(varied.sample(&mut [-1.0, -3.0, -2.5], 0, 0, &[0]), 0);
+        assert_eq!(greedy.sample(&mut [f32::NAN, 1.0], 0, 0, &[]), 1);
     }
 
     #[test]
-    fn seeds_and_rows_draw_differently_and_again_the_same() {
+    fn draws_depend_on_seed_and_row_only() {
         let sampler =
             |seed| Sampler::new(Sampling { temperature: 1.0, seed, ..Sampling::default() }).unwrap();
         let draw = |seed, row| -> Vec<u32> {
-            (0..40).map(|drawn| sampler(seed).choose(&mut [0.0; 50], row, drawn, &[])).collect()
+            (0..40).map(|drawn| sampler(seed).sample(&mut [0.0; 50], row, drawn, &[])).collect()
         };
         assert_eq!(draw(1, 0), draw(1, 0));
         assert_ne!(draw(1, 0), draw(2, 0));
@@ -233,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn impossible_options_are_named() {
+    fn invalid_parameters_are_named() {
         let wrong = Sampling { top_p: Some(1.5), ..Sampling::default() };
         let error = Sampler::new(wrong).unwrap_err();
-        assert_eq!(error.to_string(), "top_p is 1.5, but must be above 0 and at most 1");
+        assert_eq!(error.to_string(), "invalid `top_p`: 1.5 is not above 0 and at most 1");
         for wrong in [
             Sampling { temperature: -1.0, ..Sampling::default() },
             Sampling { temperature: f64::NAN, ..Sampling::default() },

@@ -1,11 +1,11 @@
-//! Tokens as clients are told them.
+//! Text of single tokens in responses.
 
 use std::fmt::Write as _;
 
 use weightloom_hub::text::Tokenizer;
 
-/// A token in the legacy form. Those that are a part of a character are told
-/// by their bytes.
+/// A token as `/v1/completions` reports it: as text, or as `bytes:…` if it is a
+/// part of a character.
 pub(crate) fn legacy(tokenizer: &Tokenizer, token: u32) -> String {
     match tokenizer.token_bytes(token).map(String::from_utf8) {
         Some(Ok(text)) => text,
@@ -14,7 +14,7 @@ pub(crate) fn legacy(tokenizer: &Tokenizer, token: u32) -> String {
     }
 }
 
-/// A token and its bytes, as conversations tell it.
+/// A token and its bytes, as `/v1/chat/completions` reports them.
 pub(crate) fn with_bytes(tokenizer: &Tokenizer, token: u32) -> (String, Option<Vec<u8>>) {
     match tokenizer.token_bytes(token) {
         Some(bytes) => (String::from_utf8(bytes.clone()).unwrap_or_else(|_| escaped(&bytes)), Some(bytes)),
@@ -22,7 +22,7 @@ pub(crate) fn with_bytes(tokenizer: &Tokenizer, token: u32) -> (String, Option<V
     }
 }
 
-/// Models often have more tokens than their tokenizer.
+/// A token that only the model has; vocabularies are often padded.
 fn unknown(token: u32) -> String {
     format!("token_id:{token}")
 }

@@ -1,4 +1,4 @@
-//! What a client is told when its request is not answered.
+//! Error responses.
 
 use std::fmt::Display;
 
@@ -11,10 +11,9 @@ use weightloom_hub::HubError;
 use weightloom_hub::text::ChatError;
 use weightloom_nn::NnError;
 
-/// What a client is told when its request is not answered, in the shape that
-/// OpenAI's clients read.
+/// An error response in OpenAI's format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
     message: String,
@@ -23,19 +22,19 @@ pub(crate) struct Refusal {
     retry_after: Option<u64>,
 }
 
-impl Refusal {
-    /// A request that is wrong.
-    pub(crate) fn wrong(message: impl Into<String>) -> Self {
+impl ApiError {
+    /// An invalid request.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A request with a wrong field.
-    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::wrong(message) }
+    /// A request with an invalid field.
+    pub(crate) fn invalid_field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::bad_request(message) }
     }
 
-    /// A request that is wrong in a way that has a name.
-    pub(crate) fn named(
+    /// An invalid request with an error code.
+    pub(crate) fn with_code(
         status: StatusCode,
         code: &'static str,
         param: Option<&str>,
@@ -45,40 +44,40 @@ impl Refusal {
         Self { code: Some(code), param, ..Self::new(status, "invalid_request_error", message) }
     }
 
-    /// Too many requests for now.
-    pub(crate) fn busy(waiting: usize) -> Self {
-        let message = format!("{waiting} requests are waiting already; try again later");
-        let refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-        Self { code: Some("queue_full"), retry_after: Some(1), ..refusal }
+    /// Too many waiting requests.
+    pub(crate) fn queue_full(waiting: usize) -> Self {
+        let message = format!("the queue is full with {waiting} waiting requests; try again later");
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        Self { code: Some("queue_full"), retry_after: Some(1), ..error }
     }
 
-    /// A request that took too long.
-    pub(crate) fn late(seconds: f64) -> Self {
-        let message = format!("the request was not done within {seconds} s");
+    /// A request that exceeded its time limit.
+    pub(crate) fn timeout(seconds: f64) -> Self {
+        let message = format!("the request did not finish within {seconds} s");
         Self {
             code: Some("request_timeout"),
             ..Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message)
         }
     }
 
-    /// The server is about to end.
-    pub(crate) fn closing() -> Self {
-        let message = "the server ends and could not wait for this request";
-        let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
-        Self { code: Some("shutting_down"), ..refusal }
+    /// A request that the server cannot finish before it shuts down.
+    pub(crate) fn shutting_down() -> Self {
+        let message = "the server is shutting down";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { code: Some("shutting_down"), ..error }
     }
 
-    /// Our fault.
-    pub(crate) fn failed(message: impl Into<String>) -> Self {
+    /// An error of the server.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// What the model says, as a fault of the request if it can be one.
-    pub(crate) fn of_model(error: &HubError, param: &str) -> Self {
-        let message = told(error);
+    /// An error of the model, attributed to the request where it is the cause.
+    pub(crate) fn from_model(error: &HubError, param: &str) -> Self {
+        let message = with_hint(error);
         match error {
             HubError::NoChatTemplate => {
-                Self::named(StatusCode::BAD_REQUEST, "no_chat_template", Some(param), message)
+                Self::with_code(StatusCode::BAD_REQUEST, "no_chat_template", Some(param), message)
             }
             HubError::Chat(
                 ChatError::Refused { .. }
@@ -92,8 +91,8 @@ impl Refusal {
                 | NnError::EmptyPrompt { .. }
                 | NnError::TooLong { .. }
                 | NnError::UnknownToken { .. },
-            ) => Self::field(param, message),
-            _ => Self::failed(format!("the model failed: {message}")),
+            ) => Self::invalid_field(param, message),
+            _ => Self::internal(format!("the model failed: {message}")),
         }
     }
 
@@ -101,7 +100,7 @@ impl Refusal {
         Self { status, kind, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// As a stream tells it, whose status is sent already.
+    /// The body, which a stream sends as an event.
     pub(crate) fn to_json(&self) -> Value {
         json!({"error": {
             "message": self.message,
@@ -117,15 +116,15 @@ impl Refusal {
     }
 }
 
-/// A fact, and what can be done about it.
-fn told(error: &(impl Display + Hint)) -> String {
+/// The message followed by the hint.
+fn with_hint(error: &(impl Display + Hint)) -> String {
     match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
         None => error.to_string(),
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.to_json())).into_response();
         if let Some(seconds) = self.retry_after {

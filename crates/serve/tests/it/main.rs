@@ -5,7 +5,7 @@
 mod chat;
 mod client;
 mod completions;
-mod faults;
+mod errors;
 mod fixture;
 mod limits;
 mod shutdown;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use weightloom_checkpoint::{Observer, Source};
 use weightloom_hub::text::{ChatTemplates, GenerationDefaults, Tokenizer};
-use weightloom_hub::{Families, LoadOptions, Writer, load_decoder};
+use weightloom_hub::{Families, LoadOptions, TextGenerator, load_decoder};
 use weightloom_serve::{ServeError, ServeOptions, run};
 
 /// What the model is called, with a slash as many are.
@@ -32,7 +32,7 @@ pub enum Chats {
 }
 
 /// The tiny model, as if it were made for texts of this length.
-pub fn writer(positions: usize, chats: Chats) -> Writer {
+pub fn generator(positions: usize, chats: Chats) -> TextGenerator {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/llama");
     let mut config: Map<String, Value> =
         serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
@@ -47,7 +47,7 @@ pub fn writer(positions: usize, chats: Chats) -> Writer {
     let loaded = load_decoder(&source, &decoder, &keys, &family.parallel(), &options, &Silent).unwrap();
     let texts = tempfile::tempdir().unwrap();
     write_tokenizer(texts.path(), chats);
-    Writer {
+    TextGenerator {
         decoder: loaded.decoder,
         adapter: None,
         tokenizer: Tokenizer::from_folder(texts.path()).unwrap(),
@@ -115,22 +115,22 @@ pub fn options() -> ServeOptions {
 
 impl Server {
     pub fn start() -> Self {
-        Self::with(writer(64, Chats::Known), options())
+        Self::with(generator(64, Chats::Known), options())
     }
 
     /// One whose requests can be made to last for minutes.
     pub fn patient(options: ServeOptions) -> Self {
-        Self::with(writer(1 << 20, Chats::Known), options)
+        Self::with(generator(1 << 20, Chats::Known), options)
     }
 
-    pub fn with(writer: Writer, options: ServeOptions) -> Self {
+    pub fn with(generator: TextGenerator, options: ServeOptions) -> Self {
         let (ready, address) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let work = move || {
             let shutdown = async {
                 let _ = stopped.await;
             };
-            run("127.0.0.1:0", writer, options, shutdown, |address| ready.send(address).unwrap())
+            run("127.0.0.1:0", generator, options, shutdown, |address| ready.send(address).unwrap())
         };
         let thread = std::thread::spawn(work);
         let address = address.recv_timeout(Duration::from_secs(20)).unwrap();

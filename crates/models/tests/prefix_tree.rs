@@ -10,7 +10,8 @@ use weightloom_checkpoint::Source;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{LoadOptions, load_adapter};
 use weightloom_nn::{
-    Adapter, Change, ChangedRows, Decoder, Finish, Generation, Input, NnError, Pass, Request, Text, grouped,
+    Adapter, AdapterRows, AdapterSpec, Decoder, FinishReason, ForwardArgs, GenerateRequest, Generation,
+    Input, NnError, Sequence, group_by_adapter,
 };
 
 const FAMILIES: &[&str] = &[
@@ -43,16 +44,17 @@ fn open(case: &str) -> Option<(Fixture, Decoder)> {
 }
 
 /// Logits of all places of a text that is read alone, as training reads it.
-fn alone(decoder: &Decoder, tokens: &[u32], change: Option<Change<'_>>) -> Vec<f32> {
+fn alone(decoder: &Decoder, tokens: &[u32], change: Option<AdapterSpec<'_>>) -> Vec<f32> {
     let input = Input::Tokens(decoder.tokens(&[tokens]).unwrap());
-    let hidden = decoder.hidden(input, Pass { changes: change.into(), ..Pass::default() }).unwrap();
+    let hidden =
+        decoder.forward(input, ForwardArgs { adapters: change.into(), ..ForwardArgs::default() }).unwrap();
     decoder.logits(&hidden, change).unwrap().full_tensor().unwrap().to_vec().unwrap()
 }
 
 /// The same of each of some texts that are read together.
-fn together(decoder: &Decoder, texts: &[Text<'_>], changes: &[Option<Change<'_>>]) -> Vec<Vec<f32>> {
-    let reading = decoder.read(texts, changes).unwrap();
-    let logits = |(number, text): (usize, &Text<'_>)| {
+fn together(decoder: &Decoder, texts: &[Sequence<'_>], changes: &[Option<AdapterSpec<'_>>]) -> Vec<Vec<f32>> {
+    let reading = decoder.forward_prefix_tree(texts, changes).unwrap();
+    let logits = |(number, text): (usize, &Sequence<'_>)| {
         let places: Vec<(usize, usize)> = (0..text.tokens.len()).map(|place| (number, place)).collect();
         reading.logits(&places).unwrap().full_tensor().unwrap().to_vec().unwrap()
     };
@@ -79,11 +81,11 @@ fn a_text_among_others_gets_the_bits_that_it_gets_alone_in_every_family() {
         let Some((_, decoder)) = open(case) else { continue };
         opened += 1;
         let texts = texts(decoder.config().vocabulary, 32);
-        let given: Vec<Text<'_>> = texts.iter().map(|tokens| Text { tokens, change: 0 }).collect();
+        let given: Vec<Sequence<'_>> = texts.iter().map(|tokens| Sequence { tokens, adapter: 0 }).collect();
         let found = together(&decoder, &given, &[None]);
         let mut shuffled: Vec<usize> = (0..given.len()).rev().collect();
         shuffled.rotate_left(5);
-        let turned: Vec<Text<'_>> = shuffled.iter().map(|&text| given[text]).collect();
+        let turned: Vec<Sequence<'_>> = shuffled.iter().map(|&text| given[text]).collect();
         let found_turned = together(&decoder, &turned, &[None]);
         for (text, tokens) in texts.iter().enumerate() {
             let expected = alone(&decoder, tokens, None);
@@ -102,8 +104,8 @@ fn what_texts_share_is_read_once() {
     let (_, decoder) = open("llama").unwrap();
     let long: Vec<u32> = (0..20).collect();
     let other: Vec<u32> = (0..15).chain([3, 3]).collect();
-    let given = [&long[..], &other, &long].map(|tokens| Text { tokens, change: 0 });
-    assert_eq!(decoder.read(&given, &[None]).unwrap().tokens(), 22);
+    let given = [&long[..], &other, &long].map(|tokens| Sequence { tokens, adapter: 0 });
+    assert_eq!(decoder.forward_prefix_tree(&given, &[None]).unwrap().token_count(), 22);
 }
 
 fn base_and_adapter(name: &str) -> (Decoder, Adapter) {
@@ -128,10 +130,13 @@ fn texts_under_different_changes_get_the_bits_that_they_get_alone() {
             Some((&adapter, 0.0)),
         ];
         let texts = texts(decoder.config().vocabulary, 32);
-        let given: Vec<Text<'_>> =
-            texts.iter().enumerate().map(|(text, tokens)| Text { tokens, change: text * 3 % 5 }).collect();
+        let given: Vec<Sequence<'_>> = texts
+            .iter()
+            .enumerate()
+            .map(|(text, tokens)| Sequence { tokens, adapter: text * 3 % 5 })
+            .collect();
         let found = together(&decoder, &given, &changes);
-        for (text, &Text { tokens, change }) in given.iter().enumerate() {
+        for (text, &Sequence { tokens, adapter: change }) in given.iter().enumerate() {
             let expected = alone(&decoder, tokens, changes[change]);
             assert!(bits(&found[text]) == bits(&expected), "{name}: text {text} with change {change}");
         }
@@ -146,13 +151,13 @@ fn rows_of_one_batch_can_have_different_changes() {
         for rows in [1, 32] {
             let texts: Vec<Vec<u32>> =
                 (0..rows).map(|row| (0..9).map(|at| (row * 11 + at * 5) as u32 % 40).collect()).collect();
-            let changes: Vec<Option<Change<'_>>> =
+            let changes: Vec<Option<AdapterSpec<'_>>> =
                 (0..rows).map(|row| all[row * all.len() / rows.max(2)]).collect();
-            let groups: Vec<ChangedRows<'_>> = grouped(changes.iter().copied());
+            let groups: Vec<AdapterRows<'_>> = group_by_adapter(changes.iter().copied());
             let given: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
             let input = Input::Tokens(decoder.tokens(&given).unwrap());
-            let pass = Pass { changes: groups[..].into(), ..Pass::default() };
-            let hidden = decoder.hidden(input, pass).unwrap();
+            let args = ForwardArgs { adapters: groups[..].into(), ..ForwardArgs::default() };
+            let hidden = decoder.forward(input, args).unwrap();
             let logits = decoder.logits(&hidden, &groups[..]).unwrap();
             let found: Vec<f32> = logits.full_tensor().unwrap().to_vec().unwrap();
             for (row, found) in found.chunks_exact(found.len() / rows).enumerate() {
@@ -171,26 +176,27 @@ fn rows_that_are_written_together_write_what_they_write_alone() {
         let (decoder, adapter) = base_and_adapter(name);
         let all = [None, Some((&adapter, 1.0)), Some((&adapter, 0.5)), None];
         let prompts = texts(decoder.config().vocabulary, 12);
-        let changes: Vec<Option<Change<'_>>> = (0..12).map(|row| all[row / 3]).collect();
+        let changes: Vec<Option<AdapterSpec<'_>>> = (0..12).map(|row| all[row / 3]).collect();
         // Whatever comes often ends rows, some early.
-        let request = |prompts: &[Vec<u32>], stop: &[u32]| Request {
+        let request = |prompts: &[Vec<u32>], stop: &[u32]| GenerateRequest {
             prompts: prompts.to_vec(),
             max_new_tokens: 20,
-            stop: stop.to_vec(),
-            likeliest: Some(3),
-            ..Request::default()
+            stop_tokens: stop.to_vec(),
+            top_logprobs: Some(3),
+            ..GenerateRequest::default()
         };
-        let free = Generation::new(&decoder, &grouped(changes.iter().copied())[..], request(&prompts, &[]))
-            .unwrap()
-            .run()
-            .unwrap();
+        let free =
+            Generation::new(&decoder, &group_by_adapter(changes.iter().copied())[..], request(&prompts, &[]))
+                .unwrap()
+                .run()
+                .unwrap();
         let stop: Vec<u32> = free.iter().step_by(2).enumerate().map(|(at, row)| row.tokens[at * 3]).collect();
-        let groups = grouped(changes.iter().copied());
-        let mut found: Vec<Vec<(u32, u64, Option<Finish>)>> = vec![Vec::new(); 12];
+        let groups = group_by_adapter(changes.iter().copied());
+        let mut found: Vec<Vec<(u32, u64, Option<FinishReason>)>> = vec![Vec::new(); 12];
         let mut writing = Generation::new(&decoder, &groups[..], request(&prompts, &stop)).unwrap();
         while !writing.is_done() {
             for token in writing.step().unwrap() {
-                let bits = token.likeliest.unwrap().chosen.to_bits();
+                let bits = token.logprobs.unwrap().chosen.to_bits();
                 found[token.row].push((token.id, bits, token.finish));
             }
         }
@@ -202,7 +208,7 @@ fn rows_that_are_written_together_write_what_they_write_alone() {
             let mut expected = Vec::new();
             while !alone.is_done() {
                 for token in alone.step().unwrap() {
-                    expected.push((token.id, token.likeliest.unwrap().chosen.to_bits(), token.finish));
+                    expected.push((token.id, token.logprobs.unwrap().chosen.to_bits(), token.finish));
                 }
             }
             assert_eq!(found, &expected, "{name}: row {row}");
@@ -217,7 +223,7 @@ fn a_row_without_positions_left_ends_and_the_others_go_on() {
     let (_, decoder) = open("gpt2").unwrap();
     let most = decoder.config().max_positions;
     let prompts = vec![vec![1; most - 2], vec![2; most - 9], vec![3; 4], vec![4; 5], vec![5; 6], vec![6; 7]];
-    let request = Request { prompts, max_new_tokens: 12, ..Request::default() };
+    let request = GenerateRequest { prompts, max_new_tokens: 12, ..GenerateRequest::default() };
     let rows = Generation::new(&decoder, None, request).unwrap().run().unwrap();
     let lengths: Vec<usize> = rows.iter().map(|row| row.tokens.len()).collect();
     assert_eq!(lengths, [2, 9, 12, 12, 12, 12]);
@@ -228,11 +234,11 @@ fn shared_models_read_many_texts_as_well() {
     for name in ["lora_all", "dora", "modules_to_save"] {
         let (decoder, adapter) = base_and_adapter(name);
         let texts = texts(decoder.config().vocabulary, 8);
-        fn changes(adapter: &Adapter) -> [Option<Change<'_>>; 3] {
+        fn changes(adapter: &Adapter) -> [Option<AdapterSpec<'_>>; 3] {
             [None, Some((adapter, 1.0)), Some((adapter, 0.5))]
         }
-        let given: Vec<Text<'_>> =
-            texts.iter().enumerate().map(|(text, tokens)| Text { tokens, change: text % 3 }).collect();
+        let given: Vec<Sequence<'_>> =
+            texts.iter().enumerate().map(|(text, tokens)| Sequence { tokens, adapter: text % 3 }).collect();
         let expected = together(&decoder, &given, &changes(&adapter));
         let folder = Fixture::folder_of_all().join("adapters").join(name);
         let config = json(&folder.join("adapter_config.json"));
@@ -260,13 +266,13 @@ fn shared_models_read_many_texts_as_well() {
 fn means_are_those_of_all_hidden_states_of_a_text() {
     let (_, decoder) = open("llama").unwrap();
     let texts = texts(decoder.config().vocabulary, 6);
-    let given: Vec<Text<'_>> = texts.iter().map(|tokens| Text { tokens, change: 0 }).collect();
-    let reading = decoder.read(&given, &[None]).unwrap();
-    let means: Vec<f32> = reading.means(&[4, 1]).unwrap().full_tensor().unwrap().to_vec().unwrap();
+    let given: Vec<Sequence<'_>> = texts.iter().map(|tokens| Sequence { tokens, adapter: 0 }).collect();
+    let reading = decoder.forward_prefix_tree(&given, &[None]).unwrap();
+    let means: Vec<f32> = reading.mean_hidden(&[4, 1]).unwrap().full_tensor().unwrap().to_vec().unwrap();
     for (mean, text) in means.chunks_exact(decoder.config().hidden).zip([4, 1]) {
         let input = Input::Tokens(decoder.tokens(&[&texts[text]]).unwrap());
         let hidden: Vec<f32> =
-            decoder.hidden(input, Pass::default()).unwrap().full_tensor().unwrap().to_vec().unwrap();
+            decoder.forward(input, ForwardArgs::default()).unwrap().full_tensor().unwrap().to_vec().unwrap();
         for (column, &mean) in mean.iter().enumerate() {
             let rows = hidden.chunks_exact(decoder.config().hidden);
             let count = rows.len() as f64;
@@ -275,27 +281,29 @@ fn means_are_those_of_all_hidden_states_of_a_text() {
             assert!((f64::from(mean) - expected).abs() < 1e-5);
         }
     }
-    assert_eq!(reading.means(&[]).unwrap().shape()[..], [0, decoder.config().hidden]);
+    assert_eq!(reading.mean_hidden(&[]).unwrap().shape()[..], [0, decoder.config().hidden]);
 }
 
 #[test]
 fn what_cannot_be_read_is_refused() {
     let (_, decoder) = open("gpt2").unwrap();
     let adapter = Adapter::new();
-    let read = |tokens: &[u32], change| decoder.read(&[Text { tokens, change }], &[None]).map(|_| ());
+    let read = |tokens: &[u32], change| {
+        decoder.forward_prefix_tree(&[Sequence { tokens, adapter: change }], &[None]).map(|_| ())
+    };
     assert_eq!(read(&[], 0), Err(NnError::EmptyPrompt { row: 0 }));
-    assert_eq!(read(&[1], 1), Err(NnError::UnknownChange { text: 0, change: 1, count: 1 }));
+    assert_eq!(read(&[1], 1), Err(NnError::UnknownAdapter { sequence: 0, adapter: 1, count: 1 }));
     assert!(matches!(read(&[1 << 20], 0), Err(NnError::UnknownToken { .. })));
     let most = decoder.config().max_positions;
-    assert_eq!(read(&vec![1; most + 1], 0), Err(NnError::TooLong { asked: most + 1, most }));
-    assert_eq!(decoder.read(&[], &[None]).map(|_| ()), Err(NnError::EmptyPrompt { row: 0 }));
-    let reading = decoder.read(&[Text { tokens: &[1, 2], change: 0 }], &[None]).unwrap();
-    let unknown = |text, length, place| Err(NnError::UnknownPlace { text, length, place });
+    assert_eq!(read(&vec![1; most + 1], 0), Err(NnError::TooLong { needed: most + 1, available: most }));
+    assert_eq!(decoder.forward_prefix_tree(&[], &[None]).map(|_| ()), Err(NnError::EmptyPrompt { row: 0 }));
+    let reading = decoder.forward_prefix_tree(&[Sequence { tokens: &[1, 2], adapter: 0 }], &[None]).unwrap();
+    let unknown = |sequence, length, position| Err(NnError::UnknownPosition { sequence, length, position });
     assert_eq!(reading.logits(&[(0, 2)]).map(|_| ()), unknown(0, 2, 2));
     assert_eq!(reading.logits(&[(1, 0)]).map(|_| ()), unknown(1, 0, 0));
-    let groups = [ChangedRows { rows: 3, change: Some((&adapter, 1.0)) }];
+    let groups = [AdapterRows { rows: 3, adapter: Some((&adapter, 1.0)) }];
     let input = Input::Tokens(decoder.tokens(&[&[1, 2]]).unwrap());
-    let pass = Pass { changes: groups[..].into(), ..Pass::default() };
-    let refused = decoder.hidden(input, pass).map(|_| ());
-    assert_eq!(refused, Err(NnError::ChangedRows { found: 3, asked: 1 }));
+    let args = ForwardArgs { adapters: groups[..].into(), ..ForwardArgs::default() };
+    let refused = decoder.forward(input, args).map(|_| ());
+    assert_eq!(refused, Err(NnError::AdapterRows { found: 3, expected: 1 }));
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use weightloom_serve::Secret;
 
 use crate::client::{Response, complete, connect, get, post, receive, refused, request, send};
-use crate::fixture::{Chats, Server, options, writer};
+use crate::fixture::{Chats, Server, generator, options};
 
 const PATH: &str = "/v1/completions";
 
@@ -41,7 +41,7 @@ fn limits_of_the_server_are_told() {
     options.max_prompt_tokens = Some(20);
     options.max_new_tokens = Some(10);
     options.max_batch = 4;
-    let server = Server::with(writer(64, Chats::Known), options);
+    let server = Server::with(generator(64, Chats::Known), options);
     let status = |body: serde_json::Value| {
         let (status, error) = refused(server.address, PATH, &body);
         (status, error["param"].as_str().unwrap_or_default().to_owned())
@@ -88,7 +88,7 @@ fn other_paths_and_methods_are_told_in_the_same_shape() {
 fn only_those_with_the_key_are_answered() {
     let mut options = options();
     options.api_key = Some(Secret::new("open sesame"));
-    let server = Server::with(writer(64, Chats::Known), options);
+    let server = Server::with(generator(64, Chats::Known), options);
     let ask = |headers: &[(&str, &str)]| send(server.address, &request("GET", "/v1/models", headers, b""));
     assert_eq!(ask(&[("Authorization", "Bearer open sesame")]).status, 200);
     assert_eq!(ask(&[("authorization", "bearer open sesame")]).status, 200);

@@ -1,61 +1,57 @@
-//! How answers are written and sent: what both forms of requests can say.
+//! Generation parameters that both endpoints accept.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use weightloom_hub::Ends;
 use weightloom_hub::text::Data;
+use weightloom_hub::{EosHandling, StopCriteria};
 use weightloom_nn::Sampling;
 
-use crate::fields::{Fields, unexpected};
-use crate::refusal::Refusal;
+use crate::api_error::ApiError;
+use crate::json_object::{JsonObject, unexpected};
 
-/// Texts to stop at, and their bytes in all. Each token is compared with all
-/// of them.
-const MOST_STOPS: usize = 64;
-const MOST_STOP_BYTES: usize = 1 << 14;
+/// Limits on stop strings, since each token is compared with all of them.
+const MAX_STOP_STRINGS: usize = 64;
+const MAX_STOP_BYTES: usize = 1 << 14;
 
-/// The most tokens that can be told besides each.
-pub(crate) const MOST_LIKELIEST: usize = 20;
+/// The maximum of `top_logprobs`, as in the OpenAI API.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
-/// How answers are written and sent.
-pub(crate) struct Manner {
-    /// Answers for each prompt.
-    pub(crate) copies: usize,
+/// Generation parameters of a request.
+pub(crate) struct GenerationParams {
+    /// Completions per prompt.
+    pub(crate) n: usize,
     pub(crate) sampling: Sampling,
-    pub(crate) stop: Vec<String>,
-    pub(crate) ends: Ends,
-    pub(crate) delivery: Delivery,
+    pub(crate) stop: StopCriteria,
+    pub(crate) stream_mode: StreamMode,
 }
 
-/// How an answer is sent.
+/// Whether a response is streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
-    /// All at once.
-    Whole,
-    /// As it is written.
-    Stream,
-    /// As it is written, and how many tokens there were.
-    StreamWithUsage,
+pub(crate) enum StreamMode {
+    Off,
+    On,
+    /// On, with a final chunk of token counts.
+    WithUsage,
 }
 
-impl Manner {
-    pub(crate) fn read(fields: &Fields) -> Result<Self, Refusal> {
-        refuse_unsupported(fields)?;
-        let copies = fields.count("n")?.unwrap_or(1);
-        if copies == 0 {
-            return Err(Refusal::field("n", "`n` must be 1 or more"));
+impl GenerationParams {
+    pub(crate) fn parse(fields: &JsonObject) -> Result<Self, ApiError> {
+        reject_unsupported(fields)?;
+        let n = fields.count("n")?.unwrap_or(1);
+        if n == 0 {
+            return Err(ApiError::invalid_field("n", "`n` must be 1 or more"));
         }
-        let ends = match fields.flag("ignore_eos")? {
-            Some(true) => Ends::Ignored,
-            _ => Ends::Heeded,
+        let eos = match fields.flag("ignore_eos")? {
+            Some(true) => EosHandling::Ignore,
+            _ => EosHandling::Stop,
         };
-        let (sampling, stop) = (sampling(fields)?, stops(fields)?);
-        Ok(Self { copies, sampling, stop, ends, delivery: delivery(fields)? })
+        let stop = StopCriteria { strings: stop_strings(fields)?, eos };
+        Ok(Self { n, sampling: sampling(fields)?, stop, stream_mode: stream_mode(fields)? })
     }
 }
 
-/// Fields that would change the result, and that we do not know.
-fn refuse_unsupported(fields: &Fields) -> Result<(), Refusal> {
+/// Rejects unsupported fields that would change the result.
+fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
     let zero = |data: &Data| matches!(data, Data::Number(number) if number.as_f64() == Some(0.0));
     let empty = |data: &Data| match data {
         Data::Map(map) => map.is_empty(),
@@ -65,7 +61,7 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), Refusal> {
         _ => false,
     };
     for key in ["presence_penalty", "frequency_penalty", "min_tokens"] {
-        fields.refuse_unless(key, zero)?;
+        fields.reject_unless(key, zero)?;
     }
     let others = [
         "logit_bias",
@@ -79,38 +75,40 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), Refusal> {
         "structured_outputs",
     ];
     for key in others {
-        fields.refuse_unless(key, empty)?;
+        fields.reject_unless(key, empty)?;
     }
     let of_text = |data: &Data| match data {
         Data::Map(map) => map.iter().any(|(key, value)| key == "type" && *value == Data::from("text")),
         _ => false,
     };
-    fields.refuse_unless("response_format", of_text)
+    fields.reject_unless("response_format", of_text)
 }
 
-fn sampling(fields: &Fields) -> Result<Sampling, Refusal> {
+fn sampling(fields: &JsonObject) -> Result<Sampling, ApiError> {
     let sampling = Sampling {
         temperature: fields.number("temperature")?.unwrap_or(1.0),
-        // Some say 0 or -1 for all.
+        // Some clients send 0 or -1 for all tokens.
         top_k: match fields.integer("top_k")? {
             Some(count) if count > 0 => Some(usize::try_from(count).unwrap_or(usize::MAX)),
             Some(-1 | 0) | None => None,
-            Some(_) => return Err(Refusal::field("top_k", "`top_k` must be 1 or more, or -1 for all")),
+            Some(_) => {
+                return Err(ApiError::invalid_field("top_k", "`top_k` must be 1 or more, or -1 for all"));
+            }
         },
-        // 0 leaves the likeliest alone.
+        // 0 leaves only the most likely token.
         top_p: fields.number("top_p")?.map(|share| if share == 0.0 { f64::MIN_POSITIVE } else { share }),
         min_p: fields.number("min_p")?,
         repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
         seed: match fields.integer("seed")? {
             Some(seed) => seed as u64,
-            None => chance(),
+            None => random_u64(),
         },
     };
-    sampling.check().map_err(|error| Refusal::field(error.key, error.to_string()))?;
+    sampling.check().map_err(|error| ApiError::invalid_field(error.key, error.to_string()))?;
     Ok(sampling)
 }
 
-fn stops(fields: &Fields) -> Result<Vec<String>, Refusal> {
+fn stop_strings(fields: &JsonObject) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> = match fields.get("stop") {
         None => Vec::new(),
         Some(Data::Text(text)) => vec![text.clone()],
@@ -123,30 +121,32 @@ fn stops(fields: &Fields) -> Result<Vec<String>, Refusal> {
         }
         Some(other) => return Err(unexpected("stop", "a string or a list of strings", other)),
     };
-    if stops.len() > MOST_STOPS {
-        let message = format!("`stop` has {} texts, more than {MOST_STOPS}", stops.len());
-        return Err(Refusal::field("stop", message));
+    if stops.len() > MAX_STOP_STRINGS {
+        let message = format!("`stop` has {} strings, but the limit is {MAX_STOP_STRINGS}", stops.len());
+        return Err(ApiError::invalid_field("stop", message));
     }
     let bytes: usize = stops.iter().map(String::len).sum();
-    if bytes > MOST_STOP_BYTES {
-        return Err(Refusal::field("stop", format!("`stop` has {bytes} bytes, more than {MOST_STOP_BYTES}")));
+    if bytes > MAX_STOP_BYTES {
+        return Err(ApiError::invalid_field(
+            "stop",
+            format!("`stop` has {bytes} bytes, but the limit is {MAX_STOP_BYTES}"),
+        ));
     }
     Ok(stops)
 }
 
-fn delivery(fields: &Fields) -> Result<Delivery, Refusal> {
-    let options = fields.inner("stream_options")?;
+fn stream_mode(fields: &JsonObject) -> Result<StreamMode, ApiError> {
+    let options = fields.object("stream_options")?;
     let usage = options.map(|options| options.flag("include_usage")).transpose()?.flatten();
     Ok(match (fields.flag("stream")?, usage) {
-        (Some(true), Some(true)) => Delivery::StreamWithUsage,
-        (Some(true), _) => Delivery::Stream,
-        _ => Delivery::Whole,
+        (Some(true), Some(true)) => StreamMode::WithUsage,
+        (Some(true), _) => StreamMode::On,
+        _ => StreamMode::Off,
     })
 }
 
-/// A number that nobody foresees. Each hasher has its own keys, which the
-/// system draws.
-pub(crate) fn chance() -> u64 {
+/// A random number: the keys of each hasher come from the operating system.
+pub(crate) fn random_u64() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
@@ -156,22 +156,22 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Manner, Refusal> {
-        Manner::read(&Fields::parse(text.as_bytes()).unwrap())
+    fn read(text: &str) -> Result<GenerationParams, ApiError> {
+        GenerationParams::parse(&JsonObject::parse(text.as_bytes()).unwrap())
     }
 
     #[test]
-    fn what_is_not_said_is_as_openai_has_it() {
-        let manner = read("{}").unwrap();
-        assert_eq!((manner.copies, manner.delivery, manner.ends), (1, Delivery::Whole, Ends::Heeded));
-        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, .. } = manner.sampling;
+    fn defaults_are_those_of_openai() {
+        let params = read("{}").unwrap();
+        assert_eq!((params.n, params.stream_mode, params.stop.eos), (1, StreamMode::Off, EosHandling::Stop));
+        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, .. } = params.sampling;
         assert_eq!((temperature, top_k, top_p, min_p, repetition_penalty), (1.0, None, None, None, 1.0));
-        assert_ne!(read("{}").unwrap().sampling.seed, manner.sampling.seed);
+        assert_ne!(read("{}").unwrap().sampling.seed, params.sampling.seed);
         assert_eq!(read(r#"{"seed": -1}"#).unwrap().sampling.seed, u64::MAX);
     }
 
     #[test]
-    fn what_would_change_the_result_is_refused_and_what_would_not_is_passed_over() {
+    fn unsupported_fields_are_rejected_only_if_they_change_the_result() {
         for wrong in [
             r#"{"logit_bias": {"5": 1}}"#,
             r#"{"presence_penalty": 0.1}"#,

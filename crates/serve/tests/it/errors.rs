@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use crate::client::{complete, connect, receive, request, send};
-use crate::fixture::{Chats, Server, options, writer};
+use crate::fixture::{Chats, Server, generator, options};
 
 const PATHS: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
 
@@ -146,7 +146,7 @@ fn those_who_send_slowly_or_nothing_are_hung_up_on() {
     let mut options = options();
     options.client_timeout = Duration::from_millis(400);
     options.max_connections = 3;
-    let server = Server::with(writer(64, Chats::Known), options);
+    let server = Server::with(generator(64, Chats::Known), options);
     let begun = Instant::now();
     let mut silent = connect(server.address);
     let mut slow_head = connect(server.address);

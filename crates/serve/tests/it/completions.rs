@@ -3,16 +3,16 @@
 use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
-use weightloom_hub::{WriteRequest, Writer, Written};
+use weightloom_hub::{TextGenerator, WriteRequest, Written};
 
 use crate::client::{complete, get, post, refused};
-use crate::fixture::{Chats, NAME, Server, writer};
+use crate::fixture::{Chats, NAME, Server, generator};
 
 /// What the model itself writes, greedily.
-fn written(writer: &Writer, prompt: &str, max_new_tokens: usize) -> Written {
-    let prompts = vec![writer.prompt(prompt).unwrap()];
+fn written(generator: &TextGenerator, prompt: &str, max_new_tokens: usize) -> Written {
+    let prompts = vec![generator.prompt(prompt).unwrap()];
     let request = WriteRequest { prompts, max_new_tokens, ..WriteRequest::default() };
-    writer.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0)
+    generator.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0)
 }
 
 /// `serde_json` reads a number to the last bit or one beside it.
@@ -38,12 +38,12 @@ fn the_model_is_listed_and_found_by_its_name() {
 #[test]
 fn a_completion_is_what_the_model_writes() {
     let server = Server::start();
-    let writer = writer(64, Chats::Known);
+    let generator = generator(64, Chats::Known);
     let answer = complete(
         server.address,
         &json!({"model": NAME, "prompt": "Once upon", "max_tokens": 20, "temperature": 0}),
     );
-    let expected = written(&writer, "Once upon", 20);
+    let expected = written(&generator, "Once upon", 20);
     assert_eq!(answer["object"], "text_completion");
     assert_eq!(answer["model"], NAME);
     assert!(answer["id"].as_str().unwrap().starts_with("cmpl-"));
@@ -54,16 +54,16 @@ fn a_completion_is_what_the_model_writes() {
     assert_eq!(answer["usage"], json!({"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}));
     // Without a number there are 16 tokens at most.
     let short = complete(server.address, &json!({"prompt": "Once upon", "temperature": 0}));
-    assert_eq!(short["choices"][0]["text"], written(&writer, "Once upon", 16).text);
+    assert_eq!(short["choices"][0]["text"], written(&generator, "Once upon", 16).text);
 }
 
 #[test]
 fn a_prompt_alone_is_scored_as_the_model_scores_it() {
     let server = Server::start();
-    let writer = writer(64, Chats::Known);
+    let generator = generator(64, Chats::Known);
     let prompt = "aé€ b";
-    let tokens = writer.prompt(prompt).unwrap();
-    let scores = writer.score(&[&tokens], 3).unwrap().remove(0);
+    let tokens = generator.prompt(prompt).unwrap();
+    let scores = generator.score(&[&tokens], 3).unwrap().remove(0);
     let asked = |prompt: Value| {
         let body = json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 3});
         complete(server.address, &body)["choices"][0].clone()
@@ -132,10 +132,10 @@ fn what_is_written_after_an_echo_is_told_with_it() {
 #[test]
 fn prompts_of_all_kinds_are_answered_in_order() {
     let server = Server::start();
-    let writer = writer(64, Chats::Known);
+    let generator = generator(64, Chats::Known);
     let texts = ["one", "three more", ""];
-    let tokens: Vec<Vec<u32>> = texts.iter().map(|text| writer.prompt(text).unwrap()).collect();
-    let expected: Vec<String> = texts.iter().map(|text| written(&writer, text, 8).text).collect();
+    let tokens: Vec<Vec<u32>> = texts.iter().map(|text| generator.prompt(text).unwrap()).collect();
+    let expected: Vec<String> = texts.iter().map(|text| written(&generator, text, 8).text).collect();
     for prompt in [json!(texts), json!(tokens), json!([texts[0], tokens[1], texts[2]])] {
         let answer =
             complete(server.address, &json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "n": 2}));

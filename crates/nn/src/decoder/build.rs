@@ -1,0 +1,147 @@
+//! Assembles a decoder from named parameters.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weightloom_dtensor::{DTensor, DistContext};
+use weightloom_errors::nearest;
+
+use super::layer::{FeedForward, Layer};
+use super::{Decoder, Structure};
+use crate::attention::Attention;
+use crate::config::{DecoderConfig, Gating, NormKind, PositionConfig, ResidualForm};
+use crate::error::NnError;
+use crate::experts::Experts;
+use crate::linear::Linear;
+use crate::mlp::Mlp;
+use crate::norm::Norm;
+use crate::parameter::{LAST_NORM, parameters};
+use crate::plan::Plan;
+use crate::rope::Rope;
+use crate::stage::Stage;
+
+impl Decoder {
+    /// Builds a decoder from exactly the parameters that [`parameters`] lists
+    /// for the stage, in the layouts of the plan.
+    pub fn new(
+        config: DecoderConfig,
+        stage: Stage,
+        plan: Plan,
+        dist: Arc<DistContext>,
+        values: Vec<(String, DTensor)>,
+    ) -> Result<Self, NnError> {
+        config.check()?;
+        let mut given: BTreeMap<String, DTensor> = values.into_iter().collect();
+        let mut held = Vec::new();
+        for spec in parameters(&config, &stage) {
+            let found = given.remove(&spec.name);
+            let value = found.ok_or_else(|| NnError::MissingParameter { name: spec.name.clone() })?;
+            if *value.shape() != spec.shape {
+                let found = value.shape().clone();
+                return Err(NnError::ParameterShape { name: spec.name, found, expected: spec.shape });
+            }
+            held.push((spec.name, value));
+        }
+        if let Some((name, _)) = given.into_iter().next() {
+            let near = nearest(&name, held.iter().map(|(name, _)| name.as_str())).map(str::to_owned);
+            return Err(NnError::UnknownParameter { name, near });
+        }
+        let indices = held.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
+        let builder = ModuleBuilder { indices };
+        let layers =
+            stage.layers.clone().map(|layer| builder.layer(&config, layer)).collect::<Result<_, _>>()?;
+        let last_norm = stage.is_last().then(|| builder.norm(config.norm.kind, LAST_NORM)).transpose()?;
+        let rope = match &config.positions {
+            PositionConfig::Rope(rope) => Some(Rope::new(rope, config.attention.width)),
+            PositionConfig::Learned => None,
+        };
+        let layouts = held.iter().map(|(name, _)| plan.used_layout_of(name)).collect();
+        let structure = Arc::new(Structure { layers, last_norm, rope, config, stage, plan, dist, layouts });
+        Ok(Self { structure, parameters: held })
+    }
+}
+
+/// Resolves module names to parameter indices.
+struct ModuleBuilder<'a> {
+    indices: BTreeMap<&'a str, usize>,
+}
+
+impl ModuleBuilder<'_> {
+    fn index(&self, name: &str) -> Result<usize, NnError> {
+        let found = self.indices.get(name).copied();
+        found.ok_or_else(|| NnError::MissingParameter { name: name.to_owned() })
+    }
+
+    fn linear(&self, module: &str) -> Result<Linear, NnError> {
+        let weight = self.index(&format!("{module}.weight"))?;
+        let bias = self.indices.get(format!("{module}.bias").as_str()).copied();
+        Ok(Linear { module: module.to_owned(), weight, bias })
+    }
+
+    fn norm(&self, kind: NormKind, module: &str) -> Result<Norm, NnError> {
+        let weight = (kind != NormKind::LayerPlain).then(|| self.index(&format!("{module}.weight")));
+        let bias = (kind == NormKind::Layer).then(|| self.index(&format!("{module}.bias")));
+        Ok(Norm { weight: weight.transpose()?, bias: bias.transpose()? })
+    }
+
+    fn layer(&self, config: &DecoderConfig, number: usize) -> Result<Layer, NnError> {
+        let layer = format!("model.layers.{number}");
+        let prefix = format!("{layer}.");
+        let indices = || self.indices.iter().filter(|(name, _)| name.starts_with(&prefix)).map(|(_, at)| *at);
+        let (first, end) = (indices().min().unwrap_or(0), indices().max().map_or(0, |last| last + 1));
+        let kind = config.norm.kind;
+        let norm_if = |wanted: bool, name: &str| {
+            wanted.then(|| self.norm(kind, &format!("{layer}.{name}"))).transpose()
+        };
+        let form = config.residual;
+        let (before, after) =
+            (form != ResidualForm::After, matches!(form, ResidualForm::After | ResidualForm::Around));
+        Ok(Layer {
+            parameters: first..end,
+            before_attention: norm_if(before, "input_layernorm")?,
+            attention: self.attention(config, &layer)?,
+            after_attention: norm_if(after, "attention_output_layernorm")?,
+            before_feed_forward: norm_if(
+                before && form != ResidualForm::Parallel,
+                "post_attention_layernorm",
+            )?,
+            feed_forward: self.feed_forward(config, number, &layer)?,
+            after_feed_forward: norm_if(after, "mlp_output_layernorm")?,
+        })
+    }
+
+    fn attention(&self, config: &DecoderConfig, layer: &str) -> Result<Attention, NnError> {
+        let projection = |name: &str| self.linear(&format!("{layer}.self_attn.{name}_proj"));
+        let norm = |name: &str| self.norm(config.norm.kind, &format!("{layer}.self_attn.{name}_norm"));
+        Ok(Attention {
+            query: projection("q")?,
+            key: projection("k")?,
+            value: projection("v")?,
+            output: projection("o")?,
+            norms: match config.attention.qk_norm {
+                Some(_) => Some([norm("q")?, norm("k")?]),
+                None => None,
+            },
+        })
+    }
+
+    fn feed_forward(
+        &self,
+        config: &DecoderConfig,
+        number: usize,
+        layer: &str,
+    ) -> Result<FeedForward, NnError> {
+        if config.experts(number).is_some() {
+            let expert = |name: &str| self.index(&format!("{layer}.mlp.experts.{name}_proj.weight"));
+            return Ok(FeedForward::Experts(Experts {
+                router: self.index(&format!("{layer}.mlp.gate.weight"))?,
+                gate: expert("gate")?,
+                up: expert("up")?,
+                down: expert("down")?,
+            }));
+        }
+        let projection = |name: &str| self.linear(&format!("{layer}.mlp.{name}_proj"));
+        let gate = (config.mlp.gating == Gating::Gated).then(|| projection("gate")).transpose()?;
+        Ok(FeedForward::Mlp(Mlp { gate, up: projection("up")?, down: projection("down")? }))
+    }
+}
