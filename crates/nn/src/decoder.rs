@@ -29,53 +29,32 @@ use layer::Layer;
 /// A decoder, or a pipeline stage of one, as one rank holds it.
 ///
 /// ```
-/// use std::collections::BTreeMap;
-///
 /// use weightloom_dtensor::DistContext;
-/// use weightloom_layout::{DType, Layout, Mesh};
+/// use weightloom_gang::{GangOptions, solo};
+/// use weightloom_layout::{DType, Mesh};
 /// use weightloom_nn::{
-///     Activation, AttentionConfig, Decoder, DecoderConfig, ForwardArgs, Gating, HeadConfig, Input, MlpConfig,
-///     NormConfig, NormKind, Parallel, Plan, PositionConfig, ResidualForm, RopeConfig, RopeScaling, Stage,
-///     initial_values, parameters,
+///     Decoder, DecoderConfig, ForwardArgs, Input, NnError, Parallel, Plan, Stage, initial_values, parameters,
 /// };
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let config = DecoderConfig {
-///     vocabulary: 32,
-///     hidden: 16,
-///     layers: 2,
-///     max_positions: 64,
-///     attention: AttentionConfig {
-///         heads: 4,
-///         kv_heads: 2,
-///         width: 4,
-///         scale: None,
-///         input_bias: false,
-///         output_bias: false,
-///         qk_norm: None,
-///         window: None,
-///         soft_cap: None,
-///     },
-///     positions: PositionConfig::Rope(RopeConfig { theta: 10_000.0, turned: None, scaling: RopeScaling::None }),
-///     norm: NormConfig { kind: NormKind::Rms, eps: 1e-5, offset: 0.0 },
-///     residual: ResidualForm::Before,
-///     mlp: MlpConfig { inner: 32, activation: Activation::Silu, gating: Gating::Gated, bias: false },
-///     experts: None,
-///     embedding_scale: None,
-///     head: HeadConfig::default(),
-///     initializer: 0.02,
-/// };
-/// let dist = DistContext::alone();
+/// let config: DecoderConfig = serde_json::from_value(serde_json::json!({
+///     "vocabulary": 32, "hidden": 16, "layers": 2, "max_positions": 64,
+///     "attention": {"heads": 4, "kv_heads": 2, "width": 4},
+///     "positions": {"rope": {"theta": 10000.0}},
+///     "norm": {"kind": "rms", "eps": 1e-5},
+///     "mlp": {"inner": 32, "activation": "silu"},
+/// }))?;
+/// let dist = DistContext::new(solo(GangOptions::default()));
 /// let stage = Stage::whole(config.layers);
 /// let specs = parameters(&config, &stage);
-/// let plan = Plan::new(&Parallel::default(), &specs, dist.mesh())?;
+/// let plan = Plan::new(&Parallel::default(), &specs, Mesh::new(&[("tp", 1)])?)?;
 /// let values = specs
 ///     .iter()
 ///     .map(|spec| {
 ///         let layout = plan.layout_of(&spec.name);
 ///         Ok((spec.name.clone(), initial_values(&config, spec, DType::F32, 0, &dist, layout)?))
 ///     })
-///     .collect::<Result<_, weightloom_nn::NnError>>()?;
+///     .collect::<Result<_, NnError>>()?;
 /// let decoder = Decoder::new(config, stage, plan, dist, values)?;
 ///
 /// let tokens = decoder.tokens(&[&[1, 2, 3]])?;

@@ -42,7 +42,7 @@ pub struct SamplingError {
 
 impl Hint for SamplingError {
     fn hint(&self) -> Option<String> {
-        Some(format!("choose a `{}` {}", self.key, self.expected))
+        Some(format!("set `{}` to a number {}", self.key, self.expected))
     }
 }
 

@@ -75,7 +75,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
         optimizer: from_config(&config.train.optimizer).unwrap(),
         decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
         frozen: &Patterns::new("none", &[]).unwrap(),
-        kept,
+        checkpointing,
         dropout: 0.0,
     };
     let mut engine = Engine::new(settings, vec![(0, decoder, None)]).unwrap();
@@ -86,7 +86,7 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
     let held = memory::statistics().in_use;
     let batch = decoder.batch(&micro.inputs, rows).unwrap();
     let hidden = decoder
-        .forward(Input::Tokens(batch.clone()), ForwardArgs { kept, ..ForwardArgs::default() })
+        .forward(Input::Tokens(batch.clone()), ForwardArgs { checkpointing, ..ForwardArgs::default() })
         .unwrap();
     let loss = decoder.loss(&hidden, &batch, 1.0, None).unwrap();
     drop((hidden, batch));

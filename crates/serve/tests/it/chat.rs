@@ -4,18 +4,23 @@ use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
 use weightloom_hub::text::{ChatContext, Data, Message};
-use weightloom_hub::{TextGenerator, WriteRequest};
+use weightloom_hub::{StopCriteria, TextGenerator};
+use weightloom_nn::GenerateRequest;
 
 use crate::client::{post, refused};
 use crate::fixture::{Chats, NAME, Server, generator, options};
 
 const PATH: &str = "/v1/chat/completions";
 
-fn written(generator: &TextGenerator, variables: Vec<(String, Data)>) -> String {
+fn generate(generator: &TextGenerator, variables: Vec<(String, Data)>) -> String {
     let context = ChatContext { variables, ..ChatContext::default() };
-    let tokens = generator.chat(&[Message::new("user", "Hi\nyou")], &context).unwrap();
-    let request = WriteRequest { prompts: vec![tokens], max_new_tokens: 10, ..WriteRequest::default() };
-    generator.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0).text
+    let tokens = generator.encode_chat(&[Message::new("user", "Hi\nyou")], &context).unwrap();
+    let request = GenerateRequest { prompts: vec![tokens], max_new_tokens: 10, ..GenerateRequest::default() };
+    generator
+        .generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))
+        .unwrap()
+        .remove(0)
+        .text
 }
 
 #[test]
@@ -33,13 +38,13 @@ fn an_answer_is_what_the_model_writes_after_its_template() {
     assert_eq!(answer["object"], "chat.completion");
     let choice = &answer["choices"][0];
     assert_eq!(choice["message"]["role"], "assistant");
-    assert_eq!(choice["message"]["content"], written(&generator, Vec::new()));
+    assert_eq!(choice["message"]["content"], generate(&generator, Vec::new()));
     assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
     assert_eq!(answer["usage"]["completion_tokens"], 10);
     body["chat_template_kwargs"] = json!({"mood": "sad"});
     let sad = post(server.address, PATH, &body).json();
     let mood = vec![("mood".to_owned(), Data::from("sad"))];
-    assert_eq!(sad["choices"][0]["message"]["content"], written(&generator, mood));
+    assert_eq!(sad["choices"][0]["message"]["content"], generate(&generator, mood));
     assert!(sad["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64());
 }
 

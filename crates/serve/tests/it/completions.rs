@@ -1,18 +1,19 @@
-//! Completions in the legacy form.
+//! `/v1/completions`.
 
 use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
-use weightloom_hub::{TextGenerator, WriteRequest, Written};
+use weightloom_hub::{GeneratedText, StopCriteria, TextGenerator};
+use weightloom_nn::GenerateRequest;
 
 use crate::client::{complete, get, post, refused};
 use crate::fixture::{Chats, NAME, Server, generator};
 
-/// What the model itself writes, greedily.
-fn written(generator: &TextGenerator, prompt: &str, max_new_tokens: usize) -> Written {
-    let prompts = vec![generator.prompt(prompt).unwrap()];
-    let request = WriteRequest { prompts, max_new_tokens, ..WriteRequest::default() };
-    generator.write(&request, |_| ControlFlow::Continue(())).unwrap().remove(0)
+/// Generates greedily without the server.
+fn generate(generator: &TextGenerator, prompt: &str, max_new_tokens: usize) -> GeneratedText {
+    let prompts = vec![generator.encode_prompt(prompt).unwrap()];
+    let request = GenerateRequest { prompts, max_new_tokens, ..GenerateRequest::default() };
+    generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(())).unwrap().remove(0)
 }
 
 /// `serde_json` reads a number to the last bit or one beside it.
@@ -43,7 +44,7 @@ fn a_completion_is_what_the_model_writes() {
         server.address,
         &json!({"model": NAME, "prompt": "Once upon", "max_tokens": 20, "temperature": 0}),
     );
-    let expected = written(&generator, "Once upon", 20);
+    let expected = generate(&generator, "Once upon", 20);
     assert_eq!(answer["object"], "text_completion");
     assert_eq!(answer["model"], NAME);
     assert!(answer["id"].as_str().unwrap().starts_with("cmpl-"));
@@ -54,7 +55,7 @@ fn a_completion_is_what_the_model_writes() {
     assert_eq!(answer["usage"], json!({"prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30}));
     // Without a number there are 16 tokens at most.
     let short = complete(server.address, &json!({"prompt": "Once upon", "temperature": 0}));
-    assert_eq!(short["choices"][0]["text"], written(&generator, "Once upon", 16).text);
+    assert_eq!(short["choices"][0]["text"], generate(&generator, "Once upon", 16).text);
 }
 
 #[test]
@@ -62,7 +63,7 @@ fn a_prompt_alone_is_scored_as_the_model_scores_it() {
     let server = Server::start();
     let generator = generator(64, Chats::Known);
     let prompt = "aé€ b";
-    let tokens = generator.prompt(prompt).unwrap();
+    let tokens = generator.encode_prompt(prompt).unwrap();
     let scores = generator.score(&[&tokens], 3).unwrap().remove(0);
     let asked = |prompt: Value| {
         let body = json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 3});
@@ -91,9 +92,9 @@ fn a_prompt_alone_is_scored_as_the_model_scores_it() {
     for (at, score) in scores.iter().enumerate() {
         assert!(same(&told["token_logprobs"][at + 1], score.chosen));
         let top = told["top_logprobs"][at + 1].as_object().unwrap();
-        let known = score.others.iter().any(|(token, _)| *token == tokens[at + 1]);
+        let known = score.top.iter().any(|(token, _)| *token == tokens[at + 1]);
         assert_eq!(top.len(), if known { 3 } else { 4 });
-        for (token, value) in &score.others {
+        for (token, value) in &score.top {
             let matches = top.values().filter(|told| same(told, *value)).count();
             assert_eq!(matches, 1, "token {token}");
         }
@@ -134,8 +135,8 @@ fn prompts_of_all_kinds_are_answered_in_order() {
     let server = Server::start();
     let generator = generator(64, Chats::Known);
     let texts = ["one", "three more", ""];
-    let tokens: Vec<Vec<u32>> = texts.iter().map(|text| generator.prompt(text).unwrap()).collect();
-    let expected: Vec<String> = texts.iter().map(|text| written(&generator, text, 8).text).collect();
+    let tokens: Vec<Vec<u32>> = texts.iter().map(|text| generator.encode_prompt(text).unwrap()).collect();
+    let expected: Vec<String> = texts.iter().map(|text| generate(&generator, text, 8).text).collect();
     for prompt in [json!(texts), json!(tokens), json!([texts[0], tokens[1], texts[2]])] {
         let answer =
             complete(server.address, &json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "n": 2}));

@@ -18,7 +18,7 @@ fn a_text_beyond_the_models_positions_is_refused_with_the_numbers() {
     assert_eq!((status, &error["code"]), (400, &json!("context_length_exceeded")));
     assert_eq!(
         error["message"],
-        "the model's maximum context length is 64 tokens, but 70 are needed: 60 of the prompt and 10 to write"
+        "the model's maximum context length is 64 tokens, but the request needs 70: 60 for the prompt and 10 for the completion"
     );
     for body in [
         json!({"prompt": "a".repeat(64), "max_tokens": 0, "echo": true}),
@@ -76,7 +76,7 @@ fn other_paths_and_methods_are_told_in_the_same_shape() {
     let unknown = get(server.address, "/v1/completion");
     assert_eq!(unknown.status, 404);
     let message = unknown.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert_eq!(message, "nothing answers to GET /v1/completion; did you mean /v1/completions?");
+    assert_eq!(message, "no route for GET /v1/completion; did you mean /v1/completions?");
     let wrong = get(server.address, PATH);
     assert_eq!((wrong.status, &wrong.json()["error"]["code"]), (405, &json!("method_not_supported")));
     assert!(wrong.head.to_lowercase().contains("allow: post"), "{}", wrong.head);

@@ -129,7 +129,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
         data: None,
     };
     let setup = Setup::new(&alone).unwrap();
-    let kept = setup.kept();
+    let kept = setup.checkpointing();
     let usage = config.train.accelerator.usage(config.train.precision, gangs.sdp.size());
     let interleaved = config.train.accelerator.pp_schedule == crate::config::PipelineSchedule::Interleaved;
     let chunks = if interleaved { config.train.accelerator.vpp } else { 1 };
@@ -172,7 +172,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
         optimizer: crate::optimizer::from_config(&config.train.optimizer).unwrap(),
         decay: &WeightDecay::new(&config.train.optimizer, []).unwrap(),
         frozen: &crate::optimizer::Patterns::new("frozen", &config.model.freeze_modules).unwrap(),
-        kept,
+        checkpointing,
         dropout: 0.0,
     };
     Engine::new(settings, made).unwrap()

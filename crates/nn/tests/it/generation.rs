@@ -1,0 +1,87 @@
+//! Greedy and sampled generation.
+
+use weightloom_nn::{FinishReason, GenerateRequest, GeneratedSequence, Generation, Sampling};
+
+use crate::tiny::{decoder, logits};
+
+fn prompts() -> Vec<Vec<u32>> {
+    vec![vec![3, 1, 4], vec![1], vec![5, 9, 2, 6, 5]]
+}
+
+fn generate(request: &GenerateRequest) -> Vec<GeneratedSequence> {
+    Generation::new(&decoder(), None, request.clone()).unwrap().run().unwrap()
+}
+
+#[test]
+fn greedy_generation_takes_the_argmax_and_is_deterministic() {
+    let request = GenerateRequest { prompts: prompts(), max_new_tokens: 8, ..GenerateRequest::default() };
+    let rows = generate(&request);
+    assert_eq!(rows, generate(&request));
+    let decoder = decoder();
+    for (row, prompt) in rows.iter().zip(prompts()) {
+        assert_eq!((row.tokens.len(), row.finish), (8, FinishReason::Length));
+        let mut tokens = prompt;
+        for &token in &row.tokens {
+            let all = logits(&decoder, &[&tokens], None);
+            let last = &all[all.len() - 29..];
+            let best = last.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(last[token as usize], best);
+            tokens.push(token);
+        }
+    }
+}
+
+#[test]
+fn stop_tokens_end_a_row_and_leave_the_others_alone() {
+    let free = generate(&GenerateRequest { prompts: prompts(), max_new_tokens: 8, ..Default::default() });
+    let stop = free[0].tokens[3];
+    let request = GenerateRequest {
+        stop_tokens: vec![stop],
+        prompts: prompts(),
+        max_new_tokens: 8,
+        ..Default::default()
+    };
+    for (found, free) in generate(&request).iter().zip(&free) {
+        let end = free.tokens.iter().position(|token| *token == stop);
+        let expected = end.map_or(&free.tokens[..], |end| &free.tokens[..=end]);
+        assert_eq!(found.tokens, expected);
+        assert_eq!(found.finish, if end.is_some() { FinishReason::Stop } else { FinishReason::Length });
+    }
+}
+
+#[test]
+fn sampling_depends_on_the_seed_only() {
+    let request = |seed| GenerateRequest {
+        prompts: prompts(),
+        max_new_tokens: 8,
+        sampling: Sampling { temperature: 1.0, top_k: Some(20), seed, ..Sampling::default() },
+        ..GenerateRequest::default()
+    };
+    assert_eq!(generate(&request(1)), generate(&request(1)));
+    assert_ne!(generate(&request(1)), generate(&request(2)));
+}
+
+#[test]
+fn reported_logprobs_agree_with_scores() {
+    let request = GenerateRequest {
+        prompts: vec![vec![3, 1, 4]],
+        max_new_tokens: 5,
+        top_logprobs: Some(2),
+        ..Default::default()
+    };
+    let decoder = decoder();
+    let mut generation = Generation::new(&decoder, None, request).unwrap();
+    let (mut tokens, mut reported) = (vec![3, 1, 4], Vec::new());
+    while !generation.is_done() {
+        for token in generation.step().unwrap() {
+            tokens.push(token.id);
+            reported.push(token.logprobs.unwrap());
+        }
+    }
+    let scores = decoder.score(&[&tokens], 2, None).unwrap().remove(0);
+    for (reported, scored) in reported.iter().zip(&scores[2..]) {
+        // The cache and one pass agree in every bit.
+        assert_eq!(reported, scored);
+        assert_eq!(reported.top[0].1, reported.chosen, "greedy takes the most likely token");
+    }
+}

@@ -1,0 +1,16 @@
+//! Integration tests of the decoder, on a tiny model with random weights.
+//!
+//! - `adapters`: LoRA on and off, per row, and merged.
+//! - `errors`: messages and hints.
+//! - `forward`: the forward pass with and without a cache.
+//! - `generation`: greedy and sampled generation.
+//! - `loss`: the loss and its gradients against finite differences.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod adapters;
+mod errors;
+mod forward;
+mod generation;
+mod loss;
+mod tiny;
