@@ -129,7 +129,7 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
         data: None,
     };
     let setup = Setup::new(&alone).unwrap();
-    let kept = setup.checkpointing();
+    let checkpointing = setup.checkpointing();
     let usage = config.train.accelerator.usage(config.train.precision, gangs.sdp.size());
     let interleaved = config.train.accelerator.pp_schedule == crate::config::PipelineSchedule::Interleaved;
     let chunks = if interleaved { config.train.accelerator.vpp } else { 1 };
