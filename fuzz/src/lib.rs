@@ -1,7 +1,6 @@
-//! What fuzzing shares with the tests: the doors that hostile bytes come
-//! through.
+//! The parsers that fuzz targets feed, shared with the tests.
 
-#[path = "../../crates/checkpoint/tests/model/mod.rs"]
+#[path = "../../crates/checkpoint/tests/it/model.rs"]
 pub mod model;
-#[path = "../../crates/checkpoint/tests/probe/mod.rs"]
+#[path = "../../crates/checkpoint/tests/memory/probe.rs"]
 pub mod probe;

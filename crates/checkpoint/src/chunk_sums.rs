@@ -22,8 +22,12 @@ pub struct ChunkSums {
     tensors: BTreeMap<String, TensorSums>,
     low: Vec<AtomicU64>,
     high: Vec<AtomicU64>,
-    /// Elements that were added to each stretch.
+    /// Elements that were added to each chunk.
     counts: Vec<AtomicU64>,
+    /// By tensor: `Σ boundary(end) - boundary(start)` over all runs that were
+    /// added, which is `boundary(volume) - boundary(0)` exactly if every
+    /// element was added once. See [`ChunkSums::covers_once`].
+    coverage: Vec<AtomicU64>,
 }
 
 /// What was added to one stretch.
@@ -85,6 +89,7 @@ impl ChunkSums {
         sums.low.resize_with(first, AtomicU64::default);
         sums.counts.resize_with(first, AtomicU64::default);
         sums.high.resize_with(sums.tensors.len(), AtomicU64::default);
+        sums.coverage.resize_with(sums.tensors.len(), AtomicU64::default);
         sums
     }
 
@@ -103,6 +108,9 @@ impl ChunkSums {
 
     fn add(&self, tensor: &TensorSums, position: u64, bytes: &[u8], halves: Halves) {
         let width = tensor.dtype.size();
+        let end = position + (bytes.len() / width) as u64;
+        let covered = boundary(end).wrapping_sub(boundary(position));
+        self.coverage[tensor.number].fetch_add(covered, Ordering::Relaxed);
         let (mut position, mut rest) = (position, bytes);
         let mut high = 0u64;
         while !rest.is_empty() {
@@ -142,11 +150,24 @@ impl ChunkSums {
         if gang.size() == 1 {
             return Ok(());
         }
-        let all = || self.low.iter().chain(&self.high).chain(&self.counts);
+        let all = || self.low.iter().chain(&self.high).chain(&self.counts).chain(&self.coverage);
         let mut flat: Vec<u64> = all().map(|sum| sum.load(Ordering::Relaxed)).collect();
         gang.all_reduce(&mut flat, ReduceOp::Sum)?;
         all().zip(flat).for_each(|(sum, total)| sum.store(total, Ordering::Relaxed));
         Ok(())
+    }
+
+    /// Whether every element of a tensor was added exactly once.
+    ///
+    /// The boundaries of runs telescope: over any set of runs, the hashes of
+    /// their ends minus those of their starts leave only the boundaries where
+    /// the number of runs that cover an element changes. If just the ends of
+    /// the tensor are left, that number is one throughout. Holes and overlaps
+    /// of any size show, unless 64-bit hashes collide.
+    pub(crate) fn covers_once(&self, name: &str) -> bool {
+        let Some(tensor) = self.tensors.get(name) else { return false };
+        let expected = boundary(tensor.shape.volume() as u64).wrapping_sub(boundary(0));
+        self.coverage[tensor.number].load(Ordering::Relaxed) == expected
     }
 
     /// What was added to each stretch, by tensor.
@@ -173,5 +194,36 @@ impl ChunkSums {
             (name.clone(), TensorChecksums { fingerprint, chunks })
         });
         totals.collect()
+    }
+}
+
+/// A hash of a position between two elements (SplitMix64).
+fn boundary(position: u64) -> u64 {
+    let mut x = position.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_and_an_overlap_of_the_same_size_are_noticed() {
+        let shape = Shape::new(&[100]).unwrap();
+        let covers = |runs: &[std::ops::Range<u64>]| {
+            let sums = ChunkSums::new(1 << 20, [("w", DType::U8, &shape)]);
+            for run in runs {
+                sums.add_run("w", run.start, &vec![1; (run.end - run.start) as usize]);
+            }
+            let counted: u64 = sums.counted()["w"].iter().map(|chunk| chunk.count).sum();
+            (counted, sums.covers_once("w"))
+        };
+        assert_eq!(covers(&[60..100, 0..60]), (100, true));
+        assert_eq!(covers(&[0..60, 50..60, 70..100]), (100, false));
+        // The same sum and the same sum of squares of positions.
+        assert_eq!(covers(&[0..100, 0..1, 4..5, 5..6]).1, false);
+        assert_eq!(covers(&[0..99]), (99, false));
     }
 }

@@ -16,7 +16,10 @@ use crate::index::Format;
 use crate::manifest::{MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
 use crate::plan::{Metadata, MetadataIndex, PlanError, TensorMetadata, WriteData, WriteItem};
-use crate::save::{Batch, OpenTarget, SaveFormat, SaveOptions, Target, Written};
+use crate::save::{
+    FolderFiles, OpenTarget, SaveFormat, SaveOptions, SequentialWriter, Target, WriteAccess, WriteBatch,
+    WriteOutcome,
+};
 use crate::scan::{ScanOrder, ScannedTensor, walk};
 use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
@@ -107,15 +110,8 @@ fn write_all(
     chosen: &Chosen,
     opened: &OpenTarget,
     observer: &dyn Observer,
-) -> Result<Written, CheckpointError> {
-    let stream = opened.stream()?.map(Mutex::new);
-    let turns = if stream.is_some() { ScanOrder::Sequential } else { ScanOrder::Any };
-    let put = |place: TensorLocation, ahead: u64, bytes: &[u8]| match &stream {
-        Some(stream) => {
-            stream.lock().unwrap_or_else(PoisonError::into_inner).put(place.offset + ahead, bytes)
-        }
-        None => opened.write(place.file, place.offset + ahead, bytes),
-    };
+) -> Result<WriteOutcome, CheckpointError> {
+    let output = Output::new(opened);
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
     let location_of = |name: &str| opened.location(name).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
@@ -134,7 +130,7 @@ fn write_all(
         ChunkSums::new(manifest.chunk_size, tensors)
     });
     let walked = tensors.iter().map(|(_, tensor, _)| *tensor);
-    walk(source, walked, turns, "converting", observer, |stretch| {
+    walk(source, walked, output.scan_order(), "converting", observer, |stretch| {
         let ScannedTensor { name, dtype, .. } = stretch.tensor;
         if let Some(before) = &before {
             before.add_run(name, stretch.position, stretch.bytes);
@@ -150,7 +146,7 @@ fn write_all(
             }
         };
         sums.add_run(name, stretch.position, bytes);
-        put(location_of(name)?, stretch.position * target.size() as u64, bytes)
+        output.write(location_of(name)?, stretch.position * target.size() as u64, bytes)
     })?;
     if let (Some(manifest), Some(before)) = (&source.manifest, before) {
         let mut found = sums.totals();
@@ -171,16 +167,56 @@ fn write_all(
     }
     for (item, bytes) in &chosen.bytes {
         let name = &item.index.name;
-        if !opened.has_written(name) {
+        if !opened.is_in_frame(name) {
             sums.add_run(name, 0, bytes);
-            put(location_of(name)?, 0, bytes)?;
+            output.write(location_of(name)?, 0, bytes)?;
         }
     }
-    match stream {
-        Some(stream) => stream.into_inner().unwrap_or_else(PoisonError::into_inner).finish()?,
-        None => opened.sync()?,
+    output.finish()?;
+    opened.sync()?;
+    Ok(WriteOutcome { bytes: 0, sums })
+}
+
+/// Where converted bytes go.
+enum Output<'a> {
+    Random(FolderFiles<'a>),
+    InOrder(Mutex<SequentialWriter<'a>>),
+}
+
+impl<'a> Output<'a> {
+    fn new(target: &'a OpenTarget) -> Self {
+        match target.access() {
+            WriteAccess::Random(files) => Self::Random(files),
+            WriteAccess::OwnFile(files) | WriteAccess::SharedFiles(files) => {
+                Self::InOrder(Mutex::new(files.whole_writer()))
+            }
+        }
     }
-    Ok(Written { bytes: 0, sums })
+
+    fn scan_order(&self) -> ScanOrder {
+        match self {
+            Self::Random(_) => ScanOrder::Any,
+            Self::InOrder(_) => ScanOrder::Sequential,
+        }
+    }
+
+    /// Writes bytes at a distance from the beginning of their tensor.
+    fn write(&self, start: TensorLocation, distance: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let offset = start.offset + distance;
+        match self {
+            Self::Random(files) => files.write_at(start.file, offset, bytes),
+            Self::InOrder(writer) => {
+                writer.lock().unwrap_or_else(PoisonError::into_inner).write(start.file, offset, bytes)
+            }
+        }
+    }
+
+    fn finish(self) -> Result<(), CheckpointError> {
+        match self {
+            Self::Random(_) => Ok(()),
+            Self::InOrder(writer) => writer.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
+        }
+    }
 }
 
 fn volume(manifest: &Manifest, tensor: &str) -> u64 {
@@ -191,7 +227,7 @@ fn volume(manifest: &Manifest, tensor: &str) -> u64 {
 struct Chosen {
     metadata: Metadata,
     /// Everything, without the tensors' bytes.
-    batch: Batch<'static>,
+    batch: WriteBatch<'static>,
     /// What is not a tensor.
     bytes: Vec<(WriteItem, Bytes<'static>)>,
     left_out: Vec<String>,
@@ -233,7 +269,7 @@ impl Chosen {
             items.push((item.clone(), Bytes::Owned(content.clone())));
             bytes.push((item, Bytes::Owned(content)));
         }
-        Ok(Self { metadata, batch: Batch::of(items), bytes, left_out })
+        Ok(Self { metadata, batch: WriteBatch::from_items(items), bytes, left_out })
     }
 }
 

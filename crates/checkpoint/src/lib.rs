@@ -54,8 +54,8 @@ pub use observer::Observer;
 pub use read::{Extent, ReadOptions, ReadReport, ReadRequest, ReadRequestError, extents, read};
 pub use save::{SaveFormat, SaveOptions, SaveReport, Saver, Target, TargetError};
 pub use state::{
-    AmbiguousPath, Bytes, Content, Leaf, LocalTensor, Paths, Section, SerializeError, Sharding, State, Step,
-    TensorSpec, Tree, flatten, unflatten,
+    AmbiguousPath, Bytes, Leaf, LeafValue, LocalTensor, PathSegment, Paths, Section, SerializeError,
+    Sharding, State, TensorSpec, Tree, flatten, unflatten,
 };
 pub use stats::{Fingerprints, TensorStats, fingerprint, stats};
 pub use storage::{LocalStorage, MemoryStorage, Storage, StorageError, Upload};

@@ -1,6 +1,6 @@
 //! Loading: onto any mesh, from any source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weightloom_gang::{Gang, GangExt};
 
@@ -11,7 +11,7 @@ use crate::formats::Source;
 use crate::manifest::digest_of;
 use crate::observer::Observer;
 use crate::plan::{
-    Destination, LoadPlanError, LoadPlanner, LoadState, MissingKeys, PlanContext, ReadItem, Slot,
+    Destination, LoadPlan, LoadPlanError, LoadPlanner, LoadState, MissingKeys, PlanContext, ReadItem, Slot,
     StandardLoadPlanner, UnexpectedKeys,
 };
 use crate::read::{ReadOptions, ReadReport, ReadRequest, read_verified};
@@ -128,9 +128,13 @@ fn load_planned<'a>(
     let planned = planner.configure(index, context).and_then(|()| planner.local_plan(index));
     let mut plan = collective_result(gang, planned.map_err(CheckpointError::from))?;
     if planner.needs_global_plan() {
-        let all = planner.global_plan(gang.all_gather_objects(&plan)?);
-        let own = all.map(|mut plans| plans.get_mut(gang.rank()).map(std::mem::take));
-        plan = collective_result(gang, own.map_err(CheckpointError::from))?.unwrap_or_default();
+        let local = gang.all_gather_objects(&plan)?;
+        let global = planner.global_plan(local.clone());
+        let own = global.and_then(|mut global| {
+            check_global_plan(&local, &global)?;
+            Ok(std::mem::take(&mut global[gang.rank()]))
+        });
+        plan = collective_result(gang, own.map_err(CheckpointError::from))?;
     }
     let plan = collective_result(gang, planner.finalize(plan).map_err(CheckpointError::from))?;
     let sums = match (&source.manifest, options.verify) {
@@ -153,11 +157,31 @@ fn load_planned<'a>(
         collective_result(gang, whole)?;
     }
     let applied = plan.bytes.iter().try_for_each(|(stored, wanted)| {
-        let bytes = source.read_bytes(stored)?;
-        Ok(bytes.map_or(Ok(()), |bytes| planner.apply_bytes(wanted, bytes))?)
+        let missing = || LoadPlanError::NoSuchItem { name: stored.clone() };
+        let bytes = source.read_bytes(stored)?.ok_or_else(missing)?;
+        Ok(planner.apply_bytes(wanted, bytes)?)
     });
     collective_result(gang, applied)?;
     Ok(report)
+}
+
+/// Refuses a global plan that has no plan for a rank, or in which no rank loads
+/// an entry that the local plans load.
+fn check_global_plan(local: &[LoadPlan], global: &[LoadPlan]) -> Result<(), LoadPlanError> {
+    if global.len() != local.len() {
+        let (expected, found) = (local.len(), global.len());
+        return Err(LoadPlanError::PlanCount { expected, found });
+    }
+    let loaded: BTreeSet<&str> = global.iter().flat_map(destinations).collect();
+    let planned: BTreeSet<&str> = local.iter().flat_map(destinations).collect();
+    let dropped: Vec<String> = planned.difference(&loaded).map(|name| (*name).to_owned()).collect();
+    if dropped.is_empty() { Ok(()) } else { Err(LoadPlanError::Dropped { names: dropped }) }
+}
+
+/// The names of the entries that a plan fills.
+fn destinations(plan: &LoadPlan) -> impl Iterator<Item = &str> {
+    let tensors = plan.tensors.iter().map(|item| item.destination.name.as_str());
+    tensors.chain(plan.bytes.iter().map(|(_, wanted)| wanted.as_str()))
 }
 
 #[allow(clippy::too_many_arguments, reason = "the one place where all of a load comes together")]

@@ -5,10 +5,15 @@
 //! folder is renamed once its manifest is there. On an object store, the
 //! manifest is the last object. Older checkpoints are not touched.
 
+mod batch;
 mod commit;
-mod stream;
+mod file_plan;
+mod open_target;
+mod partial_folder;
+mod redistribute;
+mod sequential;
+mod shared_upload;
 mod target;
-mod write;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +27,12 @@ use crate::fingerprint::Fingerprint;
 use crate::observer::Observer;
 use crate::plan::{Metadata, SavePlan, SavePlanner, StandardSavePlanner, plan_save};
 use crate::state::{Paths, State};
-pub(crate) use target::OpenTarget;
+use batch::WriteContext;
+pub(crate) use batch::{WriteBatch, WriteOutcome};
+pub(crate) use open_target::{FolderFiles, OpenTarget, WriteAccess};
+use redistribute::redistribute;
+pub(crate) use sequential::SequentialWriter;
 pub use target::{SaveFormat, Target, TargetError};
-use write::exchange;
-pub(crate) use write::{Batch, Written};
 
 /// How to save.
 #[derive(Clone, Debug)]
@@ -115,7 +122,8 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let written = batch.write(&opened, options.threads, observer);
+        let context = WriteContext { target: &opened, threads: options.threads, gang: &*self.gang, observer };
+        let written = batch.write(context);
         let (bytes, fingerprints) = opened.conclude(written, &*self.gang)?;
         let total = started.elapsed();
         Ok(SaveReport {
@@ -143,12 +151,19 @@ impl Saver {
         self.wait()?;
         let started = Instant::now();
         let (batch, opened) = self.prepare(state, target, options)?;
-        let staged = batch.stage(&opened, options, &*observer);
+        let context = WriteContext {
+            target: &opened,
+            threads: options.threads,
+            gang: &*self.gang,
+            observer: &*observer,
+        };
+        let staged = batch.stage(context, options);
         let staged = collective_result(&*self.gang, staged).inspect_err(|_| opened.discard(&*self.gang))?;
         let stall = started.elapsed();
         let threads = options.threads;
         self.pending = Some(self.background.start(move |gang| {
-            let written = staged.write(&opened, threads, &*observer);
+            let context = WriteContext { target: &opened, threads, gang, observer: &*observer };
+            let written = staged.write(context);
             let finished = opened.conclude(written, gang).map(|(bytes, fingerprints)| {
                 let total = started.elapsed();
                 let (fingerprint, model) = (fingerprints.whole, fingerprints.model);
@@ -179,10 +194,10 @@ impl Saver {
         state: &'s State<'_>,
         target: &Target,
         options: &SaveOptions,
-    ) -> Result<(Batch<'s>, Arc<OpenTarget>), CheckpointError> {
+    ) -> Result<(WriteBatch<'s>, Arc<OpenTarget>), CheckpointError> {
         let (plan, metadata) = plan_save(&mut *self.planner, state, &*self.gang)?;
-        let exchanged = exchange(&plan, state, &self.gang)?;
-        let batch = Batch::new(&*self.planner, state, &plan, exchanged);
+        let redistributed = redistribute(&plan, state, &self.gang)?;
+        let batch = WriteBatch::new(&*self.planner, state, &plan, redistributed);
         let batch = collective_result(&*self.gang, batch)?;
         let opened = OpenTarget::open(target, &batch, &metadata, options, &*self.gang)?;
         Ok((batch, Arc::new(opened)))

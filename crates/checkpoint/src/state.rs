@@ -33,12 +33,12 @@ pub struct Leaf<'a> {
     /// To which half it belongs.
     pub section: Section,
     /// What it is.
-    pub content: Content<'a>,
+    pub value: LeafValue<'a>,
 }
 
 /// What can be saved.
 #[derive(Clone, Debug)]
-pub enum Content<'a> {
+pub enum LeafValue<'a> {
     /// This rank's part of a tensor.
     Tensor(LocalTensor<'a>),
     /// Bytes that every rank that has them has alike.
@@ -105,7 +105,7 @@ impl From<Vec<u8>> for Bytes<'_> {
 
 impl Bytes<'_> {
     /// The same, without a copy if they stay.
-    pub(crate) fn again(&self) -> Bytes<'_> {
+    pub(crate) fn reborrow(&self) -> Bytes<'_> {
         match self {
             Self::Shared(bytes) => Bytes::Shared(Arc::clone(bytes)),
             other => Bytes::Borrowed(other),
@@ -113,7 +113,7 @@ impl Bytes<'_> {
     }
 
     /// The same, for as long as one likes; borrowed ones are copied.
-    pub(crate) fn kept(self) -> Bytes<'static> {
+    pub(crate) fn into_static(self) -> Bytes<'static> {
         match self {
             Self::Borrowed(bytes) => Bytes::Owned(bytes.to_vec()),
             Self::Owned(bytes) => Bytes::Owned(bytes),
@@ -162,17 +162,17 @@ impl<'a> State<'a> {
 
     /// Adds a tensor of the model. Whatever had the name before is replaced.
     pub fn model(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
-        self.insert(name, Leaf { section: Section::Model, content: Content::Tensor(tensor) })
+        self.insert(name, Leaf { section: Section::Model, value: LeafValue::Tensor(tensor) })
     }
 
     /// Adds a tensor that belongs to the training.
     pub fn training(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
-        self.insert(name, Leaf { section: Section::Training, content: Content::Tensor(tensor) })
+        self.insert(name, Leaf { section: Section::Training, value: LeafValue::Tensor(tensor) })
     }
 
     /// Adds bytes.
     pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Bytes<'a>>) -> &mut Self {
-        self.insert(name, Leaf { section: Section::Training, content: Content::Bytes(bytes.into()) })
+        self.insert(name, Leaf { section: Section::Training, value: LeafValue::Bytes(bytes.into()) })
     }
 
     /// Adds any value that serde can write, as JSON.
@@ -222,24 +222,24 @@ pub enum Tree<'a> {
 /// One step into nested state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Step {
+pub enum PathSegment {
     /// To the child with a number.
-    Number(usize),
+    Index(usize),
     /// To the child with a name.
-    Name(String),
+    Key(String),
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for PathSegment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Name(name) => f.write_str(name),
+            Self::Index(number) => write!(f, "{number}"),
+            Self::Key(name) => f.write_str(name),
         }
     }
 }
 
 /// The way to each name of a flattened tree.
-pub type Paths = BTreeMap<String, Vec<Step>>;
+pub type Paths = BTreeMap<String, Vec<PathSegment>>;
 
 /// Two ways that lead to one name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -247,8 +247,8 @@ pub type Paths = BTreeMap<String, Vec<Step>>;
 #[allow(missing_docs)]
 pub struct AmbiguousPath {
     pub name: String,
-    pub first: Vec<Step>,
-    pub second: Vec<Step>,
+    pub first: Vec<PathSegment>,
+    pub second: Vec<PathSegment>,
 }
 
 /// Joins the names of nested state with dots. The paths tell the way back,
@@ -258,17 +258,17 @@ pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), AmbiguousPath> {
     let mut paths = Paths::new();
     let mut open = vec![(Vec::new(), tree)];
     while let Some((path, tree)) = open.pop() {
-        let below = |step: Step| -> Vec<Step> { path.iter().cloned().chain([step]).collect() };
+        let below = |step: PathSegment| -> Vec<PathSegment> { path.iter().cloned().chain([step]).collect() };
         match tree {
             Tree::Map(children) => {
-                open.extend(children.into_iter().map(|(name, child)| (below(Step::Name(name)), child)));
+                open.extend(children.into_iter().map(|(name, child)| (below(PathSegment::Key(name)), child)));
             }
             Tree::List(children) => {
                 let numbered = children.into_iter().enumerate();
-                open.extend(numbered.map(|(number, child)| (below(Step::Number(number)), child)));
+                open.extend(numbered.map(|(number, child)| (below(PathSegment::Index(number)), child)));
             }
             Tree::Leaf(leaf) => {
-                let name = path.iter().map(Step::to_string).collect::<Vec<_>>().join(".");
+                let name = path.iter().map(PathSegment::to_string).collect::<Vec<_>>().join(".");
                 if let Some(first) = paths.insert(name.clone(), path.clone()) {
                     return Err(AmbiguousPath { name, first, second: path });
                 }
@@ -284,21 +284,21 @@ pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), AmbiguousPath> {
 pub fn unflatten<'a>(leaves: BTreeMap<String, Leaf<'a>>, paths: &Paths) -> Tree<'a> {
     let rooted = leaves.into_iter().map(|(name, leaf)| match paths.get(&name) {
         Some(path) => (path.clone(), leaf),
-        None => (vec![Step::Name(name)], leaf),
+        None => (vec![PathSegment::Key(name)], leaf),
     });
     grow(rooted.collect(), 0)
 }
 
 /// The tree of leaves whose paths agree up to `depth`.
-fn grow<'a>(leaves: Vec<(Vec<Step>, Leaf<'a>)>, depth: usize) -> Tree<'a> {
-    let mut children: BTreeMap<Step, Vec<(Vec<Step>, Leaf<'a>)>> = BTreeMap::new();
+fn grow<'a>(leaves: Vec<(Vec<PathSegment>, Leaf<'a>)>, depth: usize) -> Tree<'a> {
+    let mut children: BTreeMap<PathSegment, Vec<(Vec<PathSegment>, Leaf<'a>)>> = BTreeMap::new();
     for (path, leaf) in leaves {
         match path.get(depth) {
             Some(step) => children.entry(step.clone()).or_default().push((path, leaf)),
             None => return Tree::Leaf(leaf),
         }
     }
-    let in_line = children.keys().enumerate().all(|(at, step)| *step == Step::Number(at));
+    let in_line = children.keys().enumerate().all(|(at, step)| *step == PathSegment::Index(at));
     if in_line && !children.is_empty() {
         return Tree::List(children.into_values().map(|below| grow(below, depth + 1)).collect());
     }
@@ -311,12 +311,12 @@ mod tests {
     use super::*;
 
     fn leaf(byte: u8) -> Tree<'static> {
-        Tree::Leaf(Leaf { section: Section::Training, content: Content::Bytes(vec![byte].into()) })
+        Tree::Leaf(Leaf { section: Section::Training, value: LeafValue::Bytes(vec![byte].into()) })
     }
 
     fn show(tree: &Tree<'_>) -> String {
         match tree {
-            Tree::Leaf(Leaf { content: Content::Bytes(bytes), .. }) => format!("{bytes:?}"),
+            Tree::Leaf(Leaf { value: LeafValue::Bytes(bytes), .. }) => format!("{bytes:?}"),
             Tree::Leaf(_) => "tensor".to_owned(),
             Tree::List(children) => format!("[{}]", children.iter().map(show).collect::<Vec<_>>().join(" ")),
             Tree::Map(children) => {

@@ -35,9 +35,8 @@ const MAX_CUT_DIMS: usize = 8;
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum DcpError {
-    /// The description is not one of a checkpoint.
-    #[error("it does not describe a checkpoint: {what} is missing or has another form")]
-    Description { what: String },
+    #[error("`{field}` of {entry} is missing or malformed")]
+    Field { entry: String, field: &'static str },
     /// A part that is in no file.
     #[error("it does not say which file has the part of `{name}` at {offsets:?}")]
     NoPlace { name: String, offsets: Vec<usize> },
@@ -59,6 +58,8 @@ pub enum DcpError {
     /// What is in the file is not what the description says.
     #[error("the part of `{tensor}` at byte {offset} is not what the checkpoint's description says")]
     ChunkMismatch { tensor: String, offset: u64 },
+    #[error("cannot decode the value `{name}`: {message}")]
+    Value { name: String, message: String },
     /// Two parts that disagree about their tensor.
     #[error("parts of `{tensor}` disagree about its shape or dtype")]
     Disagree { tensor: String },

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use weightloom_errors::nearest;
+use weightloom_errors::{name_list, nearest};
 use weightloom_layout::{DType, LayoutError, Region, Shape};
 
 use super::items::{LoadPlan, MetadataIndex, ReadItem};
@@ -208,12 +208,24 @@ pub enum LoadPlanError {
     /// A rank has no part of what it asks for.
     #[error("rank {rank} asks for `{name}`, of which it holds nothing")]
     NotHeld { name: String, rank: usize },
-    /// An item that is not planned for.
-    #[error("`{name}` was not planned for")]
+    #[error("cannot load `{name}`: the plan names it, but it does not exist")]
     NoSuchItem { name: String },
+    #[error("the global plan has plans for {found} of {expected} ranks; {} missing", missing_ranks(*found, *expected))]
+    PlanCount { expected: usize, found: usize },
+    #[error("no rank's plan loads {}, which the local plans load", name_list(names, 8))]
+    Dropped { names: Vec<String> },
     /// Shared with saving.
     #[error(transparent)]
     Plan(#[from] PlanError),
+}
+
+/// The ranks without a plan, in words.
+fn missing_ranks(found: usize, expected: usize) -> String {
+    match expected.saturating_sub(found) {
+        0 => "none is".to_owned(),
+        1 => format!("rank {found} is"),
+        _ => format!("ranks {found} to {} are", expected - 1),
+    }
 }
 
 /// The planner that is used unless another is given.

@@ -12,7 +12,7 @@ use super::gather;
 use super::items::{Metadata, Redistribution, SavePlan, TensorMetadata, WriteData, WriteItem};
 use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
-use crate::state::{Bytes, Content, Section, Sharding, State};
+use crate::state::{Bytes, LeafValue, Section, Sharding, State};
 
 /// Which rank plans, and among how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,8 @@ pub enum PlanError {
     /// Ranks want to exchange a tensor in different ways before they write.
     #[error("rank {rank} would exchange `{name}` in another way before writing than the ranks before it")]
     Redistributions { name: String, rank: usize },
+    #[error("planned writes to `{file}` overlap at byte {offset}")]
+    Overlap { file: String, offset: u64 },
     /// A planner that has no plan for a rank.
     #[error("the planner has no plan for rank {rank}")]
     NoPlan { rank: usize },
@@ -289,13 +291,13 @@ impl SavePlanner for StandardSavePlanner {
         self.subjects.clear();
         self.redistributions.clear();
         for (name, leaf) in state.leaves() {
-            let kind = match &leaf.content {
-                Content::Bytes(bytes) => {
+            let kind = match &leaf.value {
+                LeafValue::Bytes(bytes) => {
                     let mut digest = Mixer::new();
                     digest.bytes(bytes);
                     SubjectKind::Bytes { length: bytes.len() as u64, digest: digest.finish() }
                 }
-                Content::Tensor(tensor) => {
+                LeafValue::Tensor(tensor) => {
                     let spec = &tensor.spec;
                     let (dtype, shape) = (spec.dtype, spec.shape.clone());
                     let failed = |source| PlanError::Layout { name: name.clone(), source };
@@ -386,9 +388,9 @@ impl SavePlanner for StandardSavePlanner {
     fn data<'s>(&self, state: &'s State<'_>, item: &WriteItem) -> Result<Bytes<'s>, PlanError> {
         let missing = || PlanError::NoSuchItem { name: item.index.name.clone() };
         let leaf = state.leaves().get(&item.index.name).ok_or_else(missing)?;
-        match (&leaf.content, &item.data) {
-            (Content::Tensor(tensor), WriteData::Tensor { .. }) => Ok(tensor.bytes.again()),
-            (Content::Bytes(bytes), WriteData::Bytes { .. }) => Ok(bytes.again()),
+        match (&leaf.value, &item.data) {
+            (LeafValue::Tensor(tensor), WriteData::Tensor { .. }) => Ok(tensor.bytes.reborrow()),
+            (LeafValue::Bytes(bytes), WriteData::Bytes { .. }) => Ok(bytes.reborrow()),
             _ => Err(missing()),
         }
     }

@@ -1,24 +1,24 @@
-//! Committing: the manifest, last, and then the folder's name.
+//! Commit of a save: the manifest last, then the final name of the folder.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use weightloom_gang::{Gang, GangExt};
-use weightloom_layout::{DType, Region, Shape};
 
-use super::target::{Destination, OpenTarget, SaveFormat};
-use super::write::Written;
+use super::batch::WriteOutcome;
+use super::file_plan::StoredEntry;
+use super::open_target::{Destination, OpenTarget};
+use super::target::SaveFormat;
 use crate::chunk_sums::ChunkSums;
 use crate::collective_result;
 use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
-use crate::formats::dcp::{self, DcpItem, DcpRank, DcpValue, METADATA_FILE};
+use crate::formats::FormatError;
+use crate::formats::dcp::{self, DcpError, DcpItem, DcpRank, DcpValue, METADATA_FILE};
 use crate::manifest::{
     Asset, EntryKind, FileSharing, MANIFEST_FILE, Manifest, ManifestFile, ManifestTensor, digest_of,
 };
 use crate::state::Section;
-use crate::storage::local::sync_folder;
-use crate::storage::{LocalStorage, Storage, StorageError};
+use crate::storage::{LocalStorage, Storage};
 
 /// The fingerprints of what was saved.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +31,11 @@ pub(crate) struct Fingerprints {
 type LastFile = Option<(&'static str, Vec<u8>)>;
 
 impl OpenTarget {
-    /// Commits what this rank has written, if all ranks have, and says how
-    /// many bytes it was. Every rank.
+    /// Commits if all ranks wrote their items, and otherwise discards what was
+    /// written. Returns the bytes that this rank wrote. Every rank.
     pub(crate) fn conclude(
         &self,
-        written: Result<Written, CheckpointError>,
+        written: Result<WriteOutcome, CheckpointError>,
         gang: &dyn Gang,
     ) -> Result<(u64, Fingerprints), CheckpointError> {
         let committed = collective_result(gang, written)
@@ -43,20 +43,11 @@ impl OpenTarget {
         committed.inspect_err(|_| self.discard(gang))
     }
 
-    /// Makes room again after a save that failed. Every rank, once all have
-    /// stopped writing.
-    pub(super) fn discard(&self, gang: &dyn Gang) {
-        if let (Destination::Folder(folder), 0) = (&self.place, gang.rank()) {
-            // The error that led here is the one to tell.
-            let _ = fs::remove_dir_all(&folder.partial);
-        }
-    }
-
-    /// Commits what all ranks have written. Every rank, after all are done.
+    /// Commits what all ranks wrote. Every rank.
     fn commit(&self, sums: ChunkSums, gang: &dyn Gang) -> Result<Fingerprints, CheckpointError> {
         sums.combine(gang)?;
-        // Everybody sees the same sums, so all go on or none does.
-        if let Some(tensor) = self.unwritten(&sums) {
+        // All ranks see the same sums and decide alike.
+        if let Some(tensor) = self.incomplete(&sums) {
             return Err(CheckpointError::NotWrittenOnce { tensor });
         }
         let files = self.all_files(gang)?;
@@ -78,45 +69,33 @@ impl OpenTarget {
         Ok(Fingerprints { whole: manifest.fingerprint, model: manifest.model })
     }
 
-    /// A tensor of which an element was written by nobody, or twice.
-    fn unwritten(&self, sums: &ChunkSums) -> Option<String> {
-        let mut counted = sums.counted();
-        let tensors = self.stored.iter().filter(|(_, stored)| stored.kind == EntryKind::Tensor);
-        let wrong = tensors.map(|(name, stored)| {
-            let found = counted.remove(name).unwrap_or_default();
-            let elements = (self.chunk_size / stored.dtype.size() as u64).max(1);
-            let volume = stored.shape.volume() as u64;
-            let whole = found
-                .iter()
-                .enumerate()
-                .all(|(number, stretch)| stretch.count == elements.min(volume - number as u64 * elements));
-            (name, whole && found.len() as u64 == volume.div_ceil(elements))
-        });
-        wrong.filter(|(_, whole)| !whole).map(|(name, _)| name.clone()).next()
+    /// A tensor with an element that was not written exactly once.
+    fn incomplete(&self, sums: &ChunkSums) -> Option<String> {
+        // Values of DCP files are written with the frame and have no sums.
+        let is_summed = |entry: &StoredEntry| entry.kind == EntryKind::Tensor || self.dcp.is_none();
+        let names = self.stored.iter().filter(|(_, entry)| is_summed(entry)).map(|(name, _)| name);
+        names.filter(|name| !sums.covers_once(name)).cloned().next()
     }
 
-    /// What all ranks wrote, in the words of DCP.
+    /// The bytes of DCP's `.metadata` for the files of all ranks.
     fn dcp_metadata(&self, gang: &dyn Gang) -> Result<Vec<u8>, CheckpointError> {
-        type Told = (Vec<(String, DType, Shape, Region)>, Vec<(String, String)>);
         let own = self.dcp.clone().unwrap_or_default();
-        let items = own.items.into_iter().map(|item| (item.name, item.dtype, item.shape, item.region));
+        // JSON values travel as text, since the wire format is not self-describing.
         let values = own.values.into_iter().map(|value| (value.name, value.value.to_string()));
-        let told: Told = (items.collect(), values.collect());
-        let ranks = gang.all_gather_objects(&told)?.into_iter().map(|(items, values)| DcpRank {
-            items: items
-                .into_iter()
-                .map(|(name, dtype, shape, region)| DcpItem { name, dtype, shape, region })
-                .collect(),
-            values: values
-                .into_iter()
-                .map(|(name, value)| DcpValue {
-                    name,
-                    value: serde_json::from_str(&value).unwrap_or_default(),
-                })
-                .collect(),
-        });
-        let ranks: Vec<DcpRank> = ranks.collect();
-        dcp::metadata(&ranks).map_err(|error| CheckpointError::format(METADATA_FILE, error))
+        let own: (Vec<DcpItem>, Vec<(String, String)>) = (own.items, values.collect());
+        let failed = |error: FormatError| CheckpointError::format(METADATA_FILE, error);
+        let mut ranks = Vec::new();
+        for (items, texts) in gang.all_gather_objects(&own)? {
+            let mut values = Vec::with_capacity(texts.len());
+            for (name, text) in texts {
+                let value = serde_json::from_str(&text).map_err(|error| {
+                    failed(DcpError::Value { name: name.clone(), message: error.to_string() }.into())
+                })?;
+                values.push(DcpValue { name, value });
+            }
+            ranks.push(DcpRank { items, values });
+        }
+        dcp::metadata(&ranks).map_err(failed)
     }
 
     /// The files of all ranks.
@@ -191,40 +170,28 @@ impl OpenTarget {
         self.options.assets.iter().chain(self.index_file.as_ref().map(|(name, bytes)| (name, bytes)))
     }
 
-    /// Writes what belongs to the whole, and last what makes it a checkpoint.
+    /// Writes the last files and makes the checkpoint visible. Rank 0.
     fn finish(&self, last: LastFile) -> Result<(), CheckpointError> {
-        match &self.place {
-            Destination::Objects(objects) => {
-                for (name, asset) in self.assets() {
-                    objects.storage.put(name, asset)?;
-                }
-                if let Some((name, bytes)) = last {
-                    objects.storage.put(name, &bytes)?;
-                }
-            }
+        match &self.destination {
+            Destination::Objects { storage, .. } => self.put_assets(&**storage, last)?,
             Destination::Folder(folder) => {
                 for file in &self.files.files {
                     folder.complete(file)?;
                 }
-                let storage = LocalStorage::new(&folder.partial);
-                for (name, asset) in self.assets() {
-                    storage.put(name, asset)?;
-                }
-                if let Some((name, bytes)) = last {
-                    storage.put(name, &bytes)?;
-                }
-                sync_folder(&folder.partial).map_err(|error| {
-                    StorageError::io("sync", folder.partial.display().to_string(), &error)
-                })?;
-                let path = folder.path.display().to_string();
-                let failed = |error: &std::io::Error| StorageError::io("commit", path.clone(), error);
-                fs::rename(&folder.partial, &folder.path).map_err(|error| failed(&error))?;
-                if let Some(parent) = folder.path.parent() {
-                    let parent =
-                        if parent.as_os_str().is_empty() { std::path::Path::new(".") } else { parent };
-                    sync_folder(parent).map_err(|error| failed(&error))?;
-                }
+                self.put_assets(&LocalStorage::new(folder.partial()), last)?;
+                folder.commit()?;
             }
+        }
+        Ok(())
+    }
+
+    /// Writes the assets, then the file that makes it a checkpoint.
+    fn put_assets(&self, storage: &dyn Storage, last: LastFile) -> Result<(), CheckpointError> {
+        for (name, asset) in self.assets() {
+            storage.put(name, asset)?;
+        }
+        if let Some((name, bytes)) = last {
+            storage.put(name, &bytes)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 
 use super::DcpError;
 use crate::formats::FormatError;
-use crate::formats::pickle::{Budget, Global, Node, Object, Pickle, Record, Value};
+use crate::formats::pickle::{Budget, Global, Object, Pickle, Record, Value};
 
 /// The description of a checkpoint.
 #[derive(Debug)]
@@ -76,16 +76,17 @@ pub(super) struct StorageInfo<'a> {
     pub(super) length: u64,
 }
 
-/// Reads the records of a pickle.
+/// Reads the records of a pickled `.metadata`.
 pub(super) fn describe<'a>(pickle: &Pickle<'a>) -> Result<Description<'a>, FormatError> {
     let mut reader = Reader { pickle, budget: pickle.budget() };
-    let root = reader.record(pickle.root(), Record::Metadata, "the root")?;
+    let root = reader.record(pickle.root(), Record::Metadata, FieldOwner::Description, "Metadata")?;
     let field = |name: &str| pickle.field(root, name).unwrap_or(Value::None);
-    let dict = |name: &str| pickle.pairs(field(name)).ok_or_else(|| missing(name));
+    let dict =
+        |name: &'static str| pickle.pairs(field(name)).ok_or_else(|| FieldOwner::Description.malformed(name));
     let mut tensors = Vec::new();
     let mut values = Vec::new();
     for &(name, value) in dict("state_dict_metadata")? {
-        let name = name.text().ok_or_else(|| missing("a name"))?;
+        let name = name.text().ok_or_else(|| FieldOwner::Description.malformed("state_dict_metadata"))?;
         match pickle.object(value).map(|object| object.class) {
             Some(Global::Record(Record::Bytes)) => values.push(name),
             _ => tensors.push(reader.tensor(name, value)?),
@@ -93,18 +94,36 @@ pub(super) fn describe<'a>(pickle: &Pickle<'a>) -> Result<Description<'a>, Forma
     }
     let mut places = FxHashMap::default();
     for &(index, info) in dict("storage_data")? {
-        let (key, place) = reader.place(index, info)?;
-        places.insert(key, place);
+        let (key, info) = reader.storage_info(index, info)?;
+        places.insert(key, info);
     }
     let paths = match field("planner_data") {
+        Value::None => Json::Null,
         data if pickle.pairs(data).is_some() => pickle.json("planner_data", data, &mut reader.budget)?,
-        _ => Json::Null,
+        _ => return Err(FieldOwner::Description.malformed("planner_data").into()),
     };
-    Ok(Description { tensors, values, places, version: field("version").text(), paths })
+    let version = match field("version") {
+        Value::None => None,
+        version => Some(version.text().ok_or_else(|| FieldOwner::Description.malformed("version"))?),
+    };
+    Ok(Description { tensors, values, places, version, paths })
 }
 
-fn missing(what: &str) -> DcpError {
-    DcpError::Description { what: format!("`{what}`") }
+/// The entry that a field belongs to, for errors.
+#[derive(Clone, Copy)]
+enum FieldOwner<'a> {
+    Description,
+    Entry(&'a str),
+}
+
+impl FieldOwner<'_> {
+    fn malformed(self, field: &'static str) -> DcpError {
+        let entry = match self {
+            Self::Description => "the checkpoint's description".to_owned(),
+            Self::Entry(name) => format!("`{name}`"),
+        };
+        DcpError::Field { entry, field }
+    }
 }
 
 struct Reader<'r, 'a> {
@@ -113,66 +132,163 @@ struct Reader<'r, 'a> {
 }
 
 impl<'r, 'a> Reader<'r, 'a> {
-    fn record(&self, value: Value<'a>, class: Record, what: &str) -> Result<&'r Object<'a>, DcpError> {
+    fn record(
+        &self,
+        value: Value<'a>,
+        class: Record,
+        owner: FieldOwner<'_>,
+        field: &'static str,
+    ) -> Result<&'r Object<'a>, DcpError> {
         let object = self.pickle.object(value).filter(|object| object.class == Global::Record(class));
-        object.ok_or_else(|| missing(what))
+        object.ok_or_else(|| owner.malformed(field))
     }
 
-    fn sizes(&mut self, object: &Object<'a>, field: &str) -> Result<Vec<usize>, FormatError> {
+    fn sizes(
+        &mut self,
+        object: &Object<'a>,
+        owner: FieldOwner<'_>,
+        field: &'static str,
+    ) -> Result<Vec<usize>, FormatError> {
         let sizes = self.pickle.field(object, field).and_then(|value| self.pickle.sizes(value));
-        let sizes = sizes.ok_or_else(|| missing(field))?;
+        let sizes = sizes.ok_or_else(|| owner.malformed(field))?;
         self.budget.spend(sizes.len().saturating_mul(8))?;
         Ok(sizes)
     }
 
     fn tensor(&mut self, name: &'a str, value: Value<'a>) -> Result<TensorRecord<'a>, FormatError> {
         self.budget.spend(name.len())?;
-        let record = self.record(value, Record::Tensor, name)?;
+        let owner = FieldOwner::Entry(name);
+        let record = self.record(value, Record::Tensor, owner, "TensorStorageMetadata")?;
         let properties = self.pickle.field(record, "properties").unwrap_or(Value::None);
-        let properties = self.record(properties, Record::Properties, "properties")?;
-        let state = properties.state.and_then(|state| self.pickle.items(state)).unwrap_or_default();
-        let Some(&Value::Global(Global::DType(dtype))) = state.first() else {
-            return Err(missing("dtype").into());
+        let properties = self.record(properties, Record::Properties, owner, "properties")?;
+        let state = properties.state.and_then(|state| self.pickle.items(state));
+        let Some(&Value::Global(Global::DType(dtype))) = state.and_then(|state| state.first()) else {
+            return Err(owner.malformed("dtype").into());
         };
-        let sizes = self.sizes(record, "size")?;
+        let sizes = self.sizes(record, owner, "size")?;
         let chunks = self.pickle.field(record, "chunks").and_then(|chunks| self.pickle.items(chunks));
         let mut parts = Vec::new();
-        for &chunk in chunks.ok_or_else(|| missing("chunks"))? {
-            let chunk = self.record(chunk, Record::Chunk, "chunks")?;
-            parts.push(Chunk { offsets: self.sizes(chunk, "offsets")?, sizes: self.sizes(chunk, "sizes")? });
+        for &chunk in chunks.ok_or_else(|| owner.malformed("chunks"))? {
+            let chunk = self.record(chunk, Record::Chunk, owner, "chunks")?;
+            let offsets = self.sizes(chunk, owner, "offsets")?;
+            parts.push(Chunk { offsets, sizes: self.sizes(chunk, owner, "sizes")? });
         }
         Ok(TensorRecord { name, dtype, sizes, chunks: parts })
     }
 
     #[allow(clippy::type_complexity, reason = "a pair for a map")]
-    fn place(
+    fn storage_info(
         &mut self,
         index: Value<'a>,
         info: Value<'a>,
     ) -> Result<((&'a str, Option<Vec<usize>>), StorageInfo<'a>), FormatError> {
         self.budget.spend(0)?;
         let pickle = self.pickle;
-        let index = self.record(index, Record::Index, "storage_data")?;
-        let info = self.record(info, Record::StorageInfo, "storage_data")?;
-        let name = pickle.field(index, "fqn").and_then(|name| name.text()).ok_or_else(|| missing("fqn"))?;
+        let index = self.record(index, Record::Index, FieldOwner::Description, "storage_data")?;
+        let name = pickle.field(index, "fqn").and_then(|name| name.text());
+        let name = name.ok_or_else(|| FieldOwner::Description.malformed("fqn"))?;
+        let owner = FieldOwner::Entry(name);
+        let info = self.record(info, Record::StorageInfo, owner, "storage_data")?;
         let offsets = match pickle.field(index, "offset") {
             None | Some(Value::None) => None,
-            Some(_) => Some(self.sizes(index, "offset")?),
+            Some(_) => Some(self.sizes(index, owner, "offset")?),
         };
-        let transforms = pickle.field(info, "transform_descriptors").and_then(|value| pickle.node(value));
-        if let Some(Node::List(names) | Node::Tuple(names)) = transforms
-            && !names.is_empty()
-        {
-            let names: Vec<&str> = names.iter().filter_map(Value::text).collect();
-            let (name, transforms) = (name.to_owned(), format!("`{}`", names.join("`, `")));
-            return Err(DcpError::Transformed { name, transforms }.into());
-        }
-        let number = |field: &str| pickle.field(info, field).and_then(|value| value.length());
+        self.check_untransformed(info, name)?;
+        let number = |field: &'static str| {
+            let number = pickle.field(info, field).and_then(|value| value.length());
+            number.ok_or_else(|| owner.malformed(field))
+        };
         let file = pickle.field(info, "relative_path").and_then(|value| value.text());
-        let place = match (file, number("offset"), number("length")) {
-            (Some(file), Some(offset), Some(length)) => StorageInfo { file, offset, length },
-            _ => return Err(missing("relative_path").into()),
+        let file = file.ok_or_else(|| owner.malformed("relative_path"))?;
+        let (offset, length) = (number("offset")?, number("length")?);
+        Ok(((name, offsets), StorageInfo { file, offset, length }))
+    }
+
+    /// Refuses data that were compressed or encrypted.
+    fn check_untransformed(&self, info: &Object<'a>, name: &str) -> Result<(), DcpError> {
+        let transforms = match self.pickle.field(info, "transform_descriptors") {
+            None | Some(Value::None) => return Ok(()),
+            Some(transforms) => self.pickle.items(transforms),
         };
-        Ok(((name, offsets), place))
+        match transforms {
+            Some([]) => Ok(()),
+            Some(transforms) => {
+                let names: Vec<&str> = transforms.iter().filter_map(Value::text).collect();
+                let transforms = format!("`{}`", names.join("`, `"));
+                Err(DcpError::Transformed { name: name.to_owned(), transforms })
+            }
+            None => Err(FieldOwner::Entry(name).malformed("transform_descriptors")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::pickle::PickleWriter;
+
+    const RECORDS: &str = "torch.distributed.checkpoint.metadata";
+
+    /// A `.metadata` with one value `v`, whose fields are written by `version`,
+    /// `planner_data` and `transforms`.
+    fn described(
+        version: fn(&mut PickleWriter),
+        planner_data: fn(&mut PickleWriter),
+        transforms: fn(&mut PickleWriter),
+    ) -> Result<(), String> {
+        let mut writer = PickleWriter::new();
+        writer.object(RECORDS, "Metadata", |state| {
+            state.dict(|fields| {
+                fields.text("state_dict_metadata");
+                fields.dict(|dict| {
+                    dict.text("v");
+                    dict.bare_object(RECORDS, "BytesStorageMetadata");
+                });
+                fields.text("planner_data");
+                planner_data(fields);
+                fields.text("storage_data");
+                fields.dict(|dict| {
+                    dict.object(RECORDS, "MetadataIndex", |state| {
+                        state.dict(|fields| {
+                            fields.text("fqn");
+                            fields.text("v");
+                        });
+                    });
+                    dict.object("torch.distributed.checkpoint.filesystem", "_StorageInfo", |state| {
+                        state.dict(|fields| {
+                            fields.text("relative_path");
+                            fields.text("__0_0.distcp");
+                            fields.text("offset");
+                            fields.int(0);
+                            fields.text("length");
+                            fields.int(8);
+                            fields.text("transform_descriptors");
+                            transforms(fields);
+                        });
+                    });
+                });
+                fields.text("version");
+                version(fields);
+            });
+        });
+        let bytes = writer.finish();
+        let pickle = Pickle::read(&bytes).unwrap();
+        describe(&pickle).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn malformed_fields_are_errors_that_name_the_entry() {
+        let none: fn(&mut PickleWriter) = |writer| writer.none();
+        let number: fn(&mut PickleWriter) = |writer| writer.int(7);
+        let text: fn(&mut PickleWriter) = |writer| writer.text("zstd");
+        let list: fn(&mut PickleWriter) = |writer| writer.list(|_| ());
+        assert_eq!(described(none, none, none), Ok(()));
+        assert_eq!(described(text, none, list), Ok(()));
+        let malformed =
+            |field: &str, entry: &str| Err(format!("`{field}` of {entry} is missing or malformed"));
+        let description = "the checkpoint's description";
+        assert_eq!(described(number, none, none), malformed("version", description));
+        assert_eq!(described(none, number, none), malformed("planner_data", description));
+        assert_eq!(described(none, none, text), malformed("transform_descriptors", "`v`"));
     }
 }

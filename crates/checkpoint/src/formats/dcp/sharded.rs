@@ -17,7 +17,7 @@ const SHARDING: &str = "DCP_SHARDING_INFO";
 
 /// What a header says of one part.
 #[derive(Debug, Deserialize)]
-struct SavedCheckpoint {
+struct ShardingInfo {
     saved_offsets: Vec<usize>,
 }
 
@@ -39,14 +39,15 @@ pub fn read_sharded(storage: &dyn Storage, names: &[&str]) -> Result<Index, Chec
         let failed = |error: DcpError| CheckpointError::format(name, error);
         let id = FileId(files.len() as u32);
         files.push(StoredFile { name: name.to_owned(), length });
-        let missing = || DcpError::Description { what: format!("`{SHARDING}`") };
-        let json = header.metadata.get(SHARDING).ok_or_else(|| failed(missing()))?;
-        let saved: BTreeMap<String, SavedCheckpoint> =
-            serde_json::from_str(json).map_err(|_| failed(missing()))?;
+        let malformed = |entry: String| failed(DcpError::Field { entry, field: SHARDING });
+        let header_malformed = || malformed("the header".to_owned());
+        let json = header.metadata.get(SHARDING).ok_or_else(header_malformed)?;
+        let saved: BTreeMap<String, ShardingInfo> =
+            serde_json::from_str(json).map_err(|_| header_malformed())?;
         for (tensor, info) in &header.tensors {
             let whole = safetensors::entry(tensor, info, header.data, id)
                 .map_err(|error| CheckpointError::format(name, error))?;
-            let start = &saved.get(tensor).ok_or_else(|| failed(missing()))?.saved_offsets;
+            let start = &saved.get(tensor).ok_or_else(|| malformed(format!("`{tensor}`")))?.saved_offsets;
             let region = Region::new(start, &whole.shape)
                 .map_err(|source| failed(DcpError::Region { tensor: tensor.clone(), source }))?;
             add(&mut tensors, tensor, whole, region).map_err(failed)?;

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use weightloom_layout::{DType, Region, Shape, check_tiling};
 
@@ -30,7 +31,7 @@ const RECORDS: &str = "torch.distributed.checkpoint.metadata";
 const DATA: usize = 3;
 
 /// A part of a tensor that a rank writes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DcpItem {
     /// The tensor's dotted name.
     pub name: String,

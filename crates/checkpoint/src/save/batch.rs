@@ -1,0 +1,304 @@
+//! The items that a rank writes, with their bytes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use weightloom_gang::{Gang, GangExt};
+use weightloom_layout::ReduceOp;
+
+use super::SaveOptions;
+use super::open_target::{FolderFiles, OpenTarget, WriteAccess};
+use super::redistribute::Redistributed;
+use super::sequential::SequentialWriter;
+use super::shared_upload::upload_shared;
+use crate::chunk_sums::ChunkSums;
+use crate::collective_result;
+use crate::error::CheckpointError;
+use crate::observer::Observer;
+use crate::plan::{PlanError, SavePlan, SavePlanner, WriteData, WriteItem};
+use crate::state::{Bytes, State};
+
+/// Bytes that are hashed and written at once: few enough to stay in the CPU
+/// cache in between.
+const CHUNK: usize = 512 << 10;
+
+/// Items with their bytes.
+pub(crate) struct WriteBatch<'a> {
+    items: Vec<(WriteItem, Bytes<'a>)>,
+    /// The outcome of items that were written while staging.
+    done: Option<WriteOutcome>,
+}
+
+/// What a rank wrote.
+pub(crate) struct WriteOutcome {
+    pub(crate) bytes: u64,
+    pub(crate) sums: ChunkSums,
+}
+
+/// Where a batch is written, and how.
+#[derive(Clone, Copy)]
+pub(super) struct WriteContext<'a> {
+    pub(super) target: &'a OpenTarget,
+    pub(super) threads: Option<usize>,
+    pub(super) gang: &'a dyn Gang,
+    pub(super) observer: &'a dyn Observer,
+}
+
+impl<'a> WriteBatch<'a> {
+    /// The items of a plan with their bytes.
+    pub(super) fn new(
+        planner: &dyn SavePlanner,
+        state: &'a State<'_>,
+        plan: &SavePlan,
+        mut redistributed: Redistributed,
+    ) -> Result<Self, CheckpointError> {
+        let mut items = Vec::with_capacity(plan.items.len());
+        for item in &plan.items {
+            let bytes = match redistributed.remove(&item.index.name) {
+                Some(bytes) => Bytes::Owned(bytes),
+                None => planner.data(state, item)?,
+            };
+            if bytes.len() as u64 != item.bytes() {
+                return Err(PlanError::NoSuchItem { name: item.index.name.clone() }.into());
+            }
+            items.push((item.clone(), bytes));
+        }
+        Ok(Self { items, done: None })
+    }
+
+    /// Items whose tensors are written by the caller.
+    pub(crate) fn from_items(items: Vec<(WriteItem, Bytes<'a>)>) -> Self {
+        Self { items, done: None }
+    }
+
+    pub(super) fn items(&self) -> impl Iterator<Item = (&WriteItem, &[u8])> {
+        self.items.iter().map(|(item, bytes)| (item, &**bytes))
+    }
+
+    /// Copies borrowed items up to the budget and writes the others at once.
+    /// The result can be written after the state has changed. Every rank.
+    pub(super) fn stage(
+        self,
+        context: WriteContext<'_>,
+        options: &SaveOptions,
+    ) -> Result<WriteBatch<'static>, CheckpointError> {
+        let copied_bytes = |bytes: &Bytes<'_>| match bytes {
+            Bytes::Borrowed(bytes) => bytes.len() as u64,
+            Bytes::Owned(_) | Bytes::Shared(_) => 0,
+        };
+        let total: u64 = self.items.iter().map(|(_, bytes)| copied_bytes(bytes)).sum();
+        // A file that is written in order is written either now or later.
+        let write_now = match context.target.access() {
+            WriteAccess::Random(_) => false,
+            WriteAccess::OwnFile(_) => total > options.budget,
+            WriteAccess::SharedFiles(_) => {
+                let mut over_budget = [u64::from(total > options.budget)];
+                context.gang.all_reduce(&mut over_budget, ReduceOp::Sum)?;
+                over_budget[0] > 0
+            }
+        };
+        if write_now {
+            let done = self.write_unsynced(context)?;
+            return Ok(WriteBatch { items: Vec::new(), done: Some(done) });
+        }
+        let mut budget = options.budget;
+        let (mut staged, mut rest) = (Vec::new(), Vec::new());
+        for (item, bytes) in self.items {
+            let needed = copied_bytes(&bytes);
+            if needed <= budget {
+                budget -= needed;
+                staged.push((item, bytes));
+            } else {
+                rest.push((item, bytes));
+            }
+        }
+        let items = copy_all(staged, options.threads);
+        let done = match rest.is_empty() {
+            true => None,
+            false => Some(WriteBatch { items: rest, done: None }.write_unsynced(context)?),
+        };
+        Ok(WriteBatch { items, done })
+    }
+
+    /// Writes the items and makes them durable. Every rank.
+    pub(super) fn write(self, context: WriteContext<'_>) -> Result<WriteOutcome, CheckpointError> {
+        let outcome = self.write_unsynced(context)?;
+        context.target.sync()?;
+        Ok(outcome)
+    }
+
+    fn write_unsynced(self, context: WriteContext<'_>) -> Result<WriteOutcome, CheckpointError> {
+        let WriteContext { target, threads, gang, observer } = context;
+        let Self { items, done } = self;
+        let (before, sums) = match done {
+            Some(done) if items.is_empty() => return Ok(done),
+            Some(done) => (done.bytes, done.sums),
+            None => (0, target.empty_sums()),
+        };
+        let bytes: u64 = items.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        observer.begin("writing", bytes);
+        let chunks = chunks_of(&items, target);
+        match target.access() {
+            WriteAccess::Random(files) => {
+                write_in_place(&chunks?, files, &sums, threads.unwrap_or_else(cores), observer)?;
+            }
+            WriteAccess::OwnFile(files) => {
+                write_in_order(&chunks?, files.whole_writer(), &sums, observer)?;
+            }
+            WriteAccess::SharedFiles(files) => {
+                let chunks = collective_result(gang, chunks)?;
+                upload_shared(files, &chunks, &sums, gang, observer)?;
+            }
+        }
+        Ok(WriteOutcome { bytes: before + bytes, sums })
+    }
+}
+
+/// The chunks of all items, in the order of the files.
+fn chunks_of<'a>(
+    items: &'a [(WriteItem, Bytes<'_>)],
+    target: &OpenTarget,
+) -> Result<Vec<WriteChunk<'a>>, CheckpointError> {
+    let mut chunks = Vec::new();
+    for (item, bytes) in items {
+        split_into_chunks(item, bytes, target, &mut chunks)?;
+    }
+    chunks.sort_by_key(|chunk| (chunk.file, chunk.offset));
+    Ok(chunks)
+}
+
+/// Hashes and writes chunks from the first to the last.
+fn write_in_order(
+    chunks: &[WriteChunk<'_>],
+    mut writer: SequentialWriter<'_>,
+    sums: &ChunkSums,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    for chunk in chunks {
+        sums.add_run(chunk.name, chunk.position, chunk.bytes);
+        writer.write(chunk.file, chunk.offset, chunk.bytes)?;
+        observer.advance(chunk.bytes.len() as u64);
+    }
+    writer.finish()
+}
+
+/// Hashes and writes chunks at their offsets.
+///
+/// A file system lets one thread at a time write to a file. So one thread
+/// writes, in order, and the others hash.
+fn write_in_place(
+    chunks: &[WriteChunk<'_>],
+    files: FolderFiles<'_>,
+    sums: &ChunkSums,
+    threads: usize,
+    observer: &dyn Observer,
+) -> Result<(), CheckpointError> {
+    let next = AtomicUsize::new(0);
+    let hash = || {
+        while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            sums.add_run(chunk.name, chunk.position, chunk.bytes);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(chunks.len()) {
+            scope.spawn(hash);
+        }
+        for chunk in chunks {
+            if threads < 2 {
+                sums.add_run(chunk.name, chunk.position, chunk.bytes);
+            }
+            if let Err(error) = files.write_at(chunk.file, chunk.offset, chunk.bytes) {
+                next.store(chunks.len(), Ordering::Relaxed);
+                return Err(error);
+            }
+            observer.advance(chunk.bytes.len() as u64);
+        }
+        // Once done with writing, help hashing.
+        if threads >= 2 {
+            hash();
+        }
+        Ok(())
+    })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Copies on several threads, which share the page faults of new memory.
+fn copy_all(items: Vec<(WriteItem, Bytes<'_>)>, threads: Option<usize>) -> Vec<(WriteItem, Bytes<'static>)> {
+    let threads = threads.unwrap_or_else(cores).max(1);
+    let total: usize = items.iter().map(|(_, bytes)| bytes.len()).sum();
+    let share = total.div_ceil(threads).max(1);
+    let mut shares: Vec<Vec<(WriteItem, Bytes<'_>)>> = vec![Vec::new()];
+    let mut size = 0;
+    for item in items {
+        if size >= share {
+            shares.push(Vec::new());
+            size = 0;
+        }
+        size += item.1.len();
+        if let Some(last) = shares.last_mut() {
+            last.push(item);
+        }
+    }
+    let copy = |share: Vec<(WriteItem, Bytes<'_>)>| -> Vec<(WriteItem, Bytes<'static>)> {
+        share.into_iter().map(|(item, bytes)| (item, bytes.into_static())).collect()
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = shares.drain(1..).map(|share| scope.spawn(move || copy(share))).collect();
+        let mut copied = shares.pop().map(copy).unwrap_or_default();
+        for other in others {
+            copied.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        copied
+    })
+}
+
+/// Contiguous bytes of a file.
+pub(super) struct WriteChunk<'a> {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: &'a [u8],
+    /// The tensor that the bytes belong to.
+    pub(super) name: &'a str,
+    /// The number of their first element in the tensor.
+    pub(super) position: u64,
+}
+
+/// Splits an item into chunks that are contiguous in a file.
+fn split_into_chunks<'a>(
+    item: &'a WriteItem,
+    bytes: &'a [u8],
+    target: &OpenTarget,
+    chunks: &mut Vec<WriteChunk<'a>>,
+) -> Result<(), CheckpointError> {
+    let name = item.index.name.as_str();
+    if target.is_in_frame(name) {
+        return Ok(());
+    }
+    let missing = || PlanError::NoSuchItem { name: name.to_owned() };
+    let location = target.location(name).ok_or_else(missing)?;
+    let (width, runs) = match &item.data {
+        WriteData::Bytes { length, .. } => (1, vec![0..*length as usize]),
+        WriteData::Tensor { dtype, shape, region } => {
+            let runs = region.runs(shape).map_err(|_| missing())?;
+            (dtype.size(), runs.collect())
+        }
+    };
+    let mut rest = bytes;
+    let mut in_shard = 0u64;
+    for run in runs {
+        let mut position = run.start as u64;
+        let (mut run_bytes, after) = rest.split_at(run.len() * width);
+        rest = after;
+        while !run_bytes.is_empty() {
+            let (bytes, more) = run_bytes.split_at(run_bytes.len().min(CHUNK));
+            let offset = location.offset + target.offset_in_tensor(position * width as u64, in_shard);
+            chunks.push(WriteChunk { file: location.file, offset, bytes, name, position });
+            position += (bytes.len() / width) as u64;
+            in_shard += bytes.len() as u64;
+            run_bytes = more;
+        }
+    }
+    Ok(())
+}

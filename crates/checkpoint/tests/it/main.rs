@@ -1,0 +1,48 @@
+//! Integration tests of checkpoints.
+//!
+//! - Formats: [`consolidated`], [`dcp`], [`gguf`], [`mlx`], [`npz`], [`peft`],
+//!   [`torch`], compared with fixtures that the original programs wrote.
+//! - Loading and converting: [`reading`], [`views`], [`load_plans`],
+//!   [`mismatches`].
+//! - Saving: [`plans`], [`save_and_load`], [`save_dcp`], [`background`],
+//!   [`coverage`], [`plain_folders`].
+//! - Failures: [`damage`], [`failing_storage`], [`killed`].
+//! - Object stores: [`bucket`], [`object_store`].
+//!
+//! Support: [`model`] is a model to save, [`elementwise`] and [`bytewise`] are
+//! simple readers to compare with, [`loopback`] has servers on this machine.
+//! Tests that count allocations are in `tests/memory`, a binary of its own,
+//! because the allocator counts all threads.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod background;
+#[cfg(feature = "object-store")]
+mod bucket;
+mod bytewise;
+mod consolidated;
+mod coverage;
+mod damage;
+mod dcp;
+mod elementwise;
+mod failing_storage;
+mod gguf;
+#[cfg(unix)]
+mod killed;
+mod load_plans;
+#[cfg(feature = "object-store")]
+mod loopback;
+mod mismatches;
+mod mlx;
+mod model;
+mod npz;
+#[cfg(feature = "object-store")]
+mod object_store;
+mod peft;
+mod plain_folders;
+mod plans;
+mod reading;
+mod save_and_load;
+mod save_dcp;
+mod torch;
+mod views;
