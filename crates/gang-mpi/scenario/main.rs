@@ -1,11 +1,11 @@
-//! What one rank does in each test; started by `mpirun`, once per rank.
+//! The program of one rank in each test of `tests/it`, started by `mpirun`.
 //!
-//! Usage: `gang-mpi-scenario NAME`. Every rank prints one line for every error
-//! it sees, so that the test can look at all of them.
+//! Usage: `gang-mpi-scenario NAME`. Every rank prints one line per error.
 
 #![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
 #![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
 
+use std::error::Error as _;
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Duration;
@@ -29,7 +29,8 @@ fn main() -> ExitCode {
     let rank = gang.rank();
     let outcome = match scenario.as_str() {
         "conformance" | "conformance-in-pieces" => {
-            let summary = conformance::check(&*gang).unwrap_or_else(|error| panic!("{error}"));
+            let summary =
+                conformance::check(&*gang).unwrap_or_else(|error| panic!("{error}: {:?}", error.source()));
             println!("rank {rank}: {} cases", summary.cases);
             Ok(())
         }
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
             }
             gang.barrier()
         }
-        // The rank below a late one is stuck: it must be named, not the late one.
+        // A child of a late rank is stuck: the error must name the child.
         "late-and-stuck" => {
             match rank {
                 1 => thread::sleep(Duration::from_millis(1500)),
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
             gang.barrier()
         }
         "abandoned" => {
-            // Work that nobody waits for must not keep the job from ending.
+            // Abandoned operations must not block the end of the job.
             drop(gang.start_recv::<u8>(1, (rank + 1) % gang.size(), 1));
             drop(gang.start_all_reduce(vec![1f32; 100_000], ReduceOp::Sum));
             let pair = gang.sub_gang(&[rank / 2 * 2, rank / 2 * 2 + 1]).unwrap();
@@ -113,14 +114,14 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("rank {rank}: {error}");
-            // Let the others say what they saw before the job ends.
+            // Let the other ranks print their errors before the job ends.
             thread::sleep(Duration::from_millis(500));
             world.abort(3)
         }
     }
 }
 
-/// Reduces without end until rank 2 gets a signal, at a time nobody chose.
+/// Reduces repeatedly until rank 2 gets a signal at an arbitrary time.
 fn busy_until(gang: &dyn Gang, signal: &str) -> Result<(), GangError> {
     if gang.rank() == 2 {
         signal_myself(signal, 0.5);
@@ -129,8 +130,8 @@ fn busy_until(gang: &dyn Gang, signal: &str) -> Result<(), GangError> {
     (0..1_000_000).try_for_each(|_| gang.all_reduce(&mut values, ReduceOp::Avg))
 }
 
-/// Has a shell send this process a signal after some seconds. Shells have
-/// `kill` built in where the system has no such program.
+/// Sends this process a signal after some seconds, by a shell: `kill` is built
+/// in where the system has no such program.
 fn signal_myself(signal: &str, after: f64) {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("sleep {after}; kill {signal} {}", std::process::id())]);

@@ -1,12 +1,13 @@
-//! Finding out that all ranks are about to do the same.
+//! Agreement of all ranks on the next call.
 //!
-//! Ranks form a binary tree. Each waits for its children's reports, compares
-//! them with its own call, and reports to its parent; the root's verdict comes
-//! back the same way. Two short messages per rank, a few microseconds deep.
+//! Ranks form a binary tree. Each waits for the reports of its children,
+//! compares them with its own call, and reports to its parent; the result
+//! travels from the root back down. Two short messages per rank, a few
+//! microseconds per level.
 //!
-//! A rank that must wait tells those who wait for it that it is here. So a
-//! rank that is not heard of in time is missing, while one that is here and
-//! waits for others is given the time to say who.
+//! A rank that must wait announces its presence to its neighbours. So a silent
+//! rank is missing after the timeout, while a present one gets more time to
+//! report who it waits for.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +16,18 @@ use weightloom_gang::{GangError, GangOptions, Signature};
 
 use crate::comm::{Channel, Comm};
 
-/// How much longer a rank waits than those it waits for.
+/// Extra time that a rank waits after the timeout of its neighbours.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a waiting rank polls before it begins to sleep between polls.
+/// How long a waiting rank polls before it sleeps between polls.
 const EAGER: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
 
-/// What a rank knows of itself and the ranks below it, or all ranks' fate.
+/// The state of a rank and its subtree; from the parent, the result for all.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Report {
-    /// Sum over ranks of what each claims to give less what it claims to take.
+    /// Sum of [`count_balance`](crate::rank) over ranks.
     balance: u64,
     first_call: Signature,
     second_call: Signature,
@@ -39,43 +40,44 @@ struct Report {
 const AGREED: u32 = 0;
 const MISMATCH: u32 = 1;
 const MISSING: u32 = 2;
-/// No verdict yet: the sender is here and waits for others.
+/// No result yet: the sender is present and waits for others.
 const PRESENT: u32 = 3;
 
-/// Who takes part, and over which wire.
-pub(crate) struct Table<'a> {
+/// The participants of an agreement, and their communicator.
+pub(crate) struct Participants<'a> {
     pub(crate) comm: &'a Comm,
     pub(crate) channel: Channel,
-    /// The ranks in `comm`, this one among them.
-    pub(crate) seats: &'a [usize],
-    /// This rank's place in `seats`.
-    pub(crate) place: usize,
-    /// Root ranks, for errors; as long as `seats`.
+    /// Ranks of `comm`, including this one.
+    pub(crate) ranks: &'a [usize],
+    /// The position of this rank in `ranks`.
+    pub(crate) position: usize,
+    /// The same ranks in the root gang, for errors.
     pub(crate) members: &'a [usize],
     pub(crate) options: GangOptions,
 }
 
-/// What all ranks agreed on.
+/// The result of an agreement.
 pub(crate) struct Agreement {
-    /// The sum of all balances.
+    /// The sum of the balances of all ranks.
     pub(crate) balance: u64,
 }
 
-impl Table<'_> {
-    /// Waits until all ranks are here with the same call.
+impl Participants<'_> {
+    /// Waits until all ranks have issued the same call.
     pub(crate) fn agree(&self, call: Signature, balance: u64) -> Result<Agreement, GangError> {
         let mut report = Report {
             balance,
             first_call: call,
             second_call: Signature::zeroed(),
-            first: self.place as u32,
+            first: self.position as u32,
             second: 0,
             outcome: AGREED,
             reserved: 0,
         };
-        let size = self.seats.len();
-        let parent = self.place.checked_sub(1).map(|place| place / 2);
-        let children = [2 * self.place + 1, 2 * self.place + 2].into_iter().filter(|&child| child < size);
+        let size = self.ranks.len();
+        let parent = self.position.checked_sub(1).map(|position| position / 2);
+        let children =
+            [2 * self.position + 1, 2 * self.position + 2].into_iter().filter(|&child| child < size);
         let mut present = Vec::with_capacity(2);
         let mut announced = false;
         for child in children.clone() {
@@ -107,8 +109,8 @@ impl Table<'_> {
         if let Some(parent) = parent {
             self.send(parent, &report);
             report = match self.wait_for(parent) {
-                Some(verdict) => verdict,
-                // What was found below explains the parent's silence best.
+                Some(result) => result,
+                // An error in the subtree explains the silence of the parent.
                 None if report.outcome != AGREED => report,
                 None => Report { outcome: MISSING, second: parent as u32, ..report },
             };
@@ -116,39 +118,40 @@ impl Table<'_> {
         for child in present {
             self.send(child, &report);
         }
-        self.verdict(&report, call)
+        self.outcome(&report, call)
     }
 
-    fn send(&self, place: usize, report: &Report) {
-        self.comm.send_short(bytemuck::bytes_of(report), self.seats[place], self.channel);
+    fn send(&self, position: usize, report: &Report) {
+        self.comm.send_short(bytemuck::bytes_of(report), self.ranks[position], self.channel);
     }
 
-    /// What a neighbour has to say, if it has said it; that it is present is
-    /// passed over.
-    fn poll(&self, place: usize) -> Option<Report> {
-        let report = self.next(place)?;
-        if report.outcome == PRESENT { self.poll(place) } else { Some(report) }
+    /// Returns the report of a neighbour if it has arrived, skipping
+    /// announcements of presence.
+    fn poll(&self, position: usize) -> Option<Report> {
+        let report = self.next(position)?;
+        if report.outcome == PRESENT { self.poll(position) } else { Some(report) }
     }
 
-    fn next(&self, place: usize) -> Option<Report> {
-        let bytes = self.comm.poll(Some(self.seats[place]), self.channel)?.bytes();
+    fn next(&self, position: usize) -> Option<Report> {
+        let bytes = self.comm.poll(Some(self.ranks[position]), self.channel)?.bytes();
         bytemuck::try_pod_read_unaligned(&bytes).ok()
     }
 
-    /// Waits for what a neighbour has to say: as long as the timeout for a sign
-    /// of it, and then as long as those may take that it waits for in turn.
-    fn wait_for(&self, place: usize) -> Option<Report> {
-        let first = wait(self.options.deadline() + GRACE, || self.next(place))?;
+    /// Waits for the report of a neighbour: for its first message as long as the
+    /// timeout, then as long as the ranks that it waits for may take.
+    fn wait_for(&self, position: usize) -> Option<Report> {
+        let first = wait(self.options.deadline() + GRACE, || self.next(position))?;
         if first.outcome != PRESENT {
             return Some(first);
         }
-        let levels = self.seats.len().ilog2() + 2;
-        let patience = GangOptions { timeout: self.options.timeout.saturating_mul(levels) };
-        wait(patience.deadline() + GRACE * levels, || self.poll(place))
+        let levels = self.ranks.len().ilog2() + 2;
+        let extended = GangOptions { timeout: self.options.timeout.saturating_mul(levels) };
+        wait(extended.deadline() + GRACE * levels, || self.poll(position))
     }
 
-    fn verdict(&self, report: &Report, call: Signature) -> Result<Agreement, GangError> {
-        let member = |place: u32| self.members.get(place as usize).copied().unwrap_or(place as usize);
+    fn outcome(&self, report: &Report, call: Signature) -> Result<Agreement, GangError> {
+        let member =
+            |position: u32| self.members.get(position as usize).copied().unwrap_or(position as usize);
         match report.outcome {
             AGREED => Ok(Agreement { balance: report.balance }),
             MISMATCH => Err(GangError::Mismatch {
@@ -182,7 +185,7 @@ impl Report {
     }
 }
 
-/// Polls until something comes or the deadline passes, eagerly at first.
+/// Polls until a result or the deadline, eagerly at first.
 pub(crate) fn wait<T>(deadline: Instant, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     if let Some(found) = poll() {
         return Some(found);

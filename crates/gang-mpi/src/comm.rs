@@ -1,8 +1,8 @@
-//! The MPI calls we use, behind types that keep their promises.
+//! Safe wrappers of the MPI calls we use.
 //!
-//! MPI is initialised for use from several threads before any [`Comm`] exists
-//! and stays so while one does. Errors inside MPI end the job with MPI's own
-//! message (its default error handler), so return codes carry no news.
+//! MPI is initialised with thread support before any [`Comm`] exists and stays
+//! so while one does. Errors inside MPI end the job with MPI's own message (its
+//! default error handler), so return codes carry no information.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use mpi::ffi;
 
-/// A communicator: ranks, and a space of messages of their own.
+/// A communicator.
 pub(crate) struct Comm {
     raw: ffi::MPI_Comm,
     rank: usize,
@@ -18,17 +18,17 @@ pub(crate) struct Comm {
 }
 
 // SAFETY: a communicator is a handle to state inside MPI, which was initialised
-// with MPI_THREAD_MULTIPLE and locks for itself.
+// with MPI_THREAD_MULTIPLE and does its own locking.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
 
-/// What a message is for; one tag each.
+/// The purpose of a message, as an MPI tag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Channel {
     /// Messages that users send.
     Mail = 1,
-    /// Reports to and verdicts from the neighbours in the agreement tree.
+    /// Reports to and results from neighbours in the agreement tree.
     Agree = 2,
     /// Data of collectives.
     Collective = 3,
@@ -36,24 +36,24 @@ pub(crate) enum Channel {
     Form = 4,
 }
 
-/// Counts of MPI calls are `int`s.
+/// Limit of counts in MPI calls, which are `int`s.
 pub(crate) const MAX_COUNT: usize = c_int::MAX as usize;
 
 fn int(count: usize) -> c_int {
     c_int::try_from(count).expect("callers keep counts below MAX_COUNT")
 }
 
-/// A send that MPI may not have finished reading.
+/// A send whose buffer MPI may still read.
 pub(crate) struct Outgoing {
     request: ffi::MPI_Request,
-    /// Kept alive and unmoved until the request is complete.
+    /// Must not move or be freed until the request is complete.
     bytes: Vec<u8>,
 }
 
 // SAFETY: a request is a handle into MPI like a communicator.
 unsafe impl Send for Outgoing {}
 
-/// A message that has been matched and must now be received.
+/// A matched message that has not been received.
 pub(crate) struct Incoming {
     message: ffi::MPI_Message,
     /// The sender.
@@ -62,7 +62,7 @@ pub(crate) struct Incoming {
 }
 
 impl Comm {
-    /// A communicator of all processes that is ours alone.
+    /// Duplicates the communicator of all processes.
     pub(crate) fn world() -> Self {
         let mut raw = MaybeUninit::uninit();
         // SAFETY: MPI is initialised; MPI_Comm_dup writes the new handle.
@@ -91,9 +91,9 @@ impl Comm {
         self.size
     }
 
-    /// The communicator of some of the ranks, in the order listed; called by
-    /// exactly those. It is never freed: gangs are few and live long, and
-    /// freeing needs all ranks to agree on the moment.
+    /// Creates a communicator of the listed ranks, in this order; exactly those
+    /// call this. It is never freed: gangs are few and long-lived, and freeing
+    /// is a collective call.
     pub(crate) fn subset(&self, ranks: &[usize]) -> Self {
         let listed: Vec<c_int> = ranks.iter().map(|&rank| int(rank)).collect();
         let mut whole = MaybeUninit::uninit();
@@ -117,15 +117,14 @@ impl Comm {
         Self::of(raw)
     }
 
-    /// Begins a send.
+    /// Starts a send.
     ///
     /// # Safety
     ///
-    /// The bytes stay where they are, unchanged, until the request is complete.
+    /// The bytes must stay in place, unchanged, until the request is complete.
     unsafe fn begin_send(&self, bytes: &[u8], to: usize, channel: Channel) -> ffi::MPI_Request {
         let mut request = MaybeUninit::uninit();
-        // SAFETY: MPI_Isend writes the request; the bytes are the caller's
-        // promise.
+        // SAFETY: MPI_Isend writes the request; the caller guarantees the bytes.
         unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -140,15 +139,15 @@ impl Comm {
         }
     }
 
-    /// Hands bytes to MPI, which sends them in its own time.
+    /// Starts a send that MPI completes in the background.
     pub(crate) fn send(&self, bytes: Vec<u8>, to: usize, channel: Channel) -> Outgoing {
-        // SAFETY: the bytes live in the returned value, which does not give
-        // them up before the request is complete.
+        // SAFETY: the returned value owns the bytes and keeps them until the
+        // request is complete.
         let request = unsafe { self.begin_send(&bytes, to, channel) };
         Outgoing { request, bytes }
     }
 
-    /// Sends a few bytes at once. MPI buffers messages this short.
+    /// Sends a short message, which MPI buffers.
     pub(crate) fn send_short(&self, bytes: &[u8], to: usize, channel: Channel) {
         // SAFETY: the call returns when the bytes may be reused.
         unsafe {
@@ -163,7 +162,7 @@ impl Comm {
         }
     }
 
-    /// A message from a rank, or from any, if one has come.
+    /// Returns a message from a rank, or from any rank, if one has arrived.
     pub(crate) fn poll(&self, from: Option<usize>, channel: Channel) -> Option<Incoming> {
         let mut found = 0;
         let mut message = MaybeUninit::uninit();
@@ -194,20 +193,19 @@ impl Comm {
         }
     }
 
-    /// Sends and receives at once, in whatever order MPI manages, and waits
-    /// for all of it. Ranks pair up: what one sends another, that one receives.
-    /// Messages longer than `limit` go in pieces.
-    pub(crate) fn trade(&self, sends: &[(usize, &[u8])], recvs: &mut [(usize, &mut [u8])], limit: usize) {
+    /// Sends and receives concurrently and waits for all of it. Every send needs
+    /// a matching receive on its peer. Splits messages longer than `limit`.
+    pub(crate) fn exchange(&self, sends: &[(usize, &[u8])], recvs: &mut [(usize, &mut [u8])], limit: usize) {
         let mut requests: Vec<ffi::MPI_Request> = Vec::with_capacity(sends.len() + recvs.len());
         for (from, into) in recvs.iter_mut() {
-            for piece in into.chunks_mut(limit) {
+            for chunk in into.chunks_mut(limit) {
                 let mut request = MaybeUninit::uninit();
-                // SAFETY: `piece` is borrowed until this function returns,
+                // SAFETY: `chunk` is borrowed until this function returns,
                 // which is after MPI_Waitall.
                 requests.push(unsafe {
                     ffi::MPI_Irecv(
-                        piece.as_mut_ptr().cast(),
-                        int(piece.len()),
+                        chunk.as_mut_ptr().cast(),
+                        int(chunk.len()),
                         ffi::RSMPI_UINT8_T,
                         int(*from),
                         Channel::Collective as c_int,
@@ -219,9 +217,9 @@ impl Comm {
             }
         }
         for (to, bytes) in sends {
-            for piece in bytes.chunks(limit) {
+            for chunk in bytes.chunks(limit) {
                 // SAFETY: as above.
-                requests.push(unsafe { self.begin_send(piece, *to, Channel::Collective) });
+                requests.push(unsafe { self.begin_send(chunk, *to, Channel::Collective) });
             }
         }
         // SAFETY: the requests are valid and their buffers alive.
@@ -230,8 +228,8 @@ impl Comm {
         }
     }
 
-    /// MPI's own all-gather. `counts` are bytes per rank and sum to no more
-    /// than [`MAX_COUNT`].
+    /// `MPI_Allgatherv`. `counts` are bytes per rank and sum to at most
+    /// [`MAX_COUNT`].
     pub(crate) fn all_gather(&self, send: &[u8], counts: &[usize], recv: &mut [u8]) {
         let mut offset = 0;
         let mut offsets = Vec::with_capacity(counts.len());
@@ -241,7 +239,7 @@ impl Comm {
         }
         assert!(counts.len() == self.size && offset == recv.len() && counts[self.rank] == send.len());
         let counts: Vec<c_int> = counts.iter().map(|&count| int(count)).collect();
-        // SAFETY: lengths were just compared; MPI writes only inside `recv`.
+        // SAFETY: the lengths match, so MPI writes only inside `recv`.
         unsafe {
             ffi::MPI_Allgatherv(
                 send.as_ptr().cast(),
@@ -256,14 +254,14 @@ impl Comm {
         }
     }
 
-    /// MPI's own broadcast, in pieces of at most `limit` bytes.
+    /// `MPI_Bcast`, in chunks of at most `limit` bytes.
     pub(crate) fn broadcast(&self, bytes: &mut [u8], root: usize, limit: usize) {
-        for piece in bytes.chunks_mut(limit) {
-            // SAFETY: MPI reads or writes exactly `piece`.
+        for chunk in bytes.chunks_mut(limit) {
+            // SAFETY: MPI reads or writes exactly `chunk`.
             unsafe {
                 ffi::MPI_Bcast(
-                    piece.as_mut_ptr().cast(),
-                    int(piece.len()),
+                    chunk.as_mut_ptr().cast(),
+                    int(chunk.len()),
                     ffi::RSMPI_UINT8_T,
                     int(root),
                     self.raw,
@@ -293,7 +291,7 @@ impl Incoming {
 }
 
 impl Outgoing {
-    /// Whether MPI is done with the bytes.
+    /// Whether MPI has finished reading the bytes.
     pub(crate) fn is_done(&mut self) -> bool {
         let mut done = 0;
         // SAFETY: the request is valid; a completed one is set to the null
@@ -309,15 +307,15 @@ impl Drop for Outgoing {
     fn drop(&mut self) {
         let done = enter().is_some_and(|_entered| self.is_done());
         if !done {
-            // MPI may still read the bytes. Losing a little memory is the safe
-            // way out; this happens only when a job is torn down.
+            // MPI may still read the bytes. Leak them; this happens only when a
+            // job is torn down.
             std::mem::forget(std::mem::take(&mut self.bytes));
         }
     }
 }
 
-/// Held for reading while MPI is used, and closed for good when it is
-/// finalised: MPI must not be called after that, and it is one per process.
+/// Held for reading during MPI calls, and closed for good when MPI is
+/// finalised: there is one MPI per process, and no call may follow.
 static GATE: RwLock<Gate> = RwLock::new(Gate::Open);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -326,31 +324,30 @@ enum Gate {
     Closed,
 }
 
-/// The right to call MPI.
+/// Permission to call MPI.
 pub(crate) struct Entered(
     #[expect(dead_code, reason = "held for its effect")] RwLockReadGuard<'static, Gate>,
 );
 
-/// Asks for the right to call MPI. `None` once the job has ended.
+/// Asks for permission to call MPI. `None` after the job has ended.
 pub(crate) fn enter() -> Option<Entered> {
     let gate = GATE.read().unwrap_or_else(PoisonError::into_inner);
     (*gate == Gate::Open).then_some(Entered(gate))
 }
 
-/// Waits until nobody is inside MPI and lets nobody in any more.
+/// Waits for running MPI calls and prevents new ones.
 pub(crate) fn close() {
     *GATE.write().unwrap_or_else(PoisonError::into_inner) = Gate::Closed;
 }
 
-/// Ends every process of the job from anywhere, such as a panic hook.
+/// Ends every process of the job. May be called from a panic hook.
 pub(crate) fn abort_job(code: i32) -> ! {
     // SAFETY: called only while MPI is initialised.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     std::process::abort()
 }
 
-/// Whether MPI can be called: after it was initialised, before it was
-/// finalised.
+/// Whether MPI is initialised and not yet finalised.
 pub(crate) fn is_running() -> bool {
     let (mut begun, mut over) = (0, 0);
     // SAFETY: both may be called at any time.

@@ -1,4 +1,4 @@
-//! One MPI process's end of a gang.
+//! A rank of an MPI gang.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,23 +7,23 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 use weightloom_gang::{
     Call, Elements, ElementsMut, Gang, GangError, GangOptions, Job, Lane, Mail, Message, Queued, Signature,
-    Ticket, check_sub_gang,
+    Ticket, Transfer, check_sub_gang,
 };
 use weightloom_layout::DType;
 
-use crate::agree::{Table, wait};
-use crate::collective::{self, Scratch, Wire};
+use crate::agree::{Participants, wait};
+use crate::collective::{self, Scratch, Transport};
 use crate::comm::{self, Channel, Comm, Entered, Outgoing};
 use crate::watchdog::{Watch, Watchdog};
 use crate::world::MpiOptions;
 
-/// How long a rank that leaves waits for MPI to be done with its messages.
+/// How long a leaving rank waits for MPI to deliver its messages.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// What all gangs of this process share.
+/// State that all gangs of this process share.
 pub(crate) struct JobState {
     watchdog: Arc<Watchdog>,
-    /// Some gang has failed, so not all ranks will come to a common end.
+    /// A gang has failed, so not all ranks will leave together.
     failed: AtomicBool,
 }
 
@@ -40,22 +40,22 @@ impl JobState {
 pub(crate) struct MpiRank {
     comm: Comm,
     members: Vec<usize>,
-    seats: Vec<usize>,
+    ranks: Vec<usize>,
     options: MpiOptions,
     job: Arc<JobState>,
-    /// The first failure, which every later call repeats.
+    /// The first failure, which every later call returns.
     failure: OnceLock<GangError>,
-    /// Held during a collective, to refuse a second thread.
+    /// Locked during a collective, to reject a second thread.
     running: Mutex<Scratch>,
     mail: Mail,
-    /// Messages of which only the first pieces have come. Held while
-    /// receiving, so that messages are filed in the order they were sent.
+    /// Messages that have arrived in part. Locked while receiving, so that
+    /// messages are posted in the order they were sent.
     inbox: Mutex<Vec<Partial>>,
-    /// Sends that MPI may still be reading.
+    /// Sends whose buffers MPI may still read.
     outbox: Mutex<Vec<Outgoing>>,
 }
 
-/// What goes before the bytes of a message.
+/// Precedes the bytes of a message.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {
@@ -77,7 +77,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl MpiRank {
     pub(crate) fn new(comm: Comm, members: Vec<usize>, options: MpiOptions, job: Arc<JobState>) -> Self {
         Self {
-            seats: (0..comm.size()).collect(),
+            ranks: (0..comm.size()).collect(),
             comm,
             members,
             options,
@@ -95,7 +95,8 @@ impl MpiRank {
         self.failure.get_or_init(|| error).clone()
     }
 
-    /// The right to call MPI, unless the gang has failed or the job has ended.
+    /// Asks for permission to call MPI. Fails if the gang has failed or the job
+    /// has ended.
     fn enter(&self) -> Result<Entered, GangError> {
         if let Some(failure) = self.failure.get() {
             return Err(failure.clone());
@@ -108,45 +109,45 @@ impl MpiRank {
         if rank < self.size() { Ok(()) } else { Err(GangError::NoSuchRank { rank, size: self.size() }) }
     }
 
-    fn table(&self) -> Table<'_> {
-        Table {
+    fn participants(&self) -> Participants<'_> {
+        Participants {
             comm: &self.comm,
             channel: Channel::Agree,
-            seats: &self.seats,
-            place: self.comm.rank(),
+            ranks: &self.ranks,
+            position: self.comm.rank(),
             members: &self.members,
             options: self.options.gang,
         }
     }
 
-    /// Says goodbye: ranks that still want something of this one hear of it.
+    /// Leaves the gang. Ranks that still wait in a collective get an error.
     pub(crate) fn leave(&self) -> Result<(), GangError> {
         let _entered = self.enter()?;
         let _running = locked(&self.running);
-        self.table().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
-        // All ranks are leaving, so what is not received by now never will be.
-        let patience = GangOptions { timeout: FLUSH.min(self.options.gang.timeout) };
-        let flushed = wait(patience.deadline(), || {
+        self.participants().agree(Signature::leave(), 0).map_err(|error| self.fail(error))?;
+        // All ranks are leaving, so messages not received by now never will be.
+        let flush = GangOptions { timeout: FLUSH.min(self.options.gang.timeout) };
+        let flushed = wait(flush.deadline(), || {
             let mut outbox = locked(&self.outbox);
             outbox.retain_mut(|outgoing| !outgoing.is_done());
             outbox.is_empty().then_some(())
         });
         flushed.ok_or_else(|| {
-            let reason = "messages were sent that nobody received".to_owned();
+            let reason = "some messages were sent and never received".to_owned();
             self.fail(GangError::Engine { engine: "mpi", reason })
         })
     }
 
-    /// Files every message that has come.
+    /// Posts all messages that have arrived.
     fn pump(&self) {
         let mut partials = locked(&self.inbox);
         while let Some(incoming) = self.comm.poll(None, Channel::Mail) {
             let from = incoming.from;
             let bytes = incoming.bytes();
-            let place = partials.iter().position(|partial| partial.from == from);
-            let mut partial = match place {
-                Some(place) => {
-                    let mut partial = partials.swap_remove(place);
+            let index = partials.iter().position(|partial| partial.from == from);
+            let mut partial = match index {
+                Some(index) => {
+                    let mut partial = partials.swap_remove(index);
                     partial.bytes.extend_from_slice(&bytes);
                     partial
                 }
@@ -166,8 +167,8 @@ impl MpiRank {
         }
     }
 
-    /// Finds the pair of ranks that disagree on what they trade.
-    fn unequal_trade(&self, send_counts: &[usize], recv_counts: &[usize]) -> GangError {
+    /// Finds the pair of ranks that disagree on a count.
+    fn count_mismatch(&self, call: &'static str, send_counts: &[usize], recv_counts: &[usize]) -> GangError {
         let size = self.size();
         let own: Vec<u64> = send_counts.iter().chain(recv_counts).map(|&count| count as u64).collect();
         let mut all = vec![0u64; own.len() * size];
@@ -179,21 +180,18 @@ impl MpiRank {
                 let (sent, expected) = (row(from)[to] as usize, row(to)[size + from] as usize);
                 if sent != expected {
                     let (from, to) = (self.members[from], self.members[to]);
-                    return GangError::UnequalTrade { from, to, sent, expected };
+                    return GangError::CountMismatch { call, from, to, sent, expected };
                 }
             }
         }
-        GangError::Engine {
-            engine: "mpi",
-            reason: "ranks disagree on the counts of an all_to_all".to_owned(),
-        }
+        GangError::Engine { engine: "mpi", reason: format!("ranks disagree on the counts of {call}") }
     }
 }
 
-/// What a rank claims to give less what it claims to take. Over all ranks this
-/// sums to zero if every pair agrees, and otherwise almost surely not.
-fn balance(rank: usize, call: &Call<'_>) -> u64 {
-    let Call::AllToAll { send_counts, recv_counts, .. } = call else { return 0 };
+/// A hash of all counts that a rank sends, minus that of all it receives. The
+/// sum over ranks is zero if every pair agrees, and otherwise almost surely not.
+fn count_balance(rank: usize, transfer: &Transfer<'_>) -> u64 {
+    let Transfer::Exchange { send_counts, recv_counts, .. } = transfer else { return 0 };
     let mix = |from: usize, to: usize, count: usize| {
         let mut hash = 0x9e37_79b9_7f4a_7c15u64;
         for word in [from as u64, to as u64, count as u64] {
@@ -202,10 +200,10 @@ fn balance(rank: usize, call: &Call<'_>) -> u64 {
         }
         hash
     };
-    let given = send_counts.iter().enumerate().map(|(to, &count)| mix(rank, to, count));
-    let taken = recv_counts.iter().enumerate().map(|(from, &count)| mix(from, rank, count));
-    let given = given.fold(0u64, u64::wrapping_add);
-    taken.fold(given, u64::wrapping_sub)
+    let sent = send_counts.iter().enumerate().map(|(to, &count)| mix(rank, to, count));
+    let received = recv_counts.iter().enumerate().map(|(from, &count)| mix(from, rank, count));
+    let sent = sent.fold(0u64, u64::wrapping_add);
+    received.fold(sent, u64::wrapping_sub)
 }
 
 impl Gang for MpiRank {
@@ -227,7 +225,6 @@ impl Gang for MpiRank {
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
         let _entered = self.enter()?;
-        call.check(self.rank(), self.size())?;
         let signature = call.signature();
         let Ok(mut scratch) = self.running.try_lock() else {
             let rank = self.members[self.rank()];
@@ -238,16 +235,17 @@ impl Gang for MpiRank {
                 ),
             });
         };
-        let agreement =
-            self.table().agree(signature, balance(self.rank(), &call)).map_err(|error| self.fail(error))?;
+        let balance = count_balance(self.rank(), call.transfer());
+        let agreement = self.participants().agree(signature, balance).map_err(|error| self.fail(error))?;
         let _guard = self.job.watchdog.watch(self.options.gang, Watch::Call(signature));
         if agreement.balance != 0
-            && let Call::AllToAll { send_counts, recv_counts, .. } = &call
+            && let Transfer::Exchange { send_counts, recv_counts, .. } = call.transfer()
         {
-            return Err(self.fail(self.unequal_trade(send_counts, recv_counts)));
+            return Err(self.fail(self.count_mismatch(signature.name(), send_counts, recv_counts)));
         }
-        let mut wire = Wire { comm: &self.comm, limit: self.options.max_message, scratch: &mut scratch };
-        collective::run(&mut wire, call);
+        let limit = self.options.max_message;
+        let mut transport = Transport { comm: &self.comm, limit, scratch: &mut scratch };
+        collective::run(&mut transport, call.into_transfer());
         Ok(())
     }
 
@@ -263,12 +261,12 @@ impl Gang for MpiRank {
         let (first, rest) = data.bytes().split_at(data.bytes().len().min(room));
         let mut packed = bytemuck::bytes_of(&header).to_vec();
         packed.extend_from_slice(first);
-        // One lock for all pieces keeps them together on the way.
+        // One lock for all chunks keeps them in sequence.
         let mut outbox = locked(&self.outbox);
         outbox.retain_mut(|outgoing| !outgoing.is_done());
         outbox.push(self.comm.send(packed, to, Channel::Mail));
-        for piece in rest.chunks(self.options.max_message) {
-            outbox.push(self.comm.send(piece.to_vec(), to, Channel::Mail));
+        for chunk in rest.chunks(self.options.max_message) {
+            outbox.push(self.comm.send(chunk.to_vec(), to, Channel::Mail));
         }
         Ok(())
     }
@@ -281,8 +279,8 @@ impl Gang for MpiRank {
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
         self.check_rank(ticket.from)?;
         let timeout = self.options.gang.timeout;
-        // The right to call MPI is asked for again at every look, so that a
-        // receive that nobody waits for does not keep the job from ending.
+        // Permission is requested for every poll, so that an abandoned receive
+        // does not keep the job from ending.
         let message = wait(self.options.gang.deadline(), || {
             let _entered = match self.enter() {
                 Ok(entered) => entered,
@@ -290,7 +288,7 @@ impl Gang for MpiRank {
             };
             let message = self.mail.try_take(self.rank(), &ticket).or_else(|| {
                 self.pump();
-                // Sends make progress only while their sender is inside MPI.
+                // Sends progress only while their sender is inside MPI.
                 locked(&self.outbox).retain_mut(|outgoing| !outgoing.is_done());
                 self.mail.try_take(self.rank(), &ticket)
             });
@@ -309,11 +307,17 @@ impl Gang for MpiRank {
 
     fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
         let _entered = self.enter()?;
-        let place = check_sub_gang(self.rank(), self.size(), ranks)?;
+        let position = check_sub_gang(self.rank(), self.size(), ranks)?;
         let members: Vec<usize> = ranks.iter().map(|&rank| self.members[rank]).collect();
-        // MPI would wait forever for a rank that does not come.
-        let table = Table { channel: Channel::Form, seats: ranks, place, members: &members, ..self.table() };
-        table.agree(Signature::form(ranks), 0).map_err(|error| self.fail(error))?;
+        // MPI would wait forever for an absent rank.
+        let participants = Participants {
+            channel: Channel::Form,
+            ranks,
+            position,
+            members: &members,
+            ..self.participants()
+        };
+        participants.agree(Signature::sub_gang(ranks), 0).map_err(|error| self.fail(error))?;
         let _guard = self.job.watchdog.watch(self.options.gang, Watch::Forming);
         let comm = self.comm.subset(ranks);
         Ok(Arc::new(Queued::new(Self::new(comm, members, self.options, Arc::clone(&self.job)))))

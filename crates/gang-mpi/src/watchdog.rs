@@ -1,8 +1,8 @@
-//! Ends the job if MPI itself hangs.
+//! Ends the job if MPI hangs.
 //!
 //! After ranks have agreed on a call, its data moves in blocking MPI calls,
-//! which no deadline can interrupt. If a peer stops for good in the middle,
-//! and MPI's launcher does not notice, this thread does.
+//! which no deadline can interrupt. This thread notices if a peer stops in the
+//! middle and MPI's launcher does not.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -24,7 +24,7 @@ struct Watched {
     calls: Vec<(u64, Instant, Watch)>,
 }
 
-/// What is being watched; put into words only if it comes to that.
+/// A watched operation, formatted only for the message.
 #[derive(Clone, Copy)]
 pub(crate) enum Watch {
     Call(Signature),
@@ -70,14 +70,13 @@ fn patrol(watchdog: &Weak<Watchdog>) {
         if let Some((.., what)) = watched.calls.iter().find(|(_, deadline, _)| *deadline < now)
             && comm::is_running()
         {
-            // The process is about to be ended, so this is the last chance to
-            // say why.
+            // The job ends here, so this is the last chance to report why.
             let what = match what {
                 Watch::Call(signature) => signature.to_string(),
                 Watch::Forming => "forming a sub-gang".to_owned(),
             };
-            // In one piece, so that nothing of other ranks comes between.
-            let text = format!("error: {what} did not end in time; ending the job\n");
+            // One write, so that output of other ranks does not interleave.
+            let text = format!("error: {what} timed out; ending the job\n");
             let _ = std::io::stderr().write_all(text.as_bytes());
             comm::abort_job(3);
         }

@@ -1,4 +1,4 @@
-//! The MPI job as a whole: its beginning, its end, and its bad end.
+//! The MPI job: joining, leaving, aborting.
 
 use std::io::Write;
 use std::panic;
@@ -12,13 +12,13 @@ use weightloom_gang::{Gang, GangError, GangOptions, Queued};
 use crate::comm::{self, Comm, MAX_COUNT};
 use crate::rank::{JobState, MpiRank};
 
-/// What MPI gangs can be told.
+/// Options of MPI gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct MpiOptions {
-    /// What every gang can be told.
     pub gang: GangOptions,
-    /// The most bytes in one MPI message; longer ones go in pieces. At most
-    /// `i32::MAX`.
+    /// Maximum bytes of one MPI message, up to `i32::MAX`. Longer ones are
+    /// split.
     pub max_message: usize,
 }
 
@@ -28,19 +28,16 @@ impl Default for MpiOptions {
     }
 }
 
-/// Why this process could not join an MPI job.
+/// An error of joining an MPI job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum MpiError {
-    /// MPI was initialised before, by us or by somebody else.
     #[error("MPI is already initialised in this process")]
     AlreadyRunning,
-    /// This MPI cannot be used from several threads.
     #[error("this MPI does not support MPI_THREAD_MULTIPLE")]
     NotThreaded,
-    /// A message size that MPI cannot count.
-    #[error("max_message is {bytes}, not between 1 and {MAX_COUNT}")]
+    #[error("`max_message` must be between 1 and {MAX_COUNT}, found {bytes}")]
     MaxMessage { bytes: usize },
 }
 
@@ -56,22 +53,22 @@ impl Hint for MpiError {
     }
 }
 
-/// This process's place in an MPI job.
+/// The membership of this process in an MPI job.
 ///
-/// Dropping it ends this process's part; if a gang has failed, it ends the
-/// whole job, because the other ranks could wait forever.
+/// Dropping it finalises MPI. If a gang has failed, it ends the whole job,
+/// because other ranks could wait forever.
 pub struct MpiWorld {
     root: Arc<Queued<MpiRank>>,
     job: Arc<JobState>,
-    // Finalises MPI, so it must be dropped after everything that uses MPI.
+    // Finalises MPI, so it is dropped after everything that uses MPI.
     _universe: Universe,
 }
 
 impl MpiWorld {
     /// Joins the job that `mpirun` started, or a job of one process.
     ///
-    /// From now on a panic on any thread ends the whole job: other ranks would
-    /// wait for this one forever.
+    /// After this, a panic on any thread ends the whole job, because other ranks
+    /// would wait forever.
     pub fn join(options: MpiOptions) -> Result<Self, MpiError> {
         if options.max_message == 0 || options.max_message > MAX_COUNT {
             return Err(MpiError::MaxMessage { bytes: options.max_message });
@@ -94,14 +91,14 @@ impl MpiWorld {
         Arc::clone(&self.root) as Arc<dyn Gang>
     }
 
-    /// Waits until all ranks have come to their end too; then the world may be
-    /// dropped. If one still waits in a collective, both get an error.
+    /// Waits until all ranks leave; then the world may be dropped. If a rank
+    /// still waits in a collective, both get an error.
     pub fn leave(&self) -> Result<(), GangError> {
         self.root.drain();
         self.root.engine_ref().leave()
     }
 
-    /// Ends every process of the job at once.
+    /// Ends every process of the job.
     pub fn abort(&self, code: i32) -> ! {
         comm::abort_job(code)
     }
@@ -109,7 +106,7 @@ impl MpiWorld {
 
 impl Drop for MpiWorld {
     fn drop(&mut self) {
-        // MPI_Finalize waits for everybody; after a failure nobody may come.
+        // MPI_Finalize waits for all ranks, which may never come after a failure.
         if self.job.has_failed() {
             comm::abort_job(3);
         }
@@ -123,7 +120,7 @@ fn end_job_on_panic(rank: usize) {
     panic::set_hook(Box::new(move |info| {
         report(info);
         if comm::is_running() {
-            // In one piece, so that nothing of other ranks comes between.
+            // One write, so that output of other ranks does not interleave.
             let text = format!("error: rank {rank} panicked; ending the job\n");
             let _ = std::io::stderr().write_all(text.as_bytes());
             comm::abort_job(3);

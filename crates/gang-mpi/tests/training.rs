@@ -1,8 +1,9 @@
-//! Training on MPI ranks gives the bits of thread ranks.
+//! Training on MPI ranks gives the same bits as on thread ranks.
 //!
-//! Without arguments that it knows this is the test: it trains on threads,
-//! starts itself under `mpirun`, and compares. Started there, with `rank` and
-//! the number of an arrangement, it is one rank and prints what it saw.
+//! Has its own harness, because it starts itself under `mpirun`: without known
+//! arguments it trains on threads, starts itself, and compares; started as
+//! `rank NUMBER`, it is one rank of the case with that number and prints its
+//! losses.
 
 #![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
 #![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
@@ -21,7 +22,7 @@ use weightloom_train::engine::Stepped;
 
 const STEPS: u64 = 50;
 
-/// Longer than any job takes, even on a busy machine.
+/// Longer than any job takes, even on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What is compared.
@@ -56,7 +57,7 @@ fn main() {
     {
         return rank(number.parse().unwrap());
     }
-    // As the test harness does: a word chooses tests that have it in their names.
+    // As in the standard harness: a word selects tests by substring.
     let chosen = |name: &str| {
         let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();
         words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
@@ -93,17 +94,17 @@ fn rank(number: usize) {
     world.leave().unwrap();
 }
 
-/// This program as the ranks of a job. One that hangs is ended and fails the
-/// test.
+/// Starts this program as the ranks of a job. Kills a job that hangs and fails
+/// the test.
 fn mpirun(ranks: usize, number: usize) -> Output {
-    // Jobs that start at the same moment quarrel over one session folder.
+    // Jobs that start at the same time must not share a session folder.
     let session = tempfile::tempdir().unwrap();
     let mut job = Command::new("mpirun")
         .env("TMPDIR", session.path())
         .args(["--oversubscribe", "-n", &ranks.to_string()])
         .arg(std::env::current_exe().unwrap())
         .args(["rank", &number.to_string()])
-        // Containers run as root, which mpirun refuses unless told twice.
+        // Containers run as root, which mpirun only allows with both variables.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .stdout(Stdio::piped())
@@ -111,7 +112,7 @@ fn mpirun(ranks: usize, number: usize) -> Output {
         .spawn()
         .expect("mpirun is needed: install openmpi-bin");
     let begun = Instant::now();
-    // What is printed fits into a pipe, so nobody needs to read meanwhile.
+    // The output fits into a pipe, so it can be read at the end.
     while job.try_wait().unwrap().is_none() {
         if begun.elapsed() > LIMIT {
             job.kill().unwrap();

@@ -1,4 +1,4 @@
-//! One collective call: its buffers, its checks, and its signature.
+//! One collective call: its signature and the transfer that engines carry out.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -7,216 +7,120 @@ use bytemuck::{Pod, Zeroable};
 use rustc_hash::FxHasher;
 use weightloom_layout::{DType, ReduceOp};
 
+use crate::collectives::{Collective, CollectiveKind};
 use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;
-use crate::reduce::check_reducible;
 
-/// A collective that every rank of a gang takes part in.
+/// A collective that has passed its checks on this rank.
 ///
-/// Counts are in elements, one per rank of the gang, in rank order; what they
-/// describe lies back to back in the buffer.
+/// Created from a [`Collective`], which [`collectives`](crate::collectives)
+/// lists. An engine compares the [`signature`](Self::signature) across ranks,
+/// then carries out the [`transfer`](Self::into_transfer).
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum Call<'a> {
-    /// Wait until every rank has come here.
-    Barrier,
-    /// Combine the buffers of all ranks, element by element, into each.
-    AllReduce {
-        /// This rank's values before, the combined ones after.
-        buffer: ElementsMut<'a>,
-        /// How values combine.
-        op: ReduceOp,
-    },
-    /// Combine what all ranks send, element by element, for each of them. What
-    /// is sent stays as it is.
-    AllReduceInto {
-        /// This rank's values.
-        send: Elements<'a>,
-        /// The combined ones.
-        recv: ElementsMut<'a>,
-        /// How values combine.
-        op: ReduceOp,
-    },
-    /// Give every rank the concatenation of what all ranks send.
-    AllGather {
-        /// This rank's part.
-        send: Elements<'a>,
-        /// All parts, in rank order.
-        recv: ElementsMut<'a>,
-        /// The length of each rank's part.
-        counts: &'a [usize],
-    },
-    /// Combine the buffers of all ranks and give each rank its part.
-    ReduceScatter {
-        /// This rank's values for all parts.
-        send: Elements<'a>,
-        /// The combined values of this rank's part.
-        recv: ElementsMut<'a>,
-        /// The length of each rank's part.
-        counts: &'a [usize],
-        /// How values combine.
-        op: ReduceOp,
-    },
-    /// Send a part to every rank and receive one from each.
-    AllToAll {
-        /// The parts for the other ranks.
-        send: Elements<'a>,
-        /// The length of each part sent.
-        send_counts: &'a [usize],
-        /// The parts from the other ranks.
-        recv: ElementsMut<'a>,
-        /// The length of each part received.
-        recv_counts: &'a [usize],
-    },
-    /// Give every rank what one rank has.
-    Broadcast {
-        /// The root's values, everybody's afterwards.
-        buffer: ElementsMut<'a>,
-        /// The rank that has them.
-        root: usize,
-    },
+pub struct Call<'a> {
+    signature: Signature,
+    transfer: Transfer<'a>,
 }
 
-impl Call<'_> {
-    /// The name, as in `all_reduce`.
-    pub fn name(&self) -> &'static str {
-        self.kind().name()
+impl<'a> Call<'a> {
+    /// Checks lengths, counts and dtypes of a collective on this rank, so that
+    /// engines may index without further checks.
+    pub fn new<C: Collective<'a>>(collective: C, rank: usize, size: usize) -> Result<Self, GangError> {
+        collective.check(&Check { call: C::KIND.name(), rank, size })?;
+        Ok(Self { signature: collective.signature(), transfer: collective.transfer(rank) })
     }
 
-    fn kind(&self) -> CallKind {
-        match self {
-            Self::Barrier => CallKind::Barrier,
-            Self::AllReduce { .. } => CallKind::AllReduce,
-            Self::AllReduceInto { .. } => CallKind::AllReduceInto,
-            Self::AllGather { .. } => CallKind::AllGather,
-            Self::ReduceScatter { .. } => CallKind::ReduceScatter,
-            Self::AllToAll { .. } => CallKind::AllToAll,
-            Self::Broadcast { .. } => CallKind::Broadcast,
-        }
+    /// The part of the call that must be equal on every rank.
+    pub fn signature(&self) -> Signature {
+        self.signature
     }
 
-    /// Checks what one rank can check alone: lengths, counts, dtypes. Engines
-    /// call this first, so that they may index without further checks.
-    pub fn check(&self, rank: usize, size: usize) -> Result<(), GangError> {
-        let call = self.name();
-        let counted = |counts: &[usize]| match counts.len() == size {
+    /// The movement of data.
+    pub fn transfer(&self) -> &Transfer<'a> {
+        &self.transfer
+    }
+
+    /// The movement of data, with its buffers.
+    pub fn into_transfer(self) -> Transfer<'a> {
+        self.transfer
+    }
+}
+
+/// The data movements that an engine provides. Every collective is one of them.
+///
+/// Counts are in elements, one per rank of the gang, in rank order; the parts
+/// that they describe are contiguous.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum Transfer<'a> {
+    /// No data: agreeing on the signature is all there is to do.
+    None,
+    /// Reduces the buffers of all ranks, element by element, into each of them.
+    AllReduce { buffer: ElementsMut<'a>, op: ReduceOp },
+    /// Reduces the send buffers of all ranks into the receive buffer of each.
+    AllReduceInto { send: Elements<'a>, recv: ElementsMut<'a>, op: ReduceOp },
+    /// Concatenates the send buffers of all ranks in each receive buffer.
+    AllGather { send: Elements<'a>, recv: ElementsMut<'a>, counts: &'a [usize] },
+    /// Reduces the send buffers of all ranks; rank `r` receives the `r`-th part.
+    ReduceScatter { send: Elements<'a>, recv: ElementsMut<'a>, counts: &'a [usize], op: ReduceOp },
+    /// Sends a part to every rank and receives one from each. Engines check
+    /// that the counts of both sides agree.
+    Exchange { send: Elements<'a>, send_counts: Counts<'a>, recv: ElementsMut<'a>, recv_counts: Counts<'a> },
+    /// Copies the root's buffer to every rank.
+    Broadcast { buffer: ElementsMut<'a>, root: usize },
+}
+
+/// Counts that a caller passes, or that a collective derives from its operands.
+pub type Counts<'a> = std::borrow::Cow<'a, [usize]>;
+
+/// Checks of operands on one rank.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Check {
+    pub call: &'static str,
+    pub rank: usize,
+    pub size: usize,
+}
+
+impl Check {
+    /// Checks that there is one count per rank.
+    pub fn counts(&self, counts: &[usize]) -> Result<(), GangError> {
+        let &Self { call, size, .. } = self;
+        match counts.len() == size {
             true => Ok(()),
             false => Err(GangError::CountList { call, size, found: counts.len() }),
-        };
-        let sized = |buffer: &'static str, expected: usize, found: usize| match expected == found {
-            true => Ok(()),
-            false => Err(GangError::Length { call, buffer, expected, found }),
-        };
-        let typed = |send: DType, receive: DType| match send == receive {
-            true => Ok(()),
-            false => Err(GangError::DTypes { call, send, receive }),
-        };
-        match self {
-            Self::Barrier => Ok(()),
-            Self::AllReduce { buffer, op } => check_reducible(buffer.dtype(), *op),
-            Self::AllReduceInto { send, recv, op } => {
-                typed(send.dtype(), recv.dtype())?;
-                sized("receive", send.len(), recv.len())?;
-                check_reducible(send.dtype(), *op)
-            }
-            Self::AllGather { send, recv, counts } => {
-                counted(counts)?;
-                typed(send.dtype(), recv.dtype())?;
-                sized("send", counts[rank], send.len())?;
-                sized("receive", total(counts), recv.len())
-            }
-            Self::ReduceScatter { send, recv, counts, op } => {
-                counted(counts)?;
-                typed(send.dtype(), recv.dtype())?;
-                sized("send", total(counts), send.len())?;
-                sized("receive", counts[rank], recv.len())?;
-                check_reducible(send.dtype(), *op)
-            }
-            Self::AllToAll { send, send_counts, recv, recv_counts } => {
-                counted(send_counts)?;
-                counted(recv_counts)?;
-                typed(send.dtype(), recv.dtype())?;
-                sized("send", total(send_counts), send.len())?;
-                sized("receive", total(recv_counts), recv.len())
-            }
-            Self::Broadcast { root, .. } if *root >= size => Err(GangError::NoSuchRank { rank: *root, size }),
-            Self::Broadcast { .. } => Ok(()),
         }
     }
 
-    /// What must be the same on every rank.
-    pub fn signature(&self) -> Signature {
-        let (dtype, op, root, elements, counts): (_, _, _, _, &[usize]) = match self {
-            Self::Barrier => (None, None, 0, 0, &[]),
-            Self::AllReduce { buffer, op } => (Some(buffer.dtype()), Some(*op), 0, buffer.len(), &[]),
-            Self::AllReduceInto { send, op, .. } => (Some(send.dtype()), Some(*op), 0, send.len(), &[]),
-            Self::AllGather { recv, counts, .. } => (Some(recv.dtype()), None, 0, recv.len(), counts),
-            Self::ReduceScatter { send, counts, op, .. } => {
-                (Some(send.dtype()), Some(*op), 0, send.len(), counts)
-            }
-            // How much each rank trades is its own affair.
-            Self::AllToAll { send, .. } => (Some(send.dtype()), None, 0, 0, &[]),
-            Self::Broadcast { buffer, root } => (Some(buffer.dtype()), None, *root, buffer.len(), &[]),
-        };
-        Signature {
-            elements: elements as u64,
-            counts: digest(counts),
-            root: root as u32,
-            kind: self.kind() as u8,
-            dtype: dtype.map_or(NONE, |dtype| dtype as u8),
-            op: op.map_or(NONE, |op| op as u8),
-            reserved: 0,
+    /// Checks the length of the `send` or `receive` buffer.
+    pub fn length(&self, buffer: &'static str, expected: usize, found: usize) -> Result<(), GangError> {
+        match expected == found {
+            true => Ok(()),
+            false => Err(GangError::Length { call: self.call, buffer, expected, found }),
+        }
+    }
+
+    /// Checks that both buffers have the same dtype.
+    pub fn dtypes(&self, send: &Elements<'_>, recv: &ElementsMut<'_>) -> Result<(), GangError> {
+        let (send, receive) = (send.dtype(), recv.dtype());
+        match send == receive {
+            true => Ok(()),
+            false => Err(GangError::DTypes { call: self.call, send, receive }),
+        }
+    }
+
+    /// Checks that a root is a rank of the gang.
+    pub fn root(&self, root: usize) -> Result<(), GangError> {
+        match root < self.size {
+            true => Ok(()),
+            false => Err(GangError::NoSuchRank { rank: root, size: self.size }),
         }
     }
 }
 
-/// The sum of counts. One that overflows is longer than any buffer.
+/// The sum of counts. One that overflows exceeds the length of any buffer.
 pub(crate) fn total(counts: &[usize]) -> usize {
     counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count))
-}
-
-const NONE: u8 = u8::MAX;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum CallKind {
-    Barrier,
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Broadcast,
-    Leave,
-    Form,
-    AllReduceInto,
-}
-
-impl CallKind {
-    const ALL: [Self; 9] = [
-        Self::Barrier,
-        Self::AllReduce,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::AllToAll,
-        Self::Broadcast,
-        Self::Leave,
-        Self::Form,
-        Self::AllReduceInto,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Barrier => "barrier",
-            Self::AllReduce => "all_reduce",
-            Self::AllReduceInto => "all_reduce_into",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Broadcast => "broadcast",
-            Self::Leave => "leave",
-            Self::Form => "sub_gang",
-        }
-    }
 }
 
 fn digest(counts: &[usize]) -> u64 {
@@ -225,8 +129,8 @@ fn digest(counts: &[usize]) -> u64 {
     hasher.finish()
 }
 
-/// The part of a call that must be the same on every rank, small enough to
-/// send ahead of the data.
+/// The part of a call that must be equal on every rank, small enough to send
+/// ahead of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C)]
 pub struct Signature {
@@ -237,62 +141,107 @@ pub struct Signature {
     kind: u8,
     dtype: u8,
     op: u8,
-    reserved: u8,
+    /// Which of `elements`, `counts` and `root` are set.
+    fields: u8,
 }
 
+const NONE: u8 = u8::MAX;
+const HAS_ELEMENTS: u8 = 1;
+const HAS_COUNTS: u8 = 2;
+const HAS_ROOT: u8 = 4;
+
 impl Signature {
-    /// The signature of a rank that will take part in nothing more.
+    /// The signature of a collective without operands.
+    pub fn new(kind: CollectiveKind) -> Self {
+        Self { kind: kind as u8, dtype: NONE, op: NONE, ..Self::zeroed() }
+    }
+
+    /// The signature of a rank that leaves the gang.
     pub fn leave() -> Self {
-        Self { kind: CallKind::Leave as u8, dtype: NONE, op: NONE, ..Self::zeroed() }
+        Self::new(CollectiveKind::Leave)
     }
 
     /// The signature of forming a sub-gang of these ranks.
-    pub fn form(ranks: &[usize]) -> Self {
-        Self { kind: CallKind::Form as u8, dtype: NONE, op: NONE, counts: digest(ranks), ..Self::zeroed() }
+    pub fn sub_gang(ranks: &[usize]) -> Self {
+        Self { counts: digest(ranks), ..Self::new(CollectiveKind::SubGang) }
+    }
+
+    /// Adds a dtype.
+    #[must_use]
+    pub fn dtype(self, dtype: DType) -> Self {
+        Self { dtype: dtype as u8, ..self }
+    }
+
+    /// Adds a reduction.
+    #[must_use]
+    pub fn op(self, op: ReduceOp) -> Self {
+        Self { op: op as u8, ..self }
+    }
+
+    /// Adds a number of elements.
+    #[must_use]
+    pub fn elements(self, elements: usize) -> Self {
+        Self { elements: elements as u64, fields: self.fields | HAS_ELEMENTS, ..self }
+    }
+
+    /// Adds the list of counts.
+    #[must_use]
+    pub fn counts(self, counts: &[usize]) -> Self {
+        Self { counts: digest(counts), fields: self.fields | HAS_COUNTS, ..self }
+    }
+
+    /// Adds a root.
+    #[must_use]
+    pub fn root(self, root: usize) -> Self {
+        Self { root: root as u32, fields: self.fields | HAS_ROOT, ..self }
+    }
+
+    /// The name of the collective: `all_reduce`.
+    pub fn name(&self) -> &'static str {
+        CollectiveKind::ALL.get(usize::from(self.kind)).map_or("an unknown call", |kind| kind.name())
     }
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = CallKind::ALL.get(usize::from(self.kind)).copied();
-        f.write_str(kind.map_or("an unknown call", CallKind::name))?;
+        f.write_str(self.name())?;
         if let Some(op) = ReduceOp::ALL.get(usize::from(self.op)) {
             write!(f, "({op})")?;
         }
-        let dtype = DType::ALL.get(usize::from(self.dtype));
-        match (kind, dtype) {
-            (Some(CallKind::AllToAll), Some(dtype)) => write!(f, " of {dtype}")?,
-            (_, Some(dtype)) => write!(f, " of {} {dtype}", self.elements)?,
-            (_, None) => {}
+        match (DType::ALL.get(usize::from(self.dtype)), self.fields & HAS_ELEMENTS != 0) {
+            (Some(dtype), true) => write!(f, " of {} {dtype}", self.elements)?,
+            (Some(dtype), false) => write!(f, " of {dtype}")?,
+            (None, _) => {}
         }
-        match kind {
-            Some(CallKind::Broadcast) => write!(f, " from rank {} of its gang", self.root),
-            Some(CallKind::AllGather | CallKind::ReduceScatter) => {
-                write!(f, " in parts #{:04x}", self.counts as u16)
-            }
-            _ => Ok(()),
+        if self.fields & HAS_ROOT != 0 {
+            write!(f, " with root {} of its gang", self.root)?;
         }
+        if self.fields & HAS_COUNTS != 0 {
+            write!(f, " with counts #{:04x}", self.counts as u16)?;
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collectives::{AllGather, AllReduce, Broadcast};
 
     #[test]
-    fn codes_read_back_as_what_they_stand_for() {
+    fn codes_in_a_signature_read_back() {
         for (code, dtype) in DType::ALL.into_iter().enumerate() {
             assert_eq!(dtype as usize, code);
         }
         for (code, op) in ReduceOp::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, code);
         }
-        for (code, kind) in CallKind::ALL.into_iter().enumerate() {
+        for (code, kind) in CollectiveKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, code);
         }
         let mut values = [1.0f32; 3];
-        let call = Call::AllReduce { buffer: ElementsMut::of(&mut values), op: ReduceOp::Avg };
-        assert_eq!(call.signature().to_string(), "all_reduce(avg) of 3 f32");
+        let reduce = AllReduce { buffer: ElementsMut::of(&mut values), op: ReduceOp::Avg };
+        assert_eq!(reduce.signature().to_string(), "all_reduce(avg) of 3 f32");
         assert_eq!(Signature::leave().to_string(), "leave");
     }
 
@@ -300,8 +249,8 @@ mod tests {
     fn a_rank_checks_its_own_buffers() {
         let gather = |rank: usize, counts: &[usize]| {
             let (send, mut recv) = ([0u8; 3], [0u8; 5]);
-            Call::AllGather { send: Elements::of(&send), recv: ElementsMut::of(&mut recv), counts }
-                .check(rank, 2)
+            let gather = AllGather { send: Elements::of(&send), recv: ElementsMut::of(&mut recv), counts };
+            Call::new(gather, rank, 2).map(drop)
         };
         assert_eq!(gather(0, &[3, 2]), Ok(()));
         assert!(matches!(gather(0, &[3]), Err(GangError::CountList { .. })));
@@ -309,10 +258,10 @@ mod tests {
         assert_eq!(error.to_string(), "all_gather needs 2 elements in its send buffer, not 3");
         let mut flags = [0u8; 2];
         let buffer = ElementsMut::from_bytes(DType::Bool, &mut flags).unwrap();
-        assert!(Call::AllReduce { buffer, op: ReduceOp::Sum }.check(0, 2).is_err());
+        assert!(Call::new(AllReduce { buffer, op: ReduceOp::Sum }, 0, 2).is_err());
         let buffer = ElementsMut::of(&mut flags);
         assert!(matches!(
-            Call::Broadcast { buffer, root: 2 }.check(0, 2),
+            Call::new(Broadcast { buffer, root: 2 }, 0, 2),
             Err(GangError::NoSuchRank { rank: 2, size: 2 })
         ));
     }

@@ -1,45 +1,47 @@
-//! The suite that every engine passes.
+//! The conformance suite of engines.
 //!
-//! Every rank of a gang calls [`check`]; it runs all operations on sub-gangs
-//! of sizes 1 to 5 (as far as there are ranks), in several rank orders, on
-//! neighbours all along a larger gang and on the whole of it, for every dtype,
-//! with even, uneven and empty payloads, and compares bits with results
-//! computed on one rank. Engines add only the tests of what happens when ranks
-//! fail.
+//! Every rank of a gang calls [`check`]. It runs all operations on sub-gangs of
+//! sizes 1 to 5 (as far as there are ranks), in several rank orders, on
+//! neighbours all along a larger gang and on the whole gang, for every dtype,
+//! with even, uneven and empty payloads, and compares the bits with results
+//! computed on one rank. The cases of a collective are in its file in
+//! [`collectives`](crate::collectives). Engines add tests of failing ranks.
 
-mod collectives;
+mod behaviour;
 mod messages;
+mod payload;
 mod values;
 
 use weightloom_layout::DType;
 
+use crate::collectives;
 use crate::error::GangError;
 use crate::gang::{Gang, GangExt};
 
-/// The sub-gang sizes that are tried.
+pub(crate) use payload::Payload;
+
+/// The largest size of small sub-gangs.
 const MAX_SIZE: usize = 5;
 
-/// What a gang got wrong.
+/// A violation of the contract of a gang.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ConformanceError {
-    /// An operation gave another result than it must.
-    #[error("{case}: rank {rank} got {found}, not {expected}")]
+    #[error("{case}: rank {rank} got {found}, expected {expected}")]
     Wrong { case: String, rank: usize, found: String, expected: String },
-    /// An operation failed.
-    #[error("{case}: {source}")]
+    #[error("{case} failed")]
     Failed { case: String, source: GangError },
 }
 
-/// What was checked.
+/// The result of a passed check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Cases that this rank took part in, all right.
+    /// The number of cases that this rank took part in.
     pub cases: usize,
 }
 
-/// Checks a gang. Every rank of it calls this.
+/// Checks a gang. Every rank of the gang calls this.
 pub fn check(gang: &dyn Gang) -> Result<Summary, ConformanceError> {
     let mut checker = Checker { summary: Summary::default(), rank: gang.members()[gang.rank()] };
     for ranks in rank_lists(gang.size()) {
@@ -52,15 +54,15 @@ pub fn check(gang: &dyn Gang) -> Result<Summary, ConformanceError> {
     Ok(checker.summary)
 }
 
-/// The first ranks in order, the last ones backwards, and where there are more
-/// than these cover, all ranks five by five and all together.
+/// The first ranks in order and the last ones in reverse; in a larger gang also
+/// all ranks in groups of five, and all ranks.
 fn rank_lists(size: usize) -> Vec<Vec<usize>> {
     let mut lists = Vec::new();
     for length in 1..=size.min(MAX_SIZE) {
         lists.push((0..length).collect());
-        let backwards: Vec<usize> = (size - length..size).rev().collect();
-        if !lists.contains(&backwards) {
-            lists.push(backwards);
+        let reversed: Vec<usize> = (size - length..size).rev().collect();
+        if !lists.contains(&reversed) {
+            lists.push(reversed);
         }
     }
     if size > MAX_SIZE {
@@ -70,13 +72,14 @@ fn rank_lists(size: usize) -> Vec<Vec<usize>> {
     lists
 }
 
-/// The ranks that data is sent from: all of a small gang, and of a large one
-/// the ends and the middle.
-fn roots(size: usize) -> Vec<usize> {
+/// The roots to try: all ranks of a small gang; of a large one the first, the
+/// middle and the last.
+pub(crate) fn roots(size: usize) -> Vec<usize> {
     if size <= MAX_SIZE { (0..size).collect() } else { vec![0, size / 2, size - 1] }
 }
 
-struct Checker {
+/// Runs cases and compares their results.
+pub(crate) struct Checker {
     summary: Summary,
     rank: usize,
 }
@@ -92,21 +95,25 @@ impl Checker {
         self.equal("members".to_owned(), gang.members(), &members)?;
         self.equal("size".to_owned(), &gang.size(), &ranks.len())?;
         self.equal("rank".to_owned(), &ranks[gang.rank()], &parent.rank())?;
-        for dtype in DType::ALL {
-            self.collectives(gang, dtype)?;
+        for payload in DType::ALL.into_iter().flat_map(|dtype| Payload::all(dtype, gang.size())) {
+            collectives::check_all(self, gang, &payload)?;
         }
         self.rounding(gang)?;
         self.pending(gang)?;
         self.messages(gang)?;
         self.objects(gang)?;
-        self.refusals(gang)
+        self.local_errors(gang)
     }
 
-    fn run<T>(&mut self, case: String, result: Result<T, GangError>) -> Result<T, ConformanceError> {
+    pub(crate) fn run<T>(
+        &mut self,
+        case: String,
+        result: Result<T, GangError>,
+    ) -> Result<T, ConformanceError> {
         result.map_err(|source| ConformanceError::Failed { case, source })
     }
 
-    fn equal<T: PartialEq + std::fmt::Debug + ?Sized>(
+    pub(crate) fn equal<T: PartialEq + std::fmt::Debug + ?Sized>(
         &mut self,
         case: String,
         found: &T,

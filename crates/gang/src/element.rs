@@ -6,11 +6,11 @@ use weightloom_layout::DType;
 
 use crate::error::GangError;
 
-/// A Rust type that is one tensor element.
+/// A Rust type of a tensor element.
 pub trait Element: Pod + Send + Sync {
-    /// Its dtype.
+    /// The corresponding dtype.
     const DTYPE: DType;
-    /// The neutral element of products; that of sums is all zero bytes.
+    /// The neutral element of products. That of sums is all zero bytes.
     const ONE: Self;
 }
 
@@ -38,14 +38,14 @@ element! {
     u8 => U8, 1;
 }
 
-/// Elements to be read.
+/// A read-only view of elements of any dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Elements<'a> {
     dtype: DType,
     bytes: &'a [u8],
 }
 
-/// Elements to be written.
+/// A writable view of elements of any dtype.
 #[derive(Debug)]
 pub struct ElementsMut<'a> {
     dtype: DType,
@@ -58,8 +58,8 @@ impl<'a> Elements<'a> {
         Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(slice) }
     }
 
-    /// Views raw bytes, which must be whole elements at their natural
-    /// alignment. This is the way in for dtypes without a Rust type.
+    /// Views raw bytes, such as dtypes without a Rust type. They must be whole
+    /// elements at their natural alignment.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self, GangError> {
         check_bytes(dtype, bytes)?;
         Ok(Self { dtype, bytes })
@@ -75,12 +75,12 @@ impl<'a> Elements<'a> {
         self.bytes
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -109,29 +109,29 @@ impl<'a> ElementsMut<'a> {
         self.bytes
     }
 
-    /// The bytes, to be written.
+    /// The writable bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
 
-    /// The same elements, to be read.
+    /// A read-only view of the same elements.
     pub fn as_elements(&self) -> Elements<'_> {
         Elements { dtype: self.dtype, bytes: self.bytes }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 }
 
 fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<(), GangError> {
-    // Where there is nothing, the address means nothing.
+    // An empty slice may have any address.
     let aligned = bytes.is_empty() || bytes.as_ptr().addr().is_multiple_of(dtype.size());
     if aligned && bytes.len().is_multiple_of(dtype.size()) {
         Ok(())

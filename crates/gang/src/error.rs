@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors of communication between ranks.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,63 +8,48 @@ use weightloom_layout::{DType, ReduceOp};
 
 use crate::call::Signature;
 
-/// Why ranks could not act together.
+/// An error of communication between ranks.
 ///
-/// Ranks are numbered as in the root gang, whichever sub-gang they met in.
+/// Ranks are numbers in the root gang, also for errors in a sub-gang.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum GangError {
-    /// Two ranks met in different calls.
     #[error("rank {first} called {first_call}, but rank {second} called {second_call}")]
     Mismatch { first: usize, first_call: Signature, second: usize, second_call: Signature },
-    /// Two ranks disagree on how much one sends the other.
-    #[error("in all_to_all, rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
-    UnequalTrade { from: usize, to: usize, sent: usize, expected: usize },
-    /// A rank ended before it took part.
+    #[error("in {call}, rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
+    CountMismatch { call: &'static str, from: usize, to: usize, sent: usize, expected: usize },
     #[error("rank {rank} {departure} before it joined {call}")]
     Departed { rank: usize, departure: Departure, call: String },
-    /// Ranks did not take part in time.
     #[error("{} did not join {call} within {}", RankList(ranks), Seconds(*after))]
     Timeout { ranks: Vec<usize>, call: String, after: Duration },
-    /// One rank entered a call from two threads at once.
     #[error("rank {rank} called {second} while its {first} on the same gang was still running")]
     Reentered { rank: usize, first: Signature, second: Signature },
-    /// A buffer does not have the length that the counts ask for.
     #[error("{call} needs {expected} elements in its {buffer} buffer, not {found}")]
     Length { call: &'static str, buffer: &'static str, expected: usize, found: usize },
-    /// Not one count per rank.
     #[error("{call} in a gang of {size} needs {size} counts, not {found}")]
     CountList { call: &'static str, size: usize, found: usize },
-    /// Send and receive buffers differ in dtype.
     #[error("{call} cannot send {send} and receive {receive}")]
     DTypes { call: &'static str, send: DType, receive: DType },
-    /// A rank outside the gang.
     #[error("a gang of {size} has no rank {rank}")]
     NoSuchRank { rank: usize, size: usize },
-    /// A sub-gang list that names a rank twice, or not the caller.
+    /// The list repeats a rank or lacks the caller.
     #[error("rank {rank} cannot form a gang of ranks {ranks:?}")]
     SubGang {
         rank: usize,
-        /// The list as given, in the parent gang's numbering.
+        /// Ranks of the parent gang.
         ranks: Vec<usize>,
     },
-    /// A reduction that this dtype does not have.
-    #[error("{dtype} elements have no {op}")]
+    #[error("cannot reduce {dtype} elements with {op}")]
     NotReducible { dtype: DType, op: ReduceOp },
-    /// Bytes that are not whole, aligned elements.
     #[error("{bytes} bytes are not whole, aligned {dtype} elements")]
     NotElements { dtype: DType, bytes: usize },
-    /// There is no memory for what would be received.
-    #[error("there is no memory for {length} {dtype} elements")]
+    #[error("cannot allocate {length} {dtype} elements")]
     Memory { dtype: DType, length: usize },
-    /// A message arrived with another type or length than expected.
     #[error("rank {from} sent {sent} under tag {tag}, but rank {to} expected {expected}")]
     Message { from: usize, to: usize, tag: u32, sent: String, expected: String },
-    /// An object could not be turned into bytes or back.
-    #[error("an object could not be {direction}: {reason}")]
-    Object { direction: &'static str, reason: String },
-    /// The engine underneath failed.
+    #[error("cannot {action} an object: {reason}")]
+    Object { action: &'static str, reason: String },
     #[error("{engine}: {reason}")]
     Engine { engine: &'static str, reason: String },
 }
@@ -73,7 +58,7 @@ pub enum GangError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Departure {
-    /// It finished its work, or left early.
+    /// Its work returned.
     Returned,
     /// It panicked with this message.
     Panicked(String),
@@ -91,18 +76,20 @@ impl fmt::Display for Departure {
 impl Hint for GangError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Mismatch { .. } | Self::UnequalTrade { .. } => {
-                "make every rank of the gang issue the same calls in the same order".to_owned()
+            Self::Mismatch { .. } | Self::CountMismatch { .. } => {
+                "issue the same calls in the same order on every rank of the gang".to_owned()
             }
-            Self::Departed { rank, .. } => format!("look at what rank {rank} reported first"),
+            Self::Departed { rank, .. } => format!("see the first error of rank {rank}"),
             Self::Timeout { .. } => {
                 "raise the gang timeout if the ranks are slow rather than stuck".to_owned()
             }
             Self::Reentered { .. } => {
-                "use the `start_` forms to overlap calls, or give each thread its own sub-gang".to_owned()
+                "use the `start_` methods to overlap calls, or one sub-gang per thread".to_owned()
             }
             Self::NotReducible { dtype, op } => match op {
-                ReduceOp::Avg if !dtype.is_float() => "take the sum and divide it yourself".to_owned(),
+                ReduceOp::Avg if !dtype.is_float() => {
+                    "reduce with sum and divide by the number of ranks".to_owned()
+                }
                 _ => "cast to f32 before reducing".to_owned(),
             },
             _ => return None,

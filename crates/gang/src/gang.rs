@@ -1,4 +1,4 @@
-//! A set of ranks that act together.
+//! The interface of a gang.
 
 use std::sync::Arc;
 
@@ -7,49 +7,53 @@ use serde::de::DeserializeOwned;
 use weightloom_layout::ReduceOp;
 
 use crate::call::{Call, total};
+use crate::collectives::{
+    AllGather, AllReduce, AllReduceInto, AllToAll, Barrier, Broadcast, Collective, ReduceScatter,
+};
 use crate::element::{Element, Elements, ElementsMut};
 use crate::error::GangError;
 use crate::pending::Pending;
 
-/// A set of ranks that act together.
+/// A group of ranks that communicate: MPI's communicator, PyTorch's process
+/// group.
 ///
-/// This is the little that an engine must provide; what callers use is in
-/// [`GangExt`], which every gang has. Ranks are counted within the gang, from
-/// 0; [`members`](Self::members) tells their numbers in the root gang.
+/// The methods are what an engine provides; callers use [`GangExt`]. Ranks are
+/// numbered within the gang, from 0; [`members`](Self::members) maps them to
+/// ranks of the root gang.
 ///
 /// # Contract
 ///
-/// - Every rank makes the same calls on a gang in the same order. Ranks that do
-///   not get an error naming both calls.
-/// - Values are combined in rank order (see [`reduce_into`](crate::reduce_into)),
-///   so the same inputs give the same bits on every run and every engine.
-/// - A rank that ends makes those that wait for it fail within the gang's
-///   timeout. After a failed collective the gang is unusable and says so with
-///   the same error again.
-/// - One rank uses a gang from one thread at a time; the `start_` forms
-///   overlap communication with other work.
+/// - Every rank issues the same calls on a gang in the same order. Otherwise
+///   the ranks get an error that names both calls.
+/// - Reductions combine values in rank order (see
+///   [`reduce_into`](crate::reduce_into)), so that the same inputs give the
+///   same bits on every run and every engine.
+/// - If a rank ends, ranks that wait for it fail within the gang's timeout.
+///   After a failed collective, every later call returns the same error.
+/// - A rank uses a gang from one thread at a time; the `start_` methods overlap
+///   communication with other work.
 pub trait Gang: Send + Sync {
     /// This rank's number in the gang.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// The name of the engine, as in `threads`.
+    /// The name of the engine: `threads`.
     fn engine(&self) -> &'static str;
 
     /// The ranks' numbers in the root gang, in the order of this gang.
     fn members(&self) -> &[usize];
 
-    /// Takes part in one collective and waits for it.
+    /// Takes part in a collective and waits for its end.
     fn run(&self, call: Call<'_>) -> Result<(), GangError>;
 
-    /// Hands a message to another rank. Returns as soon as `data` may be
-    /// reused and never waits for the receiver.
+    /// Sends a message to another rank. Returns as soon as `data` may be
+    /// reused, without waiting for the receiver.
     fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError>;
 
-    /// Reserves the next message from a rank under a tag. Messages go to
-    /// tickets in the order in which they were sent and taken.
+    /// Reserves the next message from a rank under a tag. The n-th message goes
+    /// to the n-th ticket.
     fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError>;
 
     /// Waits for a reserved message.
@@ -63,78 +67,73 @@ pub trait Gang: Send + Sync {
     fn defer(&self, lane: Lane, job: Job);
 }
 
-/// Work that is run with a gang at hand.
+/// A deferred use of a gang.
 pub type Job = Box<dyn FnOnce(&dyn Gang) + Send>;
 
-/// How a deferred job relates to the others.
+/// The order of a deferred job among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// After all earlier ones, and before any later blocking collective.
+    /// After all earlier jobs and before any later blocking collective.
     Ordered,
-    /// By itself: for receives, which match by ticket.
+    /// Independent of other jobs: for receives, which match by ticket.
     Detached,
 }
 
-/// The right to one message.
+/// The reservation of one message.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Ticket {
-    /// The sender.
     pub from: usize,
-    /// The tag.
     pub tag: u32,
-    /// Which of the sender's messages under the tag.
+    /// Position among the sender's messages under the tag.
     pub number: u64,
 }
 
-/// What callers do with a gang.
+/// The operations of a gang, implemented for every engine.
 ///
-/// The `start_` forms return at once with a [`Pending`] result, take their
-/// buffers by value, and run in the order started. A blocking collective waits
-/// for those started before it.
+/// The `start_` methods return immediately with a [`Pending`] result, take
+/// their buffers by value, and run in the order started. A blocking collective
+/// waits for those started before it.
 pub trait GangExt: Gang {
-    /// Waits until every rank has come here.
+    /// Runs a collective on untyped buffers, such as dtypes without a Rust type.
+    fn collective<'a, C: Collective<'a>>(&self, collective: C) -> Result<(), GangError> {
+        self.run(Call::new(collective, self.rank(), self.size())?)
+    }
+
+    /// Waits until every rank has called it.
     fn barrier(&self) -> Result<(), GangError> {
-        self.run(Call::Barrier)
+        self.collective(Barrier)
     }
 
-    /// Combines the buffers of all ranks, element by element, into each.
+    /// Reduces the buffers of all ranks, element by element, into each of them.
     fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<(), GangError> {
-        self.run(Call::AllReduce { buffer: ElementsMut::of(buffer), op })
+        self.collective(AllReduce { buffer: ElementsMut::of(buffer), op })
     }
 
-    /// Combines what all ranks send, element by element, for each of them. What
-    /// is sent stays as it is.
+    /// Reduces the send buffers of all ranks into the receive buffer of each.
     fn all_reduce_into<T: Element>(&self, send: &[T], recv: &mut [T], op: ReduceOp) -> Result<(), GangError> {
-        self.run(Call::AllReduceInto { send: Elements::of(send), recv: ElementsMut::of(recv), op })
+        self.collective(AllReduceInto { send: Elements::of(send), recv: ElementsMut::of(recv), op })
     }
 
-    /// Concatenates what all ranks send. `counts[r]` is the length of rank
-    /// `r`'s part; all ranks pass the same counts.
+    /// Concatenates the send buffers of all ranks. `counts[r]` is the length of
+    /// rank `r`'s; all ranks pass the same counts.
     fn all_gather<T: Element>(&self, send: &[T], counts: &[usize], recv: &mut [T]) -> Result<(), GangError> {
-        self.run(Call::AllGather { send: Elements::of(send), recv: ElementsMut::of(recv), counts })
+        self.collective(AllGather { send: Elements::of(send), recv: ElementsMut::of(recv), counts })
     }
 
-    /// Concatenates what all ranks send, where no rank knows how much the
-    /// others have.
-    fn all_gather_parts<T: Element>(&self, send: &[T]) -> Result<Vec<Vec<T>>, GangError> {
+    /// Gathers the send buffers of all ranks, whose lengths the other ranks need
+    /// not know.
+    fn all_gather_varying<T: Element>(&self, send: &[T]) -> Result<Vec<Vec<T>>, GangError> {
         let mut lengths = vec![0u64; self.size()];
         self.all_gather(&[send.len() as u64], &vec![1; self.size()], &mut lengths)?;
         let counts: Vec<usize> = lengths.iter().map(|&length| length as usize).collect();
         let mut joined = zeroed(&counts)?;
         self.all_gather(send, &counts, &mut joined)?;
-        let mut rest = joined.as_slice();
-        Ok(counts
-            .iter()
-            .map(|&count| {
-                let (part, behind) = rest.split_at(count);
-                rest = behind;
-                part.to_vec()
-            })
-            .collect())
+        Ok(split(&joined, &counts).map(<[T]>::to_vec).collect())
     }
 
-    /// Combines the buffers of all ranks and gives rank `r` its part, which
-    /// has `counts[r]` elements.
+    /// Reduces the send buffers of all ranks; rank `r` receives the `r`-th part,
+    /// which has `counts[r]` elements.
     fn reduce_scatter<T: Element>(
         &self,
         send: &[T],
@@ -142,7 +141,7 @@ pub trait GangExt: Gang {
         recv: &mut [T],
         op: ReduceOp,
     ) -> Result<(), GangError> {
-        self.run(Call::ReduceScatter { send: Elements::of(send), recv: ElementsMut::of(recv), counts, op })
+        self.collective(ReduceScatter { send: Elements::of(send), recv: ElementsMut::of(recv), counts, op })
     }
 
     /// Sends `send_counts[r]` elements to rank `r` and receives
@@ -155,15 +154,15 @@ pub trait GangExt: Gang {
         recv_counts: &[usize],
     ) -> Result<(), GangError> {
         let (send, recv) = (Elements::of(send), ElementsMut::of(recv));
-        self.run(Call::AllToAll { send, send_counts, recv, recv_counts })
+        self.collective(AllToAll { send, send_counts, recv, recv_counts })
     }
 
-    /// Gives every rank what `root` has.
+    /// Copies the buffer of `root` to every rank.
     fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<(), GangError> {
-        self.run(Call::Broadcast { buffer: ElementsMut::of(buffer), root })
+        self.collective(Broadcast { buffer: ElementsMut::of(buffer), root })
     }
 
-    /// Hands elements to another rank without waiting for it.
+    /// Sends elements to another rank without waiting for it.
     fn send_slice<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<(), GangError> {
         self.send(Elements::of(data), to, tag)
     }
@@ -173,7 +172,7 @@ pub trait GangExt: Gang {
         self.receive(self.ticket(from, tag)?, ElementsMut::of(into))
     }
 
-    /// Gives every rank `root`'s object; the others pass `None`.
+    /// Copies `root`'s object to every rank; the others pass `None`.
     fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         object: Option<&T>,
@@ -190,13 +189,14 @@ pub trait GangExt: Gang {
         from_bytes(&bytes)
     }
 
-    /// Gives every rank everybody's object, in rank order.
+    /// Returns the objects of all ranks, in rank order, on every rank.
     fn all_gather_objects<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>, GangError> {
-        let parts = self.all_gather_parts(&to_bytes(object)?)?;
+        let parts = self.all_gather_varying(&to_bytes(object)?)?;
         parts.iter().map(|bytes| from_bytes(bytes)).collect()
     }
 
-    /// Gives `root` everybody's object, in rank order, and the others `None`.
+    /// Returns the objects of all ranks, in rank order, on `root`, and `None`
+    /// elsewhere.
     fn gather_objects<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -223,20 +223,10 @@ pub trait GangExt: Gang {
         if self.rank() != root {
             return Ok(None);
         }
-        let mut rest = joined.as_slice();
-        recv_counts
-            .iter()
-            .map(|&count| {
-                let (part, behind) = rest.split_at(count);
-                rest = behind;
-                from_bytes(part)
-            })
-            .collect::<Result<_, _>>()
-            .map(Some)
+        split(&joined, &recv_counts).map(from_bytes).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Runs any work with the gang after what was started before, and returns
-    /// at once.
+    /// Starts arbitrary work on the gang, after the work started before it.
     fn start<T, W>(&self, work: W) -> Pending<T>
     where
         T: Send + 'static,
@@ -296,8 +286,8 @@ pub trait GangExt: Gang {
         self.start(|gang| gang.barrier())
     }
 
-    /// Starts [`recv`](Self::recv). The message is reserved now, so later
-    /// receives cannot take it; collectives do not wait for it.
+    /// Starts [`recv`](Self::recv). Reserves the message immediately, so that
+    /// later receives cannot take it; collectives do not wait for it.
     fn start_recv<T: Element>(&self, length: usize, from: usize, tag: u32) -> Pending<Vec<T>> {
         let (pending, deliver) = Pending::new();
         match self.ticket(from, tag) {
@@ -319,7 +309,16 @@ pub trait GangExt: Gang {
 
 impl<G: Gang + ?Sized> GangExt for G {}
 
-/// Room for as many elements as the counts add up to.
+/// Splits a concatenation into its parts.
+fn split<'a, T>(mut joined: &'a [T], counts: &[usize]) -> impl Iterator<Item = &'a [T]> {
+    counts.iter().map(move |&count| {
+        let (part, rest) = joined.split_at(count);
+        joined = rest;
+        part
+    })
+}
+
+/// Allocates as many elements as the counts add up to.
 fn zeroed<T: Element>(counts: &[usize]) -> Result<Vec<T>, GangError> {
     let length = total(counts);
     let mut elements = Vec::new();
@@ -330,22 +329,22 @@ fn zeroed<T: Element>(counts: &[usize]) -> Result<Vec<T>, GangError> {
 
 fn to_bytes<T: Serialize>(object: &T) -> Result<Vec<u8>, GangError> {
     postcard::to_allocvec(object)
-        .map_err(|error| GangError::Object { direction: "sent", reason: error.to_string() })
+        .map_err(|error| GangError::Object { action: "serialize", reason: error.to_string() })
 }
 
 fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, GangError> {
     postcard::from_bytes(bytes)
-        .map_err(|error| GangError::Object { direction: "received", reason: error.to_string() })
+        .map_err(|error| GangError::Object { action: "deserialize", reason: error.to_string() })
 }
 
-/// Checks the list for a sub-gang and returns the caller's place in it.
+/// Checks the list of a sub-gang and returns the caller's rank in it.
 pub fn check_sub_gang(rank: usize, size: usize, ranks: &[usize]) -> Result<usize, GangError> {
     if let Some(&outside) = ranks.iter().find(|&&listed| listed >= size) {
         return Err(GangError::NoSuchRank { rank: outside, size });
     }
-    let repeated = ranks.iter().enumerate().any(|(place, listed)| ranks[..place].contains(listed));
+    let repeated = ranks.iter().enumerate().any(|(index, listed)| ranks[..index].contains(listed));
     match ranks.iter().position(|&listed| listed == rank) {
-        Some(place) if !repeated => Ok(place),
+        Some(index) if !repeated => Ok(index),
         _ => Err(GangError::SubGang { rank, ranks: ranks.to_vec() }),
     }
 }

@@ -1,4 +1,4 @@
-//! The gangs of a training run, by name.
+//! The gangs of a training run.
 
 use std::sync::Arc;
 
@@ -8,18 +8,17 @@ use weightloom_layout::{Mesh, MeshError};
 use crate::error::GangError;
 use crate::gang::Gang;
 
-/// How many ranks work together in each way.
+/// The degrees of parallelism.
 ///
-/// What is left of the world after pipeline and tensor parallelism is data
-/// parallel.
+/// The data-parallel degree follows from the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangSizes {
     /// Pipeline stages.
     pub pp: usize,
-    /// Ranks that share each layer.
+    /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Ranks that share parameters within data parallelism; `None` for all of
-    /// them. Fewer means HSDP: such groups are replicated.
+    /// Data-parallel ranks that shard parameters; `None` for all of them. Fewer
+    /// is HSDP: the groups are replicas.
     pub sdp: Option<usize>,
 }
 
@@ -29,18 +28,15 @@ impl Default for GangSizes {
     }
 }
 
-/// Sizes that do not divide the world.
+/// Degrees of parallelism that do not divide the number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum SizeError {
-    /// A size of 0.
-    #[error("{name} is 0")]
+    #[error("{name} must not be 0")]
     Zero { name: &'static str },
-    /// Pipeline times tensor parallelism does not divide the world.
     #[error("{world} ranks cannot be split into pipelines of pp={pp} stages with tp={tp} ranks each")]
     Model { world: usize, pp: usize, tp: usize },
-    /// The sharding groups do not divide the data-parallel ranks.
     #[error("dp={dp} data-parallel ranks cannot be split into groups of sdp={sdp}")]
     Shards { dp: usize, sdp: usize },
 }
@@ -72,17 +68,15 @@ fn divisors(n: usize) -> String {
     all.join(", ")
 }
 
-/// Why the gangs of a run could not be formed.
+/// An error of forming the gangs of a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum GangsError {
-    /// The sizes are impossible.
     #[error(transparent)]
     Sizes(#[from] SizeError),
-    /// The mesh of the sizes is impossible.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// The ranks failed to come together.
     #[error(transparent)]
     Gang(#[from] GangError),
 }
@@ -100,8 +94,8 @@ impl Hint for GangsError {
 impl GangSizes {
     /// The mesh of a world of this size.
     ///
-    /// Axes, slowest first: `pp`, `rdp`, `sdp`, `tp`. Tensor-parallel ranks are
-    /// therefore neighbours, then those that share parameters; pipeline stages
+    /// Axes, slowest first: `pp`, `rdp`, `sdp`, `tp`. So tensor-parallel ranks
+    /// are neighbours, followed by those that shard parameters; pipeline stages
     /// are farthest apart.
     pub fn mesh(&self, world: usize) -> Result<Mesh, GangsError> {
         let sizes = [("pp", self.pp), ("tp", self.tp), ("sdp", self.sdp.unwrap_or(1)), ("world", world)];
@@ -123,13 +117,13 @@ impl GangSizes {
 pub struct Gangs {
     /// All ranks.
     pub root: Arc<dyn Gang>,
-    /// Ranks with the same part of the model and other data.
+    /// Ranks with the same part of the model and different data.
     pub dp: Arc<dyn Gang>,
     /// Data-parallel ranks that hold the same shard of each parameter.
     pub rdp: Arc<dyn Gang>,
-    /// Data-parallel ranks that together hold each parameter.
+    /// Data-parallel ranks that shard each parameter.
     pub sdp: Arc<dyn Gang>,
-    /// Ranks that share each layer.
+    /// Ranks that split each layer.
     pub tp: Arc<dyn Gang>,
     /// Ranks that hold the stages of one pipeline.
     pub pp: Arc<dyn Gang>,
@@ -239,7 +233,7 @@ mod tests {
             "dp=4 data-parallel ranks cannot be split into groups of sdp=3",
             "with dp=4, sdp can be 1, 2, 4",
         );
-        check(1, 0, None, 8, "tp is 0", "set tp to 1 if it is not used");
+        check(1, 0, None, 8, "tp must not be 0", "set tp to 1 if it is not used");
         check(
             usize::MAX,
             2,
@@ -254,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_combination_is_formed_or_refused() {
+    fn every_combination_of_sizes_is_accepted_or_rejected() {
         for world in 1..=12 {
             for pp in 1..=world + 1 {
                 for tp in 1..=world + 1 {

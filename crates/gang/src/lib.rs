@@ -1,20 +1,31 @@
-//! Ranks acting together.
+//! Communication between ranks.
 //!
-//! A [`Gang`] is a set of ranks that exchange data: all of them in collectives
-//! such as all-reduce, two of them in messages. The trait is small; what you
-//! call is in [`GangExt`]. Engines:
+//! A [`Gang`] is a group of ranks that exchange data: all of them in
+//! [`collectives`] such as all-reduce, two of them in messages. Callers use the
+//! methods of [`GangExt`]. Engines:
 //!
 //! - [`solo`]: one rank.
-//! - [`threads`]: ranks as threads of one process. They compute real results;
-//!   nothing is faked.
+//! - [`threads`]: ranks as threads of one process.
 //! - MPI, in the crate `weightloom-gang-mpi`.
 //!
-//! [`Gangs`] names the gangs of a training run (root, dp, rdp, sdp, tp, pp).
-//! [`Redistributor`] carries out a layout plan on real ranks. [`conformance`]
-//! is the suite that every engine passes.
+//! [`Gangs`] holds the gangs of a training run (root, dp, rdp, sdp, tp, pp).
+//! [`Redistributor`] executes redistribution plans. [`conformance`] is the test
+//! suite that every engine passes.
 //!
-//! This crate knows no tensors and opens no sockets.
+//! This crate does not depend on tensors and opens no sockets.
+//!
+//! ```
+//! use weightloom_gang::{GangExt, GangOptions, threads};
+//!
+//! let gathered = threads::run(3, GangOptions::default(), |gang| {
+//!     let mut all = [0; 3];
+//!     gang.all_gather(&[gang.rank() as u32 * 10], &[1; 3], &mut all).map(|()| all)
+//! })?;
+//! assert_eq!(gathered, vec![Ok([0, 10, 20]); 3]);
+//! # Ok::<(), threads::RunError>(())
+//! ```
 
+pub mod collectives;
 pub mod conformance;
 pub mod threads;
 
@@ -30,7 +41,7 @@ mod redistribute;
 mod reduce;
 mod solo;
 
-pub use call::{Call, Signature};
+pub use call::{Call, Check, Counts, Signature, Transfer};
 pub use element::{Element, Elements, ElementsMut};
 pub use error::{Departure, GangError};
 pub use gang::{Gang, GangExt, Job, Lane, Ticket, check_sub_gang};

@@ -1,4 +1,4 @@
-//! Messages between pairs of ranks, matched to receivers by ticket.
+//! Point-to-point messages, matched to receivers by ticket.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -10,12 +10,11 @@ use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;
 use crate::gang::Ticket;
 
-/// One message.
+/// A point-to-point message.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Message {
-    /// Its dtype.
     pub dtype: DType,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -25,8 +24,8 @@ impl Message {
         Self { dtype: data.dtype(), bytes: data.bytes().to_vec() }
     }
 
-    /// Copies the message into a receiver's buffer of the same dtype and
-    /// length. `from` and `to` are for the error.
+    /// Copies the message into a buffer of the same dtype and length. `from`,
+    /// `to` and `tag` appear in the error.
     pub fn unpack(
         &self,
         mut into: ElementsMut<'_>,
@@ -44,102 +43,102 @@ impl Message {
     }
 }
 
-/// Messages that have been sent and not yet received, for any number of
-/// receivers.
+/// Messages that have been sent and not yet received, of any number of ranks.
 #[derive(Debug, Default)]
 pub struct Mail {
-    boxes: Mutex<FxHashMap<Address, Letterbox>>,
+    mailboxes: Mutex<FxHashMap<Address, Mailbox>>,
     changed: Condvar,
 }
 
 /// Sender, receiver, tag.
 type Address = (usize, usize, u32);
 
-/// The n-th message is for the n-th ticket, those given up left out.
+/// The messages for one address. The n-th message is for the n-th ticket that
+/// was not given up.
 #[derive(Debug, Default)]
-struct Letterbox {
+struct Mailbox {
     posted: u64,
     tickets: u64,
     waiting: FxHashMap<u64, Message>,
-    /// Tickets whose holders stopped waiting before a message came.
+    /// Tickets whose receivers stopped waiting before a message arrived.
     given_up: FxHashSet<u64>,
 }
 
 impl Mail {
     /// Delivers a message.
     pub fn post(&self, from: usize, to: usize, tag: u32, message: Message) {
-        let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
-        let letterbox = boxes.entry((from, to, tag)).or_default();
-        while letterbox.given_up.remove(&letterbox.posted) {
-            letterbox.posted += 1;
+        let mut mailboxes = self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mailbox = mailboxes.entry((from, to, tag)).or_default();
+        while mailbox.given_up.remove(&mailbox.posted) {
+            mailbox.posted += 1;
         }
-        letterbox.waiting.insert(letterbox.posted, message);
-        letterbox.posted += 1;
+        mailbox.waiting.insert(mailbox.posted, message);
+        mailbox.posted += 1;
         self.changed.notify_all();
     }
 
     /// Reserves the next message for a receiver.
     pub fn ticket(&self, from: usize, to: usize, tag: u32) -> Ticket {
-        let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
-        let letterbox = boxes.entry((from, to, tag)).or_default();
-        letterbox.tickets += 1;
-        Ticket { from, tag, number: letterbox.tickets - 1 }
+        let mut mailboxes = self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mailbox = mailboxes.entry((from, to, tag)).or_default();
+        mailbox.tickets += 1;
+        Ticket { from, tag, number: mailbox.tickets - 1 }
     }
 
-    /// The message for a ticket, if it has arrived.
+    /// Returns the message of a ticket if it has arrived.
     pub fn try_take(&self, to: usize, ticket: &Ticket) -> Option<Message> {
-        let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
-        take(&mut boxes, to, ticket)
+        let mut mailboxes = self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        take(&mut mailboxes, to, ticket)
     }
 
-    /// Waits for the message for a ticket. Gives up, with `None`, at the
-    /// deadline or when `hopeless` says that it will not come.
+    /// Waits for the message of a ticket until the deadline, or until
+    /// `is_hopeless` returns true.
     pub(crate) fn take(
         &self,
         to: usize,
         ticket: &Ticket,
         deadline: Instant,
-        hopeless: impl Fn() -> bool,
+        is_hopeless: impl Fn() -> bool,
     ) -> Option<Message> {
-        let mut boxes = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mailboxes = self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(message) = take(&mut boxes, to, ticket) {
+            if let Some(message) = take(&mut mailboxes, to, ticket) {
                 return Some(message);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || hopeless() {
-                give_up(&mut boxes, to, ticket);
+            if left.is_zero() || is_hopeless() {
+                give_up(&mut mailboxes, to, ticket);
                 return None;
             }
-            boxes = self.changed.wait_timeout(boxes, left).unwrap_or_else(PoisonError::into_inner).0;
+            mailboxes = self.changed.wait_timeout(mailboxes, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Gives a ticket back unused: its message will go to the next one.
+    /// Returns an unused ticket. Its message goes to the next one.
     pub fn give_up(&self, to: usize, ticket: &Ticket) {
-        give_up(&mut self.boxes.lock().unwrap_or_else(PoisonError::into_inner), to, ticket);
+        give_up(&mut self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner), to, ticket);
     }
 
-    /// Makes receivers look again whether their wait is hopeless.
+    /// Wakes receivers so that they check again whether their wait is hopeless.
     pub(crate) fn wake(&self) {
-        let _held = self.boxes.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner);
         self.changed.notify_all();
     }
 }
 
-fn take(boxes: &mut FxHashMap<Address, Letterbox>, to: usize, ticket: &Ticket) -> Option<Message> {
+fn take(mailboxes: &mut FxHashMap<Address, Mailbox>, to: usize, ticket: &Ticket) -> Option<Message> {
     let address = (ticket.from, to, ticket.tag);
-    let letterbox = boxes.get_mut(&address)?;
-    let message = letterbox.waiting.remove(&ticket.number)?;
-    // Tags may count up without end, so boxes are not kept for later.
-    if letterbox.waiting.is_empty() && letterbox.posted == letterbox.tickets {
-        boxes.remove(&address);
+    let mailbox = mailboxes.get_mut(&address)?;
+    let message = mailbox.waiting.remove(&ticket.number)?;
+    // Tags may count up without end, so empty mailboxes are removed.
+    if mailbox.waiting.is_empty() && mailbox.posted == mailbox.tickets {
+        mailboxes.remove(&address);
     }
     Some(message)
 }
 
-fn give_up(boxes: &mut FxHashMap<Address, Letterbox>, to: usize, ticket: &Ticket) {
-    if let Some(letterbox) = boxes.get_mut(&(ticket.from, to, ticket.tag)) {
-        letterbox.given_up.insert(ticket.number);
+fn give_up(mailboxes: &mut FxHashMap<Address, Mailbox>, to: usize, ticket: &Ticket) {
+    if let Some(mailbox) = mailboxes.get_mut(&(ticket.from, to, ticket.tag)) {
+        mailbox.given_up.insert(ticket.number);
     }
 }

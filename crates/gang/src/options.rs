@@ -1,26 +1,25 @@
-//! What a gang can be told.
+//! Options of a gang.
 
 use std::time::{Duration, Instant};
 
-/// What a gang can be told when it is formed.
+/// Options of a gang and its sub-gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangOptions {
-    /// How long ranks wait for one another before they give up. Ranks that
-    /// end are noticed sooner where the engine can tell.
+    /// How long a rank waits for others before it fails. Engines that notice
+    /// the end of a rank fail sooner.
     pub timeout: Duration,
 }
 
 impl GangOptions {
-    /// The end of a wait that begins now.
+    /// The end of a wait that starts now.
     pub fn deadline(&self) -> Instant {
-        // Waiting longer than this is waiting forever, and adding it to the
-        // present cannot overflow.
+        // As good as forever, without overflow in the addition.
         const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
         Instant::now() + self.timeout.min(DECADE)
     }
 }
 
-/// Fifteen minutes: longer than the slowest rank saves a large checkpoint.
+/// Fifteen minutes: longer than the slowest rank takes to save a checkpoint.
 impl Default for GangOptions {
     fn default() -> Self {
         Self { timeout: Duration::from_secs(15 * 60) }

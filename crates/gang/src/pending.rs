@@ -1,5 +1,4 @@
-//! Results of communication that is still under way, and the queue that
-//! carries it out.
+//! Asynchronous communication: pending results, and the queue that runs jobs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -11,11 +10,12 @@ use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;
 use crate::gang::{Gang, Job, Lane, Ticket};
 
-/// A result that is still under way.
+/// The result of a started operation.
 ///
-/// Dropping it does not cancel the communication, which other ranks count on.
+/// Dropping it does not cancel the operation, because other ranks take part in
+/// it.
 #[derive(Debug)]
-#[must_use = "communication may fail; `wait` tells"]
+#[must_use = "communication may fail; `wait` returns the error"]
 pub struct Pending<T> {
     receiver: Receiver<Result<T, GangError>>,
     arrived: Option<Result<T, GangError>>,
@@ -27,7 +27,7 @@ pub(crate) struct Deliver<T>(Sender<Result<T, GangError>>);
 
 impl<T> Deliver<T> {
     pub(crate) fn send(self, result: Result<T, GangError>) {
-        // Nobody may be waiting any more, which is no fault.
+        // The receiver may have been dropped.
         let _ = self.0.send(result);
     }
 }
@@ -46,7 +46,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Whether [`wait`](Self::wait) would return immediately.
     pub fn is_done(&mut self) -> bool {
         if self.arrived.is_none() {
             self.arrived = match self.receiver.try_recv() {
@@ -63,10 +63,10 @@ fn lost_worker() -> GangError {
     GangError::Engine { engine: "gang", reason: "a job on the communication thread panicked".to_owned() }
 }
 
-/// A gang whose deferred jobs run on a thread of their own, in order.
+/// A gang that runs deferred jobs in order on a communication thread.
 ///
-/// Engines are blocking; this wrapper makes their communication overlap with
-/// compute. The thread is started by the first deferred job.
+/// Engines block; this wrapper overlaps their communication with computation.
+/// The first deferred job starts the thread.
 pub struct Queued<G: Gang + 'static> {
     engine: Arc<G>,
     queue: Mutex<Option<Queue>>,
@@ -79,16 +79,15 @@ struct Queue {
     worker: JoinHandle<()>,
 }
 
-/// How many jobs are not finished yet.
+/// The number of unfinished jobs.
 #[derive(Default)]
 struct Backlog {
-    /// Changed only under the lock, read without it to pass quickly when there
-    /// is nothing to wait for.
+    /// Written under the lock, read without it as a fast path.
     count: AtomicUsize,
     lock: Mutex<()>,
     emptied: Condvar,
-    /// A job panicked: what it should have done is missing, and going on would
-    /// pair this rank's next call with another one of the other ranks.
+    /// A job panicked. Its call is missing, so this rank's next call would meet
+    /// an earlier call of the other ranks.
     broken: AtomicBool,
 }
 
@@ -139,18 +138,18 @@ impl<G: Gang + 'static> Queued<G> {
         }
     }
 
-    /// The engine underneath.
+    /// The wrapped engine.
     pub fn engine_ref(&self) -> &G {
         &self.engine
     }
 
-    /// Waits until everything started is done.
+    /// Waits until all started jobs have finished.
     pub fn drain(&self) {
         self.backlog.wait_until_empty();
     }
 
-    /// Whether this is the communication thread itself: a job that uses the
-    /// gang it was deferred on is already in its turn.
+    /// Whether this is the communication thread: a job that uses the gang it
+    /// was deferred on must not wait for itself.
     fn on_worker(&self) -> bool {
         self.worker.get().is_some_and(|worker| *worker == thread::current().id())
     }
@@ -170,8 +169,8 @@ impl<G: Gang + 'static> Queued<G> {
             let _ = self.worker.set(worker.thread().id());
             Queue { jobs, worker }
         });
-        // If the worker is gone the job is dropped, and with it the sender that
-        // its `Pending` waits for.
+        // If the worker has ended, this drops the job and with it the sender
+        // of its `Pending`.
         let _ = queue.jobs.send(job);
     }
 }
@@ -181,9 +180,9 @@ impl<G: Gang + 'static> Drop for Queued<G> {
         let queue = self.queue.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Queue { jobs, worker }) = queue {
             drop(jobs);
-            // A rank that panics must be seen to leave at once: ranks that its
-            // last calls wait for may in turn wait for it. And the last job may
-            // itself hold the last handle.
+            // A panicking rank must leave without waiting: its last calls may
+            // wait for ranks that wait for it. And the last job may hold the
+            // last handle.
             if !thread::panicking() && worker.thread().id() != thread::current().id() {
                 // A panic in a job has reached its `Pending` as an error.
                 let _ = worker.join();
@@ -237,8 +236,7 @@ impl<G: Gang + 'static> Gang for Queued<G> {
 
     fn defer(&self, lane: Lane, job: Job) {
         match lane {
-            // A job that starts another is in its turn; waiting would be for
-            // itself.
+            // A job that starts another one would wait for itself.
             Lane::Ordered if self.on_worker() => job(&*self.engine),
             Lane::Ordered => self.enqueue(job),
             Lane::Detached => {

@@ -1,11 +1,11 @@
-//! Carrying out a redistribution plan on real ranks.
+//! Execution of redistribution plans.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use weightloom_errors::Hint;
 use weightloom_layout::{
-    CopyError, DType, Exchange, LayoutError, Mesh, Plan, ReduceOp, Region, Stage, Step, Tile, TileMut,
+    CopyError, DType, LayoutError, Mesh, MeshExchange, Plan, ReduceOp, Region, Stage, Step, Tile, TileMut,
     copy_region,
 };
 
@@ -13,13 +13,13 @@ use crate::element::Element;
 use crate::error::GangError;
 use crate::gang::{Gang, GangExt};
 
-/// The tag of messages between meshes; far from those that users count up.
+/// The tag of messages between meshes, far from the small tags of callers.
 const EXCHANGE_TAG: u32 = 0x5d10_0000;
 
-/// Carries out redistribution plans on the ranks of a gang, in host memory.
+/// Executes redistribution plans on the ranks of a gang, in host memory.
 ///
-/// Mesh ranks are ranks of the gang. The gangs along mesh axes are formed when
-/// a plan first needs them and kept.
+/// Mesh ranks are ranks of the gang. Forms the sub-gangs along mesh axes when a
+/// plan first needs them, and keeps them.
 pub struct Redistributor {
     root: Arc<dyn Gang>,
     axes: FxHashMap<(Mesh, usize), Axis>,
@@ -29,26 +29,21 @@ pub struct Redistributor {
 #[derive(Clone)]
 struct Axis {
     gang: Arc<dyn Gang>,
-    /// Its members as mesh ranks, which are ranks of the root given, not of the
-    /// whole world.
+    /// The members as mesh ranks, which are ranks of `root`, not of the world.
     peers: Arc<[usize]>,
 }
 
-/// Why a plan could not be carried out.
+/// An error of the execution of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum RedistributeError {
-    /// The local elements are not what the plan starts from.
     #[error("rank {rank} holds {found} {found_dtype}, but the plan expects {expected} {expected_dtype}")]
     Local { rank: usize, found: usize, found_dtype: DType, expected: usize, expected_dtype: DType },
-    /// The layouts do not fit.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Ranks failed to exchange data.
     #[error(transparent)]
     Gang(#[from] GangError),
-    /// A region was not where the plan says.
     #[error(transparent)]
     Copy(#[from] CopyError),
 }
@@ -64,14 +59,14 @@ impl Hint for RedistributeError {
 }
 
 impl Redistributor {
-    /// Prepares to move tensors between the ranks of `root`.
+    /// Creates a redistributor over the ranks of `root`.
     pub fn new(root: Arc<dyn Gang>) -> Self {
         Self { root, axes: FxHashMap::default() }
     }
 
-    /// Carries out a plan. Every rank of both meshes calls this with the same
-    /// plan and its own elements, row-major; ranks outside the source mesh
-    /// hold none and ranks outside the target mesh get none.
+    /// Executes a plan. Every rank of both meshes calls this with the same plan
+    /// and its local elements in row-major order. Ranks outside the source mesh
+    /// pass none, and ranks outside the target mesh get none.
     pub fn run<T: Element>(&mut self, plan: &Plan, local: Vec<T>) -> Result<Vec<T>, RedistributeError> {
         let rank = self.root.rank();
         let expected = match plan.source().mesh().position(rank) {
@@ -115,7 +110,7 @@ impl Redistributor {
         let before = stage.before.region_of(shape, rank)?;
         let after = stage.after.region_of(shape, rank)?;
         match stage.step {
-            Step::Slice { .. } => cut(&local, &before, &after),
+            Step::Slice { .. } => extract(&local, &before, &after),
             Step::Seed { axis, op } => {
                 let first = mesh.coordinate(rank).map_err(LayoutError::from)?[axis] == 0;
                 Ok(match op {
@@ -143,25 +138,26 @@ impl Redistributor {
                 let counts: Vec<usize> = parts.iter().map(Region::volume).collect();
                 let mut recv = vec![T::zeroed(); after.volume()];
                 gang.all_gather(&local, &counts, &mut recv)?;
-                // Chunks of the outermost dim arrive where they belong.
+                // Chunks of the outermost dim arrive in place.
                 let in_place = after.size()[..dim].iter().all(|&size| size == 1);
                 if in_place { Ok(recv) } else { unpack(&recv, &parts, &after) }
             }
             Step::AllToAll { axis, .. } => {
                 let Axis { gang, peers } = self.along(mesh, axis)?;
-                let given = regions(&peers, |peer| Ok(before.common(&stage.after.region_of(shape, peer)?)))?;
-                let taken = regions(&peers, |peer| Ok(stage.before.region_of(shape, peer)?.common(&after)))?;
-                let (send, send_counts) = pack(&local, &before, &given)?;
-                let recv_counts: Vec<usize> = taken.iter().map(Region::volume).collect();
+                let sent = regions(&peers, |peer| Ok(before.common(&stage.after.region_of(shape, peer)?)))?;
+                let received =
+                    regions(&peers, |peer| Ok(stage.before.region_of(shape, peer)?.common(&after)))?;
+                let (send, send_counts) = pack(&local, &before, &sent)?;
+                let recv_counts: Vec<usize> = received.iter().map(Region::volume).collect();
                 let mut recv = vec![T::zeroed(); after.volume()];
                 gang.all_to_all(&send, &send_counts, &mut recv, &recv_counts)?;
-                unpack(&recv, &taken, &after)
+                unpack(&recv, &received, &after)
             }
             _ => Ok(local),
         }
     }
 
-    /// Moves a tensor between meshes in messages.
+    /// Moves a tensor between meshes by messages.
     fn exchange<T: Element>(
         &self,
         stage: &Stage,
@@ -169,16 +165,16 @@ impl Redistributor {
         local: &[T],
     ) -> Result<Vec<T>, RedistributeError> {
         let rank = self.root.rank();
-        let exchange = Exchange::new(stage.before, stage.after, plan.shape())?;
+        let exchange = MeshExchange::new(stage.before, stage.after, plan.shape())?;
         let mut kept = None;
         if stage.before.mesh().position(rank).is_ok() {
             let held = stage.before.region_of(plan.shape(), rank)?;
             for transfer in exchange.sends(rank)? {
-                let piece = cut(local, &held, &transfer.region)?;
+                let tile = extract(local, &held, &transfer.region)?;
                 if transfer.to == rank {
-                    kept = Some(piece);
+                    kept = Some(tile);
                 } else {
-                    self.root.send_slice(&piece, transfer.to, EXCHANGE_TAG)?;
+                    self.root.send_slice(&tile, transfer.to, EXCHANGE_TAG)?;
                 }
             }
         }
@@ -188,19 +184,19 @@ impl Redistributor {
         let wanted = stage.after.region_of(plan.shape(), rank)?;
         let mut result = vec![T::zeroed(); wanted.volume()];
         for transfer in exchange.receives(rank)? {
-            let piece = if transfer.from == rank {
+            let tile = if transfer.from == rank {
                 kept.take().unwrap_or_default()
             } else {
-                let mut piece = vec![T::zeroed(); transfer.region.volume()];
-                self.root.recv(&mut piece, transfer.from, EXCHANGE_TAG)?;
-                piece
+                let mut tile = vec![T::zeroed(); transfer.region.volume()];
+                self.root.recv(&mut tile, transfer.from, EXCHANGE_TAG)?;
+                tile
             };
-            paste(&piece, &transfer.region, &mut result, &wanted)?;
+            insert(&tile, &transfer.region, &mut result, &wanted)?;
         }
         Ok(result)
     }
 
-    /// The gang along one axis of a mesh that this rank stands in.
+    /// The gang along one axis of a mesh that contains this rank.
     fn along(&mut self, mesh: Mesh, axis: usize) -> Result<Axis, RedistributeError> {
         if let Some(axis) = self.axes.get(&(mesh, axis)) {
             return Ok(axis.clone());
@@ -219,22 +215,22 @@ fn regions(
     peers.iter().map(|&peer| region_of(peer)).collect()
 }
 
-fn cut<T: Element>(local: &[T], held: &Region, wanted: &Region) -> Result<Vec<T>, RedistributeError> {
-    let mut piece = vec![T::zeroed(); wanted.volume()];
-    copy_elements(wanted, local, held, &mut piece, wanted)?;
-    Ok(piece)
+fn extract<T: Element>(local: &[T], held: &Region, wanted: &Region) -> Result<Vec<T>, RedistributeError> {
+    let mut tile = vec![T::zeroed(); wanted.volume()];
+    copy_elements(wanted, local, held, &mut tile, wanted)?;
+    Ok(tile)
 }
 
-fn paste<T: Element>(
-    piece: &[T],
+fn insert<T: Element>(
+    tile: &[T],
     region: &Region,
     into: &mut [T],
     held: &Region,
 ) -> Result<(), RedistributeError> {
-    copy_elements(region, piece, region, into, held)
+    copy_elements(region, tile, region, into, held)
 }
 
-/// The parts of a tensor back to back, and their lengths.
+/// Copies regions of a tensor into a contiguous buffer, with their lengths.
 fn pack<T: Element>(
     local: &[T],
     held: &Region,
@@ -244,21 +240,21 @@ fn pack<T: Element>(
     let mut packed = vec![T::zeroed(); counts.iter().sum()];
     let mut rest = packed.as_mut_slice();
     for (part, &count) in parts.iter().zip(&counts) {
-        let (into, behind) = rest.split_at_mut(count);
+        let (into, after) = rest.split_at_mut(count);
         copy_elements(part, local, held, into, part)?;
-        rest = behind;
+        rest = after;
     }
     Ok((packed, counts))
 }
 
-/// Puts parts that lie back to back where they belong.
+/// Copies contiguous parts into their regions of a tensor.
 fn unpack<T: Element>(packed: &[T], parts: &[Region], held: &Region) -> Result<Vec<T>, RedistributeError> {
     let mut result = vec![T::zeroed(); held.volume()];
     let mut rest = packed;
     for part in parts {
-        let (piece, behind) = rest.split_at(part.volume());
-        paste(piece, part, &mut result, held)?;
-        rest = behind;
+        let (tile, after) = rest.split_at(part.volume());
+        insert(tile, part, &mut result, held)?;
+        rest = after;
     }
     Ok(result)
 }

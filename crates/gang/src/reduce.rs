@@ -1,11 +1,11 @@
-//! Combining values of several ranks.
+//! Reductions over ranks.
 //!
-//! Every engine combines in rank order, one element at a time: the result for
-//! an element is `((x0 ∘ x1) ∘ x2) ∘ …`, whatever the number of elements and
-//! however they are cut into pieces. That makes results equal bit for bit from
-//! run to run and from engine to engine. `bf16` and `f16` accumulate in `f32`
+//! Every engine reduces in rank order, element by element: the result for an
+//! element is `((x0 ∘ x1) ∘ x2) ∘ …`, independent of the number of elements and
+//! of how they are split into blocks. So results are equal bit for bit from run
+//! to run and from engine to engine. `bf16` and `f16` accumulate in `f32`
 //! and round once; integers wrap; a NaN wins a maximum or minimum, because a
-//! reduction that hides a NaN hides a fault.
+//! reduction that hides a NaN hides an error.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -13,13 +13,13 @@ use weightloom_layout::{DType, ReduceOp};
 
 use crate::error::GangError;
 
-/// Elements combined at a time: accumulators and inputs stay in the L1 cache.
+/// Elements reduced at a time: accumulators and inputs stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// Checks that a dtype has a reduction.
+/// Checks that a dtype supports a reduction.
 pub fn check_reducible(dtype: DType, op: ReduceOp) -> Result<(), GangError> {
     let possible = match dtype {
-        // Eight bits are for storage; sums in them are noise.
+        // Eight-bit floats are for storage; sums in them are noise.
         DType::F8E4M3 | DType::F8E5M2 => false,
         DType::Bool => matches!(op, ReduceOp::Max | ReduceOp::Min),
         _ => dtype.is_float() || op != ReduceOp::Avg,
@@ -27,9 +27,9 @@ pub fn check_reducible(dtype: DType, op: ReduceOp) -> Result<(), GangError> {
     if possible { Ok(()) } else { Err(GangError::NotReducible { dtype, op }) }
 }
 
-/// Combines equally long `parts`, which are in rank order, into `out`.
+/// Reduces equally long `parts`, which are in rank order, into `out`.
 ///
-/// Reductions that [`check_reducible`] refuses leave `out` as it is.
+/// Leaves `out` unchanged if [`check_reducible`] rejects the reduction.
 pub fn reduce_into(dtype: DType, op: ReduceOp, parts: &[&[u8]], out: &mut [u8]) {
     // Slices without elements need not be aligned.
     if !out.is_empty() {
@@ -37,18 +37,18 @@ pub fn reduce_into(dtype: DType, op: ReduceOp, parts: &[&[u8]], out: &mut [u8]) 
     }
 }
 
-/// Combines `own` with the equally long `others`, where `own` is the
-/// `place`-th in rank order, into `own`.
+/// Reduces `own`, which belongs to rank `rank`, with the equally long `others`
+/// into `own`.
 ///
-/// Reductions that [`check_reducible`] refuses leave `own` as it is.
-pub fn reduce_in_place(dtype: DType, op: ReduceOp, others: &[&[u8]], own: &mut [u8], place: usize) {
+/// Leaves `own` unchanged if [`check_reducible`] rejects the reduction.
+pub fn reduce_in_place(dtype: DType, op: ReduceOp, others: &[&[u8]], own: &mut [u8], rank: usize) {
     if !own.is_empty() {
-        let (before, after) = others.split_at(place.min(others.len()));
+        let (before, after) = others.split_at(rank.min(others.len()));
         with_arithmetic(dtype, op, InPlace { before, own, after });
     }
 }
 
-/// Combines equally long `parts`, which are in rank order, into each of them.
+/// Reduces equally long `parts`, which are in rank order, into each of them.
 pub(crate) fn reduce_into_all(dtype: DType, op: ReduceOp, parts: &mut [&mut [u8]]) {
     with_arithmetic(dtype, op, IntoAll { parts });
 }
@@ -62,7 +62,7 @@ trait Arithmetic {
     fn store(accumulated: Self::Accumulator, ranks: usize) -> Self::Stored;
 }
 
-/// Work that is compiled once for every kind of arithmetic.
+/// A loop that is compiled once for every kind of arithmetic.
 trait Work {
     fn run<A: Arithmetic>(self);
 }
@@ -296,11 +296,15 @@ mod tests {
         for part in &all {
             assert_eq!(bytemuck::cast_slice::<T, u8>(part), bytemuck::cast_slice::<T, u8>(&out));
         }
-        for (place, part) in parts.iter().enumerate() {
+        for (own_rank, part) in parts.iter().enumerate() {
             let mut own = part.to_vec();
-            let others: Vec<&[u8]> =
-                bytes.iter().enumerate().filter(|(rank, _)| *rank != place).map(|(_, part)| *part).collect();
-            reduce_in_place(dtype, op, &others, bytemuck::cast_slice_mut(&mut own), place);
+            let others: Vec<&[u8]> = bytes
+                .iter()
+                .enumerate()
+                .filter(|(rank, _)| *rank != own_rank)
+                .map(|(_, part)| *part)
+                .collect();
+            reduce_in_place(dtype, op, &others, bytemuck::cast_slice_mut(&mut own), own_rank);
             assert_eq!(bytemuck::cast_slice::<T, u8>(&own), bytemuck::cast_slice::<T, u8>(&out));
         }
         out
@@ -312,17 +316,17 @@ mod tests {
         let parts = [256.0f32, 1.0, 1.0].map(|x| vec![bf16::from_f32(x)]);
         let parts: Vec<&[bf16]> = parts.iter().map(Vec::as_slice).collect();
         assert_eq!(reduce(DType::Bf16, ReduceOp::Sum, &parts), [bf16::from_f32(258.0)]);
-        // The sum of f16 values may pass through what f16 cannot hold.
+        // Partial sums of f16 values may exceed the range of f16.
         let parts = [60000.0f32, 60000.0, -60000.0].map(|x| vec![f16::from_f32(x)]);
         let parts: Vec<&[f16]> = parts.iter().map(Vec::as_slice).collect();
         assert_eq!(reduce(DType::F16, ReduceOp::Sum, &parts), [f16::from_f32(60000.0)]);
     }
 
     #[test]
-    fn a_nan_wins_wherever_it_stands() {
-        for place in 0..3 {
+    fn a_nan_wins_at_any_rank() {
+        for rank in 0..3 {
             let mut values = [[1.0f32], [5.0], [3.0]];
-            values[place] = [f32::NAN];
+            values[rank] = [f32::NAN];
             let parts: Vec<&[f32]> = values.iter().map(|v| &v[..]).collect();
             assert!(reduce(DType::F32, ReduceOp::Max, &parts)[0].is_nan());
             assert!(reduce(DType::F32, ReduceOp::Min, &parts)[0].is_nan());
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_combined_in_rank_order_across_blocks() {
+    fn elements_are_reduced_in_rank_order_across_blocks() {
         let values: Vec<Vec<f32>> = (0..3)
             .map(|rank| {
                 (0..3 * BLOCK + 7)
@@ -353,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reduced_is_named() {
+    fn unsupported_reductions_are_rejected() {
         let error = check_reducible(DType::I32, ReduceOp::Avg).unwrap_err();
-        assert_eq!(error.to_string(), "i32 elements have no avg");
+        assert_eq!(error.to_string(), "cannot reduce i32 elements with avg");
         assert!(check_reducible(DType::F8E4M3, ReduceOp::Max).is_err());
         assert!(check_reducible(DType::Bool, ReduceOp::Max).is_ok());
     }

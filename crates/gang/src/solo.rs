@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::call::Call;
+use crate::call::{Call, Transfer};
 use crate::element::{Elements, ElementsMut};
 use crate::error::GangError;
 use crate::gang::{Gang, Job, Lane, Ticket, check_sub_gang};
@@ -10,8 +10,10 @@ use crate::mail::{Mail, Message};
 use crate::options::GangOptions;
 use crate::pending::Queued;
 
-/// The gang of one rank. Every operation is done for real: buffers are copied,
-/// and messages that the rank sends to itself arrive.
+/// Creates a gang of one rank.
+///
+/// Collectives copy their buffers, and messages that the rank sends to itself
+/// arrive.
 pub fn solo(options: GangOptions) -> Arc<dyn Gang> {
     Arc::new(Queued::new(Solo { mail: Mail::default(), options }))
 }
@@ -43,17 +45,17 @@ impl Gang for Solo {
     }
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
-        call.check(0, 1)?;
-        match call {
-            // A single value is its own sum, mean, product and extreme.
-            Call::Barrier | Call::AllReduce { .. } | Call::Broadcast { .. } => Ok(()),
-            Call::AllReduceInto { send, mut recv, .. }
-            | Call::AllGather { send, mut recv, .. }
-            | Call::ReduceScatter { send, mut recv, .. }
-            | Call::AllToAll { send, mut recv, .. } => {
+        let name = call.signature().name();
+        match call.into_transfer() {
+            // The sum, mean, product and extremes of a single value are itself.
+            Transfer::None | Transfer::AllReduce { .. } | Transfer::Broadcast { .. } => Ok(()),
+            Transfer::AllReduceInto { send, mut recv, .. }
+            | Transfer::AllGather { send, mut recv, .. }
+            | Transfer::ReduceScatter { send, mut recv, .. }
+            | Transfer::Exchange { send, mut recv, .. } => {
                 if send.len() != recv.len() {
                     let (sent, expected) = (send.len(), recv.len());
-                    return Err(GangError::UnequalTrade { from: 0, to: 0, sent, expected });
+                    return Err(GangError::CountMismatch { call: name, from: 0, to: 0, sent, expected });
                 }
                 recv.bytes_mut().copy_from_slice(send.bytes());
                 Ok(())

@@ -1,11 +1,11 @@
 //! Ranks that are threads of one process.
 //!
-//! The embedded default for one machine and for tests. Ranks work directly on
-//! each other's buffers, so an all-reduce costs little more than reading and
+//! The default engine on one machine and in tests. Ranks access each other's
+//! buffers directly, so an all-reduce costs little more than reading and
 //! writing its bytes once.
 
 mod collective;
-mod meeting;
+mod rendezvous;
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -22,25 +22,24 @@ use crate::gang::{Gang, Job, Lane, Ticket, check_sub_gang};
 use crate::mail::{Mail, Message};
 use crate::options::GangOptions;
 use crate::pending::Queued;
-use meeting::Meeting;
+use rendezvous::Rendezvous;
 
-/// The most thread ranks. Some systems end the process when it asks for more
-/// threads than they have room for, rather than refuse.
-const MOST_RANKS: usize = 4096;
+/// Limit of thread ranks. Some systems kill a process that asks for too many
+/// threads instead of returning an error.
+const MAX_RANKS: usize = 4096;
 
-/// What became of thread ranks that did not all return.
+/// Why a run on thread ranks has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum RunError {
-    /// Ranks panicked, with these messages, in rank order.
+    /// Ranks with their panic messages, in rank order.
     #[error("{}", each_panic(.panics))]
     Panics { panics: Vec<(usize, String)> },
-    /// The system did not start as many threads.
     #[error("cannot start {ranks} thread ranks: {reason}")]
     Spawn {
         ranks: usize,
-        /// Threads that did start; they were let go again.
+        /// Threads that did start, and were ended again.
         started: usize,
         reason: String,
     },
@@ -64,9 +63,9 @@ impl Hint for RunError {
 /// Runs `work` once on each of `ranks` threads and returns the results in rank
 /// order.
 ///
-/// A rank that panics makes ranks that wait for it fail at once; so does one
-/// that returns, after it has finished what it started. So this returns even if
-/// some of the ranks do not do their part.
+/// If a rank panics, ranks that wait for it fail immediately; if it returns,
+/// they fail after it has finished the operations it started. So this returns
+/// even if some ranks do not take part in a collective.
 ///
 /// ```
 /// use weightloom_gang::{GangExt, GangOptions, threads};
@@ -84,8 +83,8 @@ where
     T: Send,
     W: Fn(Arc<dyn Gang>) -> T + Sync,
 {
-    if ranks > MOST_RANKS {
-        let reason = format!("{MOST_RANKS} is the most");
+    if ranks > MAX_RANKS {
+        let reason = format!("the limit is {MAX_RANKS}");
         return Err(RunError::Spawn { ranks, started: 0, reason });
     }
     let world = Arc::new(World::new(ranks, options));
@@ -98,7 +97,7 @@ where
             match thread.spawn_scoped(scope, move || run_rank(&thread_world, rank, work)) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    // Those that did start must not wait for the others.
+                    // Ranks that did start must not wait for the others.
                     (rank..ranks).for_each(|rank| world.depart(rank, &Departure::Returned));
                     refused = Some(error.to_string());
                     break;
@@ -124,7 +123,7 @@ where
     if panics.is_empty() { Ok(results) } else { Err(RunError::Panics { panics }) }
 }
 
-/// The life of one rank. An error is a panic's message.
+/// Runs one rank. The error is the message of a panic.
 fn run_rank<T>(world: &Arc<World>, rank: usize, work: impl Fn(Arc<dyn Gang>) -> T) -> Result<T, String> {
     let gang = world.gang((0, (0..world.size).collect(), 0), rank);
     match panic::catch_unwind(AssertUnwindSafe(|| work(gang))) {
@@ -146,7 +145,7 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("no message").to_owned()
 }
 
-/// What all ranks of one [`run`] share.
+/// State that all ranks of one [`run`] share.
 struct World {
     size: usize,
     options: GangOptions,
@@ -155,29 +154,29 @@ struct World {
 
 #[derive(Default)]
 struct Shared {
-    /// Gangs that some of their members have still to join.
-    forming: FxHashMap<RoomKey, Forming>,
-    /// Every gang that is in use.
-    rooms: Vec<Weak<Room>>,
-    rooms_opened: usize,
+    /// Gangs that not all members have joined yet.
+    forming: FxHashMap<GangKey, Forming>,
+    /// Gangs in use.
+    gangs: Vec<Weak<GangState>>,
+    gangs_created: usize,
     departed: FxHashMap<usize, Departure>,
 }
 
-/// Which gang ranks mean when they form one: the gang they form it from, its
-/// members, and how many of the same came before.
-type RoomKey = (usize, Vec<usize>, usize);
+/// Identifies a gang that ranks form: the parent, the members, and the number
+/// of gangs with the same members before it.
+type GangKey = (usize, Vec<usize>, usize);
 
 struct Forming {
-    room: Arc<Room>,
+    state: Arc<GangState>,
     joined: usize,
 }
 
-/// Where the ranks of one gang meet.
-struct Room {
-    /// Tells rooms of the same members apart.
+/// State that the ranks of one gang share.
+struct GangState {
+    /// Distinguishes gangs of the same members.
     number: usize,
     members: Vec<usize>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     mail: Mail,
     departed: Mutex<FxHashMap<usize, Departure>>,
 }
@@ -187,73 +186,68 @@ impl World {
         Self { size, options, shared: Mutex::default() }
     }
 
-    /// The gang that `key` stands for, seen by its member at `place`.
-    fn gang(self: &Arc<Self>, key: RoomKey, place: usize) -> Arc<dyn Gang> {
+    /// Joins the gang of `key` as its rank `rank`.
+    fn gang(self: &Arc<Self>, key: GangKey, rank: usize) -> Arc<dyn Gang> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if !shared.forming.contains_key(&key) {
-            let room = Arc::new(shared.open_room(&key.1, self.options));
-            shared.rooms.retain(|room| room.strong_count() > 0);
-            shared.rooms.push(Arc::downgrade(&room));
-            shared.forming.insert(key.clone(), Forming { room, joined: 0 });
+            let state = Arc::new(shared.create_gang(&key.1, self.options));
+            shared.gangs.retain(|state| state.strong_count() > 0);
+            shared.gangs.push(Arc::downgrade(&state));
+            shared.forming.insert(key.clone(), Forming { state, joined: 0 });
         }
-        let forming = shared.forming.get_mut(&key).expect("inserted above if it was not there");
+        let forming = shared.forming.get_mut(&key).expect("inserted above if it was missing");
         forming.joined += 1;
-        let room = Arc::clone(&forming.room);
-        if forming.joined == room.members.len() {
+        let state = Arc::clone(&forming.state);
+        if forming.joined == state.members.len() {
             shared.forming.remove(&key);
         }
-        Arc::new(Queued::new(ThreadRank {
-            world: Arc::clone(self),
-            room,
-            rank: place,
-            formed: Mutex::default(),
-        }))
+        Arc::new(Queued::new(ThreadRank { world: Arc::clone(self), state, rank, formed: Mutex::default() }))
     }
 
     fn depart(&self, rank: usize, departure: &Departure) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.departed.insert(rank, departure.clone());
-        shared.rooms.iter().filter_map(Weak::upgrade).for_each(|room| room.depart(rank, departure));
+        shared.gangs.iter().filter_map(Weak::upgrade).for_each(|state| state.depart(rank, departure));
     }
 }
 
 impl Shared {
-    fn open_room(&mut self, members: &[usize], options: GangOptions) -> Room {
-        self.rooms_opened += 1;
-        let room = Room {
-            number: self.rooms_opened,
-            meeting: Meeting::new(members, options),
+    fn create_gang(&mut self, members: &[usize], options: GangOptions) -> GangState {
+        self.gangs_created += 1;
+        let state = GangState {
+            number: self.gangs_created,
+            rendezvous: Rendezvous::new(members, options),
             members: members.to_vec(),
             mail: Mail::default(),
             departed: Mutex::default(),
         };
-        // Those who left before the room was opened will not come.
-        self.departed.iter().for_each(|(&rank, departure)| room.depart(rank, departure));
-        room
+        // Ranks that departed before will not arrive.
+        self.departed.iter().for_each(|(&rank, departure)| state.depart(rank, departure));
+        state
     }
 }
 
-impl Room {
+impl GangState {
     fn depart(&self, rank: usize, departure: &Departure) {
-        let Some(place) = self.members.iter().position(|&member| member == rank) else { return };
+        let Some(rank_in_gang) = self.members.iter().position(|&member| member == rank) else { return };
         let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
-        departed.insert(place, departure.clone());
+        departed.insert(rank_in_gang, departure.clone());
         drop(departed);
-        self.meeting.depart(place, departure);
+        self.rendezvous.depart(rank_in_gang, departure);
         self.mail.wake();
     }
 
-    fn departure_of(&self, place: usize) -> Option<Departure> {
-        self.departed.lock().unwrap_or_else(PoisonError::into_inner).get(&place).cloned()
+    fn departure_of(&self, rank_in_gang: usize) -> Option<Departure> {
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner).get(&rank_in_gang).cloned()
     }
 }
 
-/// One rank's end of a thread gang.
+/// A rank of a thread gang.
 struct ThreadRank {
     world: Arc<World>,
-    room: Arc<Room>,
+    state: Arc<GangState>,
     rank: usize,
-    /// How many gangs of each list this rank has formed.
+    /// The number of sub-gangs that this rank has formed, by members.
     formed: Mutex<FxHashMap<Vec<usize>, usize>>,
 }
 
@@ -269,7 +263,7 @@ impl Gang for ThreadRank {
     }
 
     fn size(&self) -> usize {
-        self.room.members.len()
+        self.state.members.len()
     }
 
     fn engine(&self) -> &'static str {
@@ -277,51 +271,50 @@ impl Gang for ThreadRank {
     }
 
     fn members(&self) -> &[usize] {
-        &self.room.members
+        &self.state.members
     }
 
     fn run(&self, call: Call<'_>) -> Result<(), GangError> {
-        call.check(self.rank, self.size())?;
-        collective::run(&self.room.meeting, self.rank, call)
+        collective::run(&self.state.rendezvous, self.rank, call)
     }
 
     fn send(&self, data: Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
         self.check_rank(to)?;
-        self.room.mail.post(self.rank, to, tag, Message::new(data));
+        self.state.mail.post(self.rank, to, tag, Message::new(data));
         Ok(())
     }
 
     fn ticket(&self, from: usize, tag: u32) -> Result<Ticket, GangError> {
         self.check_rank(from)?;
-        Ok(self.room.mail.ticket(from, self.rank, tag))
+        Ok(self.state.mail.ticket(from, self.rank, tag))
     }
 
     fn receive(&self, ticket: Ticket, into: ElementsMut<'_>) -> Result<(), GangError> {
         self.check_rank(ticket.from)?;
         let timeout = self.world.options.timeout;
-        let gone = || self.room.departure_of(ticket.from).is_some();
-        let message = self.room.mail.take(self.rank, &ticket, self.world.options.deadline(), gone);
-        let (from, to) = (self.room.members[ticket.from], self.room.members[self.rank]);
+        let has_departed = || self.state.departure_of(ticket.from).is_some();
+        let message = self.state.mail.take(self.rank, &ticket, self.world.options.deadline(), has_departed);
+        let (from, to) = (self.state.members[ticket.from], self.state.members[self.rank]);
         if let Some(message) = message {
             return message.unpack(into, from, to, ticket.tag);
         }
         let call = format!("a message to rank {to} under tag {}", ticket.tag);
-        Err(match self.room.departure_of(ticket.from) {
+        Err(match self.state.departure_of(ticket.from) {
             Some(departure) => GangError::Departed { rank: from, departure, call },
             None => GangError::Timeout { ranks: vec![from], call, after: timeout },
         })
     }
 
     fn sub_gang(&self, ranks: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
-        let place = check_sub_gang(self.rank, self.size(), ranks)?;
-        let members: Vec<usize> = ranks.iter().map(|&rank| self.room.members[rank]).collect();
+        let rank_in_gang = check_sub_gang(self.rank, self.size(), ranks)?;
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.state.members[rank]).collect();
         let nth = {
             let mut formed = self.formed.lock().unwrap_or_else(PoisonError::into_inner);
             let count = formed.entry(members.clone()).or_insert(0);
             *count += 1;
             *count
         };
-        Ok(self.world.gang((self.room.number, members, nth), place))
+        Ok(self.world.gang((self.state.number, members, nth), rank_in_gang))
     }
 
     fn defer(&self, _lane: Lane, job: Job) {

@@ -1,35 +1,33 @@
-//! Copying a region between two row-major buffers.
+//! Copies of regions between row-major buffers.
 
 use crate::region::Region;
 use crate::shape::Dims;
 
 /// A region of a tensor, stored row-major.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
 pub struct Tile<'a> {
-    /// What the buffer holds, in global indices.
+    /// In global indices.
     pub region: &'a Region,
-    /// Its bytes.
     pub bytes: &'a [u8],
 }
 
-/// A region of a tensor, stored row-major, to be written.
+/// A writable region of a tensor, stored row-major.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct TileMut<'a> {
-    /// What the buffer holds, in global indices.
+    /// In global indices.
     pub region: &'a Region,
-    /// Its bytes.
     pub bytes: &'a mut [u8],
 }
 
-/// Why a region cannot be copied.
+/// An error of copying a region.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum CopyError {
-    /// One of the buffers does not hold all of the region.
-    #[error("region {wanted} is not inside {held}, which the {side} buffer holds")]
+    #[error("the {side} buffer holds {held}, which does not contain {wanted}")]
     NotHeld { wanted: Region, held: Region, side: &'static str },
-    /// A buffer's length does not match its region.
     #[error("the {side} buffer for region {held} has {found} bytes, not {expected}")]
     Length { held: Region, expected: usize, found: usize, side: &'static str },
 }

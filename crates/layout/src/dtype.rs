@@ -1,4 +1,4 @@
-//! Element types a stored or communicated tensor may have.
+//! Element types of tensors.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,15 +1,15 @@
-//! The two 8-bit floating-point formats, to store and to cast.
+//! The two 8-bit floating-point formats, for storage and casts.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Four bits of exponent, three of mantissa, no infinities: what is too large
-/// becomes the largest number, 448, as in torch.
+/// Four bits of exponent, three of mantissa, no infinities. Saturates at the
+/// largest number, 448, as in torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct F8E4M3(u8);
 
-/// Five bits of exponent, two of mantissa, like a f16 cut short. The largest
-/// number is 57,344; overflow becomes infinite.
+/// Five bits of exponent, two of mantissa: a truncated f16. The largest number
+/// is 57,344; overflow becomes infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct F8E5M2(u8);

@@ -1,4 +1,4 @@
-//! Values that exist once per process and are compared by number.
+//! Interned values: stored once per process, compared by number.
 
 use std::collections::hash_map::Entry;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! Where every piece of a tensor lives: a mesh and one placement per axis.
+//! Layouts: a mesh and one placement per axis.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -18,11 +18,10 @@ pub type Placements = SmallVec<[Placement; 4]>;
 /// Mesh axes, in the order in which they split a dim.
 pub type SplitOrder = SmallVec<[usize; 4]>;
 
-/// Where every piece of a tensor lives: a mesh and one placement per axis.
+/// The distribution of a tensor: a mesh and one placement per axis.
 ///
-/// A layout knows no shape; the same layout serves every tensor of enough
-/// dims. It is immutable and interned: `Copy`, compared by a small number, and
-/// never rebuilt in a way that could lose a pending reduction.
+/// A layout has no shape; it applies to every tensor with enough dims. It is
+/// immutable and interned: `Copy`, compared by a small number.
 ///
 /// # Several axes on one dim
 ///
@@ -50,7 +49,7 @@ pub type SplitOrder = SmallVec<[usize; 4]>;
 #[derive(Clone, Copy)]
 pub struct Layout(&'static LayoutData);
 
-/// The number that stands for a layout in this process.
+/// The number of a layout in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayoutId(u32);
 
@@ -58,8 +57,8 @@ pub struct LayoutId(u32);
 struct LayoutKey {
     mesh: Mesh,
     placements: Placements,
-    /// For each axis that shards, its turn among the axes that shard the same
-    /// dim; 0 elsewhere.
+    /// For each axis that shards, its position among the axes that shard the
+    /// same dim; 0 elsewhere.
     turns: Turns,
 }
 
@@ -75,19 +74,18 @@ pub(crate) type Turns = SmallVec<[u8; 8]>;
 
 /// A dim and the axes that split it, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Split {
-    /// The tensor dim.
     pub dim: usize,
-    /// The mesh axes, first splitter first.
     pub axes: SplitOrder,
 }
 
-/// A rank and the part of a region that it holds.
+/// A rank that holds a part of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Owner {
-    /// The rank.
     pub rank: usize,
-    /// What it holds of the region asked for, in global indices.
+    /// The part, in global indices.
     pub region: Region,
 }
 
@@ -98,27 +96,20 @@ static LAYOUTS: Interner<LayoutKey, LayoutData> = Interner::new();
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum LayoutError {
-    /// Not one placement per axis.
-    #[error("{mesh} has {axes} axes, but {placements} placements were given")]
+    #[error("expected {axes} placements for {mesh}, found {placements}")]
     PlacementCount { mesh: Mesh, axes: usize, placements: usize },
-    /// A dim beyond what any shape has.
     #[error("axis `{axis}` shards dim {dim}, but a tensor has at most {MAX_DIMS} dims")]
     DimTooHigh { axis: &'static str, dim: usize },
-    /// Pending reductions whose order would matter.
     #[error(
         "axes `{first}` and `{second}` hold pending {first_op} and {second_op}, which give different results in different orders"
     )]
     MixedPartial { first: &'static str, first_op: ReduceOp, second: &'static str, second_op: ReduceOp },
-    /// A split order that does not list exactly the axes that shard the dim.
     #[error("dim {dim} is sharded by axes {sharding:?}, but its split order lists {listed:?}")]
     SplitOrder { dim: usize, sharding: Vec<&'static str>, listed: Vec<String> },
-    /// The tensor lacks a dim that the layout shards.
     #[error("{layout} shards dim {dim}, but a tensor of shape {shape} has {ndim} dims")]
     MissingDim { layout: Layout, dim: usize, shape: Shape, ndim: usize },
-    /// The region asked for does not belong to the tensor.
     #[error(transparent)]
     Region(#[from] crate::region::RegionError),
-    /// The rank or an axis does not exist.
     #[error(transparent)]
     Mesh(#[from] MeshError),
 }
@@ -126,9 +117,7 @@ pub enum LayoutError {
 impl Hint for LayoutError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::MixedPartial { first, .. } => {
-                Some(format!("reduce axis `{first}` before the other reduction is left pending"))
-            }
+            Self::MixedPartial { first, .. } => Some(format!("reduce axis `{first}` first")),
             Self::Mesh(error) => error.hint(),
             _ => None,
         }
@@ -136,15 +125,15 @@ impl Hint for LayoutError {
 }
 
 impl Layout {
-    /// The layout with these placements, one per mesh axis; axes that shard the
+    /// Creates a layout from one placement per mesh axis. Axes that shard the
     /// same dim split it in mesh order.
     pub fn new(mesh: Mesh, placements: &[Placement]) -> Result<Self, LayoutError> {
         let turns = mesh_order_turns(placements);
         Self::intern(mesh, placements, turns)
     }
 
-    /// The layout whose listed dims are split by the named axes in the order
-    /// given; other dims are split in mesh order.
+    /// Creates a layout in which the named axes split the listed dims in the
+    /// given order. Other dims are split in mesh order.
     pub fn with_split_order(
         mesh: Mesh,
         placements: &[Placement],
@@ -185,7 +174,7 @@ impl Layout {
         Ok(Self(data))
     }
 
-    /// The number that stands for this layout in this process.
+    /// The number of this layout in this process.
     pub fn id(self) -> LayoutId {
         LayoutId(self.0.id)
     }
@@ -210,7 +199,7 @@ impl Layout {
         self.splits().iter().find(|split| split.dim == dim).map_or(&[], |split| &split.axes)
     }
 
-    /// Axes with a reduction still to be done.
+    /// Axes with a pending reduction.
     pub fn pending(self) -> impl Iterator<Item = (usize, ReduceOp)> {
         self.placements().iter().enumerate().filter_map(|(axis, p)| Some((axis, p.pending()?)))
     }
@@ -230,8 +219,7 @@ impl Layout {
 
     /// The region of the tensor that a rank holds.
     ///
-    /// Along a partial axis, ranks hold values for the same region that are
-    /// still to be combined.
+    /// Along a partial axis, ranks hold partial values of the same region.
     pub fn region_of(self, shape: &Shape, rank: usize) -> Result<Region, LayoutError> {
         self.check_shape(shape)?;
         let coordinate = self.mesh().coordinate(rank)?;
@@ -256,8 +244,8 @@ impl Layout {
         Ok(self.region_of(shape, rank)?.shape())
     }
 
-    /// Every rank that holds a part of `region`, with that part, in mesh
-    /// order. Replicas are all listed.
+    /// Every rank that holds a part of `region`, with that part, in mesh order,
+    /// including all replicas.
     ///
     /// The work is proportional to the owners found, not to the mesh.
     pub fn owners_of(self, shape: &Shape, region: &Region) -> Result<Vec<Owner>, LayoutError> {
@@ -266,8 +254,8 @@ impl Layout {
         if region.is_empty() {
             return Ok(Vec::new());
         }
-        // For each axis, which coordinates reach into the region depends only
-        // on earlier splits of the same dim, so the mesh is walked as a tree.
+        // Which coordinates along an axis reach into the region depends only on
+        // earlier splits of the same dim, so the mesh is walked as a tree.
         let mut partial = vec![(Coordinate::from_elem(0, self.mesh().ndim()), Region::whole(shape))];
         for split in &self.0.splits {
             for &axis in &split.axes {
@@ -390,7 +378,7 @@ impl Layout {
     }
 }
 
-/// Where the `index`-th of `ways` chunks of a dim starts, and how long it is.
+/// The offset and length of the `index`-th of `ways` chunks of a dim.
 pub(crate) fn chunk(size: usize, ways: usize, index: usize) -> (usize, usize) {
     let width = size.div_ceil(ways);
     let offset = (index * width).min(size);
@@ -467,8 +455,8 @@ impl Hash for Layout {
 }
 
 impl fmt::Display for Layout {
-    /// `mesh(dp=2,tp=4) [R, S(0)]`. Where a dim is not split in mesh order,
-    /// its shards carry their turn: `[S(0)@1, S(0)@0]`.
+    /// `mesh(dp=2,tp=4) [R, S(0)]`. If a dim is not split in mesh order, its
+    /// shards show their position: `[S(0)@1, S(0)@0]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let placements: Vec<String> = (0..self.mesh().ndim())
             .map(|axis| {

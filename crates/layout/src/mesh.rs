@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::intern::Interner;
 use weightloom_errors::{Hint, nearest};
 
-/// The most axes a mesh may have.
+/// The maximum number of axes of a mesh.
 pub const MAX_AXES: usize = 8;
 
 /// One index per mesh axis.
@@ -19,14 +19,14 @@ pub type Coordinate = SmallVec<[usize; 4]>;
 /// Ranks arranged in an n-dimensional array with named axes.
 ///
 /// A mesh is immutable and interned: it is `Copy`, and two meshes are equal
-/// exactly when they have the same axes and the same ranks in the same places.
+/// exactly when they have the same axes and the same ranks at the same positions.
 #[derive(Clone, Copy)]
 pub struct Mesh(&'static MeshData);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct MeshKey {
     axes: Vec<(Box<str>, usize)>,
-    /// `None` stands for 0, 1, 2, …, which needs no table.
+    /// `None` for 0, 1, 2, …, which needs no table.
     ranks: Option<Vec<usize>>,
 }
 
@@ -47,7 +47,6 @@ static MESHES: Interner<MeshKey, MeshData> = Interner::new();
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum MeshError {
-    /// A mesh without axes.
     #[error("a mesh needs at least one axis")]
     NoAxes,
     /// More axes than [`MAX_AXES`].
@@ -56,28 +55,20 @@ pub enum MeshError {
     /// An axis name that could not be read back from the text form.
     #[error("`{name}` is not an axis name")]
     AxisName { name: String },
-    /// Two axes with one name.
     #[error("the mesh has two axes named `{name}`")]
     DuplicateAxis { name: String },
-    /// An axis of size 0.
     #[error("axis `{name}` has size 0")]
     EmptyAxis { name: String },
-    /// The product of the sizes overflows.
     #[error("axes {axes} describe more ranks than can be counted")]
     TooLarge { axes: String },
-    /// Not one rank per place.
-    #[error("a mesh of {places} places was given {ranks} ranks")]
-    RankCount { places: usize, ranks: usize },
-    /// One rank in two places.
-    #[error("rank {rank} stands in the mesh twice")]
+    #[error("a mesh of {positions} positions cannot hold {ranks} ranks")]
+    RankCount { positions: usize, ranks: usize },
+    #[error("rank {rank} occurs twice in the mesh")]
     DuplicateRank { rank: usize },
-    /// A name that no axis has.
     #[error("{mesh} has no axis `{name}`")]
     UnknownAxis { name: String, mesh: Mesh },
-    /// A rank that is not in the mesh.
     #[error("rank {rank} is not in {mesh}")]
     UnknownRank { rank: usize, mesh: Mesh },
-    /// A coordinate outside the mesh.
     #[error("coordinate {coordinate:?} is outside {mesh}")]
     UnknownCoordinate { coordinate: Vec<usize>, mesh: Mesh },
 }
@@ -85,17 +76,17 @@ pub enum MeshError {
 impl Hint for MeshError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NoAxes => Some("give one axis of size 1 for a single rank".to_owned()),
-            Self::EmptyAxis { name } => Some(format!("give `{name}` size 1 if it is not used")),
+            Self::NoAxes => Some("use one axis of size 1 for a single rank".to_owned()),
+            Self::EmptyAxis { name } => Some(format!("set the size of `{name}` to 1 if it is not used")),
             Self::AxisName { .. } => {
                 Some("use the letters a to z, digits and `_`, starting with a letter".to_owned())
             }
             Self::UnknownAxis { name, mesh } => Some(match nearest(name, mesh.axis_names()) {
                 Some(axis) => format!("did you mean `{axis}`?"),
-                None => format!("its axes are {}", mesh.axis_names().collect::<Vec<_>>().join(", ")),
+                None => format!("use one of {}", mesh.axis_names().collect::<Vec<_>>().join(", ")),
             }),
             Self::UnknownRank { mesh, .. } if mesh.0.key.ranks.is_none() => {
-                Some(format!("its ranks are 0 to {}", mesh.len() - 1))
+                Some(format!("use a rank from 0 to {}", mesh.len() - 1))
             }
             _ => None,
         }
@@ -112,31 +103,31 @@ impl Mesh {
     /// The mesh of the given ranks, listed with the last axis varying fastest.
     pub fn with_ranks(axes: &[(&str, usize)], ranks: &[usize]) -> Result<Self, MeshError> {
         let counted = ranks.iter().enumerate().all(|(position, &rank)| position == rank);
-        let places = place_count(axes)?;
-        if places != ranks.len() {
-            return Err(MeshError::RankCount { places, ranks: ranks.len() });
+        let positions = rank_count(axes)?;
+        if positions != ranks.len() {
+            return Err(MeshError::RankCount { positions, ranks: ranks.len() });
         }
         Self::intern(axes, (!counted).then(|| ranks.to_vec()))
     }
 
     fn intern(axes: &[(&str, usize)], ranks: Option<Vec<usize>>) -> Result<Self, MeshError> {
-        let len = place_count(axes)?;
+        let len = rank_count(axes)?;
         let axes = axes.iter().map(|&(name, size)| (Box::from(name), size)).collect();
         let data = MESHES.intern(MeshKey { axes, ranks }, |id, key| MeshData::new(id, key, len))?;
         Ok(Self(data))
     }
 
-    /// The number that stands for this mesh in this process.
+    /// The number of this mesh in this process.
     pub fn id(self) -> u32 {
         self.0.id
     }
 
-    /// How many axes there are.
+    /// The number of axes.
     pub fn ndim(self) -> usize {
         self.0.key.axes.len()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[expect(clippy::len_without_is_empty, reason = "a mesh is never empty")]
     pub fn len(self) -> usize {
         self.0.len
@@ -151,12 +142,12 @@ impl Mesh {
     ///
     /// # Panics
     ///
-    /// If there is no such axis; so do the other methods that take its position.
+    /// If `axis` is out of range, as in the other methods that take an index.
     pub fn axis_name(self, axis: usize) -> &'static str {
         &self.0.key.axes[axis].0
     }
 
-    /// How many ranks stand along one axis.
+    /// The number of ranks along one axis.
     pub fn axis_size(self, axis: usize) -> usize {
         self.0.key.axes[axis].1
     }
@@ -177,7 +168,7 @@ impl Mesh {
         self.0.key.ranks.as_ref().map_or(position, |ranks| ranks[position])
     }
 
-    /// Where a rank stands in [`ranks`](Self::ranks).
+    /// The position of a rank in [`ranks`](Self::ranks).
     pub fn position(self, rank: usize) -> Result<usize, MeshError> {
         let position = match self.0.key.ranks {
             None => (rank < self.0.len).then_some(rank),
@@ -218,17 +209,16 @@ impl Mesh {
         Ok((0..size).map(|index| self.rank_at_position(first + index * stride)).collect())
     }
 
-    /// The part of the mesh that `rank` reaches along the named axes, in the
-    /// order named.
+    /// The sub-mesh of `rank` along the named axes, in the order named.
     pub fn sub_mesh(self, rank: usize, names: &[&str]) -> Result<Self, MeshError> {
         let axes = names.iter().map(|name| self.axis(name)).collect::<Result<Vec<_>, _>>()?;
         let sizes: Vec<_> =
             names.iter().zip(&axes).map(|(&name, &axis)| (name, self.axis_size(axis))).collect();
-        let places = place_count(&sizes)?;
+        let positions = rank_count(&sizes)?;
         let mut coordinate = self.coordinate(rank)?;
-        let mut ranks = Vec::with_capacity(places);
-        for place in 0..places {
-            let mut rest = place;
+        let mut ranks = Vec::with_capacity(positions);
+        for position in 0..positions {
+            let mut rest = position;
             for &axis in axes.iter().rev() {
                 coordinate[axis] = rest % self.axis_size(axis);
                 rest /= self.axis_size(axis);
@@ -238,9 +228,8 @@ impl Mesh {
         Self::with_ranks(&sizes, &ranks)
     }
 
-    /// This mesh with several axes joined into one, named `joined`, which
-    /// stands where the first of them stood. Along it, the axis named last
-    /// varies fastest.
+    /// Joins several axes into one, named `joined`, at the position of the first
+    /// of them. Along it, the axis named last varies fastest.
     pub fn flatten(self, names: &[&str], joined: &str) -> Result<Self, MeshError> {
         let Some((&first, _)) = names.split_first() else {
             return Err(MeshError::NoAxes);
@@ -280,8 +269,8 @@ impl MeshData {
     }
 }
 
-/// Checks names and sizes and returns how many ranks they call for.
-fn place_count(axes: &[(&str, usize)]) -> Result<usize, MeshError> {
+/// Checks names and sizes and returns the number of ranks.
+fn rank_count(axes: &[(&str, usize)]) -> Result<usize, MeshError> {
     if axes.is_empty() {
         return Err(MeshError::NoAxes);
     }
@@ -371,7 +360,7 @@ mod tests {
         assert_eq!(Mesh::new(&[("a b", 1)]), Err(AxisName { name: "a b".into() }));
         assert_eq!(Mesh::new(&[("", 1)]), Err(AxisName { name: String::new() }));
         assert!(matches!(Mesh::new(&[("a", usize::MAX), ("b", 2)]), Err(TooLarge { .. })));
-        assert_eq!(Mesh::with_ranks(&[("a", 2)], &[0]), Err(RankCount { places: 2, ranks: 1 }));
+        assert_eq!(Mesh::with_ranks(&[("a", 2)], &[0]), Err(RankCount { positions: 2, ranks: 1 }));
         assert_eq!(Mesh::with_ranks(&[("a", 2)], &[3, 3]), Err(DuplicateRank { rank: 3 }));
         let axes: Vec<_> = ["a", "b", "c", "d", "e", "f", "g", "h", "i"].map(|n| (n, 1)).into();
         assert_eq!(Mesh::new(&axes), Err(TooManyAxes { count: 9 }));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use weightloom_errors::{Hint, nearest};
 
-/// How values that belong to one element are combined across ranks.
+/// A reduction of values across ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReduceOp {
@@ -24,7 +24,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Every way to combine values.
+    /// All reductions.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Max, Self::Min, Self::Prod];
 
     /// The name that [`FromStr`] reads back.
@@ -44,7 +44,7 @@ impl ReduceOp {
         self == other || self.is_linear() && other.is_linear()
     }
 
-    /// Whether combining is linear in what is combined: sums and averages.
+    /// Whether the reduction is linear: sums and averages.
     pub const fn is_linear(self) -> bool {
         matches!(self, Self::Sum | Self::Avg)
     }
@@ -56,14 +56,14 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// What one mesh axis does to a tensor.
+/// The distribution of a tensor along one mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
     /// Every rank along the axis holds the same values.
     Replicate,
     /// The ranks along the axis split this tensor dim.
     Shard(usize),
-    /// The ranks along the axis hold values that are still to be combined.
+    /// The ranks along the axis hold partial values, to be reduced.
     Partial(ReduceOp),
 }
 
@@ -76,7 +76,7 @@ impl Placement {
         }
     }
 
-    /// The reduction that is still owed, if one is.
+    /// The pending reduction, if there is one.
     pub fn pending(self) -> Option<ReduceOp> {
         match self {
             Self::Partial(op) => Some(op),
@@ -95,18 +95,15 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Text that does not name a placement or a reduction.
+/// An error of parsing a placement or a reduction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PlacementError {
-    /// Not one of `R`, `S(dim)`, `P(op)`.
-    #[error("cannot read `{text}` as a placement")]
+    #[error("cannot parse `{text}` as a placement")]
     Syntax { text: String },
-    /// `S(dim)` with something that is not a dim.
     #[error("`{text}` is not a dim")]
     Dim { text: String },
-    /// `P(op)` with an operation that does not exist.
     #[error("unknown reduction `{name}`")]
     UnknownReduce { name: String },
 }
@@ -130,7 +127,7 @@ impl Hint for PlacementError {
             Self::UnknownReduce { name } => match (name.as_str(), nearest(name, ops)) {
                 ("mean", _) => "did you mean `avg`?".to_owned(),
                 (_, Some(op)) => format!("did you mean `{op}`?"),
-                (_, None) => format!("choose one of {}", ops.join(", ")),
+                (_, None) => format!("use one of {}", ops.join(", ")),
             },
         })
     }
@@ -182,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_text_is_explained() {
+    fn errors_suggest_the_right_spelling() {
         let error = "P(mean)".parse::<Placement>().unwrap_err();
         assert_eq!(error.hint().unwrap(), "did you mean `avg`?");
         for text in ["", "S", "R(0)", "shard", "Shard(0)", "s(0)"] {

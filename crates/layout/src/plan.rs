@@ -1,17 +1,16 @@
-//! The cheapest way from one layout to another.
+//! Plans of redistribution: the cheapest collectives between two layouts.
 //!
 //! A plan is a list of [`Stage`]s. Within one mesh each stage is a local slice
 //! or one collective along one mesh axis, and changes that axis's placement
-//! only. Between meshes the data moves in one [`Exchange`].
+//! only. Between meshes the data moves in one [`MeshExchange`].
 //!
-//! # What is counted
+//! # Cost
 //!
-//! A stage costs the bytes that all ranks together receive, at the [`Prices`]
-//! given. Because shards
-//! tile the tensor however uneven they are, the elements held by all ranks of
-//! a mesh of `w` ranks sum to exactly `volume × w / (product of the sharding
-//! axes)`; gathers cost the growth of that sum and reduce-scatters its
-//! shrinkage, with no rounding. Only all-to-all is priced as if chunks were
+//! A stage costs the bytes that all ranks together receive, at given
+//! [`Prices`]. Shards tile the tensor, also uneven ones, so the elements held
+//! by all ranks of a mesh of `w` ranks sum to exactly `volume × w / (product of
+//! the sharding axes)`. Gathers cost the growth of that sum and reduce-scatters
+//! its decrease, without rounding. Only all-to-all is priced as if chunks were
 //! even. Ties go to the plan with fewer collectives.
 
 mod greedy;
@@ -20,79 +19,46 @@ mod search;
 use std::fmt;
 
 use crate::dtype::DType;
-use crate::exchange::Exchange;
 use crate::layout::Placements;
 use crate::layout::{Layout, LayoutError, chunk};
 use crate::mesh::MAX_AXES;
+use crate::mesh_exchange::MeshExchange;
 use crate::placement::{Placement, ReduceOp};
 use crate::shape::Shape;
 use weightloom_errors::Hint;
 
-/// One move of data, or of what ranks claim about it. Axes and dims are given
-/// by position.
+/// One step of a plan. Mesh axes and tensor dims are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Step {
-    /// Each rank keeps its chunk of a dim it held whole. Nothing moves.
-    Slice {
-        /// The mesh axis.
-        axis: usize,
-        /// The dim that it now splits, after all axes that split it already.
-        dim: usize,
-    },
-    /// Ranks along an axis share their chunks of a dim.
-    AllGather {
-        /// The mesh axis, the last to split the dim.
-        axis: usize,
-        /// The dim.
-        dim: usize,
-    },
-    /// Ranks along an axis trade chunks of one dim for chunks of another.
-    AllToAll {
-        /// The mesh axis, the last to split `from`.
-        axis: usize,
-        /// The dim it splits before.
-        from: usize,
-        /// The dim it splits after.
-        to: usize,
-    },
-    /// Ranks along an axis combine pending values, each keeping one chunk.
-    ReduceScatter {
-        /// The mesh axis.
-        axis: usize,
-        /// How values combine.
-        op: ReduceOp,
-        /// The dim it now splits.
-        dim: usize,
-    },
-    /// Ranks along an axis combine pending values, each keeping all.
-    AllReduce {
-        /// The mesh axis.
-        axis: usize,
-        /// How values combine.
-        op: ReduceOp,
-    },
-    /// Replicated values become pending ones that combine to the same: the
-    /// first rank along the axis keeps them and the others take the neutral
-    /// element, or all keep them where the operation allows. Nothing moves.
-    Seed {
-        /// The mesh axis.
-        axis: usize,
-        /// How values will combine.
-        op: ReduceOp,
-    },
-    /// Every rank of the target mesh receives what it lacks from the ranks of
-    /// the source mesh; see [`Exchange`].
+    /// Each rank keeps its chunk of a dim, which `axis` splits after all axes
+    /// that split it already. Local.
+    Slice { axis: usize, dim: usize },
+    /// Gathers the chunks of a dim along `axis`, the last axis to split it.
+    AllGather { axis: usize, dim: usize },
+    /// Exchanges chunks of dim `from` for chunks of dim `to` along `axis`, the
+    /// last axis to split `from`.
+    AllToAll { axis: usize, from: usize, to: usize },
+    /// Reduces partial values along `axis`; each rank keeps a chunk of `dim`.
+    ReduceScatter { axis: usize, op: ReduceOp, dim: usize },
+    /// Reduces partial values along `axis`; each rank keeps all.
+    AllReduce { axis: usize, op: ReduceOp },
+    /// Turns replicated values into partial ones that reduce to the same: the
+    /// first rank along `axis` keeps them and the others take the neutral
+    /// element, or all keep them where the reduction allows. Local.
+    Seed { axis: usize, op: ReduceOp },
+    /// Moves the tensor to another mesh; see [`MeshExchange`].
     Exchange,
 }
 
 impl Step {
-    /// Whether this is a collective rather than something each rank does alone.
+    /// Whether this is a collective rather than a local step.
     pub fn is_collective(self) -> bool {
         !matches!(self, Self::Slice { .. } | Self::Seed { .. })
     }
 
-    /// The mesh axis along which the step works, unless it spans meshes.
+    /// The mesh axis of the step, unless it spans meshes.
     pub fn axis(self) -> Option<usize> {
         match self {
             Self::Slice { axis, .. }
@@ -105,7 +71,7 @@ impl Step {
         }
     }
 
-    /// The name, as in `all-gather`.
+    /// The name: `all-gather`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Slice { .. } => "slice",
@@ -136,20 +102,18 @@ impl Step {
     }
 }
 
-/// One step of a plan, with the layouts it leads between.
+/// A step of a plan, with the layouts before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Stage {
-    /// What is done.
     pub step: Step,
-    /// The layout before.
     pub before: Layout,
-    /// The layout after.
     pub after: Layout,
 }
 
 impl Stage {
-    /// Whether ranks must communicate: along an axis of one rank, a collective
-    /// is only a change of name.
+    /// Whether ranks communicate. A collective along an axis of one rank does
+    /// not.
     pub fn communicates(&self) -> bool {
         self.step.is_collective()
             && self.step.axis().is_none_or(|axis| self.before.mesh().axis_size(axis) > 1)
@@ -157,12 +121,12 @@ impl Stage {
 
     /// Elements that `rank` receives from others.
     ///
-    /// Reductions count as a direct exchange does: each rank receives every
-    /// other rank's values for the part it combines, and for an all-reduce then
-    /// the combined parts of the others.
+    /// A reduction counts as a direct exchange: each rank receives the values of
+    /// all others for the part that it reduces, and in an all-reduce also the
+    /// reduced parts of the others.
     pub fn received(&self, shape: &Shape, rank: usize) -> Result<usize, LayoutError> {
         let Some(axis) = self.step.axis() else {
-            let exchange = Exchange::new(self.before, self.after, shape)?;
+            let exchange = MeshExchange::new(self.before, self.after, shape)?;
             let transfers = exchange.receives(rank)?;
             return Ok(transfers.iter().filter(|t| t.from != t.to).map(|t| t.region.volume()).sum());
         };
@@ -177,8 +141,8 @@ impl Stage {
             Step::ReduceScatter { .. } => (ways - 1) * after.volume(),
             Step::AllReduce { .. } => {
                 let index = self.before.mesh().coordinate(rank)?[axis];
-                let (_, combined) = chunk(after.volume(), ways, index);
-                (ways - 1) * combined + (after.volume() - combined)
+                let (_, reduced) = chunk(after.volume(), ways, index);
+                (ways - 1) * reduced + (after.volume() - reduced)
             }
         })
     }
@@ -203,33 +167,31 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What moving data costs, in units of one byte received by one rank.
+/// The cost of communication, in units of one byte received by one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prices {
-    /// Bytes per rank that could be moved in the time it takes to start one
-    /// collective. With 0, fewest bytes win and the number of collectives only
-    /// breaks ties.
+    /// The latency of a collective, as the bytes that a rank could receive in
+    /// that time. With 0, the number of collectives only breaks ties.
     pub bytes_per_collective: u64,
-    /// What a byte costs along each mesh axis, relative to the others. Raise
-    /// it for axes whose links are slow: the planner then takes a detour over
-    /// the fast ones where that is cheaper.
+    /// The relative cost of a byte along each mesh axis. Raise it for axes with
+    /// slow links: the planner then prefers detours over fast ones.
     pub axis_weights: [u32; MAX_AXES],
 }
 
 impl Prices {
-    /// Nothing counts but bytes, which cost the same along every axis.
+    /// Counts only bytes, at the same cost along every axis.
     pub const BYTES: Self = Self { bytes_per_collective: 0, axis_weights: [1; MAX_AXES] };
 }
 
-/// All links alike, and 64 KiB to start a collective: what 10 GB/s moves in
-/// the several microseconds that a start takes on common networks.
+/// Equal links, and a latency of 64 KiB per collective: several microseconds at
+/// 10 GB/s, as on common networks.
 impl Default for Prices {
     fn default() -> Self {
         Self { bytes_per_collective: 64 << 10, ..Self::BYTES }
     }
 }
 
-/// A sequence of stages from one layout to another.
+/// A sequence of stages from one layout of a tensor to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     source: Layout,
@@ -240,11 +202,11 @@ pub struct Plan {
     optimal: bool,
 }
 
-/// Why there is no plan.
+/// An error of planning.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum PlanError {
-    /// A layout does not fit the tensor.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
@@ -257,12 +219,12 @@ impl Hint for PlanError {
 }
 
 impl Plan {
-    /// The layout it starts from.
+    /// The layout before the plan.
     pub fn source(&self) -> Layout {
         self.source
     }
 
-    /// The layout it leads to.
+    /// The layout after the plan.
     pub fn target(&self) -> Layout {
         self.target
     }
@@ -282,20 +244,19 @@ impl Plan {
         &self.stages
     }
 
-    /// Whether no other sequence of steps is cheaper, with all-to-all priced for
-    /// even chunks. Moves between meshes are not searched, and on meshes of
-    /// seven and more axes a search may be cut short.
+    /// Whether the plan is proven to be the cheapest, with all-to-all priced for
+    /// even chunks. False for plans between meshes, and if the search was cut
+    /// short, which happens on meshes of seven and more axes.
     pub fn is_optimal(&self) -> bool {
         self.optimal
     }
 
-    /// How many stages communicate.
+    /// The number of stages that communicate.
     pub fn collectives(&self) -> usize {
         self.stages.iter().filter(|stage| stage.communicates()).count()
     }
 
-    /// Bytes that one rank receives from others over the whole plan. A rank
-    /// that is in neither mesh of a stage receives nothing there.
+    /// Bytes that one rank receives from others over the whole plan.
     pub fn received(&self, rank: usize) -> Result<u64, PlanError> {
         let mut elements = 0;
         for stage in &self.stages {
@@ -323,15 +284,15 @@ impl Plan {
             stages.push(Stage { step, before, after });
             before = after;
         }
-        debug_assert_eq!(before, target, "a plan ends where it was asked to");
+        debug_assert_eq!(before, target, "a plan ends in its target");
         Ok(Self { source, target, shape: shape.clone(), dtype, stages, optimal: false })
     }
 }
 
 /// Finds the cheapest plan from one layout of a tensor to another.
 ///
-/// Between meshes, what is pending is combined first and the rest moves in one
-/// exchange, in which each rank receives only what it lacks.
+/// Between meshes, the plan first reduces partial values and then moves the
+/// tensor in one exchange, in which each rank receives only what it lacks.
 pub fn plan(
     source: Layout,
     target: Layout,
@@ -349,9 +310,8 @@ pub fn plan(
     Ok(Plan { optimal: found.optimal, ..Plan::new(source, target, shape, dtype, &found.steps)? })
 }
 
-/// Plans without weighing costs, in the fixed order that other systems use:
-/// first every pending reduction, then one dim after the other. Kept to
-/// measure [`plan`] against.
+/// Plans in the fixed order that other systems use: first every pending
+/// reduction, then one dim after the other. A baseline for [`plan`].
 pub fn greedy_plan(source: Layout, target: Layout, shape: &Shape, dtype: DType) -> Result<Plan, PlanError> {
     source.check_shape(shape)?;
     target.check_shape(shape)?;
@@ -363,8 +323,8 @@ pub fn greedy_plan(source: Layout, target: Layout, shape: &Shape, dtype: DType) 
     Plan::new(source, target, shape, dtype, &steps)
 }
 
-/// Pending values are combined where they are, scattered over the longest dim
-/// so that nothing is combined or sent twice; then the data moves once.
+/// Reduces partial values within the source mesh, scattered over the longest
+/// dim so that no value is reduced or sent twice; then moves the data once.
 fn cross_mesh_steps(source: Layout, target: Layout, shape: &Shape) -> Vec<Step> {
     let longest = (0..shape.ndim()).max_by_key(|&dim| shape[dim]);
     let reduce = source.pending().map(|(axis, op)| match longest {

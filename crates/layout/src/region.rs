@@ -1,4 +1,4 @@
-//! Boxes inside a global shape.
+//! Regions: boxes inside a tensor.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 use crate::shape::{Dims, Shape};
 
-/// An n-dimensional box: where a piece of a tensor starts and how large it is.
+/// An n-dimensional box inside a tensor: its start and its size.
 ///
-/// Regions of different tensors are compared only by their numbers; which
-/// tensor a region belongs to is the caller's knowledge. Methods that take a
-/// second region or a shape require the same number of dims.
+/// A region does not know its tensor. Methods that take a second region or a
+/// shape require the same number of dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "(Vec<usize>, Vec<usize>)", into = "(Vec<usize>, Vec<usize>)")]
 pub struct Region {
@@ -34,24 +33,21 @@ impl From<Region> for (Vec<usize>, Vec<usize>) {
     }
 }
 
-/// Numbers that do not describe a box, or a box outside its tensor.
+/// An invalid region, or one outside its tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum RegionError {
-    /// Start and size disagree on the number of dims.
     #[error("a region starts in {starts} dims but has sizes for {sizes}")]
     DimCount { starts: usize, sizes: usize },
-    /// The end of the region is not representable.
     #[error("dim {dim} of a region starts at {start} and cannot hold {size} more elements")]
     TooLarge { dim: usize, start: usize, size: usize },
-    /// The region reaches past the tensor, or has other dims.
-    #[error("region {region} does not lie inside a tensor of shape {shape}")]
+    #[error("region {region} is outside a tensor of shape {shape}")]
     Outside { region: Region, shape: Shape },
 }
 
 impl Region {
-    /// Builds the box that starts at `start` and extends `size` elements in
+    /// Creates the region that starts at `start` and extends `size` elements in
     /// each dim.
     pub fn new(start: &[usize], size: &[usize]) -> Result<Self, RegionError> {
         if start.len() != size.len() {
@@ -65,7 +61,7 @@ impl Region {
         Ok(Self { start: Dims::from_slice(start), size: Dims::from_slice(size) })
     }
 
-    /// The box that covers a whole tensor.
+    /// The region of a whole tensor.
     pub fn whole(shape: &Shape) -> Self {
         Self { start: Dims::from_elem(0, shape.ndim()), size: Dims::from_slice(shape) }
     }
@@ -90,7 +86,7 @@ impl Region {
         self.start[dim]..self.start[dim] + self.size[dim]
     }
 
-    /// How many dims there are.
+    /// The number of dims.
     pub fn ndim(&self) -> usize {
         self.start.len()
     }
@@ -100,7 +96,7 @@ impl Region {
         self.size.iter().product()
     }
 
-    /// Whether the region has no element.
+    /// Whether the region has no elements.
     pub fn is_empty(&self) -> bool {
         self.size.contains(&0)
     }
@@ -133,7 +129,7 @@ impl Region {
         if inside { Ok(()) } else { Err(RegionError::Outside { region: self.clone(), shape: shape.clone() }) }
     }
 
-    /// The elements that both regions have, or `None` where there are none.
+    /// The intersection, or `None` if it is empty.
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         if self.ndim() != other.ndim() {
             return None;
@@ -153,8 +149,7 @@ impl Region {
         Some(Self { start, size })
     }
 
-    /// What both regions have; where that is nothing, an empty region of the
-    /// same dims.
+    /// The intersection, possibly an empty region of the same dims.
     pub fn common(&self, other: &Self) -> Self {
         self.intersect(other).unwrap_or_else(|| match self.start().first() {
             Some(&start) => self.with_range(0, start..start),
@@ -162,8 +157,7 @@ impl Region {
         })
     }
 
-    /// The elements of this region that `other` lacks, as disjoint boxes: at
-    /// most two for each dim.
+    /// The difference, as disjoint regions: at most two per dim.
     pub fn subtract(&self, other: &Self) -> Vec<Self> {
         if self.is_empty() {
             return Vec::new();
@@ -171,18 +165,18 @@ impl Region {
         let Some(common) = self.intersect(other) else {
             return vec![self.clone()];
         };
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         let mut rest = self.clone();
         for dim in 0..self.ndim() {
             let (whole, cut) = (rest.range(dim), common.range(dim));
             for outside in [whole.start..cut.start, cut.end..whole.end] {
                 if !outside.is_empty() {
-                    pieces.push(rest.with_range(dim, outside));
+                    parts.push(rest.with_range(dim, outside));
                 }
             }
             rest = rest.with_range(dim, cut);
         }
-        pieces
+        parts
     }
 
     /// This region with another range in one dim.
@@ -206,14 +200,14 @@ impl Region {
         })
     }
 
-    /// Where this region's elements lie in a row-major tensor: the fewest
-    /// contiguous runs of element offsets, in ascending order.
+    /// The element offsets of this region in a row-major tensor: the fewest
+    /// contiguous runs, in ascending order.
     pub fn runs(&self, shape: &Shape) -> Result<Runs, RegionError> {
         self.check_inside(shape)?;
         Ok(Runs::new(self, shape))
     }
 
-    /// Where this region's bytes lie in a row-major tensor: the fewest
+    /// The byte offsets of this region in a row-major tensor: the fewest
     /// contiguous extents, in ascending order.
     pub fn byte_extents(
         &self,
@@ -261,8 +255,8 @@ impl Runs {
                 strides: none,
             };
         }
-        // Dims behind the last one that is cut are spanned whole, so they and
-        // the cut dim itself form one run.
+        // Dims after the last partial one are whole, so they form one run with
+        // it.
         let cut = (0..region.ndim()).rev().find(|&dim| region.size[dim] != shape[dim]);
         let (run, outer) = match cut {
             Some(dim) => (region.size[dim] * strides[dim], dim),
@@ -334,16 +328,16 @@ mod tests {
     }
 
     #[test]
-    fn bad_boxes_are_typed_errors() {
+    fn invalid_regions_are_typed_errors() {
         assert!(matches!(Region::new(&[0], &[1, 2]), Err(RegionError::DimCount { starts: 1, sizes: 2 })));
         assert!(matches!(Region::new(&[usize::MAX], &[1]), Err(RegionError::TooLarge { dim: 0, .. })));
         let error = region(&[3], &[2]).runs(&shape(&[4])).unwrap_err();
-        assert_eq!(error.to_string(), "region [3:5] does not lie inside a tensor of shape 4");
+        assert_eq!(error.to_string(), "region [3:5] is outside a tensor of shape 4");
         assert!(region(&[0], &[1]).runs(&shape(&[4, 4])).is_err());
     }
 
     #[test]
-    fn regions_of_other_dims_never_meet() {
+    fn regions_of_different_ndim_never_intersect() {
         assert_eq!(region(&[0], &[4]).intersect(&region(&[0, 0], &[4, 4])), None);
         assert!(!region(&[0], &[4]).contains(&region(&[0, 0], &[4, 4])));
     }

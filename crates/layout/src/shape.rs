@@ -1,4 +1,4 @@
-//! The global sizes of a tensor.
+//! Shapes of tensors.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,17 +10,16 @@ use smallvec::SmallVec;
 use crate::dtype::DType;
 use weightloom_errors::Hint;
 
-/// One number per tensor dim. Four fit without a heap allocation, and tensors
-/// with more are rare enough to pay for one.
+/// One number per tensor dim. Up to four need no heap allocation.
 pub type Dims = SmallVec<[usize; 4]>;
 
-/// The most dims a shape may have.
+/// The maximum number of dims of a shape.
 pub const MAX_DIMS: usize = 32;
 
 /// The sizes of a tensor, one per dim.
 ///
-/// A shape exists only if its bytes fit in an `isize` for every dtype, so code
-/// behind it multiplies sizes without overflow checks.
+/// Its bytes fit into an `isize` for every dtype, so that callers can multiply
+/// sizes without overflow checks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<usize>", into = "Vec<usize>")]
 pub struct Shape(Dims);
@@ -39,22 +38,19 @@ impl From<Shape> for Vec<usize> {
     }
 }
 
-/// Sizes that no tensor can have.
+/// An invalid shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ShapeError {
-    /// The tensor would not be addressable.
     #[error("a tensor of shape {dims:?} has more bytes than can be addressed")]
     TooLarge { dims: Vec<usize> },
     /// More dims than [`MAX_DIMS`].
     #[error("a shape has at most {MAX_DIMS} dims, not {count}")]
     TooManyDims { count: usize },
-    /// A size that is not a number, or not one that can be counted with.
     #[error("`{text}` is not a size from 0 to {}", isize::MAX)]
     Size { text: String },
-    /// Text that does not describe a shape.
-    #[error("cannot read `{text}` as a shape")]
+    #[error("cannot parse `{text}` as a shape")]
     Syntax { text: String },
 }
 
@@ -70,7 +66,7 @@ impl Hint for ShapeError {
 }
 
 impl Shape {
-    /// Checks sizes and wraps them.
+    /// Creates a shape from its sizes.
     pub fn new(dims: &[usize]) -> Result<Self, ShapeError> {
         if dims.len() > MAX_DIMS {
             return Err(ShapeError::TooManyDims { count: dims.len() });
@@ -83,18 +79,18 @@ impl Shape {
         Ok(Self(Dims::from_slice(dims)))
     }
 
-    /// Wraps sizes that lie inside a checked shape and so need no second check.
+    /// Creates a shape from sizes that lie inside a checked shape.
     pub(crate) fn within_checked(dims: Dims) -> Self {
         debug_assert!(Self::new(&dims).is_ok(), "{dims:?}");
         Self(dims)
     }
 
-    /// How many dims there are.
+    /// The number of dims.
     pub fn ndim(&self) -> usize {
         self.0.len()
     }
 
-    /// How many elements there are. A shape without dims has one.
+    /// The number of elements. A shape without dims has one.
     pub fn volume(&self) -> usize {
         self.0.iter().product()
     }
@@ -186,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn unaddressable_sizes_are_refused() {
+    fn unaddressable_sizes_are_rejected() {
         assert!(Shape::new(&[1 << 31, 1 << 28]).is_ok());
         assert!(matches!(Shape::new(&[1 << 32, 1 << 32]), Err(ShapeError::TooLarge { .. })));
         assert!(matches!(Shape::new(&[0, usize::MAX]), Err(ShapeError::TooLarge { .. })));

@@ -1,4 +1,4 @@
-//! Reading meshes and layouts back from their text forms.
+//! Parsing of meshes and layouts.
 
 use std::str::FromStr;
 
@@ -7,38 +7,31 @@ use crate::mesh::{Mesh, MeshError};
 use crate::placement::{Placement, PlacementError};
 use weightloom_errors::Hint;
 
-/// The most ranks that a text form may list, so that a typo such as
-/// `ranks=0..99999999999` is an error and not an exhausted memory.
+/// The maximum number of ranks in a text form, so that a typo such as
+/// `ranks=0..99999999999` does not exhaust the memory.
 const MAX_LISTED_RANKS: usize = 1 << 24;
 
-/// Text that does not describe a mesh or a layout.
+/// An error of parsing a mesh or a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TextError {
-    /// Not of the form `mesh(axis=size,…)`.
-    #[error("cannot read `{text}` as a mesh")]
+    #[error("cannot parse `{text}` as a mesh")]
     Mesh { text: String },
-    /// Not a whole number, or not one that can be counted with.
-    #[error("`{text}` is not a whole number from 0 to {}", usize::MAX)]
+    #[error("`{text}` is not an integer from 0 to {}", usize::MAX)]
     Number { text: String },
-    /// A list of ranks too long to be meant.
     #[error("a mesh lists more than {MAX_LISTED_RANKS} ranks")]
     TooManyRanks,
-    /// Not of the form `mesh(…) [placement, …]`.
-    #[error("cannot read `{text}` as a layout")]
+    #[error("cannot parse `{text}` as a layout")]
     Layout { text: String },
-    /// A turn that is not a number, stands behind something other than a
-    /// shard, or is missing from the dim's other shards.
-    #[error("cannot read `{text}` as the turns 0, 1, … in which axes split dim {dim}")]
+    /// A position that is not a number, follows something other than a shard, or
+    /// is missing from other shards of the dim.
+    #[error("cannot parse `{text}` as the order 0, 1, … in which axes split dim {dim}")]
     Turns { text: String, dim: usize },
-    /// A placement is malformed.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The text is well formed but describes no mesh.
     #[error(transparent)]
     ImpossibleMesh(#[from] MeshError),
-    /// The text is well formed but describes no layout.
     #[error(transparent)]
     ImpossibleLayout(#[from] LayoutError),
 }
@@ -49,9 +42,7 @@ impl Hint for TextError {
             Self::Mesh { .. } => Some("write a mesh as `mesh(dp=2,tp=4)`".to_owned()),
             Self::Number { .. } | Self::TooManyRanks => None,
             Self::Layout { .. } => Some("write a layout as `mesh(dp=2,tp=4) [R, S(0)]`".to_owned()),
-            Self::Turns { .. } => {
-                Some("give every shard of that dim its turn, as in `[S(0)@1, S(0)@0]`".to_owned())
-            }
+            Self::Turns { .. } => Some("number every shard of that dim, as in `[S(0)@1, S(0)@0]`".to_owned()),
             Self::Placement(error) => error.hint(),
             Self::ImpossibleMesh(error) => error.hint(),
             Self::ImpossibleLayout(error) => error.hint(),
@@ -134,8 +125,8 @@ impl FromStr for Layout {
     }
 }
 
-/// Turns per axis → axis names per dim; the error is the dim whose turns do
-/// not count 0, 1, ….
+/// Turns per axis → axis names per dim; the error is a dim whose turns are not
+/// 0, 1, ….
 fn split_orders(
     mesh: Mesh,
     placements: &[Placement],

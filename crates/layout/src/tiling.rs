@@ -6,7 +6,7 @@
 //! The regions tile the tensor exactly when `f` is zero everywhere. Take the
 //! difference of `f` along every dim: each region leaves only its 2^d corners,
 //! with alternating signs, and the tensor itself leaves its own corners with
-//! the signs turned. Differencing loses nothing (summing undoes it), so `f` is
+//! the signs flipped. Differencing loses nothing (summing undoes it), so `f` is
 //! zero exactly when the positive and the negative corners are the same
 //! multiset. That is decided by two sorts, for any number of dims.
 //!
@@ -20,15 +20,13 @@
 use crate::region::{Region, RegionError};
 use crate::shape::{Dims, Shape};
 
-/// Why regions do not cover a tensor exactly once.
+/// A violation of a tiling.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TilingError {
-    /// A region reaches past the tensor.
-    #[error("region {index}: {source}")]
+    #[error("region {index} is invalid")]
     Outside { index: usize, source: RegionError },
-    /// Elements that no region has.
     #[error("no region covers {hole} of a tensor of shape {shape}")]
     Hole {
         /// A box of uncovered elements, as large as it can be from its first
@@ -36,7 +34,6 @@ pub enum TilingError {
         hole: Region,
         shape: Shape,
     },
-    /// Elements that two regions have.
     #[error("regions {first} and {second} both cover {overlap}")]
     Overlap { first: usize, second: usize, overlap: Region },
 }
@@ -76,7 +73,7 @@ struct Leftover {
     sign: Sign,
 }
 
-/// A number wide enough to tell all corners apart.
+/// A number wide enough to distinguish all corners.
 trait CornerNumber: Copy + Ord {
     const ZERO: Self;
     fn advance(self, width: usize, index: usize) -> Self;
@@ -177,8 +174,8 @@ fn hole_at(element: &Dims, shape: &Shape, regions: &[Region]) -> TilingError {
             .filter(|&dim| region.range(dim).start > element[dim])
             .map(|dim| hole.with_range(dim, element[dim]..region.range(dim).start))
             .max_by_key(Region::volume);
-        // A region that meets the hole without containing its first element
-        // begins behind it in some dim.
+        // A region that intersects the hole without containing its first
+        // element starts after it in some dim.
         hole = kept.expect("the corner sum says that no region contains the first element");
     }
     TilingError::Hole { hole, shape: shape.clone() }
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn corner_numbers_beyond_64_bits_are_told_apart() {
+    fn corner_numbers_beyond_64_bits_are_distinguished() {
         let long = 1usize << 19;
         let huge = shape(&[long, long, long]);
         let halves = |dim: usize, which: usize| {

@@ -1,4 +1,4 @@
-//! Messages between two ranks, and objects.
+//! Point-to-point messages, and objects.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,8 @@ impl Checker {
     pub(super) fn messages(&mut self, gang: &dyn Gang) -> Result<(), ConformanceError> {
         let (rank, size) = (gang.rank(), gang.size());
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        // Everybody sends before anybody receives, also more than an engine
-        // would buffer by itself.
+        // All ranks send before any receives, also more than an engine would
+        // buffer by itself.
         for length in [0, 1, 1_000, 300_000] {
             let case = format!("ring of {length} in a gang of {size}");
             let data = vec![rank as f32; length];
@@ -36,7 +36,7 @@ impl Checker {
             self.equal(case, &received, &vec![previous as f32; length])?;
         }
 
-        // Tags keep messages apart; tickets go by the order of asking.
+        // Tags separate messages; tickets go by the order of reservation.
         let case = format!("tags and tickets in a gang of {size}");
         let early = gang.start_recv::<u64>(1, previous, 7);
         let late = gang.start_recv::<u64>(1, previous, 7);
@@ -55,7 +55,7 @@ impl Checker {
         let result = gang.recv(&mut [0f32], previous, 9);
         self.equal(case, &matches!(result, Err(GangError::Message { tag: 9, .. })), &true)?;
 
-        // A receive under way does not hold up collectives.
+        // A started receive does not delay collectives.
         let case = format!("receive across a collective in a gang of {size}");
         let waiting = gang.start_recv::<u8>(1, previous, 10);
         self.run(case.clone(), gang.barrier())?;

@@ -1,10 +1,13 @@
-//! Values that the suite sends, and the reductions it expects of them.
+//! Values that ranks contribute, and the expected reductions of them.
 
 use half::{bf16, f16};
 use weightloom_layout::{DType, ReduceOp};
 
+use crate::element::{Elements, ElementsMut};
+
 /// Aligned memory for elements of any dtype.
-pub(super) struct Values {
+pub(crate) struct Values {
+    dtype: DType,
     words: Vec<u64>,
     length: usize,
 }
@@ -12,34 +15,43 @@ pub(super) struct Values {
 impl Values {
     pub(super) fn zeroed(dtype: DType, count: usize) -> Self {
         let length = count * dtype.size();
-        Self { words: vec![0; length.div_ceil(8)], length }
+        Self { dtype, words: vec![0; length.div_ceil(8)], length }
     }
 
     pub(super) fn of(dtype: DType, values: impl ExactSizeIterator<Item = impl Into<Number>>) -> Self {
         let mut all = Self::zeroed(dtype, values.len());
         let width = dtype.size();
-        for (place, value) in values.enumerate() {
-            let bytes = &mut all.bytes_mut()[place * width..(place + 1) * width];
+        for (index, value) in values.enumerate() {
+            let bytes = &mut all.bytes_mut()[index * width..(index + 1) * width];
             encode(dtype, value.into(), bytes);
         }
         all
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        Elements::from_bytes(self.dtype, self.bytes()).expect("words are aligned for every dtype")
+    }
+
+    pub(crate) fn elements_mut(&mut self) -> ElementsMut<'_> {
+        let dtype = self.dtype;
+        ElementsMut::from_bytes(dtype, self.bytes_mut()).expect("words are aligned for every dtype")
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.length]
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
 }
 
-/// A value on its way to becoming an element.
+/// A value before its conversion to an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Number {
     Float(f64),
-    /// Taken modulo the size of the element.
-    Whole(i64),
+    /// Wraps to the size of the element.
+    Integer(i64),
 }
 
 impl From<f64> for Number {
@@ -48,8 +60,8 @@ impl From<f64> for Number {
     }
 }
 
-/// What a rank contributes as its `index`-th element: small whole numbers,
-/// exact in every dtype.
+/// The `index`-th element that a rank contributes: a small integer, exact in
+/// every dtype.
 pub(super) fn contribution(dtype: DType, rank: usize, index: usize) -> f64 {
     // Scrambled, so that no shift of the elements looks like the original.
     let mixed = ((rank * 31 + index + 1) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -60,9 +72,9 @@ pub(super) fn contribution(dtype: DType, rank: usize, index: usize) -> f64 {
     }
 }
 
-/// The reduction of what all ranks contribute as their `index`-th element, in
-/// rank order and in the arithmetic of the dtype.
-pub(super) fn combined(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -> Number {
+/// The reduction of the `index`-th elements of all ranks, in rank order and in
+/// the arithmetic of the dtype.
+pub(super) fn reduced(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -> Number {
     let values = (0..ranks).map(|rank| contribution(dtype, rank, index));
     match dtype {
         DType::F64 => Number::Float(match op {
@@ -84,7 +96,7 @@ pub(super) fn combined(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -
         }
         _ => {
             let values = values.map(|value| value as i64);
-            Number::Whole(match op {
+            Number::Integer(match op {
                 ReduceOp::Sum | ReduceOp::Avg => values.sum(),
                 ReduceOp::Max => values.max().unwrap_or(0),
                 ReduceOp::Min => values.min().unwrap_or(0),
@@ -95,21 +107,20 @@ pub(super) fn combined(dtype: DType, op: ReduceOp, ranks: usize, index: usize) -
 }
 
 fn encode(dtype: DType, value: Number, bytes: &mut [u8]) {
-    let (float, whole) = match value {
+    let (float, integer) = match value {
         Number::Float(float) => (float, float as i64),
-        Number::Whole(whole) => (whole as f64, whole),
+        Number::Integer(integer) => (integer as f64, integer),
     };
     match dtype {
         DType::F64 => bytes.copy_from_slice(&float.to_ne_bytes()),
         DType::F32 => bytes.copy_from_slice(&(float as f32).to_ne_bytes()),
         DType::Bf16 => bytes.copy_from_slice(&bf16::from_f32(float as f32).to_ne_bytes()),
         DType::F16 => bytes.copy_from_slice(&f16::from_f32(float as f32).to_ne_bytes()),
-        DType::I64 | DType::U64 => bytes.copy_from_slice(&whole.to_ne_bytes()),
-        DType::I32 | DType::U32 => bytes.copy_from_slice(&(whole as i32).to_ne_bytes()),
-        DType::I16 | DType::U16 => bytes.copy_from_slice(&(whole as i16).to_ne_bytes()),
-        // Eight-bit floats are only moved, never computed with: any byte will
-        // do.
-        DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => bytes[0] = whole as u8,
+        DType::I64 | DType::U64 => bytes.copy_from_slice(&integer.to_ne_bytes()),
+        DType::I32 | DType::U32 => bytes.copy_from_slice(&(integer as i32).to_ne_bytes()),
+        DType::I16 | DType::U16 => bytes.copy_from_slice(&(integer as i16).to_ne_bytes()),
+        // Eight-bit floats are copied and never reduced: any byte will do.
+        DType::I8 | DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => bytes[0] = integer as u8,
     }
 }
 
@@ -118,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_and_reductions_differ() {
+    fn neighbouring_values_and_reductions_differ() {
         for dtype in DType::ALL {
             let line: Vec<f64> = (0..30).map(|i| contribution(dtype, 0, i)).collect();
             for shift in 1..5 {
@@ -129,7 +140,7 @@ mod tests {
             }
         }
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
-            let line: Vec<Number> = (0..30).map(|i| combined(DType::F32, op, 2, i)).collect();
+            let line: Vec<Number> = (0..30).map(|i| reduced(DType::F32, op, 2, i)).collect();
             assert!(line.windows(2).any(|pair| pair[0] != pair[1]), "{op}");
         }
     }

@@ -1,10 +1,10 @@
-//! A plan made in a fixed order, without weighing costs.
+//! Plans in a fixed order, without a search.
 
 use crate::layout::Layout;
 use crate::plan::Step;
 
-/// Reduces what is pending, takes back the splits that are in the way of each
-/// dim, then makes the splits that are missing.
+/// Reduces partial values, removes the splits of each dim that are in the way,
+/// then adds the missing ones.
 pub(super) fn steps(source: Layout, target: Layout) -> Vec<Step> {
     let mut steps = Vec::new();
     let mesh = source.mesh();

@@ -1,12 +1,12 @@
-//! A* search over the arrangements that a mesh can be in.
+//! A* search over the placements of a mesh.
 //!
 //! The state says for each axis whether it replicates, is pending, or is the
 //! k-th to split some dim. Every step moves one axis. Costs depend on the
 //! shape only through its volume, so the search needs no regions.
 //!
-//! The estimate that guides it is what every rank must receive in any case:
-//! its target region less the most that it can hold of it now, or what taking
-//! axes away that are in the way moves, whichever is more. A pending axis
+//! The heuristic is what every rank must receive in any case: its target
+//! region minus the most that it can hold of it now, or what removing axes that
+//! are in the way moves, whichever is more. A pending axis
 //! makes that the whole target region; further ones multiply what is held
 //! until they are reduced, and each reduction costs at least what it removes.
 //! The estimate never exceeds the true rest and never falls faster than a step
@@ -25,13 +25,12 @@ use crate::placement::Placement;
 use crate::plan::{Prices, Step};
 use crate::shape::Shape;
 
-/// States looked at before the search for the optimum is given up. Meshes of up
-/// to five axes never come near; seven axes in a bad order do.
+/// Limit of expanded states in the search for the optimum. Meshes of up to five
+/// axes never come near; seven axes in an unfavourable order do.
 const MAX_EXPANDED: usize = 50_000;
 
-/// How much more than it says an estimate counts in hasty searches, tried in
-/// turn.
-const HASTE: [Cost; 2] = [4, 32];
+/// Weights of the heuristic in the faster, non-optimal searches that follow.
+const HEURISTIC_WEIGHTS: [Cost; 2] = [4, 32];
 
 /// States that most searches reach.
 const EXPECTED: usize = 200;
@@ -126,10 +125,11 @@ pub(super) fn cheapest(
         // Too many arrangements to look at all of them: trust the estimate
         // more than it deserves, and take the first improvement.
         Search::CutShort => {
-            let hasty = HASTE.iter().find_map(|&haste| match problem.search(start, limit, haste) {
-                Search::Better(steps) => Some(steps),
-                Search::NothingBetter | Search::CutShort => None,
-            });
+            let hasty =
+                HEURISTIC_WEIGHTS.iter().find_map(|&haste| match problem.search(start, limit, haste) {
+                    Search::Better(steps) => Some(steps),
+                    Search::NothingBetter | Search::CutShort => None,
+                });
             Found { steps: hasty.unwrap_or(known), optimal: false }
         }
     }
@@ -259,7 +259,7 @@ impl Problem {
         state
     }
 
-    /// The steps on the cheapest way to the goal.
+    /// The steps of the cheapest path to the goal.
     fn path(&self, reached: &FxHashMap<State, Reached>, start: State) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut state = self.goal;
@@ -272,8 +272,7 @@ impl Problem {
         steps
     }
 
-    /// The step that leads from one state to the next: the one axis that
-    /// changes tells.
+    /// The step from one state to the next, in which one axis differs.
     fn step_between(&self, from: State, to: State) -> Option<Step> {
         let axis = (0..self.sizes.len()).find(|&axis| get(from, axis) != get(to, axis))?;
         let (old, new) = (get(from, axis), get(to, axis));
@@ -293,7 +292,7 @@ impl Problem {
         Some(step)
     }
 
-    /// What given steps cost.
+    /// The cost of given steps.
     fn cost(&self, start: State, steps: &[Step]) -> Cost {
         let (mut state, mut total) = (start, 0);
         for &wanted in steps {
@@ -327,10 +326,10 @@ impl Problem {
         whole.map(|(_, &size)| size).product()
     }
 
-    /// What the rest of the way costs at least.
+    /// A lower bound of the remaining cost.
     fn estimate(&self, state: State) -> Cost {
-        // Per dim, a bit for every turn that the right axis has. Axes behind
-        // the first wrong turn must all be moved away, one by one.
+        // Per dim, a bit for every turn that the right axis has. All axes after
+        // the first wrong turn must be removed, one by one.
         let mut right = [0u8; KNOWN_DIMS];
         let mut ways = [1; KNOWN_DIMS];
         let (mut pending, mut widest) = (1, 1);
@@ -369,7 +368,7 @@ impl Problem {
             + Cost::from(steps)
     }
 
-    /// Calls `visit` with each state one step away, and what the step costs.
+    /// Calls `visit` with each state one step away, and the cost of the step.
     fn moves(&self, state: State, mut visit: impl FnMut(State, Cost)) {
         let mut turns = [0; KNOWN_DIMS];
         let mut held = self.world;
@@ -384,7 +383,7 @@ impl Problem {
             }
             settled &= value != PENDING || get(self.goal, axis) == PENDING;
         }
-        // Spare dims are alike, so of the unused ones the first will do.
+        // Spare dims are interchangeable, so only the first unused one is tried.
         let used_up = |number: usize| turns[number] > 0 || number < self.first_spare;
         let useful = (0..self.dims.len())
             .find(|&number| !used_up(number))
@@ -392,11 +391,11 @@ impl Problem {
         let split = |axis: usize, number: usize| set(state, axis, shard(number, turns[number]));
         for (axis, &size) in self.sizes.iter().enumerate() {
             let value = get(state, axis);
-            // Along an axis of one rank nothing is started and nothing moves.
+            // A step along an axis of one rank is free.
             let start = if size > 1 { self.collective } else { 0 };
             let collective = |units: u64| Cost::from(units) * self.units[axis] + start + 1;
-            // Elements that change hands when every rank sends all but its own
-            // share of what it holds.
+            // Elements that move when every rank sends all but its own share of
+            // what it holds.
             let scattered = held / size * (size - 1);
             if value == REPLICATED {
                 (0..useful).for_each(|number| visit(split(axis, number), 1));

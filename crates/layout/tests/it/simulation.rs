@@ -1,10 +1,7 @@
-//! Ranks that are plain vectors, and the random cases they are given.
+//! Simulated ranks, and strategies for random cases.
 //!
-//! Every step is carried out from its definition, element by element, so that
-//! a plan's result can be compared with the tensor it started from.
-
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! The simulation executes every step by its definition, element by element,
+//! so that tests can compare the result of a plan with the original tensor.
 
 use std::collections::BTreeMap;
 
@@ -177,7 +174,7 @@ impl Simulation {
     }
 
     fn exchanged(&self, stage: &Stage, rank: usize) -> BTreeMap<Vec<usize>, f64> {
-        let exchange = Exchange::new(stage.before, stage.after, &self.shape).unwrap();
+        let exchange = MeshExchange::new(stage.before, stage.after, &self.shape).unwrap();
         let mut values = BTreeMap::new();
         for transfer in exchange.receives(rank).unwrap() {
             assert!(exchange.sends(transfer.from).unwrap().contains(&transfer), "{transfer:?} is sent");

@@ -1,15 +1,11 @@
 //! Plans against the true tensor, the fixed order, and the brute-force
 //! optimum.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod simulation;
-
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
+use crate::simulation::*;
 use proptest::prelude::*;
-use simulation::*;
 use weightloom_layout::*;
 
 fn any_move() -> impl Strategy<Value = (Shape, Layout, Layout)> {

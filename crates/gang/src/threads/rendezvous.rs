@@ -1,12 +1,12 @@
-//! Where thread ranks meet for one collective after the other.
+//! The rendezvous of thread ranks for one collective after the other.
 //!
-//! A round has three phases. Ranks *arrive*, each with what it brings; when
-//! the last one is there, all may *work* on what everybody brought; when each
-//! has *left*, the round is over and buffers belong to their owners again.
+//! A round has three phases. Ranks *arrive*, each with its buffers; after the
+//! last one, all may *work* on all buffers; after each has *left*, the round is
+//! over and the buffers belong to their owners again.
 //!
-//! Arriving can fail: by a mismatch, a departed rank, or a timeout. The
-//! decision between "all are here" and "failed" is taken under one lock, so a
-//! rank that gives up knows that nobody has begun to touch its buffers.
+//! Arriving can fail: by a mismatch, a departed rank, or a timeout. One lock
+//! decides between "all have arrived" and "failed", so a rank that gives up
+//! knows that no other rank has touched its buffers.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,26 +20,26 @@ use crate::call::Signature;
 use crate::error::{Departure, GangError};
 use crate::options::GangOptions;
 
-/// How often a waiting rank looks before it goes to sleep: some microseconds,
-/// about what falling asleep and being woken would cost.
+/// Iterations of a waiting rank before it sleeps: some microseconds, about the
+/// cost of sleeping and waking up.
 const SPINS: u32 = 4_000;
 
-pub(super) struct Meeting<B = super::collective::Brought> {
+pub(super) struct Rendezvous<B = super::collective::SharedBuffers> {
     members: Vec<usize>,
     options: GangOptions,
     spins: u32,
     state: Mutex<State<B>>,
     changed: Condvar,
-    /// Counts changes that a waiting rank may be waiting for; lets it spin
-    /// without the lock.
+    /// Counts changes of the state, so that a waiting rank can spin without the
+    /// lock.
     changes: AtomicU64,
 }
 
 struct State<B> {
-    places: Vec<Option<(Signature, B)>>,
+    arrivals: Vec<Option<(Signature, B)>>,
     arrived: usize,
     working: usize,
-    /// Rounds begun and rounds over.
+    /// The number of rounds started and of rounds completed.
     begun: u64,
     over: u64,
     /// Ranks asleep on the condition variable.
@@ -48,18 +48,18 @@ struct State<B> {
     failure: Option<GangError>,
 }
 
-impl<B: Copy> Meeting<B> {
+impl<B: Copy> Rendezvous<B> {
     pub(super) fn new(members: &[usize], options: GangOptions) -> Self {
         let size = members.len();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Self {
             members: members.to_vec(),
             options,
-            // With more ranks than cores, spinning keeps the awaited from
+            // With more ranks than cores, spinning would keep the others from
             // running.
             spins: if size <= cores { SPINS } else { 0 },
             state: Mutex::new(State {
-                places: vec![None; size],
+                arrivals: vec![None; size],
                 arrived: 0,
                 working: 0,
                 begun: 0,
@@ -73,62 +73,62 @@ impl<B: Copy> Meeting<B> {
         }
     }
 
-    /// The root rank at a place.
-    pub(super) fn member(&self, place: usize) -> usize {
-        self.members[place]
+    /// The root rank at a index.
+    pub(super) fn member(&self, index: usize) -> usize {
+        self.members[index]
     }
 
-    /// Comes to the next round and waits for the others. Returns what everybody
-    /// brought, in rank order. The caller must [`leave`](Self::leave) then.
+    /// Joins the next round and waits for the others. Returns the buffers of all
+    /// ranks, in rank order. The caller must [`leave`](Self::leave) afterwards.
     ///
-    /// The last to arrive calls `inspect` on everything brought; what it
-    /// refuses fails the round for all.
+    /// The last rank to arrive calls `inspect` on all buffers; an error fails
+    /// the round for all ranks.
     pub(super) fn arrive(
         &self,
-        place: usize,
+        index: usize,
         signature: Signature,
-        brought: B,
+        buffers: B,
         inspect: impl FnOnce(&[B]) -> Result<(), GangError>,
     ) -> Result<SmallVec<[B; 8]>, GangError> {
         let deadline = self.options.deadline();
-        // Declared before the lock is taken, so dropped after it is released.
-        let _withdraw = Withdraw { meeting: self, place };
+        // Declared before the lock, so that it is dropped after the release.
+        let _withdraw = Withdraw { rendezvous: self, index };
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        if let Some((first, _)) = state.places[place] {
-            return Err(GangError::Reentered { rank: self.members[place], first, second: signature });
+        if let Some((first, _)) = state.arrivals[index] {
+            return Err(GangError::Reentered { rank: self.members[index], first, second: signature });
         }
-        if let Some(error) = self.disagreement(&state, place, signature) {
+        if let Some(error) = self.disagreement(&state, index, signature) {
             return Err(self.fail(&mut state, error));
         }
-        state.places[place] = Some((signature, brought));
+        state.arrivals[index] = Some((signature, buffers));
         state.arrived += 1;
-        if let Some(error) = self.missing_for_good(&state, signature) {
+        if let Some(error) = self.departed_rank(&state, signature) {
             return Err(self.fail(&mut state, error));
         }
         if state.arrived == self.members.len() {
-            let everything = everything(&state);
-            if let Err(error) = inspect(&everything) {
+            let all_buffers = all_buffers(&state);
+            if let Err(error) = inspect(&all_buffers) {
                 return Err(self.fail(&mut state, error));
             }
             state.begun += 1;
             state.working = state.arrived;
             self.announce(&state);
-            return Ok(everything);
+            return Ok(all_buffers);
         }
         let round = state.begun;
         loop {
             if state.begun > round {
-                return Ok(everything(&state));
+                return Ok(all_buffers(&state));
             }
             if let Some(failure) = &state.failure {
                 return Err(failure.clone());
             }
             if Instant::now() >= deadline {
                 let error = GangError::Timeout {
-                    ranks: self.absent(&state).map(|place| self.members[place]).collect(),
+                    ranks: self.absent(&state).map(|index| self.members[index]).collect(),
                     call: signature.to_string(),
                     after: self.options.timeout,
                 };
@@ -138,14 +138,14 @@ impl<B: Copy> Meeting<B> {
         }
     }
 
-    /// Ends this rank's part in the round and waits until all have ended
-    /// theirs. Work always ends, so this needs no deadline.
+    /// Ends the work of this rank and waits for that of the others. Work always
+    /// ends, so this needs no deadline.
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         let round = state.begun;
         state.working -= 1;
         if state.working == 0 {
-            state.places.fill(None);
+            state.arrivals.fill(None);
             state.arrived = 0;
             state.over = round;
             self.announce(&state);
@@ -155,42 +155,42 @@ impl<B: Copy> Meeting<B> {
         }
     }
 
-    /// Notes that a rank will not come any more.
-    pub(super) fn depart(&self, place: usize, departure: &Departure) {
+    /// Records that a rank will not arrive any more.
+    pub(super) fn depart(&self, index: usize, departure: &Departure) {
         let mut state = self.lock();
-        state.departed[place] = Some(departure.clone());
-        let waiting = state.places.iter().flatten().next().map(|(signature, _)| *signature);
+        state.departed[index] = Some(departure.clone());
+        let waiting = state.arrivals.iter().flatten().next().map(|(signature, _)| *signature);
         if let Some(signature) = waiting
             && state.working == 0
             && state.failure.is_none()
-            && let Some(error) = self.missing_for_good(&state, signature)
+            && let Some(error) = self.departed_rank(&state, signature)
         {
             self.fail(&mut state, error);
         }
     }
 
-    fn disagreement(&self, state: &State<B>, place: usize, signature: Signature) -> Option<GangError> {
+    fn disagreement(&self, state: &State<B>, index: usize, signature: Signature) -> Option<GangError> {
         let (first, (first_call, _)) =
-            state.places.iter().enumerate().find_map(|(place, here)| Some((place, here.as_ref()?)))?;
+            state.arrivals.iter().enumerate().find_map(|(index, here)| Some((index, here.as_ref()?)))?;
         (*first_call != signature).then(|| GangError::Mismatch {
             first: self.members[first],
             first_call: *first_call,
-            second: self.members[place],
+            second: self.members[index],
             second_call: signature,
         })
     }
 
-    fn missing_for_good(&self, state: &State<B>, signature: Signature) -> Option<GangError> {
-        let gone = self.absent(state).find_map(|place| Some((place, state.departed[place].clone()?)));
-        gone.map(|(place, departure)| GangError::Departed {
-            rank: self.members[place],
+    fn departed_rank(&self, state: &State<B>, signature: Signature) -> Option<GangError> {
+        let gone = self.absent(state).find_map(|index| Some((index, state.departed[index].clone()?)));
+        gone.map(|(index, departure)| GangError::Departed {
+            rank: self.members[index],
             departure,
             call: signature.to_string(),
         })
     }
 
     fn absent<'a>(&self, state: &'a State<B>) -> impl Iterator<Item = usize> + 'a {
-        state.places.iter().enumerate().filter(|(_, here)| here.is_none()).map(|(place, _)| place)
+        state.arrivals.iter().enumerate().filter(|(_, here)| here.is_none()).map(|(index, _)| index)
     }
 
     fn fail(&self, state: &mut State<B>, error: GangError) -> GangError {
@@ -210,7 +210,8 @@ impl<B: Copy> Meeting<B> {
         }
     }
 
-    /// Waits for any change, first awake and without the lock, then asleep.
+    /// Waits for a change of the state, first spinning without the lock, then
+    /// asleep.
     fn wait<'a>(
         &'a self,
         state: MutexGuard<'a, State<B>>,
@@ -241,29 +242,29 @@ impl<B: Copy> Meeting<B> {
     }
 }
 
-/// Takes back what a rank brought if it panics on the way: its buffers are
-/// about to go, and the others must not begin.
+/// Withdraws a rank that panics while it arrives: the other ranks must not use
+/// its buffers.
 struct Withdraw<'a, B: Copy> {
-    meeting: &'a Meeting<B>,
-    place: usize,
+    rendezvous: &'a Rendezvous<B>,
+    index: usize,
 }
 
 impl<B: Copy> Drop for Withdraw<'_, B> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let mut state = self.meeting.lock();
-            if let Some((call, _)) = state.places[self.place].take() {
+            let mut state = self.rendezvous.lock();
+            if let Some((call, _)) = state.arrivals[self.index].take() {
                 let error = GangError::Departed {
-                    rank: self.meeting.members[self.place],
+                    rank: self.rendezvous.members[self.index],
                     departure: Departure::Panicked("while arriving".to_owned()),
                     call: call.to_string(),
                 };
-                self.meeting.fail(&mut state, error);
+                self.rendezvous.fail(&mut state, error);
             }
         }
     }
 }
 
-fn everything<B: Copy>(state: &State<B>) -> SmallVec<[B; 8]> {
-    state.places.iter().flatten().map(|(_, brought)| *brought).collect()
+fn all_buffers<B: Copy>(state: &State<B>) -> SmallVec<[B; 8]> {
+    state.arrivals.iter().flatten().map(|(_, buffers)| *buffers).collect()
 }

@@ -1,7 +1,6 @@
-//! MPI ranks for real: conformance, equal bits, and every way to fail.
+//! MPI ranks under `mpirun`: conformance, equal bits, failing ranks.
 //!
-//! Each test starts `gang-mpi-scenario` under `mpirun` and reads what its
-//! ranks print.
+//! Each test starts `gang-mpi-scenario` and reads the output of its ranks.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 use weightloom_gang::{GangExt, GangOptions, threads};
 use weightloom_layout::ReduceOp;
 
-/// Longer than any scenario takes, even on a busy machine.
+/// Longer than any scenario takes, even on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 struct Job {
@@ -22,11 +21,10 @@ struct Job {
     took: Duration,
 }
 
-/// Runs a scenario on some ranks. A job that hangs is ended and fails the
-/// test.
+/// Runs a scenario. Kills a job that hangs and fails the test.
 fn mpirun(ranks: usize, scenario: &str) -> Job {
     let begun = Instant::now();
-    // Jobs that start at the same moment quarrel over one session folder.
+    // Jobs that start at the same time must not share a session folder.
     let session = tempfile::tempdir().unwrap();
     let mut job = Command::new("mpirun")
         .env("TMPDIR", session.path())
@@ -37,7 +35,7 @@ fn mpirun(ranks: usize, scenario: &str) -> Job {
             env!("CARGO_BIN_EXE_gang-mpi-scenario"),
             scenario,
         ])
-        // Containers run as root, which mpirun refuses unless told twice.
+        // Containers run as root, which mpirun only allows with both variables.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .stdout(Stdio::piped())
@@ -68,12 +66,12 @@ fn mpirun(ranks: usize, scenario: &str) -> Job {
 }
 
 impl Job {
-    /// Each of these ranks printed this error.
-    fn all_said(&self, ranks: &[usize], error: &str) {
+    /// Asserts that each of these ranks printed this error.
+    fn assert_error(&self, ranks: &[usize], error: &str) {
         assert_eq!(self.code, Some(3), "{}", self.output);
         for rank in ranks {
             let line = format!("rank {rank}: {error}");
-            assert!(self.output.contains(&line), "rank {rank} did not say `{error}`:\n{}", self.output);
+            assert!(self.output.contains(&line), "rank {rank} did not print `{error}`:\n{}", self.output);
         }
     }
 }
@@ -118,28 +116,28 @@ fn bits_are_those_of_thread_ranks() {
 #[test]
 fn different_calls_are_named_on_every_rank() {
     let job = mpirun(4, "different-calls");
-    job.all_said(&[0, 1, 2, 3], "rank 1 called barrier, but rank 3 called all_reduce(sum) of 4 f32");
+    job.assert_error(&[0, 1, 2, 3], "rank 1 called barrier, but rank 3 called all_reduce(sum) of 4 f32");
 }
 
 #[test]
 fn different_sizes_are_named_on_every_rank() {
     let job = mpirun(4, "different-sizes");
     let error = "rank 0 called all_reduce(sum) of 4 f32, but rank 2 called all_reduce(sum) of 5 f32";
-    job.all_said(&[0, 1, 2, 3], error);
+    job.assert_error(&[0, 1, 2, 3], error);
 }
 
 #[test]
 fn different_counts_are_named_on_every_rank() {
     let job = mpirun(4, "different-counts");
-    job.all_said(&[0, 1, 2, 3], "in all_to_all, rank 1 sends 3 elements to rank 2, which expects 1");
+    job.assert_error(&[0, 1, 2, 3], "in all_to_all, rank 1 sends 3 elements to rank 2, which expects 1");
 }
 
 #[test]
 fn a_mismatch_in_a_sub_gang_names_root_ranks() {
     let job = mpirun(4, "sub-gang-mismatch");
-    job.all_said(
+    job.assert_error(
         &[2, 3],
-        "rank 2 called barrier, but rank 3 called broadcast of 3 u8 from rank 0 of its gang",
+        "rank 2 called barrier, but rank 3 called broadcast of 3 u8 with root 0 of its gang",
     );
 }
 
@@ -154,7 +152,7 @@ fn a_panicking_rank_ends_the_job() {
 #[test]
 fn a_rank_that_leaves_early_is_named() {
     let job = mpirun(4, "leave");
-    job.all_said(&[0, 1, 2, 3], "rank 0 called barrier, but rank 2 called leave");
+    job.assert_error(&[0, 1, 2, 3], "rank 0 called barrier, but rank 2 called leave");
 }
 
 #[test]
@@ -177,25 +175,25 @@ fn a_killed_rank_ends_the_job() {
 #[test]
 fn a_stuck_rank_is_named_after_the_timeout() {
     let job = mpirun(4, "stuck");
-    job.all_said(&[0, 1, 3], "rank 2 did not join barrier within 2 s");
+    job.assert_error(&[0, 1, 3], "rank 2 did not join barrier within 2 s");
     assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
 }
 
 #[test]
-fn a_stuck_rank_is_named_behind_a_late_one() {
+fn a_stuck_rank_is_named_instead_of_a_late_one() {
     let job = mpirun(4, "late-and-stuck");
-    job.all_said(&[0, 1, 2], "rank 3 did not join barrier within 2 s");
+    job.assert_error(&[0, 1, 2], "rank 3 did not join barrier within 2 s");
     assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_a_sub_gang_is_named() {
+fn a_rank_that_does_not_join_a_sub_gang_is_named() {
     let job = mpirun(3, "sub-gang-absent");
-    job.all_said(&[0, 1], "rank 2 did not join sub_gang within 2 s");
+    job.assert_error(&[0, 1], "rank 2 did not join sub_gang within 2 s");
 }
 
 #[test]
-fn abandoned_calls_do_not_keep_the_job_from_ending() {
+fn abandoned_calls_do_not_block_the_end_of_the_job() {
     let job = mpirun(4, "abandoned");
     assert_eq!(job.code, Some(0), "{}", job.output);
 }
@@ -204,8 +202,8 @@ fn abandoned_calls_do_not_keep_the_job_from_ending() {
 fn a_rank_frozen_while_data_moves_ends_the_job() {
     let job = mpirun(4, "freeze-busy");
     assert_eq!(job.code, Some(3), "{}", job.output);
-    // Caught between calls by the agreement, or inside one by the watchdog.
+    // Detected between calls by the agreement, or inside one by the watchdog.
     let named = job.output.contains("rank 2 did not join");
-    assert!(named || job.output.contains("did not end in time"), "{}", job.output);
+    assert!(named || job.output.contains("timed out; ending the job"), "{}", job.output);
     assert!(job.took < Duration::from_secs(30), "{:?}", job.took);
 }

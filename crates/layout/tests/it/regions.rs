@@ -1,13 +1,9 @@
 //! Regions, layouts and tilings against element-by-element truth.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod simulation;
-
 use std::collections::BTreeSet;
 
+use crate::simulation::*;
 use proptest::prelude::*;
-use simulation::*;
 use weightloom_layout::*;
 
 fn any_region_in(shape: Shape) -> impl Strategy<Value = Region> {

@@ -1,7 +1,4 @@
-//! The thread engine and the solo gang: conformance, and what happens when
-//! ranks fail.
-
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+//! The thread and solo engines: conformance and failing ranks.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use weightloom_errors::Hint;
 use weightloom_gang::threads::RunError;
-use weightloom_gang::{Gang, GangError, GangExt, GangOptions, conformance, solo, threads};
+use weightloom_gang::{Gang, GangError, GangExt, GangOptions, Transfer, conformance, solo, threads};
 use weightloom_layout::ReduceOp;
 
-/// Long enough that a test which waits for it has plainly failed.
-const NEVER: GangOptions = GangOptions { timeout: Duration::from_secs(600) };
-const SOON: GangOptions = GangOptions { timeout: Duration::from_millis(200) };
+/// A test that waits this long has failed.
+const LONG_TIMEOUT: GangOptions = GangOptions { timeout: Duration::from_secs(600) };
+const SHORT_TIMEOUT: GangOptions = GangOptions { timeout: Duration::from_millis(200) };
 
 fn run<T: Send>(ranks: usize, options: GangOptions, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T> {
     threads::run(ranks, options, work).unwrap()
@@ -27,27 +24,27 @@ fn panicked(rank: usize, message: &str) -> RunError {
 #[test]
 fn threads_conform() {
     for ranks in 1..=5 {
-        let summaries = run(ranks, NEVER, |gang| conformance::check(&*gang).unwrap());
+        let summaries = run(ranks, LONG_TIMEOUT, |gang| conformance::check(&*gang).unwrap());
         assert!(summaries.iter().all(|summary| summary.cases > 800), "{summaries:?}");
     }
 }
 
 #[test]
 fn a_world_larger_than_the_machine_conforms() {
-    run(13, NEVER, |gang| conformance::check(&*gang).unwrap());
+    run(13, LONG_TIMEOUT, |gang| conformance::check(&*gang).unwrap());
 }
 
 #[test]
 fn solo_conforms() {
-    let summary = conformance::check(&*solo(NEVER)).unwrap();
+    let summary = conformance::check(&*solo(LONG_TIMEOUT)).unwrap();
     assert!(summary.cases > 800, "{summary:?}");
 }
 
 #[test]
-fn the_suite_catches_a_wrong_gang() {
-    // Two ranks that are really one each: sums are wrong, and it shows.
-    struct Liar(Arc<dyn Gang>);
-    impl Gang for Liar {
+fn the_suite_detects_a_faulty_gang() {
+    // Flips a bit in every all-reduce.
+    struct Faulty(Arc<dyn Gang>);
+    impl Gang for Faulty {
         fn rank(&self) -> usize {
             0
         }
@@ -55,19 +52,20 @@ fn the_suite_catches_a_wrong_gang() {
             1
         }
         fn engine(&self) -> &'static str {
-            "liar"
+            "faulty"
         }
         fn members(&self) -> &[usize] {
             &[0]
         }
         fn run(&self, call: weightloom_gang::Call<'_>) -> Result<(), GangError> {
-            if let weightloom_gang::Call::AllReduce { mut buffer, .. } = call {
-                if let Some(first) = buffer.bytes_mut().first_mut() {
-                    *first ^= 1;
-                }
-                return Ok(());
+            if !matches!(call.transfer(), Transfer::AllReduce { .. }) {
+                return self.0.run(call);
             }
-            self.0.run(call)
+            let Transfer::AllReduce { mut buffer, .. } = call.into_transfer() else { unreachable!() };
+            if let Some(first) = buffer.bytes_mut().first_mut() {
+                *first ^= 1;
+            }
+            Ok(())
         }
         fn send(&self, data: weightloom_gang::Elements<'_>, to: usize, tag: u32) -> Result<(), GangError> {
             self.0.send(data, to, tag)
@@ -83,19 +81,19 @@ fn the_suite_catches_a_wrong_gang() {
             self.0.receive(ticket, into)
         }
         fn sub_gang(&self, _: &[usize]) -> Result<Arc<dyn Gang>, GangError> {
-            Ok(Arc::new(Liar(solo(NEVER))))
+            Ok(Arc::new(Faulty(solo(LONG_TIMEOUT))))
         }
         fn defer(&self, lane: weightloom_gang::Lane, job: weightloom_gang::Job) {
             self.0.defer(lane, job);
         }
     }
-    let error = conformance::check(&Liar(solo(NEVER))).unwrap_err();
+    let error = conformance::check(&Faulty(solo(LONG_TIMEOUT))).unwrap_err();
     assert!(error.to_string().starts_with("all_reduce(sum) of 5 f64 in a gang of 1: rank 0 got"), "{error}");
 }
 
 #[test]
 fn different_calls_are_named_on_every_rank() {
-    let errors = run(3, NEVER, |gang| match gang.rank() {
+    let errors = run(3, LONG_TIMEOUT, |gang| match gang.rank() {
         1 => gang.barrier().unwrap_err(),
         _ => gang.all_reduce(&mut [0f32; 4], ReduceOp::Sum).unwrap_err(),
     });
@@ -111,7 +109,7 @@ fn different_calls_are_named_on_every_rank() {
 fn the_same_call_with_other_operands_is_named() {
     let check = |first: fn(&dyn Gang) -> Result<(), GangError>,
                  second: fn(&dyn Gang) -> Result<(), GangError>| {
-        let texts = run(2, NEVER, move |gang| {
+        let texts = run(2, LONG_TIMEOUT, move |gang| {
             let call = if gang.rank() == 0 { first } else { second };
             call(&*gang).unwrap_err().to_string()
         });
@@ -134,12 +132,12 @@ fn the_same_call_with_other_operands_is_named() {
     );
     assert!(text.contains("f32") && text.contains("i32"), "{text}");
     let text = check(|gang| gang.broadcast(&mut [0u8; 2], 0), |gang| gang.broadcast(&mut [0u8; 2], 1));
-    assert!(text.contains("from rank 0") && text.contains("from rank 1"), "{text}");
+    assert!(text.contains("with root 0") && text.contains("with root 1"), "{text}");
     let text = check(
         |gang| gang.all_gather(&[0u8; 2], &[2, 1], &mut [0; 3]),
         |gang| gang.all_gather(&[0u8; 2], &[1, 2], &mut [0; 3]),
     );
-    assert!(text.contains("all_gather of 3 u8 in parts #"), "{text}");
+    assert!(text.contains("all_gather of 3 u8 with counts #"), "{text}");
     let text = check(
         |gang| gang.all_to_all(&[0u8; 3], &[1, 2], &mut [0; 2], &[1, 1]),
         |gang| gang.all_to_all(&[0u8; 2], &[1, 1], &mut [0; 4], &[3, 1]),
@@ -148,8 +146,8 @@ fn the_same_call_with_other_operands_is_named() {
 }
 
 #[test]
-fn after_a_mismatch_the_gang_says_so_again() {
-    run(2, NEVER, |gang| {
+fn a_failed_gang_returns_the_same_error_again() {
+    run(2, LONG_TIMEOUT, |gang| {
         let result = if gang.rank() == 0 { gang.barrier() } else { gang.broadcast(&mut [0u8], 0) };
         let first = result.unwrap_err();
         assert_eq!(gang.barrier(), Err(first));
@@ -159,7 +157,7 @@ fn after_a_mismatch_the_gang_says_so_again() {
 #[test]
 fn a_panicking_rank_is_named_at_once() {
     let started = Instant::now();
-    let outcome = threads::run(3, NEVER, |gang| {
+    let outcome = threads::run(3, LONG_TIMEOUT, |gang| {
         assert!(gang.rank() != 2, "out of luck");
         gang.barrier().unwrap_err()
     });
@@ -169,9 +167,9 @@ fn a_panicking_rank_is_named_at_once() {
 }
 
 #[test]
-fn waiting_ranks_hear_the_panic_message() {
+fn waiting_ranks_get_the_panic_message() {
     let (sender, errors) = std::sync::mpsc::channel();
-    let outcome = threads::run(2, NEVER, |gang| {
+    let outcome = threads::run(2, LONG_TIMEOUT, |gang| {
         if gang.rank() == 1 {
             panic!("disk on fire");
         }
@@ -186,10 +184,10 @@ fn waiting_ranks_hear_the_panic_message() {
 }
 
 #[test]
-fn a_rank_that_panics_with_calls_under_way_does_not_hold_up_the_others() {
+fn a_rank_that_panics_with_started_calls_does_not_block_the_others() {
     let begun = Instant::now();
     let (sender, errors) = std::sync::mpsc::channel();
-    let outcome = threads::run(2, NEVER, |gang| {
+    let outcome = threads::run(2, LONG_TIMEOUT, |gang| {
         let pair = gang.sub_gang(&[0, 1]).unwrap();
         if gang.rank() == 1 {
             // Rank 0 never joins this one; it waits in the other gang.
@@ -205,7 +203,7 @@ fn a_rank_that_panics_with_calls_under_way_does_not_hold_up_the_others() {
 
 #[test]
 fn a_started_job_may_use_the_gang_it_was_started_on() {
-    let sums = run(2, NEVER, |gang| {
+    let sums = run(2, LONG_TIMEOUT, |gang| {
         let again = Arc::clone(&gang);
         let job = move |_: &dyn Gang| {
             let mut one = [1u32];
@@ -218,7 +216,7 @@ fn a_started_job_may_use_the_gang_it_was_started_on() {
 
 #[test]
 fn gangs_of_the_same_ranks_do_not_mix() {
-    run(2, NEVER, |root| {
+    run(2, LONG_TIMEOUT, |root| {
         let a = root.sub_gang(&[0, 1]).unwrap();
         let b = a.sub_gang(&[0, 1]).unwrap();
         let again = root.sub_gang(&[0, 1]).unwrap();
@@ -242,7 +240,7 @@ fn gangs_of_the_same_ranks_do_not_mix() {
 }
 
 #[test]
-fn waiting_forever_is_allowed() {
+fn the_timeout_may_be_infinite() {
     let forever = GangOptions { timeout: Duration::MAX };
     let sums = run(2, forever, |gang| {
         let mut one = [1.0f32];
@@ -256,7 +254,7 @@ fn waiting_forever_is_allowed() {
 
 #[test]
 fn a_job_that_panics_does_not_shift_later_calls() {
-    let outcome = threads::run(2, SOON, |gang| {
+    let outcome = threads::run(2, SHORT_TIMEOUT, |gang| {
         let job = |gang: &dyn Gang| -> Result<(), GangError> {
             assert!(gang.rank() != 0, "a job gone wrong");
             Ok(())
@@ -271,7 +269,7 @@ fn a_job_that_panics_does_not_shift_later_calls() {
 
 #[test]
 fn a_started_job_may_start_another_and_hold_the_last_handle() {
-    run(2, NEVER, |gang| {
+    run(2, LONG_TIMEOUT, |gang| {
         let again = Arc::clone(&gang);
         let nested = gang.start(move |_| {
             thread::sleep(Duration::from_millis(20));
@@ -283,8 +281,8 @@ fn a_started_job_may_start_another_and_hold_the_last_handle() {
 }
 
 #[test]
-fn a_receive_that_gave_up_does_not_swallow_the_message() {
-    run(2, SOON, |gang| {
+fn a_receive_that_timed_out_does_not_consume_the_message() {
+    run(2, SHORT_TIMEOUT, |gang| {
         if gang.rank() == 0 {
             assert!(gang.recv(&mut [0u8], 1, 4).is_err());
             gang.send_slice(&[1u8], 1, 5).unwrap();
@@ -301,12 +299,12 @@ fn a_receive_that_gave_up_does_not_swallow_the_message() {
 
 #[test]
 fn counts_beyond_memory_are_errors() {
-    let gang = solo(NEVER);
+    let gang = solo(LONG_TIMEOUT);
     assert!(matches!(gang.start_all_gather(vec![0f64], vec![1 << 61]).wait(), Err(GangError::Memory { .. })));
     let sizes = [usize::MAX, 2];
-    let gang = solo(NEVER);
+    let gang = solo(LONG_TIMEOUT);
     assert!(gang.all_to_all::<f64>(&[], &sizes[..1], &mut [], &[0]).is_err());
-    run(2, NEVER, |gang| {
+    run(2, LONG_TIMEOUT, |gang| {
         let half = [1usize << 63; 2];
         let result = gang.all_to_all::<u8>(&[], &half, &mut [], &half);
         assert!(matches!(result, Err(GangError::Length { .. })), "{result:?}");
@@ -317,7 +315,7 @@ fn counts_beyond_memory_are_errors() {
 
 #[test]
 fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
-    let errors = run(4, NEVER, |gang| {
+    let errors = run(4, LONG_TIMEOUT, |gang| {
         let pair = gang.sub_gang(&[gang.rank() / 2 * 2, gang.rank() / 2 * 2 + 1]).unwrap();
         match gang.rank() {
             3 => None,
@@ -336,8 +334,8 @@ fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
 }
 
 #[test]
-fn a_sub_gang_formed_after_a_rank_left_knows_it() {
-    let errors = run(2, NEVER, |gang| {
+fn a_sub_gang_formed_after_a_rank_left_fails() {
+    let errors = run(2, LONG_TIMEOUT, |gang| {
         if gang.rank() == 1 {
             return None;
         }
@@ -349,7 +347,7 @@ fn a_sub_gang_formed_after_a_rank_left_knows_it() {
 
 #[test]
 fn a_stuck_rank_is_named_after_the_timeout() {
-    let errors = run(3, SOON, |gang| {
+    let errors = run(3, SHORT_TIMEOUT, |gang| {
         if gang.rank() == 1 {
             thread::sleep(Duration::from_secs(2));
             return gang.barrier().unwrap_err();
@@ -363,7 +361,7 @@ fn a_stuck_rank_is_named_after_the_timeout() {
 
 #[test]
 fn a_message_that_never_comes_times_out() {
-    let results = run(2, SOON, |gang| {
+    let results = run(2, SHORT_TIMEOUT, |gang| {
         let result = gang.recv(&mut [0u8], 1 - gang.rank(), 3);
         thread::sleep(Duration::from_millis(500));
         result
@@ -373,8 +371,8 @@ fn a_message_that_never_comes_times_out() {
 }
 
 #[test]
-fn two_threads_of_one_rank_are_told_apart() {
-    run(2, NEVER, |gang| {
+fn a_second_thread_of_a_rank_is_rejected() {
+    run(2, LONG_TIMEOUT, |gang| {
         if gang.rank() == 0 {
             let other = Arc::clone(&gang);
             let first = thread::spawn(move || other.barrier());
@@ -391,8 +389,8 @@ fn two_threads_of_one_rank_are_told_apart() {
 }
 
 #[test]
-fn dropped_handles_still_do_their_part() {
-    let sums = run(2, NEVER, |gang| {
+fn dropped_handles_still_complete() {
+    let sums = run(2, LONG_TIMEOUT, |gang| {
         drop(gang.start_all_reduce(vec![1f32; 1000], ReduceOp::Sum));
         let mut one = [1.0f32];
         gang.all_reduce(&mut one, ReduceOp::Sum).unwrap();
@@ -405,7 +403,7 @@ fn dropped_handles_still_do_their_part() {
 #[test]
 fn started_calls_overlap_with_work() {
     // Rank 1 joins late; rank 0 is free in the meantime.
-    run(2, NEVER, |gang| {
+    run(2, LONG_TIMEOUT, |gang| {
         if gang.rank() == 1 {
             gang.recv(&mut [0u8], 0, 0).unwrap();
         }
@@ -421,7 +419,7 @@ fn started_calls_overlap_with_work() {
 #[test]
 fn results_are_the_same_bits_every_time() {
     let sum = || {
-        run(5, NEVER, |gang| {
+        run(5, LONG_TIMEOUT, |gang| {
             let mut values: Vec<f32> =
                 (0..10_007).map(|i| ((i * 31 + gang.rank() * 17) % 1000) as f32 * 0.1 - 50.0).collect();
             gang.all_reduce(&mut values, ReduceOp::Avg).unwrap();

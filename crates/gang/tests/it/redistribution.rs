@@ -1,6 +1,4 @@
-//! Layout plans on real thread ranks.
-
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+//! Redistribution plans on thread ranks.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -134,7 +132,7 @@ fn mesh_ranks_are_ranks_of_the_gang_given() {
 }
 
 #[test]
-fn local_data_that_does_not_fit_the_plan_is_refused() {
+fn local_data_that_does_not_fit_the_plan_is_rejected() {
     let layout: Layout = "mesh(x=1) [R]".parse().unwrap();
     let shape = Shape::new(&[4]).unwrap();
     let plan = plan(layout, layout, &shape, DType::F32, Prices::default()).unwrap();
