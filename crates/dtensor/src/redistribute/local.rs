@@ -1,6 +1,7 @@
 //! Redistribution plans and collectives on local tensors.
 
-use weightloom_gang::{Call, Elements, ElementsMut, GangError};
+use weightloom_gang::collectives::{AllGather, AllReduceInto, AllToAll, ReduceScatter};
+use weightloom_gang::{Elements, ElementsMut, GangError, GangExt};
 use weightloom_layout::{
     DType, Layout, LayoutError, Mesh, Placement, Plan, ReduceOp, Region, Shape, Stage, Step, Tile, TileMut,
     copy_region,
@@ -70,7 +71,7 @@ fn run_stage(
             let counts = volumes(&parts);
             let send = concatenate(&local, &before, &parts)?;
             exchange(&send, send.dtype(), &after.shape(), |send, recv| {
-                group.gang.run(Call::ReduceScatter { send, recv, counts: &counts, op })
+                group.gang.collective(ReduceScatter { send, recv, counts: &counts, op })
             })
         }
         Step::AllGather { dim, .. } => {
@@ -78,7 +79,7 @@ fn run_stage(
             let parts = regions(&group, stage.before, shape)?;
             let counts = volumes(&parts);
             let all = exchange(&local, wire_dtype(local.dtype()), &flat(after.volume())?, |send, recv| {
-                group.gang.run(Call::AllGather { send, recv, counts: &counts })
+                group.gang.collective(AllGather { send, recv, counts: &counts })
             })?;
             assemble(&all, &parts, &after, dim)
         }
@@ -92,7 +93,7 @@ fn run_stage(
             let send = concatenate(&local, &before, &given)?;
             let all = exchange(&send, wire_dtype(send.dtype()), &flat(after.volume())?, |send, recv| {
                 let (send_counts, recv_counts) = (&send_counts[..], &recv_counts[..]);
-                group.gang.run(Call::AllToAll { send, send_counts, recv, recv_counts })
+                group.gang.collective(AllToAll { send, send_counts, recv, recv_counts })
             })?;
             assemble(&all, &taken, &after, from)
         }
@@ -209,7 +210,7 @@ fn exchange(
 /// All-reduces over the ranks of a group.
 fn group_all_reduce(group: &AxisGroup, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
     let call =
-        |send: Elements<'_>, recv: ElementsMut<'_>| group.gang.run(Call::AllReduceInto { send, recv, op });
+        |send: Elements<'_>, recv: ElementsMut<'_>| group.gang.collective(AllReduceInto { send, recv, op });
     exchange(local, local.dtype(), local.shape(), call)
 }
 
@@ -240,7 +241,7 @@ pub(crate) fn all_gather(group: &AxisGroup, local: &Tensor) -> Result<Vec<Tensor
     let count = local.shape().volume();
     let counts = vec![count; group.peers.len()];
     let all = exchange(local, wire_dtype(local.dtype()), &flat(count * counts.len())?, |send, recv| {
-        group.gang.run(Call::AllGather { send, recv, counts: &counts })
+        group.gang.collective(AllGather { send, recv, counts: &counts })
     })?;
     (0..counts.len()).map(|peer| Ok(all.narrow(0, peer * count, count)?.reshape(local.shape())?)).collect()
 }
