@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::dist_context::{DistContext, locked};
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 
 /// The most jobs in the queue. Each may hold the gradient of a parameter.
 const MAX_QUEUED: usize = 24;
@@ -41,13 +41,13 @@ impl Queue {
     }
 
     /// The first failure of a job, if there was one.
-    fn check(&self) -> Result<(), DTensorError> {
+    fn check(&self) -> Result<()> {
         locked(&self.failure).clone().map_or(Ok(()), Err)
     }
 
     /// Runs a job unless an earlier one failed: other ranks may still wait in
     /// that one, and would take the next collective for it.
-    fn run<T>(&self, job: impl FnOnce() -> Result<T, DTensorError>) -> Result<T, DTensorError> {
+    fn run<T>(&self, job: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         job().inspect_err(|error| {
             locked(&self.failure).get_or_insert_with(|| error.clone());
@@ -70,17 +70,17 @@ impl Drop for Queued {
 }
 
 /// The result of a job, once it is done.
-pub(crate) struct Pending<T>(Receiver<Result<T, DTensorError>>);
+pub(crate) struct Pending<T>(Receiver<Result<T>>);
 
 impl<T> Pending<T> {
-    pub(crate) fn ready(result: Result<T, DTensorError>) -> Self {
+    pub(crate) fn ready(result: Result<T>) -> Self {
         let (deliver, receiver) = mpsc::channel();
         // Cannot fail: the receiver is in scope.
         let _ = deliver.send(result);
         Self(receiver)
     }
 
-    pub(crate) fn wait(self) -> Result<T, DTensorError> {
+    pub(crate) fn wait(self) -> Result<T> {
         self.0.recv().unwrap_or(Err(DTensorError::BackgroundPanic))
     }
 }
@@ -109,7 +109,7 @@ impl Background {
     /// Starts a job with a result.
     pub(crate) fn start<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Arc<DistContext>) -> Result<T, DTensorError> + Send + 'static,
+        job: impl FnOnce(&Arc<DistContext>) -> Result<T> + Send + 'static,
     ) -> Pending<T> {
         let (deliver, receiver) = mpsc::channel();
         let queue = Arc::clone(&self.queue);
@@ -124,8 +124,8 @@ impl Background {
     /// [`finish`](Self::finish), or by the next `spawn`.
     pub(crate) fn spawn(
         &self,
-        job: impl FnOnce(&Arc<DistContext>) -> Result<(), DTensorError> + Send + 'static,
-    ) -> Result<(), DTensorError> {
+        job: impl FnOnce(&Arc<DistContext>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
         self.queue.check()?;
         let queue = Arc::clone(&self.queue);
         self.post(Box::new(move |dist| {
@@ -136,7 +136,7 @@ impl Background {
     }
 
     /// Waits for all jobs.
-    pub(crate) fn finish(&self) -> Result<(), DTensorError> {
+    pub(crate) fn finish(&self) -> Result<()> {
         self.queue.wait_for_at_most(0);
         self.queue.check()
     }

@@ -1,7 +1,6 @@
-//! A small transformer, trained in every way of distributing it.
-//!
-//! An engine or a machine is right if all of them give the losses that one rank
-//! gives, step by step. This is a check to be run, and an example to be read.
+//! Trains a small transformer in every arrangement of ranks, to check an engine or a
+//! machine: every arrangement must reproduce the losses of a single rank. Also an
+//! example of a distributed model.
 
 mod model;
 
@@ -13,29 +12,29 @@ use weightloom_layout::{Layout, Mesh, Placement, Placement::Replicate, Placement
 pub use model::train;
 
 use crate::dist_context::{DistContext, DistOptions};
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::sharding_plan::ShardingPlan;
 
-/// A way of distributing the transformer.
+/// An arrangement of the transformer over ranks.
 #[derive(Clone, Debug)]
 pub struct Arrangement {
-    /// What it is called.
+    /// Its name, such as `fsdp×tp`.
     pub name: &'static str,
-    /// Where parameters and activations live.
+    /// The layouts of parameters and activations.
     pub plan: ShardingPlan,
-    /// Where a batch lives.
+    /// The placements of a batch.
     pub(crate) batch: Vec<Placement>,
 }
 
-/// Weights whose rows, and such whose columns, are shared by tensor
-/// parallelism.
+/// Column-parallel weights, sharded by rows, and row-parallel weights, sharded by
+/// columns.
 const BY_ROWS: [&str; 7] =
     ["embed", "head", "layers.*.q", "layers.*.k", "layers.*.v", "layers.*.gate", "layers.*.up"];
 const BY_COLUMNS: [&str; 2] = ["layers.*.o", "layers.*.down"];
 
 impl Arrangement {
-    /// Every way for so many ranks.
-    pub fn all(ranks: usize) -> Result<Vec<Self>, DTensorError> {
+    /// All arrangements for a number of ranks.
+    pub fn all(ranks: usize) -> Result<Vec<Self>> {
         let mut all = vec![
             Self::data_parallel(ranks)?,
             Self::tensor_parallel(ranks)?,
@@ -48,12 +47,12 @@ impl Arrangement {
         Ok(all)
     }
 
-    fn data_parallel(ranks: usize) -> Result<Self, DTensorError> {
+    fn data_parallel(ranks: usize) -> Result<Self> {
         let plan = ShardingPlan::new(Mesh::new(&[("dp", ranks)])?);
         Ok(Self { name: "dp", plan, batch: vec![Shard(0)] })
     }
 
-    fn tensor_parallel(ranks: usize) -> Result<Self, DTensorError> {
+    fn tensor_parallel(ranks: usize) -> Result<Self> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("tp", ranks)])?);
         let mesh = plan.mesh();
         let layout = |placements: &[Placement]| Layout::new(mesh, placements);
@@ -70,8 +69,8 @@ impl Arrangement {
         Ok(Self { name: "tp", plan, batch: vec![Replicate] })
     }
 
-    /// Between products each rank has some of the positions.
-    fn sequence_parallel(ranks: usize) -> Result<Self, DTensorError> {
+    /// Between products, positions are sharded.
+    fn sequence_parallel(ranks: usize) -> Result<Self> {
         let mut plan = Self::tensor_parallel(ranks)?.plan;
         let mesh = plan.mesh();
         let layout = |placements: &[Placement]| Layout::new(mesh, placements);
@@ -84,8 +83,8 @@ impl Arrangement {
         Ok(Self { name: "tp+sp", plan, batch: vec![Replicate] })
     }
 
-    /// Parameters are gathered when they are used, gradients scattered.
-    fn fully_sharded(ranks: usize) -> Result<Self, DTensorError> {
+    /// Parameters are gathered for use, and gradients reduce-scattered.
+    fn fully_sharded(ranks: usize) -> Result<Self> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("dp", ranks)])?);
         let mesh = plan.mesh();
         let layout = |placements: &[Placement]| Layout::new(mesh, placements);
@@ -95,7 +94,7 @@ impl Arrangement {
         Ok(Self { name: "fsdp", plan, batch: vec![Shard(0)] })
     }
 
-    fn mixed(ranks: usize) -> Result<Self, DTensorError> {
+    fn mixed(ranks: usize) -> Result<Self> {
         let mut plan = ShardingPlan::new(Mesh::new(&[("dp", 2), ("tp", ranks / 2)])?);
         let mesh = plan.mesh();
         let layout = |placements: &[Placement]| Layout::new(mesh, placements);
@@ -111,9 +110,9 @@ impl Arrangement {
         Ok(Self { name: "dp×tp", plan, batch: vec![Shard(0), Replicate] })
     }
 
-    /// Tensor parallel, and each rank's part sharded again: the tensor axis cuts
-    /// first, so that gathering along the other gives back its part.
-    fn sharded_mixed(ranks: usize) -> Result<Self, DTensorError> {
+    /// Tensor parallel and fully sharded. The `tp` axis splits first, so that
+    /// gathering along `dp` restores the tensor-parallel shard.
+    fn sharded_mixed(ranks: usize) -> Result<Self> {
         let mut plan = Self::mixed(ranks)?.plan;
         let mesh = plan.mesh();
         let layout = |placements: &[Placement]| Layout::new(mesh, placements);
@@ -130,11 +129,11 @@ impl Arrangement {
     }
 }
 
-/// What came of training in one arrangement.
+/// The result of training in one arrangement.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The arrangement.
+    /// The name of the arrangement.
     pub name: &'static str,
     /// Its mesh.
     pub mesh: Mesh,
@@ -147,29 +146,29 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// How far its losses are from others, at most, relative to them.
+    /// The largest relative difference of its losses to others.
     pub fn apart_from(&self, losses: &[f32]) -> f32 {
         let apart = self.losses.iter().zip(losses).map(|(a, b)| (a - b).abs() / b.abs());
         apart.fold(0.0, |most, apart| if apart > most || apart.is_nan() { apart } else { most })
     }
 }
 
-/// Trains in each arrangement that fits the dist of a gang.
-pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>, DTensorError> {
+/// Trains in all arrangements for the ranks of a gang.
+pub fn run(gang: &Arc<dyn Gang>, steps: usize) -> Result<Vec<Outcome>> {
     let options = DistOptions { log_comm: true, ..DistOptions::default() };
     let dist = DistContext::with_options(Arc::clone(gang), options);
     let arrangements = Arrangement::all(gang.size())?;
     let train = |arrangement: &Arrangement| {
         dist.take_comm_log();
         let losses = train(&dist, arrangement, steps)?;
-        let comm_log = dist.take_comm_log();
+        let log = dist.take_comm_log();
         let per_step = steps.max(1);
         Ok(Outcome {
             name: arrangement.name,
             mesh: arrangement.plan.mesh(),
             losses,
-            collectives: comm_log.len() / per_step,
-            received: comm_log.iter().map(|item| item.bytes).sum::<u64>() / per_step as u64,
+            collectives: log.len() / per_step,
+            received: log.iter().map(|item| item.bytes).sum::<u64>() / per_step as u64,
         })
     };
     arrangements.iter().map(train).collect()

@@ -1,7 +1,7 @@
-//! Running an operation on distributed tensors.
+//! Dispatch of operations on distributed tensors.
 //!
-//! What layouts decide is found once for each combination of them and kept; a
-//! further call looks it up, takes local parts, and wraps the result.
+//! Decisions depend only on the layouts and are cached. A further call looks its
+//! decision up, runs the local computation, and wraps the results.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use smallvec::SmallVec;
 use weightloom_layout::{DType, Layout, Shape};
 use weightloom_tensor::{Device, Tensor, TensorError, no_grad, uncounted};
 
-use crate::choose::choose;
 use crate::comm_log::Pass;
 use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::redistribute::Axes;
 use crate::registry::Call;
 use crate::spec::DTensorSpec;
+use crate::strategy::choose;
 
-/// What the layouts of some operands mean for an operation.
+/// The layouts of the operands and results of an operation.
 pub(crate) struct Decision {
     inputs: SmallVec<[Operand; 4]>,
     outputs: SmallVec<[Arc<DTensorSpec>; 2]>,
@@ -32,8 +32,8 @@ struct Operand {
     spec: Arc<DTensorSpec>,
 }
 
-/// An operation and its arguments that are not tensors. Kinds are interned, so
-/// their addresses stand for them.
+/// An operation, its arguments that are not tensors, and the addresses of the
+/// interned specs of its operands.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct DecisionKey {
     op: &'static str,
@@ -47,59 +47,55 @@ impl DecisionKey {
     }
 }
 
-/// What a local computation works on.
+/// The tensors that a local computation receives.
 #[derive(Clone, Copy)]
 pub(crate) enum Scope<'a> {
-    /// Whole tensors without data, to see what comes out.
-    Whole,
-    /// The parts of this rank.
-    Part(&'a Decision),
+    /// Meta tensors of the global shapes, to find the shapes of results.
+    Global,
+    /// The local tensors of this rank.
+    Local(&'a Decision),
 }
 
 impl<'a> Scope<'a> {
-    /// The shape of a result here, given that of the whole.
+    /// The shape of a result in this scope, given its global shape.
     pub(crate) fn shape<'b>(self, output: usize, whole: &'b Shape) -> &'b Shape
     where
         'a: 'b,
     {
         match self {
-            Self::Whole => whole,
-            Self::Part(decision) => decision.outputs[output].local_shape(),
+            Self::Global => whole,
+            Self::Local(decision) => decision.outputs[output].local_shape(),
         }
     }
 
-    /// What an operand is, unless it is whole anyway.
+    /// The spec of an operand, unless the scope is global.
     pub(crate) fn input(self, input: usize) -> Option<&'a DTensorSpec> {
         match self {
-            Self::Whole => None,
-            Self::Part(decision) => Some(&decision.inputs[input].spec),
+            Self::Global => None,
+            Self::Local(decision) => Some(&decision.inputs[input].spec),
         }
     }
 }
 
 impl Decision {
-    /// The operands as they are brought, and the results.
+    /// The specs of the redistributed operands, and of the results.
     pub(crate) fn specs(&self) -> (Vec<&DTensorSpec>, Vec<&DTensorSpec>) {
         let inputs = self.inputs.iter().map(|operand| &*operand.spec);
         (inputs.collect(), self.outputs.iter().map(|spec| &**spec).collect())
     }
 }
 
-/// An operation to be run.
+/// An operation to dispatch.
 pub(crate) struct Op<'a> {
     pub(crate) name: &'static str,
-    /// What the rule depends on besides shapes and layouts.
+    /// Values besides shapes and layouts that the rule depends on.
     pub(crate) arguments: &'a [u64],
 }
 
 /// The local computation of an operation.
 pub(crate) type Local<'a> = &'a dyn Fn(&[Tensor], Scope<'_>) -> Result<Vec<Tensor>, TensorError>;
 
-pub(crate) fn dispatch(
-    op: &Op<'_>,
-    inputs: &[&DTensor],
-    local: Local<'_>,
-) -> Result<Vec<DTensor>, DTensorError> {
+pub(crate) fn dispatch(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -> Result<Vec<DTensor>> {
     let Some(first) = inputs.first() else {
         return Err(DTensorError::Rule { op: op.name, reason: "there are no operands".to_owned() });
     };
@@ -127,7 +123,7 @@ pub(crate) fn dispatch(
             )?
         });
     }
-    let results = local(&locals, Scope::Part(&decision))?;
+    let results = local(&locals, Scope::Local(&decision))?;
     if results.len() != decision.outputs.len() {
         let (found, expected) = (results.len(), decision.outputs.len());
         return Err(DTensorError::ResultCount { op: op.name, found, expected });
@@ -147,23 +143,14 @@ pub(crate) fn dispatch(
         .collect()
 }
 
-/// The same for an operation with one result.
-pub(crate) fn dispatch_one(
-    op: &Op<'_>,
-    inputs: &[&DTensor],
-    local: Local<'_>,
-) -> Result<DTensor, DTensorError> {
+/// Dispatches an operation with one result.
+pub(crate) fn dispatch_one(op: &Op<'_>, inputs: &[&DTensor], local: Local<'_>) -> Result<DTensor> {
     let mut results = dispatch(op, inputs, local)?;
     let found = results.len();
     results.pop().filter(|_| found == 1).ok_or(DTensorError::ResultCount { op: op.name, found, expected: 1 })
 }
 
-fn decide(
-    op: &Op<'_>,
-    dist: &Arc<DistContext>,
-    inputs: &[&DTensor],
-    local: Local<'_>,
-) -> Result<Decision, DTensorError> {
+fn decide(op: &Op<'_>, dist: &Arc<DistContext>, inputs: &[&DTensor], local: Local<'_>) -> Result<Decision> {
     let rule_of = dist.registry().get(op.name)?;
     let mesh = inputs[0].layout().mesh();
     if let Some(other) = inputs.iter().find(|input| input.layout().mesh() != mesh) {
@@ -171,13 +158,13 @@ fn decide(
         return Err(DTensorError::Meshes { op: op.name, first, other });
     }
     let specs: Vec<Arc<DTensorSpec>> = inputs.iter().map(|input| Arc::clone(input.spec())).collect();
-    // What comes out of the whole operation, without its data.
+    // The results of the operation on meta tensors of the global shapes.
     let shapes = || {
         let whole: Vec<Tensor> = specs
             .iter()
             .map(|spec| Tensor::zeros(spec.dtype(), spec.shape(), Device::Meta))
             .collect::<Result<_, _>>()?;
-        let outputs = local(&whole, Scope::Whole)?;
+        let outputs = local(&whole, Scope::Global)?;
         Ok::<_, TensorError>(outputs.iter().map(|output| (output.shape().clone(), output.dtype())).collect())
     };
     let outputs: Vec<(Shape, DType)> = no_grad(|| uncounted(shapes))?;
@@ -186,12 +173,12 @@ fn decide(
     let choice = choose(&call, &rule, mesh)?;
     let mut implicit = Vec::new();
     let mut operands = SmallVec::new();
-    for (place, (spec, (layout, lifted))) in specs.iter().zip(choice.inputs).enumerate() {
+    for (operand, (spec, (layout, lifted))) in specs.iter().zip(choice.inputs).enumerate() {
         if layout != spec.layout()
             && dist.plan(spec.layout(), layout, spec.shape(), spec.dtype())?.collectives() > 0
         {
             implicit.push(format!(
-                "operand {place}, {} {}, from {} to {layout}",
+                "operand {operand}, {} {}, from {} to {layout}",
                 spec.shape(),
                 spec.dtype(),
                 spec.layout()

@@ -7,7 +7,7 @@ use weightloom_layout::{DType, Layout, Mesh, Plan, Shape};
 
 use crate::background::Background;
 use crate::comm_log::{CommLog, CommRecord};
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::nan_check::NanCheck;
 use crate::plan_cache::PlanCache;
 use crate::process_groups::{AxisGroup, ProcessGroups};
@@ -132,11 +132,7 @@ impl DistContext {
 
     /// Applies the [`RedistributeMode`] to redistributions that were not asked
     /// for and need collectives.
-    pub(crate) fn check_implicit(
-        &self,
-        op: &'static str,
-        redistributions: &[String],
-    ) -> Result<(), DTensorError> {
+    pub(crate) fn check_implicit(&self, op: &'static str, redistributions: &[String]) -> Result<()> {
         if redistributions.is_empty() || self.options.redistribution == RedistributeMode::Implicit {
             return Ok(());
         }
@@ -165,7 +161,7 @@ impl DistContext {
     /// Starts a background thread that gathers parameters on a mesh and reduces
     /// their gradients, overlapping with computation. Every rank calls this at
     /// the same point of its program. Results keep their bits.
-    pub fn overlap(&self, mesh: Mesh) -> Result<(), DTensorError> {
+    pub fn overlap(&self, mesh: Mesh) -> Result<()> {
         let Some(gang) = self.gang() else { return Ok(()) };
         if self.overlaps() || (0..mesh.ndim()).all(|axis| mesh.axis_size(axis) == 1) {
             return Ok(());
@@ -190,7 +186,7 @@ impl DistContext {
     }
 
     /// Waits for the background thread to finish its jobs.
-    pub fn finish(&self) -> Result<(), DTensorError> {
+    pub fn finish(&self) -> Result<()> {
         self.background().map_or(Ok(()), Background::finish)
     }
 
@@ -198,33 +194,22 @@ impl DistContext {
         &self.cache
     }
 
-    pub(crate) fn spec(
-        &self,
-        layout: Layout,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<Arc<DTensorSpec>, DTensorError> {
+    pub(crate) fn spec(&self, layout: Layout, shape: &Shape, dtype: DType) -> Result<Arc<DTensorSpec>> {
         Ok(self.cache.spec(layout, shape, dtype, self.rank())?)
     }
 
-    pub(crate) fn plan(
-        &self,
-        from: Layout,
-        to: Layout,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<Arc<Plan>, DTensorError> {
+    pub(crate) fn plan(&self, from: Layout, to: Layout, shape: &Shape, dtype: DType) -> Result<Arc<Plan>> {
         Ok(self.cache.plan(from, to, shape, dtype)?)
     }
 
     /// The gang along one axis of a mesh that contains this rank, for custom
     /// collectives. All ranks of that gang ask for it at the same point of their
     /// program.
-    pub fn gang_along(&self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>, DTensorError> {
+    pub fn gang_along(&self, mesh: Mesh, axis: usize) -> Result<Arc<dyn Gang>> {
         Ok(self.along(mesh, axis)?.gang)
     }
 
-    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup, DTensorError> {
+    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup> {
         self.groups.along(mesh, axis)
     }
 }

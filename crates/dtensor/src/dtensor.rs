@@ -9,7 +9,7 @@ use weightloom_tensor::{Device, Element, Tensor, TensorError};
 
 use crate::comm_log::Pass;
 use crate::dist_context::{DistContext, locked};
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::nan_check::NanCheck;
 use crate::parameter::{GradientSlot, Release, Role};
 use crate::redistribute::{Axes, Request};
@@ -73,19 +73,14 @@ impl Inner {
 
 impl DTensor {
     /// Wraps the local tensors that ranks hold. Nothing is communicated.
-    pub fn from_local(
-        dist: &Arc<DistContext>,
-        local: Tensor,
-        layout: Layout,
-        shape: &Shape,
-    ) -> Result<Self, DTensorError> {
+    pub fn from_local(dist: &Arc<DistContext>, local: Tensor, layout: Layout, shape: &Shape) -> Result<Self> {
         let spec = dist.spec(layout, shape, local.dtype())?;
         Self::wrapped("from_local", dist, local, spec)
     }
 
     /// Distributes a tensor that every rank holds whole: each rank keeps its
     /// shard, and nothing is communicated.
-    pub fn distribute(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Result<Self, DTensorError> {
+    pub fn distribute(dist: &Arc<DistContext>, whole: &Tensor, layout: Layout) -> Result<Self> {
         let replicated = Layout::replicated(layout.mesh());
         Self::from_local(dist, whole.clone(), replicated, &whole.shape().clone())?.redistribute(layout)
     }
@@ -95,7 +90,7 @@ impl DTensor {
         dist: &Arc<DistContext>,
         local: Tensor,
         spec: Arc<DTensorSpec>,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         if local.dtype() != spec.dtype() {
             let (found, expected) = (local.dtype(), spec.dtype());
             return Err(DTensorError::LocalDType { op, found, expected });
@@ -142,7 +137,7 @@ impl DTensor {
     /// layout, usually gathered. Takes the [prefetched](Self::prefetch) form if
     /// there is one. With [`Release::AfterUse`] the tape does not keep the
     /// gathered form but gathers it again where a gradient needs it.
-    pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self, DTensorError> {
+    pub fn used(&self, layout: Layout, dtype: DType, release: Release) -> Result<Self> {
         let Inner { local, spec, dist, nan_check, .. } = &*self.0;
         if layout == spec.layout() && dtype == spec.dtype() {
             return Ok(self.clone());
@@ -246,7 +241,7 @@ impl DTensor {
 
     /// The same tensor in another layout, by the cheapest plan. Gradients are
     /// redistributed back.
-    pub fn redistribute(&self, layout: Layout) -> Result<Self, DTensorError> {
+    pub fn redistribute(&self, layout: Layout) -> Result<Self> {
         self.redistribute_for("redistribute", layout, self.nan_check())
     }
 
@@ -256,7 +251,7 @@ impl DTensor {
         op: &'static str,
         layout: Layout,
         nan_check: Option<&Arc<NanCheck>>,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         let Inner { local, spec, dist, .. } = &*self.0;
         if layout == spec.layout() {
             return Ok(self.clone());
@@ -292,7 +287,7 @@ impl DTensor {
         op: &'static str,
         axes: Axes,
         nan_check: Option<&Arc<NanCheck>>,
-    ) -> Result<Tensor, DTensorError> {
+    ) -> Result<Tensor> {
         let Inner { local, spec, dist, source, lifted, slot, release, .. } = &*self.0;
         if !local.tracks_gradient() || axes.is_empty() && !self.is_trained() {
             return Ok(local.clone());
@@ -330,7 +325,7 @@ impl DTensor {
     pub fn change_local(
         &mut self,
         change: impl FnOnce(&mut Tensor) -> Result<(), TensorError>,
-    ) -> Result<(), DTensorError> {
+    ) -> Result<()> {
         if let Some(slot) = self.slot() {
             slot.discard_prefetched();
         }
@@ -347,14 +342,14 @@ impl DTensor {
     }
 
     /// The whole tensor, on every rank.
-    pub fn full_tensor(&self) -> Result<Tensor, DTensorError> {
+    pub fn full_tensor(&self) -> Result<Tensor> {
         let replicated = Layout::replicated(self.layout().mesh());
         let whole = self.redistribute_for("full_tensor", replicated, self.nan_check())?;
         Ok(whole.0.local.clone())
     }
 
     /// The only element of a tensor with one element.
-    pub fn item<T: Element>(&self) -> Result<T, DTensorError> {
+    pub fn item<T: Element>(&self) -> Result<T> {
         Ok(self.full_tensor()?.item()?)
     }
 }

@@ -7,6 +7,9 @@ use weightloom_tensor::TensorError;
 
 use crate::comm_log::Pass;
 
+/// The result of an operation on distributed tensors.
+pub type Result<T, E = DTensorError> = std::result::Result<T, E>;
+
 /// Why an operation on distributed tensors failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,25 +1,25 @@
-//! Functions that users add.
+//! User functions on distributed tensors.
 
 use weightloom_tensor::{Function, Tensor, apply as apply_local};
 
 use crate::dispatch::{Op, Scope, dispatch};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::registry::LocalCall;
 
-/// A differentiable function on local tensors that may be applied to
-/// distributed ones.
+/// A differentiable function on local tensors that also applies to distributed
+/// tensors.
 ///
-/// `forward` and `backward` of [`Function`] see local tensors alone. For
-/// distributed operands the rule registered under [`op_name`](Self::op_name)
-/// says which layouts they may have and what layout comes out.
+/// `forward` and `backward` of [`Function`] receive local tensors. The sharding
+/// rule registered for [`op_name`](Self::op_name) gives the layouts of distributed
+/// operands and results.
 pub trait DFunction: Function + Clone {
-    /// The operation whose rule applies.
+    /// The name of the operation whose sharding rule applies.
     fn op_name(&self) -> Option<&'static str> {
         None
     }
 
-    /// What its rule depends on besides shapes and layouts.
+    /// Values besides shapes and layouts that the rule depends on.
     fn arguments(&self) -> Vec<u64> {
         Vec::new()
     }
@@ -28,9 +28,9 @@ pub trait DFunction: Function + Clone {
 /// An operand or a result, local or distributed.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// A tensor of this process alone.
+    /// A tensor of this process.
     Local(Tensor),
-    /// A tensor of all ranks.
+    /// A tensor distributed over ranks.
     Distributed(DTensor),
 }
 
@@ -64,13 +64,12 @@ impl Value {
     }
 }
 
-/// Applies a function.
+/// Applies a function to local or distributed tensors.
 ///
-/// Local tensors go straight to the tape. With a distributed one among them,
-/// the rule of the function's operation decides, and the function sees the
-/// local parts. Local tensors beside distributed ones count as replicated:
-/// every rank must have the same.
-pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>, DTensorError> {
+/// With a distributed operand, the function runs on local tensors in the layouts
+/// that the sharding rule of its operation chooses. Local operands then count as
+/// replicated: every rank must pass the same.
+pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>> {
     let first = operands.iter().find_map(|operand| match operand {
         Value::Distributed(tensor) => Some(tensor),
         Value::Local(_) => None,
@@ -95,15 +94,15 @@ pub fn apply(function: &impl DFunction, operands: &[Value]) -> Result<Vec<Value>
     let op = Op { name, arguments: &function.arguments() };
     let rule = first.dist().registry().get(name)?;
     let results = dispatch(&op, &inputs.iter().collect::<Vec<_>>(), &|locals, scope| {
-        let replaced = match scope {
-            Scope::Whole => None,
-            Scope::Part(decision) => {
+        let replacement = match scope {
+            Scope::Global => None,
+            Scope::Local(decision) => {
                 let (inputs, outputs) = decision.specs();
                 let parts = LocalCall { dist: first.dist(), inputs: &inputs, outputs: &outputs };
                 rule.replacement(&parts, locals)
             }
         };
-        match replaced {
+        match replacement {
             Some(results) => results.map_err(|error| error.into_tensor_error(function.name())),
             None => apply_local(function.clone(), locals),
         }

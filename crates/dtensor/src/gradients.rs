@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weightloom_tensor::{Gradients, Tensor};
 
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::redistribute::{Axes, average_divisor, gradient_layout};
 
 /// The gradients of distributed parameters.
@@ -13,10 +13,10 @@ use crate::redistribute::{Axes, average_divisor, gradient_layout};
 pub struct DGradients(Gradients);
 
 impl DGradients {
-    /// The gradient of a parameter. It is distributed as the parameter is, and
-    /// replicated where that has a pending sum or average. Of a pending maximum,
-    /// minimum or product it is that of each rank's own share.
-    pub fn of(&self, parameter: &DTensor) -> Option<Result<DTensor, DTensorError>> {
+    /// The gradient of a parameter, in its layout; replicated where the parameter is
+    /// a pending sum or average. For a pending maximum, minimum or product it is
+    /// the gradient of this rank's share.
+    pub fn of(&self, parameter: &DTensor) -> Option<Result<DTensor>> {
         let local = self.0.of(parameter.to_local())?;
         let wrap = || {
             let layout = gradient_layout(parameter.layout(), Axes::default())?;
@@ -31,11 +31,9 @@ impl DGradients {
     }
 }
 
-/// Gradients of all parameters that outputs depend on, from given gradients of
-/// the outputs, or from ones. All ranks call this together.
-pub fn backward(
-    outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>,
-) -> Result<DGradients, DTensorError> {
+/// Computes the gradients of outputs with respect to every parameter they depend
+/// on. The gradient of an output defaults to ones. All ranks call this together.
+pub fn backward(outputs: impl IntoIterator<Item = (DTensor, Option<DTensor>)>) -> Result<DGradients> {
     let mut locals = Vec::new();
     for (output, gradient) in outputs {
         let layout = gradient_layout(output.layout(), Axes::default())?;
@@ -61,8 +59,9 @@ pub fn backward(
 }
 
 impl DTensor {
-    /// Checks, alike on all ranks, that this can be the gradient of a tensor.
-    pub(crate) fn check_gradient_of(&self, op: &'static str, tensor: &Self) -> Result<(), DTensorError> {
+    /// Checks that this can be the gradient of a tensor; the result is the same on
+    /// all ranks.
+    pub(crate) fn check_gradient_of(&self, op: &'static str, tensor: &Self) -> Result<()> {
         if !Arc::ptr_eq(self.dist(), tensor.dist()) {
             return Err(DTensorError::Contexts { op });
         }

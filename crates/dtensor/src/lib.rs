@@ -1,19 +1,17 @@
-//! Distributed tensors: layouts carried through operations and their gradients.
+//! Distributed tensors: sharding propagated through operations and gradients.
 //!
-//! A [`DTensor`] is one tensor of which every rank holds a part. Operations are
-//! methods, as those of a local tensor; a [`Rule`] for each says which dims may
-//! be sharded and how pending sums pass through. What no rule allows is moved
-//! first, the cheapest way, or is an error: see [`RedistributeMode`]. Gradients flow back
-//! through moves and operations alike, and arrive distributed as the tensors
-//! are.
+//! A [`DTensor`] is one tensor distributed over ranks. Its operations are those of
+//! a local tensor; the sharding [`Rule`] of each says which dims may be sharded
+//! and how pending sums pass through. Operands in other layouts are redistributed
+//! first, by the cheapest plan, or are an error: see [`RedistributeMode`].
+//! Gradients are redistributed back, and have the layouts of their tensors.
 //!
 //! Users add an operation with a [`DFunction`] on local tensors and a
-//! [`DistributedOp`] that holds its rule.
+//! [`DistributedOp`] with its sharding rule.
 
 pub mod check;
 
 mod background;
-mod choose;
 mod comm_log;
 mod dispatch;
 mod dist_context;
@@ -34,11 +32,12 @@ mod registry;
 mod rule;
 mod sharding_plan;
 mod spec;
+mod strategy;
 
 pub use comm_log::{Cause, CommRecord, Pass};
 pub use dist_context::{DistContext, DistOptions, RedistributeMode};
 pub use dtensor::DTensor;
-pub use error::DTensorError;
+pub use error::{DTensorError, Result};
 pub use function::{DFunction, Value, apply};
 pub use gradients::{DGradients, backward};
 pub use local_map::local_map;

@@ -1,4 +1,4 @@
-//! A function on local parts, applied to distributed tensors.
+//! Functions of local tensors, applied to distributed tensors.
 
 use std::sync::Arc;
 
@@ -6,22 +6,22 @@ use weightloom_layout::{Layout, Placement, Shape};
 use weightloom_tensor::{Tensor, TensorError};
 
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::redistribute::Axes;
 
-/// Brings operands into given layouts, calls `work` with this rank's parts, and
-/// takes what it returns for parts of results with given layouts and shapes.
+/// Redistributes operands to the given layouts, calls `work` with the local
+/// tensors, and wraps its results with the given layouts and shapes.
 ///
-/// Gradients flow back through `work`. Where ranks along an axis make different
-/// parts of a result, or shares of a pending one, each is taken to have used
-/// replicated operands for its own part alone: their gradients are summed. So
-/// along one axis either all results are replicated or none is.
+/// Gradients flow back through `work`. Where results are sharded or pending along
+/// an axis, each rank counts as having used replicated operands for its part of
+/// the work, so that their gradients are summed. So along one axis either all
+/// results are replicated or none is.
 pub fn local_map(
     op: &'static str,
     operands: &[(&DTensor, Layout)],
     results: &[(Layout, Shape)],
     work: impl FnOnce(&[Tensor]) -> Result<Vec<Tensor>, TensorError>,
-) -> Result<Vec<DTensor>, DTensorError> {
+) -> Result<Vec<DTensor>> {
     let Some((first, layout)) = operands.first() else {
         return Err(DTensorError::Rule { op, reason: "there are no operands".to_owned() });
     };

@@ -7,7 +7,7 @@ use weightloom_tensor::{Device, Tensor, no_grad};
 
 use crate::comm_log::Pass;
 use crate::dist_context::locked;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 
 /// Checks that the results of operations are finite, in the forward pass and,
 /// where gradients are redistributed, in the backward pass.
@@ -64,13 +64,7 @@ impl NanCheck {
         locked(&self.state).first.take()
     }
 
-    pub(crate) fn check(
-        &self,
-        rank: usize,
-        op: &'static str,
-        pass: Pass,
-        local: &Tensor,
-    ) -> Result<(), DTensorError> {
+    pub(crate) fn check(&self, rank: usize, op: &'static str, pass: Pass, local: &Tensor) -> Result<()> {
         if !local.dtype().is_float() || local.device() == Device::Meta {
             return Ok(());
         }

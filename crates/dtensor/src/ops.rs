@@ -1,46 +1,41 @@
-//! Operations on distributed tensors, with their rules.
+//! Operations on distributed tensors and their sharding rules, one file per family.
 //!
-//! One file for each family. A method describes the local computation; the
-//! rule, found by the operation's name, says what layouts it is right for.
+//! A method defines the local computation; the rule, registered under the name of
+//! the operation, gives the layouts for which that is right.
 
 mod assign;
 mod attention;
-mod choice;
+mod cat;
+mod comparison;
 mod cross_entropy;
 mod elementwise;
 mod index;
-mod join;
 mod matmul;
 mod norm;
-mod order;
 mod random;
 mod reduce;
+mod sort;
 mod views;
-mod vocabulary;
 
-use crate::error::DTensorError;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
 pub use reduce::global_norm;
 
-/// What a rule answers.
-type Ruling = Result<Rule, DTensorError>;
-
-/// All rules that come with the crate.
+/// All built-in rules.
 pub(crate) fn rules() -> impl Iterator<Item = BuiltIn> {
     [
         attention::RULES,
-        choice::RULES,
+        cat::RULES,
+        comparison::RULES,
         cross_entropy::RULES,
         elementwise::RULES,
         index::RULES,
-        join::RULES,
         matmul::RULES,
         norm::RULES,
-        order::RULES,
         random::RULES,
         reduce::RULES,
+        sort::RULES,
         views::RULES,
     ]
     .into_iter()
@@ -48,14 +43,14 @@ pub(crate) fn rules() -> impl Iterator<Item = BuiltIn> {
     .copied()
 }
 
-/// A rule for the operands and results of a call, with nothing labelled yet.
+/// A rule without labels for the operands and results of a call.
 fn blank(call: &Call<'_>) -> Rule {
     let inputs: Vec<usize> = call.inputs.iter().map(|spec| spec.shape().ndim()).collect();
     let outputs: Vec<usize> = call.outputs.iter().map(|(shape, _)| shape.ndim()).collect();
     Rule::new(&inputs, &outputs)
 }
 
-/// Every dim of the result stands for itself; operands broadcast to it.
+/// Labels every dim of the result; operands broadcast to it.
 fn broadcast(call: &Call<'_>) -> Rule {
     let (whole, _) = &call.outputs[0];
     let mut rule = blank(call);
@@ -69,7 +64,7 @@ fn broadcast(call: &Call<'_>) -> Rule {
     rule
 }
 
-/// All dims but one are the same in the first operand and in all results.
+/// Labels all dims but one, equal in the first operand and all results.
 fn all_but(call: &Call<'_>, kept_whole: usize) -> Rule {
     let shape = call.inputs[0].shape();
     let mut rule = blank(call);
@@ -82,12 +77,12 @@ fn all_but(call: &Call<'_>, kept_whole: usize) -> Rule {
     rule
 }
 
-/// An argument that is a dim.
+/// The first argument as a dim.
 fn dim_argument(call: &Call<'_>) -> usize {
     call.arguments.first().map_or(usize::MAX, |&dim| dim as usize)
 }
 
-/// Numbers as arguments.
+/// Sizes as arguments.
 fn numbers(values: &[usize]) -> Vec<u64> {
     values.iter().map(|&value| value as u64).collect()
 }

@@ -15,7 +15,7 @@ use crate::background::Pending;
 use crate::comm_log::{Cause, Pass};
 use crate::dist_context::{DistContext, locked};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::redistribute::local::redistribute_local;
 use crate::redistribute::share_layout;
 
@@ -61,7 +61,7 @@ struct Accumulated {
 
 /// Adds in the dtype of the parameter. The first term stays as it is, which may
 /// be narrower.
-fn accumulate(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<(), DTensorError> {
+fn accumulate(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<()> {
     match sum {
         Some(sum) => {
             if sum.dtype() != dtype {
@@ -77,7 +77,7 @@ fn accumulate(sum: &mut Option<Tensor>, more: Tensor, dtype: DType) -> Result<()
 }
 
 /// Casts a gradient to the dtype of a plan if the plan sums it over ranks.
-fn cast_for_sum(plan: &Plan, gradient: Tensor) -> Result<Tensor, DTensorError> {
+fn cast_for_sum(plan: &Plan, gradient: Tensor) -> Result<Tensor> {
     match plan.collectives() {
         0 => Ok(gradient),
         _ => Ok(gradient.cast(plan.dtype())?),
@@ -93,7 +93,7 @@ impl GradientSlot {
         plan: &Arc<Plan>,
         gradient: Tensor,
         cause: Cause,
-    ) -> Result<(), DTensorError> {
+    ) -> Result<()> {
         let (slot, plan) = (Arc::clone(self), Arc::clone(plan));
         let dtype = plan.dtype();
         let work = move |dist: &DistContext| {
@@ -126,7 +126,7 @@ impl DTensor {
     /// [use](Self::used). Does nothing without [`DistContext::overlap`] or where
     /// no collective is needed. A dry run gathers at once, so that memory and
     /// comm log are those of a run that overlaps.
-    pub fn prefetch(&self, layout: Layout, dtype: DType) -> Result<(), DTensorError> {
+    pub fn prefetch(&self, layout: Layout, dtype: DType) -> Result<()> {
         let (dist, background) = (self.dist(), self.dist().background());
         let Some(slot) = self.slot().filter(|_| background.is_some() || dist.gang().is_none()) else {
             return Ok(());
@@ -149,7 +149,7 @@ impl DTensor {
 
     /// Starts to sum the accumulated gradient over ranks. Gradients that arrive
     /// later are reduced by a later call.
-    pub fn reduce_gradient(&self) -> Result<(), DTensorError> {
+    pub fn reduce_gradient(&self) -> Result<()> {
         let Some(slot) = self.slot() else { return Ok(()) };
         let plan =
             self.dist().plan(share_layout(self.layout())?, self.layout(), self.shape(), self.dtype())?;
@@ -170,7 +170,7 @@ impl DTensor {
     /// Takes the accumulated gradient, summed over all ranks, in the layout of
     /// the parameter. A gradient that was never added to keeps the dtype that
     /// the parameter was used in. All ranks call this together.
-    pub fn take_gradient(&self) -> Result<Option<Self>, DTensorError> {
+    pub fn take_gradient(&self) -> Result<Option<Self>> {
         let Some(slot) = self.slot() else { return Ok(None) };
         self.reduce_gradient()?;
         self.dist().finish()?;
@@ -179,7 +179,7 @@ impl DTensor {
     }
 
     /// Drops the accumulated gradient.
-    pub fn zero_grad(&self) -> Result<(), DTensorError> {
+    pub fn zero_grad(&self) -> Result<()> {
         let Some(slot) = self.slot() else { return Ok(()) };
         self.dist().finish()?;
         *locked(&slot.gradient) = Accumulated::default();
@@ -188,10 +188,7 @@ impl DTensor {
 
     /// Returns the same tensor with a hook that the backward pass runs when it
     /// reaches the gradient of the returned tensor.
-    pub fn register_hook(
-        &self,
-        hook: impl Fn() -> Result<(), DTensorError> + Send + Sync + 'static,
-    ) -> Result<Self, DTensorError> {
+    pub fn register_hook(&self, hook: impl Fn() -> Result<()> + Send + Sync + 'static) -> Result<Self> {
         if !self.tracks_gradient() {
             return Ok(self.clone());
         }

@@ -7,7 +7,7 @@ use weightloom_layout::{DType, Layout, LayoutError, Plan, PlanError, Prices, Sha
 
 use crate::dispatch::{Decision, DecisionKey};
 use crate::dist_context::locked;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::spec::DTensorSpec;
 
 /// Tensor specs, redistribution plans and dispatch decisions of one rank.
@@ -62,8 +62,8 @@ impl PlanCache {
     pub(crate) fn decision(
         &self,
         key: DecisionKey,
-        decide: impl FnOnce() -> Result<Decision, DTensorError>,
-    ) -> Result<Arc<Decision>, DTensorError> {
+        decide: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Arc<Decision>> {
         if let Some(decision) = locked(&self.0).decisions.get(&key) {
             return Ok(Arc::clone(decision));
         }

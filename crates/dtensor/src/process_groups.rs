@@ -7,7 +7,7 @@ use weightloom_gang::Gang;
 use weightloom_layout::Mesh;
 
 use crate::dist_context::locked;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 
 /// The gang of all ranks, and the gangs along mesh axes, formed on first use.
 pub(crate) struct ProcessGroups {
@@ -41,7 +41,7 @@ impl ProcessGroups {
         self.gang.as_ref()
     }
 
-    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup, DTensorError> {
+    pub(crate) fn along(&self, mesh: Mesh, axis: usize) -> Result<AxisGroup> {
         if let Some(group) = locked(&self.along).get(&(mesh, axis)) {
             return Ok(group.clone());
         }

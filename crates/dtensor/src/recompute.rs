@@ -6,7 +6,7 @@ use weightloom_tensor::{Tensor, recompute_over};
 
 use crate::dist_context::locked;
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::spec::DTensorSpec;
 
 /// Activation checkpointing, as [`recompute_over`]: the tape keeps only the inputs
@@ -15,8 +15,8 @@ use crate::spec::DTensorSpec;
 pub fn recompute(
     inputs: &[DTensor],
     parameters: &[DTensor],
-    region: impl Fn(&[DTensor]) -> Result<Vec<DTensor>, DTensorError> + Send + Sync + 'static,
-) -> Result<Vec<DTensor>, DTensorError> {
+    region: impl Fn(&[DTensor]) -> Result<Vec<DTensor>> + Send + Sync + 'static,
+) -> Result<Vec<DTensor>> {
     let Some(first) = inputs.first() else {
         return Err(DTensorError::Rule { op: "recompute", reason: "there are no operands".to_owned() });
     };

@@ -18,7 +18,7 @@ use weightloom_tensor::{Context, Device, Function, Tensor, TensorError, apply};
 
 use crate::comm_log::{Cause, Pass};
 use crate::dist_context::{DistContext, locked};
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::nan_check::NanCheck;
 use crate::parameter::{GradientSlot, Release};
 use crate::redistribute::local::{all_gather, all_reduce, redistribute_local, with_placements};
@@ -74,7 +74,7 @@ fn gather(
     local: &Tensor,
     dtype: DType,
     cause: Cause,
-) -> Result<Tensor, DTensorError> {
+) -> Result<Tensor> {
     if let Some(prefetched) = slot.and_then(|slot| slot.take_prefetched(to, dtype)) {
         return prefetched.wait();
     }
@@ -177,7 +177,7 @@ pub(crate) struct Request<'a> {
 impl Request<'_> {
     /// Redistributes a local tensor. With a known `result`, nothing is
     /// communicated before the backward pass.
-    pub(crate) fn run(&self, local: &Tensor, result: Option<Tensor>) -> Result<Tensor, DTensorError> {
+    pub(crate) fn run(&self, local: &Tensor, result: Option<Tensor>) -> Result<Tensor> {
         let Self { dist, op, shape, from, to, lifted, dtype, slot, release, nan_check } = *self;
         let cause = Cause { op, pass: Pass::Forward };
         if !local.tracks_gradient() {
@@ -190,7 +190,7 @@ impl Request<'_> {
                 return Ok(gathered);
             }
             let (dist, slot, local) = (Arc::clone(dist), slot.cloned(), local.detach());
-            return Ok(gathered.remade_by(move || {
+            return Ok(gathered.recomputed_by(move || {
                 let cause = Cause { op, pass: Pass::Backward };
                 gather(&dist, slot.as_ref(), (&plan, to), &local, dtype, cause)
                     .map_err(|error| error.into_tensor_error("redistribute"))
@@ -201,7 +201,7 @@ impl Request<'_> {
         if new.any(|(_, op)| !op.is_linear()) {
             return Err(DTensorError::NotDifferentiable { layout: to });
         }
-        // Reduce what is not linear first: its gradient has another rule.
+        // Run non-linear reductions first: their gradient has another rule.
         let mut from = from;
         let mut local = local.clone();
         let pending: Vec<(usize, ReduceOp)> = from
@@ -224,8 +224,8 @@ impl Request<'_> {
             None => gradient_layout(from, Axes::default())?,
             Some(_) => share_layout(from)?,
         };
-        // Shares of what is not linear differ along its axis, so that the plan
-        // may not take a detour along it.
+        // Shares of a non-linear reduction differ along its axis, so the plan must not
+        // take a detour along it.
         let backward = match to.pending().all(|(_, op)| op.is_linear()) {
             true => dist.plan(of_to, of_from, shape, local.dtype())?,
             false => Arc::new(greedy_plan(of_to, of_from, shape, local.dtype())?),
@@ -252,7 +252,7 @@ impl Request<'_> {
     }
 }
 
-fn one(mut outputs: Vec<Tensor>) -> Result<Tensor, DTensorError> {
+fn one(mut outputs: Vec<Tensor>) -> Result<Tensor> {
     let found = outputs.len();
     outputs.pop().ok_or(DTensorError::ResultCount { op: "redistribute", found, expected: 1 })
 }
@@ -267,12 +267,12 @@ struct NonLinearReduction {
 }
 
 impl NonLinearReduction {
-    fn all_reduce(&self, local: &Tensor, reduce: ReduceOp, pass: Pass) -> Result<Tensor, DTensorError> {
+    fn all_reduce(&self, local: &Tensor, reduce: ReduceOp, pass: Pass) -> Result<Tensor> {
         let along = (self.layout.mesh(), self.axis);
         all_reduce(&self.dist, along, local, reduce, Cause { op: self.op, pass })
     }
 
-    fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor, DTensorError> {
+    fn gradient(&self, context: &Context, gradient: &Tensor) -> Result<Tensor> {
         let [local, total] = context.saved() else {
             return Err(DTensorError::ResultCount { op: "redistribute", found: 0, expected: 2 });
         };

@@ -1,4 +1,4 @@
-//! Operations and their rules, by name.
+//! The registry of sharding rules.
 
 use std::sync::Arc;
 
@@ -8,85 +8,81 @@ use weightloom_layout::{DType, Shape};
 use weightloom_tensor::Tensor;
 
 use crate::dist_context::DistContext;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::ops;
 use crate::rule::Rule;
 use crate::spec::DTensorSpec;
 
-/// One call of an operation, as its rule sees it: shapes and layouts, no data.
+/// One call of an operation: shapes and layouts without data.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// The operation.
+    /// The name of the operation.
     pub op: &'static str,
-    /// Its operands.
+    /// The specs of its operands.
     pub inputs: &'a [Arc<DTensorSpec>],
-    /// The shapes and dtypes of its whole results.
+    /// The global shapes and dtypes of its results.
     pub outputs: &'a [(Shape, DType)],
-    /// What else it was given and the rule depends on.
+    /// Other values that the rule depends on.
     pub arguments: &'a [u64],
 }
 
-/// How an operation treats distributed operands.
+/// The sharding rule of an operation.
 pub trait DistributedOp: Send + Sync + 'static {
-    /// The name that functions give.
+    /// The name of the operation.
     fn name(&self) -> &'static str;
 
-    /// Which dims may be sharded together, and how pending sums pass through.
-    fn rule(&self, call: &Call<'_>) -> Result<Rule, DTensorError>;
+    /// The rule for one call: the dims that may be sharded together, and how pending
+    /// sums pass through.
+    fn rule(&self, call: &Call<'_>) -> Result<Rule>;
 
-    /// Another computation of this rank's parts than the function itself, for
-    /// layouts in which that alone would not do: where ranks must ask each
-    /// other, or where indices count from elsewhere. Gradients flow back
-    /// through what it does with the tape.
-    fn replacement(
-        &self,
-        parts: &LocalCall<'_>,
-        locals: &[Tensor],
-    ) -> Option<Result<Vec<Tensor>, DTensorError>> {
-        let _ = (parts, locals);
+    /// Replaces the local computation for layouts in which the function itself would
+    /// be wrong: where ranks must communicate, or where indices have an offset.
+    /// Gradients flow back through the operations that it records.
+    fn replacement(&self, call: &LocalCall<'_>, locals: &[Tensor]) -> Option<Result<Vec<Tensor>>> {
+        let _ = (call, locals);
         None
     }
 }
 
-/// What this rank has of a call's operands and makes of its results.
+/// The local part of a call on this rank.
 pub struct LocalCall<'a> {
-    /// The ranks.
+    /// The context of the tensors.
     pub dist: &'a Arc<DistContext>,
-    /// The operands, in the layouts chosen for them.
+    /// The specs of the operands, in the chosen layouts.
     pub inputs: &'a [&'a DTensorSpec],
-    /// The results.
+    /// The specs of the results.
     pub outputs: &'a [&'a DTensorSpec],
 }
 
-/// A rule that comes with the crate.
-pub(crate) type BuiltIn = (&'static str, fn(&Call<'_>) -> Result<Rule, DTensorError>);
+/// A built-in rule.
+pub(crate) type BuiltIn = (&'static str, fn(&Call<'_>) -> Result<Rule>);
 
-struct Ready(BuiltIn);
+struct BuiltInOp(BuiltIn);
 
-impl DistributedOp for Ready {
+impl DistributedOp for BuiltInOp {
     fn name(&self) -> &'static str {
         self.0.0
     }
 
-    fn rule(&self, call: &Call<'_>) -> Result<Rule, DTensorError> {
+    fn rule(&self, call: &Call<'_>) -> Result<Rule> {
         (self.0.1)(call)
     }
 }
 
-/// A registry that rules can still be added to.
+/// Builds a [`Registry`].
 pub struct RegistryBuilder {
     rules: FxHashMap<&'static str, Arc<dyn DistributedOp>>,
 }
 
-/// All rules, by name. It does not change any more.
+/// All sharding rules by name, immutable.
 #[derive(Clone)]
 pub struct Registry {
     rules: Arc<FxHashMap<&'static str, Arc<dyn DistributedOp>>>,
 }
 
 impl RegistryBuilder {
-    /// Adds a rule. A name can be given once.
-    pub fn register(mut self, op: impl DistributedOp) -> Result<Self, DTensorError> {
+    /// Registers a rule. Its name must be new.
+    pub fn register(mut self, op: impl DistributedOp) -> Result<Self> {
         let name = op.name();
         if self.rules.insert(name, Arc::new(op)).is_some() {
             return Err(DTensorError::DuplicateOp { name: name.to_owned() });
@@ -94,7 +90,7 @@ impl RegistryBuilder {
         Ok(self)
     }
 
-    /// Ends the adding.
+    /// Builds the registry.
     pub fn freeze(self) -> Registry {
         Registry { rules: Arc::new(self.rules) }
     }
@@ -107,25 +103,25 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// The built-in rules, to which others can be added.
+    /// A builder with the built-in rules.
     pub fn builder() -> RegistryBuilder {
-        let rules = ops::rules().map(|rule| (rule.0, Arc::new(Ready(rule)) as Arc<dyn DistributedOp>));
+        let rules = ops::rules().map(|rule| (rule.0, Arc::new(BuiltInOp(rule)) as Arc<dyn DistributedOp>));
         RegistryBuilder { rules: rules.collect() }
     }
 
-    /// The built-in rules alone.
+    /// The built-in rules.
     pub fn built_in() -> Self {
         Self::builder().freeze()
     }
 
-    /// The names of all operations, in order.
+    /// The names of all operations, sorted.
     pub fn names(&self) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = self.rules.keys().copied().collect();
         names.sort_unstable();
         names
     }
 
-    pub(crate) fn get(&self, name: &str) -> Result<&dyn DistributedOp, DTensorError> {
+    pub(crate) fn get(&self, name: &str) -> Result<&dyn DistributedOp> {
         match self.rules.get(name) {
             Some(op) => Ok(&**op),
             None => {

@@ -1,28 +1,28 @@
-//! What a rule says.
+//! Sharding rules.
 //!
-//! A rule names the dims of operands and results by labels, as in an index
-//! notation: `linear` is `[rows, k] · [n, k] → [rows, n]`. Sharding a label
-//! means sharding every dim that has it. An operand without the label is used
-//! by all ranks, each for its own part, so its gradient is a sum over them. A
-//! result without the label is a pending sum, which the rule must allow.
+//! A rule labels the dims of operands and results, as in einsum notation: `linear`
+//! is `[rows, k] · [n, k] → [rows, n]`. Sharding a label shards every dim with that
+//! label. All ranks use an operand without the label, each for its part of the
+//! work, so that its gradient is a sum over ranks. A result without the label is a
+//! pending sum, which the rule must allow.
 //!
-//! How pending sums pass through is told by terms: the operation is a sum of
-//! terms, each linear in each of its factors.
+//! Terms say how pending sums pass through: the operation is a sum of terms, each
+//! linear in each of its factors.
 
 use smallvec::SmallVec;
 use weightloom_layout::ReduceOp;
 
-/// One dim, as a rule sees it.
+/// The label of one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// Every rank needs all of it.
+    /// Not sharded: every rank needs the whole dim.
     Whole,
-    /// It may be sharded, together with all dims of the same label.
+    /// May be sharded, together with all dims of the same label.
     Label {
-        /// The label.
+        /// The index of the label.
         label: usize,
-        /// Elements of this dim for each one of the label: 1, unless dims of
-        /// different size are cut at corresponding places.
+        /// Elements of this dim per element of the label: 1, unless dims of
+        /// different sizes are split at corresponding positions.
         unit: usize,
     },
 }
@@ -30,38 +30,38 @@ pub enum Dim {
 /// The dims of one tensor.
 pub type DimList = SmallVec<[Dim; 4]>;
 
-/// What may be done with the operands of one call.
+/// The sharding rule of one call.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub(crate) inputs: Vec<DimList>,
     pub(crate) outputs: Vec<DimList>,
     pub(crate) labels: Vec<Label>,
-    /// Factors by input; the terms add up to the result.
+    /// Terms as indices of their factors; the result is their sum.
     pub(crate) terms: Vec<SmallVec<[usize; 2]>>,
-    /// Reductions that pass through because elements are only moved.
+    /// Reductions that pass through because elements only move.
     pub(crate) passes: &'static [ReduceOp],
-    /// What is wrong with how it was written.
-    pub(crate) fault: Option<String>,
+    /// Why the rule is malformed.
+    pub(crate) problem: Option<String>,
 }
 
-/// What a label stands for.
+/// A label.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
-    /// How many there are.
+    /// The size of the label.
     pub(crate) size: usize,
     /// Results without it are sums over it, and belong to this term.
     pub(crate) summed: Option<usize>,
-    /// Results without it are the same on all ranks, because the local
-    /// computation makes them so.
-    pub(crate) settled: bool,
+    /// Results without it are equal on all ranks, because the local computation
+    /// reduces them.
+    pub(crate) reduced_inside: bool,
 }
 
 impl Rule {
-    /// A rule for so many operands and results of these ranks, whose dims are
-    /// all [`Dim::Whole`] until they are labelled.
+    /// A rule for operands and results with these numbers of dims, which are all
+    /// [`Dim::Whole`] until they are labelled.
     pub fn new(inputs: &[usize], outputs: &[usize]) -> Self {
-        let whole = |ranks: &[usize]| {
-            ranks.iter().map(|&ndim| DimList::from_elem(Dim::Whole, ndim)).collect::<Vec<_>>()
+        let whole = |ndims: &[usize]| {
+            ndims.iter().map(|&ndim| DimList::from_elem(Dim::Whole, ndim)).collect::<Vec<_>>()
         };
         Self {
             inputs: whole(inputs),
@@ -69,11 +69,12 @@ impl Rule {
             labels: Vec::new(),
             terms: Vec::new(),
             passes: &[],
-            fault: None,
+            problem: None,
         }
     }
 
-    /// Labels a dim of some operands and of some results, all of this size.
+    /// Labels dims of operands and results, given as `(tensor, dim)`, all of this
+    /// size.
     pub fn label(
         self,
         size: usize,
@@ -84,7 +85,8 @@ impl Rule {
         self.label_units(size, inputs.into_iter().map(unit), outputs.into_iter().map(unit))
     }
 
-    /// Labels dims that have several elements for each of the label.
+    /// Labels dims with several elements per element of the label, given as
+    /// `(tensor, dim, unit)`.
     pub fn label_units(
         mut self,
         size: usize,
@@ -92,22 +94,22 @@ impl Rule {
         outputs: impl IntoIterator<Item = (usize, usize, usize)>,
     ) -> Self {
         let label = self.labels.len();
-        self.labels.push(Label { size, summed: None, settled: false });
-        let Self { inputs: of_inputs, outputs: of_outputs, fault, .. } = &mut self;
+        self.labels.push(Label { size, summed: None, reduced_inside: false });
+        let Self { inputs: of_inputs, outputs: of_outputs, problem, .. } = &mut self;
         let mut set = |tensors: &mut [DimList], (tensor, dim, unit): (usize, usize, usize)| match tensors
             .get_mut(tensor)
             .and_then(|dims| dims.get_mut(dim))
         {
             Some(place) => *place = Dim::Label { label, unit },
-            None => *fault = Some(format!("dim {dim} of tensor {tensor} is labelled but not there")),
+            None => *problem = Some(format!("it labels dim {dim} of tensor {tensor}, which does not exist")),
         };
         inputs.into_iter().for_each(|place| set(of_inputs, place));
         outputs.into_iter().for_each(|place| set(of_outputs, place));
         self
     }
 
-    /// The last label is summed over by a term: results are pending sums where
-    /// it is sharded.
+    /// A term sums over the last label: results are pending sums where it is
+    /// sharded.
     pub fn summed_in(mut self, term: usize) -> Self {
         if let Some(label) = self.labels.last_mut() {
             label.summed = Some(term);
@@ -115,11 +117,11 @@ impl Rule {
         self
     }
 
-    /// The local computation itself makes ranks agree where the last label is
-    /// sharded: results without it are replicated.
-    pub fn settled_inside(mut self) -> Self {
+    /// The local computation reduces over ranks where the last label is sharded:
+    /// results without it are replicated.
+    pub fn reduced_inside(mut self) -> Self {
         if let Some(label) = self.labels.last_mut() {
-            label.settled = true;
+            label.reduced_inside = true;
         }
         self
     }
@@ -130,7 +132,8 @@ impl Rule {
         self
     }
 
-    /// Elements are only moved, so that any pending reduction passes through.
+    /// The operation only moves elements, so that any pending reduction passes
+    /// through.
     pub fn moves_elements(mut self) -> Self {
         self.passes = &ReduceOp::ALL;
         self.term(&[0])

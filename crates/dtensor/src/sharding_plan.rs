@@ -1,13 +1,13 @@
-//! Where the parameters and activations of a model live.
+//! Sharding plans: layouts of parameters and activations by name.
 
 use weightloom_errors::nearest;
 use weightloom_layout::{Layout, Mesh};
 
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 
-/// Layouts by name. A name is made of parts with dots between, and a pattern
-/// may have `*` for any one part: `layers.*.mlp.up`.
+/// Layouts of parameters, module inputs and module outputs by name. In a pattern,
+/// `*` matches one part of a dotted name: `layers.*.mlp.up`.
 #[derive(Clone, Debug)]
 pub struct ShardingPlan {
     mesh: Mesh,
@@ -23,7 +23,7 @@ struct Entry {
     layout: Layout,
 }
 
-/// Whether a pattern of a plan is about a name.
+/// Whether a pattern matches a name.
 pub fn name_matches(pattern: &str, name: &str) -> bool {
     let (mut wanted, mut found) = (pattern.split('.'), name.split('.'));
     loop {
@@ -35,13 +35,13 @@ pub fn name_matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The entry for a name. Later ones override earlier ones.
-fn found(entries: &[Entry], name: &str) -> Option<Layout> {
+/// The layout for a name. Later entries override earlier ones.
+fn layout_for(entries: &[Entry], name: &str) -> Option<Layout> {
     entries.iter().rev().find(|entry| name_matches(&entry.pattern, name)).map(|entry| entry.layout)
 }
 
 impl ShardingPlan {
-    /// A plan for a mesh, in which every parameter is replicated.
+    /// A plan for a mesh that replicates every parameter.
     pub fn new(mesh: Mesh) -> Self {
         Self { mesh, parameters: Vec::new(), uses: Vec::new(), inputs: Vec::new(), outputs: Vec::new() }
     }
@@ -51,7 +51,7 @@ impl ShardingPlan {
         self.mesh
     }
 
-    fn entry(&self, pattern: &str, layout: Layout) -> Result<Entry, DTensorError> {
+    fn entry(&self, pattern: &str, layout: Layout) -> Result<Entry> {
         if layout.mesh() != self.mesh {
             let first = Layout::replicated(self.mesh);
             return Err(DTensorError::Meshes { op: "a sharding plan", first, other: layout });
@@ -59,59 +59,58 @@ impl ShardingPlan {
         Ok(Entry { pattern: pattern.to_owned(), layout })
     }
 
-    /// Parameters with such names are held like this.
-    pub fn parameter(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+    /// Sets the layout in which matching parameters are stored.
+    pub fn parameter(mut self, pattern: &str, layout: Layout) -> Result<Self> {
         self.parameters.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
-    /// Parameters with such names are brought into this layout when they are
-    /// used.
-    pub fn used_as(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+    /// Sets the layout in which matching parameters are used.
+    pub fn used_as(mut self, pattern: &str, layout: Layout) -> Result<Self> {
         self.uses.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
-    /// What goes into modules with such names is brought into this layout.
-    pub fn input(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+    /// Sets the layout of inputs of matching modules.
+    pub fn input(mut self, pattern: &str, layout: Layout) -> Result<Self> {
         self.inputs.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
-    /// What comes out of modules with such names is brought into this layout.
-    pub fn output(mut self, pattern: &str, layout: Layout) -> Result<Self, DTensorError> {
+    /// Sets the layout of outputs of matching modules.
+    pub fn output(mut self, pattern: &str, layout: Layout) -> Result<Self> {
         self.outputs.push(self.entry(pattern, layout)?);
         Ok(self)
     }
 
-    /// Where a parameter is held.
+    /// The layout in which a parameter is stored.
     pub fn layout_of(&self, parameter: &str) -> Layout {
-        found(&self.parameters, parameter).unwrap_or_else(|| Layout::replicated(self.mesh))
+        layout_for(&self.parameters, parameter).unwrap_or_else(|| Layout::replicated(self.mesh))
     }
 
-    /// Where a parameter is when it is used.
+    /// The layout in which a parameter is used.
     pub fn used_layout_of(&self, parameter: &str) -> Layout {
-        found(&self.uses, parameter).unwrap_or_else(|| self.layout_of(parameter))
+        layout_for(&self.uses, parameter).unwrap_or_else(|| self.layout_of(parameter))
     }
 
-    /// A parameter as it is used.
-    pub fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor, DTensorError> {
-        found(&self.uses, name).map_or_else(|| Ok(parameter.clone()), |layout| parameter.redistribute(layout))
+    /// Redistributes a parameter to the layout in which it is used.
+    pub fn used(&self, name: &str, parameter: &DTensor) -> Result<DTensor> {
+        layout_for(&self.uses, name)
+            .map_or_else(|| Ok(parameter.clone()), |layout| parameter.redistribute(layout))
     }
 
-    /// What goes into a module.
-    pub fn enter(&self, module: &str, x: DTensor) -> Result<DTensor, DTensorError> {
-        found(&self.inputs, module).map_or_else(|| Ok(x.clone()), |layout| x.redistribute(layout))
+    /// Redistributes the input of a module.
+    pub fn enter(&self, module: &str, x: DTensor) -> Result<DTensor> {
+        layout_for(&self.inputs, module).map_or_else(|| Ok(x.clone()), |layout| x.redistribute(layout))
     }
 
-    /// What comes out of a module.
-    pub fn leave(&self, module: &str, x: DTensor) -> Result<DTensor, DTensorError> {
-        found(&self.outputs, module).map_or_else(|| Ok(x.clone()), |layout| x.redistribute(layout))
+    /// Redistributes the output of a module.
+    pub fn leave(&self, module: &str, x: DTensor) -> Result<DTensor> {
+        layout_for(&self.outputs, module).map_or_else(|| Ok(x.clone()), |layout| x.redistribute(layout))
     }
 
-    /// Checks that every pattern is about one of a model's parameters or
-    /// modules: one that is not is a mistake.
-    pub fn check(&self, parameters: &[&str], modules: &[&str]) -> Result<(), DTensorError> {
+    /// Checks that every pattern matches a parameter or a module of a model.
+    pub fn check(&self, parameters: &[&str], modules: &[&str]) -> Result<()> {
         let about = [
             (&self.parameters, parameters),
             (&self.uses, parameters),
@@ -149,7 +148,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-    fn later_entries_override_and_unknown_names_are_told() {
+    fn later_entries_override_and_unknown_names_are_errors() {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let plan = ShardingPlan::new(mesh)
             .parameter("layers.*.up", Layout::new(mesh, &[Placement::Shard(0)]).unwrap())
@@ -161,6 +160,9 @@ mod tests {
         assert_eq!(plan.layout_of("norm").placements(), [Placement::Replicate]);
         plan.check(&["layers.0.up", "layers.1.up"], &[]).unwrap();
         let error = plan.check(&["layers.0.up", "norm"], &[]).unwrap_err();
-        assert_eq!(error.to_string(), "the plan names `layers.1.up`, which the model does not have");
+        assert_eq!(
+            error.to_string(),
+            "the sharding plan names `layers.1.up`, which matches nothing in the model"
+        );
     }
 }

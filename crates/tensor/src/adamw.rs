@@ -5,7 +5,7 @@ use weightloom_layout::DType;
 use crate::backend::on;
 use crate::device::Device;
 use crate::error::TensorError;
-use crate::ops::{common, one_device};
+use crate::ops::{check_same_device, common};
 use crate::tensor::Tensor;
 
 /// Adam with decoupled weight decay.
@@ -109,7 +109,7 @@ impl AdamW {
             root: 1.0 / correction(self.beta2).sqrt(),
             scale: self.gradient_scale,
         };
-        let gradient = gradient.packed("adamw")?;
+        let gradient = gradient.contiguous("adamw")?;
         on(device).adamw(&step, &gradient, [parameter, mean, square])
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn alike(op: &'static str, gradient: &Tensor, changed: &[&Tensor]) ->
     }
     let halves = [DType::Bf16, DType::F16];
     match dtype == DType::F32 && halves.contains(&gradient.dtype()) {
-        true => one_device(op, &[changed[0], gradient]),
+        true => check_same_device(op, &[changed[0], gradient]),
         false => common(op, &[changed[0], gradient]).map(|_| device),
     }
 }
@@ -137,7 +137,7 @@ pub(crate) fn alike(op: &'static str, gradient: &Tensor, changed: &[&Tensor]) ->
 pub fn global_norm(tensors: &[&Tensor]) -> Result<f64, TensorError> {
     let mut total = 0.0;
     for tensor in tensors {
-        let packed = tensor.packed("global_norm")?;
+        let packed = tensor.contiguous("global_norm")?;
         total += on(packed.device()).squares(&packed)?;
     }
     Ok(total.sqrt())

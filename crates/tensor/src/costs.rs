@@ -1,18 +1,18 @@
-//! What work would cost, counted on meta tensors.
+//! Counting the costs of computations on meta tensors.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::meter::unwatched;
 
-/// Arithmetic and memory traffic of some work.
+/// Launches, arithmetic and memory traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// How often the kernel runs.
+    /// Kernel launches.
     pub launches: u64,
     /// Additions, multiplications and the like; an exponential counts as one.
     pub flops: u64,
-    /// Bytes read and written if nothing stays in a cache.
+    /// Bytes read and written, without caches.
     pub bytes: u64,
 }
 
@@ -23,12 +23,12 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Kernels by name, each with its cost.
+    /// The cost of each kernel, by name.
     pub fn by_kernel(&self) -> impl Iterator<Item = (&'static str, Cost)> + '_ {
         self.by_kernel.iter().map(|(name, cost)| (*name, *cost))
     }
 
-    /// All together.
+    /// The sum over all kernels.
     pub fn total(&self) -> Cost {
         self.by_kernel.values().fold(Cost::default(), |sum, cost| Cost {
             launches: sum.launches + cost.launches,
@@ -42,8 +42,8 @@ thread_local! {
     static COUNTED: RefCell<Option<Costs>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` and counts what its kernels would cost. Only work on meta
-/// tensors, on this thread, counts; nothing is computed.
+/// Runs `work` and counts the costs of its kernels on meta tensors, on this
+/// thread.
 ///
 /// ```
 /// use weightloom_layout::DType;
@@ -61,15 +61,14 @@ pub fn counted<T>(work: impl FnOnce() -> T) -> (T, Costs) {
     let before = COUNTED.replace(Some(Costs::default()));
     let result = work();
     let costs = COUNTED.replace(before).unwrap_or_default();
-    // What counts inside counts outside too.
+    // Costs inside count outside too.
     for (kernel, cost) in costs.by_kernel() {
         add(kernel, cost);
     }
     (result, costs)
 }
 
-/// Runs `work` without counting it, nor the memory of what it makes: work that
-/// only asks for shapes.
+/// Runs `work` without counting its costs or its memory, to find output shapes.
 pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     let before = COUNTED.replace(None);
     let result = unwatched(work);

@@ -1,14 +1,14 @@
-//! Where a tensor's memory is.
+//! Devices.
 
 use std::fmt;
 
-/// Where a tensor's memory is.
+/// The device that holds the memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
-    /// The memory of this process.
+    /// Host memory.
     Cpu,
-    /// Nowhere: shapes and dtypes only.
+    /// No memory: shapes and dtypes only.
     Meta,
 }
 

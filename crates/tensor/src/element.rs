@@ -1,11 +1,11 @@
-//! Rust types of elements, and the arithmetic they are computed in.
+//! Rust types of elements, and the types they are computed in.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
 use pulp::Simd;
 use weightloom_layout::DType;
 
-/// A Rust type that is one tensor element.
+/// The Rust type of a tensor element.
 pub trait Element: Pod + Send + Sync {
     /// Its dtype.
     const DTYPE: DType;
@@ -25,20 +25,20 @@ element! {
     u64 => U64, u32 => U32, u16 => U16, u8 => U8,
 }
 
-/// An element type that is computed with: `f64` and `f32` in themselves, the
-/// half types in `f32` with one rounding at the end.
+/// A floating-point element type. `f64` and `f32` are computed as they are, half
+/// types in `f32` with one rounding at the end.
 pub trait Float: Element {
-    /// What it is computed in.
+    /// The type it is computed in.
     type Wide: Wide;
 
-    /// Whether it is computed in itself, so that nothing is lost by storing
-    /// what is not yet final.
+    /// Whether that is the type itself, so that storing intermediate values loses
+    /// nothing.
     const COMPUTES_IN_ITSELF: bool;
 
-    /// Before computing.
+    /// Converts to the compute type.
     fn widen(self) -> Self::Wide;
 
-    /// After computing.
+    /// Rounds to the element type.
     fn narrow(wide: Self::Wide) -> Self;
 }
 
@@ -46,20 +46,19 @@ pub trait Float: Element {
 pub trait Wide:
     Float<Wide = Self> + num_traits::Float + num_traits::FromPrimitive + std::iter::Sum + std::ops::AddAssign
 {
-    /// `e^x`, to about one unit in the last place. Like all of these, in code
-    /// that vectorises, and with multiplications fused to additions if `S` has
-    /// such instructions.
-    fn exponential<S: Simd>(self) -> Self;
+    /// `e^x`, to about one unit in the last place. As the functions below, it
+    /// vectorises and uses fused multiply-add if `S` has it.
+    fn exp_simd<S: Simd>(self) -> Self;
 
     /// `e^x` for `x` up to 88, with less work: where it is below the smallest
     /// normal number, zero.
-    fn decay<S: Simd>(self) -> Self;
+    fn exp_negative<S: Simd>(self) -> Self;
 
     /// The error function.
-    fn error_function<S: Simd>(self) -> Self;
+    fn erf_simd<S: Simd>(self) -> Self;
 
     /// The hyperbolic tangent.
-    fn hyperbolic_tangent<S: Simd>(self) -> Self;
+    fn tanh_simd<S: Simd>(self) -> Self;
 }
 
 /// `a · b + c`, rounded once where that is one instruction. Elsewhere it would
@@ -99,7 +98,7 @@ const ROUND: f32 = 12_582_912.0;
 
 impl Wide for f32 {
     #[inline(always)]
-    fn exponential<S: Simd>(self) -> Self {
+    fn exp_simd<S: Simd>(self) -> Self {
         // Beyond these the result is 0 or ∞ in any case. A NaN stays one.
         let x = if self > 89.0 { 89.0 } else { self };
         let x = if x < -104.0 { -104.0 } else { x };
@@ -112,7 +111,7 @@ impl Wide for f32 {
     }
 
     #[inline(always)]
-    fn decay<S: Simd>(self) -> Self {
+    fn exp_negative<S: Simd>(self) -> Self {
         let (e, bits) = split_exponential::<S>(self);
         // n is added to the exponent. A NaN has no low bits and stays one.
         let scaled = f32::from_bits(e.to_bits().wrapping_add(bits << 23));
@@ -121,7 +120,7 @@ impl Wide for f32 {
 
     /// A quotient of polynomials on [-4, 4], outside of which it is ±1.
     #[inline(always)]
-    fn error_function<S: Simd>(self) -> Self {
+    fn erf_simd<S: Simd>(self) -> Self {
         let x = if self > 4.0 { 4.0 } else { self };
         let x = if x < -4.0 { -4.0 } else { x };
         let s = x * x;
@@ -146,8 +145,8 @@ impl Wide for f32 {
 
     /// From the exponential; near zero, where that cancels, a polynomial.
     #[inline(always)]
-    fn hyperbolic_tangent<S: Simd>(self) -> Self {
-        let far = 1.0 - 2.0 / ((2.0 * self).exponential::<S>() + 1.0);
+    fn tanh_simd<S: Simd>(self) -> Self {
+        let far = 1.0 - 2.0 / ((2.0 * self).exp_simd::<S>() + 1.0);
         let s = self * self;
         let p = polynomial::<S, _>(
             [-5.704_988_5e-3, 2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328_3e-1],
@@ -159,19 +158,19 @@ impl Wide for f32 {
 }
 
 impl Wide for f64 {
-    fn exponential<S: Simd>(self) -> Self {
+    fn exp_simd<S: Simd>(self) -> Self {
         self.exp()
     }
 
-    fn decay<S: Simd>(self) -> Self {
+    fn exp_negative<S: Simd>(self) -> Self {
         self.exp()
     }
 
-    fn error_function<S: Simd>(self) -> Self {
+    fn erf_simd<S: Simd>(self) -> Self {
         libm::erf(self)
     }
 
-    fn hyperbolic_tangent<S: Simd>(self) -> Self {
+    fn tanh_simd<S: Simd>(self) -> Self {
         self.tanh()
     }
 }
@@ -274,8 +273,8 @@ macro_rules! with_float {
 
 pub(crate) use with_float;
 
-/// Runs an expression with `$T` as what is kept of a parameter, and `$G` as its
-/// gradient, which is of the same type or, behind `f32`, of a half one.
+/// Runs an expression with `$T` as the type of a parameter and `$G` as the type of
+/// its gradient: the same, or a half type for `f32`.
 macro_rules! with_gradient {
     ($op:expr, $kept:expr, $given:expr, ($T:ident, $G:ident) => $body:expr) => {
         match ($kept, $given) {
@@ -383,23 +382,23 @@ mod tests {
                 let exact = f64::from(x).exp() as f32;
                 // Subnormal results lose bits by nature.
                 if exact >= f32::MIN_POSITIVE {
-                    assert!(ulps(x.exponential::<S>(), exact) <= 2, "{x}");
+                    assert!(ulps(x.exp_simd::<S>(), exact) <= 2, "{x}");
                 }
-                let decay = x.decay::<S>();
+                let decay = x.exp_negative::<S>();
                 if exact < f32::MIN_POSITIVE {
                     assert!(decay <= f32::MIN_POSITIVE, "{x}");
                 } else if x < 88.0 {
                     assert!(ulps(decay, exact) <= 2, "{x}");
                 }
             }
-            for f in [f32::exponential::<S>, f32::decay::<S>] {
+            for f in [f32::exp_simd::<S>, f32::exp_negative::<S>] {
                 assert_eq!(f(0.0), 1.0);
                 assert_eq!(f(f32::NEG_INFINITY), 0.0);
                 assert_eq!(f(-1e9), 0.0);
                 assert!(f(f32::NAN).is_nan());
             }
-            assert_eq!(f32::INFINITY.exponential::<S>(), f32::INFINITY);
-            assert_eq!(100f32.exponential::<S>(), f32::INFINITY);
+            assert_eq!(f32::INFINITY.exp_simd::<S>(), f32::INFINITY);
+            assert_eq!(100f32.exp_simd::<S>(), f32::INFINITY);
         }
         fused_or_not!(check);
     }
@@ -409,11 +408,11 @@ mod tests {
         fn check<S: Simd>() {
             for i in -100_000..=100_000 {
                 let x = i as f32 / 10_000.0;
-                assert!(ulps(x.hyperbolic_tangent::<S>(), f64::from(x).tanh() as f32) <= 3, "{x}");
+                assert!(ulps(x.tanh_simd::<S>(), f64::from(x).tanh() as f32) <= 3, "{x}");
             }
-            assert_eq!(f32::INFINITY.hyperbolic_tangent::<S>(), 1.0);
-            assert_eq!(f32::NEG_INFINITY.hyperbolic_tangent::<S>(), -1.0);
-            assert!(f32::NAN.hyperbolic_tangent::<S>().is_nan());
+            assert_eq!(f32::INFINITY.tanh_simd::<S>(), 1.0);
+            assert_eq!(f32::NEG_INFINITY.tanh_simd::<S>(), -1.0);
+            assert!(f32::NAN.tanh_simd::<S>().is_nan());
         }
         fused_or_not!(check);
     }
@@ -425,10 +424,10 @@ mod tests {
             let bound = 5.0 * f32::EPSILON;
             for i in -60_000..=60_000 {
                 let x = i as f32 / 10_000.0;
-                let error = (x.error_function::<S>() - libm::erff(x)).abs();
+                let error = (x.erf_simd::<S>() - libm::erff(x)).abs();
                 assert!(error <= bound, "erf({x}) is off by {error}");
             }
-            assert!(f32::NAN.error_function::<S>().is_nan());
+            assert!(f32::NAN.erf_simd::<S>().is_nan());
         }
         fused_or_not!(check);
     }

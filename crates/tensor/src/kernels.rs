@@ -1,22 +1,26 @@
-//! What runs on the CPU. Kernels take slices and geometry, never the tape.
+//! Kernels, one file per family of operations.
+//!
+//! A file declares the kernels that every device must have, as a trait, and
+//! implements them for the CPU and for the meta device, whose kernels return
+//! shapes and count flops and bytes. Kernels never see the tape.
 
 pub(crate) mod adamw;
 pub(crate) mod attention;
-pub(crate) mod changing;
-pub(crate) mod choice;
+pub(crate) mod comparison;
 pub(crate) mod copy;
+pub(crate) mod copy_on_write;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod norm;
-pub(crate) mod order;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
-pub(crate) mod rows;
 pub(crate) mod sgd;
+pub(crate) mod softmax;
+pub(crate) mod sort;
 pub(crate) mod strides;
 
 use bytemuck::Pod;
@@ -24,52 +28,49 @@ use pulp::Simd;
 use weightloom_layout::{DType, Shape};
 
 use crate::element::Element;
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::memory::Block;
 use crate::parallel::{Kernel, fill};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::view::View;
 
-/// A new contiguous tensor whose elements `fill` writes, every one of them.
-pub(crate) fn make<T: Element>(
-    shape: &Shape,
-    fill: impl FnOnce(&mut [T]) -> Result<(), TensorError>,
-) -> Result<Tensor, TensorError> {
+/// A new contiguous tensor. `fill` must write every element.
+pub(crate) fn make<T: Element>(shape: &Shape, fill: impl FnOnce(&mut [T]) -> Result<()>) -> Result<Tensor> {
     make_as(T::DTYPE, shape, fill)
 }
 
-/// The same, of another dtype whose elements are held in `U`.
+/// The same for a dtype whose elements have the size of `U`.
 pub(crate) fn make_as<U: Pod>(
     dtype: DType,
     shape: &Shape,
-    fill: impl FnOnce(&mut [U]) -> Result<(), TensorError>,
-) -> Result<Tensor, TensorError> {
+    fill: impl FnOnce(&mut [U]) -> Result<()>,
+) -> Result<Tensor> {
     debug_assert_eq!(size_of::<U>(), dtype.size());
     let mut block = Block::new(shape.volume() * size_of::<U>())?;
     fill(bytemuck::cast_slice_mut(block.bytes_mut()))?;
     Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape.clone()), dtype))
 }
 
-/// A tensor with changed elements: in its own memory if nobody else uses that.
-/// The result is off the tape.
+/// Changes the elements of a tensor, in its memory unless that is shared. The
+/// result is off the tape.
 pub(crate) fn rewrite<T: Element>(
     x: Tensor,
     op: &'static str,
-    change: impl FnOnce(&mut [T]) -> Result<(), TensorError>,
-) -> Result<Tensor, TensorError> {
+    change: impl FnOnce(&mut [T]) -> Result<()>,
+) -> Result<Tensor> {
     rewrite_bits(x, op, change)
 }
 
-/// A tensor changed piece by piece: in its own memory if nobody else uses that,
-/// else piece by piece into new memory.
+/// Changes a tensor piece by piece, in its memory, or into new memory if that is
+/// shared.
 pub(crate) fn rewrite_pieces<T: Element>(
     mut x: Tensor,
     op: &'static str,
     unit: usize,
     kernel: &impl Kernel<T>,
-) -> Result<Tensor, TensorError> {
-    if x.is_held_alone() {
+) -> Result<Tensor> {
+    if x.is_unique_and_contiguous() {
         fill(x.elements_mut::<T>(op)?, unit, kernel);
         return Ok(x.detach());
     }
@@ -80,7 +81,7 @@ pub(crate) fn rewrite_pieces<T: Element>(
     })
 }
 
-/// A kernel that changes what is there, given a copy of it.
+/// A kernel that copies a piece before it changes it.
 struct Copied<'a, T, K> {
     source: &'a [T],
     kernel: &'a K,
@@ -94,18 +95,18 @@ impl<T: Element, K: Kernel<T>> Kernel<T> for Copied<'_, T, K> {
     }
 }
 
-/// The same, of another dtype whose elements are held in `U`.
+/// As [`rewrite`], for a dtype whose elements have the size of `U`.
 pub(crate) fn rewrite_bits<U: Pod>(
     mut x: Tensor,
     op: &'static str,
-    change: impl FnOnce(&mut [U]) -> Result<(), TensorError>,
-) -> Result<Tensor, TensorError> {
+    change: impl FnOnce(&mut [U]) -> Result<()>,
+) -> Result<Tensor> {
     change(x.bits_mut(op)?)?;
     Ok(x.detach())
 }
 
-/// Runs an expression with `$U` as an integer type as wide as a dtype, for work
-/// that moves elements and does not look at them.
+/// Runs an expression with `$U` as an integer type of the size of a dtype, for
+/// kernels that only move elements.
 macro_rules! with_bits {
     ($dtype:expr, $U:ident => $body:expr) => {
         match $dtype.size() {

@@ -1,18 +1,17 @@
-//! Local tensors, their kernels, and a tape.
+//! Local tensors, CPU kernels, and reverse-mode automatic differentiation.
 //!
-//! A [`Tensor`] is a strided view of shared memory on one device. Operations
-//! are methods; each is a [`Function`] with its own backward rule, and users
-//! add theirs in one `impl`. [`backward`] runs the tape from any outputs with
-//! given gradients and returns [`Gradients`].
+//! A [`Tensor`] is a strided view of shared memory on one device. Operations are
+//! methods; each is a [`Function`] with a backward rule, and users add their own
+//! functions. [`backward`] differentiates any outputs and returns [`Gradients`].
 //!
 //! - Views (narrow, permute, expand, reshape) copy nothing where they can.
-//! - Memory comes from a caching allocator with a budget; see [`memory`].
-//! - [`Device::Meta`] computes shapes and [`counted`] costs without data, and a [`Meter`]
-//!   what memory it would take.
-//! - Results do not depend on the number of threads, nor a row's on its batch.
-//! - [`recompute`] trades time for memory.
+//! - Memory comes from a caching allocator with a budget: [`memory`].
+//! - [`Device::Meta`] computes shapes without data; [`counted`] counts flops and
+//!   bytes, and a [`Meter`] memory.
+//! - Results do not depend on the number of threads, nor a row on its batch.
+//! - [`recompute`] is activation checkpointing.
 //!
-//! This crate knows no ranks. It is the only one that names a compute backend.
+//! Only this crate knows compute backends. It knows nothing about ranks.
 
 pub mod memory;
 pub mod threads;
@@ -42,7 +41,7 @@ pub use device::Device;
 pub use element::{Element, Float};
 pub use error::{Result, SharedError, TensorError};
 pub use host_memory::HostMemory;
-pub use kernels::order::Order;
+pub use kernels::sort::Order;
 pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
 pub use random::Stream;

@@ -1,13 +1,11 @@
 //! A caching allocator.
 //!
-//! Fresh pages cost more than the arithmetic of most element-wise work: each is
-//! faulted in and cleared by the system. So blocks are kept when they are freed
-//! and handed out again by size class, and nothing is returned to the system
-//! until the budget demands it or [`release`] is called.
+//! Fresh pages cost more than most element-wise kernels, because the system faults
+//! each one in and clears it. So freed blocks stay in a cache by size class, and
+//! return to the system only when the budget requires it or [`release`] is called.
 //!
-//! Blocks are aligned to a cache line. Classes are at most a sixteenth apart. Large
-//! ones are asked to be on huge pages, where the system has them: one entry of
-//! the table of addresses covers 512 times as much.
+//! Blocks are aligned to a cache line. Size classes are at most a sixteenth apart.
+//! Large blocks ask for huge pages, so that a TLB entry covers 512 times as much.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,20 +13,20 @@ use bytemuck::{Pod, Zeroable};
 use memmap2::MmapMut;
 use rustc_hash::FxHashMap;
 
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 
-/// One cache line, which also is the widest vector.
+/// A cache line, as wide as the widest vector.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Memory for one tensor, given back to the cache when dropped.
+/// Memory for one tensor, returned to the cache when dropped.
 pub(crate) struct Block {
     memory: Memory,
     bytes: usize,
 }
 
-/// The size from which blocks are on pages of their own: one huge page.
+/// The size from which blocks are mapped: one huge page.
 const HUGE: usize = 2 << 20;
 
 /// Zeroed memory from the system.
@@ -38,13 +36,13 @@ enum Memory {
 }
 
 impl Memory {
-    fn new(size: usize) -> Result<Self, TensorError> {
+    fn new(size: usize) -> Result<Self> {
         if size < HUGE {
             let lines = bytemuck::try_zeroed_vec(size / size_of::<Line>());
             return lines.map(Self::Lines).map_err(|()| TensorError::NoMemory { asked: size });
         }
         let pages = MmapMut::map_anon(size).map_err(|_| TensorError::NoMemory { asked: size })?;
-        // A wish: where it is not granted, pages are small and all is well.
+        // A request: without huge pages everything still works.
         #[cfg(target_os = "linux")]
         let _ = pages.advise(memmap2::Advice::HugePage);
         Ok(Self::Pages(pages))
@@ -65,7 +63,7 @@ impl Memory {
     }
 }
 
-/// What the allocator has given out and kept.
+/// Figures of the allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
@@ -97,26 +95,26 @@ fn cache() -> MutexGuard<'static, Cache> {
     CACHE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the allocator has given out and kept.
+/// The figures of the allocator.
 pub fn statistics() -> Statistics {
     cache().statistics
 }
 
-/// Starts a new high-water mark from what is in use now.
+/// Resets the high-water mark to the bytes in use.
 pub fn reset_high_water() {
     let mut cache = cache();
     cache.statistics.high_water = cache.statistics.in_use;
 }
 
-/// Sets the most bytes that tensors and the cache may hold together. What is
-/// cached beyond it is released at once.
+/// Sets the most bytes that tensors and the cache may hold together. Releases
+/// cached blocks beyond it at once.
 pub fn set_budget(bytes: usize) {
     let mut cache = cache();
     cache.budget = bytes;
     cache.shrink_to(bytes);
 }
 
-/// Returns everything that is cached to the system.
+/// Returns all cached blocks to the system.
 pub fn release() {
     cache().shrink_to(0);
 }
@@ -130,8 +128,7 @@ fn class(bytes: usize) -> usize {
 }
 
 impl Cache {
-    /// Releases cached blocks until use and cache together fit, as far as that
-    /// is possible.
+    /// Releases cached blocks until use and cache together fit, as far as possible.
     fn shrink_to(&mut self, bytes: usize) {
         let Some(free) = &mut self.free else { return };
         let mut classes: Vec<usize> = free.keys().copied().collect();
@@ -148,9 +145,8 @@ impl Cache {
 }
 
 impl Block {
-    /// A block of at least this many bytes. Its contents are whatever was there
-    /// before; fresh memory is zero.
-    pub(crate) fn new(bytes: usize) -> Result<Self, TensorError> {
+    /// A block of at least this many bytes, not cleared.
+    pub(crate) fn new(bytes: usize) -> Result<Self> {
         let size = class(bytes);
         if size > isize::MAX as usize / 2 {
             return Err(TensorError::NoMemory { asked: bytes });

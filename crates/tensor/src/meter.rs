@@ -1,15 +1,15 @@
-//! The memory that work would take, counted on meta tensors.
+//! Counting the memory of meta tensors.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the memory that meta tensors would take if they had data: as the
-/// [allocator](crate::memory) counts, but in bytes as they are asked for.
+/// Counts the memory that meta tensors would take with data, as the
+/// [allocator](crate::memory) does, but without rounding up.
 ///
-/// Tensors count that are made while it [watches](Self::watch), until the last
-/// view of them is gone. Shapes that a tape keeps without their elements do not,
-/// nor does work that only asks for shapes ([`uncounted`](crate::uncounted)).
+/// Counts tensors created inside [`watch`](Self::watch) until their last view is
+/// dropped. Shapes that a tape saves without elements do not count, nor do
+/// computations inside [`uncounted`](crate::uncounted).
 ///
 /// ```
 /// use weightloom_layout::DType;
@@ -40,7 +40,7 @@ thread_local! {
     static WATCHING: RefCell<Option<Meter>> = const { RefCell::new(None) };
 }
 
-/// Puts back who watched before, whatever happens in between.
+/// Restores the previous meter when dropped.
 struct Before(Option<Meter>);
 
 impl Drop for Before {
@@ -50,48 +50,48 @@ impl Drop for Before {
 }
 
 impl Meter {
-    /// A meter that has seen nothing.
+    /// A meter at zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs `work` and counts what it makes, on this thread. No other meter
-    /// counts it too.
+    /// Runs `work` and counts the tensors it creates on this thread. An outer meter
+    /// does not count them.
     pub fn watch<T>(&self, work: impl FnOnce() -> T) -> T {
         let _before = Before(WATCHING.replace(Some(self.clone())));
         work()
     }
 
-    /// Bytes of the tensors that are there.
+    /// Bytes of live tensors.
     pub fn in_use(&self) -> u64 {
         self.0.in_use.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were there at a time.
+    /// The most bytes that were live at a time.
     pub fn high_water(&self) -> u64 {
         self.0.high_water.load(Ordering::Relaxed)
     }
 
-    /// Starts a new high-water mark from what is there now.
+    /// Resets the high-water mark to the bytes in use.
     pub fn reset_high_water(&self) {
         self.0.high_water.store(self.in_use(), Ordering::Relaxed);
     }
 }
 
-/// Runs `work` while nobody watches.
+/// Runs `work` without a meter.
 pub(crate) fn unwatched<T>(work: impl FnOnce() -> T) -> T {
     let _before = Before(WATCHING.replace(None));
     work()
 }
 
-/// Memory that only counts, until it is dropped.
+/// Bytes that are counted until dropped.
 pub(crate) struct Phantom {
     bytes: u64,
     meter: Meter,
 }
 
 impl Phantom {
-    /// So many bytes, if somebody counts.
+    /// Counts bytes, if a meter is active.
     pub(crate) fn new(bytes: u64) -> Option<Self> {
         let meter = WATCHING.with_borrow(Clone::clone)?;
         let in_use = meter.0.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_watches_counts_and_only_meanwhile() {
+    fn a_meter_counts_only_inside_its_own_watch() {
         let (outer, inner) = (Meter::new(), Meter::new());
         let _unseen = meta(1);
         let kept = outer.watch(|| [meta(2), inner.watch(|| meta(3)), meta(4)]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watched_before_watches_on_after_a_panic() {
+    fn a_panic_restores_the_previous_meter() {
         let meter = Meter::new();
         let caught = std::panic::catch_unwind(|| Meter::new().watch(|| panic!("on purpose")));
         assert!(caught.is_err());
@@ -160,14 +160,13 @@ mod tests {
         meter.watch(|| {
             let x = meta(100).requires_grad();
             let sum = x.add(&x).unwrap();
-            // The parameter and the sum; the tape has shapes.
+            // The parameter and the sum; the tape saves only shapes.
             assert_eq!(meter.in_use(), 800);
             let y = sum.tanh().unwrap();
             meter.reset_high_water();
             let gradients = crate::backward([(y, Some(meta(100)))]).unwrap();
             assert!(gradients.of(&x).is_some());
-            // What was there, the gradient that was given, and nothing more for
-            // the one behind the tanh.
+            // The tensors above and the given gradient; tanh reuses its memory.
             assert!(meter.high_water() <= 800 + 3 * 400, "{}", meter.high_water());
         });
     }

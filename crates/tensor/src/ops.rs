@@ -1,18 +1,18 @@
 //! Operations on tensors, each with its backward rule.
 
-mod arithmetic;
 mod assign;
 mod attention;
-mod choice;
+mod cat;
+mod comparison;
 mod cross_entropy;
+mod elementwise;
 mod index;
-mod join;
 mod matmul;
 mod norm;
-mod order;
 mod reduce;
 mod rope;
 mod softmax;
+mod sort;
 mod views;
 
 pub use attention::Attention;
@@ -22,12 +22,12 @@ pub use rope::RopeStyle;
 use weightloom_layout::{DType, Shape};
 
 use crate::device::Device;
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
 use crate::view::broadcast;
 
-/// Checks that operands are on one device.
-pub(crate) fn one_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device, TensorError> {
+/// Checks that operands are on one device, and returns it.
+pub(crate) fn check_same_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device> {
     let device = inputs[0].device();
     if inputs.iter().any(|input| input.device() != device) {
         let devices = inputs.iter().map(|input| input.device()).collect();
@@ -37,8 +37,8 @@ pub(crate) fn one_device(op: &'static str, inputs: &[&Tensor]) -> Result<Device,
 }
 
 /// Checks that operands are on one device and of one dtype, and returns both.
-pub(crate) fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DType), TensorError> {
-    let (device, dtype) = (one_device(op, inputs)?, inputs[0].dtype());
+pub(crate) fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DType)> {
+    let (device, dtype) = (check_same_device(op, inputs)?, inputs[0].dtype());
     if inputs.iter().any(|input| input.dtype() != dtype) {
         let dtypes = inputs.iter().map(|input| input.dtype()).collect();
         return Err(TensorError::DTypes { op, dtypes });
@@ -46,8 +46,8 @@ pub(crate) fn common(op: &'static str, inputs: &[&Tensor]) -> Result<(Device, DT
     Ok((device, dtype))
 }
 
-/// Checks that a dtype is one that is computed in.
-fn computed(op: &'static str, dtype: DType) -> Result<(), TensorError> {
+/// Checks that a dtype is a float that kernels compute with.
+fn check_float(op: &'static str, dtype: DType) -> Result<()> {
     match dtype {
         DType::F64 | DType::F32 | DType::Bf16 | DType::F16 => Ok(()),
         dtype => Err(TensorError::DType { op, dtype }),
@@ -55,31 +55,30 @@ fn computed(op: &'static str, dtype: DType) -> Result<(), TensorError> {
 }
 
 /// Checks that a tensor holds indices.
-fn indices(op: &'static str, x: &Tensor) -> Result<(), TensorError> {
+fn indices(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::I64 { Ok(()) } else { Err(TensorError::DType { op, dtype: x.dtype() }) }
 }
 
-fn mismatch(op: &'static str, inputs: &[&Tensor]) -> TensorError {
+fn shape_mismatch(op: &'static str, inputs: &[&Tensor]) -> TensorError {
     TensorError::Shapes { op, shapes: inputs.iter().map(|input| input.shape().clone()).collect() }
 }
 
-/// Operands repeated to the one shape that all can have. Nothing is copied.
-fn broadcasted<const N: usize>(op: &'static str, inputs: [&Tensor; N]) -> Result<[Tensor; N], TensorError> {
-    let refused = || mismatch(op, &inputs);
+/// Expands operands to their broadcast shape. Nothing is copied.
+fn broadcast_all<const N: usize>(op: &'static str, inputs: [&Tensor; N]) -> Result<[Tensor; N]> {
+    let refused = || shape_mismatch(op, &inputs);
     let shape = inputs
         .iter()
         .try_fold(Shape::default(), |shape, input| broadcast(&shape, input.shape()))
         .ok_or_else(refused)?;
     let mut expanded = inputs.map(Tensor::detach);
     for input in &mut expanded {
-        *input = input.seen_as(input.view().expand(&shape).ok_or_else(refused)?);
+        *input = input.with_view(input.view().expand(&shape).ok_or_else(refused)?);
     }
     Ok(expanded)
 }
 
-/// A gradient summed over the dims along which a tensor of `shape` was
-/// repeated.
-fn summed_to(gradient: Tensor, shape: &Shape) -> Result<Tensor, TensorError> {
+/// Sums a gradient over the dims along which a tensor of `shape` was broadcast.
+fn sum_to_shape(gradient: Tensor, shape: &Shape) -> Result<Tensor> {
     if gradient.shape() == shape {
         return Ok(gradient);
     }

@@ -1,16 +1,15 @@
-//! Cutting work into pieces that do not depend on the number of threads.
+//! Work split into pieces that do not depend on the number of threads.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use num_traits::Zero;
 use pulp::{Simd, WithSimd};
 
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::threads::with_helpers;
 use crate::vectors::dispatch;
 
-/// Elements in a piece: enough to be worth handing to a thread, few enough for
-/// the cache.
+/// Elements in a piece: enough to be worth a thread, few enough for the cache.
 pub(crate) const PIECE: usize = 16 << 10;
 
 /// Calls `work` with each piece of `out` and the index of its first element.
@@ -38,8 +37,8 @@ pub(crate) fn rows<T: Send>(out: &mut [T], row: usize, work: impl Fn(usize, &mut
 
 /// Calls `work` with each item, on this thread and on those of the pool.
 ///
-/// This thread begins at once and takes items until there are none, so short
-/// work does not wait for another thread to wake up.
+/// The calling thread starts at once and takes items until none are left, so that
+/// short work does not wait for another thread to wake up.
 pub(crate) fn share<I: Iterator<Item: Send> + Send>(items: I, work: impl Fn(I::Item) + Sync) {
     let most = items.size_hint().1.unwrap_or(usize::MAX);
     let items = Mutex::new(items);
@@ -47,12 +46,12 @@ pub(crate) fn share<I: Iterator<Item: Send> + Send>(items: I, work: impl Fn(I::I
     with_helpers(most.saturating_sub(1), || std::iter::from_fn(take).for_each(&work));
 }
 
-/// The same for work that may fail. After a failure no further item is begun;
+/// As [`share`], for work that may fail. After a failure no further item starts;
 /// of several failures one is returned.
 pub(crate) fn try_share<I: Iterator<Item: Send> + Send>(
     items: I,
-    work: impl Fn(I::Item) -> Result<(), TensorError> + Sync,
-) -> Result<(), TensorError> {
+    work: impl Fn(I::Item) -> Result<()> + Sync,
+) -> Result<()> {
     let failure = Mutex::new(None);
     let unless_failed = items.take_while(|_| locked(&failure).is_none());
     share(unless_failed, |item| {
@@ -63,7 +62,7 @@ pub(crate) fn try_share<I: Iterator<Item: Send> + Send>(
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// The number that `work` makes of each item, in their order.
+/// Maps items in parallel, keeping their order.
 pub(crate) fn map<I: ExactSizeIterator<Item: Send> + Send, O: Clone + Zero + Send>(
     items: I,
     work: impl Fn(I::Item) -> O + Sync,
@@ -73,13 +72,13 @@ pub(crate) fn map<I: ExactSizeIterator<Item: Send> + Send, O: Clone + Zero + Sen
     results
 }
 
-/// How many elements to hand out at a time, in whole rows.
+/// The size of a piece made of whole rows.
 pub(crate) fn whole_rows(row: usize) -> usize {
     let row = row.max(1);
     (PIECE / row).max(1) * row
 }
 
-/// What a lock holds. A panic elsewhere is reported by the scope it was in.
+/// Locks, ignoring poison: the scope of a panic reports it.
 fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -89,9 +88,9 @@ fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 /// the same for all; their number per instruction differs, and whether a
 /// multiplication and an addition are rounded once.
 ///
-/// `run` is always inlined and takes the width as a type, so that closures in
-/// it are compiled once for each width too: code that is merely called from
-/// vector code is not vector code. The macro [`kernel`] writes such types.
+/// `run` is always inlined and takes the width as a type, so that closures in it
+/// are compiled for each width too: a function that vector code merely calls is
+/// not vectorised. The macro [`kernel`] declares such types.
 pub(crate) trait Kernel<T>: Sync {
     /// Fills `piece`, whose first element is the `start`-th of the result.
     fn run<S: Simd>(&self, width: S, start: usize, piece: &mut [T]);
@@ -117,7 +116,7 @@ impl<T, K: Kernel<T>> WithSimd for OnePiece<'_, T, K> {
     }
 }
 
-/// Declares a [`Kernel`]: its fields, then what it does with a piece.
+/// Declares a [`Kernel`]: its fields, then the code for a piece.
 macro_rules! kernel {
     (
         $(#[$doc:meta])*

@@ -1,15 +1,15 @@
-//! Randomness that belongs to an element, not to the order of drawing.
+//! Counter-based random numbers.
 //!
 //! The Philox 4×32-10 generator maps a counter and a key to random bits. With
 //! the element's index as the counter and the seed as the key, every element
 //! has its own value: the same for any number of threads, any sharding, and any
-//! part of the tensor that is made.
+//! part of the tensor that is created.
 
 use weightloom_layout::{DType, Dims, Region, Shape};
 
 use crate::backend::on;
 use crate::device::Device;
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 pub struct Stream {
     /// The seed of the whole run.
     pub seed: u64,
-    /// Which use of randomness this is.
+    /// The number of the stream.
     pub number: u64,
 }
 
@@ -73,24 +73,24 @@ impl Stream {
     }
 }
 
-/// Which indices the elements of a tensor have.
+/// The random-number indices of the elements of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum Indices {
-    /// One after the other, from this.
+    /// Consecutive, from this index.
     From(u64),
     /// Those of a region of a larger tensor.
     In { strides: Dims, start: u64, size: Dims },
 }
 
 impl Indices {
-    fn of(whole: &Shape, region: &Region) -> Result<Self, TensorError> {
+    fn of(whole: &Shape, region: &Region) -> Result<Self> {
         region.check_inside(whole)?;
         let strides = whole.strides();
         let start = region.start().iter().zip(&strides).map(|(start, stride)| (start * stride) as u64).sum();
         Ok(Self::In { strides, start, size: Dims::from_slice(region.size()) })
     }
 
-    /// How many elements in a row follow each other.
+    /// The number of consecutive indices in a row.
     pub(crate) fn run(&self) -> usize {
         match self {
             Self::From(_) => usize::MAX,
@@ -117,44 +117,34 @@ impl Indices {
 impl Tensor {
     /// Uniform numbers in [0, 1). `first` is the index of the first element, for
     /// a part of a larger tensor.
-    pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
+    pub fn uniform(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self> {
         on(Device::Cpu).draw(Draw::Uniform(stream), &Indices::From(first), dtype, &Shape::new(dims)?)
     }
 
-    /// The uniform numbers of a region of a larger tensor, the same that making
-    /// all of it would give there.
-    pub fn uniform_in(
-        dtype: DType,
-        stream: Stream,
-        whole: &Shape,
-        region: &Region,
-    ) -> Result<Self, TensorError> {
+    /// The uniform numbers of a region of a larger tensor, equal to those of the
+    /// whole tensor there.
+    pub fn uniform_in(dtype: DType, stream: Stream, whole: &Shape, region: &Region) -> Result<Self> {
         let indices = Indices::of(whole, region)?;
         on(Device::Cpu).draw(Draw::Uniform(stream), &indices, dtype, &region.shape())
     }
 
-    /// The standard normal numbers of a region of a larger tensor, the same
-    /// that making all of it would give there.
-    pub fn normal_in(
-        dtype: DType,
-        stream: Stream,
-        whole: &Shape,
-        region: &Region,
-    ) -> Result<Self, TensorError> {
+    /// The standard normal numbers of a region of a larger tensor, equal to those
+    /// of the whole tensor there.
+    pub fn normal_in(dtype: DType, stream: Stream, whole: &Shape, region: &Region) -> Result<Self> {
         let indices = Indices::of(whole, region)?;
         on(Device::Cpu).draw(Draw::Normal(stream), &indices, dtype, &region.shape())
     }
 
     /// Standard normal numbers. `first` is the index of the first element, for
     /// a part of a larger tensor.
-    pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self, TensorError> {
+    pub fn normal(dtype: DType, dims: &[usize], stream: Stream, first: u64) -> Result<Self> {
         on(Device::Cpu).draw(Draw::Normal(stream), &Indices::From(first), dtype, &Shape::new(dims)?)
     }
 
     /// Sets elements to zero with this probability and scales the others up, so
     /// that the mean stays. `first` is the index of the first element, for a
     /// part of a larger tensor.
-    pub fn dropout(&self, probability: f64, stream: Stream, first: u64) -> Result<Self, TensorError> {
+    pub fn dropout(&self, probability: f64, stream: Stream, first: u64) -> Result<Self> {
         self.dropped(probability, stream, Indices::From(first))
     }
 
@@ -165,7 +155,7 @@ impl Tensor {
         stream: Stream,
         whole: &Shape,
         region: &Region,
-    ) -> Result<Self, TensorError> {
+    ) -> Result<Self> {
         if region.shape() != *self.shape() {
             let shapes = vec![self.shape().clone(), region.shape()];
             return Err(TensorError::Shapes { op: "dropout", shapes });
@@ -173,7 +163,7 @@ impl Tensor {
         self.dropped(probability, stream, Indices::of(whole, region)?)
     }
 
-    fn dropped(&self, probability: f64, stream: Stream, indices: Indices) -> Result<Self, TensorError> {
+    fn dropped(&self, probability: f64, stream: Stream, indices: Indices) -> Result<Self> {
         if !(0.0..=1.0).contains(&probability) {
             return Err(TensorError::Probability { op: "dropout", probability: probability.to_string() });
         }
@@ -181,7 +171,7 @@ impl Tensor {
     }
 }
 
-/// What is drawn for each index.
+/// The distribution of each element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Draw {
     /// Uniform in [0, 1).
@@ -206,9 +196,9 @@ struct Dropout {
 }
 
 impl Dropout {
-    /// The mask is drawn again for the gradient instead of being kept.
-    fn masked(&self, x: &Tensor) -> Result<Tensor, TensorError> {
-        let x = x.packed("dropout")?;
+    /// Applies the mask; the backward rule draws it again instead of saving it.
+    fn masked(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x.contiguous("dropout")?;
         on(x.device()).dropout(&x, self.probability, Draw::Uniform(self.stream), &self.indices)
     }
 }
@@ -218,15 +208,11 @@ impl Function for Dropout {
         "dropout"
     }
 
-    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![self.masked(&inputs[0])?])
     }
 
-    fn backward(
-        &self,
-        _: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, _: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![gradients[0].as_ref().map(|gradient| self.masked(gradient)).transpose()?])
     }
 }

@@ -43,6 +43,6 @@ impl Sgd {
             None => alike("sgd", gradient, &[&*parameter])?,
             Some(buffer) => alike("sgd", gradient, &[&*parameter, &**buffer])?,
         };
-        on(device).sgd(self, &gradient.packed("sgd")?, parameter, buffer)
+        on(device).sgd(self, &gradient.contiguous("sgd")?, parameter, buffer)
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that tensors share.
+//! Reference-counted memory of tensors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,20 +7,20 @@ use crate::device::Device;
 use crate::memory::Block;
 use crate::meter::Phantom;
 
-/// Memory that tensors share. Written once, when it is made; afterwards read
-/// only, unless a single tensor holds it.
+/// Memory that tensors share. Read-only once written, unless a single tensor
+/// holds it.
 #[derive(Clone)]
 pub(crate) struct Storage(Arc<Buffer>);
 
-/// Bytes that belong to somebody else, who does not change them.
+/// The owner of bytes that do not change.
 pub(crate) type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 pub(crate) enum Buffer {
     Cpu(Block),
-    /// A part of what an owner has, never changed.
+    /// A range of the bytes of an owner, read-only.
     Shared(Owner, Range<usize>),
-    /// No bytes; they count if somebody does.
-    Meta(#[expect(dead_code, reason = "it counts as long as it is there")] Option<Phantom>),
+    /// No bytes; counted by a meter, if one is active.
+    Meta(#[expect(dead_code, reason = "it is counted until it is dropped")] Option<Phantom>),
 }
 
 impl Storage {
@@ -33,13 +33,13 @@ impl Storage {
         Self(Arc::new(Buffer::Shared(owner, range)))
     }
 
-    /// No data, but as much memory as this would take.
+    /// No data, counted as this many bytes.
     pub(crate) fn meta(bytes: u64) -> Self {
         Self(Arc::new(Buffer::Meta(Phantom::new(bytes))))
     }
 
-    /// No data and no memory, for a shape.
-    pub(crate) fn nothing() -> Self {
+    /// No data, and not counted.
+    pub(crate) fn without_memory() -> Self {
         Self(Arc::new(Buffer::Meta(None)))
     }
 
@@ -50,12 +50,12 @@ impl Storage {
         }
     }
 
-    /// Whether nobody else uses it.
-    pub(crate) fn is_alone(&mut self) -> bool {
+    /// Whether this is the only reference.
+    pub(crate) fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some()
     }
 
-    /// The bytes, if they are in this process.
+    /// The bytes, if they are in host memory.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match &*self.0 {
             Buffer::Cpu(block) => Some(block.bytes()),
@@ -64,8 +64,8 @@ impl Storage {
         }
     }
 
-    /// The bytes, to be changed, if they are in this process and nobody else
-    /// uses or owns them.
+    /// The bytes, mutable, if they are in host memory and neither shared nor
+    /// another owner's.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match Arc::get_mut(&mut self.0)? {
             Buffer::Cpu(block) => Some(block.bytes_mut()),

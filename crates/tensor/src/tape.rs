@@ -1,14 +1,14 @@
 //! Reverse-mode differentiation.
 //!
-//! Applying a [`Function`] to tensors that track gradients notes it on the
-//! tape: its inputs, and what it saved. Notes are numbered in the order they
-//! are made, so going through them backwards by number visits every function
-//! after all that used its results. What a function saved is freed as soon as
-//! its backward rule has run. A tape nobody holds the end of frees itself.
+//! Applying a [`Function`] to tensors that track gradients records a node on the
+//! tape: the function, its inputs, and the tensors it saved. Nodes are numbered in
+//! the order of recording, so visiting them by falling number visits every
+//! function after all that used its outputs. Saved tensors are freed as soon as
+//! the backward rule has run. A tape without references to its end frees itself.
 
+mod backward;
 mod hook;
 mod recompute;
-mod sweep;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,16 +17,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smallvec::SmallVec;
 use weightloom_layout::{DType, Shape};
 
+pub use backward::{Gradients, backward};
 pub use recompute::{recompute, recompute_over};
-pub use sweep::{Gradients, backward};
 
 use hook::Hooks;
 
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
 
-/// An operation with its derivative. The value itself carries what is not a
-/// tensor, so such arguments always arrive.
+/// A differentiable operation. Arguments that are not tensors are fields of the
+/// implementing type.
 ///
 /// ```
 /// use weightloom_tensor::{Context, Function, Tensor, TensorError, apply, backward};
@@ -58,74 +58,68 @@ use crate::tensor::Tensor;
 /// # Ok::<(), TensorError>(())
 /// ```
 pub trait Function: Send + Sync + 'static {
-    /// The name, for errors.
+    /// The name used in errors.
     fn name(&self) -> &'static str;
 
-    /// Computes the outputs. Runs off the tape: operations inside are not
-    /// differentiated on their own.
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError>;
+    /// Computes the outputs. Operations inside are not recorded.
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Whether computing the result again costs less than keeping it would:
-    /// one pass over its inputs. Such a function saves exactly its inputs, in
-    /// order, and has one output; whoever saves that output for a backward rule
-    /// then saves no memory of its own.
+    /// Whether the tape recomputes the output instead of keeping it, because that
+    /// takes only one pass over the inputs. Such a function has one output and
+    /// saves exactly its inputs, in order; saving its output for another backward
+    /// rule then takes no memory.
     fn is_cheap(&self) -> bool {
         false
     }
 
     /// Computes the gradients of the inputs from those of the outputs; `None`
-    /// stands for zero. What was saved and the gradients belong to the rule,
-    /// which may use their memory for its results. The default says that there
-    /// is no derivative.
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    /// means zero. The rule owns the saved tensors and the gradients, and may reuse
+    /// their memory. The default is an error: the function is not differentiable.
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let _ = (context, gradients);
         Err(TensorError::NotDifferentiable { function: self.name() })
     }
 }
 
-/// What a function keeps from forward to backward.
+/// Tensors that a function saves for its backward rule.
 #[derive(Default)]
 pub struct Context {
-    kept: Vec<Kept>,
-    /// What was kept, once backward begins.
+    kept: Vec<SavedTensor>,
+    /// The saved tensors, once backward starts.
     saved: Vec<Tensor>,
     needed: SmallVec<[bool; 4]>,
 }
 
-/// One tensor, or how to get it again.
-enum Kept {
+/// A saved tensor, or how to recompute it.
+enum SavedTensor {
     Tensor(Tensor),
-    /// The result of a cheap function that is itself on the tape.
-    Again(Arc<Note>),
-    /// What its owner makes again.
-    Remade(Arc<Maker>),
+    /// The output of a cheap function on the tape.
+    Output(Arc<Node>),
+    /// A constant that its owner recomputes.
+    Recomputed(Arc<Recompute>),
 }
 
-/// Makes a tensor again.
-pub(crate) type Maker = dyn Fn() -> Result<Tensor, TensorError> + Send + Sync;
+/// Recomputes a tensor.
+pub(crate) type Recompute = dyn Fn() -> Result<Tensor> + Send + Sync;
 
-impl Kept {
+impl SavedTensor {
     fn new(tensor: &Tensor) -> Self {
         match tensor.origin() {
-            Origin::Output { note, index: 0 } if note.function.is_cheap() => Self::Again(Arc::clone(note)),
-            Origin::Remade(maker) => Self::Remade(Arc::clone(maker)),
+            Origin::Output { node, index: 0 } if node.function.is_cheap() => Self::Output(Arc::clone(node)),
+            Origin::Recomputed(recompute) => Self::Recomputed(Arc::clone(recompute)),
             _ => Self::Tensor(tensor.detach()),
         }
     }
 
-    fn tensor(&self) -> Result<Tensor, TensorError> {
+    fn tensor(&self) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
-            Self::Remade(maker) => Ok(maker()?.detach()),
-            Self::Again(note) => {
-                let inputs = note.with_context(|context| {
+            Self::Recomputed(recompute) => Ok(recompute()?.detach()),
+            Self::Output(node) => {
+                let inputs = node.with_context(|context| {
                     context.kept.iter().map(Self::tensor).collect::<Result<Vec<_>, _>>()
                 })??;
-                let mut outputs = note.function.forward(&mut Context::default(), &inputs)?;
+                let mut outputs = node.function.forward(&mut Context::default(), &inputs)?;
                 Ok(outputs.swap_remove(0))
             }
         }
@@ -133,17 +127,17 @@ impl Kept {
 }
 
 impl Context {
-    /// Keeps tensors for the backward rule. Where no gradient will be asked
-    /// for, nothing is kept. Results of [cheap](Function::is_cheap) functions
-    /// are not kept either but computed again.
+    /// Saves tensors for the backward rule. Saves nothing if no input needs a
+    /// gradient. Outputs of [cheap](Function::is_cheap) functions are recomputed
+    /// instead.
     pub fn save(&mut self, tensors: &[&Tensor]) {
         if self.needed.contains(&true) {
-            self.kept.extend(tensors.iter().map(|tensor| Kept::new(tensor)));
+            self.kept.extend(tensors.iter().map(|tensor| SavedTensor::new(tensor)));
         }
     }
 
-    /// Keeps each tensor if the gradient of an input, given by its place, is
-    /// wanted, and its shape alone if not.
+    /// Saves each tensor if the input with the given index needs a gradient, and
+    /// only its shape otherwise.
     pub(crate) fn save_for(&mut self, tensors: &[(&Tensor, usize)]) {
         for (tensor, input) in tensors {
             match self.needs(*input) {
@@ -153,62 +147,62 @@ impl Context {
         }
     }
 
-    /// Gets back what was kept.
-    fn restore(&mut self) -> Result<(), TensorError> {
-        self.saved = self.kept.iter().map(Kept::tensor).collect::<Result<_, _>>()?;
+    /// Restores the saved tensors.
+    fn restore(&mut self) -> Result<()> {
+        self.saved = self.kept.iter().map(SavedTensor::tensor).collect::<Result<_, _>>()?;
         self.kept.clear();
         Ok(())
     }
 
-    /// What was kept, in order.
+    /// The saved tensors, in order.
     pub fn saved(&self) -> &[Tensor] {
         &self.saved
     }
 
-    /// What was kept, to be used up.
+    /// The saved tensors by value, to reuse their memory.
     pub fn into_saved(self) -> Vec<Tensor> {
         self.saved
     }
 
-    /// Whether the gradient of an input is wanted.
+    /// Whether an input needs a gradient.
     pub fn needs(&self, input: usize) -> bool {
         self.needed.get(input).copied().unwrap_or(false)
     }
 }
 
-/// Where a tensor comes from.
+/// The place of a tensor on the tape.
 #[derive(Clone)]
 pub(crate) enum Origin {
     Constant,
-    /// A constant that need not be kept.
-    Remade(Arc<Maker>),
+    /// A constant that is recomputed instead of saved.
+    Recomputed(Arc<Recompute>),
     Parameter(Arc<Parameter>),
     Output {
-        note: Arc<Note>,
+        node: Arc<Node>,
         index: usize,
     },
 }
 
-/// A tensor whose gradient is wanted.
+/// A leaf whose gradient is wanted.
 pub(crate) struct Parameter {
     number: u64,
     hooks: Hooks,
 }
 
-/// One application of a function.
-pub(crate) struct Note {
+/// One applied function.
+pub(crate) struct Node {
     number: u64,
     function: Box<dyn Function>,
-    /// Taken when backward runs, so that what was saved is freed.
+    /// Taken when backward runs, so that saved tensors are freed.
     context: Mutex<Option<Context>>,
     inputs: Vec<Origin>,
     input_kinds: Vec<(Shape, DType)>,
     outputs: usize,
 }
 
-impl Note {
-    /// Looks at what the function saved, while it is there.
-    fn with_context<T>(&self, look: impl FnOnce(&Context) -> T) -> Result<T, TensorError> {
+impl Node {
+    /// Reads the saved tensors, while they exist.
+    fn with_context<T>(&self, look: impl FnOnce(&Context) -> T) -> Result<T> {
         let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
         let consumed = TensorError::Consumed { function: self.function.name() };
         context.as_ref().map(look).ok_or(consumed)
@@ -228,84 +222,84 @@ impl Origin {
 }
 
 thread_local! {
-    static OFF: Cell<usize> = const { Cell::new(0) };
+    static GRAD_DISABLED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Turns the tape off for this thread while it lives.
-struct Off;
+/// Disables recording on this thread while it lives.
+struct GradDisabled;
 
-impl Off {
+impl GradDisabled {
     fn new() -> Self {
-        OFF.with(|off| off.set(off.get() + 1));
+        GRAD_DISABLED.with(|off| off.set(off.get() + 1));
         Self
     }
 }
 
-impl Drop for Off {
+impl Drop for GradDisabled {
     fn drop(&mut self) {
-        OFF.with(|off| off.set(off.get() - 1));
+        GRAD_DISABLED.with(|off| off.set(off.get() - 1));
     }
 }
 
-/// Whether functions are noted on this thread.
-pub(crate) fn is_recording() -> bool {
-    OFF.get() == 0
+/// Whether functions are recorded on this thread.
+pub(crate) fn is_grad_enabled() -> bool {
+    GRAD_DISABLED.get() == 0
 }
 
-/// Runs `work` with a tape, even where it is off.
-fn with_tape<T>(work: impl FnOnce() -> T) -> T {
+/// Runs `work` with recording enabled.
+fn with_grad<T>(work: impl FnOnce() -> T) -> T {
     struct Back(usize);
     impl Drop for Back {
         fn drop(&mut self) {
-            OFF.set(self.0);
+            GRAD_DISABLED.set(self.0);
         }
     }
-    let _back = Back(OFF.replace(0));
+    let _back = Back(GRAD_DISABLED.replace(0));
     work()
 }
 
-/// Runs `work` without a tape: nothing inside is noted.
+/// Runs `work` without recording: results do not track gradients.
 pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
-    let _off = Off::new();
+    let _disabled = GradDisabled::new();
     work()
 }
 
 thread_local! {
-    /// Inside a closed region, the parameters that it may use.
-    static CLOSED: RefCell<Option<Arc<[u64]>>> = const { RefCell::new(None) };
+    /// Inside a recomputed region, the parameters that it may capture.
+    static ALLOWED_PARAMETERS: RefCell<Option<Arc<[u64]>>> = const { RefCell::new(None) };
 }
 
-/// Makes the use of a tensor that tracks gradients an error on this thread
-/// while it lives, but for some parameters.
-struct Closed {
+/// Makes it an error to use a tensor that tracks gradients, except some
+/// parameters, on this thread while it lives.
+struct RegionGuard {
     before: Option<Arc<[u64]>>,
 }
 
-impl Closed {
+impl RegionGuard {
     fn new(open: Arc<[u64]>) -> Self {
-        Self { before: CLOSED.replace(Some(open)) }
+        Self { before: ALLOWED_PARAMETERS.replace(Some(open)) }
     }
 
-    /// Whether a tensor's gradient would be lost.
+    /// Whether the gradient of a tensor would be lost.
     fn loses(tensor: &Tensor) -> bool {
-        CLOSED.with_borrow(|closed| match (closed, tensor.origin()) {
-            (None, _) | (_, Origin::Constant | Origin::Remade(_)) => false,
+        ALLOWED_PARAMETERS.with_borrow(|closed| match (closed, tensor.origin()) {
+            (None, _) | (_, Origin::Constant | Origin::Recomputed(_)) => false,
             (Some(open), Origin::Parameter(parameter)) => !open.contains(&parameter.number),
             (Some(_), Origin::Output { .. }) => true,
         })
     }
 }
 
-impl Drop for Closed {
+impl Drop for RegionGuard {
     fn drop(&mut self) {
-        CLOSED.replace(self.before.take());
+        ALLOWED_PARAMETERS.replace(self.before.take());
     }
 }
 
-/// Applies a function and, if an input tracks gradients, notes it on the tape.
-pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-    let recording = is_recording();
-    if inputs.iter().any(Closed::loses) {
+/// Applies a function and, if an input tracks gradients, records it on the tape.
+pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    let recording = is_grad_enabled();
+    if inputs.iter().any(RegionGuard::loses) {
         return Err(TensorError::Captured { function: function.name() });
     }
     let needed: SmallVec<[bool; 4]> =
@@ -313,13 +307,13 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
     let tracked = needed.contains(&true);
     let mut context = Context { needed, ..Context::default() };
     let outputs = {
-        let _off = Off::new();
+        let _disabled = GradDisabled::new();
         function.forward(&mut context, inputs)?
     };
     if !tracked {
         return Ok(outputs);
     }
-    let note = Arc::new(Note {
+    let node = Arc::new(Node {
         number: next_number(),
         function: Box::new(function),
         context: Mutex::new(Some(context)),
@@ -330,12 +324,12 @@ pub fn apply(function: impl Function, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
     Ok(outputs
         .iter()
         .enumerate()
-        .map(|(index, output)| output.with_origin(Origin::Output { note: Arc::clone(&note), index }))
+        .map(|(index, output)| output.with_origin(Origin::Output { node: Arc::clone(&node), index }))
         .collect())
 }
 
 /// Applies a function that has one output.
-pub(crate) fn apply_one(function: impl Function, inputs: &[Tensor]) -> Result<Tensor, TensorError> {
+pub(crate) fn apply_one(function: impl Function, inputs: &[Tensor]) -> Result<Tensor> {
     let name = function.name();
     let mut outputs = apply(function, inputs)?;
     let found = outputs.len();

@@ -1,32 +1,32 @@
-//! Which vector instructions this process uses.
+//! The SIMD instructions that kernels use.
 //!
-//! Kernels are compiled for every width and run with the widest that the CPU
-//! has. `WEIGHTLOOM_VECTORS` lowers that, to compare machines or to find a
-//! fault: `avx512bf16`, `avx512`, `avx2`, or `scalar`. A level that the CPU
-//! does not have, or a name that is none, means the highest there is.
+//! Kernels are compiled for every vector width and run with the widest that the
+//! CPU has. `WEIGHTLOOM_VECTORS` lowers it, to compare machines or to debug:
+//! `avx512bf16`, `avx512`, `avx2` or `scalar`. An unknown name, or a level that
+//! the CPU does not have, selects the highest level.
 
 use std::sync::OnceLock;
 
 use pulp::{Scalar, Simd, WithSimd};
 
-/// What the environment variable is called.
+/// The environment variable that lowers the level.
 const VARIABLE: &str = "WEIGHTLOOM_VECTORS";
 
-/// Sets of instructions, each with all below it.
+/// SIMD levels; each includes all below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What every CPU of this architecture has.
+    /// The baseline of the architecture.
     Scalar,
     /// AVX2 with fused multiply-add.
     Avx2,
     /// AVX-512.
     Avx512,
-    /// AVX-512 with products of bf16 pairs.
+    /// AVX-512 with bf16 dot products.
     Avx512Bf16,
 }
 
 impl Level {
-    /// The level in use, found once.
+    /// The level in use, detected once.
     pub fn current() -> Self {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| {

@@ -1,9 +1,9 @@
-//! How elements of a tensor lie in its storage.
+//! Shapes, strides and offsets.
 
 use weightloom_layout::{Dims, Shape};
 
-/// Sizes, strides and a start, in elements. A stride of 0 repeats an element
-/// along its dim.
+/// Shape, strides and offset of a tensor in its storage, in elements. A stride of
+/// 0 repeats an element along its dim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) shape: Shape,
@@ -17,7 +17,7 @@ impl View {
         Self { shape, strides, offset: 0 }
     }
 
-    /// Whether elements follow one another in row-major order.
+    /// Whether elements are contiguous in row-major order.
     pub(crate) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for dim in (0..self.shape.ndim()).rev() {
@@ -34,7 +34,7 @@ impl View {
     pub(crate) fn permute(&self, order: &[usize]) -> Self {
         let dims: Dims = order.iter().map(|&dim| self.shape[dim]).collect();
         Self {
-            shape: Shape::new(&dims).expect("a permutation of sizes that are possible"),
+            shape: Shape::new(&dims).expect("a permutation of a valid shape"),
             strides: order.iter().map(|&dim| self.strides[dim]).collect(),
             offset: self.offset,
         }
@@ -44,7 +44,7 @@ impl View {
         let mut dims = Dims::from_slice(&self.shape);
         dims[dim] = length;
         Self {
-            shape: Shape::new(&dims).expect("no larger than sizes that are possible"),
+            shape: Shape::new(&dims).expect("no larger than a valid shape"),
             strides: self.strides.clone(),
             offset: self.offset + start * self.strides[dim],
         }

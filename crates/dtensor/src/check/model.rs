@@ -1,4 +1,4 @@
-//! The transformer that is trained, and its training.
+//! The transformer and its training loop.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use weightloom_tensor::{
 use super::Arrangement;
 use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::gradients::backward;
 use crate::ops::global_norm;
 
@@ -45,7 +45,7 @@ fn parameters() -> Vec<(String, Vec<usize>)> {
     all
 }
 
-fn shape(dims: &[usize]) -> Result<Shape, DTensorError> {
+fn shape(dims: &[usize]) -> Result<Shape> {
     Ok(Shape::new(dims).map_err(TensorError::from)?)
 }
 
@@ -57,8 +57,8 @@ struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// The same numbers for every arrangement: each element has its own.
-    fn new(dist: &Arc<DistContext>, arrangement: &'a Arrangement) -> Result<Self, DTensorError> {
+    /// Initial values are the same in every arrangement.
+    fn new(dist: &Arc<DistContext>, arrangement: &'a Arrangement) -> Result<Self> {
         let mut all = Vec::new();
         for (number, (name, dims)) in parameters().into_iter().enumerate() {
             let layout = arrangement.plan.layout_of(&name);
@@ -81,17 +81,17 @@ impl<'a> Model<'a> {
         Ok(Self { arrangement, parameters: all, cos: spread(angles.cos()?)?, sin: spread(angles.sin()?)? })
     }
 
-    fn weight(&self, name: &str) -> Result<DTensor, DTensorError> {
+    fn weight(&self, name: &str) -> Result<DTensor> {
         let found = self.parameters.iter().find(|(found, _)| found == name);
         let missing = || DTensorError::UnknownName { pattern: name.to_owned(), near: None };
         self.arrangement.plan.used(name, &found.ok_or_else(missing)?.1)
     }
 
-    fn heads(&self, x: &DTensor, count: usize) -> Result<DTensor, DTensorError> {
+    fn heads(&self, x: &DTensor, count: usize) -> Result<DTensor> {
         x.reshape(&shape(&[BATCH, TIME, count, WIDTH])?)?.transpose(1, 2)
     }
 
-    fn attention(&self, layer: usize, x: DTensor) -> Result<DTensor, DTensorError> {
+    fn attention(&self, layer: usize, x: DTensor) -> Result<DTensor> {
         let module = format!("layers.{layer}.attention");
         let x = self.arrangement.plan.enter(&module, x)?;
         let project = |name: &str, count: usize| {
@@ -106,7 +106,7 @@ impl<'a> Model<'a> {
         self.arrangement.plan.leave(&module, out)
     }
 
-    fn mlp(&self, layer: usize, x: DTensor) -> Result<DTensor, DTensorError> {
+    fn mlp(&self, layer: usize, x: DTensor) -> Result<DTensor> {
         let module = format!("layers.{layer}.mlp");
         let x = self.arrangement.plan.enter(&module, x)?;
         let project =
@@ -115,7 +115,7 @@ impl<'a> Model<'a> {
         self.arrangement.plan.leave(&module, project("down", &inner)?)
     }
 
-    fn loss(&self, tokens: &DTensor, targets: &DTensor) -> Result<DTensor, DTensorError> {
+    fn loss(&self, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
         let plan = &self.arrangement.plan;
         let norm = |name: &str, x: &DTensor| x.rms_norm(&self.weight(name)?, 1e-5);
         let mut x = plan.leave("embed", self.weight("embed")?.embedding(tokens)?)?;
@@ -131,12 +131,9 @@ impl<'a> Model<'a> {
     }
 }
 
-/// A batch to learn: each token follows from the one before, some do not count.
-fn batch(
-    dist: &Arc<DistContext>,
-    arrangement: &Arrangement,
-    step: usize,
-) -> Result<[DTensor; 2], DTensorError> {
+/// A batch of sequences in which each token determines the next; some targets are
+/// ignored.
+fn batch(dist: &Arc<DistContext>, arrangement: &Arrangement, step: usize) -> Result<[DTensor; 2]> {
     let stream = Stream { seed: 5, number: step as u64 };
     let mut tokens = Vec::with_capacity(BATCH * TIME);
     let mut targets = Vec::with_capacity(BATCH * TIME);
@@ -155,11 +152,7 @@ fn batch(
 }
 
 /// Trains for some steps and returns the losses.
-pub fn train(
-    dist: &Arc<DistContext>,
-    arrangement: &Arrangement,
-    steps: usize,
-) -> Result<Vec<f32>, DTensorError> {
+pub fn train(dist: &Arc<DistContext>, arrangement: &Arrangement, steps: usize) -> Result<Vec<f32>> {
     let mut model = Model::new(dist, arrangement)?;
     let names: Vec<&str> = model.parameters.iter().map(|(name, _)| name.as_str()).collect();
     let modules: Vec<String> = (0..LAYERS)

@@ -6,7 +6,7 @@ use weightloom_layout::{Layout, Placement, Placements, Region};
 use weightloom_tensor::{Device, Tensor, TensorError, uncounted};
 
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::redistribute::local::with_placements;
 
 const OP: &str = "assign";
@@ -15,12 +15,12 @@ const OP: &str = "assign";
 const CAPACITY: usize = 2;
 
 impl DTensor {
-    /// As [`Tensor::assign`]. The source is moved to where this tensor is. A dim
-    /// that is written may be sharded; then every rank gets all of the source
-    /// along it and writes what is its own.
-    pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<(), DTensorError> {
+    /// As [`Tensor::assign`]. The source is redistributed to the layout of this
+    /// tensor. If the written dim is sharded, every rank gathers the source along it
+    /// and writes its own part.
+    pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<()> {
         self.check_whole(source, |into, source| into.assign(dim, start, source))?;
-        let source = source.brought_to(self, dim)?;
+        let source = source.redistribute_like(self, dim)?;
         let region = self.spec().region().clone();
         let range = start..start + source.shape()[dim];
         self.change_local(|local| {
@@ -29,10 +29,10 @@ impl DTensor {
         })
     }
 
-    /// As [`Tensor::assign_at`], with starts for the whole batch on every rank.
-    pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<(), DTensorError> {
+    /// As [`Tensor::assign_at`]; every rank passes the starts of the whole batch.
+    pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<()> {
         self.check_whole(source, |into, source| into.assign_at(starts, source))?;
-        let source = source.brought_to(self, CAPACITY)?;
+        let source = source.redistribute_like(self, CAPACITY)?;
         let (region, length) = (self.spec().region().clone(), source.shape()[CAPACITY]);
         let starts = &starts[region.range(0)];
         if region.range(CAPACITY) == (0..self.shape()[CAPACITY]) {
@@ -49,13 +49,13 @@ impl DTensor {
         })
     }
 
-    /// Does the same with whole tensors without data, so that every rank refuses
-    /// what one would have to.
+    /// Runs the write on meta tensors of the global shapes, so that all ranks return
+    /// the same error.
     fn check_whole(
         &self,
         source: &Self,
         work: impl FnOnce(&mut Tensor, &Tensor) -> Result<(), TensorError>,
-    ) -> Result<(), DTensorError> {
+    ) -> Result<()> {
         if !Arc::ptr_eq(self.dist(), source.dist()) {
             return Err(DTensorError::Contexts { op: OP });
         }
@@ -65,8 +65,9 @@ impl DTensor {
         })
     }
 
-    /// This source as `into` is, but whole along the dim that is written.
-    fn brought_to(&self, into: &Self, dim: usize) -> Result<Self, DTensorError> {
+    /// Redistributes this source to the layout of `into`, replicated along the
+    /// written dim.
+    fn redistribute_like(&self, into: &Self, dim: usize) -> Result<Self> {
         let layout = whole_along(into.layout(), dim)?;
         if layout == self.layout() {
             return Ok(self.clone());
@@ -82,8 +83,8 @@ impl DTensor {
     }
 }
 
-/// The same layout with one dim whole on every rank.
-fn whole_along(layout: Layout, dim: usize) -> Result<Layout, DTensorError> {
+/// The same layout with one dim not sharded.
+fn whole_along(layout: Layout, dim: usize) -> Result<Layout> {
     let whole = |placement: &Placement| match *placement {
         Placement::Shard(sharded) if sharded == dim => Placement::Replicate,
         other => other,
@@ -92,8 +93,8 @@ fn whole_along(layout: Layout, dim: usize) -> Result<Layout, DTensorError> {
     Ok(with_placements(layout, &placements)?)
 }
 
-/// Writes what a rank that holds `region` has of what is written; the source is
-/// all of that.
+/// Writes the part of the `written` region that a rank with `region` holds; the
+/// source covers all of it.
 fn write(
     local: &mut Tensor,
     region: &Region,

@@ -1,18 +1,17 @@
-//! Attention, shared by batch and by heads.
+//! Attention, sharded by batch and by heads.
 
 use weightloom_tensor::Attention;
 
 use super::blank;
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
-/// `[batch, heads, queries, width]`, and keys and values with one head for
-/// several of the queries'. Heads may be sharded where both are cut between the
-/// same groups.
-fn attention(call: &Call<'_>) -> Result<Rule, DTensorError> {
+/// `[batch, heads, queries, width]`, and keys and values with grouped heads. Heads
+/// may be sharded between groups.
+fn attention(call: &Call<'_>) -> Result<Rule> {
     let (q, k) = (call.inputs[0].shape(), call.inputs[1].shape());
     let masks = (3..call.inputs.len()).map(|mask| (mask, 0));
     let rule = blank(call).label(q[0], [(0, 0), (1, 0), (2, 0)].into_iter().chain(masks), [(0, 0)]);
@@ -27,7 +26,7 @@ pub(crate) const RULES: &[BuiltIn] = &[("attention", attention)];
 
 impl DTensor {
     /// As [`Tensor::attention`](weightloom_tensor::Tensor::attention).
-    pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self, DTensorError> {
+    pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self> {
         let op = Op { name: "attention", arguments: &[] };
         dispatch_one(&op, &[self, keys, values], &|x, _| Ok(vec![x[0].attention(&x[1], &x[2], options)?]))
     }
@@ -39,7 +38,7 @@ impl DTensor {
         values: &Self,
         mask: &Self,
         options: Attention,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         let op = Op { name: "attention", arguments: &[] };
         dispatch_one(&op, &[self, keys, values, mask], &|x, _| {
             Ok(vec![x[0].masked_attention(&x[1], &x[2], &x[3], options)?])

@@ -1,38 +1,41 @@
 //! Cross-entropy of logits that may be sharded by rows, by classes, or both.
 
+mod vocab_parallel;
+
 use std::sync::Arc;
 
 use weightloom_layout::ReduceOp;
 use weightloom_tensor::{CrossEntropy, Device, Tensor, apply};
 
-use super::vocabulary::VocabularyCrossEntropy;
-use super::{Ruling, blank};
+use super::blank;
 use crate::comm_log::{Cause, Pass};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::redistribute::local::all_reduce;
 use crate::redistribute::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
+use vocab_parallel::VocabParallelCrossEntropy;
 
-/// Losses of the parts of a batch add up. Classes may be sharded: ranks agree
-/// on each row's sum of exponentials inside.
-fn cross_entropy(call: &Call<'_>) -> Ruling {
+/// Losses of the shards of a batch are summed. Classes may be sharded: the local
+/// computation reduces the log-sum-exp of each row over ranks.
+fn cross_entropy(call: &Call<'_>) -> Result<Rule> {
     let logits = call.inputs[0].shape();
     let rule = blank(call).label(logits[0], [(0, 0), (1, 0)], []).summed_in(0);
-    Ok(rule.label(logits[1], [(0, 1)], []).settled_inside())
+    Ok(rule.label(logits[1], [(0, 1)], []).reduced_inside())
 }
 
-fn projected(call: &Call<'_>) -> Ruling {
+fn projected(call: &Call<'_>) -> Result<Rule> {
     Ok(blank(call).label(call.inputs[0].shape()[0], [(0, 0), (2, 0)], []).summed_in(0))
 }
 
 pub(crate) const RULES: &[BuiltIn] =
     &[("cross_entropy", cross_entropy), ("projected_cross_entropy", projected)];
 
-/// With the number of rows of the whole batch that count.
-fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy, DTensorError> {
-    // Shares of pending targets are no targets.
+/// The options with the number of rows of the whole batch that are not ignored.
+fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy> {
+    // Reduce pending targets first.
     let targets = &targets.redistribute_for(
         "cross_entropy",
         gradient_layout(targets.layout(), Axes::default())?,
@@ -59,10 +62,9 @@ fn with_divisor(targets: &DTensor, options: CrossEntropy) -> Result<CrossEntropy
 }
 
 impl DTensor {
-    /// As [`Tensor::cross_entropy`]: the mean over all rows that count, of all
-    /// ranks. Classes may be sharded; the logits of a row are never together
-    /// then.
-    pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self, DTensorError> {
+    /// As [`Tensor::cross_entropy`]: the mean over the rows of all ranks that are not
+    /// ignored. Classes may be sharded; then logits are never gathered.
+    pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self> {
         let options = with_divisor(targets, options)?;
         let op = Op { name: "cross_entropy", arguments: &[] };
         let dist = Arc::clone(self.dist());
@@ -72,23 +74,23 @@ impl DTensor {
                 axes.iter().any(|&axis| mesh.axis_size(axis) > 1)
             });
             let Some(spec) = part else { return Ok(vec![x[0].cross_entropy(&x[1], options)?]) };
-            let function = VocabularyCrossEntropy::new(Arc::clone(&dist), spec, options);
+            let function = VocabParallelCrossEntropy::new(Arc::clone(&dist), spec, options);
             if x[0].device() == Device::Meta {
-                function.record(&x[0]).map_err(|error| error.into_tensor_error("cross_entropy"))?;
+                function.log_collectives(&x[0]).map_err(|error| error.into_tensor_error("cross_entropy"))?;
                 return Ok(vec![x[0].cross_entropy(&x[1], options)?]);
             }
             apply(function, x)
         })
     }
 
-    /// As [`Tensor::projected_cross_entropy`]: the mean over all rows that
-    /// count, of all ranks.
+    /// As [`Tensor::projected_cross_entropy`]: the mean over the rows of all ranks
+    /// that are not ignored.
     pub fn projected_cross_entropy(
         &self,
         weight: &Self,
         targets: &Self,
         options: CrossEntropy,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         let options = with_divisor(targets, options)?;
         let op = Op { name: "projected_cross_entropy", arguments: &[] };
         dispatch_one(&op, &[self, weight, targets], &|x, _| {

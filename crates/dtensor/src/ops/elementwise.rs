@@ -1,38 +1,39 @@
-//! Arithmetic, element by element.
+//! Element-wise operations.
 
 use weightloom_layout::DType;
 use weightloom_tensor::Tensor;
 
-use super::{Ruling, broadcast};
+use super::broadcast;
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
 
-fn plain(call: &Call<'_>) -> Ruling {
+fn plain(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call))
 }
 
 /// Linear in its first operand.
-fn linear(call: &Call<'_>) -> Ruling {
+fn linear(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call).term(&[0]))
 }
 
-fn sum(call: &Call<'_>) -> Ruling {
+fn sum(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call).term(&[0]).term(&[1]))
 }
 
-fn product(call: &Call<'_>) -> Ruling {
+fn product(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call).term(&[0, 1]))
 }
 
-/// A function of the first operand times the second.
-fn gate(call: &Call<'_>) -> Ruling {
+/// Linear in its second operand.
+fn gate(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call).term(&[1]))
 }
 
-/// Rounding is not linear; a wider dtype rounds nothing.
-fn cast(call: &Call<'_>) -> Ruling {
+/// Casts to a wider float are linear; rounding is not.
+fn cast(call: &Call<'_>) -> Result<Rule> {
     let (from, to) = (call.inputs[0].dtype(), call.outputs[0].1);
     let exact =
         from.is_float() && to.is_float() && (to == DType::F64 || to == DType::F32 && from.size() == 2);
@@ -72,7 +73,7 @@ macro_rules! unary {
     ($($method:ident),*) => {
         impl DTensor {
             $(#[doc = concat!("As [`Tensor::", stringify!($method), "`].")]
-            pub fn $method(&self) -> Result<Self, DTensorError> {
+            pub fn $method(&self) -> Result<Self> {
                 let op = Op { name: stringify!($method), arguments: &[] };
                 dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].$method()?]))
             })*
@@ -86,7 +87,7 @@ macro_rules! binary {
     ($($method:ident),*) => {
         impl DTensor {
             $(#[doc = concat!("As [`Tensor::", stringify!($method), "`].")]
-            pub fn $method(&self, other: &Self) -> Result<Self, DTensorError> {
+            pub fn $method(&self, other: &Self) -> Result<Self> {
                 let op = Op { name: stringify!($method), arguments: &[] };
                 dispatch_one(&op, &[self, other], &|x, _| Ok(vec![x[0].$method(&x[1])?]))
             })*
@@ -98,25 +99,25 @@ binary!(add, sub, mul, div, pow, swiglu, geglu, geglu_tanh);
 
 impl DTensor {
     /// As [`Tensor::scale`].
-    pub fn scale(&self, factor: f64) -> Result<Self, DTensorError> {
+    pub fn scale(&self, factor: f64) -> Result<Self> {
         let op = Op { name: "scale", arguments: &[] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].scale(factor)?]))
     }
 
     /// As [`Tensor::powf`].
-    pub fn powf(&self, power: f64) -> Result<Self, DTensorError> {
+    pub fn powf(&self, power: f64) -> Result<Self> {
         let op = Op { name: "powf", arguments: &[] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].powf(power)?]))
     }
 
     /// As [`Tensor::clamp`].
-    pub fn clamp(&self, low: f64, high: f64) -> Result<Self, DTensorError> {
+    pub fn clamp(&self, low: f64, high: f64) -> Result<Self> {
         let op = Op { name: "clamp", arguments: &[] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].clamp(low, high)?]))
     }
 
     /// As [`Tensor::cast`].
-    pub fn cast(&self, to: DType) -> Result<Self, DTensorError> {
+    pub fn cast(&self, to: DType) -> Result<Self> {
         let op = Op { name: "cast", arguments: &[to as u64] };
         dispatch_one(&op, &[self], &|x: &[Tensor], _| Ok(vec![x[0].cast(to)?]))
     }

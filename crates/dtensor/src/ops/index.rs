@@ -1,17 +1,18 @@
-//! Picking elements by index.
+//! Indexing: embedding, index_select, gather and scatter.
 
 use weightloom_layout::DType;
 use weightloom_tensor::{Device, Tensor, TensorError};
 
-use super::{Ruling, blank, dim_argument};
+use super::{blank, dim_argument};
 use crate::dispatch::{Op, Scope, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
 
-/// `[classes, width]` by indices. Classes may be sharded: each rank gives the
-/// rows it has, and zeros for the others.
-fn embedding(call: &Call<'_>) -> Ruling {
+/// `[classes, width]` at indices. Classes may be sharded: each rank returns its
+/// rows, and zeros for the others.
+fn embedding(call: &Call<'_>) -> Result<Rule> {
     let (weight, chosen) = (call.inputs[0].shape(), call.inputs[1].shape());
     let mut rule = blank(call).term(&[0]);
     for (dim, &size) in chosen.iter().enumerate() {
@@ -21,7 +22,7 @@ fn embedding(call: &Call<'_>) -> Ruling {
     Ok(rule.label(weight[0], [(0, 0)], []).summed_in(0))
 }
 
-fn index_select(call: &Call<'_>) -> Ruling {
+fn index_select(call: &Call<'_>) -> Result<Rule> {
     let (shape, dim) = (call.inputs[0].shape(), dim_argument(call));
     let mut rule = blank(call).term(&[0]);
     for (here, &size) in shape.iter().enumerate() {
@@ -33,8 +34,8 @@ fn index_select(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-/// Other dims may be sharded where all have them whole.
-fn gather(call: &Call<'_>) -> Ruling {
+/// Other dims may be sharded where operand and indices have equal sizes.
+fn gather(call: &Call<'_>) -> Result<Rule> {
     let (x, chosen, dim) = (call.inputs[0].shape(), call.inputs[1].shape(), dim_argument(call));
     let mut rule = blank(call).term(&[0]);
     for (here, &size) in chosen.iter().enumerate() {
@@ -47,7 +48,7 @@ fn gather(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-fn scatter(call: &Call<'_>) -> Ruling {
+fn scatter(call: &Call<'_>) -> Result<Rule> {
     let (x, chosen, dim) = (call.inputs[0].shape(), call.inputs[1].shape(), dim_argument(call));
     let mut rule = blank(call).term(&[0]).term(&[2]);
     for (here, &size) in x.iter().enumerate() {
@@ -66,8 +67,8 @@ pub(crate) const RULES: &[BuiltIn] = &[
     ("scatter_add", scatter),
 ];
 
-/// The rows of a part of a table that begins with some class, and zeros for
-/// classes that are elsewhere.
+/// Rows of a shard of a table that starts at class `first`, and zeros for classes
+/// of other ranks.
 fn embedding_part(
     weight: &Tensor,
     chosen: &Tensor,
@@ -88,15 +89,15 @@ fn embedding_part(
     let here = Tensor::from_slice(&here, &dims)?;
     dims.push(1);
     let outside = Tensor::from_bools(&outside, &dims)?;
-    // A row for those that are elsewhere, if there is none.
+    // An empty shard needs a row to index.
     let weight = if rows == 0 { weight.pad(0, 0, 1, 0.0)? } else { weight.clone() };
     let found = weight.embedding(&here)?;
     found.masked_fill(&outside.expand(found.shape())?, 0.0)
 }
 
 impl DTensor {
-    /// As [`Tensor::embedding`]. The table may be sharded by rows.
-    pub fn embedding(&self, chosen: &Self) -> Result<Self, DTensorError> {
+    /// As [`Tensor::embedding`]. Rows of the table may be sharded.
+    pub fn embedding(&self, chosen: &Self) -> Result<Self> {
         let op = Op { name: "embedding", arguments: &[] };
         dispatch_one(&op, &[self, chosen], &|x: &[Tensor], scope: Scope<'_>| {
             let part = scope.input(0).filter(|spec| spec.region().size()[0] != spec.shape()[0]);
@@ -110,25 +111,25 @@ impl DTensor {
     }
 
     /// As [`Tensor::index_select`].
-    pub fn index_select(&self, dim: usize, chosen: &Self) -> Result<Self, DTensorError> {
+    pub fn index_select(&self, dim: usize, chosen: &Self) -> Result<Self> {
         let op = Op { name: "index_select", arguments: &[dim as u64] };
         dispatch_one(&op, &[self, chosen], &|x, _| Ok(vec![x[0].index_select(dim, &x[1])?]))
     }
 
     /// As [`Tensor::gather`].
-    pub fn gather(&self, dim: usize, chosen: &Self) -> Result<Self, DTensorError> {
+    pub fn gather(&self, dim: usize, chosen: &Self) -> Result<Self> {
         let op = Op { name: "gather", arguments: &[dim as u64] };
         dispatch_one(&op, &[self, chosen], &|x, _| Ok(vec![x[0].gather(dim, &x[1])?]))
     }
 
     /// As [`Tensor::scatter`].
-    pub fn scatter(&self, dim: usize, chosen: &Self, source: &Self) -> Result<Self, DTensorError> {
+    pub fn scatter(&self, dim: usize, chosen: &Self, source: &Self) -> Result<Self> {
         let op = Op { name: "scatter", arguments: &[dim as u64] };
         dispatch_one(&op, &[self, chosen, source], &|x, _| Ok(vec![x[0].scatter(dim, &x[1], &x[2])?]))
     }
 
     /// As [`Tensor::scatter_add`].
-    pub fn scatter_add(&self, dim: usize, chosen: &Self, source: &Self) -> Result<Self, DTensorError> {
+    pub fn scatter_add(&self, dim: usize, chosen: &Self, source: &Self) -> Result<Self> {
         let op = Op { name: "scatter_add", arguments: &[dim as u64] };
         dispatch_one(&op, &[self, chosen, source], &|x, _| Ok(vec![x[0].scatter_add(dim, &x[1], &x[2])?]))
     }

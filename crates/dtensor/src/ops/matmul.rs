@@ -2,14 +2,15 @@
 
 use weightloom_tensor::Tensor;
 
-use super::{Ruling, blank, numbers};
+use super::{blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
 
 /// `[…, m, k] · […, k, n] → […, m, n]`, with leading dims that broadcast.
-fn matmul(call: &Call<'_>) -> Ruling {
+fn matmul(call: &Call<'_>) -> Result<Rule> {
     let (a, b, (out, _)) = (call.inputs[0].shape(), call.inputs[1].shape(), &call.outputs[0]);
     let (na, nb, no) = (a.ndim(), b.ndim(), out.ndim());
     let mut rule = blank(call).term(&[0, 1]);
@@ -28,7 +29,7 @@ fn matmul(call: &Call<'_>) -> Ruling {
 
 /// `[…, k] · [n, k] → […, n]`, to which a bias `[n]` and a residual `[…, n]`
 /// are added once.
-fn linear(call: &Call<'_>) -> Ruling {
+fn linear(call: &Call<'_>) -> Result<Rule> {
     let (x, weight) = (call.inputs[0].shape(), call.inputs[1].shape());
     let (bias, residual) = extras(call);
     let last = x.ndim() - 1;
@@ -47,7 +48,7 @@ fn linear(call: &Call<'_>) -> Ruling {
     Ok(rule.label(x[last], [(0, last), (1, 1)], []).summed_in(0))
 }
 
-/// Where bias and residual are among the operands.
+/// The operand indices of bias and residual.
 fn extras(call: &Call<'_>) -> (Option<usize>, Option<usize>) {
     let has_bias = call.arguments.first() == Some(&1);
     let has_residual = call.arguments.get(1) == Some(&1);
@@ -55,7 +56,7 @@ fn extras(call: &Call<'_>) -> (Option<usize>, Option<usize>) {
 }
 
 /// `[rows, k] · [groups, k, n] → [rows, n]`.
-fn grouped(call: &Call<'_>) -> Ruling {
+fn grouped(call: &Call<'_>) -> Result<Rule> {
     let weights = call.inputs[1].shape();
     let rule = blank(call).term(&[0, 1]).label(weights[2], [(1, 2)], [(0, 1)]);
     Ok(rule.label(weights[1], [(0, 1), (1, 1)], []).summed_in(0))
@@ -65,18 +66,13 @@ pub(crate) const RULES: &[BuiltIn] = &[("matmul", matmul), ("linear", linear), (
 
 impl DTensor {
     /// As [`Tensor::matmul`].
-    pub fn matmul(&self, other: &Self) -> Result<Self, DTensorError> {
+    pub fn matmul(&self, other: &Self) -> Result<Self> {
         let op = Op { name: "matmul", arguments: &[] };
         dispatch_one(&op, &[self, other], &|x, _| Ok(vec![x[0].matmul(&x[1])?]))
     }
 
     /// As [`Tensor::linear`].
-    pub fn linear(
-        &self,
-        weight: &Self,
-        bias: Option<&Self>,
-        residual: Option<&Self>,
-    ) -> Result<Self, DTensorError> {
+    pub fn linear(&self, weight: &Self, bias: Option<&Self>, residual: Option<&Self>) -> Result<Self> {
         let inputs: Vec<&Self> = [Some(self), Some(weight), bias, residual].into_iter().flatten().collect();
         let arguments = [u64::from(bias.is_some()), u64::from(residual.is_some())];
         let op = Op { name: "linear", arguments: &arguments };
@@ -88,7 +84,7 @@ impl DTensor {
     }
 
     /// As [`Tensor::grouped_matmul`].
-    pub fn grouped_matmul(&self, weights: &Self, groups: &[usize]) -> Result<Self, DTensorError> {
+    pub fn grouped_matmul(&self, weights: &Self, groups: &[usize]) -> Result<Self> {
         let op = Op { name: "grouped_matmul", arguments: &numbers(groups) };
         dispatch_one(&op, &[self, weights], &|x, _| Ok(vec![x[0].grouped_matmul(&x[1], groups)?]))
     }

@@ -1,25 +1,25 @@
-//! Norms, softmax and rotary embedding.
+//! Normalisation, softmax and rotary embedding.
 
 use weightloom_tensor::RopeStyle;
 
-use super::{Ruling, all_but, blank, dim_argument};
+use super::{all_but, blank, dim_argument};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
 
-/// The last dim is whole. Weights belong to it, so every rank uses all of them
-/// for its rows.
-fn norm(call: &Call<'_>) -> Ruling {
+/// The last dim is not sharded, and every rank uses the whole weights.
+fn norm(call: &Call<'_>) -> Result<Rule> {
     Ok(all_but(call, call.inputs[0].shape().ndim() - 1))
 }
 
-fn along_dim(call: &Call<'_>) -> Ruling {
+fn along_dim(call: &Call<'_>) -> Result<Rule> {
     Ok(all_but(call, dim_argument(call)))
 }
 
 /// Positions may be sharded together with their angles.
-fn rope(call: &Call<'_>) -> Ruling {
+fn rope(call: &Call<'_>) -> Result<Rule> {
     let (x, angles) = (call.inputs[0].shape(), call.inputs[1].shape());
     let (ndim, lead) = (x.ndim(), angles.ndim());
     let mut rule = blank(call).term(&[0]);
@@ -45,31 +45,31 @@ pub(crate) const RULES: &[BuiltIn] = &[
 
 impl DTensor {
     /// As [`Tensor::rms_norm`](weightloom_tensor::Tensor::rms_norm).
-    pub fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self, DTensorError> {
+    pub fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self> {
         let op = Op { name: "rms_norm", arguments: &[] };
         dispatch_one(&op, &[self, weight], &|x, _| Ok(vec![x[0].rms_norm(&x[1], eps)?]))
     }
 
     /// As [`Tensor::layer_norm`](weightloom_tensor::Tensor::layer_norm).
-    pub fn layer_norm(&self, weight: &Self, bias: &Self, eps: f64) -> Result<Self, DTensorError> {
+    pub fn layer_norm(&self, weight: &Self, bias: &Self, eps: f64) -> Result<Self> {
         let op = Op { name: "layer_norm", arguments: &[] };
         dispatch_one(&op, &[self, weight, bias], &|x, _| Ok(vec![x[0].layer_norm(&x[1], &x[2], eps)?]))
     }
 
     /// As [`Tensor::softmax`](weightloom_tensor::Tensor::softmax).
-    pub fn softmax(&self, dim: usize) -> Result<Self, DTensorError> {
+    pub fn softmax(&self, dim: usize) -> Result<Self> {
         let op = Op { name: "softmax", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].softmax(dim)?]))
     }
 
     /// As [`Tensor::log_softmax`](weightloom_tensor::Tensor::log_softmax).
-    pub fn log_softmax(&self, dim: usize) -> Result<Self, DTensorError> {
+    pub fn log_softmax(&self, dim: usize) -> Result<Self> {
         let op = Op { name: "log_softmax", arguments: &[dim as u64] };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].log_softmax(dim)?]))
     }
 
     /// As [`Tensor::rope`](weightloom_tensor::Tensor::rope).
-    pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self, DTensorError> {
+    pub fn rope(&self, cos: &Self, sin: &Self, style: RopeStyle) -> Result<Self> {
         let op = Op { name: "rope", arguments: &[] };
         dispatch_one(&op, &[self, cos, sin], &|x, _| Ok(vec![x[0].rope(&x[1], &x[2], style)?]))
     }

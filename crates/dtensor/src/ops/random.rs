@@ -1,4 +1,4 @@
-//! Randomness that does not depend on how a tensor is sharded.
+//! Random numbers that do not depend on the layout.
 
 use std::sync::Arc;
 
@@ -9,41 +9,41 @@ use super::broadcast;
 use crate::dispatch::{Op, dispatch_one};
 use crate::dist_context::DistContext;
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
-/// Every element has its own chance, whoever holds it.
-fn dropout(call: &Call<'_>) -> Result<Rule, DTensorError> {
+/// The mask of an element depends on its global index.
+fn dropout(call: &Call<'_>) -> Result<Rule> {
     Ok(broadcast(call).term(&[0]))
 }
 
 pub(crate) const RULES: &[BuiltIn] = &[("dropout", dropout)];
 
 impl DTensor {
-    /// Uniform numbers in [0, 1), the same for every layout.
+    /// Uniform random numbers in [0, 1), the same for every layout.
     pub fn uniform(
         dist: &Arc<DistContext>,
         dtype: DType,
         shape: &Shape,
         layout: Layout,
         stream: Stream,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         Self::drawn(dist, dtype, shape, layout, stream, Tensor::uniform_in)
     }
 
-    /// Standard normal numbers, the same for every layout.
+    /// Standard normal random numbers, the same for every layout.
     pub fn normal(
         dist: &Arc<DistContext>,
         dtype: DType,
         shape: &Shape,
         layout: Layout,
         stream: Stream,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         Self::drawn(dist, dtype, shape, layout, stream, Tensor::normal_in)
     }
 
-    /// Pending values are drawn once and seeded from there.
+    /// Draws a replicated tensor where the layout is pending, and redistributes it.
     fn drawn(
         dist: &Arc<DistContext>,
         dtype: DType,
@@ -56,7 +56,7 @@ impl DTensor {
             &Shape,
             &weightloom_layout::Region,
         ) -> Result<Tensor, weightloom_tensor::TensorError>,
-    ) -> Result<Self, DTensorError> {
+    ) -> Result<Self> {
         let settled = crate::redistribute::gradient_layout(layout, crate::redistribute::Axes::default())?;
         let spec = dist.spec(settled, shape, dtype)?;
         let local = draw(dtype, stream, shape, spec.region())?;
@@ -64,7 +64,7 @@ impl DTensor {
     }
 
     /// As [`Tensor::dropout`], the same for every layout.
-    pub fn dropout(&self, probability: f64, stream: Stream) -> Result<Self, DTensorError> {
+    pub fn dropout(&self, probability: f64, stream: Stream) -> Result<Self> {
         let op = Op { name: "dropout", arguments: &[] };
         dispatch_one(&op, &[self], &|x, scope| {
             let dropped = match scope.input(0) {

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use weightloom_layout::{Mesh, ReduceOp};
 use weightloom_tensor::Tensor;
 
-use super::{Ruling, blank, numbers};
+use super::{blank, numbers};
 use crate::comm_log::{Cause, Pass};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::redistribute::local::all_reduce;
 use crate::redistribute::{Axes, gradient_layout};
 use crate::registry::{BuiltIn, Call};
 use crate::rule::Rule;
 
-/// Dims that are kept stand for themselves.
+/// Labels the dims that are not reduced.
 fn kept(call: &Call<'_>) -> Rule {
     let shape = call.inputs[0].shape();
     let mut rule = blank(call);
@@ -26,7 +26,7 @@ fn kept(call: &Call<'_>) -> Rule {
     rule
 }
 
-fn sum(call: &Call<'_>) -> Ruling {
+fn sum(call: &Call<'_>) -> Result<Rule> {
     let shape = call.inputs[0].shape();
     let mut rule = kept(call).term(&[0]);
     let mut dims: Vec<usize> = call.arguments.iter().map(|&dim| dim as usize).collect();
@@ -38,7 +38,7 @@ fn sum(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-fn whole(call: &Call<'_>) -> Ruling {
+fn whole(call: &Call<'_>) -> Result<Rule> {
     Ok(kept(call))
 }
 
@@ -49,7 +49,7 @@ macro_rules! reductions {
     ($($method:ident),*) => {
         impl DTensor {
             $(#[doc = concat!("As [`Tensor::", stringify!($method), "`](weightloom_tensor::Tensor::", stringify!($method), ").")]
-            pub fn $method(&self, dims: &[usize]) -> Result<Self, DTensorError> {
+            pub fn $method(&self, dims: &[usize]) -> Result<Self> {
                 let op = Op { name: stringify!($method), arguments: &numbers(dims) };
                 dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].$method(dims)?]))
             })*
@@ -61,13 +61,13 @@ reductions!(sum, max, min, prod, norm, logsumexp);
 
 impl DTensor {
     /// The sum of all elements.
-    pub fn sum_all(&self) -> Result<Self, DTensorError> {
+    pub fn sum_all(&self) -> Result<Self> {
         self.sum(&(0..self.shape().ndim()).collect::<Vec<_>>())
     }
 
-    /// As [`Tensor::mean`](weightloom_tensor::Tensor::mean): a sum over all ranks, divided by how many
-    /// elements the whole tensor has, so that uneven parts count by their size.
-    pub fn mean(&self, dims: &[usize]) -> Result<Self, DTensorError> {
+    /// As [`Tensor::mean`](weightloom_tensor::Tensor::mean): the global sum, divided by the number of
+    /// elements of the whole tensor, so that uneven shards count by their size.
+    pub fn mean(&self, dims: &[usize]) -> Result<Self> {
         let sum = self.sum(dims)?;
         let count = self.shape().volume() as f64 / sum.shape().volume() as f64;
         sum.scale(1.0 / count)
@@ -75,7 +75,7 @@ impl DTensor {
 }
 
 /// The Euclidean norm of all elements of all tensors, replicas counted once.
-pub fn global_norm(tensors: &[&DTensor]) -> Result<f64, DTensorError> {
+pub fn global_norm(tensors: &[&DTensor]) -> Result<f64> {
     let mut sums: BTreeMap<(u32, Vec<usize>), (Mesh, f64)> = BTreeMap::new();
     for tensor in tensors {
         let layout = gradient_layout(tensor.layout(), Axes::default())?;

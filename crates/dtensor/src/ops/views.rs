@@ -1,14 +1,15 @@
-//! Other views of the same elements.
+//! Views: permute, narrow, expand and reshape.
 
 use weightloom_layout::Shape;
 
-use super::{Ruling, blank, numbers};
+use super::{blank, numbers};
 use crate::dispatch::{Op, dispatch_one};
 use crate::dtensor::DTensor;
-use crate::error::DTensorError;
+use crate::error::Result;
 use crate::registry::{BuiltIn, Call};
+use crate::rule::Rule;
 
-fn permute(call: &Call<'_>) -> Ruling {
+fn permute(call: &Call<'_>) -> Result<Rule> {
     let shape = call.inputs[0].shape();
     let mut rule = blank(call).moves_elements();
     for (to, &from) in call.arguments.iter().enumerate() {
@@ -17,8 +18,8 @@ fn permute(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-/// A dim that is cut must be whole on every rank.
-fn narrow(call: &Call<'_>) -> Ruling {
+/// The narrowed dim is not sharded.
+fn narrow(call: &Call<'_>) -> Result<Rule> {
     let (from, to) = (call.inputs[0].shape(), &call.outputs[0].0);
     let mut rule = blank(call).moves_elements();
     for (dim, (&size, &after)) in from.iter().zip(to.iter()).enumerate() {
@@ -29,8 +30,8 @@ fn narrow(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-/// New dims are made by each rank for its part.
-fn expand(call: &Call<'_>) -> Ruling {
+/// Each rank expands its own shard.
+fn expand(call: &Call<'_>) -> Result<Rule> {
     let (from, to) = (call.inputs[0].shape(), &call.outputs[0].0);
     let lead = to.ndim() - from.ndim();
     let mut rule = blank(call).moves_elements();
@@ -41,9 +42,9 @@ fn expand(call: &Call<'_>) -> Ruling {
     Ok(rule)
 }
 
-/// Dims are joined and split in groups of equal volume. Of each group the first
-/// dims may be sharded, where cuts of one are cuts of the other.
-fn reshape(call: &Call<'_>) -> Ruling {
+/// Dims are merged and split in groups of equal volume. The first dims of each group
+/// may be sharded where their splits correspond.
+fn reshape(call: &Call<'_>) -> Result<Rule> {
     let (from, to) = (call.inputs[0].shape(), &call.outputs[0].0);
     let mut rule = blank(call).moves_elements();
     if from.volume() == 0 {
@@ -51,7 +52,7 @@ fn reshape(call: &Call<'_>) -> Ruling {
     }
     let (mut a, mut b) = (0, 0);
     loop {
-        // Single dims belong to no group.
+        // Dims of size 1 belong to no group.
         a += from[a..].iter().take_while(|&&size| size == 1).count();
         b += to[b..].iter().take_while(|&&size| size == 1).count();
         if a == from.ndim() || b == to.ndim() {
@@ -82,13 +83,13 @@ pub(crate) const RULES: &[BuiltIn] =
 
 impl DTensor {
     /// As [`Tensor::permute`](weightloom_tensor::Tensor::permute).
-    pub fn permute(&self, order: &[usize]) -> Result<Self, DTensorError> {
+    pub fn permute(&self, order: &[usize]) -> Result<Self> {
         let op = Op { name: "permute", arguments: &numbers(order) };
         dispatch_one(&op, &[self], &|x, _| Ok(vec![x[0].permute(order)?]))
     }
 
     /// As [`Tensor::transpose`](weightloom_tensor::Tensor::transpose).
-    pub fn transpose(&self, a: usize, b: usize) -> Result<Self, DTensorError> {
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
         let mut order: Vec<usize> = (0..self.shape().ndim()).collect();
         if a.max(b) >= order.len() {
             let (op, shape) = ("transpose", self.shape().clone());
@@ -99,7 +100,7 @@ impl DTensor {
     }
 
     /// As [`Tensor::narrow`](weightloom_tensor::Tensor::narrow).
-    pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self, DTensorError> {
+    pub fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
         let op = Op { name: "narrow", arguments: &numbers(&[dim, start, length]) };
         dispatch_one(&op, &[self], &|x, scope| {
             // A dim that stays as it is may be sharded.
@@ -109,13 +110,13 @@ impl DTensor {
     }
 
     /// As [`Tensor::expand`](weightloom_tensor::Tensor::expand).
-    pub fn expand(&self, shape: &Shape) -> Result<Self, DTensorError> {
+    pub fn expand(&self, shape: &Shape) -> Result<Self> {
         let op = Op { name: "expand", arguments: &numbers(shape) };
         dispatch_one(&op, &[self], &|x, scope| Ok(vec![x[0].expand(scope.shape(0, shape))?]))
     }
 
     /// As [`Tensor::reshape`](weightloom_tensor::Tensor::reshape).
-    pub fn reshape(&self, shape: &Shape) -> Result<Self, DTensorError> {
+    pub fn reshape(&self, shape: &Shape) -> Result<Self> {
         let op = Op { name: "reshape", arguments: &numbers(shape) };
         dispatch_one(&op, &[self], &|x, scope| Ok(vec![x[0].reshape(scope.shape(0, shape))?]))
     }

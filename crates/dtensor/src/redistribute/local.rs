@@ -10,7 +10,7 @@ use weightloom_tensor::{Device, Tensor, TensorError};
 
 use crate::comm_log::{Cause, CommRecord};
 use crate::dist_context::DistContext;
-use crate::error::DTensorError;
+use crate::error::{DTensorError, Result};
 use crate::process_groups::AxisGroup;
 
 /// Runs a redistribution plan on the local tensor of this rank. Every rank of the
@@ -20,7 +20,7 @@ pub(crate) fn redistribute_local(
     plan: &Plan,
     local: Tensor,
     cause: Cause,
-) -> Result<Tensor, DTensorError> {
+) -> Result<Tensor> {
     let mut local = local;
     for stage in plan.stages() {
         local = run_stage(dist, stage, plan.shape(), local, cause)?;
@@ -34,7 +34,7 @@ fn run_stage(
     shape: &Shape,
     local: Tensor,
     cause: Cause,
-) -> Result<Tensor, DTensorError> {
+) -> Result<Tensor> {
     let mesh = stage.before.mesh();
     let Some(axis) = stage.step.axis() else {
         return Err(DTensorError::DryRun { what: "redistribute between meshes" });
@@ -110,7 +110,7 @@ fn volumes(regions: &[Region]) -> Vec<usize> {
 }
 
 /// The part of a local tensor inside a region.
-fn slice(local: &Tensor, held: &Region, wanted: &Region) -> Result<Tensor, DTensorError> {
+fn slice(local: &Tensor, held: &Region, wanted: &Region) -> Result<Tensor> {
     let mut part = local.clone();
     for dim in 0..wanted.ndim() {
         let (from, to) = (held.range(dim), wanted.range(dim));
@@ -124,7 +124,7 @@ fn slice(local: &Tensor, held: &Region, wanted: &Region) -> Result<Tensor, DTens
 }
 
 /// Copies regions of a local tensor one after another into a flat tensor.
-fn concatenate(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor, DTensorError> {
+fn concatenate(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor> {
     let flat = flat(volumes(parts).iter().sum())?;
     // Slices of the first dim with more than one element are contiguous already.
     let in_order = parts.iter().all(|part| {
@@ -148,7 +148,7 @@ fn concatenate(local: &Tensor, held: &Region, parts: &[Region]) -> Result<Tensor
 }
 
 /// The inverse of [`concatenate`] for regions that differ along one dim.
-fn assemble(all: &Tensor, parts: &[Region], whole: &Region, dim: usize) -> Result<Tensor, DTensorError> {
+fn assemble(all: &Tensor, parts: &[Region], whole: &Region, dim: usize) -> Result<Tensor> {
     if whole.size()[..dim].iter().all(|&size| size == 1) {
         return Ok(all.reshape(&whole.shape())?);
     }
@@ -181,7 +181,7 @@ fn copy(
         .map_err(|error| TensorError::from_function("redistribute", error))
 }
 
-fn flat(count: usize) -> Result<Shape, DTensorError> {
+fn flat(count: usize) -> Result<Shape> {
     Ok(Shape::new(&[count]).map_err(TensorError::from)?)
 }
 
@@ -196,7 +196,7 @@ fn exchange(
     dtype: DType,
     shape: &Shape,
     call: impl FnOnce(Elements<'_>, ElementsMut<'_>) -> Result<(), GangError>,
-) -> Result<Tensor, DTensorError> {
+) -> Result<Tensor> {
     let received = send.read_host(|bytes| {
         Tensor::from_host(send.dtype(), shape, |into| {
             Elements::from_bytes(dtype, bytes)
@@ -208,7 +208,7 @@ fn exchange(
 }
 
 /// All-reduces over the ranks of a group.
-fn group_all_reduce(group: &AxisGroup, local: &Tensor, op: ReduceOp) -> Result<Tensor, DTensorError> {
+fn group_all_reduce(group: &AxisGroup, local: &Tensor, op: ReduceOp) -> Result<Tensor> {
     let call =
         |send: Elements<'_>, recv: ElementsMut<'_>| group.gang.collective(AllReduceInto { send, recv, op });
     exchange(local, local.dtype(), local.shape(), call)
@@ -222,7 +222,7 @@ pub(crate) fn all_reduce(
     local: &Tensor,
     op: ReduceOp,
     cause: Cause,
-) -> Result<Tensor, DTensorError> {
+) -> Result<Tensor> {
     let ways = mesh.axis_size(axis);
     if ways == 1 {
         return Ok(local.detach());
@@ -237,7 +237,7 @@ pub(crate) fn all_reduce(
 }
 
 /// The local tensors of all ranks of a group, in rank order.
-pub(crate) fn all_gather(group: &AxisGroup, local: &Tensor) -> Result<Vec<Tensor>, DTensorError> {
+pub(crate) fn all_gather(group: &AxisGroup, local: &Tensor) -> Result<Vec<Tensor>> {
     let count = local.shape().volume();
     let counts = vec![count; group.peers.len()];
     let all = exchange(local, wire_dtype(local.dtype()), &flat(count * counts.len())?, |send, recv| {

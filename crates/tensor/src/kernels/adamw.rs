@@ -3,7 +3,7 @@
 use num_traits::{Float as _, FromPrimitive as _, ToPrimitive as _};
 use pulp::{Simd, WithSimd};
 
-use super::changing::Changing;
+use super::copy_on_write::CopyOnWrite;
 use super::lanes;
 use crate::adamw::Step;
 use crate::element::Float;
@@ -20,13 +20,17 @@ pub(crate) fn adamw<T: Float, G: Float<Wide = T::Wide>>(
     [parameter, mean, square]: [&mut Tensor; 3],
 ) -> Result<(), TensorError> {
     let gradient = gradient.elements::<G>("adamw")?;
-    let old = [parameter.set_aside("adamw")?, mean.set_aside("adamw")?, square.set_aside("adamw")?];
-    let pieces = Changing::<T>::pieces("adamw", old[0].as_ref(), parameter)?
-        .zip(Changing::<T>::pieces("adamw", old[1].as_ref(), mean)?)
-        .zip(Changing::<T>::pieces("adamw", old[2].as_ref(), square)?)
+    let old = [
+        parameter.detach_shared_memory("adamw")?,
+        mean.detach_shared_memory("adamw")?,
+        square.detach_shared_memory("adamw")?,
+    ];
+    let pieces = CopyOnWrite::<T>::pieces("adamw", old[0].as_ref(), parameter)?
+        .zip(CopyOnWrite::<T>::pieces("adamw", old[1].as_ref(), mean)?)
+        .zip(CopyOnWrite::<T>::pieces("adamw", old[2].as_ref(), square)?)
         .zip(gradient.chunks(PIECE));
     share(pieces, |(((parameter, mean), square), gradient)| {
-        let [parameter, mean, square] = [parameter, mean, square].map(Changing::elements);
+        let [parameter, mean, square] = [parameter, mean, square].map(CopyOnWrite::elements);
         dispatch(Piece { step, gradient, parameter, mean, square });
     });
     Ok(())

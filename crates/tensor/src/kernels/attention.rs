@@ -1,12 +1,11 @@
 //! Scaled dot-product attention, block by block.
 //!
-//! Scores exist only for one block of queries and one of keys at a time. A
-//! running maximum and sum make the softmax come out as if the whole row had
-//! been there; their logarithm is kept for the backward pass, which computes
-//! the scores again instead of keeping them.
+//! Scores exist only for one block of queries and one of keys at a time (flash
+//! attention). An online softmax keeps a running maximum and sum; their logarithm
+//! is saved for the backward pass, which recomputes the scores.
 //!
-//! Every head of every batch is computed by itself and its blocks in order, so
-//! results do not depend on threads or on the rest of the batch.
+//! Heads are independent and their blocks are computed in order, so that results
+//! do not depend on threads or on the rest of the batch.
 
 mod backward;
 mod forward;
@@ -18,12 +17,83 @@ pub(crate) use backward::attention_gradient;
 pub(crate) use forward::attention;
 
 use super::matmul::{Matrix, Vectors, as_columns};
-use crate::element::{Element, Float};
-use crate::error::TensorError;
+use crate::backend::meta::{heads_inside_rows, output};
+use crate::backend::{Cpu, Meta};
+use crate::element::{Element, Float, with_float};
+use crate::error::Result;
 use crate::memory::Block;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::view::View;
+
+/// Attention kernels.
+pub(crate) trait AttentionKernels {
+    /// Attention, and the logarithm of each query's sum of weights.
+    fn attention(&self, geometry: &Geometry, qkv: [&Tensor; 3], mask: Option<&Tensor>)
+    -> Result<[Tensor; 2]>;
+
+    /// The gradients of queries, keys and values.
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        out_and_logs: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> Result<[Tensor; 3]>;
+}
+
+impl AttentionKernels for Cpu {
+    fn attention(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+    ) -> Result<[Tensor; 2]> {
+        with_float!("attention", qkv[0].dtype(), T => attention::<T>(geometry, qkv, mask))
+    }
+
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        qkv: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        out_and_logs: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        with_float!("attention", qkv[0].dtype(), T => {
+            attention_gradient::<T>(geometry, qkv, mask, out_and_logs, gradient)
+        })
+    }
+}
+
+impl AttentionKernels for Meta {
+    fn attention(
+        &self,
+        geometry: &Geometry,
+        [q, k, v]: [&Tensor; 3],
+        _: Option<&Tensor>,
+    ) -> Result<[Tensor; 2]> {
+        let logs = Shape::new(&[geometry.batch, geometry.heads, geometry.queries])?;
+        let flops = geometry.scores() * (4 * geometry.width as u64 + 4);
+        let out = output("attention", flops, &[q, k, v], q.shape(), q.dtype())?;
+        Ok([heads_inside_rows(out)?, output("attention", 0, &[], &logs, Geometry::computed_in(q.dtype()))?])
+    }
+
+    fn attention_gradient(
+        &self,
+        geometry: &Geometry,
+        [q, k, v]: [&Tensor; 3],
+        _: Option<&Tensor>,
+        [out, logs]: [&Tensor; 2],
+        gradient: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let flops = geometry.scores() * (10 * geometry.width as u64 + 6);
+        let of_q = output("attention", flops, &[q, k, v, out, logs, gradient], q.shape(), q.dtype())?;
+        let like = |x: &Tensor| heads_inside_rows(output("attention", 0, &[], x.shape(), x.dtype())?);
+        Ok([heads_inside_rows(of_q)?, like(k)?, like(v)?])
+    }
+}
 
 /// Queries and keys in a block: their scores fit in the L1 cache.
 const BLOCK: usize = 64;
@@ -46,29 +116,29 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// What attention to tensors of this dtype is computed in.
+    /// The dtype that attention of tensors of this dtype is computed in.
     pub(crate) fn computed_in(dtype: DType) -> DType {
         if dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// How many scores there are in all.
+    /// The number of scores that are not masked by position.
     pub(crate) fn scores(&self) -> u64 {
         let seen: usize = (0..self.queries).map(|query| self.seen(query).len()).sum();
         (seen * self.batch * self.heads) as u64
     }
 
-    /// Keys that a query sees. The last query stands at the last key, so that
-    /// a cache of earlier keys needs no further argument.
+    /// The keys that a query attends to. The last query has the position of the
+    /// last key, so that a cache of earlier keys needs no further argument.
     fn seen(&self, query: usize) -> Range {
         let position = (query + self.keys).saturating_sub(self.queries);
         let end = if self.causal { (position + 1).min(self.keys) } else { self.keys };
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        // A query before the first key, with more queries than keys, sees none.
+        // With more queries than keys, the first queries attend to none.
         let hidden = self.causal && query + self.keys < self.queries;
         if hidden { 0..0 } else { start.min(end)..end }
     }
 
-    /// Key blocks that any of some queries sees.
+    /// The key blocks that some queries attend to.
     fn key_blocks(&self, queries: &Range) -> impl Iterator<Item = Range> + use<> {
         let start = queries.clone().map(|query| self.seen(query).start).min().unwrap_or(0);
         let end = queries.clone().map(|query| self.seen(query).end).max().unwrap_or(0);
@@ -78,7 +148,6 @@ impl Geometry {
 
     /// Heads that share keys and values.
     fn group(&self) -> usize {
-        // Without heads there is nothing to group.
         (self.heads / self.kv_heads.max(1)).max(1)
     }
 }
@@ -87,7 +156,7 @@ fn blocks(range: Range) -> impl Iterator<Item = Range> {
     range.clone().step_by(BLOCK).map(move |start| start..(start + BLOCK).min(range.end))
 }
 
-/// `[batch, heads, rows, width]` with the elements of a row side by side.
+/// `[batch, heads, rows, width]` with contiguous rows.
 #[derive(Clone, Copy)]
 struct Heads<'a, T> {
     elements: &'a [T],
@@ -97,7 +166,7 @@ struct Heads<'a, T> {
 }
 
 impl<'a, T: Element> Heads<'a, T> {
-    fn new(x: &'a Tensor) -> Result<Self, TensorError> {
+    fn new(x: &'a Tensor) -> Result<Self> {
         let strides = x.strides();
         debug_assert!(strides[3] == 1 || x.shape()[3] == 1 || x.shape().volume() == 0);
         Ok(Self {
@@ -116,8 +185,8 @@ impl<'a, T: Element> Heads<'a, T> {
 }
 
 impl<'a, T: Float> Heads<'a, T> {
-    /// Some rows of a head as a matrix of wide numbers: in place if they are
-    /// that already, else in `space`.
+    /// Some rows of a head as a matrix of wide numbers: in place if they are wide
+    /// already, else in `space`.
     fn rows<'b>(
         &self,
         batch: usize,
@@ -142,10 +211,9 @@ impl<'a, T: Float> Heads<'a, T> {
         Matrix::new(&space[..rows.len() * self.width], rows.len(), self.width)
     }
 
-    /// Rows of a head as columns, times a factor, a block of rows at a time: for
-    /// each block and each column its [`BLOCK`] elements, zeros at the end of
-    /// the last block.
-    fn turned(&self, batch: usize, head: usize, rows: &Range, factor: T::Wide, out: &mut [T::Wide])
+    /// Rows of a head, transposed and scaled, one block of rows after another: for
+    /// each block and each column [`BLOCK`] elements, padded with zeros.
+    fn transposed(&self, batch: usize, head: usize, rows: &Range, factor: T::Wide, out: &mut [T::Wide])
     where
         T::Wide: Vectors,
     {
@@ -171,16 +239,16 @@ fn narrow<T: Float>(row: &[T::Wide], out: &mut [T]) {
     }
 }
 
-/// Which keys of a batch take part at all.
+/// The padding mask.
 #[derive(Clone, Copy)]
 struct Mask<'a> {
-    /// `[batch, keys]`, or nothing if all do.
+    /// `[batch, keys]`, or none without padding.
     seen: Option<&'a [u8]>,
     keys: usize,
 }
 
 impl<'a> Mask<'a> {
-    fn new(mask: Option<&'a Tensor>, geometry: &Geometry) -> Result<Self, TensorError> {
+    fn new(mask: Option<&'a Tensor>, geometry: &Geometry) -> Result<Self> {
         let seen = mask.map(|mask| mask.bytes("attention")).transpose()?;
         Ok(Self { seen, keys: geometry.keys })
     }
@@ -190,18 +258,18 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// Memory for wide numbers while a head is computed.
+/// Scratch memory for wide numbers.
 struct Space<W> {
     block: Block,
     element: std::marker::PhantomData<W>,
 }
 
 impl<W: Vectors> Space<W> {
-    fn new(count: usize) -> Result<Self, TensorError> {
+    fn new(count: usize) -> Result<Self> {
         Ok(Self { block: Block::new(count * size_of::<W>())?, element: std::marker::PhantomData })
     }
 
-    fn zeros(count: usize) -> Result<Self, TensorError> {
+    fn zeros(count: usize) -> Result<Self> {
         let mut space = Self::new(count)?;
         space.elements_mut().fill(W::ZERO);
         Ok(space)
@@ -216,9 +284,8 @@ impl<W: Vectors> Space<W> {
     }
 }
 
-/// A new `[batch, heads, rows, width]` tensor whose rows are handed to those
-/// who compute them. In memory heads lie inside rows, as projections make and
-/// want them.
+/// The rows of a new `[batch, heads, rows, width]` tensor, stored as
+/// `[batch, rows, heads, width]`, as projections read and write it.
 struct Rows<'a, T> {
     /// By batch and head.
     rows: Vec<Vec<&'a mut [T]>>,
@@ -252,8 +319,8 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// The memory of a tensor as [`Rows`] fills it.
-fn by_rows<T: Element>(block: Block, [batch, heads, rows, width]: [usize; 4]) -> Result<Tensor, TensorError> {
+/// The tensor that [`Rows`] filled.
+fn by_rows<T: Element>(block: Block, [batch, heads, rows, width]: [usize; 4]) -> Result<Tensor> {
     let shape = Shape::new(&[batch, rows, heads, width])?;
     Ok(Tensor::new(Storage::cpu(block), View::contiguous(shape).permute(&[0, 2, 1, 3]), T::DTYPE))
 }

@@ -1,4 +1,4 @@
-//! Moving elements without changing them, and changing their dtype.
+//! Copying and casting.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -7,18 +7,84 @@ use weightloom_layout::{DType, F8E4M3, F8E5M2, Shape};
 
 use super::strides::Walk;
 use super::{make_as, with_bits};
+use crate::backend::meta::{output, output_like, record, volume};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float as _;
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::parallel::pieces;
 use crate::tensor::Tensor;
 use crate::view::View;
 
-/// The elements of a strided tensor without gaps.
-pub(crate) fn packed(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
+/// Copying and casting kernels.
+pub(crate) trait CopyKernels {
+    /// A tensor filled with a value.
+    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Result<Tensor>;
+
+    /// Copies the elements of any view into contiguous memory.
+    fn pack(&self, op: &'static str, x: &Tensor) -> Result<Tensor>;
+
+    /// Casts to another dtype.
+    fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor>;
+
+    /// Concatenates tensors of any strides along a dim.
+    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor>;
+
+    /// Writes `source`, of any strides, into a window of `into`: a view of its
+    /// elements in row-major order, of the source's shape.
+    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<()>;
+}
+
+impl CopyKernels for Cpu {
+    fn fill(&self, value: f64, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        filled(value, dtype, shape)
+    }
+
+    fn pack(&self, op: &'static str, x: &Tensor) -> Result<Tensor> {
+        packed(x, op)
+    }
+
+    fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor> {
+        cast(x, to)
+    }
+
+    fn cat(&self, parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor> {
+        cat(parts, dim, shape)
+    }
+
+    fn assign(&self, into: &mut Tensor, window: &View, source: &Tensor) -> Result<()> {
+        assign(into, window, source)
+    }
+}
+
+impl CopyKernels for Meta {
+    fn fill(&self, _: f64, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        output("fill", 0, &[], shape, dtype)
+    }
+
+    fn pack(&self, _: &'static str, x: &Tensor) -> Result<Tensor> {
+        output_like("pack", 0, &[x])
+    }
+
+    fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor> {
+        output("cast", volume(x.shape()), &[x], x.shape(), to)
+    }
+
+    fn cat(&self, parts: &[Tensor], _: usize, shape: &Shape) -> Result<Tensor> {
+        output("cat", 0, &parts.iter().collect::<Vec<_>>(), shape, parts[0].dtype())
+    }
+
+    fn assign(&self, _: &mut Tensor, _: &View, source: &Tensor) -> Result<()> {
+        record("assign", 0, &[source], &[source]);
+        Ok(())
+    }
+}
+
+/// Copies a strided tensor into contiguous memory.
+pub(crate) fn packed(x: &Tensor, op: &'static str) -> Result<Tensor> {
     with_bits!(x.dtype(), U => pack::<U>(x, op))
 }
 
-fn pack<U: Pod + Send + Sync>(x: &Tensor, op: &'static str) -> Result<Tensor, TensorError> {
+fn pack<U: Pod + Send + Sync>(x: &Tensor, op: &'static str) -> Result<Tensor> {
     let view = x.view();
     let source: &[U] = x.storage_bits(op)?;
     let walk = Walk::new(&view.shape, [&view.strides]);
@@ -42,11 +108,11 @@ fn pack<U: Pod + Send + Sync>(x: &Tensor, op: &'static str) -> Result<Tensor, Te
 }
 
 /// Writes a strided source into a window of a tensor.
-pub(crate) fn assign(into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError> {
+pub(crate) fn assign(into: &mut Tensor, window: &View, source: &Tensor) -> Result<()> {
     with_bits!(into.dtype(), U => put::<U>(into, window, source))
 }
 
-fn put<U: Pod>(into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), TensorError> {
+fn put<U: Pod>(into: &mut Tensor, window: &View, source: &Tensor) -> Result<()> {
     let view = source.view();
     let walk = Walk::new(&window.shape, [&window.strides, &view.strides]);
     let (row, [stride, from_stride]) = (walk.row(), walk.row_strides());
@@ -66,15 +132,15 @@ fn put<U: Pod>(into: &mut Tensor, window: &View, source: &Tensor) -> Result<(), 
     Ok(())
 }
 
-/// Parts one after another along a dim.
-pub(crate) fn cat(parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor, TensorError> {
-    let parts = parts.iter().map(|part| part.packed("cat")).collect::<Result<Vec<_>, _>>()?;
+/// Concatenates tensors along a dim.
+pub(crate) fn cat(parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor> {
+    let parts = parts.iter().map(|part| part.contiguous("cat")).collect::<Result<Vec<_>, _>>()?;
     with_bits!(parts[0].dtype(), U => {
         let inner: usize = shape[dim + 1..].iter().product();
         let sources = parts
             .iter()
             .map(|part| Ok((part.bits::<U>("cat")?, part.shape()[dim] * inner)))
-            .collect::<Result<Vec<_>, TensorError>>()?;
+            .collect::<Result<Vec<_>>>()?;
         let row = shape[dim] * inner;
         make_as::<U>(parts[0].dtype(), shape, |out| {
             pieces(out, row, |start, piece| {
@@ -92,8 +158,8 @@ pub(crate) fn cat(parts: &[Tensor], dim: usize, shape: &Shape) -> Result<Tensor,
     })
 }
 
-/// The same values in another dtype.
-pub(crate) fn cast(x: &Tensor, to: DType) -> Result<Tensor, TensorError> {
+/// Casts to another dtype.
+pub(crate) fn cast(x: &Tensor, to: DType) -> Result<Tensor> {
     macro_rules! from {
         ($($dtype:ident => $S:ty, $read:expr;)*) => {
             match x.dtype() {
@@ -120,7 +186,7 @@ pub(crate) fn cast(x: &Tensor, to: DType) -> Result<Tensor, TensorError> {
     }
 }
 
-fn cast_from<S, P>(x: &Tensor, to: DType, read: impl Fn(S) -> P + Sync) -> Result<Tensor, TensorError>
+fn cast_from<S, P>(x: &Tensor, to: DType, read: impl Fn(S) -> P + Sync) -> Result<Tensor>
 where
     S: Pod + Send + Sync,
     P: AsPrimitive<f64>
@@ -169,8 +235,8 @@ where
     }
 }
 
-/// One value everywhere.
-pub(crate) fn filled(value: f64, dtype: DType, shape: &Shape) -> Result<Tensor, TensorError> {
+/// A tensor filled with a value.
+pub(crate) fn filled(value: f64, dtype: DType, shape: &Shape) -> Result<Tensor> {
     let one = cast(&Tensor::scalar(value)?, dtype)?;
     with_bits!(dtype, U => {
         let value = one.bits::<U>("fill")?[0];

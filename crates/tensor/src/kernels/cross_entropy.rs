@@ -9,16 +9,69 @@ use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
 use weightloom_layout::Shape;
 
-use super::rows::{count, spread};
+use super::softmax::{count, spread};
 use super::{lanes, make, rewrite_pieces};
-use crate::element::{Float, Wide};
-use crate::error::TensorError;
+use crate::backend::meta::{output, output_in_place, volume};
+use crate::backend::{Cpu, Meta};
+use crate::element::{Float, Wide, with_float};
+use crate::error::{Result, TensorError};
 use crate::ops::CrossEntropy;
 use crate::parallel::{kernel, map};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// Which rows count, and how many.
+/// Cross-entropy kernels.
+pub(crate) trait CrossEntropyKernels {
+    /// The mean cross-entropy of rows of logits.
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Result<Tensor>;
+
+    /// Its gradient.
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        gradient: &Tensor,
+        options: CrossEntropy,
+    ) -> Result<Tensor>;
+}
+
+impl CrossEntropyKernels for Cpu {
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, options: CrossEntropy) -> Result<Tensor> {
+        let op = "cross_entropy";
+        with_float!(op, logits.dtype(), T => cross_entropy::<T>(logits, targets, options))
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        gradient: &Tensor,
+        options: CrossEntropy,
+    ) -> Result<Tensor> {
+        with_float!("cross_entropy", logits.dtype(), T => {
+            cross_entropy_gradient::<T>(logits, targets, gradient, options)
+        })
+    }
+}
+
+impl CrossEntropyKernels for Meta {
+    fn cross_entropy(&self, logits: &Tensor, targets: &Tensor, _: CrossEntropy) -> Result<Tensor> {
+        let flops = 3 * volume(logits.shape());
+        output("cross_entropy", flops, &[logits, targets], &Shape::default(), logits.dtype())
+    }
+
+    fn cross_entropy_gradient(
+        &self,
+        logits: Tensor,
+        targets: &Tensor,
+        _: &Tensor,
+        _: CrossEntropy,
+    ) -> Result<Tensor> {
+        output_in_place("cross_entropy", 4, &[targets], logits)
+    }
+}
+
+/// Checked targets.
 struct Targets<'a> {
     classes: &'a [i64],
     ignored: Option<i64>,
@@ -26,7 +79,7 @@ struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    fn new(targets: &'a Tensor, classes: usize, options: CrossEntropy) -> Result<Self, TensorError> {
+    fn new(targets: &'a Tensor, classes: usize, options: CrossEntropy) -> Result<Self> {
         let targets = targets.elements::<i64>("cross_entropy")?;
         let mut counted = 0;
         for (position, &index) in targets.iter().enumerate() {
@@ -41,7 +94,7 @@ impl<'a> Targets<'a> {
         Ok(Self { classes: targets, ignored: options.ignore_index, counted })
     }
 
-    /// What the sum of losses is divided by.
+    /// The divisor of the sum of losses.
     fn divisor<W: Wide>(&self, options: CrossEntropy) -> W {
         let given = options.divisor.map(|divisor| W::from_f64(divisor).unwrap_or_else(W::nan));
         given.unwrap_or_else(|| count(self.counted))
@@ -77,12 +130,12 @@ impl<T: Float> WithSimd for RowLoss<'_, T> {
     }
 }
 
-/// The mean loss of the rows that count.
+/// The mean loss of rows that are not ignored.
 pub(crate) fn cross_entropy<T: Float>(
     logits: &Tensor,
     targets: &Tensor,
     options: CrossEntropy,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let values = logits.elements::<T>("cross_entropy")?;
     let row = logits.shape()[1];
     let targets = Targets::new(targets, row, options)?;
@@ -113,9 +166,9 @@ kernel! {
             let most = lanes::largest(x);
             let at_class = x[class].widen();
             let scale = if T::COMPUTES_IN_ITSELF {
-                // Exponentials are dear: keep them and scale.
+                // Exponentials are expensive: keep them and scale.
                 for x in x.iter_mut() {
-                    *x = T::narrow((x.widen() - most).decay::<S>());
+                    *x = T::narrow((x.widen() - most).exp_negative::<S>());
                 }
                 let scale = share / lanes::sum(x, |x| x);
                 for x in x.iter_mut() {
@@ -123,26 +176,26 @@ kernel! {
                 }
                 scale
             } else {
-                let scale = share / lanes::sum(x, |x| (x - most).decay::<S>());
+                let scale = share / lanes::sum(x, |x| (x - most).exp_negative::<S>());
                 for x in x.iter_mut() {
-                    *x = T::narrow((x.widen() - most).decay::<S>() * scale - spread_out);
+                    *x = T::narrow((x.widen() - most).exp_negative::<S>() * scale - spread_out);
                 }
                 scale
             };
-            let whole = (at_class - most).decay::<S>() * scale - spread_out - of_class;
+            let whole = (at_class - most).exp_negative::<S>() * scale - spread_out - of_class;
             x[class] = T::narrow(whole);
         }
     }
 }
 
-/// The gradient of the mean loss, in the memory of the logits if nobody else
-/// uses that.
+/// The gradient of the mean loss, in the memory of the logits unless that is
+/// shared.
 pub(crate) fn cross_entropy_gradient<T: Float>(
     logits: Tensor,
     targets: &Tensor,
     gradient: &Tensor,
     options: CrossEntropy,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let row = logits.shape()[1];
     let targets = Targets::new(targets, row, options)?;
     let share = gradient.elements::<T>("cross_entropy")?[0].widen() / targets.divisor(options);

@@ -1,4 +1,4 @@
-//! One element at a time, with broadcasting.
+//! Element-wise kernels.
 
 use std::marker::PhantomData;
 
@@ -7,13 +7,86 @@ use pulp::{Simd, WithSimd};
 
 use super::strides::Walk;
 use super::{make, rewrite_pieces};
-use crate::element::{Element, Float, Wide};
-use crate::error::TensorError;
+use crate::backend::meta::{output, output_in_place, output_like, record, volume};
+use crate::backend::{Cpu, Meta};
+use crate::element::{Element, Float, Wide, with_float};
+use crate::error::Result;
 use crate::parallel::{PIECE, fill, kernel, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// An operation on one element.
+/// Element-wise kernels.
+pub(crate) trait ElementwiseKernels {
+    /// `f(x)`.
+    fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor>;
+
+    /// `gradient · f'(x)`.
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Result<Tensor>;
+
+    /// `f(a, b)` of operands of one shape and any strides.
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor>;
+
+    /// `into + x`, of one shape; `x` of any strides.
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<()>;
+
+    /// The gradients of a gate's two operands.
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> Result<[Tensor; 2]>;
+}
+
+impl ElementwiseKernels for Cpu {
+    fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor> {
+        with_float!(op.name(), x.dtype(), T => unary::<T>(op, x))
+    }
+
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Result<Tensor> {
+        with_float!(op.name(), x.dtype(), T => unary_gradient::<T>(op, x, gradient))
+    }
+
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        with_float!(op.name(), a.dtype(), T => binary::<T>(op, a, b))
+    }
+
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
+        let x = x.contiguous("add")?;
+        with_float!("add", into.dtype(), T => add_into::<T>(into, &x))
+    }
+
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> Result<[Tensor; 2]> {
+        let op = Binary::Gate(gate).name();
+        with_float!(op, a.dtype(), T => gate_gradient::<T>(gate, a, b, gradient))
+    }
+}
+
+impl ElementwiseKernels for Meta {
+    fn unary(&self, op: Unary, x: &Tensor) -> Result<Tensor> {
+        output_like(op.name(), 1, &[x])
+    }
+
+    fn unary_gradient(&self, op: Unary, x: &Tensor, gradient: Tensor) -> Result<Tensor> {
+        output_in_place(op.name(), 2, &[x], gradient)
+    }
+
+    fn binary(&self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        output_like(op.name(), 1, &[a, b])
+    }
+
+    fn add_into(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
+        record("add", volume(into.shape()), &[into, x], &[into]);
+        if !into.is_unique() || !into.is_contiguous() {
+            *into = Tensor::meta(into.shape().clone(), into.dtype()).with_origin(into.origin().clone());
+        }
+        Ok(())
+    }
+
+    fn gate_gradient(&self, gate: Gate, a: &Tensor, b: Tensor, gradient: Tensor) -> Result<[Tensor; 2]> {
+        let of_a = output_in_place(Binary::Gate(gate).name(), 8, &[a, &b], gradient)?;
+        let (shape, dtype) = (b.shape().clone(), b.dtype());
+        drop(b);
+        Ok([of_a, output(Binary::Gate(gate).name(), 0, &[], &shape, dtype)?])
+    }
+}
+
+/// An element-wise operation with one operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unary {
     Neg,
@@ -30,9 +103,9 @@ pub(crate) enum Unary {
     GeluTanh,
     Cos,
     Sin,
-    /// To this power.
+    /// `x^power`.
     Power(f64),
-    /// Not below and not above these.
+    /// Clamps to a range.
     Clamp(f64, f64),
 }
 
@@ -61,7 +134,7 @@ impl Unary {
 
 #[inline(always)]
 fn sigmoid<S: Simd, W: Wide>(x: W) -> W {
-    W::one() / (W::one() + (-x).exponential::<S>())
+    W::one() / (W::one() + (-x).exp_simd::<S>())
 }
 
 fn constant<W: Wide>(value: f64) -> W {
@@ -78,29 +151,29 @@ fn gelu_inner<W: Wide>(x: W) -> (W, W) {
 #[inline(always)]
 fn gelu<S: Simd, W: Wide>(x: W) -> W {
     let root = constant::<W>(std::f64::consts::FRAC_1_SQRT_2);
-    constant::<W>(0.5) * x * (W::one() + (x * root).error_function::<S>())
+    constant::<W>(0.5) * x * (W::one() + (x * root).erf_simd::<S>())
 }
 
 #[inline(always)]
 fn gelu_slope<S: Simd, W: Wide>(x: W) -> W {
     let (half, root) = (constant::<W>(0.5), constant::<W>(std::f64::consts::FRAC_1_SQRT_2));
     let density = constant::<W>(0.398_942_280_401_432_7);
-    half * (W::one() + (x * root).error_function::<S>()) + x * density * (-half * x * x).exponential::<S>()
+    half * (W::one() + (x * root).erf_simd::<S>()) + x * density * (-half * x * x).exp_simd::<S>()
 }
 
 #[inline(always)]
 fn gelu_tanh_slope<S: Simd, W: Wide>(x: W) -> W {
     let (half, (inner, slope)) = (constant::<W>(0.5), gelu_inner(x));
-    let t = inner.hyperbolic_tangent::<S>();
+    let t = inner.tanh_simd::<S>();
     half * (W::one() + t) + half * x * (W::one() - t * t) * slope
 }
 
 #[inline(always)]
 fn gelu_tanh<S: Simd, W: Wide>(x: W) -> W {
-    constant::<W>(0.5) * x * (W::one() + gelu_inner(x).0.hyperbolic_tangent::<S>())
+    constant::<W>(0.5) * x * (W::one() + gelu_inner(x).0.tanh_simd::<S>())
 }
 
-/// Calls `$body` with `$f` as the function of an operation, compiled for each.
+/// Calls `$body` with `$f` as the function of an operation, compiled once for each.
 macro_rules! with_unary {
     ($op:expr, $W:ty, $f:ident => $body:expr) => {{
         let one = <$W>::one();
@@ -110,7 +183,7 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exponential::<S>();
+                let $f = |x: $W| x.exp_simd::<S>();
                 $body
             }
             Unary::Log => {
@@ -139,7 +212,7 @@ macro_rules! with_unary {
                 $body
             }
             Unary::Tanh => {
-                let $f = |x: $W| x.hyperbolic_tangent::<S>();
+                let $f = |x: $W| x.tanh_simd::<S>();
                 $body
             }
             Unary::Silu => {
@@ -191,7 +264,7 @@ macro_rules! with_derivative {
                 $body
             }
             Unary::Exp => {
-                let $f = |x: $W| x.exponential::<S>();
+                let $f = |x: $W| x.exp_simd::<S>();
                 $body
             }
             Unary::Log => {
@@ -231,7 +304,7 @@ macro_rules! with_derivative {
             }
             Unary::Tanh => {
                 let $f = |x: $W| {
-                    let t = x.hyperbolic_tangent::<S>();
+                    let t = x.tanh_simd::<S>();
                     one - t * t
                 };
                 $body
@@ -300,7 +373,7 @@ kernel! {
     }
 }
 
-pub(crate) fn unary<T: Float>(op: Unary, x: &Tensor) -> Result<Tensor, TensorError> {
+pub(crate) fn unary<T: Float>(op: Unary, x: &Tensor) -> Result<Tensor> {
     let source = x.elements::<T>(op.name())?;
     make::<T>(x.shape(), |out| {
         fill(out, 1, &UnaryKernel { op, source, element: PhantomData });
@@ -309,16 +382,12 @@ pub(crate) fn unary<T: Float>(op: Unary, x: &Tensor) -> Result<Tensor, TensorErr
 }
 
 /// `gradient · f'(x)`, in one pass.
-pub(crate) fn unary_gradient<T: Float>(
-    op: Unary,
-    x: &Tensor,
-    gradient: Tensor,
-) -> Result<Tensor, TensorError> {
+pub(crate) fn unary_gradient<T: Float>(op: Unary, x: &Tensor, gradient: Tensor) -> Result<Tensor> {
     let source = x.elements::<T>(op.name())?;
     rewrite_pieces::<T>(gradient, op.name(), 1, &DerivativeKernel { op, source, element: PhantomData })
 }
 
-/// An operation on two elements.
+/// An element-wise operation with two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Binary {
     Add,
@@ -329,7 +398,7 @@ pub(crate) enum Binary {
     Gate(Gate),
 }
 
-/// A function of one operand, times the other.
+/// An activation of one operand, times the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// `silu(a) · b`.
@@ -355,7 +424,7 @@ impl Binary {
     }
 }
 
-/// Two operands expanded to one shape.
+/// Two operands broadcast to one shape.
 struct Operands<'a, T> {
     walk: Walk<2>,
     xs: &'a [T],
@@ -372,7 +441,7 @@ kernel! {
 }
 
 /// Combines two tensors of one shape; any strides.
-pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor, TensorError> {
+pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let operands = Operands::new(op.name(), a, b)?;
     let unit = operands.unit();
     make::<T>(a.shape(), |out| {
@@ -382,24 +451,23 @@ pub(crate) fn binary<T: Float>(op: Binary, a: &Tensor, b: &Tensor) -> Result<Ten
 }
 
 impl<'a, T: Element> Operands<'a, T> {
-    fn new(op: &'static str, a: &'a Tensor, b: &'a Tensor) -> Result<Self, TensorError> {
+    fn new(op: &'static str, a: &'a Tensor, b: &'a Tensor) -> Result<Self> {
         let (va, vb) = (a.view(), b.view());
         let (xs, ys): (&[T], &[T]) = (a.storage_elements(op)?, b.storage_elements(op)?);
         let walk = Walk::new(a.shape(), [&va.strides, &vb.strides]);
         Ok(Self { walk, xs: &xs[va.offset.min(xs.len())..], ys: &ys[vb.offset.min(ys.len())..] })
     }
 
-    /// What pieces of the result are multiples of. A single row has no need to
-    /// stay whole.
+    /// The unit of pieces of the result: a row, unless there is only one.
     fn unit(&self) -> usize {
         if self.walk.dims.len() == 1 { 1 } else { self.walk.row() }
     }
 
-    /// Calls `visit` with each row of a piece of the result and the operands
-    /// from where it begins.
+    /// Calls `visit` with each row of a piece of the result and the operands from
+    /// its start.
     #[inline(always)]
     fn rows<U>(&self, start: usize, piece: &mut [U], mut visit: impl FnMut(&mut [U], &[T], &[T])) {
-        // One place where rows are visited, so that it is compiled into the caller.
+        // A single call site, so that `visit` is inlined.
         let [sx, sy] = self.walk.row_strides();
         let (row, first, skipped) = match self.walk.dims.len() {
             1 => (piece.len().max(1), 0, start),
@@ -415,7 +483,7 @@ impl<'a, T: Element> Operands<'a, T> {
 }
 
 kernel! {
-    /// Adds to what is there.
+    /// Adds in place.
     AddKernel<T: Float> { x: &'k [T] }
     |start, piece| {
         for (sum, x) in piece.iter_mut().zip(&x[start..]) {
@@ -425,7 +493,7 @@ kernel! {
 }
 
 /// Adds a tensor of the same shape in place.
-pub(crate) fn add_into<T: Float>(into: &mut Tensor, x: &Tensor) -> Result<(), TensorError> {
+pub(crate) fn add_into<T: Float>(into: &mut Tensor, x: &Tensor) -> Result<()> {
     let x = x.elements::<T>("add")?;
     fill(into.elements_mut::<T>("add")?, 1, &AddKernel { x, element: PhantomData });
     Ok(())
@@ -434,9 +502,9 @@ pub(crate) fn add_into<T: Float>(into: &mut Tensor, x: &Tensor) -> Result<(), Te
 struct GatePiece<'a, T> {
     gate: Gate,
     a: &'a [T],
-    /// The gradient, which becomes that of `a`.
+    /// The output gradient, overwritten by the gradient of `a`.
     of_a: &'a mut [T],
-    /// The operand `b`, which becomes its gradient.
+    /// The operand `b`, overwritten by its gradient.
     of_b: &'a mut [T],
 }
 
@@ -457,7 +525,7 @@ impl<T: Float> WithSimd for GatePiece<'_, T> {
 }
 
 impl<T: Float> GatePiece<'_, T> {
-    /// With a function that gives its value and its derivative.
+    /// With a function that returns its value and its derivative.
     #[inline(always)]
     fn by(self, f: impl Fn(T::Wide) -> (T::Wide, T::Wide)) {
         for ((of_a, of_b), a) in self.of_a.iter_mut().zip(self.of_b).zip(self.a) {
@@ -468,14 +536,14 @@ impl<T: Float> GatePiece<'_, T> {
     }
 }
 
-/// The gradients of both operands of a gate, in one pass and in the memory of
-/// `b` and of the gradient if nobody else uses that.
+/// The gradients of both operands of a gate in one pass, in the memory of `b` and
+/// of the gradient unless that is shared.
 pub(crate) fn gate_gradient<T: Float>(
     gate: Gate,
     a: &Tensor,
     mut b: Tensor,
     mut gradient: Tensor,
-) -> Result<[Tensor; 2], TensorError> {
+) -> Result<[Tensor; 2]> {
     let op = Binary::Gate(gate).name();
     let a = a.elements::<T>(op)?.chunks(PIECE);
     let of_a = gradient.elements_mut::<T>(op)?.chunks_mut(PIECE);

@@ -1,21 +1,116 @@
-//! Elements and slices chosen by index.
+//! Indexing.
 
 use num_traits::Zero as _;
 use weightloom_layout::{DType, Shape};
 
 use super::{make, make_as, rewrite, rewrite_bits, with_bits};
+use crate::backend::meta::{output, output_in_place, record, volume};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::element::with_float;
+use crate::error::{Result, TensorError};
 use crate::parallel::pieces;
 use crate::tensor::Tensor;
+
+/// Indexing kernels.
+pub(crate) trait IndexKernels {
+    /// Slices at indices along a dim.
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Result<Tensor>;
+
+    /// Adds slices at indices, in order; the rest is zero.
+    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor>;
+
+    /// Elements at indices along a dim.
+    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor>;
+
+    /// Writes elements at indices along a dim; of several with one target, the last
+    /// wins.
+    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor>;
+
+    /// Adds elements at indices along a dim, in order.
+    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor>;
+}
+
+impl IndexKernels for Cpu {
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Result<Tensor> {
+        index_select(op, x, dim, indices, shape)
+    }
+
+    fn index_add(&self, x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor> {
+        with_float!("index_add", x.dtype(), T => index_add::<T>(x, dim, indices, shape))
+    }
+
+    fn gather(&self, x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor> {
+        gather(x, dim, indices)
+    }
+
+    fn scatter(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
+        scatter(base, dim, indices, source)
+    }
+
+    fn scatter_add(&self, base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
+        with_float!("scatter_add", base.dtype(), T => scatter_add::<T>(base, dim, indices, source))
+    }
+}
+
+impl IndexKernels for Meta {
+    fn index_select(
+        &self,
+        op: &'static str,
+        x: &Tensor,
+        _: usize,
+        indices: &Tensor,
+        shape: &Shape,
+    ) -> Result<Tensor> {
+        // Only the selected slices are read.
+        let out = Tensor::meta(shape.clone(), x.dtype());
+        record(op, 0, &[indices, &out], &[&out]);
+        Ok(out)
+    }
+
+    fn index_add(&self, x: &Tensor, _: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor> {
+        output("index_add", volume(x.shape()), &[x, indices], shape, x.dtype())
+    }
+
+    fn gather(&self, x: &Tensor, _: usize, indices: &Tensor) -> Result<Tensor> {
+        let out = Tensor::meta(indices.shape().clone(), x.dtype());
+        record("gather", 0, &[indices, &out], &[&out]);
+        Ok(out)
+    }
+
+    fn scatter(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
+        output_in_place("scatter", 0, &[indices, source], base)
+    }
+
+    fn scatter_add(&self, base: Tensor, _: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
+        let (shape, dtype) = (base.shape().clone(), base.dtype());
+        record("scatter_add", volume(source.shape()), &[&base, indices, source], &[&base]);
+        drop(base);
+        Ok(Tensor::meta(shape, dtype))
+    }
+}
 
 /// The sizes before a dim, of it, and after it.
 fn around(shape: &Shape, dim: usize) -> [usize; 3] {
     [shape[..dim].iter().product(), shape[dim], shape[dim + 1..].iter().product()]
 }
 
-/// Indices that all lie in 0..rows.
-fn checked<'a>(op: &'static str, indices: &'a Tensor, rows: usize) -> Result<&'a [i64], TensorError> {
+/// The indices, all checked to be in `0..rows`.
+fn checked<'a>(op: &'static str, indices: &'a Tensor, rows: usize) -> Result<&'a [i64]> {
     let indices = indices.elements::<i64>(op)?;
     let outside = |&index: &i64| usize::try_from(index).map_or(true, |index| index >= rows);
     match indices.iter().position(outside) {
@@ -24,14 +119,14 @@ fn checked<'a>(op: &'static str, indices: &'a Tensor, rows: usize) -> Result<&'a
     }
 }
 
-/// Slices along a dim, chosen by index.
+/// Slices at indices along a dim.
 pub(crate) fn index_select(
     op: &'static str,
     x: &Tensor,
     dim: usize,
     indices: &Tensor,
     shape: &Shape,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let [_, rows, inner] = around(x.shape(), dim);
     let places = checked(op, indices, rows)?;
     with_bits!(x.dtype(), U => {
@@ -51,23 +146,18 @@ pub(crate) fn index_select(
     })
 }
 
-/// Slices added up where an index says, in order; the rest is zero.
+/// Adds slices at indices, in order; the rest is zero.
 ///
-/// Mostly few slices of many are hit, as by the tokens of a batch in a
-/// vocabulary: only their sums are kept wide.
-pub(crate) fn index_add<T: Float>(
-    x: &Tensor,
-    dim: usize,
-    indices: &Tensor,
-    shape: &Shape,
-) -> Result<Tensor, TensorError> {
+/// Mostly few of many slices are indexed, as by the tokens of a batch in a
+/// vocabulary, so that only their sums are kept in wide numbers.
+pub(crate) fn index_add<T: Float>(x: &Tensor, dim: usize, indices: &Tensor, shape: &Shape) -> Result<Tensor> {
     let values = x.elements::<T>("index_add")?;
     let [outer, rows, inner] = around(shape, dim);
     let places = checked("index_add", indices, rows)?;
     let row_of = |number: usize| number / places.len() * rows + places[number % places.len()] as usize;
     let count = if inner == 0 { 0 } else { outer * places.len() };
     let mut hits: Vec<usize> = (0..count).collect();
-    // Those of one row stay in order.
+    // A stable sort: the hits of one row stay in order.
     hits.sort_by_key(|&number| row_of(number));
     make::<T>(shape, |out| {
         pieces(out, 1, |_, piece| piece.fill(T::narrow(T::Wide::zero())));
@@ -85,14 +175,14 @@ pub(crate) fn index_add<T: Float>(
     })
 }
 
-/// For each index of a tensor of indices, the place in `shape` that it and its
-/// own position choose.
+/// For each index of a tensor of indices, the offset in `shape` given by the index
+/// and its own coordinates.
 fn places<'a>(
     op: &'static str,
     indices: &'a Tensor,
     shape: &'a Shape,
     dim: usize,
-) -> Result<impl Iterator<Item = usize> + 'a, TensorError> {
+) -> Result<impl Iterator<Item = usize> + 'a> {
     let chosen = checked(op, indices, shape[dim])?;
     let (strides, dims) = (shape.strides(), indices.shape());
     Ok(chosen.iter().enumerate().map(move |(position, &index)| {
@@ -108,8 +198,8 @@ fn places<'a>(
     }))
 }
 
-/// Elements along a dim, each chosen by its own index.
-pub(crate) fn gather(x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor, TensorError> {
+/// Elements at indices along a dim.
+pub(crate) fn gather(x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor> {
     let places = places("gather", indices, x.shape(), dim)?;
     with_bits!(x.dtype(), U => {
         let source = x.bits::<U>("gather")?;
@@ -120,13 +210,8 @@ pub(crate) fn gather(x: &Tensor, dim: usize, indices: &Tensor) -> Result<Tensor,
     })
 }
 
-/// Elements put along a dim, each where its own index says.
-pub(crate) fn scatter(
-    base: Tensor,
-    dim: usize,
-    indices: &Tensor,
-    source: &Tensor,
-) -> Result<Tensor, TensorError> {
+/// Writes elements at indices along a dim.
+pub(crate) fn scatter(base: Tensor, dim: usize, indices: &Tensor, source: &Tensor) -> Result<Tensor> {
     let shape = base.shape().clone();
     let places = places("scatter", indices, &shape, dim)?;
     with_bits!(base.dtype(), U => {
@@ -138,13 +223,13 @@ pub(crate) fn scatter(
     })
 }
 
-/// Elements added along a dim, each where its own index says, in order.
+/// Adds elements at indices along a dim, in order.
 pub(crate) fn scatter_add<T: Float>(
     base: Tensor,
     dim: usize,
     indices: &Tensor,
     source: &Tensor,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let shape = base.shape().clone();
     let places = places("scatter_add", indices, &shape, dim)?;
     let source = source.elements::<T>("scatter_add")?;
@@ -154,7 +239,7 @@ pub(crate) fn scatter_add<T: Float>(
             Ok(())
         });
     }
-    // Many small additions lose what half types cannot hold.
+    // Half types would lose small additions.
     let mut sums: Vec<T::Wide> = base.elements::<T>("scatter_add")?.iter().map(|x| x.widen()).collect();
     places.zip(source).for_each(|(place, x)| sums[place] += x.widen());
     debug_assert!(base.dtype() != DType::F32);

@@ -1,9 +1,9 @@
-//! Sums and maxima of rows, in lanes that run side by side.
+//! Sums and maxima of rows in SIMD lanes.
 //!
-//! Adding a row from left to right makes every addition wait for the one
-//! before. With several partial results they do not wait, and a compiler can
-//! put them into vector registers. Which element goes to which lane is fixed by
-//! its place, so the result is the same on every machine.
+//! Adding a row from left to right makes every addition wait for the one before.
+//! Partial results do not wait for each other, and a compiler can keep them in
+//! vector registers. The lane of an element follows from its position, so that
+//! the result is the same on every machine.
 
 use num_traits::{Float as _, Zero as _};
 

@@ -1,39 +1,113 @@
 //! Matrix products.
 //!
-//! Both operands are packed into panels and multiplied tile by tile; see
-//! [`tile`] for the order of sums, on which everything above relies. `f32` and
-//! `f64` are multiplied in themselves, half types as `f32` widened while they
-//! are packed, and bf16 by pairs where the CPU has instructions for it.
+//! GEMM packs both operands into panels and multiplies them tile by tile; see
+//! [`microkernel`] for the order of sums, on which all guarantees about bits rest.
+//! `f32` and `f64` are multiplied as they are, half types as `f32` widened while
+//! packing, and bf16 in pairs where the CPU has bf16 dot products.
 
 #[cfg(target_arch = "x86_64")]
-mod few;
+mod bf16_dot;
+mod gemm;
+mod microkernel;
 mod pack;
+mod pack_format;
+mod small_gemm;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
-mod product;
-mod scheme;
-mod small;
-mod tile;
+mod small_m;
 #[cfg(target_arch = "x86_64")]
-mod turn;
+mod transpose;
 
 use half::{bf16, f16};
 use weightloom_layout::Shape;
 
 use super::make;
 use super::strides::Walk;
+use crate::backend::meta::{output, volume};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::element::with_float;
+use crate::error::Result;
 use crate::parallel::try_share;
 use crate::tensor::Tensor;
 use crate::view::View;
+use gemm::multiply;
 pub(crate) use pack::as_columns;
-use product::multiply;
-pub(crate) use scheme::Vectors;
-use scheme::Widened;
-pub(crate) use small::product;
+pub(crate) use pack_format::Vectors;
+use pack_format::Widened;
+pub(crate) use small_gemm::product;
 
-/// Multiply-adds above which a product is spread over threads.
+/// Matrix product kernels.
+pub(crate) trait MatmulKernels {
+    /// `a @ b + bias + residual` over equal batch dims; `a` and `b` of any
+    /// strides.
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Result<Tensor>;
+
+    /// Consecutive groups of rows, each times its own matrix; `weights` of any
+    /// strides.
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Result<Tensor>;
+
+    /// The gradient of the matrices of a grouped product.
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Result<Tensor>;
+}
+
+impl MatmulKernels for Cpu {
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Result<Tensor> {
+        with_float!("matmul", a.dtype(), T => matmul::<T>(a, b, bias, residual, shape))
+    }
+
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, groups: &[usize]) -> Result<Tensor> {
+        with_float!("grouped_matmul", x.dtype(), T => grouped_matmul::<T>(x, weights, groups))
+    }
+
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Result<Tensor> {
+        with_float!("grouped_matmul", x.dtype(), T => grouped_matmul_gradient::<T>(x, gradient, groups))
+    }
+}
+
+impl MatmulKernels for Meta {
+    fn matmul(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Result<Tensor> {
+        let depth = a.shape()[a.shape().ndim() - 1] as u64;
+        let reads: Vec<&Tensor> = [Some(a), Some(b), bias, residual].into_iter().flatten().collect();
+        let extra = reads.len() as u64 - 2;
+        output("matmul", volume(shape) * (2 * depth + extra), &reads, shape, a.dtype())
+    }
+
+    fn grouped_matmul(&self, x: &Tensor, weights: &Tensor, _: &[usize]) -> Result<Tensor> {
+        let (rows, depth, columns) = (x.shape()[0], x.shape()[1], weights.shape()[2]);
+        let flops = 2 * (rows * depth * columns) as u64;
+        output("grouped_matmul", flops, &[x, weights], &Shape::new(&[rows, columns])?, x.dtype())
+    }
+
+    fn grouped_matmul_gradient(&self, x: &Tensor, gradient: &Tensor, groups: &[usize]) -> Result<Tensor> {
+        let (rows, depth, columns) = (x.shape()[0], x.shape()[1], gradient.shape()[1]);
+        let flops = 2 * (rows * depth * columns) as u64;
+        let shape = Shape::new(&[groups.len(), depth, columns])?;
+        output("grouped_matmul", flops, &[x, gradient], &shape, x.dtype())
+    }
+}
+
+/// Multiply-adds above which a product uses several threads.
 const PARALLEL: usize = 1 << 16;
 
 /// A matrix in a slice.
@@ -47,42 +121,42 @@ pub(crate) struct Matrix<'a, T> {
     column_stride: usize,
 }
 
-/// What becomes of what was in the result before.
+/// Whether a product overwrites or accumulates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Store {
-    /// It is overwritten.
+    /// Overwrites the result.
     Set,
-    /// It is added to.
+    /// Adds to the result.
     Add,
 }
 
-/// What is done with a sum before it is rounded and stored.
+/// The epilogue: terms added to a sum before it is rounded and stored.
 #[derive(Clone, Copy)]
-pub(crate) struct Finish<'a, T> {
+pub(crate) struct Epilogue<'a, T> {
     /// Added to every row.
     pub(crate) bias: Option<&'a [T]>,
     /// Added element by element.
     pub(crate) residual: Option<&'a [T]>,
 }
 
-impl<T> Finish<'_, T> {
-    const NOTHING: Self = Self { bias: None, residual: None };
+impl<T> Epilogue<'_, T> {
+    const NONE: Self = Self { bias: None, residual: None };
 
-    fn is_nothing(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.bias.is_none() && self.residual.is_none()
     }
 }
 
-/// Which threads work on a product.
+/// The threads that compute a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spread {
-    Alone,
+pub(crate) enum Threading {
+    Single,
     Pool,
 }
 
-impl Spread {
+impl Threading {
     fn for_work(multiply_adds: usize) -> Self {
-        if multiply_adds > PARALLEL { Self::Pool } else { Self::Alone }
+        if multiply_adds > PARALLEL { Self::Pool } else { Self::Single }
     }
 }
 
@@ -92,7 +166,7 @@ impl<'a, T> Matrix<'a, T> {
         Self { elements, start: 0, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Rows and columns exchanged.
+    /// The transposed matrix.
     pub(crate) fn transposed(self) -> Self {
         Self {
             rows: self.columns,
@@ -115,7 +189,7 @@ impl<'a, T> Matrix<'a, T> {
         self
     }
 
-    /// The matrix that a view shows in its last two dims, from a start.
+    /// The matrix in the last two dims of a view, at an offset.
     fn in_view(elements: &'a [T], view: &View, start: usize) -> Self {
         let batch = view.shape.ndim() - 2;
         Self {
@@ -137,16 +211,16 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// An element type that matrices are made of.
+/// An element type of matrices.
 pub(crate) trait Multiply: Float {
     /// `lhs @ rhs` into a row-major result.
     fn multiply(
         lhs: Matrix<'_, Self>,
         rhs: Matrix<'_, Self>,
         out: &mut [Self],
-        finish: &Finish<'_, Self>,
-        spread: Spread,
-    ) -> Result<(), TensorError>;
+        epilogue: &Epilogue<'_, Self>,
+        threading: Threading,
+    ) -> Result<()>;
 }
 
 macro_rules! multiply_widened {
@@ -156,10 +230,10 @@ macro_rules! multiply_widened {
                 lhs: Matrix<'_, Self>,
                 rhs: Matrix<'_, Self>,
                 out: &mut [Self],
-                finish: &Finish<'_, Self>,
-                spread: Spread,
-            ) -> Result<(), TensorError> {
-                multiply::<Widened<Self>>(lhs, rhs, out, finish, spread)
+                epilogue: &Epilogue<'_, Self>,
+                threading: Threading,
+            ) -> Result<()> {
+                multiply::<Widened<Self>>(lhs, rhs, out, epilogue, threading)
             }
         })*
     };
@@ -172,14 +246,14 @@ impl Multiply for bf16 {
         lhs: Matrix<'_, Self>,
         rhs: Matrix<'_, Self>,
         out: &mut [Self],
-        finish: &Finish<'_, Self>,
-        spread: Spread,
-    ) -> Result<(), TensorError> {
+        epilogue: &Epilogue<'_, Self>,
+        threading: Threading,
+    ) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         if crate::vectors::Level::current() >= crate::vectors::Level::Avx512Bf16 {
-            return multiply::<scheme::Pairs>(lhs, rhs, out, finish, spread);
+            return multiply::<pack_format::Bf16Pairs>(lhs, rhs, out, epilogue, threading);
         }
-        multiply::<Widened<Self>>(lhs, rhs, out, finish, spread)
+        multiply::<Widened<Self>>(lhs, rhs, out, epilogue, threading)
     }
 }
 
@@ -190,7 +264,7 @@ pub(crate) fn matmul<T: Multiply>(
     bias: Option<&Tensor>,
     residual: Option<&Tensor>,
     shape: &Shape,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let (xs, ys): (&[T], &[T]) = (a.storage_elements("matmul")?, b.storage_elements("matmul")?);
     let (va, vb) = (a.view(), b.view());
     let bias = bias.map(|bias| bias.elements::<T>("linear")).transpose()?;
@@ -211,18 +285,18 @@ pub(crate) fn matmul<T: Multiply>(
                 places.map(|i| (va.offset + oa + i * row_strides[0], vb.offset + ob + i * row_strides[1])),
             );
         });
-        // Many small products go side by side, large ones are each cut up.
-        let spread = if starts.len() > 1 && m * n * k <= PARALLEL * 16 {
-            Spread::Alone
+        // Run many small products in parallel, and split large ones.
+        let threading = if starts.len() > 1 && m * n * k <= PARALLEL * 16 {
+            Threading::Single
         } else {
-            Spread::for_work(m * n * k)
+            Threading::for_work(m * n * k)
         };
         let one = |(number, (&(start_a, start_b), out)): (usize, (&(usize, usize), &mut [T]))| {
             let (lhs, rhs) = (Matrix::in_view(xs, va, start_a), Matrix::in_view(ys, vb, start_b));
             let residual = residual.map(|residual| &residual[number * m * n..(number + 1) * m * n]);
-            T::multiply(lhs, rhs, out, &Finish { bias, residual }, spread)
+            T::multiply(lhs, rhs, out, &Epilogue { bias, residual }, threading)
         };
-        if spread == Spread::Alone && m * n * k * starts.len() > PARALLEL {
+        if threading == Threading::Single && m * n * k * starts.len() > PARALLEL {
             try_share(starts.iter().zip(out.chunks_exact_mut(m * n)).enumerate(), one)
         } else {
             starts.iter().zip(out.chunks_exact_mut(m * n)).enumerate().try_for_each(one)
@@ -230,12 +304,8 @@ pub(crate) fn matmul<T: Multiply>(
     })
 }
 
-/// Rows in consecutive groups, each times its own matrix.
-pub(crate) fn grouped_matmul<T: Multiply>(
-    x: &Tensor,
-    weights: &Tensor,
-    groups: &[usize],
-) -> Result<Tensor, TensorError> {
+/// Consecutive groups of rows, each times its own matrix.
+pub(crate) fn grouped_matmul<T: Multiply>(x: &Tensor, weights: &Tensor, groups: &[usize]) -> Result<Tensor> {
     let (values, matrices) =
         (x.elements::<T>("grouped_matmul")?, weights.storage_elements::<T>("grouped_matmul")?);
     let (k, n) = (x.shape()[1], weights.shape()[2]);
@@ -245,8 +315,8 @@ pub(crate) fn grouped_matmul<T: Multiply>(
         for (number, &rows) in groups.iter().enumerate() {
             let lhs = Matrix::new(&values[first * k..(first + rows) * k], rows, k);
             let rhs = Matrix::in_view(matrices, view, view.offset + number * view.strides[0]);
-            let spread = Spread::for_work(rows * k * n);
-            T::multiply(lhs, rhs, &mut out[first * n..(first + rows) * n], &Finish::NOTHING, spread)?;
+            let threading = Threading::for_work(rows * k * n);
+            T::multiply(lhs, rhs, &mut out[first * n..(first + rows) * n], &Epilogue::NONE, threading)?;
             first += rows;
         }
         Ok(())
@@ -259,7 +329,7 @@ pub(crate) fn grouped_matmul_gradient<T: Multiply>(
     x: &Tensor,
     gradient: &Tensor,
     groups: &[usize],
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let (values, gs) = (x.elements::<T>("grouped_matmul")?, gradient.elements::<T>("grouped_matmul")?);
     let (k, n) = (x.shape()[1], gradient.shape()[1]);
     make::<T>(&Shape::new(&[groups.len(), k, n])?, |out| {
@@ -267,8 +337,14 @@ pub(crate) fn grouped_matmul_gradient<T: Multiply>(
         for (number, &rows) in groups.iter().enumerate() {
             let lhs = Matrix::new(&values[first * k..(first + rows) * k], rows, k).transposed();
             let rhs = Matrix::new(&gs[first * n..(first + rows) * n], rows, n);
-            let spread = Spread::for_work(rows * k * n);
-            T::multiply(lhs, rhs, &mut out[number * k * n..(number + 1) * k * n], &Finish::NOTHING, spread)?;
+            let threading = Threading::for_work(rows * k * n);
+            T::multiply(
+                lhs,
+                rhs,
+                &mut out[number * k * n..(number + 1) * k * n],
+                &Epilogue::NONE,
+                threading,
+            )?;
             first += rows;
         }
         Ok(())

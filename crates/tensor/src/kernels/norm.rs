@@ -1,23 +1,116 @@
-//! Norms of rows, in one pass over each.
+//! RMS norm and layer norm of rows.
 //!
-//! The backward pass goes through some rows at a time: it turns gradients of
-//! results into gradients of rows in place, and adds up what the rows give to
-//! the gradients of weights. How many rows is fixed, so sums have one order.
+//! The backward pass takes a fixed number of rows at a time, so that sums have one
+//! order: it overwrites the gradients of results by those of rows, and adds up
+//! each row's share of the gradients of weights.
 
 use std::marker::PhantomData;
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
 
-use super::rows::count;
+use super::softmax::count;
 use super::{lanes, make, rewrite};
+use crate::backend::meta::{output, output_in_place, output_like};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::element::with_float;
+use crate::error::Result;
 use crate::parallel::{fill, kernel, share};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// Rows whose shares of a weight's gradient are added up together.
+/// Normalisation kernels.
+pub(crate) trait NormKernels {
+    /// `x / rms(x) · weight` along the last dim.
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor>;
+
+    /// The gradients of `x` and weight.
+    fn rms_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 2]>;
+
+    /// `(x - mean) / deviation · weight + bias` along the last dim.
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor>;
+
+    /// The gradients of `x`, weight and bias.
+    fn layer_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 3]>;
+}
+
+impl NormKernels for Cpu {
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+        with_float!("rms_norm", x.dtype(), T => rms_norm::<T>(x, weight, eps))
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 2]> {
+        with_float!("rms_norm", x.dtype(), T => rms_norm_gradient::<T>(x, weight, gradient, eps))
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
+        with_float!("layer_norm", x.dtype(), T => layer_norm::<T>(x, weight, bias, eps))
+    }
+
+    fn layer_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        eps: f64,
+    ) -> Result<[Tensor; 3]> {
+        with_float!("layer_norm", x.dtype(), T => layer_norm_gradient::<T>(x, weight, gradient, eps))
+    }
+}
+
+impl NormKernels for Meta {
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, _: f64) -> Result<Tensor> {
+        output_like("rms_norm", 4, &[x, weight])
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        _: f64,
+    ) -> Result<[Tensor; 2]> {
+        let of_x = output_in_place("rms_norm", 11, &[x, weight], gradient)?;
+        Ok([of_x, output("rms_norm", 0, &[], weight.shape(), weight.dtype())?])
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, _: f64) -> Result<Tensor> {
+        output_like("layer_norm", 7, &[x, weight, bias])
+    }
+
+    fn layer_norm_gradient(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: Tensor,
+        _: f64,
+    ) -> Result<[Tensor; 3]> {
+        let of_x = output_in_place("layer_norm", 16, &[x, weight], gradient)?;
+        let of_weight = || output("layer_norm", 0, &[], weight.shape(), weight.dtype());
+        Ok([of_x, of_weight()?, of_weight()?])
+    }
+}
+
+/// Rows whose shares of the gradient of a weight are summed together.
 const ROWS: usize = 32;
 
 /// `1 / sqrt(mean(x²) + eps)` of a row.
@@ -53,7 +146,7 @@ kernel! {
 }
 
 /// `x / sqrt(mean(x²) + eps) · weight`, row by row.
-pub(crate) fn rms_norm<T: Float>(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor, TensorError> {
+pub(crate) fn rms_norm<T: Float>(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let (values, weights) = (x.elements::<T>("rms_norm")?, weight.elements::<T>("rms_norm")?);
     make::<T>(x.shape(), |out| {
         fill(
@@ -79,12 +172,7 @@ kernel! {
 }
 
 /// `(x - mean) / sqrt(variance + eps) · weight + bias`, row by row.
-pub(crate) fn layer_norm<T: Float>(
-    x: &Tensor,
-    weight: &Tensor,
-    bias: &Tensor,
-    eps: f64,
-) -> Result<Tensor, TensorError> {
+pub(crate) fn layer_norm<T: Float>(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     let (values, weights) = (x.elements::<T>("layer_norm")?, weight.elements::<T>("layer_norm")?);
     let (biases, eps) = (bias.elements::<T>("layer_norm")?, wide::<T>(eps));
     make::<T>(x.shape(), |out| {
@@ -98,7 +186,7 @@ struct Chunk<'a, T: Float> {
     x: &'a [T],
     weights: &'a [T],
     eps: T::Wide,
-    /// The gradient of the result, which becomes that of `x`.
+    /// The output gradient, overwritten by the gradient of `x`.
     gradient: &'a mut [T],
     /// Shares of the gradients of weights, then of biases if there are any.
     shares: &'a mut [T::Wide],
@@ -160,7 +248,7 @@ fn backward<T: Float>(
     eps: f64,
     per_weight: usize,
     work: impl Fn(Chunk<'_, T>) + Sync,
-) -> Result<(Tensor, Vec<T::Wide>), TensorError> {
+) -> Result<(Tensor, Vec<T::Wide>)> {
     let (values, weights) = (x.elements::<T>(op)?, weight.elements::<T>(op)?);
     let row = weights.len();
     let (size, width) = ((ROWS * row).max(1), (per_weight * row).max(1));
@@ -179,7 +267,7 @@ fn backward<T: Float>(
     Ok((of_x, sums))
 }
 
-fn narrowed<T: Float>(like: &Tensor, sums: &[T::Wide]) -> Result<Tensor, TensorError> {
+fn narrowed<T: Float>(like: &Tensor, sums: &[T::Wide]) -> Result<Tensor> {
     make::<T>(like.shape(), |out| {
         out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum));
         Ok(())
@@ -192,7 +280,7 @@ pub(crate) fn rms_norm_gradient<T: Float>(
     weight: &Tensor,
     gradient: Tensor,
     eps: f64,
-) -> Result<[Tensor; 2], TensorError> {
+) -> Result<[Tensor; 2]> {
     let run = |chunk: Chunk<'_, T>| dispatch(RmsNormChunk(chunk));
     let (of_x, sums) = backward::<T>("rms_norm", [x, weight], gradient, eps, 1, run)?;
     Ok([of_x, narrowed::<T>(weight, &sums)?])
@@ -204,7 +292,7 @@ pub(crate) fn layer_norm_gradient<T: Float>(
     weight: &Tensor,
     gradient: Tensor,
     eps: f64,
-) -> Result<[Tensor; 3], TensorError> {
+) -> Result<[Tensor; 3]> {
     let run = |chunk: Chunk<'_, T>| dispatch(LayerNormChunk(chunk));
     let (of_x, sums) = backward::<T>("layer_norm", [x, weight], gradient, eps, 2, run)?;
     let (of_weight, of_bias) = sums.split_at(sums.len() / 2);

@@ -1,17 +1,50 @@
-//! Random elements, each by its index.
+//! Random numbers and dropout.
 
 use num_traits::{FromPrimitive as _, Zero as _};
 use weightloom_layout::Shape;
 
 use super::make;
+use crate::backend::meta::{output, output_like, volume};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::element::with_float;
+use crate::error::Result;
 use crate::parallel::{PIECE, pieces};
 use crate::random::{Draw, Indices};
 use crate::tensor::Tensor;
+use weightloom_layout::DType;
+
+/// Random number kernels.
+pub(crate) trait RandomKernels {
+    /// Random numbers by index.
+    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Result<Tensor>;
+
+    /// Dropout: zeroes random elements and scales up the others.
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Result<Tensor>;
+}
+
+impl RandomKernels for Cpu {
+    fn draw(&self, draw: Draw, indices: &Indices, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        with_float!("draw", dtype, T => self::draw::<T>(draw, indices, shape))
+    }
+
+    fn dropout(&self, x: &Tensor, probability: f64, draw: Draw, indices: &Indices) -> Result<Tensor> {
+        with_float!("dropout", x.dtype(), T => dropout::<T>(x, probability, draw, indices))
+    }
+}
+
+impl RandomKernels for Meta {
+    fn draw(&self, _: Draw, _: &Indices, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        output("draw", 40 * volume(shape), &[], shape, dtype)
+    }
+
+    fn dropout(&self, x: &Tensor, _: f64, _: Draw, _: &Indices) -> Result<Tensor> {
+        output_like("dropout", 40, &[x])
+    }
+}
 
 /// Random numbers by index.
-pub(crate) fn draw<T: Float>(draw: Draw, indices: &Indices, shape: &Shape) -> Result<Tensor, TensorError> {
+pub(crate) fn draw<T: Float>(draw: Draw, indices: &Indices, shape: &Shape) -> Result<Tensor> {
     make::<T>(shape, |out| {
         by_index(out, indices, |index, _, out| {
             let number = draw.number(index);
@@ -21,7 +54,7 @@ pub(crate) fn draw<T: Float>(draw: Draw, indices: &Indices, shape: &Shape) -> Re
     })
 }
 
-/// Calls `visit` with the index, the place and the memory of each element.
+/// Calls `visit` with the index, the position and the memory of each element.
 fn by_index<T: Send>(out: &mut [T], indices: &Indices, visit: impl Fn(u64, usize, &mut T) + Sync) {
     let run = indices.run();
     pieces(out, run.min(PIECE), |start, piece| {
@@ -35,13 +68,13 @@ fn by_index<T: Send>(out: &mut [T], indices: &Indices, visit: impl Fn(u64, usize
     });
 }
 
-/// Elements zeroed by chance, the others scaled up so that the mean stays.
+/// Zeroes random elements and scales up the others, so that the mean stays.
 pub(crate) fn dropout<T: Float>(
     x: &Tensor,
     probability: f64,
     draw: Draw,
     indices: &Indices,
-) -> Result<Tensor, TensorError> {
+) -> Result<Tensor> {
     let values = x.elements::<T>("dropout")?;
     let kept = 1.0 - probability;
     let zero = T::Wide::zero();

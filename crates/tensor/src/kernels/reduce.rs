@@ -1,18 +1,50 @@
-//! One value for each row, in an order that does not depend on threads.
+//! Reductions of rows, in an order that does not depend on threads.
 
 use num_traits::{Float as _, One as _, Zero as _};
 use pulp::{Simd, WithSimd};
 use weightloom_layout::Shape;
 
-use super::rows::spread;
+use super::softmax::spread;
 use super::{lanes, make};
+use crate::backend::meta::{output, output_like, volume};
+use crate::backend::{Cpu, Meta};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::element::with_float;
+use crate::error::Result;
 use crate::parallel::{PIECE, map, rows, share, whole_rows};
 use crate::tensor::Tensor;
 use crate::vectors::dispatch;
 
-/// What a row becomes.
+/// Reduction kernels.
+pub(crate) trait ReduceKernels {
+    /// Reduces rows of this length.
+    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor>;
+
+    /// The gradient of a product along rows.
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor>;
+}
+
+impl ReduceKernels for Cpu {
+    fn reduce(&self, op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor> {
+        with_float!(op.name(), x.dtype(), T => reduce::<T>(op, x, row, shape))
+    }
+
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor> {
+        with_float!("prod", x.dtype(), T => product_gradient::<T>(x, gradient, row))
+    }
+}
+
+impl ReduceKernels for Meta {
+    fn reduce(&self, op: Reduction, x: &Tensor, _: usize, shape: &Shape) -> Result<Tensor> {
+        output(op.name(), volume(x.shape()), &[x], shape, x.dtype())
+    }
+
+    fn product_gradient(&self, x: &Tensor, gradient: &Tensor, _: usize) -> Result<Tensor> {
+        output_like("prod", 3, &[x, gradient])
+    }
+}
+
+/// A reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reduction {
     Sum,
@@ -69,7 +101,7 @@ impl<T: Float> WithSimd for Row<'_, T> {
         let is_nan = |x: &T| x.widen().is_nan();
         match self.op {
             Reduction::Sum => RowSum { row }.with_simd(width),
-            // A NaN is the largest and the smallest, so that it shows.
+            // NaN propagates.
             Reduction::Max if row.iter().any(is_nan) => T::Wide::nan(),
             Reduction::Min if row.iter().any(is_nan) => T::Wide::nan(),
             Reduction::Max => lanes::largest(row),
@@ -81,27 +113,22 @@ impl<T: Float> WithSimd for Row<'_, T> {
             }
             Reduction::LogSumExp => {
                 let (most, sum) = spread::<S, T>(row);
-                // Rows that are all -∞, or have a +∞, have themselves as their result.
+                // The result of a row of -∞, or with a +∞, is that infinity.
                 if most.is_infinite() { most } else { most + sum.ln() }
             }
         }
     }
 }
 
-/// The rows of a contiguous tensor, each made one value.
-pub(crate) fn reduce<T: Float>(
-    op: Reduction,
-    x: &Tensor,
-    row: usize,
-    shape: &Shape,
-) -> Result<Tensor, TensorError> {
+/// Reduces the rows of a contiguous tensor.
+pub(crate) fn reduce<T: Float>(op: Reduction, x: &Tensor, row: usize, shape: &Shape) -> Result<Tensor> {
     let values = x.elements::<T>(op.name())?;
     make::<T>(shape, |out| {
         if row == 0 {
             let nothing: &[T] = &[];
             out.fill(T::narrow(dispatch(Row { op, row: nothing })));
         } else if out.len() == 1 && op == Reduction::Sum {
-            // One row for all threads: pieces side by side, then in order.
+            // A single row: pieces in parallel, then their sum in order.
             let pieces: Vec<T::Wide> = map(values.chunks(PIECE), |row| dispatch(RowSum { row }));
             out[0] = T::narrow(pieces.into_iter().fold(T::Wide::zero(), |sum, piece| sum + piece));
         } else {
@@ -117,12 +144,8 @@ pub(crate) fn reduce<T: Float>(
 }
 
 /// The gradient of a product along rows: for each element the product of the
-/// others, which is right for zeros too.
-pub(crate) fn product_gradient<T: Float>(
-    x: &Tensor,
-    gradient: &Tensor,
-    row: usize,
-) -> Result<Tensor, TensorError> {
+/// others, which is also right for zeros.
+pub(crate) fn product_gradient<T: Float>(x: &Tensor, gradient: &Tensor, row: usize) -> Result<Tensor> {
     let (values, gs) = (x.elements::<T>("prod")?, gradient.elements::<T>("prod")?);
     make::<T>(x.shape(), |out| {
         let row = row.max(1);

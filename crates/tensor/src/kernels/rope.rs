@@ -3,17 +3,64 @@
 use std::marker::PhantomData;
 
 use super::make;
-use crate::element::{Element as _, Float};
-use crate::error::TensorError;
+use crate::backend::meta::output_like;
+use crate::backend::{Cpu, Meta};
+use crate::element::{Element as _, Float, with_float};
+use crate::error::Result;
 use crate::ops::RopeStyle;
 use crate::parallel::{fill, kernel};
 use crate::tensor::Tensor;
+use crate::view::View;
 
-/// Which way pairs are turned.
+/// Rotary embedding kernels.
+pub(crate) trait RopeKernels {
+    /// Rotates pairs by angles, given as cosines and sines; `x` of any strides.
+    fn rope(
+        &self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        style: RopeStyle,
+        rotation: Rotation,
+    ) -> Result<Tensor>;
+}
+
+impl RopeKernels for Cpu {
+    fn rope(
+        &self,
+        x: &Tensor,
+        cos: &Tensor,
+        sin: &Tensor,
+        style: RopeStyle,
+        rotation: Rotation,
+    ) -> Result<Tensor> {
+        with_float!("rope", x.dtype(), T => rope::<T>(x, [cos, sin], style, rotation))
+    }
+}
+
+impl RopeKernels for Meta {
+    fn rope(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, _: RopeStyle, _: Rotation) -> Result<Tensor> {
+        let rotated = output_like("rope", 3, &[x, cos, sin])?;
+        let ndim = x.shape().ndim();
+        if ndim < 3 || x.is_contiguous() {
+            return Ok(rotated);
+        }
+        // The result keeps the memory order of heads and positions.
+        let mut order: Vec<usize> = (0..ndim).collect();
+        order.swap(ndim - 3, ndim - 2);
+        let inside = x.view().permute(&order);
+        if !inside.is_contiguous() {
+            return Ok(rotated);
+        }
+        Ok(rotated.with_view(View::contiguous(inside.shape).permute(&order)))
+    }
+}
+
+/// The direction of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Rotation {
     Forward,
-    Back,
+    Inverse,
 }
 
 kernel! {
@@ -22,9 +69,9 @@ kernel! {
         cos: &'k [T::Wide],
         sin: &'k [T::Wide],
         style: RopeStyle,
-        turn: Turn,
-        // Rows that stand at one position, one after another.
-        together: usize,
+        rotation: Rotation,
+        // Consecutive rows of one position.
+        rows_per_position: usize,
         positions: usize,
         width: usize,
     }
@@ -32,16 +79,16 @@ kernel! {
         let half = width / 2;
         let rows = piece.chunks_exact_mut(width).zip(values[start..].chunks_exact(width));
         for (row, (out, x)) in rows.enumerate() {
-            let position = (start / width + row) / together % positions;
-            let turns = position * half..(position + 1) * half;
-            let turns = cos[turns.clone()].iter().zip(&sin[turns]);
-            let turns = turns.map(|(&cos, &sin)| (cos, if turn == Turn::Forward { sin } else { -sin }));
+            let position = (start / width + row) / rows_per_position % positions;
+            let angles = position * half..(position + 1) * half;
+            let angles = cos[angles.clone()].iter().zip(&sin[angles]);
+            let angles = angles.map(|(&cos, &sin)| (cos, if rotation == Rotation::Forward { sin } else { -sin }));
             match style {
                 RopeStyle::Half => {
                     let (out_a, out_b) = out.split_at_mut(half);
                     let pairs = x[..half].iter().zip(&x[half..]);
                     let outs = out_a.iter_mut().zip(out_b);
-                    for (((a, b), (out_a, out_b)), (cos, sin)) in pairs.zip(outs).zip(turns) {
+                    for (((a, b), (out_a, out_b)), (cos, sin)) in pairs.zip(outs).zip(angles) {
                         let (a, b) = (a.widen(), b.widen());
                         *out_a = T::narrow(a * cos - b * sin);
                         *out_b = T::narrow(a * sin + b * cos);
@@ -49,7 +96,7 @@ kernel! {
                 }
                 RopeStyle::Interleaved => {
                     let pairs = x.chunks_exact(2).zip(out.chunks_exact_mut(2));
-                    for ((x, out), (cos, sin)) in pairs.zip(turns) {
+                    for ((x, out), (cos, sin)) in pairs.zip(angles) {
                         let (a, b) = (x[0].widen(), x[1].widen());
                         out[0] = T::narrow(a * cos - b * sin);
                         out[1] = T::narrow(a * sin + b * cos);
@@ -60,37 +107,46 @@ kernel! {
     }
 }
 
-/// Turns each pair of a row by the angle of its position. `x` is
-/// `[…, positions, width]`, cosines and sines `[positions, width / 2]`. Where
-/// heads lie inside positions in memory, they do so in the result.
+/// Rotates each pair of a row by the angle of its position. `x` is
+/// `[…, positions, width]`, cosines and sines `[positions, width / 2]`. The result
+/// keeps the memory order of heads and positions.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
     style: RopeStyle,
-    turn: Turn,
-) -> Result<Tensor, TensorError> {
+    rotation: Rotation,
+) -> Result<Tensor> {
     let ndim = x.shape().ndim();
     let (positions, width) = (x.shape()[ndim - 2], x.shape()[ndim - 1]);
     debug_assert!(cos.dtype() == T::Wide::DTYPE);
     let inside = (ndim >= 3).then(|| {
         let mut order: Vec<usize> = (0..ndim).collect();
         order.swap(ndim - 3, ndim - 2);
-        (x.seen_as(x.view().permute(&order)), order)
+        (x.with_view(x.view().permute(&order)), order)
     });
     let (source, order) = match inside {
         Some((seen, order)) if !x.is_contiguous() && seen.is_contiguous() => (seen, Some(order)),
-        _ => (x.packed("rope")?, None),
+        _ => (x.contiguous("rope")?, None),
     };
-    let together = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
+    let rows_per_position = if order.is_some() { x.shape()[ndim - 3] } else { 1 };
     let (values, cos, sin) = (source.elements::<T>("rope")?, cos.elements("rope")?, sin.elements("rope")?);
-    let turned = make::<T>(source.shape(), |out| {
-        let kernel =
-            RopeKernel { values, cos, sin, style, turn, together, positions, width, element: PhantomData };
+    let rotated = make::<T>(source.shape(), |out| {
+        let kernel = RopeKernel {
+            values,
+            cos,
+            sin,
+            style,
+            rotation,
+            rows_per_position,
+            positions,
+            width,
+            element: PhantomData,
+        };
         fill(out, width, &kernel);
         Ok(())
     })?;
     Ok(match order {
-        Some(order) => turned.seen_as(turned.view().permute(&order)),
-        None => turned,
+        Some(order) => rotated.with_view(rotated.view().permute(&order)),
+        None => rotated,
     })
 }

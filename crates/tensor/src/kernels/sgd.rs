@@ -3,7 +3,7 @@
 use num_traits::{Float as _, FromPrimitive as _};
 use pulp::{Simd, WithSimd};
 
-use super::changing::Changing;
+use super::copy_on_write::CopyOnWrite;
 use crate::element::Float;
 use crate::error::TensorError;
 use crate::parallel::{PIECE, share};
@@ -20,17 +20,17 @@ pub(crate) fn sgd<T: Float, G: Float<Wide = T::Wide>>(
     buffer: Option<&mut Tensor>,
 ) -> Result<(), TensorError> {
     let gradient = gradient.elements::<G>("sgd")?.chunks(PIECE);
-    let old = parameter.set_aside("sgd")?;
-    let pieces = Changing::<T>::pieces("sgd", old.as_ref(), parameter)?.zip(gradient);
+    let old = parameter.detach_shared_memory("sgd")?;
+    let pieces = CopyOnWrite::<T>::pieces("sgd", old.as_ref(), parameter)?.zip(gradient);
     match buffer {
         None => share(pieces, |(parameter, gradient)| {
             dispatch(Plain { step, gradient, parameter: parameter.elements() });
         }),
         Some(buffer) => {
-            let old = buffer.set_aside("sgd")?;
-            let buffers = Changing::<T>::pieces("sgd", old.as_ref(), buffer)?;
+            let old = buffer.detach_shared_memory("sgd")?;
+            let buffers = CopyOnWrite::<T>::pieces("sgd", old.as_ref(), buffer)?;
             share(pieces.zip(buffers), |((parameter, gradient), buffer)| {
-                let [parameter, buffer] = [parameter, buffer].map(Changing::elements);
+                let [parameter, buffer] = [parameter, buffer].map(CopyOnWrite::elements);
                 dispatch(Heavy { step, gradient, parameter, buffer });
             });
         }

@@ -1,9 +1,9 @@
-//! Walking strided operands row by row.
+//! Iteration over strided operands, row by row.
 
 use weightloom_layout::Dims;
 
 /// Dims and strides of several operands of one shape, with neighbouring dims
-/// joined where all operands allow it.
+/// merged where the strides of all operands allow it.
 pub(crate) struct Walk<const N: usize> {
     /// Sizes, innermost last; never empty.
     pub(crate) dims: Dims,
@@ -51,8 +51,7 @@ impl<const N: usize> Walk<N> {
         std::array::from_fn(|n| self.strides[n][self.dims.len() - 1])
     }
 
-    /// Calls `visit` with the offsets of each operand at the beginning of each
-    /// of some rows.
+    /// Calls `visit` with the offsets of each operand at the start of each row.
     #[inline(always)]
     pub(crate) fn rows(&self, rows: std::ops::Range<usize>, mut visit: impl FnMut([usize; N])) {
         let outer = self.dims.len() - 1;

@@ -1,24 +1,23 @@
-//! Writing into a tensor in place, as caches of keys and values are written.
+//! Writing into a tensor in place, as key-value caches do.
 
 use weightloom_layout::{Dims, Region, Shape};
 
-use super::{common, mismatch};
+use super::{common, shape_mismatch};
 use crate::backend::on;
-use crate::error::TensorError;
-use crate::tape::is_recording;
+use crate::error::{Result, TensorError};
+use crate::tape::is_grad_enabled;
 use crate::tensor::Tensor;
 use crate::view::View;
 
 const OP: &str = "assign";
 
 impl Tensor {
-    /// Writes `source` along a dim from `start` on. Where nobody else uses this
-    /// tensor's memory it is written in place; others who hold the old elements
-    /// keep those.
-    pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<(), TensorError> {
+    /// Writes `source` along a dim from `start` on, in place unless the memory is
+    /// shared. Clones keep the old elements.
+    pub fn assign(&mut self, dim: usize, start: usize, source: &Self) -> Result<()> {
         self.check_dim(OP, dim)?;
         if source.shape().ndim() != self.shape().ndim() {
-            return Err(mismatch(OP, &[self, source]));
+            return Err(shape_mismatch(OP, &[self, source]));
         }
         let mut starts = Dims::from_elem(0, self.shape().ndim());
         starts[dim] = start;
@@ -28,10 +27,10 @@ impl Tensor {
 
     /// Writes `source` into a region of its shape, as [`assign`](Self::assign)
     /// does.
-    pub fn assign_region(&mut self, region: &Region, source: &Self) -> Result<(), TensorError> {
+    pub fn assign_region(&mut self, region: &Region, source: &Self) -> Result<()> {
         self.check_source(source)?;
         if region.size() != &source.shape()[..] {
-            return Err(mismatch(OP, &[self, source]));
+            return Err(shape_mismatch(OP, &[self, source]));
         }
         region.check_inside(self.shape())?;
         let window = (0..region.ndim()).fold(View::contiguous(self.shape().clone()), |window, dim| {
@@ -40,42 +39,42 @@ impl Tensor {
         on(self.device()).assign(self, &window, source)
     }
 
-    /// Writes rows of a batch, each from a place of its own on: of a tensor
+    /// Writes each row of a batch from its own start: of a tensor
     /// `[batch, heads, capacity, width]` and a source `[batch, heads, t, width]`,
     /// row `b` goes to `starts[b]..starts[b] + t`. In place as
     /// [`assign`](Self::assign) is.
-    pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<(), TensorError> {
+    pub fn assign_at(&mut self, starts: &[usize], source: &Self) -> Result<()> {
         self.check_source(source)?;
         let (&[batch, heads, _, width], &[of_batch, of_heads, length, of_width]) =
             (&self.shape()[..], &source.shape()[..])
         else {
-            return Err(mismatch(OP, &[self, source]));
+            return Err(shape_mismatch(OP, &[self, source]));
         };
         if (batch, heads, width) != (of_batch, of_heads, of_width) {
-            return Err(mismatch(OP, &[self, source]));
+            return Err(shape_mismatch(OP, &[self, source]));
         }
         if starts.len() != batch {
             return Err(TensorError::ElementCount { shape: Shape::new(&[batch])?, found: starts.len() });
         }
-        // All are looked at before any is written.
+        // Check all starts before writing any row.
         starts.iter().try_for_each(|&start| self.check_place(2, start, length))?;
         for (row, &start) in starts.iter().enumerate() {
             let window = View::contiguous(self.shape().clone()).narrow(0, row, 1).narrow(2, start, length);
-            let part = source.seen_as(source.view().narrow(0, row, 1));
+            let part = source.with_view(source.view().narrow(0, row, 1));
             on(self.device()).assign(self, &window, &part)?;
         }
         Ok(())
     }
 
-    fn check_source(&self, source: &Self) -> Result<(), TensorError> {
+    fn check_source(&self, source: &Self) -> Result<()> {
         common(OP, &[self, source])?;
-        match [self, source].into_iter().find(|x| is_recording() && x.tracks_gradient()) {
+        match [self, source].into_iter().find(|x| is_grad_enabled() && x.tracks_gradient()) {
             Some(x) => Err(TensorError::TracksGradient { op: OP, shape: x.shape().clone() }),
             None => Ok(()),
         }
     }
 
-    fn check_place(&self, dim: usize, start: usize, length: usize) -> Result<(), TensorError> {
+    fn check_place(&self, dim: usize, start: usize, length: usize) -> Result<()> {
         match start.checked_add(length) {
             Some(end) if end <= self.shape()[dim] => Ok(()),
             end => Err(TensorError::Range {

@@ -2,24 +2,24 @@
 
 use weightloom_layout::DType;
 
-use super::{common, computed, mismatch, one_device};
+use super::{check_float, check_same_device, common, shape_mismatch};
 use crate::backend::on;
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::kernels::attention::Geometry;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
-/// How queries look at keys.
+/// Options of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
-    /// What scores are multiplied by; `1 / sqrt(width)` if not given.
+    /// The factor of scores; defaults to `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// Queries see no keys behind their own position. The last query stands at
-    /// the last key.
+    /// Masks keys after the position of a query. The last query has the position
+    /// of the last key.
     pub causal: bool,
-    /// Queries see only this many keys up to their own position.
+    /// Sliding window: masks all but this many keys up to the position of a query.
     pub window: Option<usize>,
-    /// Scores are bent so that they stay below this: `cap · tanh(score / cap)`.
+    /// Soft cap of scores: `cap · tanh(score / cap)`.
     pub soft_cap: Option<f64>,
 }
 
@@ -28,8 +28,8 @@ struct AttentionFunction {
 }
 
 impl AttentionFunction {
-    fn geometry(&self, [q, k, v]: [&Tensor; 3]) -> Result<Geometry, TensorError> {
-        let refused = || mismatch("attention", &[q, k, v]);
+    fn geometry(&self, [q, k, v]: [&Tensor; 3]) -> Result<Geometry> {
+        let refused = || shape_mismatch("attention", &[q, k, v]);
         let (&[batch, heads, queries, width], &[kv_batch, kv_heads, keys, kv_width]) =
             (&q.shape()[..], &k.shape()[..])
         else {
@@ -37,7 +37,7 @@ impl AttentionFunction {
         };
         let fits = k.shape() == v.shape()
             && (batch, width) == (kv_batch, kv_width)
-            // No heads at all are the part of a rank that got none.
+            // A rank may hold a shard without heads.
             && (heads == 0) == (kv_heads == 0)
             && heads.is_multiple_of(kv_heads)
             && width > 0;
@@ -50,10 +50,10 @@ impl AttentionFunction {
     }
 }
 
-/// Rows without gaps; whatever else the strides are.
-fn rows(x: &Tensor) -> Result<Tensor, TensorError> {
+/// A tensor with contiguous rows and any other strides.
+fn rows(x: &Tensor) -> Result<Tensor> {
     let last = x.shape().ndim() - 1;
-    if x.strides()[last] == 1 || x.shape()[last] == 1 { Ok(x.detach()) } else { x.packed("attention") }
+    if x.strides()[last] == 1 || x.shape()[last] == 1 { Ok(x.detach()) } else { x.contiguous("attention") }
 }
 
 impl Function for AttentionFunction {
@@ -61,21 +61,21 @@ impl Function for AttentionFunction {
         "attention"
     }
 
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let [q, k, v, masks @ ..] = inputs else {
-            return Err(mismatch("attention", &inputs.iter().collect::<Vec<_>>()));
+            return Err(shape_mismatch("attention", &inputs.iter().collect::<Vec<_>>()));
         };
         let (device, dtype) = common("attention", &[q, k, v])?;
-        computed("attention", dtype)?;
+        check_float("attention", dtype)?;
         let geometry = self.geometry([q, k, v])?;
-        let mask = masks.first().map(|mask| mask.packed("attention")).transpose()?;
+        let mask = masks.first().map(|mask| mask.contiguous("attention")).transpose()?;
         if let Some(mask) = &mask {
-            one_device("attention", &[q, mask])?;
+            check_same_device("attention", &[q, mask])?;
             if mask.dtype() != DType::Bool {
                 return Err(TensorError::DType { op: "attention", dtype: mask.dtype() });
             }
             if mask.shape()[..] != [geometry.batch, geometry.keys] {
-                return Err(mismatch("attention", &[q, k, v, mask]));
+                return Err(shape_mismatch("attention", &[q, k, v, mask]));
             }
         }
         let (q, k, v) = (rows(q)?, rows(k)?, rows(v)?);
@@ -87,11 +87,7 @@ impl Function for AttentionFunction {
         Ok(vec![out])
     }
 
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let (Some(gradient), [q, k, v, out, logs, masks @ ..]) = (&gradients[0], context.saved()) else {
             return Ok(vec![None; 3]);
         };
@@ -106,22 +102,23 @@ impl Function for AttentionFunction {
 }
 
 impl Tensor {
-    /// Attention of these queries, `[batch, heads, queries, width]`, to keys and
-    /// values, `[batch, kv_heads, keys, width]`. Several heads may share one of
-    /// keys and values. A query that sees no key gets zeros.
-    pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self, TensorError> {
+    /// Scaled dot-product attention of these queries, `[batch, heads, queries,
+    /// width]`, to keys and values, `[batch, kv_heads, keys, width]`, with grouped
+    /// heads if there are fewer `kv_heads`. A query whose keys are all masked gets
+    /// zeros.
+    pub fn attention(&self, keys: &Self, values: &Self, options: Attention) -> Result<Self> {
         apply_one(AttentionFunction { options }, &[self.clone(), keys.clone(), values.clone()])
     }
 
-    /// [`attention`](Self::attention) to the keys for which a mask of bools,
-    /// `[batch, keys]`, is true: all but the padding.
+    /// [`attention`](Self::attention) to the keys where a padding mask of bools,
+    /// `[batch, keys]`, is true.
     pub fn masked_attention(
         &self,
         keys: &Self,
         values: &Self,
         mask: &Self,
         options: Attention,
-    ) -> Result<Self, TensorError> {
+    ) -> Result<Self> {
         let inputs = [self.clone(), keys.clone(), values.clone(), mask.clone()];
         apply_one(AttentionFunction { options }, &inputs)
     }

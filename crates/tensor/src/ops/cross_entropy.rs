@@ -2,28 +2,28 @@
 
 use weightloom_layout::{DType, Shape};
 
-use super::{common, computed, indices, mismatch, one_device};
+use super::{check_float, check_same_device, common, indices, shape_mismatch};
 use crate::backend::on;
 use crate::device::Device;
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
 
-/// How targets count in a cross-entropy.
+/// Options of a cross-entropy loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CrossEntropy {
-    /// Rows with this target do not count.
+    /// Ignores rows with this target.
     pub ignore_index: Option<i64>,
-    /// The share of the target that is spread evenly over all classes.
+    /// The probability mass that is spread evenly over all classes.
     pub label_smoothing: f64,
-    /// What the sum of losses is divided by, instead of the number of rows that
-    /// count. Losses of the parts of a batch, each divided by the count of the
-    /// whole, add up to that of the whole.
+    /// Divides the sum of losses; defaults to the number of rows that are not
+    /// ignored. Losses of micro-batches, divided by the count of the whole batch,
+    /// add up to its loss.
     pub divisor: Option<f64>,
 }
 
 impl CrossEntropy {
-    fn check(&self, logits: &Tensor, targets: &Tensor) -> Result<(), TensorError> {
+    fn check(&self, logits: &Tensor, targets: &Tensor) -> Result<()> {
         indices("cross_entropy", targets)?;
         let smoothing = self.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {
@@ -33,7 +33,7 @@ impl CrossEntropy {
         if rows.ndim() == 2 && targets_shape.ndim() == 1 && targets_shape[0] == rows[0] {
             return Ok(());
         }
-        Err(mismatch("cross_entropy", &[logits, targets]))
+        Err(shape_mismatch("cross_entropy", &[logits, targets]))
     }
 }
 
@@ -46,33 +46,30 @@ impl Function for CrossEntropyFunction {
         "cross_entropy"
     }
 
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
-        let (logits, targets) = (inputs[0].packed("cross_entropy")?, inputs[1].packed("cross_entropy")?);
-        computed("cross_entropy", logits.dtype())?;
-        let device = one_device("cross_entropy", &[&logits, &targets])?;
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let (logits, targets) =
+            (inputs[0].contiguous("cross_entropy")?, inputs[1].contiguous("cross_entropy")?);
+        check_float("cross_entropy", logits.dtype())?;
+        let device = check_same_device("cross_entropy", &[&logits, &targets])?;
         self.options.check(&logits, &targets)?;
         context.save(&[&logits, &targets]);
         Ok(vec![on(device).cross_entropy(&logits, &targets, self.options)?])
     }
 
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let mut saved = context.into_saved();
         let (Some(gradient), Some(targets), Some(logits)) = (&gradients[0], saved.pop(), saved.pop()) else {
             return Ok(vec![None, None]);
         };
-        let gradient = gradient.packed("cross_entropy")?;
+        let gradient = gradient.contiguous("cross_entropy")?;
         let backend = on(logits.device());
-        // The logits belong to this rule alone unless somebody kept them.
+        // The memory of the logits is reused unless it is shared.
         Ok(vec![Some(backend.cross_entropy_gradient(logits, &targets, &gradient, self.options)?), None])
     }
 }
 
-/// The most logits that exist at a time. Every part reads the weight again and
-/// adds to its gradient, so there should be few.
+/// The most logits that exist at a time. Every chunk reads the weight again and
+/// adds to its gradient, so there should be few chunks.
 const CHUNK: usize = 1 << 24;
 
 struct ProjectedCrossEntropy {
@@ -80,8 +77,8 @@ struct ProjectedCrossEntropy {
 }
 
 impl ProjectedCrossEntropy {
-    /// How many of some targets count.
-    fn counted(&self, targets: &Tensor) -> Result<usize, TensorError> {
+    /// The number of targets that are not ignored.
+    fn counted(&self, targets: &Tensor) -> Result<usize> {
         if targets.device() == Device::Meta {
             return Ok(targets.shape().volume());
         }
@@ -95,28 +92,28 @@ impl Function for ProjectedCrossEntropy {
         "projected_cross_entropy"
     }
 
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let [hidden, weight, targets] = inputs else {
-            return Err(mismatch(self.name(), &inputs.iter().collect::<Vec<_>>()));
+            return Err(shape_mismatch(self.name(), &inputs.iter().collect::<Vec<_>>()));
         };
         let (device, dtype) = common(self.name(), &[hidden, weight])?;
-        one_device(self.name(), &[hidden, targets])?;
-        computed(self.name(), dtype)?;
+        check_same_device(self.name(), &[hidden, targets])?;
+        check_float(self.name(), dtype)?;
         let (&[rows, width], &[classes, depth]) = (&hidden.shape()[..], &weight.shape()[..]) else {
-            return Err(mismatch(self.name(), &[hidden, weight, targets]));
+            return Err(shape_mismatch(self.name(), &[hidden, weight, targets]));
         };
         if width != depth {
-            return Err(mismatch(self.name(), &[hidden, weight, targets]));
+            return Err(shape_mismatch(self.name(), &[hidden, weight, targets]));
         }
-        self.options.check(&Tensor::nothing(Shape::new(&[rows, classes])?, dtype), targets)?;
+        self.options.check(&Tensor::without_memory(Shape::new(&[rows, classes])?, dtype), targets)?;
         let total = self.counted(targets)?;
-        // Where the weight gets no gradient, there is room for as much again.
+        // Without a gradient of the weight there is memory for twice as many.
         let most = if context.needs(1) { CHUNK } else { 2 * CHUNK } / classes.max(1);
         let parts = rows.div_ceil(most.max(1)).max(1);
         let at_once = rows.div_ceil(parts).max(1);
         let divisor = self.options.divisor.unwrap_or(total as f64);
         let empty = if divisor == 0.0 { f64::NAN } else { 0.0 };
-        // Half types hold too little of a loss, and of sums over many rows.
+        // Half types are too narrow for a loss and for sums over many rows.
         let wide = if dtype.size() < 4 { DType::F32 } else { dtype };
         let mut loss = Tensor::full(empty, wide, &[], device)?;
         let options = CrossEntropy { divisor: None, ..self.options };
@@ -125,7 +122,7 @@ impl Function for ProjectedCrossEntropy {
         for start in (0..rows).step_by(at_once) {
             let count = at_once.min(rows - start);
             let part = hidden.narrow(0, start, count)?;
-            let targets = targets.narrow(0, start, count)?.packed(self.name())?;
+            let targets = targets.narrow(0, start, count)?.contiguous(self.name())?;
             let counted = self.counted(&targets)?;
             let share = counted as f64 / divisor;
             if counted == 0 {
@@ -148,7 +145,7 @@ impl Function for ProjectedCrossEntropy {
                 let of_part = of_logits.transpose(0, 1)?.matmul(&part)?;
                 match &mut of_weight {
                     Some(sum) => sum.add_assign(&of_part.cast(wide)?)?,
-                    // One part is as exact as it will be.
+                    // A single chunk needs no wider sum.
                     None if at_once == rows => of_weight = Some(of_part),
                     None => of_weight = Some(of_part.cast(wide)?),
                 }
@@ -168,15 +165,11 @@ impl Function for ProjectedCrossEntropy {
         Ok(vec![loss])
     }
 
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let needs = [context.needs(0), context.needs(1)];
         let Some(g) = &gradients[0] else { return Ok(vec![None, None, None]) };
-        // Mostly it is one, and large tensors stay as they are. Where there are
-        // no numbers, that is what is counted.
+        // The gradient is mostly one, and large tensors need no scaling. Meta tensors
+        // count this case.
         let one = g.device() == Device::Meta || g.cast(DType::F64)?.item::<f64>()? == 1.0;
         let mut scaled = context.into_saved().into_iter().zip(needs).map(|(tensor, needed)| {
             needed.then(|| if one { Ok(tensor) } else { tensor.mul(&g.cast(tensor.dtype())?) }).transpose()
@@ -189,22 +182,22 @@ impl Function for ProjectedCrossEntropy {
 }
 
 impl Tensor {
-    /// The mean cross-entropy of rows of logits with `i64` targets. Where
-    /// nobody else holds the logits, their gradient takes their memory.
-    pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self, TensorError> {
+    /// The mean cross-entropy of rows of logits with `i64` targets. The gradient
+    /// reuses the memory of the logits unless that is shared.
+    pub fn cross_entropy(&self, targets: &Self, options: CrossEntropy) -> Result<Self> {
         apply_one(CrossEntropyFunction { options }, &[self.clone(), targets.clone()])
     }
 
-    /// The mean cross-entropy of `self @ weightᵀ` with `i64` targets, some rows
-    /// at a time: all logits together never exist. The weight is
-    /// `[classes, width]`. Gradients are computed on the way, so this costs
-    /// little more forward than forward and backward together.
+    /// The mean cross-entropy of `self @ weightᵀ` with `i64` targets, a chunk of
+    /// rows at a time, so that the logits never exist at once. The weight is
+    /// `[classes, width]`. The forward pass computes the gradients too, so that it
+    /// takes about as long as forward and backward together.
     pub fn projected_cross_entropy(
         &self,
         weight: &Self,
         targets: &Self,
         options: CrossEntropy,
-    ) -> Result<Self, TensorError> {
+    ) -> Result<Self> {
         let inputs = [self.clone(), weight.clone(), targets.clone()];
         apply_one(ProjectedCrossEntropy { options }, &inputs)
     }

@@ -1,10 +1,10 @@
-//! Some dims made one value.
+//! Reductions.
 
 use weightloom_layout::{Dims, Shape};
 
-use super::computed;
+use super::check_float;
 use crate::backend::on;
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::kernels::reduce::Reduction;
 use crate::tape::{Context, Function, apply_one};
 use crate::tensor::Tensor;
@@ -21,7 +21,7 @@ impl Reduce {
         (0..self.shape.ndim()).filter(|dim| !self.dims.contains(dim))
     }
 
-    /// The dims to be reduced behind the others.
+    /// The order of dims with the reduced ones last.
     fn order(&self) -> Dims {
         self.kept().chain(self.dims.iter().copied()).collect()
     }
@@ -30,20 +30,20 @@ impl Reduce {
         self.dims.iter().map(|&dim| self.shape[dim]).product()
     }
 
-    /// A result, or its gradient, repeated along the dims that were reduced.
-    fn repeated(&self, x: &Tensor) -> Result<Tensor, TensorError> {
+    /// A result, or its gradient, expanded along the reduced dims.
+    fn repeated(&self, x: &Tensor) -> Result<Tensor> {
         let mut dims = Dims::from_slice(&self.shape);
         self.dims.iter().for_each(|&dim| dims[dim] = 1);
         x.reshape(&Shape::new(&dims)?)?.expand(&self.shape)
     }
 
-    fn gradient(&self, g: &Tensor, saved: &[Tensor]) -> Result<Tensor, TensorError> {
+    fn gradient(&self, g: &Tensor, saved: &[Tensor]) -> Result<Tensor> {
         let wide_g = self.repeated(g)?;
         let [x, y] = saved else { return Ok(wide_g) };
         let wide_y = || self.repeated(y);
         match self.op {
             Reduction::Sum => Ok(wide_g),
-            // Elements that share the first place share the gradient.
+            // Equal extrema share the gradient.
             Reduction::Max | Reduction::Min => {
                 let first = x.eq(&wide_y()?)?.cast(g.dtype())?;
                 let count = self.repeated(&first.sum(&self.dims)?)?;
@@ -57,15 +57,15 @@ impl Reduce {
             }
             Reduction::LogSumExp => {
                 let weights = x.sub(&wide_y()?)?.exp()?;
-                // A row of -∞ alone has no slope.
+                // The gradient of a row of -∞ is zero.
                 let lost = Tensor::full(f64::NEG_INFINITY, g.dtype(), &[], g.device())?;
                 let zero = Tensor::full(0.0, g.dtype(), &[], g.device())?;
                 wide_y()?.eq(&lost)?.select(&zero, &weights.mul(&wide_g)?)
             }
             Reduction::Product => {
                 let order = self.order();
-                let rows = x.permute(&order)?.packed("prod")?;
-                let of_rows = on(x.device()).product_gradient(&rows, &g.packed("prod")?, self.row())?;
+                let rows = x.permute(&order)?.contiguous("prod")?;
+                let of_rows = on(x.device()).product_gradient(&rows, &g.contiguous("prod")?, self.row())?;
                 let mut back = Dims::from_elem(0, order.len());
                 order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
                 of_rows.permute(&back)
@@ -79,12 +79,12 @@ impl Function for Reduce {
         self.op.name()
     }
 
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let x = &inputs[0];
-        computed(self.name(), x.dtype())?;
+        check_float(self.name(), x.dtype())?;
         let kept: Dims = self.kept().map(|dim| self.shape[dim]).collect();
-        // The dims to be reduced become rows.
-        let rows = x.seen_as(x.view().permute(&self.order())).packed(self.name())?;
+        // The reduced dims become contiguous rows.
+        let rows = x.with_view(x.view().permute(&self.order())).contiguous(self.name())?;
         let y = on(x.device()).reduce(self.op, &rows, self.row(), &Shape::new(&kept)?)?;
         if self.op != Reduction::Sum {
             context.save(&[x, &y]);
@@ -92,17 +92,13 @@ impl Function for Reduce {
         Ok(vec![y])
     }
 
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![gradients[0].as_ref().map(|g| self.gradient(g, context.saved())).transpose()?])
     }
 }
 
 impl Tensor {
-    fn reduced(&self, op: Reduction, dims: &[usize]) -> Result<Self, TensorError> {
+    fn reduced(&self, op: Reduction, dims: &[usize]) -> Result<Self> {
         let mut sorted = Dims::from_slice(dims);
         sorted.sort_unstable();
         sorted.dedup();
@@ -115,49 +111,48 @@ impl Tensor {
         apply_one(Reduce { op, dims: sorted, shape: self.shape().clone() }, std::slice::from_ref(self))
     }
 
-    /// The sum over some dims, which are then gone. Half types add up in `f32`.
-    pub fn sum(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    /// The sum over some dims, which are removed. Half types are summed in `f32`.
+    pub fn sum(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::Sum, dims)
     }
 
     /// The sum of all elements.
-    pub fn sum_all(&self) -> Result<Self, TensorError> {
+    pub fn sum_all(&self) -> Result<Self> {
         self.sum(&(0..self.shape().ndim()).collect::<Vec<_>>())
     }
 
-    /// The mean over some dims, which are then gone.
-    pub fn mean(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    /// The mean over some dims, which are removed.
+    pub fn mean(&self, dims: &[usize]) -> Result<Self> {
         let sum = self.sum(dims)?;
         let count = self.shape().volume() as f64 / sum.shape().volume().max(1) as f64;
         sum.scale(1.0 / count)
     }
 
-    /// The largest element along some dims, which are then gone. Equal ones
+    /// The largest element along some dims, which are removed. Equal ones
     /// share the gradient; a NaN is the largest.
-    pub fn max(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    pub fn max(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::Max, dims)
     }
 
-    /// The smallest element along some dims, which are then gone. Equal ones
+    /// The smallest element along some dims, which are removed. Equal ones
     /// share the gradient; a NaN is the smallest.
-    pub fn min(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    pub fn min(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::Min, dims)
     }
 
-    /// The product over some dims, which are then gone.
-    pub fn prod(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    /// The product over some dims, which are removed.
+    pub fn prod(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::Product, dims)
     }
 
-    /// The Euclidean norm over some dims, which are then gone. Its derivative
+    /// The Euclidean norm over some dims, which are removed. Its derivative
     /// at zero is zero.
-    pub fn norm(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    pub fn norm(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::Norm, dims)
     }
 
-    /// The logarithm of the sum of exponentials over some dims, which are then
-    /// gone.
-    pub fn logsumexp(&self, dims: &[usize]) -> Result<Self, TensorError> {
+    /// The logarithm of the sum of exponentials over some dims, which are removed.
+    pub fn logsumexp(&self, dims: &[usize]) -> Result<Self> {
         self.reduced(Reduction::LogSumExp, dims)
     }
 }

@@ -1,14 +1,14 @@
-//! Looking at gradients, and changing them, as they pass.
+//! Hooks on gradients.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Context, Function, Origin, apply_one};
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::tensor::Tensor;
 
-type Hook = Arc<dyn Fn(Tensor) -> Result<Tensor, TensorError> + Send + Sync>;
+type Hook = Arc<dyn Fn(Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// What is called with a parameter's gradient when it is whole.
+/// Hooks that run when the gradient of a parameter is complete.
 #[derive(Default)]
 pub(super) struct Hooks(Mutex<Vec<Hook>>);
 
@@ -21,8 +21,8 @@ impl Hooks {
         self.list().is_empty()
     }
 
-    pub(super) fn run(&self, gradient: Tensor) -> Result<Tensor, TensorError> {
-        // A hook may add hooks, so the list is not held while they run.
+    pub(super) fn run(&self, gradient: Tensor) -> Result<Tensor> {
+        // Release the lock: a hook may register hooks.
         let hooks = self.list().clone();
         hooks.iter().try_fold(gradient, |gradient, hook| hook(gradient))
     }
@@ -37,15 +37,11 @@ impl Function for Hooked {
         "register_hook"
     }
 
-    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![inputs[0].detach()])
     }
 
-    fn backward(
-        &self,
-        _: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, _: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         gradients
             .into_iter()
             .map(|gradient| gradient.map(|gradient| (self.hook)(gradient)).transpose())
@@ -54,23 +50,23 @@ impl Function for Hooked {
 }
 
 impl Tensor {
-    /// The same tensor, whose gradient goes through `hook` on its way back. The
-    /// hook returns the gradient as it shall go on.
+    /// Returns the same tensor with a hook: in the backward pass, `hook` receives
+    /// the gradient of the returned tensor and returns the gradient to continue
+    /// with.
     pub fn register_hook(
         &self,
-        hook: impl Fn(Tensor) -> Result<Tensor, TensorError> + Send + Sync + 'static,
-    ) -> Result<Self, TensorError> {
+        hook: impl Fn(Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Self> {
         apply_one(Hooked { hook: Arc::new(hook) }, std::slice::from_ref(self))
     }
 
-    /// Has `hook` called with the gradient of this parameter in every backward
-    /// pass, as soon as all its uses have added to it and while the pass goes
-    /// on. The hook returns the gradient as it shall be. It belongs to the
-    /// parameter, whichever of its clones it was given to.
+    /// Registers a hook on a parameter. Every backward pass calls it with the
+    /// gradient as soon as all uses of the parameter have added to it, and
+    /// continues with the gradient it returns. Clones of a parameter share hooks.
     pub fn register_parameter_hook(
         &self,
-        hook: impl Fn(Tensor) -> Result<Tensor, TensorError> + Send + Sync + 'static,
-    ) -> Result<(), TensorError> {
+        hook: impl Fn(Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<()> {
         let Origin::Parameter(parameter) = self.origin() else {
             return Err(TensorError::NotAParameter { shape: self.shape().clone() });
         };

@@ -1,31 +1,31 @@
-//! Trading time for memory: a region that is computed again instead of kept.
+//! Activation checkpointing.
 
 use std::sync::Arc;
 
 use weightloom_layout::DType;
 
-use super::{Closed, Context, Function, Origin, apply, backward};
-use crate::error::TensorError;
+use super::{Context, Function, Origin, RegionGuard, apply, backward};
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 struct Region<F> {
     region: F,
-    /// How many of the inputs go into the region; parameters follow.
+    /// The number of inputs of the region; captured parameters follow.
     given: usize,
-    /// Parameters that the region uses by itself.
+    /// Parameters that the region captures.
     parameters: Arc<[u64]>,
-    /// What their gradients are to be.
+    /// The dtypes of their gradients.
     dtypes: Vec<DType>,
 }
 
-/// Computes a region of which only the inputs are kept; whatever else it needs
-/// for its gradient is computed again when that is asked for. The result is the
-/// same, bit for bit: randomness belongs to elements, not to the order of
-/// drawing.
+/// Activation checkpointing: runs a region of which the tape keeps only the
+/// inputs. The backward pass runs the region again for the rest. Results keep
+/// their bits, because random numbers depend on the element and not on the order
+/// of drawing.
 ///
-/// Everything that is differentiated goes through `inputs`. A region that uses
-/// another tensor that tracks gradients is an error, because that gradient
-/// would be lost; see [`recompute_over`] for parameters.
+/// All tensors to differentiate must be among `inputs`. A region that captures
+/// another tensor that tracks gradients is an error, because that gradient would
+/// be lost; see [`recompute_over`] for parameters.
 ///
 /// ```
 /// use weightloom_tensor::{Tensor, TensorError, backward, recompute};
@@ -38,18 +38,18 @@ struct Region<F> {
 /// ```
 pub fn recompute(
     inputs: &[Tensor],
-    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
-) -> Result<Vec<Tensor>, TensorError> {
+    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>> {
     recompute_over(inputs, &[], region)
 }
 
-/// The same for a region that uses some parameters by itself. It is given the
-/// inputs alone. Parameters that are not trained need not be named, but may be.
+/// As [`recompute`], for a region that captures some `parameters`. The region
+/// receives only the inputs. Frozen parameters may be left out.
 pub fn recompute_over(
     inputs: &[Tensor],
     parameters: &[Tensor],
-    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
-) -> Result<Vec<Tensor>, TensorError> {
+    region: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>> {
     let trained = parameters.iter().filter_map(|parameter| match parameter.origin() {
         Origin::Parameter(origin) => Some((origin.number, parameter)),
         _ => None,
@@ -63,29 +63,25 @@ pub fn recompute_over(
 
 impl<F> Function for Region<F>
 where
-    F: Fn(&[Tensor]) -> Result<Vec<Tensor>, TensorError> + Send + Sync + 'static,
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 {
     fn name(&self) -> &'static str {
         "recompute"
     }
 
-    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, TensorError> {
+    fn forward(&self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let given = &inputs[..self.given];
         context.save(&given.iter().collect::<Vec<_>>());
         let detached: Vec<Tensor> = given.iter().map(Tensor::detach).collect();
-        let _closed = Closed::new(Arc::clone(&self.parameters));
+        let _closed = RegionGuard::new(Arc::clone(&self.parameters));
         (self.region)(&detached)
     }
 
-    fn backward(
-        &self,
-        context: Context,
-        gradients: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, TensorError> {
+    fn backward(&self, context: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
         let inputs: Vec<Tensor> = (context.saved().iter().enumerate())
             .map(|(place, input)| if context.needs(place) { input.requires_grad() } else { input.clone() })
             .collect();
-        let outputs = super::with_tape(|| (self.region)(&inputs))?;
+        let outputs = super::with_grad(|| (self.region)(&inputs))?;
         let asked: Vec<(Tensor, Option<Tensor>)> = outputs
             .into_iter()
             .zip(gradients)
@@ -101,7 +97,7 @@ where
             all.push(found.of(input).map(|gradient| gradient.cast(input.dtype())).transpose()?);
         }
         for (number, dtype) in self.parameters.iter().zip(&self.dtypes) {
-            // Several uses of half types are summed in more digits.
+            // Several uses of half types are summed in f32.
             all.push(found.take(*number).map(|gradient| gradient.cast(*dtype)).transpose()?);
         }
         Ok(all)

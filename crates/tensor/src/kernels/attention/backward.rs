@@ -1,18 +1,18 @@
-//! The gradients of queries, keys and values.
+//! The backward pass: gradients of queries, keys and values.
 
 use num_traits::{Float as _, FromPrimitive as _, One as _};
 
-use super::weights::{Place, slope};
+use super::weights::{ScoreBlock, score_gradients};
 use super::{BLOCK, Geometry, Heads, Mask, Rows, Space, blocks, by_rows, narrow};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::kernels::lanes;
 use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::memory::Block;
 use crate::parallel::try_share;
 use crate::tensor::Tensor;
 
-/// What the backward pass reads.
+/// Inputs of the backward pass.
 struct Saved<'a, T: Float> {
     q: Heads<'a, T>,
     k: Heads<'a, T>,
@@ -23,7 +23,7 @@ struct Saved<'a, T: Float> {
     mask: Mask<'a>,
 }
 
-/// One head of keys and values with all the heads that use it, so that sums
+/// One head of keys and values with all query heads that share it, so that sums
 /// have one order.
 struct Task<'a, T> {
     batch: usize,
@@ -40,7 +40,7 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
     mask: Option<&Tensor>,
     [out, logs]: [&Tensor; 2],
     gradient: &Tensor,
-) -> Result<[Tensor; 3], TensorError> {
+) -> Result<[Tensor; 3]> {
     let saved = Saved::<T> {
         q: Heads::new(q)?,
         k: Heads::new(k)?,
@@ -77,19 +77,16 @@ pub(crate) fn attention_gradient<T: Float<Wide: Vectors>>(
     Ok([by_rows::<T>(of_q, q_dims)?, by_rows::<T>(of_k, kv_dims)?, by_rows::<T>(of_v, kv_dims)?])
 }
 
-fn run<T: Float<Wide: Vectors>>(
-    geometry: &Geometry,
-    saved: &Saved<'_, T>,
-    task: Task<'_, T>,
-) -> Result<(), TensorError> {
+fn run<T: Float<Wide: Vectors>>(geometry: &Geometry, saved: &Saved<'_, T>, task: Task<'_, T>) -> Result<()> {
     let Geometry { queries, keys, width, .. } = *geometry;
     let Task { batch, kv_head, of_q, of_k, of_v } = task;
     let stride = keys.next_multiple_of(BLOCK);
     let scale = T::Wide::from_f64(geometry.scale).unwrap_or_else(T::Wide::nan);
-    let (mut turned_keys, mut turned_values) = (Space::new(width * stride)?, Space::new(width * stride)?);
-    saved.k.turned(batch, kv_head, &(0..keys), scale, turned_keys.elements_mut());
-    saved.v.turned(batch, kv_head, &(0..keys), T::Wide::one(), turned_values.elements_mut());
-    let (turned_keys, turned_values) = (turned_keys.elements(), turned_values.elements());
+    let (mut transposed_keys, mut transposed_values) =
+        (Space::new(width * stride)?, Space::new(width * stride)?);
+    saved.k.transposed(batch, kv_head, &(0..keys), scale, transposed_keys.elements_mut());
+    saved.v.transposed(batch, kv_head, &(0..keys), T::Wide::one(), transposed_values.elements_mut());
+    let (transposed_keys, transposed_values) = (transposed_keys.elements(), transposed_values.elements());
     let copied = if T::COMPUTES_IN_ITSELF { 0 } else { keys * width };
     let mut key_space = Space::<T::Wide>::new(copied)?;
     let keys_as_rows = saved.k.rows(batch, kv_head, &(0..keys), key_space.elements_mut());
@@ -119,11 +116,17 @@ fn run<T: Float<Wide: Vectors>>(
                 let scores: &mut [T::Wide] = &mut scores.elements_mut()[..size];
                 let slopes: &mut [T::Wide] = &mut slopes.elements_mut()[..size];
                 let from = block.start * width;
-                let column = |turned| Matrix::new(turned, width, BLOCK);
-                product(rows, column(&turned_keys[from..]), scores, Store::Set)?;
-                product(gradient, column(&turned_values[from..]), slopes, Store::Set)?;
+                let column = |transposed| Matrix::new(transposed, width, BLOCK);
+                product(rows, column(&transposed_keys[from..]), scores, Store::Set)?;
+                product(gradient, column(&transposed_values[from..]), slopes, Store::Set)?;
                 let mask = saved.mask.of(batch, &block);
-                slope(Place { geometry, queries: &here, keys: &block, mask }, scores, slopes, logs, &dots);
+                score_gradients(
+                    ScoreBlock { geometry, queries: &here, keys: &block, mask },
+                    scores,
+                    slopes,
+                    logs,
+                    &dots,
+                );
                 let of_weights = Matrix::strided(scores, here.len(), block.len(), BLOCK);
                 let of_slopes = Matrix::strided(slopes, here.len(), block.len(), BLOCK);
                 let part = block.start * width..block.end * width;

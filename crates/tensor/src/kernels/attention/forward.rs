@@ -1,19 +1,19 @@
-//! Attention, and the logarithm of each query's sum of weights.
+//! The forward pass: attention, and the log-sum-exp of the scores of each query.
 
 use num_traits::{Float as _, FromPrimitive as _, One as _, Zero as _};
 use weightloom_layout::Shape;
 
-use super::weights::{Place, Running, soften};
+use super::weights::{ScoreBlock, SoftmaxState, online_softmax};
 use super::{BLOCK, Geometry, Heads, Mask, Range, Rows, Space, blocks, by_rows, narrow};
 use crate::element::Float;
-use crate::error::TensorError;
+use crate::error::Result;
 use crate::kernels::make;
 use crate::kernels::matmul::{Matrix, Store, Vectors, product};
 use crate::memory::Block;
 use crate::parallel::try_share;
 use crate::tensor::Tensor;
 
-/// Queries of one task: enough to share the work of turning the keys.
+/// Queries of one task: enough to amortise transposing the keys.
 const CHUNK: usize = 8 * BLOCK;
 
 /// The rows and sums of some queries of the heads that share keys and values.
@@ -30,7 +30,7 @@ pub(crate) fn attention<T: Float<Wide: Vectors>>(
     geometry: &Geometry,
     [q, k, v]: [&Tensor; 3],
     mask: Option<&Tensor>,
-) -> Result<[Tensor; 2], TensorError> {
+) -> Result<[Tensor; 2]> {
     let (q, k, v) = (Heads::<T>::new(q)?, Heads::<T>::new(k)?, Heads::<T>::new(v)?);
     let mask = Mask::new(mask, geometry)?;
     let Geometry { batch, heads, queries, width, .. } = *geometry;
@@ -81,7 +81,7 @@ fn run<T: Float<Wide: Vectors>>(
     v: &Heads<'_, T>,
     mask: &Mask<'_>,
     task: Task<'_, T>,
-) -> Result<(), TensorError> {
+) -> Result<()> {
     let width = geometry.width;
     let Task { batch, kv_head, queries, out, logs } = task;
     let mut key_blocks = geometry.key_blocks(&queries);
@@ -89,10 +89,10 @@ fn run<T: Float<Wide: Vectors>>(
     let last = geometry.key_blocks(&queries).last().map_or(0, |keys| keys.end);
     let keys = first..last;
     let stride = keys.len().next_multiple_of(BLOCK);
-    let mut turned = Space::<T::Wide>::new(width * stride)?;
+    let mut transposed = Space::<T::Wide>::new(width * stride)?;
     let scale = T::Wide::from_f64(geometry.scale).unwrap_or_else(T::Wide::nan);
-    k.turned(batch, kv_head, &keys, scale, turned.elements_mut());
-    let turned = turned.elements();
+    k.transposed(batch, kv_head, &keys, scale, transposed.elements_mut());
+    let transposed = transposed.elements();
     let mut value_space = Space::<T::Wide>::new(if T::COMPUTES_IN_ITSELF { 0 } else { keys.len() * width })?;
     let values = v.rows(batch, kv_head, &keys, value_space.elements_mut());
     let (mut query_space, mut sums) = (Space::new(BLOCK * width)?, Space::new(BLOCK * width)?);
@@ -103,13 +103,17 @@ fn run<T: Float<Wide: Vectors>>(
             let rows = q.rows(batch, head, &here, query_space.elements_mut());
             let sums = &mut sums.elements_mut()[..here.len() * width];
             sums.fill(T::Wide::zero());
-            let mut running = Running::<T::Wide>::new();
+            let mut running = SoftmaxState::<T::Wide>::new();
             for block in geometry.key_blocks(&here) {
                 let scores = &mut scores.elements_mut()[..here.len() * BLOCK];
-                let columns = Matrix::new(&turned[(block.start - first) * width..], width, BLOCK);
+                let columns = Matrix::new(&transposed[(block.start - first) * width..], width, BLOCK);
                 product(rows, columns, scores, Store::Set)?;
                 let mask = mask.of(batch, &block);
-                soften(Place { geometry, queries: &here, keys: &block, mask }, scores, &mut running);
+                online_softmax(
+                    ScoreBlock { geometry, queries: &here, keys: &block, mask },
+                    scores,
+                    &mut running,
+                );
                 for (sums, &shrink) in sums.chunks_exact_mut(width).zip(&running.shrink) {
                     if shrink != T::Wide::one() {
                         sums.iter_mut().for_each(|sum| *sum = *sum * shrink);
@@ -122,7 +126,7 @@ fn run<T: Float<Wide: Vectors>>(
             let results = out[place.clone()].iter_mut().zip(sums.chunks_exact_mut(width));
             for (row, ((out, sums), log)) in results.zip(&mut logs[place]).enumerate() {
                 let total = running.sums[row];
-                // A query that sees nothing gets zeros.
+                // A query without keys gets zeros.
                 if total > T::Wide::zero() {
                     let scale = T::Wide::one() / total;
                     sums.iter_mut().for_each(|sum| *sum = *sum * scale);

@@ -1,15 +1,15 @@
-//! Parts of a matrix laid out in the order in which a product reads them.
+//! Packing: operands in the order in which the microkernel reads them.
 
 use bytemuck::Pod;
 use pulp::{Simd, WithSimd};
 
 use super::Matrix;
-use super::scheme::{Scheme, Vectors, Widened};
+use super::pack_format::{PackFormat, Vectors, Widened};
 use crate::element::Float;
 use crate::vectors::dispatch;
 
-/// Lines of a matrix side by side: for each depth, one element of every line.
-/// The lines of a left operand are its rows, those of a right one its columns.
+/// Lines of a matrix: for each depth, one element of every line. The lines of a
+/// left operand are its rows, those of a right operand its columns.
 #[derive(Clone, Copy)]
 pub(super) struct Strip<'a, T> {
     elements: &'a [T],
@@ -36,22 +36,22 @@ impl<'a, T> Strip<'a, T> {
         Self::of_rows(matrix.transposed())
     }
 
-    /// Whether neighbours in memory are neighbours in depth.
+    /// Whether lines are contiguous along the depth.
     pub(super) fn lies_along_depth(&self) -> bool {
         self.depth_stride == 1
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub(super) fn count(&self) -> usize {
         self.lines
     }
 
-    /// How deep they are.
+    /// The depth.
     pub(super) fn size(&self) -> usize {
         self.depth
     }
 
-    /// Elements from one line to the next.
+    /// The stride between lines, in elements.
     pub(super) fn line_stride(&self) -> usize {
         self.line_stride
     }
@@ -61,7 +61,7 @@ impl<'a, T> Strip<'a, T> {
         &self.elements[self.start..]
     }
 
-    /// The elements behind the last line.
+    /// The elements after the last line.
     pub(super) fn ahead(&self) -> &'a [T] {
         self.elements.get(self.start + self.lines * self.line_stride..).unwrap_or_default()
     }
@@ -81,10 +81,10 @@ impl<'a, T> Strip<'a, T> {
     }
 }
 
-/// Packs a strip of at most `width` lines; missing lines and a missing last
-/// part of the depth become zeros.
+/// Packs a strip of at most `width` lines; pads missing lines and a partial last
+/// value with zeros.
 #[inline(always)]
-pub(super) fn pack<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, out: &mut [S::Packed]) {
+pub(super) fn pack<S: PackFormat>(strip: Strip<'_, S::Source>, width: usize, out: &mut [S::Packed]) {
     let Strip { elements, start, line_stride, depth_stride, lines, depth } = strip;
     if lines == 0 || depth == 0 {
         out.fill(S::ZERO);
@@ -98,44 +98,44 @@ pub(super) fn pack<S: Scheme>(strip: Strip<'_, S::Source>, width: usize, out: &m
     let rows = out.chunks_exact_mut(width);
     if line_stride == 1 {
         for (at, out) in rows.take(whole).enumerate() {
-            S::join_rows(&elements[at * S::DEPTH * depth_stride..], depth_stride, &mut out[..lines]);
+            S::pack_rows(&elements[at * S::DEPTH * depth_stride..], depth_stride, &mut out[..lines]);
         }
     } else if depth_stride == 1 {
-        turn::<S>(elements, line_stride, lines, whole, width, out);
+        pack_along_depth::<S>(elements, line_stride, lines, whole, width, out);
     } else {
         for line in 0..lines {
             for at in 0..whole {
                 let place = line * line_stride + at * S::DEPTH * depth_stride;
-                out[at * width + line] = S::join(elements, place, depth_stride);
+                out[at * width + line] = S::pack_one(elements, place, depth_stride);
             }
         }
     }
     if whole * S::DEPTH < depth {
         for (line, out) in out[whole * width..].iter_mut().enumerate().take(lines) {
-            *out = S::join_last(elements[line * line_stride + (depth - 1) * depth_stride]);
+            *out = S::pack_last(elements[line * line_stride + (depth - 1) * depth_stride]);
         }
     }
 }
 
-/// Rows of a matrix as columns, times a factor: for each column `width`
-/// elements, of which those behind the last row are zeros.
+/// Transposes and scales the rows of a matrix: for each column `width` elements,
+/// padded with zeros.
 pub(crate) fn as_columns<T: Float<Wide: Vectors>>(
     rows: Matrix<'_, T>,
     width: usize,
     factor: T::Wide,
     out: &mut [T::Wide],
 ) {
-    dispatch(Turned { strip: Strip::of_rows(rows), width, factor, out });
+    dispatch(ScaledColumns { strip: Strip::of_rows(rows), width, factor, out });
 }
 
-struct Turned<'a, T: Float> {
+struct ScaledColumns<'a, T: Float> {
     strip: Strip<'a, T>,
     width: usize,
     factor: T::Wide,
     out: &'a mut [T::Wide],
 }
 
-impl<T: Float<Wide: Vectors>> WithSimd for Turned<'_, T> {
+impl<T: Float<Wide: Vectors>> WithSimd for ScaledColumns<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -145,23 +145,23 @@ impl<T: Float<Wide: Vectors>> WithSimd for Turned<'_, T> {
     }
 }
 
-/// The side of a square that is turned at a time.
+/// The side of a block that is transposed at a time.
 const SIDE: usize = 4;
 
-/// Rows and columns of a square exchanged.
+/// Transposes a block.
 #[inline(always)]
-fn turned<P: Pod>(square: [[P; SIDE]; SIDE]) -> [[P; SIDE]; SIDE] {
+fn transpose<P: Pod>(square: [[P; SIDE]; SIDE]) -> [[P; SIDE]; SIDE] {
     #[cfg(target_arch = "x86_64")]
     if size_of::<P>() == 4 {
-        return bytemuck::cast(super::turn::turned_words(bytemuck::cast(square)));
+        return bytemuck::cast(super::transpose::transpose_words(bytemuck::cast(square)));
     }
     std::array::from_fn(|row| std::array::from_fn(|column| square[column][row]))
 }
 
-/// Packs lines that lie along the depth: squares at a time, so that both sides
-/// are read and written in runs.
+/// Packs lines that are contiguous along the depth, block by block, so that memory
+/// is read and written in runs.
 #[inline(always)]
-fn turn<S: Scheme>(
+fn pack_along_depth<S: PackFormat>(
     elements: &[S::Source],
     line_stride: usize,
     lines: usize,
@@ -170,7 +170,7 @@ fn turn<S: Scheme>(
     out: &mut [S::Packed],
 ) {
     #[cfg(target_arch = "x86_64")]
-    let begun = super::few::turn::<S>(elements, line_stride, [lines, depth], width, out);
+    let begun = super::small_m::pack_lines::<S>(elements, line_stride, [lines, depth], width, out);
     #[cfg(not(target_arch = "x86_64"))]
     let begun = 0;
     let (square_lines, square_depth) = (lines / SIDE * SIDE, depth / SIDE * SIDE);
@@ -183,10 +183,10 @@ fn turn<S: Scheme>(
             let from = number * SIDE * S::DEPTH;
             let square = sources.map(|source| {
                 let mut row = [S::ZERO; SIDE];
-                S::join_line(&source[from..from + SIDE * S::DEPTH], &mut row);
+                S::pack_line(&source[from..from + SIDE * S::DEPTH], &mut row);
                 row
             });
-            for (row, out) in turned(square).into_iter().zip(out.chunks_exact_mut(width)) {
+            for (row, out) in transpose(square).into_iter().zip(out.chunks_exact_mut(width)) {
                 if let Some(out) = out[line..].first_chunk_mut::<SIDE>() {
                     *out = row;
                 }
@@ -196,7 +196,7 @@ fn turn<S: Scheme>(
     for line in begun..lines {
         let from = if line < square_lines { square_depth } else { 0 };
         for at in from..depth {
-            out[at * width + line] = S::join(elements, line * line_stride + at * S::DEPTH, 1);
+            out[at * width + line] = S::pack_one(elements, line * line_stride + at * S::DEPTH, 1);
         }
     }
 }

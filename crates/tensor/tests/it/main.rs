@@ -1,0 +1,17 @@
+//! Integration tests of local tensors.
+//!
+//! - `gradients`: every backward rule against finite differences
+//! - `in_place`: memory from elsewhere, and writing in place
+//! - `odd_shapes`: no shape or dtype makes an operation panic
+//! - `tape`: the tape, its hooks and its errors
+//! - `torch_values`: values and gradients recorded from PyTorch
+//!
+//! Tests of process-wide state are in `serial`.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod gradients;
+mod in_place;
+mod odd_shapes;
+mod tape;
+mod torch_values;
