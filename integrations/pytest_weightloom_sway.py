@@ -1,4 +1,4 @@
-"""A pytest plugin: each probe of a suite is a test.
+"""Pytest plugin that turns each probe of a suite into a test.
 
 Copy this file beside your tests and load it in `conftest.py`:
 
@@ -9,12 +9,12 @@ Then mark an empty function:
     @pytest.mark.sway("sway.yaml", threshold=0.6)
     def test_adapter(): ...
 
-It becomes one test for each entry of the suite, `test_adapter::NAME`, and
-`test_adapter::__gate__` for the score if a threshold above 0 is given. The
-suite is run once, when the first of them is. A path is told from pytest's root.
+It becomes one test per entry of the suite, `test_adapter::NAME`, and
+`test_adapter::__gate__` for the score if the threshold is above 0. The suite
+runs once, with the first of these tests. Paths are relative to pytest's root.
 
-It needs the command `weightloom` (or what the ini option `sway_command` names)
-and PyYAML, by which the entries are known before anything is run.
+Requires the command `weightloom` (or the ini option `sway_command`), and PyYAML
+to collect the entries before anything runs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ GATE = "__gate__"
 
 
 class SwayWarning(pytest.PytestWarning):
-    """A probe that is worth a look, or whose data do not decide."""
+    """A probe with the verdict `warn` or `inconclusive`."""
 
 
 class SwayFailure(Exception):
-    """A probe that failed; its text says all."""
+    """A failed probe, with the message to show."""
 
 
 class BadSuite(Exception):
-    """A mark or a suite file that cannot be used; its text says why."""
+    """An invalid mark or suite file, with the message to show."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a mark asks for."""
+    """The arguments of a mark."""
 
     spec: Path
     threshold: float
@@ -59,13 +59,13 @@ class Suite:
 
 
 def pytest_addoption(parser):
-    parser.addini("sway_command", "the command that runs suites", type="args", default=["weightloom"])
+    parser.addini("sway_command", "command that runs suites", type="args", default=["weightloom"])
 
 
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "sway(spec, threshold=0.0, weights=None): run a suite of `weightloom sway`, one test for each probe",
+        "sway(spec, threshold=0.0, weights=None): run a suite of `weightloom sway`, one test per probe",
     )
 
 
@@ -78,11 +78,11 @@ def pytest_pycollect_makeitem(collector, name, obj):
         return None
     line = obj.__code__.co_firstlineno - 1
 
-    def item(kind, ending, **more):
-        made = kind.from_parent(collector, name=name + ending, line=line, **more)
-        made.own_markers.extend(own)
-        made.keywords.update({mark.name: mark for mark in own})
-        return made
+    def item(kind, suffix, **more):
+        created = kind.from_parent(collector, name=name + suffix, line=line, **more)
+        created.own_markers.extend(own)
+        created.keywords.update({mark.name: mark for mark in own})
+        return created
 
     try:
         suite = read_marks(marks, collector.config.rootpath)
@@ -90,8 +90,8 @@ def pytest_pycollect_makeitem(collector, name, obj):
     except BadSuite as error:
         return [item(BadSuiteItem, "", problem=str(error))]
     items = [
-        item(ProbeItem, f"::{probe}", suite=suite, probe=probe, turn=names[:place].count(probe))
-        for place, probe in enumerate(names)
+        item(ProbeItem, f"::{probe}", suite=suite, probe=probe, occurrence=names[:index].count(probe))
+        for index, probe in enumerate(names)
     ]
     if suite.threshold > 0:
         items.append(item(GateItem, f"::{GATE}", suite=suite))
@@ -99,9 +99,9 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 def read_marks(marks, root):
-    """What a function's marks ask for, checked."""
+    """Validates the marks of a function."""
     if len(marks) > 1:
-        raise BadSuite("the mark `sway` stands there more than once: write a function for each suite")
+        raise BadSuite("more than one `sway` mark on a function\nhint: write one function per suite")
     try:
         return read_mark(root, *marks[0].args, **marks[0].kwargs)
     except TypeError as error:
@@ -111,15 +111,15 @@ def read_marks(marks, root):
 
 def read_mark(root, spec, threshold=0.0, weights=None):
     if not isinstance(spec, (str, Path)) or not str(spec):
-        raise BadSuite(f"the mark's spec is {spec!r}, not the path of a suite")
+        raise BadSuite(f"invalid spec {spec!r} of the mark: expected the path of a suite")
     if not is_number(threshold) or not 0 <= threshold <= 1:
-        raise BadSuite(f"the mark's threshold is {threshold!r}, not a number from 0 to 1")
+        raise BadSuite(f"invalid threshold {threshold!r} of the mark: expected a number from 0 to 1")
     if weights is None:
         weights = {}
     if not isinstance(weights, dict) or not all(
         isinstance(category, str) and is_number(weight) and weight >= 0 for category, weight in weights.items()
     ):
-        raise BadSuite(f"the mark's weights are {weights!r}, not categories with numbers of 0 or more")
+        raise BadSuite(f"invalid weights {weights!r} of the mark: expected categories with non-negative numbers")
     named = tuple(sorted((category, float(weight)) for category, weight in weights.items()))
     return Suite(spec=(root / spec).resolve(), threshold=float(threshold), weights=named)
 
@@ -129,7 +129,7 @@ def is_number(value):
 
 
 def entry_names(spec):
-    """The names of a suite's entries, in order. The rest is checked when it is run."""
+    """The names of a suite's entries, in order. The command checks everything else."""
     try:
         import yaml
     except ImportError:
@@ -137,18 +137,18 @@ def entry_names(spec):
     try:
         document = yaml.safe_load(spec.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSuite(f"{spec} cannot be read: {error}") from None
+        raise BadSuite(f"cannot read {spec}: {error}") from None
     except yaml.YAMLError as error:
-        raise BadSuite(f"{spec} is not YAML: {error}") from None
+        raise BadSuite(f"cannot parse {spec}: {error}") from None
     if not isinstance(document, dict):
-        raise BadSuite(f"{spec} is not a suite: its top level is not a map")
+        raise BadSuite(f"{spec}: the top level is not a map")
     entries = document.get("suite") or []
     if not isinstance(entries, list):
         raise BadSuite(f"{spec}: `suite` is not a list")
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not isinstance(name, str) or not name:
-            raise BadSuite(f"{spec}: entry {place + 1} has no name")
+            raise BadSuite(f"{spec}: entry {index + 1} has no name")
     if not names:
         raise BadSuite(f"{spec} has no probes")
     return names
@@ -158,7 +158,7 @@ REPORTS = pytest.StashKey[dict]()
 
 
 def report_of(suite, config):
-    """The report of a suite, which is run the first time it is asked for."""
+    """The report of a suite, which runs on the first call."""
     reports = config.stash.setdefault(REPORTS, {})
     if suite.key not in reports:
         reports[suite.key] = run(suite, config.getini("sway_command"))
@@ -169,7 +169,7 @@ def report_of(suite, config):
 
 
 def run(suite, command):
-    """The report of a suite, or a text that says why there is none."""
+    """Runs a suite; returns its report, or an error message."""
     with tempfile.TemporaryDirectory(prefix="sway-") as folder:
         file = Path(folder) / "report.json"
         arguments = [*command, "sway", "run", str(suite.spec), "--json", str(file)]
@@ -180,20 +180,20 @@ def run(suite, command):
                 arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
             )
         except OSError as error:
-            return f"{command[0]} cannot be started: {error}\nhint: install it, or set `sway_command`"
+            return f"cannot start {command[0]}: {error}\nhint: install it, or set `sway_command`"
         if done.returncode != 0:
-            said = done.stderr.strip() or done.stdout.strip() or "it said nothing"
-            return f"{' '.join(arguments[:3])} ended with {done.returncode}: {said}"
+            message = done.stderr.strip() or done.stdout.strip() or "no output"
+            return f"{' '.join(arguments[:3])} exited with {done.returncode}: {message}"
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
             report["probes"], report["score"]["overall"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{suite.spec} was run, but left no report: {error!r}"
+            return f"{suite.spec} wrote no valid report: {error!r}"
         return report
 
 
 class SwayItem(pytest.Item):
-    """One test that a mark became."""
+    """A test generated from a mark."""
 
     def __init__(self, *, line, **more):
         super().__init__(**more)
@@ -209,27 +209,27 @@ class SwayItem(pytest.Item):
 
 
 class ProbeItem(SwayItem):
-    """One entry of a suite."""
+    """Test of one entry of a suite."""
 
-    def __init__(self, *, suite, probe, turn, **more):
+    def __init__(self, *, suite, probe, occurrence, **more):
         super().__init__(**more)
         self.suite = suite
         self.probe = probe
-        # Which of several entries of one name, which reference mode allows.
-        self.turn = turn
+        # Index among entries of the same name, which reference mode allows.
+        self.occurrence = occurrence
 
     def runtest(self):
         report = report_of(self.suite, self.config)
         records = [record for record in report["probes"] if record["name"] == self.probe]
-        if self.turn >= len(records):
-            # The backend did not work at all: one record says so.
-            said = [described(record) for record in report["probes"] if record["verdict"] == "error"]
-            raise SwayFailure("\n".join(said) or f"the report says nothing about {self.probe}")
-        judge(records[self.turn])
+        if self.occurrence >= len(records):
+            # The backend failed its preflight check, which has a single record.
+            errors = [describe(record) for record in report["probes"] if record["verdict"] == "error"]
+            raise SwayFailure("\n".join(errors) or f"the report has no record of {self.probe}")
+        judge(records[self.occurrence])
 
 
 class GateItem(SwayItem):
-    """The score of a suite."""
+    """Test of the score of a suite."""
 
     def __init__(self, *, suite, **more):
         super().__init__(**more)
@@ -245,7 +245,7 @@ class GateItem(SwayItem):
 
 
 class BadSuiteItem(SwayItem):
-    """What a bad mark, or a suite that cannot be read, became."""
+    """Test that fails with the reason why a mark or suite is invalid."""
 
     def __init__(self, *, problem, **more):
         super().__init__(**more)
@@ -256,19 +256,19 @@ class BadSuiteItem(SwayItem):
 
 
 def judge(record):
-    verdict, said = record["verdict"], described(record)
+    verdict, message = record["verdict"], describe(record)
     if verdict == "skip":
-        pytest.skip(said)
+        pytest.skip(message)
     elif verdict in ("warn", "inconclusive"):
-        warnings.warn(SwayWarning(said), stacklevel=1)
+        warnings.warn(SwayWarning(message), stacklevel=1)
     elif verdict != "pass":
-        raise SwayFailure(said)
+        raise SwayFailure(message)
 
 
-def described(record):
-    said = f"{record['name']} ({record.get('kind', '?')}) {record['verdict']}: {record.get('message') or 'no message'}"
+def describe(record):
+    message = f"{record['name']} ({record.get('kind', '?')}) {record['verdict']}: {record.get('message') or 'no message'}"
     numbers = []
     for key, name in [("raw", "raw"), ("z_score", "z"), ("p_adjusted", "p"), ("score", "score")]:
         if is_number(record.get(key)):
             numbers.append(f"{name} {record[key]:.4g}")
-    return f"{said} [{', '.join(numbers)}]" if numbers else said
+    return f"{message} [{', '.join(numbers)}]" if numbers else message

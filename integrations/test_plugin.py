@@ -1,4 +1,4 @@
-"""Tests of the pytest plugin, with a stand-in for `weightloom`.
+"""Tests of the pytest plugin with a fake `weightloom`.
 
     pip install pytest pyyaml
     pytest integrations/test_plugin.py
@@ -11,14 +11,14 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-# Writes the report beside it, and counts how often it was called.
-STAND_IN = """
+# Writes the prepared report, and logs its calls.
+FAKE_COMMAND = """
 import pathlib, sys
 folder = pathlib.Path(__file__).parent
 with (folder / "calls").open("a") as calls:
     print(*sys.argv[1:], file=calls)
-if (folder / "fault").exists():
-    print((folder / "fault").read_text(), file=sys.stderr)
+if (folder / "error").exists():
+    print((folder / "error").read_text(), file=sys.stderr)
     sys.exit(2)
 assert sys.argv[1:3] == ["sway", "run"], sys.argv
 if (folder / "report.json").exists():
@@ -37,7 +37,7 @@ def report(*records, overall=0.7):
 
 @pytest.fixture
 def project(pytester):
-    """A folder with the plugin, a suite of given names, and the stand-in."""
+    """A folder with the plugin, suites and the fake command."""
 
     class Project:
         def suite(self, *names, file="sway.yaml"):
@@ -47,8 +47,8 @@ def project(pytester):
         def answer(self, found):
             (pytester.path / "report.json").write_text(json.dumps(found))
 
-        def fault(self, text):
-            (pytester.path / "fault").write_text(text)
+        def error(self, text):
+            (pytester.path / "error").write_text(text)
 
         def tests(self, text):
             pytester.makepyfile(test_it=f"import pytest\n{text}")
@@ -60,16 +60,16 @@ def project(pytester):
             file = pytester.path / "calls"
             return file.read_text().splitlines() if file.exists() else []
 
-    (pytester.path / "stand_in.py").write_text(STAND_IN)
-    pytester.makeini(f"[pytest]\nsway_command = {sys.executable} {pytester.path / 'stand_in.py'}\n")
+    (pytester.path / "fake_command.py").write_text(FAKE_COMMAND)
+    pytester.makeini(f"[pytest]\nsway_command = {sys.executable} {pytester.path / 'fake_command.py'}\n")
     return Project()
 
 
-def test_every_verdict_has_its_outcome(project):
+def test_verdicts_map_to_outcomes(project):
     verdicts = ["pass", "fail", "error", "skip", "warn", "inconclusive"]
     project.suite(*[f"a_{verdict}" for verdict in verdicts])
     project.answer(report(*[record(f"a_{verdict}", verdict, raw=0.5, p_adjusted=0.04) for verdict in verdicts]))
-    project.tests("@pytest.mark.sway('sway.yaml')\ndef test_adapter(): assert False, 'the body is not run'")
+    project.tests("@pytest.mark.sway('sway.yaml')\ndef test_adapter(): assert False, 'the body must not run'")
     result = project.run("-v", "-rs")
     result.assert_outcomes(passed=3, failed=2, skipped=1, warnings=2)
     result.stdout.fnmatch_lines(
@@ -84,7 +84,7 @@ def test_every_verdict_has_its_outcome(project):
     assert "__gate__" not in result.stdout.str()
 
 
-def test_a_suite_is_run_once_and_only_if_it_is_needed(project):
+def test_a_suite_runs_once_and_only_if_needed(project):
     project.suite("one", "two")
     project.answer(report(record("one", "pass"), record("two", "pass")))
     project.tests(
@@ -108,7 +108,7 @@ def test_other(): ...
     assert project.calls()[1].endswith("--weights ablation=0,adherence=0.5")
 
 
-def test_a_gate_asks_for_the_score(project):
+def test_the_gate_checks_the_score(project):
     project.suite("one")
     project.answer(report(record("one", "pass"), overall=0.55))
     project.tests("@pytest.mark.sway('sway.yaml', threshold=0.6)\ndef test_a(): ...")
@@ -118,23 +118,23 @@ def test_a_gate_asks_for_the_score(project):
 
 
 @pytest.mark.parametrize(
-    ("mark", "said"),
+    ("mark", "message"),
     [
         ("sway", "*missing*spec*"),
         ("sway('sway.yaml', treshold=1)", "*treshold*"),
-        ("sway('sway.yaml', threshold='high')", "*not a number from 0 to 1*"),
-        ("sway('sway.yaml', threshold=2)", "*not a number from 0 to 1*"),
-        ("sway('sway.yaml', weights=['adherence'])", "*the mark's weights*"),
-        ("sway('sway.yaml', weights={'adherence': -1})", "*the mark's weights*"),
-        ("sway(3)", "*the mark's spec is 3*"),
-        ("sway('nowhere.yaml')", "*nowhere.yaml cannot be read*"),
-        ("sway('broken.yaml')", "*broken.yaml is not YAML*"),
-        ("sway('list.yaml')", "*not a map*"),
+        ("sway('sway.yaml', threshold='high')", "*expected a number from 0 to 1*"),
+        ("sway('sway.yaml', threshold=2)", "*expected a number from 0 to 1*"),
+        ("sway('sway.yaml', weights=['adherence'])", "*invalid weights*of the mark*"),
+        ("sway('sway.yaml', weights={'adherence': -1})", "*invalid weights*of the mark*"),
+        ("sway(3)", "*invalid spec 3 of the mark*"),
+        ("sway('nowhere.yaml')", "*cannot read *nowhere.yaml*"),
+        ("sway('broken.yaml')", "*cannot parse *broken.yaml*"),
+        ("sway('list.yaml')", "*the top level is not a map*"),
         ("sway('nameless.yaml')", "*entry 1 has no name*"),
         ("sway('empty.yaml')", "*has no probes*"),
     ],
 )
-def test_what_cannot_be_used_is_one_failure(project, pytester, mark, said):
+def test_an_invalid_mark_or_suite_is_one_failure(project, pytester, mark, message):
     project.suite("one")
     (pytester.path / "broken.yaml").write_text("suite: [")
     (pytester.path / "list.yaml").write_text("- 1")
@@ -143,7 +143,7 @@ def test_what_cannot_be_used_is_one_failure(project, pytester, mark, said):
     project.tests(f"@pytest.mark.{mark}\ndef test_a(): ...\ndef test_b(): ...")
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines([said])
+    result.stdout.fnmatch_lines([message])
     assert project.calls() == []
 
 
@@ -153,34 +153,34 @@ def test_two_marks_are_one_failure(project):
     project.run().assert_outcomes(failed=1)
 
 
-def test_a_command_that_fails_fails_every_test_and_is_not_called_again(project):
+def test_a_failing_command_fails_every_test_and_is_called_once(project):
     project.suite("one", "two")
-    project.fault("error: sway.yaml:3: there is no probe `delta_lk`")
+    project.error("error: sway.yaml:3: there is no probe `delta_lk`")
     project.tests("@pytest.mark.sway('sway.yaml', threshold=0.1)\ndef test_a(): ...")
     result = project.run()
     result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(["*ended with 2: error: sway.yaml:3: there is no probe `delta_lk`"])
+    result.stdout.fnmatch_lines(["*exited with 2: error: sway.yaml:3: there is no probe `delta_lk`"])
     assert len(project.calls()) == 1
 
 
-def test_a_command_that_is_not_there_is_told(project, pytester):
+def test_a_missing_command_is_reported(project, pytester):
     project.suite("one")
     pytester.makeini("[pytest]\nsway_command = no-such-command\n")
     project.tests("@pytest.mark.sway('sway.yaml')\ndef test_a(): ...")
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["no-such-command cannot be started*"])
+    result.stdout.fnmatch_lines(["cannot start no-such-command*"])
 
 
-def test_a_run_without_a_report_is_told(project):
+def test_a_missing_report_is_reported(project):
     project.suite("one")
     project.tests("@pytest.mark.sway('sway.yaml')\ndef test_a(): ...")
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*left no report*"])
+    result.stdout.fnmatch_lines(["*wrote no valid report*"])
 
 
-def test_a_backend_that_does_not_work_fails_every_probe(project):
+def test_a_failed_preflight_fails_every_probe(project):
     project.suite("one", "two")
     project.answer(report(record("__preflight__", "error")))
     project.tests("@pytest.mark.sway('sway.yaml')\ndef test_a(): ...")
@@ -189,14 +189,14 @@ def test_a_backend_that_does_not_work_fails_every_probe(project):
     result.stdout.fnmatch_lines(["__preflight__ * error: __preflight__ says so"])
 
 
-def test_entries_of_one_name_have_their_own_records(project):
+def test_entries_with_equal_names_have_separate_records(project):
     project.suite("one", "one")
     project.answer(report(record("one", "pass"), record("one", "fail")))
     project.tests("@pytest.mark.sway('sway.yaml')\ndef test_a(): ...")
     project.run().assert_outcomes(passed=1, failed=1)
 
 
-def test_other_marks_hold(project):
+def test_other_marks_apply(project):
     project.suite("one")
     project.answer(report(record("one", "fail")))
     project.tests(
@@ -213,7 +213,7 @@ def test_b(): ...
     project.run("-m", "not sway").assert_outcomes(deselected=2)
 
 
-def test_methods_are_marked_as_well(project):
+def test_methods_can_be_marked(project):
     project.suite("one")
     project.answer(report(record("one", "pass")))
     project.tests("class TestAdapter:\n    @pytest.mark.sway('sway.yaml')\n    def test_a(self): ...")

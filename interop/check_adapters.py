@@ -1,11 +1,11 @@
-"""Adapters of PEFT, beside a model and merged into it."""
+"""PEFT adapters, applied at run time and merged."""
 
 import warnings
 
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from said import agree, close, expected, scored, written
-from tiny import BUILT_IN, PROMPT, Unfit, decided, fill_adapter, greedy, load, logits, save
+from logprobs import same_tokens, assert_close, expected, scored, generated
+from tiny_models import BUILT_IN, PROMPT, Unfit, unambiguous, fill_adapter, greedy, load, logits, save
 
 ADAPTERS = {
     "LoRA on llama": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
@@ -32,18 +32,18 @@ ADAPTERS = {
 
 def run(place, ours, report):
     for base in sorted({base for base, _ in ADAPTERS.values()}):
-        save(decided(*BUILT_IN[base])[0], place / base)
+        save(unambiguous(*BUILT_IN[base])[0], place / base)
     for name, (base, settings) in ADAPTERS.items():
-        with report.check(f"{name}: the adapter changes what is said") as check:
+        with report.check(f"{name}: the adapter changes the output") as check:
             folder = place / name
-            chosen = make(place / base, folder, settings)
+            chosen = create_adapter(place / base, folder, settings)
             check.of, check.count = "tokens", len(chosen)
         if folder.exists():
             compare(report, ours, name, place / base, folder, chosen)
 
 
-def make(base, folder, settings):
-    """Saves an adapter; returns the tokens that the model writes with it, of which none is a close call."""
+def create_adapter(base, folder, settings):
+    """Saves an adapter; returns the greedy tokens with it, none of which is a near tie."""
     plain = logits(load(base), PROMPT)
     for seed in range(3001, 3200):
         with warnings.catch_warnings(action="ignore"):
@@ -54,11 +54,11 @@ def make(base, folder, settings):
             chosen = greedy(model, PROMPT)
         except Unfit:
             continue
-        assert (logits(model, PROMPT) - plain).abs().max() > 0.1, "the adapter does nothing"
+        assert (logits(model, PROMPT) - plain).abs().max() > 0.1, "the adapter has no effect"
         with warnings.catch_warnings(action="ignore"):
             model.save_pretrained(folder)
         return chosen
-    raise Unfit("every text is undecided")
+    raise Unfit("every prompt has a near tie")
 
 
 def tuned(base, folder):
@@ -67,27 +67,27 @@ def tuned(base, folder):
 
 def compare(report, ours, name, base, folder, chosen):
     adapter = ["--adapter", folder]
-    with report.check(f"{name}, beside → score → PEFT") as check:
-        close(check, scored(ours, base, *adapter), expected(tuned(base, folder)))
+    with report.check(f"{name}, unmerged → score → PEFT") as check:
+        assert_close(check, scored(ours, base, *adapter), expected(tuned(base, folder)))
     with report.check(f"{name}, merged → score → PEFT") as check:
-        close(check, scored(ours, base, *adapter, "--merge"), expected(tuned(base, folder).merge_and_unload()))
+        assert_close(check, scored(ours, base, *adapter, "--merge"), expected(tuned(base, folder).merge_and_unload()))
     for ranks in (1, 2, 3):
         with report.check(f"{name} → generate on {ranks} ranks → PEFT") as check:
-            agree(check, written(ours, base, *adapter, "--ignore-eos", "--tp", ranks), chosen)
+            same_tokens(check, generated(ours, base, *adapter, "--ignore-eos", "--tp", ranks), chosen)
     with report.check(f"{name}, merged → generate on 2 ranks → PEFT") as check:
-        agree(check, written(ours, base, *adapter, "--merge", "--ignore-eos", "--tp", 2), chosen)
-    with report.check(f"{name}, half of it → score → PEFT") as check:
-        close(check, scored(ours, base, *adapter, "--adapter-scale", 0.5), expected(halfway(base, folder)))
+        same_tokens(check, generated(ours, base, *adapter, "--merge", "--ignore-eos", "--tp", 2), chosen)
+    with report.check(f"{name}, half strength → score → PEFT") as check:
+        assert_close(check, scored(ours, base, *adapter, "--adapter-scale", 0.5), expected(halfway(base, folder)))
     with report.check(f"{name} → export → transformers, PEFT merged") as check:
         target = folder.with_name(f"{name}, exported")
         ours.call("export", base, target, *adapter)
         merged, loaded = tuned(base, folder).merge_and_unload(), load(target)
-        close(check, expected(loaded), expected(merged))
+        assert_close(check, expected(loaded), expected(merged))
         same_but_for_rounding(loaded.state_dict(), merged.state_dict())
 
 
 def halfway(base, folder):
-    """The weights between the base's and those that PEFT merges: a strength is about all that an adapter changes."""
+    """The mean of the base and the merged weights: strength 0.5 scales everything that an adapter changes."""
     model = load(base)
     merged = tuned(base, folder).merge_and_unload().state_dict()
     model.load_state_dict({name: (value + merged[name]) / 2 for name, value in model.state_dict().items()})
@@ -95,7 +95,7 @@ def halfway(base, folder):
 
 
 def same_but_for_rounding(found, wanted):
-    """Merged weights are sums of products of the rank's few terms: their order changes the last bits only."""
+    """Compares merged weights up to the order of additions."""
     assert found.keys() == wanted.keys(), f"names differ: {sorted(found.keys() ^ wanted.keys())[:6]}"
     for name, tensor in wanted.items():
         away = float((found[name] - tensor).abs().max())

@@ -1,4 +1,4 @@
-"""Checkpoints of `torch.distributed.checkpoint`, between its ranks and ours."""
+"""Checkpoints of `torch.distributed.checkpoint`, exchanged between its ranks and ours."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from equal import MESHES, everywhere, read_dcp, same
+from compare import MESHES, check_all_formats, read_dcp, same
 
 GLOO_SECONDS = 90
 
@@ -21,7 +21,7 @@ def run(place, ours, report):
     for name in names:
         tensors, values = place / f"{name}.safetensors", json.loads((place / f"{name}.json").read_text())
         expected = load_file(tensors)
-        everywhere(report, ours, f"torch DCP of {name}, saved by 2 ranks", place / name, expected, values)
+        check_all_formats(report, ours, f"torch DCP of {name}, saved by 2 ranks", place / name, expected, values)
         with report.check(f"DCP of {name}, saved by 4 ranks → torch on one process") as check:
             ours.ranks("dcp", place / f"{name}.ours", tensors, MESHES[4], values=values)
             found, found_values = read_dcp(place / f"{name}.ours", expected, values)
@@ -36,15 +36,15 @@ def run(place, ours, report):
             check.count = ours.ranks("load", place / f"{name}.ours", tensors, MESHES[3], values=values)
     for line in on_gloo("load", place).splitlines():
         name, count = line.split()
-        with report.check(f"DCP of {name}, saved by 4 ranks → torch on 2 ranks → torch DCP, one fingerprint") as check:
+        with report.check(f"DCP of {name}, saved by 4 ranks → torch on 2 ranks → torch DCP, the same fingerprint") as check:
             fingerprints = {ours.fingerprint(place / f"{name}{end}") for end in ("", ".safetensors", ".ours", ".again")}
             assert len(fingerprints) == 1, fingerprints
             check.count = int(count)
 
 
 def on_gloo(action, place, ranks=2):
-    """Runs `gloo.py` once for each rank; returns what rank 0 printed."""
-    script = pathlib.Path(__file__).with_name("gloo.py")
+    """Runs `torch_ranks.py` on every rank; returns the output of rank 0."""
+    script = pathlib.Path(__file__).with_name("torch_ranks.py")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
     started = [
         subprocess.Popen([sys.executable, script, action, place], env=environment | {"RANK": str(rank)}, text=True,
@@ -58,5 +58,5 @@ def on_gloo(action, place, ranks=2):
             process.kill()
     for process, (_, errors) in zip(started, outputs):
         if process.returncode != 0:
-            raise RuntimeError(f"a rank of torch ended with {process.returncode}: {errors.strip()}")
+            raise RuntimeError(f"a torch rank exited with {process.returncode}: {errors.strip()}")
     return outputs[0][0]

@@ -1,4 +1,4 @@
-"""Models of every family, asked by transformers and by us."""
+"""Models of every family, compared with transformers."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from check_models import bin_folder
-from equal import read_hf, same
-from said import agree, close, expected, scored, written
-from tiny import (
-    BUILT_IN, DESCRIBED, FIXTURES, PLAIN, PROMPT, Unfit, build, decided, fill, load, logits, save, with_words,
+from compare import read_hf, same
+from logprobs import same_tokens, assert_close, expected, scored, generated
+from tiny_models import (
+    BUILT_IN, DESCRIBED, FIXTURES, PLAIN, PROMPT, Unfit, build, unambiguous, fill, load, logits, save, add_tokenizer,
 )
 
 EXAMPLES = FIXTURES.parents[3] / "examples/models"
@@ -21,27 +21,27 @@ def run(place, ours, report):
     for name, (family, settings) in (BUILT_IN | DESCRIBED).items():
         options = ["--model-path", EXAMPLES] if name in DESCRIBED else []
         folder = place / name
-        models[name] = model, chosen = decided(family, settings)
+        models[name] = model, chosen = unambiguous(family, settings)
         save(model, folder)
-        speech(report, ours, name, folder, options, model, chosen)
-        half(report, ours, name, place / f"{name}, bf16", options, family, settings)
+        check_outputs(report, ours, name, folder, options, model, chosen)
+        check_bf16(report, ours, name, place / f"{name}, bf16", options, family, settings)
         export(report, ours, name, folder, options, model)
     for name in ("llama", "qwen3_moe", "gpt2"):
-        forms(place, report, ours, name, *models[name])
-    habits(place, report, ours, *models["llama"])
+        check_formats(place, report, ours, name, *models[name])
+    check_generation_config(place, report, ours, *models["llama"])
 
 
-def speech(report, ours, name, folder, options, model, chosen):
+def check_outputs(report, ours, name, folder, options, model, chosen):
     with report.check(f"{name} → score → transformers") as check:
-        close(check, scored(ours, folder, *options), expected(model))
+        assert_close(check, scored(ours, folder, *options), expected(model))
     for ranks in (1, 2, 3):
         with report.check(f"{name} → generate on {ranks} ranks → transformers") as check:
-            agree(check, written(ours, folder, "--ignore-eos", "--tp", ranks, *options), chosen)
+            same_tokens(check, generated(ours, folder, "--ignore-eos", "--tp", ranks, *options), chosen)
 
 
-def half(report, ours, name, folder, options, family, settings):
-    """Both sides round to eight bits at many places, not all of them the same. So each is compared with what f32 makes
-    of the same weights: we may be further away than transformers is by half, measured over all log-probabilities.
+def check_bf16(report, ours, name, folder, options, family, settings):
+    """Both sides round to bf16 at different places, so each is compared with the f32 result of the same weights: our
+    RMS error over all log-probabilities may be at most 1.5 times that of transformers.
     """
     with report.check(f"{name}, bf16 → score → transformers") as check:
         model, exact = rounded(family, settings)
@@ -51,11 +51,11 @@ def half(report, ours, name, folder, options, family, settings):
         check.of, check.count = "log-probabilities", stored.numel()
         assert torch.equal(asked, stored), "a model in bf16 is not computed in bf16"
         mine = away(stored, exact)
-        assert 0 < mine <= 1.5 * theirs, f"{mine:.1e} from the truth, transformers is {theirs:.1e}"
+        assert 0 < mine <= 1.5 * theirs, f"{mine:.1e} from f32, transformers is {theirs:.1e}"
 
 
 def rounded(family, settings):
-    """A model with weights that bf16 holds, and what it says in f32; routers stay decided after rounding."""
+    """A model with bf16-exact weights and its f32 output; rounding does not change the choice of experts."""
     for seed in range(2001, 2200):
         model = build(family, settings)
         fill(model, seed)
@@ -63,7 +63,7 @@ def rounded(family, settings):
         exact, routes = expected(model), chosen_experts(model)
         if routes == chosen_experts(model.bfloat16()):
             return model.float(), exact
-    raise Unfit("every router is undecided in bf16")
+    raise Unfit("every router has a near tie in bf16")
 
 
 def chosen_experts(model):
@@ -88,8 +88,8 @@ def export(report, ours, name, folder, options, model):
     with report.check(f"{name} → export → transformers") as check:
         target = folder.with_name(f"{name}, exported")
         ours.call("export", folder, target, *options)
-        check.count = speaks_like(target, model)
-        assert same(read_hf(target), read_hf(folder)), "other tensors in the file"
+        check.count = same_logits(target, model)
+        assert same(read_hf(target), read_hf(folder)), "the tensors of the file differ"
         assert (target / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     with report.check(f"{name} → export as bf16 → transformers") as check:
         target = folder.with_name(f"{name}, exported as bf16")
@@ -97,60 +97,60 @@ def export(report, ours, name, folder, options, model):
         expected = {name: tensor.bfloat16() for name, tensor in read_hf(folder).items()}
         check.count = same(read_hf(target), expected)
         loaded = AutoModelForCausalLM.from_pretrained(target)
-        assert loaded.dtype == torch.bfloat16, f"the configuration says {loaded.dtype}"
+        assert loaded.dtype == torch.bfloat16, f"the config has {loaded.dtype}"
 
 
-def speaks_like(folder, model):
-    """Loads a folder and compares logits, bit by bit; returns the number of the model's tensors."""
+def same_logits(folder, model):
+    """Loads a folder and compares logits bit for bit; returns the number of tensors."""
     loaded = load(folder)
     assert torch.equal(logits(loaded, PROMPT), logits(model, PROMPT)), "logits differ"
     return same(loaded.state_dict(), model.state_dict())
 
 
-def forms(place, report, ours, name, model, chosen):
-    """The same model in other files than one of safetensors."""
-    # Of what is stored: transformers keeps all experts of a layer in one tensor, but not in files.
+def check_formats(place, report, ours, name, model, chosen):
+    """The same model in other formats than a single safetensors file."""
+    # From the files: in memory, transformers keeps all experts of a layer in one tensor.
     stored = read_hf(place / name)
     sharded = save(model, place / f"{name}, sharded", max_shard_size="30KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
     folders = {"sharded safetensors": sharded, "two .bin files": place / f"{name}, bins",
                "one .bin file": place / f"{name}, bin"}
-    with_words(bin_folder(folders["two .bin files"], model, stored))
+    add_tokenizer(bin_folder(folders["two .bin files"], model, stored))
     folders["one .bin file"].mkdir()
     torch.save(stored, folders["one .bin file"] / "pytorch_model.bin")
-    model.config.save_pretrained(with_words(folders["one .bin file"]))
-    for form in ("native", "dcp"):
-        folders[form] = ours.convert(place / name, form)
-        shutil.copy(place / name / "config.json", with_words(folders[form]))
-    for form, folder in folders.items():
-        with report.check(f"{name} in {form} → score → transformers") as check:
-            close(check, scored(ours, folder), expected(model))
-        with report.check(f"{name} in {form} → generate on 2 ranks → transformers") as check:
-            agree(check, written(ours, folder, "--ignore-eos", "--tp", 2), chosen)
-        with report.check(f"{name} in {form} → export → transformers") as check:
+    model.config.save_pretrained(add_tokenizer(folders["one .bin file"]))
+    for format in ("native", "dcp"):
+        folders[format] = ours.convert(place / name, format)
+        shutil.copy(place / name / "config.json", add_tokenizer(folders[format]))
+    for format, folder in folders.items():
+        with report.check(f"{name} in {format} → score → transformers") as check:
+            assert_close(check, scored(ours, folder), expected(model))
+        with report.check(f"{name} in {format} → generate on 2 ranks → transformers") as check:
+            same_tokens(check, generated(ours, folder, "--ignore-eos", "--tp", 2), chosen)
+        with report.check(f"{name} in {format} → export → transformers") as check:
             target = folder.with_name(f"{folder.name}, exported")
             ours.call("export", folder, target)
-            check.count = speaks_like(target, model)
+            check.count = same_logits(target, model)
 
 
-def habits(place, report, ours, model, chosen):
-    """Where texts end, and what is done about repetition."""
+def check_generation_config(place, report, ours, model, chosen):
+    """End-of-text tokens and repetition penalty."""
     folder = place / "habits"
     shutil.copytree(place / "llama", folder)
     settings = json.loads((folder / "generation_config.json").read_text())
-    # One that the model writes late for the first time, and one that it does not write.
+    # A token that first occurs late in the generation, and one that does not occur.
     ends = [max(chosen, key=chosen.index), min(set(range(101)) - set(chosen))]
     (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": ends}))
     peer = AutoModelForCausalLM.from_pretrained(folder, **PLAIN).eval()
-    with report.check("an end in generation_config.json → generate → transformers") as check:
+    with report.check("an EOS token in generation_config.json → generate → transformers") as check:
         theirs = continued(peer)
         assert theirs[-1] == ends[0], "the text does not end"
-        agree(check, written(ours, folder), theirs[:-1])
+        same_tokens(check, generated(ours, folder), theirs[:-1])
     for penalty in (1.2, 2.0):
         with report.check(f"repetition penalty {penalty} → generate → transformers") as check:
             theirs = continued(peer, repetition_penalty=penalty, eos_token_id=None)
             assert theirs != chosen, "the penalty changes nothing"
-            agree(check, written(ours, folder, "--ignore-eos", "--repetition-penalty", penalty), theirs)
+            same_tokens(check, generated(ours, folder, "--ignore-eos", "--repetition-penalty", penalty), theirs)
 
 
 def continued(model, **settings):

@@ -1,4 +1,4 @@
-"""GGUF files, written by the package of llama.cpp."""
+"""GGUF files written by llama.cpp's Python package."""
 
 import gguf
 import numpy as np
@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from check_models import tiny
-from equal import everywhere, read_hf, same
+from compare import check_all_formats, read_hf, same
 
 
 def run(place, ours, report):
@@ -16,7 +16,7 @@ def run(place, ours, report):
 
 
 def unknown_names(place, ours, report):
-    """An architecture that nobody knows, so that names and rows stay as they are."""
+    """An unknown architecture, for which names and rows stay unchanged."""
     generator = np.random.default_rng(1)
     path = place / "kinds.gguf"
     writer = gguf.GGUFWriter(path, "starfish")
@@ -28,22 +28,22 @@ def unknown_names(place, ours, report):
         kept = tensor.tensor_type in (Kind.F32, Kind.F16)
         values = tensor.data if kept else gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         expected[tensor.name] = torch.from_numpy(np.array(values))
-    everywhere(report, ours, "gguf", path, expected)
+    check_all_formats(report, ours, "gguf", path, expected)
 
 
 def llama(place, ours, report):
-    """A Llama model as llama.cpp has it, read by transformers and by us."""
+    """A Llama model in llama.cpp's layout, read by transformers and by us."""
     model = tiny(1, intermediate_size=96, vocab_size=64)
     folder = place / "llama"
     folder.mkdir()
     write_llama(folder / "model.gguf", model, lambda name: Kind.Q4_0 if "mlp" in name else Kind.Q8_0)
-    with report.check("gguf of llama → hf → transformers' own reading of gguf") as check:
+    with report.check("gguf of llama → hf → transformers' GGUF reader") as check:
         peer = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
         check.count = same(read_hf(ours.convert(folder / "model.gguf", "hf")), peer.state_dict())
 
 
 def write_llama(path, model, kind, add_words=lambda writer: None):
-    """Matrices become what `kind` says of their names, vectors stay as they are."""
+    """Quantizes matrices to `kind(name)`; vectors stay in f32."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -65,7 +65,7 @@ def write_llama(path, model, kind, add_words=lambda writer: None):
 
 
 def interleaved(weight, heads):
-    """Rows of queries and keys as the converter of llama.cpp stores them: the halves of a head take turns."""
+    """Permutes the rows of queries and keys as llama.cpp's converter does: the halves of a head are interleaved."""
     if heads is None:
         return weight
     return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""Models and adapters of MLX, on its CPU backend."""
+"""MLX models and adapters, on the CPU backend of MLX."""
 
 import json
 
@@ -11,7 +11,7 @@ from peft import PeftModel
 from peft.utils import get_peft_model_state_dict
 
 from check_models import logits, tiny
-from equal import everywhere, read_hf, same
+from compare import check_all_formats, read_hf, same
 
 mx.set_default_device(mx.cpu)
 
@@ -39,7 +39,7 @@ def arrays(place, ours, report):
         path = place / name
         save(str(path), some)
         expected = {key: to_torch(value) for key, value in mx.load(str(path)).items()}
-        everywhere(report, ours, f"{name} of mlx.core", path, expected)
+        check_all_formats(report, ours, f"{name} of mlx.core", path, expected)
 
 
 class Block(nn.Module):
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Named as the models of mlx-lm."""
+    """Modules with the names of mlx-lm."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ def quantised(place, ours, report):
     for bits, group, dtype in numbers:
         model = Model()
         model.set_dtype(dtype)
-        # A layer of its own kind, and one that stays as it is, as in mlx-lm: 96 elements are not whole groups of 64.
+        # As in mlx-lm, one layer is quantized differently and one not at all: 96 elements are not whole groups of 64.
         own = {"layers.1.q_proj": {"group_size": 32, "bits": 3}}
         whole = lambda path, layer: (
             hasattr(layer, "to_quantized") and layer.weight.shape[-1] % group == 0 and own.get(path, True)
@@ -76,11 +76,11 @@ def quantised(place, ours, report):
         (folder / "config.json").write_text(json.dumps({"quantization": section}))
         weights = mx.load(str(folder / "model.safetensors"))
         expected = {key: to_torch(value) for key, value in dequantised(weights, section).items()}
-        everywhere(report, ours, f"{name} of mlx.nn.quantize", folder, expected)
+        check_all_formats(report, ours, f"{name} of mlx.nn.quantize", folder, expected)
 
 
 def dequantised(weights, section):
-    """By MLX's own arithmetic."""
+    """Dequantized by MLX."""
     whole = {}
     for name, value in weights.items():
         module, _, kind = name.rpartition(".")
@@ -117,7 +117,7 @@ def adapter(place, ours, report):
             module, _, kind = name.rpartition(".")
             expected[f"base_model.model.{module}.{names[kind]}"] = weight.T
         check.count = same(get_peft_model_state_dict(loaded), expected)
-        # The same change, made to the weights: sums of another order, hence not the same bits.
+        # The same change of the weights, with another order of additions, so not bit for bit.
         for module in {name.rpartition(".")[0] for name in weights}:
             change = scale * (weights[f"{module}.lora_a"] @ weights[f"{module}.lora_b"]).T
             base.get_submodule(module).weight.data += change

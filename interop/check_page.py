@@ -1,15 +1,15 @@
-"""The HTML page of `weightloom sway run --html`, in a Chromium without a window."""
+"""The HTML report of `weightloom sway run --html`, in headless Chromium."""
 
 import json
 
-import pages
+import sample_pages
 from chromium import browser
-from ours import output
+from weightloom_cli import output
 from page_checks import CHECKS, opened
-from page_faults import FAULTS, broken
-from page_numbers import differences, visible
+from page_mutations import FAULTS, broken
+from page_values import differences, visible
 
-# Faults told of one check; the others are counted.
+# Problems shown per check; the others are counted.
 SHOWN = 6
 PARTS = [
     "Categories", "Less and more of the change", "Sections of the document", "Where the change is", "Against noise",
@@ -19,12 +19,12 @@ PARTS = [
 
 def run(place, ours, report):
     made = {
-        "of all probes": pages.full(place, ours),
-        "in reference mode": pages.full(place, ours, "reference"),
-        "of hostile texts": pages.hostile(place, ours),
-        "of failures": pages.failed(place, ours),
-        "of nothing": pages.empty(place, ours),
-        "of 200 probes": pages.many(place, ours),
+        "of all probes": sample_pages.full(place, ours),
+        "in reference mode": sample_pages.full(place, ours, "reference"),
+        "of hostile texts": sample_pages.hostile(place, ours),
+        "of failures": sample_pages.failed(place, ours),
+        "of nothing": sample_pages.empty(place, ours),
+        "of 200 probes": sample_pages.many(place, ours),
     }
     with browser() as chromium:
         page = chromium.page()
@@ -57,20 +57,20 @@ def numbers(page, source, file):
 
 
 def contents(page, made, report):
-    with report.check("page of all probes: parts") as check:
+    with report.check("page of all probes: sections") as check:
         opened(page, made["of all probes"][1])
         found = page.evaluate("audit.contents()")
         check.of, check.count = "parts", len(PARTS)
         assert found["headings"] == PARTS, found["headings"]
         assert len(found["writings"]) > 3, "few texts are compared"
-    with report.check("page of hostile texts: every text stands there") as check:
+    with report.check("page of hostile texts: every text is present") as check:
         opened(page, made["of hostile texts"][1])
         found = page.evaluate("document.body.textContent")
         check.of = "texts"
-        for name, text in pages.HOSTILE.items():
+        for name, text in sample_pages.HOSTILE.items():
             check.count += 1
             assert visible(text) in found, f"{name} is missing"
-        assert page.evaluate("document.title") != "taken", "a script of a report ran"
+        assert page.evaluate("document.title") != "taken", "a script in a report ran"
     for name, words in (("of failures", "No probe could be carried out"), ("of nothing", "No probe was run")):
         with report.check(f"page {name}: says so") as check:
             opened(page, made[name][1])
@@ -80,10 +80,10 @@ def contents(page, made, report):
 
 
 def refused(place, page, source, file, report):
-    """Each check finds what it is there for."""
+    """Every check detects the mutations meant for it."""
     known = {one.__name__: lambda file, one=one: one(page, file) for one in CHECKS}
     known["numbers"] = lambda file: numbers(page, source, file)[0]
-    with report.check("page with faults: each is found") as check:
+    with report.check("mutated pages: every mutation is detected") as check:
         check.of = "faults"
         text, missed = file.read_text(), []
         target = place / "broken.html"
@@ -97,7 +97,7 @@ def refused(place, page, source, file, report):
 
 
 def again(place, ours, report, source, file):
-    with report.check("page of a kept report is that of the run") as check:
+    with report.check("the page of a saved report equals that of the run") as check:
         check.of, check.count = "bytes", file.stat().st_size
         target = place / "again.html"
         output([ours.weightloom, "sway", "report", source, "--format", "html", "--out", target])

@@ -1,4 +1,4 @@
-"""Our server, asked by OpenAI's client, and its answers compared with transformers."""
+"""`weightloom serve` through OpenAI's client, compared with transformers."""
 
 import asyncio
 import signal
@@ -12,31 +12,31 @@ from transformers import (
 )
 
 from check_smollm2 import CHAT, continued, file
-from said import agree, close, expected
-from serving import served
-from tiny import BUILT_IN, NEW_TOKENS, PROMPT, decided, logits, save, text, word
+from logprobs import same_tokens, assert_close, expected
+from servers import serve
+from tiny_models import BUILT_IN, NEW_TOKENS, PROMPT, unambiguous, logits, save, text, word
 
 GREEDY = {"temperature": 0.0, "extra_body": {"ignore_eos": True}}
 KEY = "a key for this check"
 
 
 def run(place, ours, report):
-    model, chosen = decided(*BUILT_IN["llama"])
+    model, chosen = unambiguous(*BUILT_IN["llama"])
     folder = save(model, place / "tiny-llama")
-    with served(ours, folder) as server:
+    with serve(ours, folder) as server:
         completions(report, server, model, chosen)
         draws(report, server, model)
         refusals(report, server)
         broken(report, server, chosen)
-        with report.check("serve ends on SIGTERM") as check:
+        with report.check("serve exits on SIGTERM") as check:
             check.of, check.count = "servers", 1
-            assert server.end() == 0, f"it ended with {server.process.returncode}"
+            assert server.stop() == 0, f"it exited with {server.process.returncode}"
     keys(report, ours, folder)
     chat(place, report, ours)
 
 
 def numbers(answer):
-    return [int(piece.removeprefix("t")) for piece in answer.split()]
+    return [int(chunk.removeprefix("t")) for chunk in answer.split()]
 
 
 def completions(report, server, model, chosen):
@@ -52,24 +52,24 @@ def completions(report, server, model, chosen):
         assert client.models.retrieve(name).id == name
     with report.check("serve: completions → transformers") as check:
         answer = complete(text(PROMPT))
-        agree(check, numbers(answer.choices[0].text), chosen)
+        same_tokens(check, numbers(answer.choices[0].text), chosen)
         assert answer.choices[0].finish_reason == "length" and answer.model == name
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), NEW_TOKENS)
     with report.check("serve: completions as a stream → transformers") as check:
-        pieces = list(complete(text(PROMPT), stream=True, stream_options={"include_usage": True}))
-        agree(check, numbers("".join(piece.choices[0].text for piece in pieces[:-1])), chosen)
-        assert len(pieces) > NEW_TOKENS // 2, "it is not sent as it is written"
-        assert pieces[-2].choices[0].finish_reason == "length" and not pieces[-1].choices
-        assert pieces[-1].usage.total_tokens == len(PROMPT) + NEW_TOKENS
+        chunks = list(complete(text(PROMPT), stream=True, stream_options={"include_usage": True}))
+        same_tokens(check, numbers("".join(chunk.choices[0].text for chunk in chunks[:-1])), chosen)
+        assert len(chunks) > NEW_TOKENS // 2, "it is not streamed"
+        assert chunks[-2].choices[0].finish_reason == "length" and not chunks[-1].choices
+        assert chunks[-1].usage.total_tokens == len(PROMPT) + NEW_TOKENS
     with report.check("serve: completions with a stop → transformers") as check:
         late = max(chosen, key=chosen.index)
         for stop in (f" {word(late)}", ["not written", word(late)]):
             for stream in (False, True):
                 answer = complete(text(PROMPT), stop=stop, stream=stream)
-                choices = [piece.choices[0] for piece in answer] if stream else answer.choices
-                agree(check, numbers("".join(choice.text for choice in choices)), chosen[:chosen.index(late)])
+                choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+                same_tokens(check, numbers("".join(choice.text for choice in choices)), chosen[:chosen.index(late)])
                 assert choices[-1].finish_reason == "stop", choices[-1].finish_reason
-    with report.check("serve: prompts of tokens, and several at once → transformers") as check:
+    with report.check("serve: token prompts and several prompts → transformers") as check:
         prompts = [PROMPT, PROMPT[:5], PROMPT[3:17], PROMPT[7:8]]
         wanted = [continued_tokens(model, prompt) for prompt in prompts]
         counted = 0
@@ -77,37 +77,37 @@ def completions(report, server, model, chosen):
             answer = complete(asked)
             assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
             for choice, tokens in zip(answer.choices, wanted):
-                agree(check, numbers(choice.text), tokens)
+                same_tokens(check, numbers(choice.text), tokens)
                 counted += len(tokens)
-        agree(check, numbers(complete(PROMPT).choices[0].text), chosen)
+        same_tokens(check, numbers(complete(PROMPT).choices[0].text), chosen)
         assert answer.usage.prompt_tokens == sum(map(len, prompts))
         check.count += counted
-    with report.check("serve: an empty prompt is the token that begins texts → transformers") as check:
-        agree(check, numbers(complete("").choices[0].text), continued_tokens(model, [model.config.bos_token_id]))
+    with report.check("serve: an empty prompt is the BOS token → transformers") as check:
+        same_tokens(check, numbers(complete("").choices[0].text), continued_tokens(model, [model.config.bos_token_id]))
     with report.check("serve: echo of log-probabilities → transformers") as check:
         prompts = [PROMPT, PROMPT[:6], PROMPT[2:15]]
         answer = complete([text(prompt) for prompt in prompts], echo=True, logprobs=5, max_tokens=0)
         counted = 0
         for choice, prompt in zip(answer.choices, prompts):
             assert choice.text == text(prompt) and choice.logprobs.tokens == [word(token) for token in prompt]
-            counted += told(check, choice.logprobs, prompt, expected(model, prompt), 5)
+            counted += compare_logprobs(check, choice.logprobs, prompt, expected(model, prompt), 5)
             places = [choice.text[at:].split()[0] for at in choice.logprobs.text_offset]
-            assert places == choice.logprobs.tokens, "tokens lie elsewhere"
+            assert places == choice.logprobs.tokens, "text offsets differ"
         check.count = counted
-    with report.check("serve: log-probabilities of what is written → transformers") as check:
+    with report.check("serve: log-probabilities of generated tokens → transformers") as check:
         both = PROMPT + chosen
         rows = expected(model, both)
         echoed = complete(text(PROMPT), echo=True, logprobs=3).choices[0]
         assert numbers(echoed.text) == both
-        counted = told(check, echoed.logprobs, both, rows, 3)
+        counted = compare_logprobs(check, echoed.logprobs, both, rows, 3)
         alone = complete(text(PROMPT), logprobs=3).choices[0].logprobs
         found = torch.tensor(alone.token_logprobs)
-        close(check, found, rows[len(PROMPT) - 1:].gather(1, torch.tensor(chosen)[:, None])[:, 0])
+        assert_close(check, found, rows[len(PROMPT) - 1:].gather(1, torch.tensor(chosen)[:, None])[:, 0])
         check.count += counted
 
 
 def continued_tokens(model, prompt):
-    """Greedily, without asking for wide gaps; none of these is closer than what rounding changes."""
+    """Greedy tokens, with gaps larger than rounding errors."""
     tokens = list(prompt)
     for _ in range(NEW_TOKENS):
         best = logits(model, tokens)[-1].topk(2)
@@ -116,24 +116,22 @@ def continued_tokens(model, prompt):
     return tokens[len(prompt):]
 
 
-def told(check, given, tokens, rows, likeliest):
-    """Compares the legacy form of log-probabilities: so many of the likeliest, and the token itself. Returns how many
-    there were.
-    """
+def compare_logprobs(check, given, tokens, rows, likeliest):
+    """Compares log-probabilities in the legacy format: the likeliest tokens and the actual one. Returns their number."""
     assert given.token_logprobs[0] is None and given.top_logprobs[0] is None
-    close(check, torch.tensor(given.token_logprobs[1:]), rows.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0])
+    assert_close(check, torch.tensor(given.token_logprobs[1:]), rows.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0])
     count = len(rows)
     for top, row, token in zip(given.top_logprobs[1:], rows, tokens[1:]):
         best = row.topk(likeliest).indices.tolist()
-        assert top.keys() == {word(one) for one in [token, *best]}, "others are the likeliest"
+        assert top.keys() == {word(one) for one in [token, *best]}, "the likeliest tokens differ"
         names = list(top)
-        close(check, torch.tensor([top[one] for one in names]), row[numbers(" ".join(names))])
+        assert_close(check, torch.tensor([top[one] for one in names]), row[numbers(" ".join(names))])
         count += len(names)
     return count
 
 
 def draws(report, server, model):
-    """Counts of drawn tokens, against the chances that transformers gives after its own filters."""
+    """Counts sampled tokens, against the probabilities of transformers after its filters."""
     client, batch, batches = server.client(), 128, 16
     scores = logits(model, PROMPT)[-1:]
     ways = {
@@ -143,35 +141,35 @@ def draws(report, server, model):
         "min_p": ({"temperature": 1.0, "extra_body": {"min_p": 0.1}}, [MinPLogitsWarper(0.1)]),
     }
     for name, (options, filters) in ways.items():
-        with report.check(f"serve: draws with {name} → transformers' chances") as check:
+        with report.check(f"serve: sampling with {name} → transformers' probabilities") as check:
             chances = LogitsProcessorList(filters)(torch.tensor([PROMPT]), scores).softmax(-1)[0].double()
             counts = torch.zeros(101, dtype=torch.float64)
             for seed in range(batches):
                 answer = client.completions.create(
                     model=server.model, prompt=PROMPT, n=batch, seed=seed, max_tokens=1, **options)
                 for choice in answer.choices:
-                    # A token that ends the text is drawn, but not told.
+                    # A sampled EOS token is not in the text.
                     counts[numbers(choice.text)[0] if choice.text else 2] += 1
             check.of, check.count = "draws", int(counts.sum())
             assert check.count == batch * batches
-            assert not counts[chances == 0].any(), "a token is drawn that has no chance"
+            assert not counts[chances == 0].any(), "a token of probability zero was sampled"
             likely = chances * check.count >= 5
             rest = (~likely) & (chances > 0)
             bins = [(counts[i], chances[i]) for i in likely.nonzero()[:, 0]] + (
                 [(counts[rest].sum(), chances[rest].sum())] if rest.any() else [])
             freedom = len(bins) - 1
-            assert freedom >= 3, "too few tokens have a chance to tell"
+            assert freedom >= 3, "too few tokens for a test"
             squares = sum(float((found - share * check.count) ** 2 / (share * check.count)) for found, share in bins)
-            # The mean is the freedom, the variance twice that; five deviations are one case in a million.
+            # Mean and variance of chi-squared are k and 2k; five standard deviations are one in a million.
             limit = freedom + 5 * (2 * freedom) ** 0.5
             assert squares < limit, f"chi-squared is {squares:.0f} with {freedom} degrees of freedom"
-    with report.check("serve: a seed gives the same draws again, another gives others") as check:
+    with report.check("serve: equal seeds give equal samples, other seeds others") as check:
         drawn = {}
         for seed in (1, 1, 2):
             answer = client.completions.create(model=server.model, prompt=PROMPT, n=4, seed=seed, max_tokens=20)
             texts = [choice.text for choice in answer.choices]
-            assert drawn.setdefault(seed, texts) == texts, "the same seed gives another text"
-            assert len(set(texts)) == 4, "all answers are alike"
+            assert drawn.setdefault(seed, texts) == texts, "the same seed gave another text"
+            assert len(set(texts)) == 4, "samples are equal"
             check.count += len(texts)
         check.of = "texts"
         assert drawn[1] != drawn[2]
@@ -195,7 +193,7 @@ def refusals(report, server):
         "logit_bias, which is not supported": ({"logit_bias": {"5": 3}}, "logit_bias", None),
         "max_tokens beyond all integers": ({"max_tokens": 2**70}, "max_tokens", None),
     }
-    with report.check("serve: wrong requests → openai.BadRequestError") as check:
+    with report.check("serve: invalid requests → openai.BadRequestError") as check:
         check.of = "requests"
         for what, (fields, param, code) in wrong.items():
             try:
@@ -204,7 +202,7 @@ def refusals(report, server):
                 assert (error.param, error.code) == (param, code), f"{what}: {error.param}, {error.code}"
                 assert error.type == "invalid_request_error" and error.body["message"], what
             else:
-                raise AssertionError(f"{what} is accepted")
+                raise AssertionError(f"{what} was accepted")
             check.count += 1
     with report.check("serve: an unknown model → openai.NotFoundError") as check:
         check.of = "requests"
@@ -216,7 +214,7 @@ def refusals(report, server):
             except openai.NotFoundError as error:
                 assert error.code in ("model_not_found", "unknown_url"), error.code
             else:
-                raise AssertionError("it is found")
+                raise AssertionError("it was found")
             check.count += 1
     with report.check("serve: chat without a template → openai.BadRequestError") as check:
         check.of, check.count = "requests", 1
@@ -225,11 +223,11 @@ def refusals(report, server):
         except openai.BadRequestError as error:
             assert error.code == "no_chat_template", error.code
         else:
-            raise AssertionError("it is answered")
+            raise AssertionError("it was answered")
 
 
 def broken(report, server, chosen):
-    """Whatever arrives, the next request is answered."""
+    """Malformed requests do not affect the next one."""
     good = b'{"prompt": "t5", "max_tokens": 1}'
     bodies = {
         "nothing": (b"", 400), "no JSON": (b"prompt=t5", 400), "half of JSON": (good[:-7], 400),
@@ -241,7 +239,7 @@ def broken(report, server, chosen):
         "nine megabytes": (b'{"prompt": "' + b"t5 " * 3_000_000 + b'"}', 413),
         "text after the end": (good + b"}", 400),
     }
-    with report.check("serve: broken bodies are refused, and the next request is answered") as check:
+    with report.check("serve: malformed bodies are rejected, and the next request is answered") as check:
         check.of = "requests"
         for what, (body, status) in bodies.items():
             line = server.post(body)
@@ -267,11 +265,11 @@ def broken(report, server, chosen):
         "another method": post.replace(b"POST", b"DELETE") + b"\r\n",
         "another path": post.replace(b"/v1", b"/../..") + b"\r\n",
     }
-    with report.check("serve: broken requests are refused, and the next is answered") as check:
+    with report.check("serve: malformed requests are rejected, and the next is answered") as check:
         check.of = "requests"
         for what, sent in requests.items():
             line = server.raw(sent, then="break off" if "breaks off" in what else "wait")
-            # A status that says so, or a connection that is closed.
+            # An error status, or a closed connection.
             assert not line or line.split()[1].startswith("4"), f"{what}: {line!r}"
             answers(server, chosen)
             check.count += 1
@@ -285,7 +283,7 @@ def answers(server, chosen):
 def keys(report, ours, folder):
     with report.check("serve: a key → openai.AuthenticationError without it") as check:
         check.of = "requests"
-        with served(ours, folder, "--served-name", "org/mine", WEIGHTLOOM_API_KEY=KEY) as server:
+        with serve(ours, folder, "--served-name", "org/mine", WEIGHTLOOM_API_KEY=KEY) as server:
             for wrong in ("none", KEY[:-1], KEY + "x", KEY.upper()):
                 for ask in (lambda client: client.models.list(),
                             lambda client: client.completions.create(model=server.model, prompt="t5")):
@@ -300,7 +298,7 @@ def keys(report, ours, folder):
             assert [model.id for model in client.models.list()] == ["org/mine"]
             assert client.models.retrieve("org/mine").id == "org/mine"
             assert client.completions.create(model="org/mine", prompt="t5", max_tokens=1).choices
-            assert server.end(signal.SIGINT) == 0, f"SIGINT: it ended with {server.process.returncode}"
+            assert server.stop(signal.SIGINT) == 0, f"SIGINT: it exited with {server.process.returncode}"
 
 
 def chat(place, report, ours):
@@ -308,7 +306,7 @@ def chat(place, report, ours):
     folder = place / "SmolLM2"
     ours.call("export", source, folder, "--dtype", "f32")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    with served(ours, source, "--dtype", "f32", "--served-name", "smollm2", "--max-waiting", 8) as server:
+    with serve(ours, source, "--dtype", "f32", "--served-name", "smollm2", "--max-waiting", 8) as server:
         client = server.client()
         wanted = []
         for spoken in CHAT:
@@ -318,20 +316,20 @@ def chat(place, report, ours):
             tokens = continued(model, prompt)
             wanted.append((messages, tokenizer.decode(tokens)))
             answered(report, client, messages, tokens, tokenizer, model, prompt["input_ids"])
-        with report.check("serve: several chats at once, each as alone") as check:
+        with report.check("serve: concurrent chats give the same answers as single ones") as check:
             check.of, check.count = "answers", asyncio.run(together(server, wanted * 3))
         crowds(report, server, *wanted[0])
-        with report.check("serve: SIGTERM lets a stream end") as check:
+        with report.check("serve: SIGTERM lets a stream finish") as check:
             check.of = "tokens"
             messages, answer = wanted[1]
             stream = client.chat.completions.create(
                 model="smollm2", messages=messages, stream=True, max_tokens=48, temperature=0)
-            pieces = [next(stream)]
+            chunks = [next(stream)]
             server.process.send_signal(signal.SIGTERM)
-            pieces += stream
-            assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer
-            check.count = len(pieces)
-            assert server.end() == 0, f"it ended with {server.process.returncode}"
+            chunks += stream
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == answer
+            check.count = len(chunks)
+            assert server.stop() == 0, f"it exited with {server.process.returncode}"
 
 
 def answered(report, client, messages, tokens, tokenizer, model, prompt):
@@ -353,20 +351,20 @@ def answered(report, client, messages, tokens, tokenizer, model, prompt):
         content = choice.logprobs.content
         assert b"".join(bytes(entry.bytes) for entry in content).decode() == wanted, "bytes are not the text"
         found = torch.tensor([entry.logprob for entry in content])
-        close(check, found, rows.gather(1, torch.tensor(tokens)[:, None])[:, 0])
+        assert_close(check, found, rows.gather(1, torch.tensor(tokens)[:, None])[:, 0])
         found = torch.tensor([[top.logprob for top in entry.top_logprobs] for entry in content])
-        close(check, found, rows.topk(2).values)
+        assert_close(check, found, rows.topk(2).values)
     with report.check(f"serve: chat {what!r} as a stream → transformers") as check:
-        pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-        text = "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1])
-        assert pieces[0].choices[0].delta.role == "assistant" and text == wanted, text
-        assert pieces[-1].usage.prompt_tokens == prompt.shape[1] and len(pieces) >= len(tokens) // 2
+        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        assert chunks[0].choices[0].delta.role == "assistant" and text == wanted, text
+        assert chunks[-1].usage.prompt_tokens == prompt.shape[1] and len(chunks) >= len(tokens) // 2
         check.of, check.count = "tokens", len(tokens)
-    with report.check(f"serve: chat {what!r} in parts, with a stop") as check:
+    with report.check(f"serve: chat {what!r} with content parts and a stop") as check:
         parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
-        middle = wanted.split()[2]
-        answer = client.chat.completions.create(**asked | {"messages": parts}, stop=[middle])
-        assert answer.choices[0].message.content == wanted[:wanted.index(middle)], answer.choices[0].message
+        proxy = wanted.split()[2]
+        answer = client.chat.completions.create(**asked | {"messages": parts}, stop=[proxy])
+        assert answer.choices[0].message.content == wanted[:wanted.index(proxy)], answer.choices[0].message
         assert answer.choices[0].finish_reason == "stop"
         check.of, check.count = "texts", 1
 
@@ -381,31 +379,31 @@ async def together(server, wanted):
 
 
 def crowds(report, server, messages, answer):
-    """One long text is written, eight requests may wait, and more come."""
+    """One long generation, a queue of eight requests, and more."""
     client = server.client()
     ask = {"model": "smollm2", "messages": messages, "max_tokens": 48, "temperature": 0}
     long = client.completions.create(
         model="smollm2", prompt="Once upon a time", max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
     next(long)
-    with report.check("serve: more requests than may wait → openai.RateLimitError") as check:
+    with report.check("serve: more requests than the queue holds → openai.RateLimitError") as check:
         ends = asyncio.run(crowd(server, ask, 10))
         assert ends == ["RateLimitError"] * 2 + ["Timeout"] * 8, ends
         check.of, check.count = "requests", len(ends)
-    with report.check("serve: those who wait and go away make room for others") as check:
+    with report.check("serve: cancelled requests leave the queue") as check:
         time.sleep(1)
         ends = asyncio.run(crowd(server, ask, 2))
         assert ends == ["Timeout"] * 2, ends
         check.of, check.count = "requests", len(ends)
-    with report.check("serve: a stream that nobody reads any longer makes room for others") as check:
+    with report.check("serve: an abandoned stream leaves the server") as check:
         long.close()
-        # The long text would take minutes.
+        # The long generation would take minutes.
         patient = client.with_options(max_retries=4)
         assert patient.chat.completions.create(**ask).choices[0].message.content == answer
         check.of, check.count = "requests", 1
 
 
 async def crowd(server, ask, count):
-    """How requests end that come together and wait for two seconds."""
+    """Outcomes of concurrent requests with a time limit of two seconds."""
     async with server.client(openai.AsyncOpenAI) as client:
         asked = [client.with_options(timeout=2).chat.completions.create(**ask) for _ in range(count)]
         ends = await asyncio.gather(*asked, return_exceptions=True)

@@ -10,8 +10,8 @@ import pathlib
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from equal import read_hf, same
-from said import agree, close
+from compare import read_hf, same
+from logprobs import same_tokens, assert_close
 
 TOKENS = 48
 PROMPTS = [
@@ -34,20 +34,20 @@ CHAT = [
 def run(place, ours, report):
     source = file()
     folder = place / "SmolLM2"
-    with report.check("SmolLM2 in gguf → export as f32 → transformers' own reading of gguf") as check:
+    with report.check("SmolLM2 in gguf → export as f32 → transformers' GGUF reader") as check:
         ours.call("export", source, folder, "--dtype", "f32")
         peer = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
         model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(told.values()), told
         assert model.dtype == torch.float32, f"the configuration says {model.dtype}"
         check.count = same(model.state_dict(), peer.state_dict())
-        # A head that is the embedding is not stored twice.
+        # A tied head is not stored twice.
         assert peer.state_dict().keys() - read_hf(folder).keys() == {"lm_head.weight"}
         del peer
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    words(report, ours, source, folder, tokenizer)
-    speech(report, ours, source, folder, tokenizer, model)
+    check_tokenizer(report, ours, source, folder, tokenizer)
+    check_outputs(report, ours, source, folder, tokenizer, model)
     chat(report, ours, source, tokenizer, model)
 
 
@@ -61,10 +61,10 @@ def file():
     return found
 
 
-def words(report, ours, source, folder, tokenizer):
+def check_tokenizer(report, ours, source, folder, tokenizer):
     theirs = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     for what, name in {"gguf": source, "what we exported": folder}.items():
-        with report.check(f"SmolLM2's tokenizer in {what} → transformers' own reading of gguf") as check:
+        with report.check(f"SmolLM2's tokenizer in {what} → transformers' GGUF reader") as check:
             check.of = "texts"
             for text in TEXTS:
                 found = ours.call("tokenize", name, text)["tokens"]
@@ -74,46 +74,46 @@ def words(report, ours, source, folder, tokenizer):
                 check.count += 1
 
 
-def speech(report, ours, source, folder, tokenizer, model):
+def check_outputs(report, ours, source, folder, tokenizer, model):
     for prompt in PROMPTS:
         wanted = continued(model, tokenizer(prompt, return_tensors="pt"))
         with report.check(f"SmolLM2 → generate after {prompt!r} → transformers") as check:
-            agree(check, written(ours, source, prompt), wanted)
+            same_tokens(check, generated(ours, source, prompt), wanted)
     with report.check("SmolLM2, exported → generate on 3 ranks → transformers") as check:
-        agree(check, written(ours, folder, prompt, "--tp", 3), wanted)
+        same_tokens(check, generated(ours, folder, prompt, "--tp", 3), wanted)
     with report.check("SmolLM2 → score → transformers") as check:
         text = " ".join(PROMPTS)
         tokens = tokenizer(text, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             rows = model(tokens).logits[0, :-1].log_softmax(-1)
         answer = ours.call("score", source, text, "--dtype", "f32")["tokens"]
-        assert [place["token"] for place in answer] == tokens[0].tolist(), "the text is other tokens"
-        found = torch.tensor([place["log_probability"] for place in answer[1:]])
-        close(check, found, rows.gather(1, tokens[0, 1:, None])[:, 0])
+        assert [entry["token"] for entry in answer] == tokens[0].tolist(), "the text has other tokens"
+        found = torch.tensor([entry["log_probability"] for entry in answer[1:]])
+        assert_close(check, found, rows.gather(1, tokens[0, 1:, None])[:, 0])
 
 
 def chat(report, ours, source, tokenizer, model):
     for messages in CHAT:
-        spoken = dict(messages)
-        with report.check(f"SmolLM2 → generate --chat {spoken['user']!r} → transformers") as check:
-            told = [{"role": role, "content": content} for role, content in messages]
-            prompt = tokenizer.apply_chat_template(told, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        roles = dict(messages)
+        with report.check(f"SmolLM2 → generate --chat {roles['user']!r} → transformers") as check:
+            chat = [{"role": role, "content": content} for role, content in messages]
+            prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
             wanted = continued(model, prompt)
-            system = ["--system", spoken["system"]] if "system" in spoken else []
+            system = ["--system", roles["system"]] if "system" in roles else []
             options = ["--chat", "--max-new-tokens", TOKENS, "--dtype", "f32", *system]
-            answer = ours.call("generate", source, spoken["user"], *options)
-            assert answer["prompt_tokens"] == prompt["input_ids"].shape[1], "the chat is other tokens"
-            agree(check, answer["tokens"], wanted)
-            if "Denmark" in spoken["user"]:
+            answer = ours.call("generate", source, roles["user"], *options)
+            assert answer["prompt_tokens"] == prompt["input_ids"].shape[1], "the chat has other tokens"
+            same_tokens(check, answer["tokens"], wanted)
+            if "Denmark" in roles["user"]:
                 assert "Copenhagen" in answer["text"], answer["text"]
 
 
 def continued(model, prompt):
-    """What follows by transformers, without the token that ends it."""
+    """Greedy continuation by transformers, without the EOS token."""
     made = model.generate(**prompt, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
     tokens = made[0, prompt["input_ids"].shape[1]:].tolist()
     return tokens[:-1] if tokens[-1] == model.config.eos_token_id else tokens
 
 
-def written(ours, name, prompt, *options):
+def generated(ours, name, prompt, *options):
     return ours.call("generate", name, prompt, "--max-new-tokens", TOKENS, "--dtype", "f32", *options)["tokens"]

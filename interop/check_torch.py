@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from equal import everywhere, plain
+from compare import check_all_formats, plain
 
 
 def run(place, ours, report):
@@ -14,12 +14,12 @@ def run(place, ours, report):
     for name, state in states().items():
         path = place / f"{name}.pt"
         torch.save(state, path)
-        # What the peer itself loads, under dotted names.
+        # The values as torch loads them, under dotted names.
         loaded = dict(flat(torch.load(path)))
         tensors = plain({name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)})
-        # Tuples are lists in JSON, as they are in ours.
+        # Tuples become lists in JSON, as they do in our reader.
         values = {name: json.loads(json.dumps(value)) for name, value in loaded.items() if name not in tensors}
-        everywhere(report, ours, f"torch.save of {name}", path, tensors, values)
+        check_all_formats(report, ours, f"torch.save of {name}", path, tensors, values)
 
 
 def states():
@@ -37,7 +37,7 @@ def states():
             "note": "naïve", "rates": [0.5, 0.25], "flag": True,
         },
         "views": {
-            "transposed": base.t(), "strided": base[1::2, 1:3], "behind": base[2:],
+            "transposed": base.t(), "strided": base[1::2, 1:3], "offset": base[2:],
             "expanded": torch.randn(1, 3).expand(4, 3), "permuted": torch.randn(2, 3, 4).permute(2, 0, 1),
             "empty": base[:, 2:2], "scalar": torch.tensor(1.25), "embedding": tied, "head": tied, "part": tied[1:3, 1:],
         },
@@ -50,12 +50,12 @@ def states():
 
 
 def flat(value, path=()):
-    """Leaves with their dotted names. A list without parts of its own is one value."""
+    """Leaves with their dotted names. A list of plain values is one value."""
     if isinstance(value, dict) and value:
-        for key, part in value.items():
-            yield from flat(part, (*path, str(key)))
-    elif isinstance(value, (list, tuple)) and any(isinstance(part, (dict, list, tuple, torch.Tensor)) for part in value):
-        for number, part in enumerate(value):
-            yield from flat(part, (*path, str(number)))
+        for key, child in value.items():
+            yield from flat(child, (*path, str(key)))
+    elif isinstance(value, (list, tuple)) and any(isinstance(child, (dict, list, tuple, torch.Tensor)) for child in value):
+        for number, child in enumerate(value):
+            yield from flat(child, (*path, str(number)))
     else:
         yield ".".join(path), value

@@ -1,4 +1,4 @@
-"""Training: the same steps as torch takes, and what is left behind as transformers, PEFT and TensorBoard read it."""
+"""Training steps compared with torch, and outputs read by transformers, PEFT and TensorBoard."""
 
 import json
 import warnings
@@ -7,26 +7,26 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ours import output
-from said import close, expected, scored
-from tiny import BUILT_IN, build, fill, fill_adapter, load, save, text
+from weightloom_cli import output
+from logprobs import assert_close, expected, scored
+from tiny_models import BUILT_IN, build, fill, fill_adapter, load, save, text
 
 ROWS, WIDTH = 4, 24
 RATE, DECAY, BETAS, EPS, NORM = 0.003, 0.1, (0.9, 0.95), 1e-8, 1.0
-# What the order of additions changes grows with the steps: it is 1e-6 after the first.
+# The effect of the order of additions grows with the steps: it is 1e-6 after the first.
 FIRST, LATER = 1e-4, 1e-3
 END = 2
 
 
 def documents():
-    """Tokens of documents of several lengths, all shorter than a row."""
+    """Token sequences of several lengths, all shorter than a row."""
     generator = torch.Generator().manual_seed(77)
     lengths = [5, 23, 9, 17, 12, 20, 8, 15, 11, 22, 6]
     return [torch.randint(3, 101, (length,), generator=generator).tolist() for length in lengths]
 
 
 def batches(steps):
-    """What each step sees, in order: inputs and targets, filled up behind the ends of documents."""
+    """Inputs and targets of each step, padded after the end of each document."""
     rows = documents()
     for step in range(steps):
         inputs, targets = torch.zeros(ROWS, WIDTH, dtype=torch.long), torch.full((ROWS, WIDTH), -100)
@@ -38,12 +38,12 @@ def batches(steps):
 
 
 def loss_of(model, inputs, targets):
-    said = model(inputs, use_cache=False).logits.float()
-    return torch.nn.functional.cross_entropy(said.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    logits = model(inputs, use_cache=False).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
 def trained(model, steps):
-    """The losses of training in torch, as its users write it, but without dropout."""
+    """Losses of a usual training loop in torch, without dropout."""
     model.eval()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [{"params": [one for one in parameters if one.ndim > 1], "weight_decay": DECAY},
@@ -60,8 +60,8 @@ def trained(model, steps):
     return losses
 
 
-def run_file(place, base, name, steps, family="llama", **more):
-    """A run's file as JSON, which is YAML."""
+def write_config(place, base, name, steps, family="llama", **more):
+    """Writes a config as JSON, which is valid YAML."""
     data = place / "documents.jsonl"
     data.write_text("".join(json.dumps({"text": text(tokens)}) + "\n" for tokens in documents()))
     folder = place / f"run-{name}"
@@ -80,12 +80,12 @@ def run_file(place, base, name, steps, family="llama", **more):
 
 
 def train(ours, file, folder, *options):
-    """Trains; returns the checkpoint's folder and what the metrics say."""
-    said = output([ours.weightloom, "--json", "train", str(file), *map(str, options)])
-    ended = json.loads(said.splitlines()[-1])
-    assert ended["end"] == "finished", ended
+    """Trains; returns the folder of the checkpoint and the metrics."""
+    printed = output([ours.weightloom, "--json", "train", str(file), *map(str, options)])
+    result = json.loads(printed.splitlines()[-1])
+    assert result["end"] == "finished", result
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return ended["checkpoint"], lines
+    return result["checkpoint"], lines
 
 
 def same_losses(check, lines, wanted, tolerance):
@@ -110,41 +110,41 @@ def run(place, ours, report):
 def weights(place, ours, report):
     base, steps = place / "llama", 50
     wanted = trained(load(base), steps)
-    assert wanted[-1] < wanted[0] - 0.5, "nothing was learnt"
+    assert wanted[-1] < wanted[0] - 0.5, "the loss did not fall"
     for name, options in {"1 rank": [], "2 ranks": ["--ranks", 2],
                           "3 ranks, tp": ["--ranks", 3, "train.accelerator.tp=3"],
                           "2 stages": ["--ranks", 2, "train.accelerator.pp=2"]}.items():
-        file, folder = run_file(place, base, f"weights on {name}", steps)
+        file, folder = write_config(place, base, f"weights on {name}", steps)
         with report.check(f"{steps} steps on {name} → torch") as check:
             checkpoint, lines = train(ours, file, folder, *options)
             same_losses(check, lines, wanted, LATER)
-    with report.check("a run's checkpoint → transformers") as check:
-        close(check, scored(ours, checkpoint), expected(load(checkpoint)))
-    with report.check("a run's events → TensorBoard") as check:
+    with report.check("the checkpoint → transformers") as check:
+        assert_close(check, scored(ours, checkpoint), expected(load(checkpoint)))
+    with report.check("the event files → TensorBoard") as check:
         check.of, check.count = "values", same_events(folder / "tensorboard", lines)
 
 
 def other_models(place, ours, report):
     base, steps = place / "gpt2", 20
     wanted = trained(load(base), steps)
-    file, folder = run_file(place, base, "gpt2", steps, family="gpt2")
+    file, folder = write_config(place, base, "gpt2", steps, family="gpt2")
     with report.check(f"{steps} steps of gpt2 → torch") as check:
         checkpoint, lines = train(ours, file, folder)
         same_losses(check, lines, wanted, LATER)
     with report.check("gpt2's checkpoint → export → transformers") as check:
         ours.call("export", checkpoint, place / "gpt2-published")
-        close(check, scored(ours, checkpoint), expected(load(place / "gpt2-published")))
+        assert_close(check, scored(ours, checkpoint), expected(load(place / "gpt2-published")))
 
 
 def same_events(folder, lines):
-    """Compares event files as TensorBoard reads them with the lines of JSON; how many values there were."""
+    """Compares event files, as TensorBoard reads them, with the JSON metrics; returns the number of values."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     names = {"loss", "learning_rate", "gradient_norm", "tokens", "epoch"}
     assert {f"train/{name}" for name in names} <= set(events.Tags()["scalars"]), events.Tags()
     count = 0
     for name in names:
         found = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
-        # Event files hold numbers of 32 bits.
+        # Event files hold 32-bit floats.
         wanted = [(line["step"], float(torch.tensor(line[name], dtype=torch.float32))) for line in lines]
         assert found == wanted, f"{name}: {found[:3]} is not {wanted[:3]}"
         count += len(found)
@@ -155,12 +155,12 @@ def adapters(place, ours, report):
     base = place / "llama"
     lora = {"rank": 3, "alpha": 7, "target_modules": ["q_proj", "v_proj", "up_proj", "down_proj"]}
     for name, options in {"LoRA": {}, "rsLoRA": {"use_rslora": True}}.items():
-        file, folder = run_file(place, base, name, 12, lora=lora | options)
+        file, folder = write_config(place, base, name, 12, lora=lora | options)
         with report.check(f"{name} trained on 2 ranks → PEFT") as check:
             checkpoint, _ = train(ours, file, folder, "--ranks", 2)
             tuned = PeftModel.from_pretrained(load(base), checkpoint).eval()
-            assert (expected(tuned) - expected(load(base))).abs().max() > 0.01, "it does nothing"
-            close(check, scored(ours, base, "--adapter", checkpoint), expected(tuned))
+            assert (expected(tuned) - expected(load(base))).abs().max() > 0.01, "the adapter has no effect"
+            assert_close(check, scored(ours, base, "--adapter", checkpoint), expected(tuned))
     for name, settings in {
         "LoRA": {"target_modules": ["q_proj", "v_proj"]},
         "rsLoRA": {"target_modules": ["k_proj", "gate_proj"], "use_rslora": True},
@@ -172,9 +172,9 @@ def adapters(place, ours, report):
                 fill_adapter(model, 5001)
                 trained(model, 3)
                 model.save_pretrained(made)
-            file, folder = run_file(place, base, f"further-{name}", 20, lora={"adapter_path": str(made)})
+            file, folder = write_config(place, base, f"further-{name}", 20, lora={"adapter_path": str(made)})
             checkpoint, lines = train(ours, file, folder)
             same_losses(check, lines, trained(model, 20), LATER)
         with report.check(f"PEFT's {name} trained further → PEFT") as check:
-            close(check, scored(ours, base, "--adapter", checkpoint),
+            assert_close(check, scored(ours, base, "--adapter", checkpoint),
                   expected(PeftModel.from_pretrained(load(base), checkpoint).eval()))

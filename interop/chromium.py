@@ -1,4 +1,4 @@
-"""A Chromium without a window, spoken to by the DevTools protocol through a pipe. Needs no package."""
+"""Headless Chromium over a pipe with the DevTools protocol. Needs no package."""
 
 import base64
 import contextlib
@@ -14,10 +14,10 @@ import sys
 import tempfile
 import time
 
-# Until an answer comes, and until a browser has ended.
+# Time limit of an answer and of the browser's exit.
 SECONDS = 30
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# The browser reads commands from descriptor 3 and answers on 4. Nothing else is left open.
+# The browser reads commands from descriptor 3 and answers on 4; all others are closed.
 LAUNCHER = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -25,12 +25,12 @@ os.dup2(int(sys.argv[2]), 4)
 os.closerange(5, 1024)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-# What the protocol wants to know of a key.
+# Protocol parameters of keys.
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " "), "ArrowRight": (39, "")}
 
 
 def program():
-    """Where the browser is: what WEIGHTLOOM_CHROMIUM names, or one on the path."""
+    """The browser in WEIGHTLOOM_CHROMIUM, or one on the path."""
     named = os.environ.get("WEIGHTLOOM_CHROMIUM")
     if named:
         found = shutil.which(named)
@@ -45,10 +45,10 @@ def program():
 
 @contextlib.contextmanager
 def browser():
-    """A browser with a profile of its own. It is ended in any case."""
+    """Starts a browser with a temporary profile, and stops it in any case."""
     chosen = program()
     with tempfile.TemporaryDirectory(prefix="weightloom-chromium-", ignore_cleanup_errors=True) as profile:
-        # Above the places that the launcher fills.
+        # Above the descriptors that the launcher uses.
         ends = [one for _ in range(2) for one in os.pipe()]
         commands_out, commands_in, answers_out, answers_in = (
             fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in ends)
@@ -73,20 +73,20 @@ def flags(profile):
         "--headless", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run", "--disable-gpu",
         "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
         "--disable-dev-shm-usage", "--force-device-scale-factor=1", "--hide-scrollbars", "--mute-audio",
-        # A proxy that is not there: whatever tries to reach the network fails.
+        # A proxy that does not exist makes network access fail.
         "--proxy-server=127.0.0.1:1",
     ]
-    # The sandbox does not work for root, and only there it is left out.
+    # The sandbox does not work for root.
     return usual + ["--no-sandbox"] * (os.geteuid() == 0) + ["about:blank"]
 
 
 def end(process):
-    """The pipe is closed, so it ends by itself; else its whole session is killed."""
+    """Waits for the browser to exit after its pipe is closed; kills its session otherwise."""
     try:
         process.wait(SECONDS / 6)
     except subprocess.TimeoutExpired:
         pass
-    # Its own processes may outlive it.
+    # Child processes may outlive it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(SECONDS)
@@ -100,7 +100,7 @@ class Browser:
             os.set_blocking(pipe, False)
 
     def page(self):
-        """A new page, which notes what it says and asks for."""
+        """Opens a page that records console output and requests."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
@@ -109,7 +109,7 @@ class Browser:
         return page
 
     def call(self, method, session=None, **parameters):
-        """What a command answers."""
+        """The result of a command."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         deadline = time.monotonic() + SECONDS
@@ -131,7 +131,7 @@ class Browser:
             rest = rest[os.write(self.commands, rest):]
 
     def receive(self, deadline, what):
-        """The next message, whatever it is about."""
+        """The next message of any kind."""
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.answers], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -144,7 +144,7 @@ class Browser:
         return json.loads(message)
 
     def wait(self, session, method):
-        """Until an event has come; those before the call count, too."""
+        """Waits for an event, including earlier ones."""
         deadline = time.monotonic() + SECONDS
         while not any(event["method"] == method and event.get("sessionId") == session for event in self.events):
             self.events.append(self.receive(deadline, method))
@@ -158,7 +158,7 @@ class Page:
         return self.browser.call(method, self.session, **parameters)
 
     def open(self, file):
-        """Opens a file, and forgets what the last one said."""
+        """Opens a file and clears the recorded events."""
         self.browser.events = []
         self.call("Page.navigate", url=pathlib.Path(file).absolute().as_uri())
         self.browser.wait(self.session, "Page.loadEventFired")
@@ -167,12 +167,12 @@ class Page:
         self.browser.call("Target.closeTarget", targetId=self.target)
 
     def events(self, method):
-        """The parameters of all events of a kind since the page was opened."""
+        """Parameters of all events of a kind since the page was opened."""
         return [event["params"] for event in self.browser.events
                 if event["method"] == method and event.get("sessionId") == self.session]
 
     def evaluate(self, expression):
-        """What a script in the page answers, as data."""
+        """Evaluates a script in the page; returns its result."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -183,7 +183,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def media(self, medium="", **features):
-        """Pretends: `media("print")`, `media(prefers_color_scheme="dark")`."""
+        """Emulates media: `media("print")`, `media(prefers_color_scheme="dark")`."""
         chosen = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", media=medium, features=chosen)
 
@@ -194,7 +194,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def read(self):
-        """What a screen reader meets, in order: (role, name, properties) of all that is not left out."""
+        """The accessibility tree in order: (role, name, properties) of all nodes that are not ignored."""
         nodes = {node["nodeId"]: node for node in self.call("Accessibility.getFullAXTree")["nodes"]}
         found, open_nodes = [], [next(iter(nodes.values()))]
         while open_nodes:
@@ -206,7 +206,7 @@ class Page:
         return found
 
     def screenshot(self, file, most=4000):
-        """The whole page from its top, as PNG, or as much of it as `most` is high."""
+        """A PNG of the page from its top, at most `most` pixels high."""
         area = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": area["width"], "height": min(area["height"], most), "scale": 1}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

@@ -1,4 +1,4 @@
-"""Serves a GGUF file by the server of llama.cpp: FILE NAME PORT. Ends when it is told to."""
+"""Serves a GGUF file with llama.cpp's server until killed. Arguments: FILE NAME PORT."""
 
 import sys
 import threading

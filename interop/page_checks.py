@@ -1,21 +1,21 @@
-"""What a page must be for everybody who reads it: each check opens it in a browser and returns what is wrong.
+"""Accessibility and layout checks: each opens a page in a browser and returns a list of problems.
 
-A check has a name, which `page_faults` refers to.
+`page_mutations` refers to the checks by name.
 """
 
 import pathlib
 
 AUDIT = (pathlib.Path(__file__).parent / "audit.js").read_text()
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 WIDTHS = (360, 1280)
 SCHEMES = ("light", "dark")
-# What a screen reader announces by its name.
+# Roles that a screen reader announces with a name.
 NAMED = {"link", "region", "image", "img", "table", "heading", "navigation", "DisclosureTriangle", "columnheader",
          "rowheader", "RootWebArea"}
 
 
 def opened(page, file, width=1280, medium="", **features):
-    """Opens a page as somebody has it who prefers these features."""
+    """Opens a page with these media features."""
     page.size(width)
     page.media(medium, **features)
     page.open(file)
@@ -27,7 +27,7 @@ def asked(page, *functions):
 
 
 def silence(page, file):
-    """It says nothing to the console, asks for nothing but itself, and is small."""
+    """Nothing on the console, no requests, and a limited size."""
     opened(page, file)
     page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
     faults = [f"console: {event['args']}" for event in page.events("Runtime.consoleAPICalled")]
@@ -37,11 +37,11 @@ def silence(page, file):
     requests = [event["request"]["url"] for event in page.events("Network.requestWillBeSent")]
     faults += [] if requests == wanted else [f"requests: {requests}"]
     size = pathlib.Path(file).stat().st_size
-    return faults + ([f"{size} bytes"] if size >= MOST_BYTES else [])
+    return faults + ([f"{size} bytes"] if size >= MAX_BYTES else [])
 
 
 def reading(page, file):
-    """A screen reader meets the verdict first, and a name for everything."""
+    """A screen reader gets the verdict first, and a name for everything."""
     opened(page, file)
     page.evaluate("audit.unfold()")
     nodes = page.read()
@@ -50,26 +50,26 @@ def reading(page, file):
     faults = [f"a {role} without a name" for role, name, _ in nodes if role in NAMED and not name.strip()]
     first = next((node for node in nodes if node[1] and node[0] not in ("RootWebArea", "main", "region")), None)
     if not first or first[:2] != ("heading", verdict) or first[2].get("level") != 1:
-        faults.append(f"what comes first is {first}, not the verdict “{verdict}”")
+        faults.append(f"the first element is {first}, not the verdict “{verdict}”")
     if "main" not in roles or roles.index("main") > roles.index("heading"):
         faults.append("the verdict is not in the main part")
     for selector, named in (("svg", {"image", "img"}), ("table", {"table"}), ("thead th", {"columnheader"}),
                             ("tbody th", {"rowheader"}), ("details", {"DisclosureTriangle"}),
                             ("section, [role=region]", {"region"})):
         there = page.evaluate(f"document.querySelectorAll('{selector}').length")
-        told = sum(role in named for role in roles)
-        faults += [] if there == told else [f"{there} {selector}, of which {told} are told"]
+        announced = sum(role in named for role in roles)
+        faults += [] if there == announced else [f"{there} {selector}, of which {announced} are announced"]
     return faults
 
 
 def structure(page, file):
-    """Language, title, headings, references; tables with heads; nothing told by colour alone; nothing foreign."""
+    """Language, title, headings and references; table headers; no information by colour alone; no foreign content."""
     opened(page, file)
     return asked(page, "structure", "tables", "beyondColour", "foreign")
 
 
 def colours(page, file):
-    """Light and dark differ, and in both everything stands out from its background."""
+    """Light and dark schemes differ, and both have enough contrast."""
     faults, found = [], []
     for scheme in SCHEMES:
         opened(page, file, prefers_color_scheme=scheme)
@@ -80,7 +80,7 @@ def colours(page, file):
 
 
 def widths(page, file):
-    """Nothing sticks out, and no label is cut, covered or too small."""
+    """Nothing overflows, and no label is clipped, covered or too small."""
     faults = []
     for width in WIDTHS:
         opened(page, file, width)
@@ -91,7 +91,7 @@ def widths(page, file):
 
 
 def paper(page, file):
-    """What is folded on the screen is printed, in dark letters."""
+    """Collapsed content is printed, in dark letters."""
     faults = []
     for scheme in SCHEMES:
         # The width of A4 between usual margins.
@@ -101,13 +101,13 @@ def paper(page, file):
 
 
 def motion(page, file):
-    """Who wants no motion has none."""
+    """Respects `prefers-reduced-motion`."""
     opened(page, file, prefers_reduced_motion="reduce")
     return asked(page, "motion")
 
 
 def keyboard(page, file):
-    """Tab reaches everything in order and shows where it is; Enter and Space do what they should."""
+    """Tab reaches everything in order with a visible focus; Enter and Space work."""
     opened(page, file, prefers_reduced_motion="reduce")
     faults = tabs(page)
     opened(page, file, prefers_reduced_motion="reduce")
@@ -133,7 +133,7 @@ def keyboard(page, file):
 
 
 def tabs(page):
-    """What is wrong on the way through the page by Tab."""
+    """Problems on the way through the page by Tab."""
     names, faults = page.evaluate("audit.focusable()"), []
     for number, name in enumerate(names):
         page.press("Tab")

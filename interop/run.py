@@ -1,9 +1,9 @@
-"""Compares what Weightloom reads, writes and computes with the programs whose formats and models these are.
+"""Compares what Weightloom reads, writes and computes with the reference implementations.
 
     python run.py PATH/TO/weightloom PATH/TO/ranks
 
-One line for each check: what was compared, how it went, how much. `./test interop` builds both programs and
-makes the environment.
+Prints one line per check: its name, its result and the number of compared items. `./test interop` builds both
+programs and creates the environment.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
 }
 
-import check_adapters  # noqa: E402 - what is above must be set before anything is imported
+import check_adapters  # noqa: E402 - the environment must be set before these imports
 import check_distributed  # noqa: E402
 import check_families  # noqa: E402
 import check_gguf  # noqa: E402
@@ -31,25 +31,25 @@ import check_smollm2  # noqa: E402
 import check_sway  # noqa: E402
 import check_torch  # noqa: E402
 import check_training  # noqa: E402
-from ours import Ours  # noqa: E402
+from weightloom_cli import Weightloom  # noqa: E402
 
 
 class Report:
-    """What was compared so far."""
+    """Counts and prints checks."""
 
     def __init__(self):
         self.passed, self.failed = 0, 0
 
     @contextlib.contextmanager
     def check(self, what):
-        """A check fails by an exception; it sets `count` to the number of tensors that it compared, or of something
-        else, whose name is then `of`.
+        """A check fails with an exception. It sets `count` to the number of compared items, and `of` to their name
+        if they are not tensors.
         """
         current = type("Check", (), {"count": 0, "of": "tensors"})()
         try:
             yield current
             assert current.count > 0, "nothing was compared"
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the other checks still count
+        except Exception as error:  # noqa: BLE001 - a failure must not stop the other checks
             self.failed += 1
             print(f"FAIL  {what}: {error}", flush=True)
             traceback.print_exc()
@@ -59,18 +59,18 @@ class Report:
 
 
 def main():
-    ours = Ours(*map(os.path.abspath, sys.argv[1:3]))
+    ours = Weightloom(*map(os.path.abspath, sys.argv[1:3]))
     report = Report()
     modules = (check_torch, check_models, check_mlx, check_gguf, check_distributed, check_families, check_adapters,
                check_smollm2, check_serve, check_sway, check_training, check_page)
     for module in modules:
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="weightloom-interop-") as place:
+        with tempfile.TemporaryDirectory(prefix="weightloom-interop-") as folder:
             try:
-                module.run(pathlib.Path(place), ours, report)
-            except Exception as error:  # noqa: BLE001 - a peer that cannot be set up is a failure, too
+                module.run(pathlib.Path(folder), ours, report)
+            except Exception as error:  # noqa: BLE001 - a peer that cannot be set up is a failure too
                 report.failed += 1
-                print(f"FAIL  {module.__name__} cannot go on: {error}", flush=True)
+                print(f"FAIL  {module.__name__} aborted: {error}", flush=True)
                 traceback.print_exc()
         print(f"{module.__name__}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"{report.passed} passed, {report.failed} failed")

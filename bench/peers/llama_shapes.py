@@ -1,4 +1,4 @@
-"""Names and shapes of a Llama-3.2-1B, as in benches/checkpoint.rs."""
+"""Names and shapes of Llama-3.2-1B, as in benches/checkpoint.rs."""
 
 LAYER = {
     "self_attn.q_proj": (2048, 2048),

@@ -1,15 +1,15 @@
-"""Transformers with a folder of a model: one measurement in one process, one JSON object per line as the answer.
+"""Transformers peer of benches/models.rs: one measurement per process, printed as a JSON object.
 
     models_transformers.py {first-token,load,read,score,decode} FOLDER [--dtype float32|bfloat16] [--threads 2] [--runs 5]
 
-`first-token`: seconds from the start of the process to the first token, by stages (each the seconds since the start).
-`load`: `from_pretrained`, and then also a touch of every weight, since files are mapped and not read; memory after each.
-`read`: the same with `safetensors.torch.load_file`, where the second step is a copy of every tensor.
-`score`: tokens per second of the logits of all positions of 256 tokens.
-`decode`: tokens per second of 64 tokens, chosen greedily with a cache after a prompt of 32.
+`first-token`: seconds from process start to the first token, and to each stage before it.
+`load`: `from_pretrained`, then a read of every page of the weights, which are memory-mapped; memory after each.
+`read`: `safetensors.torch.load_file`, then a copy of every tensor.
+`score`: tokens per second of the logits of 256 tokens.
+`decode`: tokens per second of 64 greedy tokens with a KV cache after a prompt of 32.
 
-Memory is in bytes: `peak` is the highest resident size so far (VmHWM), of which mapped pages of the file are a part;
-`own` is the resident part that no file stands behind (RssAnon).
+Memory is in bytes: `peak` is the peak resident size (VmHWM), including mapped pages of files; `own` is the anonymous
+resident memory (RssAnon).
 """
 
 import argparse
@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore")
 
 
 def since_start():
-    """Seconds since this process was started, to a hundredth: before any line of Python ran."""
+    """Seconds since the start of this process, before any Python code ran; precise to 10 ms."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -61,11 +61,11 @@ def from_pretrained():
 
 
 def prompt(torch, model, length):
-    return torch.tensor([[(7919 * place + 13) % model.config.vocab_size for place in range(length)]])
+    return torch.tensor([[(7919 * position + 13) % model.config.vocab_size for position in range(length)]])
 
 
 def touch(tensors):
-    """Reads some of each page of every tensor."""
+    """Reads one element of each page of every tensor."""
     begin = time.perf_counter()
     for tensor in tensors:
         tensor.view(-1)[:: max(1, 4096 // tensor.element_size())].sum()
@@ -119,7 +119,7 @@ def read():
 
 
 def repeat(work):
-    """Seconds of each run, after one that does not count."""
+    """Seconds of each run, after a warm-up."""
     work()
     seconds = []
     for _ in range(arguments.runs):
@@ -141,7 +141,7 @@ def score():
 def decode():
     torch = import_torch()
     model, _ = from_pretrained()
-    # No token ends the text: all runs are equally long.
+    # Without an EOS token, all runs have the same length.
     model.generation_config.eos_token_id = None
     tokens = prompt(torch, model, 32)
     given = {"attention_mask": torch.ones_like(tokens), "do_sample": False, "pad_token_id": 0}
@@ -151,14 +151,14 @@ def decode():
         bare = repeat(lambda: loop(torch, model, tokens, 64))
     answer(
         "decode", tokens=64, tokens_per_second=64 / statistics.median(seconds), seconds=seconds,
-        # Without the prompt and the first token; and without what `generate` adds to each step.
+        # Without prefill and the first token; and without the overhead of `generate`.
         steady_tokens_per_second=63 / (statistics.median(seconds) - statistics.median(first)),
         bare_tokens_per_second=64 / statistics.median(bare), memory=memory(),
     )
 
 
 def loop(torch, model, tokens, count):
-    """What `generate` does, without its machinery."""
+    """A bare decoding loop."""
     cache = None
     for _ in range(count):
         given = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)

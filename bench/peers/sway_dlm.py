@@ -1,11 +1,11 @@
-"""dlm-sway: a suite in one process, one JSON object as the answer.
+"""dlm-sway peer of benches/sway.rs: one step per process, printed as a JSON object.
 
-    sway_dlm.py make BASE ADAPTER                               a LoRA adapter with random matrices
-    sway_dlm.py encoder FOLDER SUITE                            an encoder of sentences with random matrices
-    sway_dlm.py run BASE ADAPTER ENCODER SUITE [--threads 2]    the suite
+    sway_dlm.py make BASE ADAPTER                               create a LoRA adapter with random weights
+    sway_dlm.py encoder FOLDER SUITE                            create a sentence encoder with random weights
+    sway_dlm.py run BASE ADAPTER ENCODER SUITE [--threads 2]    run the suite
 
-`seconds` covers loading and all probes, `peak` is the highest resident size, `probes` has each probe's time, and
-`skipped` those that were not run for want of a package.
+`seconds` covers loading and all probes, `peak` is the peak resident size, `probes` has the time of each probe, and
+`skipped` lists probes that lack a package.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def make(base, adapter):
 
 
 def encoder(folder, suite):
-    """The shapes of all-MiniLM-L6-v2, and the words of the suite."""
+    """The shapes of all-MiniLM-L6-v2, with a vocabulary from the suite."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors

@@ -1,6 +1,6 @@
-"""Torch DCP and safetensors beside benches/checkpoint.rs: a case's name on each
-line of the input, the seconds that it takes as the answer, `-` for a case that
-is not here. Arguments: a folder, and the number of layers."""
+"""Torch DCP and safetensors peer of benches/checkpoint.rs: reads the name of a
+case per line, prints its seconds, or `-` for an unknown case. Arguments: a
+folder and the number of layers."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def state():
 
 
 def plan(tensors, ranks):
-    """What DCP's coordinator does with the plans of all ranks."""
+    """The work of DCP's coordinator on the plans of all ranks."""
     import pickle
 
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -57,11 +57,11 @@ def plan(tensors, ranks):
 
 
 weights = state()
-place, single = os.path.join(folder, "dcp"), os.path.join(folder, "peer.safetensors")
+dcp_folder, single = os.path.join(folder, "dcp"), os.path.join(folder, "peer.safetensors")
 
 
 def save_dcp():
-    dcp.save(weights, storage_writer=dcp.FileSystemWriter(place, overwrite=True), no_dist=True)
+    dcp.save(weights, storage_writer=dcp.FileSystemWriter(dcp_folder, overwrite=True), no_dist=True)
 
 
 def save_safetensors():
@@ -71,21 +71,21 @@ def save_safetensors():
 
 
 def load_dcp():
-    dcp.load(weights, storage_reader=dcp.FileSystemReader(place), no_dist=True)
+    dcp.load(weights, storage_reader=dcp.FileSystemReader(dcp_folder), no_dist=True)
 
 
 def load_dcp_new():
     fresh = {k: torch.empty_like(v) for k, v in weights.items()}
-    dcp.load(fresh, storage_reader=dcp.FileSystemReader(place), no_dist=True)
+    dcp.load(fresh, storage_reader=dcp.FileSystemReader(dcp_folder), no_dist=True)
 
 
 def load_safetensors():
-    # Loaded lazily; a copy is what makes the bytes ours.
+    # `load_file` maps the file; cloning reads it.
     return {k: v.clone() for k, v in load_file(single).items()}
 
 
 cases = {
-    "save dcp": (lambda: shutil.rmtree(place, ignore_errors=True), save_dcp),
+    "save dcp": (lambda: shutil.rmtree(dcp_folder, ignore_errors=True), save_dcp),
     "save safetensors": (lambda: os.path.exists(single) and os.remove(single), save_safetensors),
     "load dcp": (lambda: None, load_dcp),
     "load dcp new": (lambda: None, load_dcp_new),

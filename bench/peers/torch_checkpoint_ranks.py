@@ -1,6 +1,6 @@
-"""Torch DCP on several gloo ranks beside benches/checkpoint.rs: a case's name on
-each line of the input, the seconds of the slowest rank as the answer, `-` for a
-case that is not here. Arguments: a folder, and the number of layers."""
+"""Torch DCP peer of benches/checkpoint.rs on several gloo ranks: reads the name of
+a case per line, prints the seconds of the slowest rank, or `-` for an unknown
+case. Arguments: a folder and the number of layers."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
-"""Torch beside benches/decode.rs: a case's name on each line of the input, the
-seconds of one run as the answer, `-` for a case that is not here."""
+"""Torch peer of benches/decode.rs: reads the name of a case per line, prints the
+seconds of one run, or `-` for an unknown case."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ torch.set_grad_enabled(False)
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, WIDTH, INNER = 30, 576, 9, 3, 64, 1536
 VOCABULARY, CAPACITY, CONTEXT = 49152, 512, 256
-COLD = 128 << 20
+COLD_BYTES = 128 << 20
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -25,13 +25,13 @@ def normal(dtype, *dims):
 
 
 def product(rows, n, k, dtype):
-    count = max(2, COLD // (n * k * dtype.itemsize))
+    count = max(2, COLD_BYTES // (n * k * dtype.itemsize))
     weights = itertools.cycle([normal(dtype, n, k) for _ in range(count)])
     x = normal(dtype, rows, k)
     return lambda: F.linear(x, next(weights))
 
 
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
@@ -62,8 +62,8 @@ class Model:
         split = lambda t, heads: t.view(1, count, heads, WIDTH).transpose(1, 2)
         for p in self.layers:
             n = F.rms_norm(x, [HIDDEN], p["norm1"], 1e-5)
-            q = turn(split(F.linear(n, p["q"]), HEADS), cos, sin)
-            p["keys"][:, :, start:end] = turn(split(F.linear(n, p["k"]), KV_HEADS), cos, sin)
+            q = rotate(split(F.linear(n, p["q"]), HEADS), cos, sin)
+            p["keys"][:, :, start:end] = rotate(split(F.linear(n, p["k"]), KV_HEADS), cos, sin)
             p["values"][:, :, start:end] = split(F.linear(n, p["v"]), KV_HEADS)
             a = F.scaled_dot_product_attention(
                 q, p["keys"][:, :, :end], p["values"][:, :, :end], is_causal=count > 1, enable_gqa=True

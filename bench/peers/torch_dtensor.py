@@ -1,6 +1,6 @@
-"""Torch's distributed tensors beside benches/dtensor.rs: a case's name on each
-line of the input, the seconds that the distributed call takes beyond the plain
-one as the answer, `-` for a case that is not here."""
+"""Torch DTensor peer of benches/dtensor.rs: reads the name of a case per line,
+prints the seconds by which the distributed call exceeds the local one, or `-`
+for an unknown case."""
 
 import os
 import statistics

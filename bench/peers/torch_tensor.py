@@ -1,5 +1,5 @@
-"""Torch beside benches/tensor.rs: a case's name on each line of the input, the
-seconds of one run as the answer, `-` for a case that is not here."""
+"""Torch peer of benches/tensor.rs: reads the name of a case per line, prints the
+seconds of one run, or `-` for an unknown case."""
 
 import statistics
 import sys
@@ -15,7 +15,7 @@ cases = {}
 
 
 def case(name):
-    """Registers a function that sets up the case and returns what is timed."""
+    """Registers a function that sets up the case and returns the function to time."""
 
     def register(make):
         cases[name] = make
@@ -51,12 +51,12 @@ def angles(positions, width):
     return turns.cos(), turns.sin()
 
 
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-cases["rope 4 × 9 × 512 × 64"] = of(lambda: (torch.randn(4, 9, 512, 64), *angles(512, 64)), turn)
+cases["rope 4 × 9 × 512 × 64"] = of(lambda: (torch.randn(4, 9, 512, 64), *angles(512, 64)), rotate)
 
 
 @case("cross-entropy 512 × 8192, forward + backward")
@@ -116,8 +116,8 @@ def block():
     def forward():
         n = F.rms_norm(inputs, [hidden], p["norm1"], 1e-5)
         a = F.scaled_dot_product_attention(
-            turn(split(F.linear(n, p["q"]), heads), cos, sin),
-            turn(split(F.linear(n, p["k"]), kv_heads), cos, sin),
+            rotate(split(F.linear(n, p["q"]), heads), cos, sin),
+            rotate(split(F.linear(n, p["k"]), kv_heads), cos, sin),
             split(F.linear(n, p["v"]), kv_heads),
             is_causal=True, enable_gqa=True,
         )
@@ -134,7 +134,7 @@ def block():
 
 
 def peak_memory(work):
-    """Most bytes held at once beyond what was held before, by the allocator's own events."""
+    """Peak bytes beyond those held before, from the allocator's events."""
     work()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()

@@ -1,10 +1,10 @@
-"""PyTorch and peft: training steps in one process, one JSON object as the answer.
+"""PyTorch and peft peer of benches/train.rs: training steps in one process, printed as a JSON object.
 
     train_torch.py {full,lora} FOLDER --dtype float32|bfloat16 [--pure] [--threads 2] [--steps 5]
 
-A batch of 4 rows of 128 tokens, AdamW, clipping at 1. In bfloat16 a full step computes under autocast and keeps weights
-in float32, and a low-rank one has its base in bfloat16 and its matrices in float32, as peft has it by default; `--pure`
-keeps everything in bfloat16. `seconds` is the median of the steps behind the first two, `peak` the highest resident size.
+Batches of 4 rows of 128 tokens, AdamW, gradient clipping at 1. In bfloat16, a full step uses autocast with float32
+weights, and a LoRA step has a bfloat16 base with float32 matrices, as is peft's default; `--pure` keeps everything in
+bfloat16. `seconds` is the median of the steps after the first two, `peak` the peak resident size.
 """
 
 import argparse

@@ -115,8 +115,8 @@ fn a_folder_that_is_there_already_is_left_alone() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         String::from_utf8_lossy(&output.stderr),
-        "error: `weightloom-quickstart` is there already\n\
-         hint: remove it, or name another folder: --dir weightloom-quickstart-2\n"
+        "error: `weightloom-quickstart` already exists\n\
+         hint: remove it, or choose another folder: --dir weightloom-quickstart-2\n"
     );
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }

@@ -1,8 +1,8 @@
-//! Candle beside benches/tensor.rs: a case's name on each line of the input, the
-//! seconds of one run as the answer, `-` for a case that is not here.
+//! Candle peer of benches/tensor.rs: reads the name of a case per line, prints
+//! the seconds of one run, or `-` for an unknown case.
 //!
-//! Its fused operations have no gradient, so those that are differentiated are
-//! put together from others.
+//! Candle's fused operations have no gradient, so differentiated cases compose
+//! basic ones.
 
 use std::io::BufRead as _;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, loss, ops, rotary_emb};
 
-type Work = Box<dyn FnMut() -> Result<()>>;
+type Case = Box<dyn FnMut() -> Result<()>>;
 
 fn normal(dims: &[usize]) -> Result<Tensor> {
     Tensor::randn(0f32, 1f32, dims, &Device::Cpu)
@@ -30,7 +30,7 @@ fn causal(time: usize) -> Result<Tensor> {
     Tensor::from_vec(mask, (time, time), &Device::Cpu)
 }
 
-fn turns(positions: usize, width: usize) -> Result<(Tensor, Tensor)> {
+fn rope_tables(positions: usize, width: usize) -> Result<(Tensor, Tensor)> {
     let angle = |t: usize, i: usize| (t as f64 * 10000f64.powf(-2.0 * i as f64 / width as f64)) as f32;
     let angles: Vec<f32> = (0..positions).flat_map(|t| (0..width / 2).map(move |i| angle(t, i))).collect();
     let angles = Tensor::from_vec(angles, (positions, width / 2), &Device::Cpu)?;
@@ -42,7 +42,7 @@ fn rms_norm(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.broadcast_div(&(mean + 1e-5)?.sqrt()?)?.broadcast_mul(weight)
 }
 
-fn block() -> Result<Work> {
+fn block() -> Result<Case> {
     let (batch, time, hidden, heads, kv_heads, inner) = (4, 128, 576, 9, 3, 1536);
     let width = hidden / heads;
     let var = |dims: &[usize]| -> Result<Var> { Var::from_tensor(&(normal(dims)? * 0.05)?) };
@@ -51,7 +51,7 @@ fn block() -> Result<Work> {
     let (k, v) = (var(&[kv_heads * width, hidden])?, var(&[kv_heads * width, hidden])?);
     let (gate, up, down) = (var(&[inner, hidden])?, var(&[inner, hidden])?, var(&[hidden, inner])?);
     let x = Var::from_tensor(&normal(&[batch * time, hidden])?)?;
-    let (cos, sin) = turns(time, width)?;
+    let (cos, sin) = rope_tables(time, width)?;
     let mask = causal(time)?;
     Ok(Box::new(move || {
         let linear = |x: &Tensor, w: &Var| x.matmul(&w.t()?);
@@ -74,7 +74,7 @@ fn block() -> Result<Work> {
     }))
 }
 
-fn case(name: &str) -> Result<Option<Work>> {
+fn case(name: &str) -> Result<Option<Case>> {
     let rows = || normal(&[2048, 2048]);
     Ok(Some(match name {
         "matmul 1024 f32" => {
@@ -106,7 +106,7 @@ fn case(name: &str) -> Result<Option<Work>> {
             Box::new(move || (&x + &up).map(drop))
         }
         "rope 4 × 9 × 512 × 64" => {
-            let (x, (cos, sin)) = (normal(&[4, 9, 512, 64])?, turns(512, 64)?);
+            let (x, (cos, sin)) = (normal(&[4, 9, 512, 64])?, rope_tables(512, 64)?);
             Box::new(move || rotary_emb::rope(&x, &cos, &sin).map(drop))
         }
         "cross-entropy 512 × 8192, forward + backward" => {
@@ -135,7 +135,7 @@ fn case(name: &str) -> Result<Option<Work>> {
     }))
 }
 
-fn median(work: &mut Work) -> Result<f64> {
+fn median(work: &mut Case) -> Result<f64> {
     let mut times = Vec::new();
     let begun = Instant::now();
     while times.len() < 5 || (begun.elapsed() < Duration::from_millis(250) && times.len() < 2000) {
@@ -148,7 +148,7 @@ fn median(work: &mut Work) -> Result<f64> {
 }
 
 fn main() -> Result<()> {
-    let mut made: Option<(String, Work)> = None;
+    let mut made: Option<(String, Case)> = None;
     for line in std::io::stdin().lock().lines() {
         let name = line?;
         if made.as_ref().is_none_or(|(of, _)| *of != name) {

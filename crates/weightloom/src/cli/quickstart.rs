@@ -1,15 +1,15 @@
-//! `weightloom quickstart`: the whole road in a minute. A small model is trained
-//! on several ranks, loaded on others, tuned, asked, and judged.
+//! `weightloom quickstart`: trains a small model on several ranks, loads it on
+//! others, fine-tunes it, generates text and judges the adapter.
 //!
-//! Everything it needs is inside of the program, and everything it makes is
-//! left in a folder, with run files that can be run again.
+//! All inputs are embedded in the binary. All outputs stay in a folder, with
+//! configs that can be run again.
 
-mod certificate;
-mod lesson;
-mod material;
+mod folder;
+mod judgement;
+mod reshard_check;
 mod sample;
-mod story;
-mod verdict;
+mod summary;
+mod training_run;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -22,35 +22,35 @@ use super::failure::Failure;
 use super::hub::HubArgs;
 use super::output::Output;
 use super::train::stop_signal;
-use certificate::certify;
-use lesson::{Room, learn};
-use material::{Material, MaterialError};
+use folder::{FolderError, TourFolder};
+use judgement::judge;
+use reshard_check::check_reshard;
 use sample::samples;
-use story::Story;
-use verdict::judge;
+use summary::Summary;
+use training_run::{RunContext, run_config};
 
-/// Ranks that train, and ranks that everything after is done on.
-const MANY: usize = 4;
-const FEW: usize = 2;
+/// Ranks of the pretraining, and ranks of all later steps.
+const PRETRAIN_RANKS: usize = 4;
+const LATER_RANKS: usize = 2;
 
-/// Steps after which the model knows its text, and its adapter the other one.
+/// Steps after which the model and its adapter have learned their texts.
 const PRETRAIN_STEPS: u64 = 240;
 const TUNE_STEPS: u64 = 120;
 
 #[derive(Args)]
 pub(super) struct QuickstartArgs {
-    /// The folder for everything that is made. It must be new or empty.
+    /// Output folder; must be new or empty.
     #[arg(long, value_name = "DIR", default_value = "weightloom-quickstart", value_hint = ValueHint::DirPath)]
     dir: String,
 
-    /// Steps of each run, for a tour that shows the way but learns little.
+    /// Steps of each training run, for a fast tour that learns little.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
 }
 
-/// The tour was started by an MPI launcher.
+/// Quickstart was started by an MPI launcher.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this process is rank {rank} of an MPI job of {size}, but quickstart starts its own ranks")]
+#[error("cannot run quickstart as rank {rank} of an MPI job of {size}: it starts its own ranks")]
 struct UnderMpirun {
     rank: String,
     size: String,
@@ -59,58 +59,60 @@ struct UnderMpirun {
 impl Hint for UnderMpirun {
     fn hint(&self) -> Option<String> {
         Some(
-            "start it without mpirun; what it leaves can be trained on with \
+            "start it without mpirun, then resume its training with \
              `mpirun -n 4 weightloom train weightloom-quickstart/pretrain.yaml`"
                 .to_owned(),
         )
     }
 }
 
-impl From<MaterialError> for Failure {
-    fn from(error: MaterialError) -> Self {
+impl From<FolderError> for Failure {
+    fn from(error: FolderError) -> Self {
         match error {
-            MaterialError::Taken { .. } => Self::user(&error),
-            MaterialError::Write { .. } => Self::operational_with_hint(&error),
+            FolderError::Exists { .. } => Self::user(&error),
+            FolderError::Write { .. } => Self::operational_with_hint(&error),
         }
     }
 }
 
 pub(super) fn run(args: &QuickstartArgs, output: Output) -> Result<ExitCode, Failure> {
-    // Each process of a job would otherwise do the whole tour in one folder.
+    // Otherwise every rank of the job would run the tour in the same folder.
     if let Some((rank, size)) = mpi_job() {
         return Err(Failure::user(&UnderMpirun { rank, size }));
     }
     let begun = Instant::now();
-    let material = Material::lay_out(&args.dir)?;
+    let folder = TourFolder::create(&args.dir)?;
     let hub = HubArgs::default().hub()?;
-    let room = Room { hub: &hub, stop: &stop_signal()?, output };
+    let context = RunContext { hub: &hub, stop: &stop_signal()?, output };
     let say = |text: String| {
         if output == Output::Text {
-            // Whoever has seen enough is no reason to end the tour.
+            // Ignore a broken pipe.
             let _ = output.line(&text, String::clone);
         }
     };
 
-    let file = material.pretrain_file(args.steps.unwrap_or(PRETRAIN_STEPS))?;
-    let pretrain = learn(&file, MANY, &room)?;
-    say(story::pretrained(&pretrain, &material.primer()));
+    let file = folder.pretrain_config(args.steps.unwrap_or(PRETRAIN_STEPS))?;
+    let pretrain = run_config(&file, PRETRAIN_RANKS, &context)?;
+    say(summary::pretrained(&pretrain, &folder.primer()));
 
-    let certificate = certify(&hub, &pretrain.checkpoint, FEW)?;
-    say(story::certified(&certificate, &pretrain));
+    let certificate = check_reshard(&hub, &pretrain.checkpoint, LATER_RANKS)?;
+    say(summary::resharded(&certificate, &pretrain));
 
-    let file = material.tune_file(&pretrain.checkpoint, args.steps.unwrap_or(TUNE_STEPS))?;
-    let tune = learn(&file, FEW, &room)?;
-    say(story::tuned(&tune, &material.kitchen()));
+    let file = folder.tune_config(&pretrain.checkpoint, args.steps.unwrap_or(TUNE_STEPS))?;
+    let tune = run_config(&file, LATER_RANKS, &context)?;
+    say(summary::tuned(&tune, &folder.kitchen()));
 
     let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint)?;
-    say(story::sampled(&samples));
+    say(summary::sampled(&samples));
 
-    let verdict = judge(&material, &pretrain.checkpoint, &tune.checkpoint, output)?;
-    say(story::judged(&verdict));
+    let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, output)?;
+    say(summary::judged(&verdict));
 
-    let next = story::next(material.folder(), &pretrain, &tune, &verdict);
-    let folder = material.folder().to_owned();
+    let next = summary::next(folder.path(), &pretrain, &tune, &verdict);
+    let folder = folder.path().to_owned();
     let seconds = begun.elapsed().as_secs_f64();
-    output
-        .show(&Story { folder, pretrain, certificate, tune, samples, verdict, next, seconds }, story::ending)
+    output.show(
+        &Summary { folder, pretrain, certificate, tune, samples, verdict, next, seconds },
+        summary::ending,
+    )
 }

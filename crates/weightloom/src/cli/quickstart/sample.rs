@@ -1,4 +1,4 @@
-//! What the model writes, before it was tuned and after.
+//! Generated text before and after fine-tuning.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -11,34 +11,34 @@ use crate::cli::failure::Failure;
 use crate::cli::generate::RunArgs;
 use crate::cli::output::Output;
 
-/// Prompts that both texts of the tour answer, each in its own way.
+/// Prompts that both texts of the tour complete, each in its own way.
 const PROMPTS: [&str; 3] = ["A rank is", "A shard is", "A checkpoint is"];
 
-const MOST_TOKENS: usize = 64;
+const MAX_NEW_TOKENS: usize = 64;
 
-/// What was written on from one prompt.
+/// The completions of a prompt.
 #[derive(Serialize)]
 pub(super) struct Sample {
     pub(super) prompt: &'static str,
-    /// By the model alone.
+    /// Without the adapter.
     pub(super) before: String,
     /// With the adapter.
     pub(super) after: String,
 }
 
-/// Lets the model write with and without the adapter.
+/// Completes the prompts without and with the adapter.
 pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sample>, Failure> {
-    let before = written(hub, model, None)?;
-    let after = written(hub, model, Some(adapter))?;
+    let before = generate(hub, model, None)?;
+    let after = generate(hub, model, Some(adapter))?;
     let all = PROMPTS.into_iter().zip(before).zip(after);
     Ok(all.map(|((prompt, before), after)| Sample { prompt, before, after }).collect())
 }
 
-fn written(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
+fn generate(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
     let generator = RunArgs::with_adapter(adapter).generator(&model, None, Output::Json)?;
     let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
-    let request = GenerateRequest { prompts, max_new_tokens: MOST_TOKENS, ..GenerateRequest::default() };
+    let request = GenerateRequest { prompts, max_new_tokens: MAX_NEW_TOKENS, ..GenerateRequest::default() };
     let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;
     Ok(rows.into_iter().map(|row| row.text).collect())
 }

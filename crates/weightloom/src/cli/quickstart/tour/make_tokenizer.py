@@ -1,7 +1,7 @@
-"""Makes tokenizer.json from primer.md: byte-level BPE, pieces joined by frequency.
+"""Trains tokenizer.json on primer.md: byte-level BPE.
 
-Needs nothing but Python's own library. Run it in this folder after a change of
-the primer, and look at the difference: a model must be trained anew then.
+Uses only the standard library. Run it in this folder after changing the primer,
+and review the difference: existing models cannot use the new tokenizer.
 """
 
 import collections
@@ -12,12 +12,12 @@ import re
 VOCABULARY = 512
 SPECIAL = ["<|begin|>", "<|end|>"]
 SEPARATOR = "* * *"
-# Words with the space before them, runs of digits, signs, white space.
+# Words with a leading space, runs of digits, punctuation, white space.
 PIECES = r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+"
 
 
 def byte_letters():
-    """The letter that stands for each byte in files of this kind."""
+    """The character that represents each byte in byte-level BPE."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters, further = {}, 256
     for byte in range(256):
@@ -29,7 +29,7 @@ def byte_letters():
     return letters
 
 
-def joined(word, pair):
+def merge(word, pair):
     out, at = [], 0
     while at < len(word):
         if word[at : at + 2] == pair:
@@ -48,9 +48,9 @@ def merges(words, alphabet, count):
         for word, times in words.items():
             for pair in zip(word, word[1:]):
                 pairs[pair] += times
-        # Ties go to the first in the order of the alphabet.
+        # Ties go to the first pair in alphabetical order.
         pair = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        words = {joined(word, pair): times for word, times in words.items()}
+        words = {merge(word, pair): times for word, times in words.items()}
         assert pair[0] + pair[1] not in known
         known.add(pair[0] + pair[1])
         found.append(pair)

@@ -1,6 +1,6 @@
-"""Tiny models of every family, made anew on each run, and folders that hold them.
+"""Tiny models of every family, created on each run, and folders that hold them.
 
-Values are drawn, and models asked, as for the fixtures of `crates/models`. Sizes, seeds and settings are others.
+Weights and prompts are generated as for the fixtures of `crates/models`, with other sizes, seeds and settings.
 """
 
 import pathlib
@@ -14,9 +14,9 @@ import tokenizers  # noqa: E402
 from adapters import fill as fill_adapter  # noqa: E402, F401
 from generate import NEW_TOKENS, PLAIN, Unfit, build, fill, greedy, load, logits, watch_routers  # noqa: E402, F401
 
-# Longer than every window, and than the contexts that scaled positions come from.
+# Longer than every sliding window and every original context of scaled positions.
 PROMPT = [57, 4, 99, 31, 76, 12, 45, 8, 63, 90, 27, 100, 3, 51, 84, 19, 38, 70, 6, 95, 22, 66, 41]
-# 101 words and three layers leave a rest on two and on three ranks.
+# 101 tokens and three layers do not divide evenly over two and three ranks.
 SIZES = {
     "vocab_size": 101, "hidden_size": 48, "intermediate_size": 46, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 0.003, "tie_word_embeddings": False,
@@ -57,7 +57,7 @@ BUILT_IN = {
     "gpt2": ("gpt2", {"vocab_size": 101, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "n_inner": 70,
                       "bos_token_id": 1, "eos_token_id": 2}),
 }
-# What `examples/models` describes.
+# The families in `examples/models`.
 DESCRIBED = {
     "gemma": ("gemma", SIZES | {"num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True} | rope()),
     "gemma2": ("gemma2", SIZES | {
@@ -70,8 +70,8 @@ DESCRIBED = {
 }
 
 
-def decided(family, settings):
-    """A model, and the tokens it writes after the prompt; none of them is a close call."""
+def unambiguous(family, settings):
+    """A model and its greedy tokens after the prompt, none of which is a near tie."""
     for seed in count(1001):
         model = build(family, settings)
         fill(model, seed)
@@ -84,12 +84,12 @@ def decided(family, settings):
 
 
 def save(model, folder, **options):
-    """A folder as transformers writes it, with a tokenizer whose words are numbers."""
+    """Saves a folder with transformers, and a tokenizer whose words are numbers."""
     model.save_pretrained(folder, **options)
-    return with_words(folder)
+    return add_tokenizer(folder)
 
 
-def with_words(folder):
+def add_tokenizer(folder):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word(i): i for i in range(101)}, unk_token=word(0)))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     words.save(str(folder / "tokenizer.json"))
@@ -101,5 +101,5 @@ def word(number):
 
 
 def text(tokens):
-    """The text that is exactly these tokens."""
+    """The text with exactly these tokens."""
     return " ".join(map(word, tokens))

@@ -1,4 +1,4 @@
-//! A run of the tour: its file, on thread ranks, with what came of it.
+//! Training runs of the tour, on thread ranks.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -21,14 +21,14 @@ use weightloom::train::{End, TrainError, TrainRequest, train};
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 
-/// What a run has done.
+/// The result of a training run.
 #[derive(Serialize)]
-pub(super) struct Lesson {
+pub(super) struct TrainingRun {
     pub(super) file: PathBuf,
     pub(super) ranks: usize,
-    /// How ranks shared the work.
+    /// Parallelism of the ranks.
     pub(super) mesh: String,
-    /// Parameters that were trained.
+    /// Number of trained parameters.
     pub(super) parameters: u64,
     pub(super) steps: u64,
     pub(super) tokens: u64,
@@ -40,7 +40,7 @@ pub(super) struct Lesson {
     pub(super) seconds: f64,
 }
 
-/// Why a run of the tour has no end.
+/// A training run that was interrupted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stopped at step {step} of {total}")]
 struct Stopped {
@@ -52,19 +52,23 @@ struct Stopped {
 
 impl Hint for Stopped {
     fn hint(&self) -> Option<String> {
-        Some(format!("go on with `weightloom train {} --ranks {}`", self.file, self.ranks))
+        Some(format!("resume with `weightloom train {} --ranks {}`", self.file, self.ranks))
     }
 }
 
-/// How a run is started.
-pub(super) struct Room<'a> {
+/// Shared settings of all training runs.
+pub(super) struct RunContext<'a> {
     pub(super) hub: &'a Hub,
     pub(super) stop: &'a Arc<AtomicBool>,
     pub(super) output: Output,
 }
 
-/// Does a run.
-pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson, Failure> {
+/// Trains from a config.
+pub(super) fn run_config(
+    file: &Path,
+    ranks: usize,
+    context: &RunContext<'_>,
+) -> Result<TrainingRun, Failure> {
     let begun = Instant::now();
     let variable = |name: &str| std::env::var(name).ok();
     let config = read_file(file, &[], &variable).map_err(|error| Failure::from(TrainError::from(error)))?;
@@ -72,14 +76,14 @@ pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson
     let work = |gang: Arc<dyn weightloom::gang::Gang>| {
         let mut callbacks: Vec<Box<dyn Callback + '_>> = Vec::new();
         if gang.rank() == 0 {
-            callbacks.push(Box::new(Watch { losses: &losses, bar: bar(&config, room.output) }));
+            callbacks.push(Box::new(LossWatcher { losses: &losses, bar: bar(&config, context.output) }));
         }
         train(TrainRequest {
             config: &config,
-            hub: room.hub,
+            hub: context.hub,
             specs: &Specs::new(),
             gang,
-            stop: Arc::clone(room.stop),
+            stop: Arc::clone(context.stop),
             callbacks,
             fetching: &(),
             reading: &(),
@@ -87,8 +91,8 @@ pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson
         .map_err(Failure::from)
     };
     let outcome = Launch::Threads { ranks }
-        .run(GangOptions::default(), work, |failure| room.output.failure(failure))?
-        .ok_or_else(|| Failure::check("no rank has told how the run ended".to_owned()))?;
+        .run(GangOptions::default(), work, |failure| context.output.failure(failure))?
+        .ok_or_else(|| Failure::check("no rank reported how the run ended".to_owned()))?;
     let Losses { first, last, seconds } = *losses.lock().unwrap_or_else(PoisonError::into_inner);
     let total = config.train.max_steps.unwrap_or(outcome.step);
     let (Some(first_loss), Some(last_loss), Some(checkpoint), End::Finished) =
@@ -97,7 +101,7 @@ pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson
         let file = file.display().to_string();
         return Err(Failure::operational_with_hint(&Stopped { step: outcome.step, total, file, ranks }));
     };
-    Ok(Lesson {
+    Ok(TrainingRun {
         file: file.to_owned(),
         ranks,
         mesh: mesh(&config, ranks),
@@ -113,7 +117,7 @@ pub(super) fn learn(file: &Path, ranks: usize, room: &Room<'_>) -> Result<Lesson
     })
 }
 
-/// How a run's file shares work among ranks.
+/// Parallelism of a config on so many ranks.
 fn mesh(config: &Config, ranks: usize) -> String {
     let tp = config.train.accelerator.tp.max(1);
     match (ranks / tp, tp) {
@@ -122,12 +126,12 @@ fn mesh(config: &Config, ranks: usize) -> String {
     }
 }
 
-/// What a checkpoint has of a model, without what belongs to the training.
+/// Number of model parameters in a checkpoint, without optimizer state.
 fn parameters(checkpoint: &Path) -> Result<u64, Failure> {
     let source = Source::open(checkpoint)?;
-    let part =
+    let section =
         |name: &str| source.manifest.as_ref().and_then(|all| all.tensors.get(name)).map(|one| one.section);
-    let tensors = source.index.tensors().iter().filter(|(name, _)| part(name) == Some(Section::Model));
+    let tensors = source.index.tensors().iter().filter(|(name, _)| section(name) == Some(Section::Model));
     Ok(tensors.map(|(_, entry)| entry.shape.volume() as u64).sum())
 }
 
@@ -141,22 +145,22 @@ fn bar(config: &Config, output: Output) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("█▌ "))
 }
 
-/// What is told of a run's steps.
+/// First and last loss of a run.
 #[derive(Clone, Copy, Default)]
 struct Losses {
     first: Option<f64>,
     last: Option<f64>,
-    /// How long steps took, without what comes before and after them.
+    /// Time spent in steps, without set-up and saving.
     seconds: f64,
 }
 
-/// Watches the first rank.
-struct Watch<'a> {
+/// Records losses and shows progress, on the first rank.
+struct LossWatcher<'a> {
     losses: &'a Mutex<Losses>,
     bar: ProgressBar,
 }
 
-impl Callback for Watch<'_> {
+impl Callback for LossWatcher<'_> {
     fn step_end(&mut self, view: &View<'_>, stepped: &Stepped) -> Result<Control, TrainError> {
         let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
         losses.first.get_or_insert(stepped.loss);

@@ -1,4 +1,4 @@
-"""Servers, ours and others, clients that speak to them, and what stands between both."""
+"""API servers, clients, and a proxy that counts requests."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ import time
 
 import openai
 
-# Until a server listens, and until it has ended.
+# Time limit to start and to stop a server.
 SECONDS = 60
 
 
@@ -25,24 +25,24 @@ class Server:
         self.process, self.url, self.model = process, address["url"], address["model"]
 
     def client(self, kind=openai.OpenAI, key="none"):
-        """Nothing is tried twice: an answer that comes late is a fault."""
+        """A client without retries, so that a late answer is a failure."""
         return kind(base_url=self.url, api_key=key, max_retries=0, timeout=SECONDS)
 
-    def end(self, how=signal.SIGTERM):
-        """Tells it to end; returns with what it ended."""
+    def stop(self, how=signal.SIGTERM):
+        """Stops the server; returns its exit status."""
         self.process.send_signal(how)
         return self.process.wait(SECONDS)
 
     def raw(self, sent, then="wait"):
-        """The first line of what is answered to these bytes, or nothing. `then` they may "break off"."""
+        """Sends bytes; returns the status line of the response, if any. `then="break off"` closes the request early."""
         host, port = self.url.removeprefix("http://").removesuffix("/v1").rsplit(":", 1)
         answer = b""
         with socket.create_connection((host, int(port)), timeout=SECONDS) as stream, contextlib.suppress(OSError):
             stream.sendall(sent)
             if then == "break off":
                 stream.shutdown(socket.SHUT_WR)
-            while part := stream.recv(1 << 16):
-                answer += part
+            while chunk := stream.recv(1 << 16):
+                answer += chunk
         return answer.split(b"\r\n")[0].decode(errors="replace")
 
     def post(self, body, headers=b"", path=b"/v1/completions"):
@@ -51,7 +51,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(ours, name, *options, **environment):
+def serve(ours, name, *options, **environment):
     command = [ours.weightloom, "--json", "serve", str(name), "--port", "0", *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=os.environ | environment)
@@ -60,7 +60,7 @@ def served(ours, name, *options, **environment):
         line = process.stdout.readline() if ready else ""
         if not line:
             process.kill()
-            raise RuntimeError(f"the server does not start: {process.communicate()[1].strip()}")
+            raise RuntimeError(f"the server did not start: {process.communicate()[1].strip()}")
         yield Server(process, json.loads(line))
     finally:
         process.kill()
@@ -69,18 +69,18 @@ def served(ours, name, *options, **environment):
 
 @contextlib.contextmanager
 def llama_cpp_python(config, models, key):
-    """The server of llama-cpp-python, with models by their names. Yields its root."""
+    """The server of llama-cpp-python, with models by name. Yields its URL."""
     port = free_port()
     settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0, "verbose": False}
-    told = [settings | {"model": str(path), "model_alias": name} for name, path in models.items()]
-    config.write_text(json.dumps({"host": "127.0.0.1", "port": port, "api_key": key, "models": told}))
+    entries = [settings | {"model": str(path), "model_alias": name} for name, path in models.items()]
+    config.write_text(json.dumps({"host": "127.0.0.1", "port": port, "api_key": key, "models": entries}))
     with listening([sys.executable, "-m", "llama_cpp.server", "--config_file", str(config)], port) as root:
         yield root
 
 
 @contextlib.contextmanager
 def llama_server(path, name):
-    """The server of llama.cpp itself, as xllamacpp carries it. Yields its root."""
+    """The server of llama.cpp, from xllamacpp. Yields its URL."""
     port = free_port()
     script = pathlib.Path(__file__).with_name("llama_server.py")
     with listening([sys.executable, str(script), str(path), name, str(port)], port) as root:
@@ -94,11 +94,11 @@ def free_port():
 
 @contextlib.contextmanager
 def listening(command, port):
-    """A process, once somebody listens at the port."""
+    """Starts a process and waits until the port is open."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    # Read all the time, so that the process never waits for room to write.
-    said = []
-    reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
+    # Drain standard error, so that the process never blocks on a full pipe.
+    errors = []
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)
     reader.start()
     try:
         until = time.monotonic() + SECONDS
@@ -106,7 +106,7 @@ def listening(command, port):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break
             if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the server does not start: {''.join(said[-20:]).strip()}")
+                raise RuntimeError(f"the server did not start: {''.join(errors[-20:]).strip()}")
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -115,10 +115,10 @@ def listening(command, port):
         reader.join()
 
 
-class Between:
-    """Stands between a client and a server: counts requests, and does something with one of them.
+class Proxy:
+    """Forwards requests to a server, counts them, and runs an action at one of them.
 
-    A request that the server does not answer is not answered here either: the connection ends.
+    If the server does not answer, the proxy closes the connection.
     """
 
     def __init__(self, target):
@@ -126,10 +126,10 @@ class Between:
         self.at, self.then, self.lock = None, None, threading.Lock()
 
     def when(self, asked, then):
-        """Calls `then` when so many requests have come in all, before the last is passed on."""
+        """Calls `then` at request number `asked`, before forwarding it."""
         self.at, self.then = asked, then
 
-    def take(self, handler):
+    def forward(self, handler):
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         with self.lock:
             self.asked += 1
@@ -141,7 +141,7 @@ class Between:
             headers = {name: handler.headers[name] for name in ("Content-Type", "Authorization") if name in handler.headers}
             server.request("POST", handler.path, body, headers)
             answer = server.getresponse()
-            said = answer.read()
+            content = answer.read()
         except (OSError, http.client.HTTPException):
             handler.close_connection = True
             return
@@ -151,21 +151,21 @@ class Between:
             self.answered += answer.status == 200
         handler.send_response(answer.status)
         handler.send_header("Content-Type", answer.headers["Content-Type"])
-        handler.send_header("Content-Length", str(len(said)))
+        handler.send_header("Content-Length", str(len(content)))
         handler.end_headers()
-        handler.wfile.write(said)
+        handler.wfile.write(content)
 
 
 @contextlib.contextmanager
-def between(target):
-    """Yields what stands there, and its root."""
-    middle = Between(target)
+def proxied(target):
+    """Yields a proxy and its URL."""
+    proxy = Proxy(target)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
-            middle.take(self)
+            proxy.forward(self)
 
         def log_message(self, *_):
             pass
@@ -175,7 +175,7 @@ def between(target):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield middle, f"http://127.0.0.1:{server.server_address[1]}"
+            yield proxy, f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

@@ -1,9 +1,8 @@
-//! A checkpoint on other ranks than those that saved it, and the proof that it
-//! is the same.
+//! Loads a checkpoint on another number of ranks and checks that it is the same.
 //!
-//! The ranks that saved it hashed what they held. The ranks that load it hash
-//! what they hold. Both add up to one fingerprint if and only if every element
-//! is in its place.
+//! The ranks that saved it hashed their shards. The ranks that load it hash
+//! theirs. Both sum to the same fingerprint only if every element is at its
+//! position.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,36 +19,36 @@ use weightloom::nn::NnError;
 
 use crate::cli::failure::Failure;
 
-/// That a checkpoint is on these ranks what it was on others.
+/// Fingerprints of a checkpoint, as saved and as loaded on other ranks.
 #[derive(Serialize)]
-pub(super) struct Certificate {
+pub(super) struct ReshardCheck {
     pub(super) ranks: usize,
     pub(super) mesh: String,
     pub(super) tensors: usize,
-    /// Of what was saved.
+    /// Fingerprint in the checkpoint.
     pub(super) saved: String,
-    /// Of what the ranks hold now.
+    /// Fingerprint of the loaded shards.
     pub(super) loaded: String,
     pub(super) equal: bool,
     pub(super) seconds: f64,
 }
 
-/// Loads a checkpoint on so many tensor-parallel ranks, and compares.
-pub(super) fn certify(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<Certificate, Failure> {
+/// Loads a checkpoint on tensor-parallel ranks and compares fingerprints.
+pub(super) fn check_reshard(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<ReshardCheck, Failure> {
     let begun = Instant::now();
     let model = hub.open(&checkpoint.display().to_string(), &())?;
-    let saved = saved(&model)?;
+    let saved = saved_fingerprints(&model)?;
     let loaded = Launch::Threads { ranks }
-        .run(GangOptions::default(), |root| loaded(&model, root), |_: &Failure| ())?
+        .run(GangOptions::default(), |root| loaded_fingerprints(&model, root), |_: &Failure| ())?
         .unwrap_or_default();
     let whole = |tensors: &BTreeMap<String, Fingerprint>| {
         Fingerprint::of_whole(tensors.iter().map(|(name, &fingerprint)| (name.as_str(), fingerprint)))
     };
     if let Some(name) = first_difference(&saved, &loaded) {
-        let message = format!("{}: `{name}` is on {ranks} ranks not what was saved", checkpoint.display());
+        let message = format!("{}: `{name}` differs after loading on {ranks} ranks", checkpoint.display());
         return Err(Failure::check(message));
     }
-    Ok(Certificate {
+    Ok(ReshardCheck {
         ranks,
         mesh: format!("tp={ranks}"),
         tensors: saved.len(),
@@ -60,7 +59,7 @@ pub(super) fn certify(hub: &Hub, checkpoint: &Path, ranks: usize) -> Result<Cert
     })
 }
 
-/// The first tensor that is not the same in both.
+/// The first tensor that differs.
 fn first_difference<'a>(
     one: &'a BTreeMap<String, Fingerprint>,
     other: &'a BTreeMap<String, Fingerprint>,
@@ -68,27 +67,27 @@ fn first_difference<'a>(
     one.keys().chain(other.keys()).find(|name| one.get(*name) != other.get(*name)).map(String::as_str)
 }
 
-/// What the ranks that saved the model have found.
-fn saved(model: &Model) -> Result<BTreeMap<String, Fingerprint>, Failure> {
+/// Fingerprints in the manifest.
+fn saved_fingerprints(model: &Model) -> Result<BTreeMap<String, Fingerprint>, Failure> {
     let manifest = model
         .source()
         .manifest
         .as_ref()
-        .ok_or_else(|| Failure::check(format!("{}: there is no manifest", model.name())))?;
+        .ok_or_else(|| Failure::check(format!("{}: the checkpoint has no manifest", model.name())))?;
     let tensors = manifest.tensors.iter().filter(|(_, tensor)| tensor.section == Section::Model);
     Ok(tensors.map(|(name, tensor)| (name.clone(), tensor.fingerprint)).collect())
 }
 
-/// What one rank holds of a tensor, and its sum.
-type Sharding = (String, Region, u64, u64);
+/// Name, region and sum of a shard.
+type ShardSum = (String, Region, u64, u64);
 
-/// What ranks hold after loading, hashed where they hold it.
-fn loaded(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerprint>, Failure> {
+/// Fingerprints of the loaded shards, hashed on the ranks that hold them.
+fn loaded_fingerprints(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerprint>, Failure> {
     let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
     let gangs = Gangs::new(Arc::clone(&root), &sizes).map_err(HubError::from)?;
     let options = LoadOptions { gangs: Some(gangs), ..LoadOptions::default() };
     let decoder = model.load(&options, &())?.decoder;
-    let mut own: Vec<Sharding> = Vec::new();
+    let mut own: Vec<ShardSum> = Vec::new();
     let mut kinds: BTreeMap<String, (DType, Shape)> = BTreeMap::new();
     for (name, value) in decoder.parameters() {
         let (dtype, shape) = (value.dtype(), value.shape());
@@ -105,20 +104,20 @@ fn loaded(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerp
     let all = root
         .all_gather_objects(&own)
         .map_err(|error: GangError| Failure::from(CheckpointError::from(error)))?;
-    let mut parts: BTreeMap<String, Vec<(Region, ElementSum)>> = BTreeMap::new();
+    let mut shards: BTreeMap<String, Vec<(Region, ElementSum)>> = BTreeMap::new();
     for (name, region, low, high) in all.into_iter().flatten() {
-        let held = parts.entry(name).or_default();
-        // What several ranks hold counts once.
+        let held = shards.entry(name).or_default();
+        // Replicated shards count once.
         if held.iter().all(|(other, _)| *other != region) {
             held.push((region, ElementSum { low, high }));
         }
     }
     let mut fingerprints = BTreeMap::new();
     for (name, (dtype, shape)) in kinds {
-        let held = parts.remove(&name).unwrap_or_default();
+        let held = shards.remove(&name).unwrap_or_default();
         let regions: Vec<Region> = held.iter().map(|(region, _)| region.clone()).collect();
         check_tiling(&shape, &regions).map_err(|error| Failure::check(error.to_string()).about(&name))?;
-        let sum = held.into_iter().fold(ElementSum::default(), |sum, (_, part)| sum + part);
+        let sum = held.into_iter().fold(ElementSum::default(), |sum, (_, shard)| sum + shard);
         fingerprints.insert(name, Fingerprint::of_tensor(dtype, &shape, sum));
     }
     Ok(fingerprints)
@@ -129,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_that_is_another_missing_or_more_is_named() {
+    fn different_missing_and_additional_tensors_are_named() {
         let tensors = |all: &[(&str, u128)]| -> BTreeMap<String, Fingerprint> {
             all.iter().map(|&(name, number)| (name.to_owned(), Fingerprint(number))).collect()
         };

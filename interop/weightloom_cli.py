@@ -1,4 +1,4 @@
-"""Our side: the `weightloom` program, and ranks that save and load."""
+"""The `weightloom` command, and ranks that save and load checkpoints."""
 
 import json
 import pathlib
@@ -7,19 +7,19 @@ import subprocess
 SECONDS = 60
 
 
-class Ours:
+class Weightloom:
     def __init__(self, weightloom, ranks):
         self.weightloom, self.ranks_program = weightloom, ranks
 
     def call(self, *arguments):
-        """What `weightloom … --json` answers."""
+        """The JSON output of `weightloom … --json`."""
         return json.loads(output([self.weightloom, "--json", *map(str, arguments)]))
 
-    def convert(self, source, form, *options, name=None):
-        """Converts into a new folder beside the source and returns it."""
+    def convert(self, source, format, *options, name=None):
+        """Converts to a new folder beside the source; returns it."""
         source = pathlib.Path(source)
-        target = source.with_name(f"{name or source.name}.to-{form}")
-        self.call("convert", source, target, "--to", form, *options)
+        target = source.with_name(f"{name or source.name}.to-{format}")
+        self.call("convert", source, target, "--to", format, *options)
         return target
 
     def fingerprint(self, path):
@@ -34,5 +34,5 @@ class Ours:
 def output(command, **options):
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, **options)
     if done.returncode != 0:
-        raise RuntimeError(f"{pathlib.Path(command[0]).name} ended with {done.returncode}: {done.stderr.strip()}")
+        raise RuntimeError(f"{pathlib.Path(command[0]).name} exited with {done.returncode}: {done.stderr.strip()}")
     return done.stdout

@@ -1,12 +1,12 @@
-"""Reports of real runs as pages: of all probes, of hostile texts, of failures, of very many probes.
+"""Pages of real runs: with all probes, hostile texts, failures, and very many probes.
 
-The model is tiny and untrained, so that its verdicts mean nothing; every part of a page has contents all the same.
+The model is tiny and untrained, so its verdicts are meaningless, but every section of a page has content.
 """
 
 import json
 import pathlib
 
-from ours import output
+from weightloom_cli import output
 
 TINY = pathlib.Path(__file__).parent.parent / "crates/sway/tests/fixtures/tiny"
 PROMPTS = [
@@ -33,7 +33,7 @@ HOSTILE = {
 
 
 def full(place, ours, statistics="paired"):
-    """A suite with all thirteen probes; where its report and its page are."""
+    """Runs a suite with all thirteen probes; returns its report and page."""
     return judged(place, ours, f"full-{statistics}", thirteen(PROMPTS), SECTIONS, "--statistics", statistics)
 
 
@@ -61,13 +61,13 @@ def thirteen(prompts, name="{}".format):
 
 
 def hostile(place, ours):
-    """The same with texts that do not want to stand on a page: as prompts, names, sections, and in the report."""
+    """Runs the suite with hostile texts in prompts, names, sections and the report."""
     texts = list(HOSTILE.values())
     prompts = [*texts, "an ordinary one"]
     sections = {text: f"{text} is what this section is about, and it says so at some length. {text}" for text in texts}
     report, page = judged(place, ours, "hostile", thirteen(prompts, f"{{}} {SCRIPT}".format), sections)
     found = json.loads(report.read_text())
-    # What a model writes, and what a server says, is anybody's.
+    # Generated texts and messages of servers are untrusted.
     for number, probe in enumerate(found["probes"]):
         text = texts[number % len(texts)]
         probe["message"] += f" {text}"
@@ -81,14 +81,14 @@ def hostile(place, ours):
 
 
 def failed(place, ours):
-    """Nothing could be carried out."""
+    """All probes fail."""
     suite = [{"name": f"{kind} without prompts", "kind": kind}
              for kind in ("delta_kl", "adapter_ablation", "prompt_collapse")]
     return judged(place, ours, "failed", suite, {})
 
 
 def empty(place, ours):
-    """Nothing was asked."""
+    """No probes."""
     return judged(place, ours, "empty", [], {})
 
 
@@ -107,14 +107,14 @@ def judged(place, ours, name, suite, sections, *options):
     if sections:
         (folder / "document.md").write_text("".join(f"# {title}\n\n{text}\n\n" for title, text in sections.items()))
         described["dlm_source"] = "document.md"
-    # JSON is YAML.
+    # JSON is valid YAML.
     file.write_text(json.dumps(described))
     output([ours.weightloom, "sway", "run", file, "--no-cache", "--json", report, "--html", page, *options])
     return report, page
 
 
 def shown(place, ours, name, found):
-    """The page of a report."""
+    """Renders the page of a report."""
     report, page = place / f"{name}.json", place / f"{name}.html"
     report.write_text(json.dumps(found))
     output([ours.weightloom, "sway", "report", report, "--format", "html", "--out", page])

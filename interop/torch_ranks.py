@@ -1,6 +1,6 @@
-"""One rank of torch: `gloo.py save PLACE` saves states, `gloo.py load PLACE` loads what we made of them.
+"""One torch rank: `torch_ranks.py save FOLDER` saves states, `torch_ranks.py load FOLDER` loads our checkpoints of them.
 
-Beside each checkpoint lies what is in it: tensors as safetensors, whole, and the rest as JSON.
+The contents are beside each checkpoint: whole tensors as safetensors, other values as JSON.
 """
 
 import datetime
@@ -20,15 +20,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from equal import same, write
+from compare import same, write
 
 RANK = int(os.environ["RANK"])
 
 
 def network(seed, kind):
-    """A small model in a distributed form, with an optimizer that has made a step."""
+    """A small distributed model, with an optimizer that has taken a step."""
     torch.manual_seed(seed)
-    # Sizes that two ranks cannot divide.
+    # Sizes that two ranks do not divide evenly.
     model = torch.nn.Sequential(torch.nn.Linear(11, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 5))
     mesh = init_device_mesh("cpu", (2,))
     if kind == "fsdp":
@@ -69,7 +69,7 @@ STATES = {"fsdp": lambda: trained(1, "fsdp"), "tp": lambda: trained(2, "tp"), "m
 
 
 def whole(state):
-    """A state's tensors as a whole, and everything else, under the names that torch gives them."""
+    """The full tensors and the other values of a state, under torch's names."""
     tensors, values = {}, {}
     for name, value in flatten_state_dict(state)[0].items():
         if isinstance(value, DTensor):
@@ -109,7 +109,7 @@ def load(place):
 
 
 def blank(expected, values):
-    """Zeros in other layouts than those that were saved."""
+    """Zeros in other layouts than the saved ones."""
     mesh = init_device_mesh("cpu", (2,))
     state = dict.fromkeys(values)
     for number, (name, tensor) in enumerate(expected.items()):
@@ -120,7 +120,7 @@ def blank(expected, values):
 
 
 def resume(folder, kind, expected):
-    """A training of other weights goes on from our checkpoint, in the way that torch recommends."""
+    """Resumes training from our checkpoint, as torch recommends."""
     model, optimizer = network(99, kind)
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optim": moments}
@@ -138,5 +138,5 @@ if __name__ == "__main__":
     {"save": save, "load": load}[action](place)
     dist.destroy_process_group()
     sys.stdout.flush()
-    # All is done and compared. The usual way out sometimes aborts in torch's own threads, after Python has ended.
+    # Skip the interpreter's shutdown, in which torch's threads sometimes abort.
     os._exit(0)

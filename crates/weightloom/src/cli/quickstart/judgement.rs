@@ -1,47 +1,46 @@
-//! What the adapter changed, judged by a suite, and left as a page to look at.
+//! Judges the adapter with a suite and writes its report.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use weightloom::sway::{JudgeOptions, Suite, Verdict as Outcome};
+use weightloom::sway::{JudgeOptions, Suite, Verdict};
 
-use super::material::Material;
+use super::folder::TourFolder;
 use crate::cli::failure::Failure;
 use crate::cli::hub::HubArgs;
 use crate::cli::output::Output;
 use crate::cli::sway::{SuiteProgress, build, failure, prepare};
 
-/// What a suite says of the adapter.
+/// The verdict of the suite.
 #[derive(Serialize)]
-pub(super) struct Verdict {
+pub(super) struct Judgement {
     pub(super) suite: PathBuf,
     pub(super) overall: f64,
     pub(super) band: String,
-    /// The band in words.
+    /// The meaning of the band.
     pub(super) meaning: &'static str,
-    pub(super) probes: Vec<Judged>,
+    pub(super) probes: Vec<ProbeVerdict>,
     pub(super) html: PathBuf,
     pub(super) json: PathBuf,
     pub(super) seconds: f64,
 }
 
-/// One probe.
 #[derive(Serialize)]
-pub(super) struct Judged {
+pub(super) struct ProbeVerdict {
     pub(super) name: String,
-    pub(super) verdict: Outcome,
+    pub(super) verdict: Verdict,
 }
 
-/// Judges the adapter, and writes the report.
+/// Judges the adapter and writes the report as HTML and JSON.
 pub(super) fn judge(
-    material: &Material,
+    folder: &TourFolder,
     model: &Path,
     adapter: &Path,
     output: Output,
-) -> Result<Verdict, Failure> {
+) -> Result<Judgement, Failure> {
     let begun = Instant::now();
-    let file = material.suite_file(model, adapter)?;
+    let file = folder.suite_file(model, adapter)?;
     let variable = |name: &str| std::env::var(name).ok();
     let suite = Suite::read_file(&file, &variable).map_err(|error| Failure::user(&error))?;
     let prepared = prepare(suite, None)?;
@@ -49,17 +48,19 @@ pub(super) fn judge(
     let mut progress = SuiteProgress::new(output);
     let report = weightloom::sway::judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut progress)
         .map_err(failure)?;
-    let (html, json) = (material.report("html"), material.report("json"));
-    material.write_report(&html, &report.to_html())?;
-    material.write_report(&json, &report.to_json())?;
-    let judged =
-        |record: &weightloom::sway::Record| Judged { name: record.name.clone(), verdict: record.verdict };
-    Ok(Verdict {
+    let (html, json) = (folder.report("html"), folder.report("json"));
+    folder.write_report(&html, &report.to_html())?;
+    folder.write_report(&json, &report.to_json())?;
+    let verdict = |record: &weightloom::sway::Record| ProbeVerdict {
+        name: record.name.clone(),
+        verdict: record.verdict,
+    };
+    Ok(Judgement {
         suite: file,
         overall: report.score.overall,
         band: report.score.band.to_string(),
         meaning: report.score.band.meaning(),
-        probes: report.probes.iter().map(judged).collect(),
+        probes: report.probes.iter().map(verdict).collect(),
         html,
         json,
         seconds: begun.elapsed().as_secs_f64(),

@@ -1,11 +1,11 @@
-"""A page that is broken in many ways, one at a time: each must be found by the check that is there for it.
+"""Mutations of a page, each of which its check must detect.
 
-So no check passes because it looks at nothing.
+They prove that no check passes by looking at nothing.
 """
 
 import re
 
-# The check, what is broken, and what stands there instead of what. Every pattern must occur.
+# Check, description, pattern and replacement. Every pattern must occur.
 FAULTS = [
     ("silence", "a script", r"</main>", "<script>console.log(1)</script></main>"),
     ("silence", "a picture from elsewhere", r"<meta http-equiv[^>]*>", ""),
@@ -70,9 +70,9 @@ FAULTS = [
 
 
 def broken(text, what, pattern, replacement):
-    """The page with this fault, once or wherever it can be."""
+    """Applies a mutation wherever its pattern occurs."""
     found, number = re.subn(pattern, replacement, text)
-    assert number, f"the page has nothing to break for “{what}”"
+    assert number, f"the page has nothing to mutate for “{what}”"
     if what == "a picture from elsewhere":
         found = found.replace("</main>", '<img alt="" src="http://127.0.0.1:9/x.png"></main>')
     return found

@@ -1,4 +1,4 @@
-"""What it means that two checkpoints are equal, and how peers read each form."""
+"""Equality of checkpoints, and how the reference implementations read each format."""
 
 import json
 import pathlib
@@ -11,13 +11,13 @@ MESHES = {1: "mesh(a=1)", 3: "mesh(a=3)", 4: "mesh(a=2, b=2)"}
 
 
 def same(found, expected):
-    """Names, dtypes, shapes and bits; returns the number of tensors."""
+    """Compares names, dtypes, shapes and bits; returns the number of tensors."""
     assert found.keys() == expected.keys(), f"names differ: {sorted(found.keys() ^ expected.keys())[:6]}"
     for name, tensor in expected.items():
         other = found[name]
         assert other.dtype == tensor.dtype, f"{name} is {other.dtype}, not {tensor.dtype}"
         assert other.shape == tensor.shape, f"{name} is {tuple(other.shape)}, not {tuple(tensor.shape)}"
-        assert torch.equal(bits(other), bits(tensor)), f"{name} has other bits"
+        assert torch.equal(bits(other), bits(tensor)), f"{name} differs"
     return len(expected)
 
 
@@ -26,7 +26,7 @@ def bits(tensor):
 
 
 def plain(tensors):
-    """Tensors as safetensors takes them: contiguous, and none sharing memory."""
+    """Tensors as safetensors requires them: contiguous, without shared memory."""
     return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
 
@@ -36,19 +36,19 @@ def write(path, tensors):
 
 
 def read_hf(folder):
-    """A Hugging Face folder, read by safetensors."""
+    """Reads a Hugging Face folder with safetensors."""
     folder = pathlib.Path(folder)
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return load_file(folder / "model.safetensors")
     weights = json.loads(index.read_text())["weight_map"]
     files = {file: load_file(folder / file) for file in sorted(set(weights.values()))}
-    assert sum(map(len, files.values())) == len(weights), "the index names all tensors"
+    assert sum(map(len, files.values())) == len(weights), "the index does not list all tensors"
     return {name: files[file][name] for name, file in weights.items()}
 
 
 def read_dcp(folder, expected, values=()):
-    """A distributed checkpoint, read by torch on one process: tensors and values."""
+    """Reads a DCP checkpoint with torch in one process; returns tensors and values."""
     described = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     names = expected.keys() | set(values)
     assert described.keys() == names, f"names differ: {sorted(described.keys() ^ names)[:6]}"
@@ -57,8 +57,8 @@ def read_dcp(folder, expected, values=()):
     return {name: state[name] for name in expected}, {name: state[name] for name in values}
 
 
-def everywhere(report, ours, what, source, expected, values=None):
-    """A peer's checkpoint on our ranks, and in every form that we write, read back by the peers."""
+def check_all_formats(report, ours, what, source, expected, values=None):
+    """Loads a peer's checkpoint on our ranks, and converts it to every format, which the peers read back."""
     values = values or {}
     reference = write(f"{source}.reference.safetensors", expected)
     for ranks, mesh in MESHES.items():
@@ -72,7 +72,7 @@ def everywhere(report, ours, what, source, expected, values=None):
         tensors, found = read_dcp(folder, expected, values)
         check.count = same(tensors, expected)
         assert found == values, f"{found} is not {values}"
-    with report.check(f"{what}: one fingerprint in all forms, no difference") as check:
+    with report.check(f"{what}: the same fingerprint and no difference in all formats") as check:
         native = ours.convert(source, "native", "--shard-size", "20KB")
         check.count = ours.call("verify", native)["tensors"]
         fingerprint = ours.fingerprint(reference)

@@ -1,7 +1,7 @@
-"""Whether the numbers on a page are those of the report that it was made of."""
+"""Compares the numbers on a page with its report."""
 
 BARE = str.maketrans("", "", ",σ+")
-# Kinds that are not named here are about adherence.
+# All other kinds are in the category `adherence`.
 CATEGORIES = {
     "section_internalization": "attribution", "paraphrase_invariance": "attribution", "preference_flip": "attribution",
     "style_fingerprint": "calibration", "calibration_drift": "calibration", "leakage": "calibration",
@@ -10,7 +10,7 @@ CATEGORIES = {
 
 
 def differences(found, report):
-    """How a page, as `audit.contents()` gives it, differs from its report; and how many numbers were compared."""
+    """Differences between a page, as returned by `audit.contents()`, and its report; and the number of comparisons."""
     return Comparison(found, report).all()
 
 
@@ -36,14 +36,14 @@ class Comparison:
             self.faults.append(f"{what}: {shown!r} is not {wanted!r}")
 
     def near(self, what, shown, wanted):
-        """Numbers are shown with four digits behind the point, or three in all; a dash stands for none."""
+        """Numbers are shown with four decimals or three significant digits; a dash means none."""
         self.count += 1
         if wanted is None:
             return self.same(what, shown, "—")
         try:
             apart = abs(float(shown.translate(BARE)) - wanted)
         except ValueError:
-            return self.faults.append(f"{what}: {shown!r} is no number")
+            return self.faults.append(f"{what}: {shown!r} is not a number")
         if apart > max(5.1e-5, 5.1e-3 * abs(wanted)):
             self.faults.append(f"{what}: {shown} is not {wanted}")
 
@@ -66,7 +66,7 @@ class Comparison:
         score = self.report["score"]
         rows = self.tables("categories")[0]["rows"]
         self.same("categories", sorted(row[0] for row in rows), sorted(score["components"]))
-        # Nobody knows what a category is like of which nothing counts.
+        # A category without counted probes has no score.
         uncounted = {"error", "skip"} | ({"inconclusive"} if self.report["statistics"] == "paired" else set())
         known = {CATEGORIES.get(probe["kind"], "adherence") for probe in self.report["probes"]
                  if probe["verdict"] not in uncounted and probe["score"] is not None}
@@ -108,7 +108,7 @@ class Comparison:
                 self.straight(f"{place}, drawn", places, values)
 
     def straight(self, what, places, values):
-        """A drawing's places follow from values by one scale."""
+        """Positions in a drawing are a linear function of the values."""
         low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
         if values[low] == values[high]:
             return
@@ -116,7 +116,7 @@ class Comparison:
             self.count += 1
             share = (value - values[low]) / (values[high] - values[low])
             if abs(places[low] + share * (places[high] - places[low]) - place) > 0.2:
-                self.faults.append(f"{what}: {value} stands at {place}")
+                self.faults.append(f"{what}: {value} is at {place}")
 
     def bars(self, place, value, keys):
         wanted = [probe["evidence"][key] for probe in self.report["probes"] for key in keys
@@ -134,7 +134,7 @@ class Comparison:
         wanted = [(probe, samples) for probe in self.report["probes"] if probe["raw"] is not None
                   and (samples := probe["evidence"].get("null_samples") or by_kind.get(probe["kind"]))]
         shown = self.tables("nulls")
-        # Of very many drawings only some are shown, which the page says.
+        # The page notes drawings that it leaves out.
         left_out = f"{len(wanted) - len(shown)} more drawings of “Against noise” are left out"
         if len(shown) != len(wanted):
             self.same("drawings left out", left_out in self.found["text"], True)
@@ -152,9 +152,9 @@ class Comparison:
         wanted = [pair for probe in self.report["probes"] for pair in probe["evidence"].get("generations", [])]
         for shown, pair in zip(self.found["writings"], wanted):
             for side, key in (("base", "base"), ("tuned", "ft")):
-                self.same(f"behind {pair['prompt']!r}", shown[side], visible(pair[key]))
+                self.same(f"after {pair['prompt']!r}", shown[side], visible(pair[key]))
         cut = len(self.found["writings"]) < len(wanted)
-        self.same("texts are cut, and told to be", "pairs of texts are shown" in self.found["text"], cut)
+        self.same("truncated texts are noted", "pairs of texts are shown" in self.found["text"], cut)
 
 
 def unsigned(number):
