@@ -21,7 +21,8 @@ use crate::view::View;
 const MOST_GROUPS: usize = 12;
 
 /// What one group of layers carries.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LayerShare {
     /// Which layers: `layers 3–5`.
     pub name: String,
@@ -36,16 +37,24 @@ pub struct LayerShare {
     pub ci_95: Option<[f64; 2]>,
 }
 
+/// The part of the evidence with the shares of layers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LayerShares {
+    /// Groups of layers, from the first to the last.
+    pub layers: Vec<LayerShare>,
+    /// The attention and feed-forward parts of all layers.
+    pub parts: Vec<LayerShare>,
+}
+
 /// What all groups carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attribution {
     /// How far the tuned model is from the base: the mean Jensen-Shannon
     /// divergence of the next token, in nats.
     pub divergence: f64,
-    /// The groups of layers, from the first to the last.
-    pub layers: Vec<LayerShare>,
-    /// Attention and feed-forward parts of all layers.
-    pub parts: Vec<LayerShare>,
+    /// The shares of layers.
+    pub shares: LayerShares,
 }
 
 /// Measures which layers carry the change, over prompts. Nothing if the backend
@@ -103,8 +112,10 @@ pub fn attribute(
         };
         Ok(Some(Attribution {
             divergence,
-            layers: groups.iter().map(share).collect::<Result<_, _>>()?,
-            parts: parts.iter().map(share).collect::<Result<_, _>>()?,
+            shares: LayerShares {
+                layers: groups.iter().map(share).collect::<Result<_, _>>()?,
+                parts: parts.iter().map(share).collect::<Result<_, _>>()?,
+            },
         }))
     })())
 }

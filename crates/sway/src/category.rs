@@ -1,45 +1,32 @@
-//! What a probe is about.
+//! Categories of probes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a probe is about. A suite's score weighs these against each other.
+/// The aspect of fine-tuning that a probe judges. The score of a suite is the
+/// weighted mean over categories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// Whether the change changes what the model says.
+    /// The model changed.
     Adherence,
-    /// Whether it changes what the document is about.
+    /// The change is about the document.
     Attribution,
-    /// Whether all else stayed as it was.
+    /// Everything else stayed as it was.
     Calibration,
-    /// How the change behaves when there is less or more of it.
+    /// The change behaves well when the adapter is weakened or strengthened.
     Ablation,
-    /// What noise would do.
+    /// The noise that other categories are compared with.
     Baseline,
 }
 
 impl Category {
-    /// All of them, in the order of reports.
+    /// All categories, in the order of reports.
     pub const ALL: [Self; 5] =
         [Self::Adherence, Self::Attribution, Self::Calibration, Self::Ablation, Self::Baseline];
 
-    /// The category of a kind of probe. Kinds that nobody knows count as
-    /// adherence, as in dlm-sway.
-    pub fn of_kind(kind: &str) -> Self {
-        match kind {
-            "section_internalization" | "paraphrase_invariance" | "preference_flip" => Self::Attribution,
-            "style_fingerprint" | "calibration_drift" | "leakage" | "external_perplexity" => {
-                Self::Calibration
-            }
-            "adapter_ablation" | "layer_attribution" => Self::Ablation,
-            "null_adapter" => Self::Baseline,
-            _ => Self::Adherence,
-        }
-    }
-
-    /// Its name, as in files.
+    /// The name in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Adherence => "adherence",
@@ -50,12 +37,12 @@ impl Category {
         }
     }
 
-    /// The category of a name.
+    /// Finds a category by name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|category| category.name() == name)
     }
 
-    /// What counts for it if nothing else is said.
+    /// The weight unless a suite gives another.
     pub fn default_weight(self) -> f64 {
         match self {
             Self::Adherence => 0.30,

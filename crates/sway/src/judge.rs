@@ -295,8 +295,7 @@ fn add_layers(
     let failure = match attribute(prompts, job.seed, backend, cache, recorder) {
         Ok(Ok(None)) => return,
         Ok(Ok(Some(found))) => {
-            record.evidence.insert("layers".to_owned(), json!(found.layers));
-            record.evidence.insert("parts".to_owned(), json!(found.parts));
+            record.evidence.add(&found.shares);
             return;
         }
         Ok(Err(error)) => error.to_string(),

@@ -1,37 +1,31 @@
 //! Verdicts from paired tests against matched noise.
 //!
-//! dlm-sway measures by noise that is far quieter than any adapter, on other
+//! dlm-sway calibrates with noise that is far smaller than any adapter, on other
 //! prompts than those it judges. Here every number is measured again, on the
-//! same texts, under changes that are as large as the adapter's in every
-//! module and of the same rank, but point elsewhere ([`View::Matched`]).
+//! same texts, with noise of the adapter's size in every module and of its rank,
+//! but in a random direction ([`View::Matched`](crate::View::Matched)).
 //!
-//! There are two kinds of claims. *The change is no noise*
-//! ([`Claim::Change`]): an adapter that is noise would be one of its own
-//! nulls, so the rank of its number among theirs gives an exact probability.
-//! All probes see the same seeds, so the largest deviation of any probe, seed
-//! by seed, tells how often a suite of noise would claim anything
-//! (Westfall and Young); 19 seeds are enough for 5 %, 24 are drawn. *It stays within a
-//! limit* ([`Claim::Limit`]): not being able to show harm is no proof of
-//! harmlessness, so the limit must be cleared with confidence (an equivalence
-//! test), and is judged broken only with confidence as well. What lies between
-//! is inconclusive, with the number of units that would probably decide.
-//!
-//! [`View::Matched`]: crate::View::Matched
+//! There are two kinds of claims. *The change is not noise* ([`Claim::Change`]):
+//! under the null hypothesis the adapter is exchangeable with the draws of
+//! noise, so the rank of its number among theirs is an exact p-value. All probes
+//! see the same draws, so the largest deviation of any probe, draw by draw,
+//! corrects for the number of probes (Westfall and Young). A level of 5 % needs
+//! 19 draws; the default is 24. *It stays within a limit* ([`Claim::Limit`]):
+//! failing to show harm does not prove harmlessness, so this is an equivalence
+//! test, which must clear the limit significantly, and fails only significantly
+//! beyond it. Everything between is inconclusive, and the message estimates the
+//! number of units that would decide.
 
-mod change;
 mod claim;
 mod family;
-mod harm;
-mod shape;
+mod limit;
 
 #[cfg(test)]
 mod tests;
 
 pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
-pub use family::conclude;
+pub use family::{Concluded, conclude};
+pub(crate) use limit::{mean_above, share_below};
 
-pub(crate) use change::{
-    cluster_kl, delta_kl, paraphrase_invariance, preference_flip, section_internalization,
-};
-pub(crate) use harm::{calibration_drift, external_perplexity, leakage};
-pub(crate) use shape::{adapter_ablation, adapter_revert, null_adapter, prompt_collapse, style_fingerprint};
+/// A divergence below this is rounding.
+pub(crate) const NO_CHANGE: f64 = 1e-9;

@@ -1,71 +1,106 @@
-//! Questions to two views that say something together.
+//! Probes: what a suite measures, and how it judges that.
 //!
-//! A [`Probe`] is a pure function of a [`Setting`]: it reads answers in the
-//! book, measures, and judges. What it does not find there stops it with
-//! [`Stop::Yet`]; it is run again when the answers have come. So nothing in a
-//! probe waits, and the questions of all probes can be asked together.
+//! Each kind of probe is one file: its fields in a suite, what it is about, how
+//! it measures, its verdict under both [`Statistics`](crate::Statistics), its
+//! evidence, and its chart. To add a kind, implement [`ProbeKind`] in a file and
+//! add it to the lists below. Programs that use this crate implement [`Probe`]
+//! and build an [`Entry`](crate::runner::Entry) from it.
 //!
-//! Each kind has a file. Its fields are what a suite file may say; `measure`
-//! gives numbers for each unit (a prompt, an item, a section), and judging
-//! turns them into a [`Finding`].
+//! A probe is a pure function of a [`ProbeContext`]. It looks up answers; if one
+//! is missing, it stops with [`Stop::Pending`], and runs again once the backend
+//! has answered. Probes never wait, so the questions of all probes go to the
+//! backend together.
 
+mod about;
 mod adapter_ablation;
 mod adapter_revert;
+mod calibration;
 mod calibration_drift;
 mod cases;
+mod chart;
 mod cluster_kl;
+mod context;
 mod delta_kl;
+mod evidence;
 mod external_perplexity;
 mod finding;
 mod generations;
 mod kind;
 mod leakage;
+mod lookup;
 mod null_adapter;
-mod nulls;
 mod paraphrase_invariance;
 mod perturbation;
 mod preference_flip;
 mod prompt_collapse;
-mod reading;
 mod section_internalization;
-mod setting;
 mod style_fingerprint;
 
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use about::PREFLIGHT;
+pub use about::{About, RecordedAbout, about};
 pub use adapter_ablation::AdapterAblation;
-pub use adapter_revert::{AdapterRevert, Reversion};
+pub use adapter_revert::AdapterRevert;
+pub use calibration::{KindNull, NullStatistics};
 pub use calibration_drift::CalibrationDrift;
 pub use cases::{Case, Triple};
-pub use cluster_kl::{ClusterKl, Topics};
+pub use chart::{Chart, ChartBar, EvidenceTable, Shape};
+pub use cluster_kl::ClusterKl;
+pub use context::ProbeContext;
 pub use delta_kl::DeltaKl;
-pub use external_perplexity::{ExternalPerplexity, Piece};
+pub(crate) use evidence::EntryWeight;
+pub use evidence::{Calibration, Evidence, LimitTest, NullComparison, RawInterval};
+pub use external_perplexity::ExternalPerplexity;
 pub use finding::Finding;
-pub(crate) use finding::evidence;
-pub(crate) use generations::{Pair, generations};
-pub use kind::{FieldFault, FieldFaults, Kind, UnknownKind, find, kinds};
-pub use leakage::{Leakage, Recall};
-pub use null_adapter::NullAdapter;
-pub use nulls::{KindNull, NullStatistics};
-pub use paraphrase_invariance::{Gain, Intent, ParaphraseInvariance};
+pub use generations::{Generation, Generations};
+pub use kind::{FieldErrors, FieldProblem, Kind, ProbeKind, UnknownKind, find};
+pub use leakage::Leakage;
+pub use lookup::{ProbeError, Stop};
+pub use null_adapter::{NullAdapter, NullAdapterEvidence, SkippedKind};
+pub use paraphrase_invariance::{Intent, ParaphraseInvariance};
 pub use perturbation::Perturbation;
-pub use preference_flip::{Margin, Margins, PreferenceFlip};
+pub use preference_flip::PreferenceFlip;
 pub use prompt_collapse::PromptCollapse;
-pub(crate) use reading::both;
-pub use reading::{ProbeFault, Stop};
-pub use section_internalization::{Lift, SectionInternalization};
-pub use setting::Setting;
-pub use style_fingerprint::{Extended, StyleFingerprint, Writings};
+pub use section_internalization::SectionInternalization;
+pub use style_fingerprint::{Extended, StyleFingerprint};
 
 use std::fmt::Debug;
 
 use crate::paired::{Draft, PairedSettings};
 
-/// One entry's probe, with its fields.
-pub trait Probe: Debug + Send + Sync {
-    /// Reads, measures and judges as dlm-sway does.
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop>;
+/// All built-in kinds, in the order of the documentation.
+pub fn kinds() -> &'static [Kind] {
+    const KINDS: &[Kind] = &[
+        Kind::of::<NullAdapter>(),
+        Kind::of::<DeltaKl>(),
+        Kind::of::<AdapterRevert>(),
+        Kind::of::<PromptCollapse>(),
+        Kind::of::<ClusterKl>(),
+        Kind::of::<SectionInternalization>(),
+        Kind::of::<ParaphraseInvariance>(),
+        Kind::of::<PreferenceFlip>(),
+        Kind::of::<StyleFingerprint>(),
+        Kind::of::<CalibrationDrift>(),
+        Kind::of::<Leakage>(),
+        Kind::of::<ExternalPerplexity>(),
+        Kind::of::<AdapterAblation>(),
+    ];
+    KINDS
+}
 
-    /// Reads, measures, and claims what is judged with all others' claims.
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop>;
+/// One configured probe. Every [`ProbeKind`] is one.
+pub trait Probe: Debug + Send + Sync {
+    /// What the probe is about, for reports.
+    fn about(&self) -> About;
+
+    /// Measures and reaches a verdict by the rules of dlm-sway.
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop>;
+
+    /// Measures and drafts a claim, which is judged together with the claims of
+    /// all other probes.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop>;
 
     /// Prompts over which the measured change is attributed to layers; none if
     /// the probe measures no change of next tokens.
@@ -74,5 +109,20 @@ pub trait Probe: Debug + Send + Sync {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests;
+impl<T: ProbeKind> Probe for T {
+    fn about(&self) -> About {
+        T::ABOUT
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        ProbeKind::judge(self, context)
+    }
+
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        ProbeKind::draft(self, context, paired)
+    }
+
+    fn attribution_prompts(&self) -> &[String] {
+        ProbeKind::attribution_prompts(self)
+    }
+}

@@ -1,11 +1,14 @@
-//! What a probe found.
+//! Records of a report: one per entry of a suite.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
-/// What a probe says.
+use crate::category::Category;
+use crate::probe::{Evidence, RecordedAbout, about};
+
+/// The verdict of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -15,9 +18,9 @@ pub enum Verdict {
     Fail,
     /// Worth a look.
     Warn,
-    /// It did not apply.
+    /// The probe does not apply.
     Skip,
-    /// It could not be carried out.
+    /// The probe could not run.
     Error,
     /// The data do not decide.
     Inconclusive,
@@ -36,40 +39,59 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What a probe found. The fields are those of dlm-sway, and after them ours.
+/// The result of one entry. The fields up to `ci_95` are those of dlm-sway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The entry's name.
+    /// The name of the entry.
     pub name: String,
-    /// The probe's kind.
+    /// The kind of the probe.
     pub kind: String,
-    /// What it says.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Between 0 and 1.
+    /// From 0 to 1.
     pub score: Option<f64>,
-    /// The number that it measures.
+    /// The measured number.
     pub raw: Option<f64>,
-    /// The same in deviations of its null distribution.
+    /// The measured number in standard deviations of its null distribution.
     pub z_score: Option<f64>,
-    /// The base's part.
+    /// The value of the base.
     pub base_value: Option<f64>,
-    /// The tuned model's part.
+    /// The value of the fine-tuned model.
     pub ft_value: Option<f64>,
-    /// All that led there.
+    /// The numbers behind the finding.
     #[serde(default)]
-    pub evidence: Map<String, Value>,
-    /// In words.
+    pub evidence: Evidence,
+    /// The finding in words.
     #[serde(default)]
     pub message: String,
-    /// How long it took.
+    /// How long the probe took.
     #[serde(default)]
     pub duration_s: f64,
-    /// Where `raw` lies with 95 % confidence.
+    /// 95 % confidence interval of `raw`.
     pub ci_95: Option<[f64; 2]>,
-    /// The probability of such a number if nothing had changed.
+    /// p-value of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p_value: Option<f64>,
-    /// The same, with all probes of the suite counted.
+    /// p-value corrected for the number of claims in the suite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p_adjusted: Option<f64>,
+    /// What the probe is about, if its kind is not built in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<RecordedAbout>,
+}
+
+impl Record {
+    /// What the probe is about.
+    pub fn about(&self) -> Cow<'_, RecordedAbout> {
+        match (&self.about, about(&self.kind)) {
+            (Some(recorded), _) => Cow::Borrowed(recorded),
+            (None, Some(built_in)) => Cow::Owned(built_in.into()),
+            (None, None) => Cow::Owned(RecordedAbout::unknown(&self.kind)),
+        }
+    }
+
+    /// The category that the score counts in.
+    pub fn category(&self) -> Category {
+        self.about().category
+    }
 }

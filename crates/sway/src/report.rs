@@ -1,9 +1,9 @@
-//! What a run found, for people and for programs.
+//! Reports of a run.
 //!
-//! A [`Report`] is data. It is written and read as JSON, whose keys are those of
-//! dlm-sway and after them ours, and shown as Markdown, JUnit or one HTML page.
-//! [`compare`], [`golden`] and [`trace`] look at several of them, or at what a
-//! run did.
+//! A [`Report`] is data. It is written and read as JSON, with the keys of
+//! dlm-sway and additional ones, and rendered as Markdown, JUnit XML or a
+//! self-contained HTML page. [`compare`] compares several reports, [`golden`]
+//! diffs two, and [`trace`] summarizes the questions of a run.
 
 pub mod compare;
 pub mod format;
@@ -12,7 +12,6 @@ mod html;
 mod json;
 mod junit;
 mod markdown;
-mod meaning;
 mod summary;
 pub mod trace;
 
@@ -24,54 +23,52 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
-pub use meaning::{Meaning, meaning};
-
 use crate::backend::Description;
 use crate::record::Record;
 use crate::score::{Band, Score};
 use crate::statistics::Statistics;
 
-/// What a run found.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// The version of the schema, which is 1.
+    /// Version of the schema: 1.
     pub schema_version: u64,
-    /// The version of the program that made it.
+    /// Version of the program that wrote it.
     pub sway_version: String,
-    /// The suite's file.
+    /// File of the suite.
     pub spec_path: String,
     /// The base model.
     pub base_model_id: String,
-    /// The adapter, or the model after; empty if there is none.
+    /// The adapter or fine-tuned model; empty without one.
     pub adapter_id: String,
-    /// When it began, ISO 8601, UTC.
+    /// Start of the run, ISO 8601, UTC.
     pub started_at: String,
-    /// When it ended.
+    /// End of the run.
     pub finished_at: String,
-    /// How long it took.
+    /// Duration in seconds.
     pub wall_seconds: f64,
-    /// How far it would give the same again.
+    /// Whether a second run would give the same numbers.
     pub determinism: Option<Determinism>,
-    /// What the backend counted.
+    /// Counters of the backend.
     pub backend_stats: Map<String, Value>,
-    /// One number for all.
+    /// The score of the suite.
     pub score: Score,
-    /// What noise does to each kind of probe.
+    /// Null distribution of each kind of probe.
     pub null_stats: Map<String, Value>,
-    /// What each probe found.
+    /// One record per entry.
     pub probes: Vec<Record>,
-    /// How verdicts were reached. Files of dlm-sway do not say, and were
-    /// reached in its way.
+    /// How verdicts were reached; reference for files of dlm-sway, which do not
+    /// say.
     #[serde(default = "reference")]
     pub statistics: Statistics,
-    /// What answered, and what it can do.
+    /// The backend.
     pub backend: Option<Description>,
-    /// Which texts were used.
+    /// Version of the text packs.
     pub packs: Option<String>,
-    /// What a reader should know: limits, decisions.
+    /// What a reader should know.
     pub notes: Vec<String>,
-    /// What is odd.
+    /// What is unusual about the run.
     pub warnings: Vec<String>,
 }
 
@@ -79,15 +76,15 @@ fn reference() -> Statistics {
     Statistics::Reference
 }
 
-/// How far a run would give the same again.
+/// Whether a second run would give the same numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Determinism {
-    /// In a word: `strict`, `best_effort`, `loose`.
+    /// `strict`, `best_effort` or `loose`.
     pub class: String,
-    /// What random draws began with.
+    /// Seed of random draws.
     pub seed: i64,
-    /// Why.
+    /// Reasons.
     pub notes: Vec<String>,
 }
 
@@ -122,29 +119,26 @@ impl Default for Report {
     }
 }
 
-/// Why a text is no report.
+/// Why a text cannot be read as a report.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ReportError {
-    /// It is no JSON.
-    #[error("{file}:{line}:{column}: not JSON: {message}")]
+    #[error("{file}:{line}:{column}: invalid JSON: {message}")]
     Syntax { file: String, line: usize, column: usize, message: String },
-    /// It is JSON of another form.
     #[error("{file}: not a report: {message}")]
-    Form { file: String, message: String },
-    /// It is of a later version.
-    #[error("{file}: has version {found} of the schema, but only 1 is known")]
+    Shape { file: String, message: String },
+    #[error("{file}: unsupported schema version {found}; this program reads 1")]
     Version { file: String, found: u64 },
 }
 
 impl Hint for ReportError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Syntax { .. } | Self::Form { .. } => {
-                "give a file that `weightloom sway run --json FILE` wrote".to_owned()
+            Self::Syntax { .. } | Self::Shape { .. } => {
+                "use a file written by `weightloom sway run --json FILE`".to_owned()
             }
-            Self::Version { .. } => "use a later version of weightloom".to_owned(),
+            Self::Version { .. } => "upgrade weightloom".to_owned(),
         })
     }
 }

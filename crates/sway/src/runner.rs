@@ -21,7 +21,6 @@ pub use observer::{Observer, Phase, TraceEvent, prompt_hash};
 
 use std::time::Instant;
 
-use serde_json::Value;
 use thiserror::Error;
 use weightloom_errors::{Hint, did_you_mean, name_list, nearest};
 
@@ -31,7 +30,7 @@ use crate::cache::Cache;
 use crate::error::BackendError;
 use crate::packs::Packs;
 use crate::paired::{self, Draft, PairedSettings};
-use crate::probe::{Finding, NullStatistics, Setting, Stop};
+use crate::probe::{EntryWeight, Finding, NullStatistics, PREFLIGHT, ProbeContext, Stop};
 use crate::record::Record;
 use crate::sections::Section;
 use crate::statistics::Statistics;
@@ -135,7 +134,7 @@ pub fn run(
     let mut rounds = Rounds::new(backend, cache, suite.cancel);
     let nulls = loop {
         observer.phase(Phase::Probing);
-        let setting = Setting {
+        let context = ProbeContext {
             answers: &answers,
             base: View::Base,
             tuned: View::Tuned,
@@ -149,7 +148,7 @@ pub fn run(
             statistics: suite.statistics,
             downstream: &[],
         };
-        let (nulls, wanted) = run_probes(&mut progress, &setting, &suite.paired, observer);
+        let (nulls, wanted) = run_probes(&mut progress, &context, &suite.paired, observer);
         answers.take_missing();
         if wanted.is_empty() {
             break nulls;
@@ -222,7 +221,7 @@ fn plan<'a>(suite: &SuiteRun<'a>) -> Result<Vec<EntryProgress<'a>>, RunError> {
 /// in force at the end, and the missing questions.
 fn run_probes(
     progress: &mut [EntryProgress<'_>],
-    setting: &Setting<'_>,
+    context: &ProbeContext<'_>,
     paired: &PairedSettings,
     observer: &mut dyn Observer,
 ) -> (Option<NullStatistics>, PendingQuestions) {
@@ -233,22 +232,25 @@ fn run_probes(
     for (index, one) in progress.iter_mut().enumerate() {
         if one.result.is_none() && !(null_pending && one.awaits_null) {
             let started = Instant::now();
-            let setting = Setting { nulls: nulls.as_ref(), downstream: &one.downstream, ..setting.clone() };
-            let result = match setting.statistics {
-                Statistics::Reference => {
-                    one.entry.probe.judge(&setting).map(|found| ProbeResult::Judged(found.guarded()))
-                }
-                Statistics::Paired => one.entry.probe.draft(&setting, paired).map(ProbeResult::Drafted),
+            let context =
+                ProbeContext { nulls: nulls.as_ref(), downstream: &one.downstream, ..context.clone() };
+            let result = match context.statistics {
+                Statistics::Reference => one
+                    .entry
+                    .probe
+                    .judge(&context)
+                    .map(|found| ProbeResult::Judged(found.without_non_finite())),
+                Statistics::Paired => one.entry.probe.draft(&context, paired).map(ProbeResult::Drafted),
             };
             one.seconds += started.elapsed().as_secs_f64();
             match result {
                 Ok(result) if !null_pending => one.result = Some(result),
                 Ok(_) => one.awaits_null = true,
-                Err(Stop::Fault(fault)) => {
-                    one.result = Some(ProbeResult::Judged(Finding::error(fault.to_string())))
+                Err(Stop::Failed(error)) => {
+                    one.result = Some(ProbeResult::Judged(Finding::error(error.to_string())))
                 }
-                Err(Stop::Yet) => {
-                    let missing = setting.answers.take_missing();
+                Err(Stop::Pending) => {
+                    let missing = context.answers.take_missing();
                     if missing.is_empty() {
                         let message = "the probe waits for answers without asking questions";
                         one.result = Some(ProbeResult::Judged(Finding::error(message)));
@@ -257,7 +259,7 @@ fn run_probes(
                 }
             }
             if let Some(ProbeResult::Judged(found)) = &mut one.result {
-                found.evidence.insert("weight".to_owned(), Value::from(one.entry.weight));
+                found.evidence.add(&EntryWeight { weight: one.entry.weight });
                 observer.judged(&one.record());
             }
         }
@@ -291,9 +293,9 @@ fn conclude(
         .into_iter()
         .zip(judged)
         .map(|((entry, seconds, is_reported), judged)| {
-            let mut finding = judged.finding.guarded();
-            finding.evidence.insert("weight".to_owned(), Value::from(entry.weight));
-            let mut record = finding.into_record(&entry.name, &entry.kind, seconds);
+            let mut finding = judged.finding.without_non_finite();
+            finding.evidence.add(&EntryWeight { weight: entry.weight });
+            let mut record = entry.record(finding, seconds);
             (record.p_value, record.p_adjusted) = (judged.p_value, judged.p_adjusted);
             if !is_reported {
                 observer.judged(&record);
@@ -310,7 +312,7 @@ impl EntryProgress<'_> {
             Some(ProbeResult::Judged(finding)) => finding.clone(),
             _ => Finding::error("the entry was not judged"),
         };
-        found.into_record(&self.entry.name, &self.entry.kind, self.seconds)
+        self.entry.record(found, self.seconds)
     }
 }
 
@@ -319,5 +321,5 @@ fn preflight_record(error: &BackendError) -> Record {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),
     };
-    Finding::error(message).into_record("__preflight__", "preflight", 0.0)
+    Finding::error(message).into_record("__preflight__", PREFLIGHT.kind, 0.0)
 }

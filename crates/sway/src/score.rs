@@ -1,4 +1,4 @@
-//! One number for a suite, what it means, and whether a gate lets it through.
+//! The score of a suite, its meaning, and whether it passes a gate.
 
 mod weights;
 
@@ -6,36 +6,36 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 pub use weights::{WeightError, Weights};
 
 use crate::category::Category;
+use crate::probe::{EntryWeight, NullComparison};
 use crate::record::{Record, Verdict};
 use crate::statistics::Statistics;
 
-/// The most findings that are told.
+/// The most findings that are listed.
 const MOST_FINDINGS: usize = 5;
-/// The highest score of a change that cannot be told from noise: harmless it may
-/// be, but it did nothing.
+/// The highest score of a change that is indistinguishable from noise: it may
+/// be harmless, but it has no effect.
 const MOST_OF_NOISE: f64 = 0.29;
-/// The probability up to which a change counts as one.
+/// The level at which a change differs from noise.
 const LEVEL: f64 = 0.05;
-/// Below this, a category is worth a word.
+/// The score below which a category is listed as a finding.
 const LOW: f64 = 0.3;
 
-/// One number for a suite, and what it was made of.
+/// The score of a suite, and its parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// Between 0 and 1.
+    /// From 0 to 1.
     pub overall: f64,
-    /// What the number means.
+    /// What the score means.
     pub band: Band,
-    /// The same for each category; 0 for one without a result.
+    /// The score of each category; 0 without a result.
     pub components: BTreeMap<String, f64>,
-    /// What each category counted.
+    /// The weight of each category.
     pub weights: BTreeMap<String, f64>,
-    /// What is worth a word, the most important first.
+    /// What a reader should look at, the most important first.
     pub findings: Vec<String>,
 }
 
@@ -43,14 +43,14 @@ pub struct Score {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Band {
-    /// Not to be told from noise.
+    /// Indistinguishable from noise.
     #[default]
     Noise,
-    /// Something changed, but not all that should.
+    /// Some of the wanted changes.
     Partial,
-    /// As it should be.
+    /// The wanted changes.
     Healthy,
-    /// Better than results usually are.
+    /// Better than usual results.
     Suspicious,
 }
 
@@ -65,13 +65,13 @@ impl Band {
         }
     }
 
-    /// What it says to somebody who has not met the word.
+    /// The band in a clause.
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::Noise => "the fine-tuning cannot be told from noise",
-            Self::Partial => "the fine-tuning did a part of what it should",
-            Self::Healthy => "the fine-tuning did what it should",
-            Self::Suspicious => "the result is better than results usually are, so look at it twice",
+            Self::Noise => "the effect of fine-tuning is indistinguishable from noise",
+            Self::Partial => "fine-tuning achieved part of what it should",
+            Self::Healthy => "fine-tuning achieved what it should",
+            Self::Suspicious => "the result is better than usual, so check it twice",
         }
     }
 }
@@ -90,16 +90,16 @@ impl fmt::Display for Band {
 impl Score {
     /// The score of records.
     ///
-    /// A category is the weighted mean of the scores in it; what was skipped,
-    /// failed to run, is undecided or has no score is left out. The whole is the
-    /// weighted mean of the categories that have a result. Whatever it is, a
-    /// change that no probe can tell from noise is noise.
+    /// The score of a category is the weighted mean of its records, without
+    /// those that were skipped, could not run, are inconclusive or have no score.
+    /// The overall score is the weighted mean of the categories with a result,
+    /// capped if no probe distinguishes the change from noise.
     pub fn of(records: &[Record], weights: &Weights, statistics: Statistics) -> Self {
         let mut sums: BTreeMap<Category, (f64, f64)> = BTreeMap::new();
         for record in records.iter().filter(|record| counts(record, statistics)) {
             let Some(score) = record.score else { continue };
             let weight = weight_of(record).max(0.0);
-            let sum = sums.entry(Category::of_kind(&record.kind)).or_default();
+            let sum = sums.entry(record.category()).or_default();
             *sum = (sum.0 + weight * score, sum.1 + weight);
         }
         let component = |category: Category| {
@@ -139,18 +139,18 @@ pub(crate) fn counts(record: &Record, statistics: Statistics) -> bool {
     }
 }
 
-/// Whether the change was compared with noise, and nowhere differs from it.
+/// Whether probes compared the change with noise, and none found a difference.
 fn is_noise(records: &[Record]) -> bool {
     let compared = |record: &&Record| {
-        record.evidence.get("null_samples").and_then(Value::as_array).is_some_and(|all| !all.is_empty())
+        record.evidence.read::<NullComparison>().is_some_and(|noise| !noise.null_samples.is_empty())
     };
     let mut claims = records.iter().filter(compared).filter_map(|record| record.p_adjusted).peekable();
     claims.peek().is_some() && claims.all(|p| p > LEVEL)
 }
 
-/// What an entry counts among others of its category.
+/// The weight of an entry within its category.
 fn weight_of(record: &Record) -> f64 {
-    record.evidence.get("weight").and_then(Value::as_f64).unwrap_or(1.0)
+    record.evidence.read::<EntryWeight>().map_or(1.0, |entry| entry.weight)
 }
 
 fn failed(record: &Record) -> String {
@@ -176,14 +176,14 @@ fn reference_findings(records: &[Record], components: &BTreeMap<String, f64>) ->
     let mut findings: Vec<String> = first.into_iter().chain(low(components)).collect();
     let errors = number_of(records, Verdict::Error);
     if errors > 0 {
-        findings.push(format!("{} could not be carried out", plural(errors)));
+        findings.push(format!("{} could not run", plural(errors)));
     }
     findings.truncate(MOST_FINDINGS);
     findings
 }
 
-/// Errors, all failures, what is undecided, what nobody looked at, low
-/// categories. If there are more than fit, the last line says how many.
+/// Errors, failures, inconclusive probes, categories without a score, low
+/// categories. If there are too many, the last line says how many more.
 fn paired_findings(
     records: &[Record],
     components: &BTreeMap<String, f64>,
@@ -192,16 +192,16 @@ fn paired_findings(
     let mut findings = Vec::new();
     let errors = number_of(records, Verdict::Error);
     if errors > 0 {
-        findings.push(format!("{} could not be carried out", plural(errors)));
+        findings.push(format!("{} could not run", plural(errors)));
     }
     findings.extend(records.iter().filter(|record| record.verdict == Verdict::Fail).map(failed));
     let undecided = number_of(records, Verdict::Inconclusive);
     if undecided > 0 {
-        findings.push(format!("the data of {} do not decide", plural(undecided)));
+        findings.push(format!("{} inconclusive", plural(undecided)));
     }
     if !missing.is_empty() {
         let names: Vec<&str> = missing.iter().map(|category| category.name()).collect();
-        findings.push(format!("nothing is known of {}: no probe of it has a score", names.join(", ")));
+        findings.push(format!("no probe has a score for {}", names.join(", ")));
     }
     findings.extend(low(components));
     if findings.len() > MOST_FINDINGS {
@@ -212,26 +212,23 @@ fn paired_findings(
     findings
 }
 
-/// Why a gate does not let a suite through.
+/// Why a suite does not pass a gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum Refusal {
-    /// A probe failed.
     #[error("{name} failed: {message}")]
     Failed { name: String, message: String },
-    /// A probe could not be carried out, so nobody knows.
-    #[error("{name} could not be carried out: {message}")]
+    #[error("{name} could not run: {message}")]
     Errored { name: String, message: String },
-    /// The score is too low.
     #[error("the score is {overall:.3}, below {threshold}")]
     Low { overall: f64, threshold: f64 },
 }
 
-/// Why a gate does not let a suite through; nothing if it does.
+/// Why a suite does not pass a gate; empty if it passes.
 pub fn refusals(records: &[Record], score: &Score, threshold: f64) -> Vec<Refusal> {
-    let told = |record: &Record| {
+    let refusal = |record: &Record| {
         let (name, message) = (record.name.clone(), record.message.clone());
         match record.verdict {
             Verdict::Fail => Some(Refusal::Failed { name, message }),
@@ -239,8 +236,8 @@ pub fn refusals(records: &[Record], score: &Score, threshold: f64) -> Vec<Refusa
             _ => None,
         }
     };
-    let mut refusals: Vec<Refusal> = records.iter().filter_map(told).collect();
-    // Also for what is no number.
+    let mut refusals: Vec<Refusal> = records.iter().filter_map(refusal).collect();
+    // A score that is NaN does not pass.
     if score.overall.is_nan() || score.overall < threshold {
         refusals.push(Refusal::Low { overall: score.overall, threshold });
     }

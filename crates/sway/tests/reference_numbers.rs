@@ -84,8 +84,7 @@ fn nulls_and_scores_follow_from_samples() {
             0.7515862785182661,
         ),
     ] {
-        let found =
-            KindNull::of(&samples).and_then(|null| null.deviations(raw)).map_or(f64::NAN, |z| sign * z);
+        let found = KindNull::of(&samples).and_then(|null| null.z_score(raw)).map_or(f64::NAN, |z| sign * z);
         near(found, z);
         near(logistic_score(found), score);
     }

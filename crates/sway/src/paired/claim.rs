@@ -1,20 +1,19 @@
-//! What a probe claims before all probes are looked at together.
+//! Claims of single probes, before all claims of a suite are judged together.
 
 use crate::backend::Capability;
-use crate::probe::{Finding, Setting, Stop};
+use crate::probe::{Finding, ProbeContext, Stop};
 use crate::record::Verdict;
 use crate::view::View;
 
-/// How verdicts are reached.
+/// Settings of the paired tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairedSettings {
-    /// How many matched changes are drawn. A claim at a level needs at least
-    /// one over the level, less one: 19 for 5 %. With 24 the rate of false
-    /// claims is 4 %.
+    /// Draws of matched noise. A level needs at least `1 / level - 1` draws: 19
+    /// for 5 %. With 24 draws, false claims occur at a rate of 4 %.
     pub seeds: u64,
-    /// The first one's seed; the next has the next number.
+    /// Seed of the first draw; the next draw uses the next seed.
     pub first_seed: u64,
-    /// How often a suite may claim what is not so.
+    /// How often a suite may claim a change that is noise.
     pub level: f64,
 }
 
@@ -25,112 +24,113 @@ impl Default for PairedSettings {
 }
 
 impl PairedSettings {
-    /// A measurement of the tuned model, and the same of every matched change
-    /// if the backend can make them. All are tried, so that all questions are
-    /// noted at once.
-    pub(crate) fn measured<'a, T>(
+    /// Measures the fine-tuned model and, if the backend can draw it, every draw
+    /// of matched noise. All measurements run, so that all missing questions are
+    /// recorded at once.
+    pub(crate) fn measure_with_noise<'a, T>(
         &self,
-        setting: &Setting<'a>,
-        measure: impl Fn(&Setting<'a>) -> Result<T, Stop>,
+        context: &ProbeContext<'a>,
+        measure: impl Fn(&ProbeContext<'a>) -> Result<T, Stop>,
     ) -> Result<(T, Vec<T>), Stop> {
-        let observed = measure(setting);
-        if !setting.can(Capability::MatchedNoise) {
+        let observed = measure(context);
+        if !context.can(Capability::MatchedNoise) {
             return Ok((observed?, Vec::new()));
         }
         let nulls: Vec<Result<T, Stop>> = (0..self.seeds)
             .map(|run| {
                 let view = View::Matched { seed: self.first_seed.wrapping_add(run) };
-                measure(&setting.with_noise(view, setting.seed))
+                measure(&context.with_noise(view, context.seed))
             })
             .collect();
         let mut found = Vec::new();
-        let mut yet = matches!(observed, Err(Stop::Yet));
-        let mut fault = None;
+        let mut pending = matches!(observed, Err(Stop::Pending));
+        let mut failed = None;
         for null in nulls {
             match null {
                 Ok(value) => found.push(value),
-                Err(Stop::Yet) => yet = true,
-                Err(stop) => fault = fault.or(Some(stop)),
+                Err(Stop::Pending) => pending = true,
+                Err(stop) => failed = failed.or(Some(stop)),
             }
         }
-        if yet {
-            return Err(Stop::Yet);
+        if pending {
+            return Err(Stop::Pending);
         }
-        match fault {
+        match failed {
             Some(stop) => Err(stop),
             None => Ok((observed?, found)),
         }
     }
 }
 
-/// A finding, and what it hangs on.
+/// A finding and the claim that decides its verdict.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
-    /// The finding. Its verdict and score stand only if nothing is claimed.
+    /// The finding. Its verdict and score hold only for [`Claim::Settled`].
     pub finding: Finding,
-    /// What is claimed.
+    /// The claim.
     pub claim: Claim,
 }
 
 impl Draft {
-    /// A finding that hangs on nothing.
+    /// A finding whose verdict needs no test.
     pub fn settled(finding: Finding) -> Self {
         Self { finding, claim: Claim::Settled }
     }
 }
 
-/// What a finding hangs on.
+/// What a probe claims.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claim {
-    /// Nothing.
+    /// Nothing: the verdict of the finding holds.
     Settled,
-    /// That a number is not that of noise.
+    /// A number is not that of noise.
     Change(Change),
-    /// That a number keeps to a limit.
+    /// A number stays within a limit.
     Limit(Limit),
-    /// That a change, which there must be, behaves well: noise would, too.
+    /// A change, which must exist, behaves well. Noise may behave well too, so
+    /// this passes only for a suite that finds a change.
     Shape(Limit),
 }
 
-/// To which side a number is remarkable.
+/// The side on which a number is extreme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
-    /// If it is large.
+    /// Large numbers.
     Upper,
-    /// If it is far from the others.
+    /// Numbers far from the mean.
     Both,
 }
 
-/// That a number is not that of noise.
+/// The claim that a number is not that of noise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The number.
+    /// The number of the fine-tuned model.
     pub observed: f64,
-    /// The same under each matched change, in the order of seeds. Empty if the
-    /// backend has none.
+    /// The number of each draw of noise, in the order of seeds; empty if the
+    /// backend draws none.
     pub nulls: Vec<f64>,
-    /// To which side it is remarkable.
+    /// The side on which the number is extreme.
     pub tail: Tail,
-    /// The probability by another test, for want of matched changes.
-    pub otherwise: Option<f64>,
+    /// The p-value of another test, used if there are no draws of noise.
+    pub fallback_p: Option<f64>,
     /// How many units were measured.
     pub units: usize,
     /// What a unit is.
     pub unit: &'static str,
-    /// A verdict that goes before, with its reason.
-    pub proviso: Option<(Verdict, String)>,
+    /// A verdict that holds whatever the test says, with its reason.
+    pub decided: Option<(Verdict, String)>,
 }
 
-/// That a number keeps to a limit.
+/// The claim that a number stays within a limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
-    /// The probability of such numbers if the limit were just broken.
+    /// The p-value of the limit being exceeded.
     pub within: f64,
-    /// The probability of such numbers if the limit were just kept.
+    /// The p-value of the limit being kept.
     pub beyond: f64,
     /// How many units were measured.
     pub units: usize,
-    /// How many would probably decide; nothing if none would.
+    /// How many units would probably decide; none if no number would.
     pub needed: Option<usize>,
     /// What a unit is.
     pub unit: &'static str,

@@ -1,33 +1,30 @@
-//! All claims of a suite together: how remarkable each is, given the others.
-
-use serde_json::{Value, json};
+//! Judges all claims of a suite together, corrected for their number.
 
 use super::claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 use crate::numbers::{mean, population_std};
-use crate::probe::Finding;
+use crate::probe::{Finding, LimitTest, NullComparison};
 use crate::record::Verdict;
 
-/// The highest score: above it lies what dlm-sway calls suspicious, and a test
-/// knows no such thing.
+/// The highest score. dlm-sway calls higher ones suspicious, which a test cannot
+/// be.
 const HIGHEST_SCORE: f64 = 0.85;
-/// More units than these nobody collects.
-const MOST_ASKED: usize = 10_000;
-/// With so many deviations a claim at 5 % is probably (80 %) shown.
+/// More units than a message asks for.
+const MOST_UNITS: usize = 10_000;
+/// Standard deviations that show a claim at 5 % with a power of 80 %.
 const TWO_SIDED: f64 = 1.960 + 0.842;
 const ONE_SIDED: f64 = 1.645 + 0.842;
 
-/// A finding with its probabilities.
+/// A finding with its verdict and p-values.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
 pub struct Concluded {
-    /// The finding, with its verdict.
     pub finding: Finding,
-    /// The probability of such a number if the claim were wrong.
     pub p_value: Option<f64>,
-    /// The same, with all claims of the suite counted.
+    /// Corrected for the number of claims in the suite.
     pub p_adjusted: Option<f64>,
 }
 
-/// Judges all drafts of a suite together, in their order.
+/// Judges all drafts of a suite together. Keeps their order.
 pub fn conclude(drafts: Vec<Draft>, paired: &PairedSettings) -> Vec<Concluded> {
     let deviations: Vec<Option<Deviations>> = drafts
         .iter()
@@ -41,7 +38,7 @@ pub fn conclude(drafts: Vec<Draft>, paired: &PairedSettings) -> Vec<Concluded> {
         .iter()
         .zip(&deviations)
         .map(|(draft, deviations)| match &draft.claim {
-            Claim::Change(change) if deviations.is_none() => change.otherwise,
+            Claim::Change(change) if deviations.is_none() => change.fallback_p,
             Claim::Limit(limit) | Claim::Shape(limit) => Some(limit.within),
             _ => None,
         })
@@ -57,7 +54,7 @@ pub fn conclude(drafts: Vec<Draft>, paired: &PairedSettings) -> Vec<Concluded> {
             Claim::Change(change) => {
                 let tested = match &deviations {
                     Some(found) => Some((rank(found.observed, &found.nulls), rank(found.observed, &largest))),
-                    None => change.otherwise.zip(adjusted),
+                    None => change.fallback_p.zip(adjusted),
                 };
                 let deviation = deviations.map(|found| found.observed);
                 match tested {
@@ -73,26 +70,25 @@ pub fn conclude(drafts: Vec<Draft>, paired: &PairedSettings) -> Vec<Concluded> {
         .collect()
 }
 
-/// Whether probes of this suite compared the change with noise, and it may be
-/// noise for all of them.
+/// Whether probes compared the change with noise, and none found a difference.
 fn possible_noise(deviations: &[Option<Deviations>], largest: &[f64], paired: &PairedSettings) -> Noise {
     let mut compared = deviations.iter().flatten().peekable();
     let any = compared.peek().is_some();
-    let none_stands_out = compared.all(|one| rank(one.observed, largest) > paired.level);
-    if any && none_stands_out { Noise::Possible } else { Noise::NotFound }
+    let none_differs = compared.all(|one| rank(one.observed, largest) > paired.level);
+    if any && none_differs { Noise::Possible } else { Noise::NotFound }
 }
 
 /// Whether a change may be noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Noise {
     Possible,
-    /// It is none, or nothing was compared with noise.
+    /// Some probe found a difference, or none compared with noise.
     NotFound,
 }
 
-/// Noise may write in any style and grow steadily; to praise it for that would
-/// be a false alarm. So a suite praises nothing of a change that it cannot tell
-/// from noise (a gatekeeper: what comes behind needs no correction of its own).
+/// Noise may change the style and grow steadily with its strength; passing it
+/// for that would be a false claim. So the shape of a change passes only if the
+/// change differs from noise (a gatekeeper, which needs no further correction).
 fn shaped(mut concluded: Concluded, noise: Noise) -> Concluded {
     let finding = &mut concluded.finding;
     if noise == Noise::Possible && finding.verdict == Verdict::Pass {
@@ -102,27 +98,27 @@ fn shaped(mut concluded: Concluded, noise: Noise) -> Concluded {
     concluded
 }
 
-/// A number and its nulls in deviations, all standardised alike.
+/// A number and its nulls, standardized alike.
 struct Deviations {
     observed: f64,
     nulls: Vec<f64>,
 }
 
 impl Deviations {
-    /// The observed number counts among those that the mean and the spread are
-    /// taken from: an adapter that is noise must be exchangeable with its nulls.
+    /// The mean and the deviation include the observed number: an adapter that
+    /// is noise must be exchangeable with its nulls.
     fn of(change: &Change, paired: &PairedSettings) -> Option<Self> {
         if change.nulls.len() as u64 != paired.seeds || paired.seeds == 0 {
             return None;
         }
         let mut all = vec![change.observed];
         all.extend(&change.nulls);
-        let (middle, spread) = (mean(&all)?, population_std(&all)?);
+        let (mean, deviation) = (mean(&all)?, population_std(&all)?);
         let standard = |value: f64| {
-            let deviation = if spread > 0.0 { (value - middle) / spread } else { 0.0 };
+            let standardized = if deviation > 0.0 { (value - mean) / deviation } else { 0.0 };
             match change.tail {
-                Tail::Upper => deviation,
-                Tail::Both => deviation.abs(),
+                Tail::Upper => standardized,
+                Tail::Both => standardized.abs(),
             }
         };
         let nulls = change.nulls.iter().map(|value| standard(*value)).collect();
@@ -130,7 +126,7 @@ impl Deviations {
     }
 }
 
-/// For each seed the largest deviation of any probe.
+/// The largest deviation of any probe, seed by seed.
 fn largest_of_noise(deviations: &[Option<Deviations>], paired: &PairedSettings) -> Vec<f64> {
     let found: Vec<&Deviations> = deviations.iter().flatten().collect();
     if found.is_empty() {
@@ -141,14 +137,14 @@ fn largest_of_noise(deviations: &[Option<Deviations>], paired: &PairedSettings) 
         .collect()
 }
 
-/// The part of all, the observed one included, that are as remarkable.
+/// The share of all numbers, including the observed one, that are as extreme.
 fn rank(observed: f64, nulls: &[f64]) -> f64 {
-    // Equal numbers must count as equal whatever rounding did to them.
+    // Numbers that differ by rounding count as equal.
     let reached = nulls.iter().filter(|null| **null >= observed - 1e-12).count();
     (1 + reached) as f64 / (1 + nulls.len()) as f64
 }
 
-/// Probabilities with all of them counted (Holm).
+/// Holm's correction.
 fn holm(values: &[Option<f64>]) -> Vec<Option<f64>> {
     let mut order: Vec<usize> = (0..values.len()).filter(|place| values[*place].is_some()).collect();
     let of = |place: usize| values[place].unwrap_or(1.0);
@@ -166,10 +162,6 @@ fn score(p_adjusted: f64) -> f64 {
     HIGHEST_SCORE * (1.0 - 2.0 * p_adjusted).max(0.0)
 }
 
-fn say(finding: &mut Finding, key: &str, value: Value) {
-    finding.evidence.insert(key.to_owned(), value);
-}
-
 fn changed(
     mut finding: Finding,
     change: &Change,
@@ -181,80 +173,84 @@ fn changed(
         Tail::Both => TWO_SIDED,
         Tail::Upper => ONE_SIDED,
     };
-    // Below one deviation more units would bring nothing that could be promised.
+    // Below one deviation, no number of units can be promised to decide.
     let needed = deviation
         .filter(|deviation| (1.0..wanted).contains(deviation))
         .map(|deviation| (change.units as f64 * (wanted / deviation).powi(2)).ceil() as usize);
-    let (verdict, said) = if let Some((verdict, reason)) = &change.proviso {
+    let (verdict, reason) = if let Some((verdict, reason)) = &change.decided {
         (*verdict, reason.clone())
     } else if adjusted <= paired.level {
-        let said = match deviation {
-            Some(_) => "no noise of the same size does this",
-            None => "it goes to one side",
+        let reason = match deviation {
+            Some(_) => "noise of the same size does not do this",
+            None => "the signs agree",
         };
-        (Verdict::Pass, said.to_owned())
+        (Verdict::Pass, reason.to_owned())
     } else if 1.0 / (paired.seeds + 1) as f64 > paired.level && deviation.is_some() {
         let seeds = (1.0 / paired.level).ceil() as u64 - 1;
-        (Verdict::Inconclusive, format!("{} seeds decide nothing, {seeds} could", paired.seeds))
+        (Verdict::Inconclusive, format!("{} draws of noise cannot decide, {seeds} could", paired.seeds))
     } else if let Some(needed) = needed {
         (Verdict::Inconclusive, format!("about {needed} {} would decide", change.unit))
     } else if deviation.is_none() && 0.5_f64.powi(change.units as i32) > paired.level {
-        // Even if all signs agree, that is no proof.
+        // Too few units to decide even if all signs agree.
         let needed = (1.0 / paired.level).log2().ceil();
-        (Verdict::Inconclusive, format!("{} {} decide nothing, {needed} could", change.units, change.unit))
+        (Verdict::Inconclusive, format!("{} {} cannot decide, {needed} could", change.units, change.unit))
     } else if deviation.is_none() {
-        (Verdict::Fail, "it goes to no side".to_owned())
+        (Verdict::Fail, "the signs disagree".to_owned())
     } else {
         (Verdict::Fail, "noise of the same size does as much".to_owned())
     };
     finding.verdict = verdict;
     finding.score =
-        Some(if change.proviso.is_some() && verdict == Verdict::Fail { 0.0 } else { score(adjusted) });
+        Some(if change.decided.is_some() && verdict == Verdict::Fail { 0.0 } else { score(adjusted) });
     finding.z_score = deviation;
-    finding.message = format!("{}: {said} (p={adjusted:.3})", finding.message);
-    say(&mut finding, "null_samples", json!(change.nulls));
-    say(&mut finding, "needed_units", json!(needed));
-    say(&mut finding, "unit", json!(change.unit));
+    finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
+    finding.evidence.add(&NullComparison {
+        null_samples: change.nulls.clone(),
+        needed_units: needed,
+        unit: change.unit.to_owned(),
+    });
     Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
 }
 
-/// A change that nothing could be compared with: no noise, and no signs.
+/// A change without a test: no noise, and no fallback.
 fn untested(mut finding: Finding, change: &Change, paired: &PairedSettings) -> Concluded {
-    let nothing = || (Verdict::Inconclusive, "the backend has no noise to compare with".to_owned());
-    let (verdict, said) = change.proviso.clone().unwrap_or_else(nothing);
+    let no_noise = || (Verdict::Inconclusive, "the backend has no noise to compare with".to_owned());
+    let (verdict, reason) = change.decided.clone().unwrap_or_else(no_noise);
     finding.verdict = verdict;
     finding.score = match verdict {
-        // As what is just shown.
+        // As a claim that is just significant.
         Verdict::Pass => Some(score(paired.level)),
         Verdict::Fail => Some(0.0),
         _ => None,
     };
-    finding.message = format!("{}: {said}", finding.message);
+    finding.message = format!("{}: {reason}", finding.message);
     Concluded { finding, p_value: None, p_adjusted: None }
 }
 
 fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSettings) -> Concluded {
-    let (verdict, said) = if adjusted <= paired.level {
+    let (verdict, reason) = if adjusted <= paired.level {
         (Verdict::Pass, "within its limit".to_owned())
     } else if limit.beyond <= paired.level {
         (Verdict::Fail, "beyond its limit".to_owned())
     } else {
-        let said = match limit.needed {
-            Some(needed) if needed > MOST_ASKED => {
-                format!("it lies so near to its limit that {MOST_ASKED} {} would not decide", limit.unit)
+        let reason = match limit.needed {
+            Some(needed) if needed > MOST_UNITS => {
+                format!("so close to its limit that {MOST_UNITS} {} would not decide", limit.unit)
             }
             Some(needed) => format!("about {} {} would decide", needed.max(limit.units + 1), limit.unit),
-            None => "it lies on its limit".to_owned(),
+            None => "exactly at its limit".to_owned(),
         };
-        (Verdict::Inconclusive, said)
+        (Verdict::Inconclusive, reason)
     };
     let decided = verdict != Verdict::Inconclusive;
     finding.verdict = verdict;
     finding.score = Some(score(adjusted));
-    finding.message = format!("{}: {said} (p={adjusted:.3})", finding.message);
-    say(&mut finding, "needed_units", json!(limit.needed.filter(|_| !decided)));
-    say(&mut finding, "unit", json!(limit.unit));
-    say(&mut finding, "p_beyond", json!(limit.beyond));
+    finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
+    finding.evidence.add(&LimitTest {
+        needed_units: limit.needed.filter(|_| !decided),
+        unit: limit.unit.to_owned(),
+        p_beyond: limit.beyond,
+    });
     Concluded { finding, p_value: Some(limit.within), p_adjusted: Some(adjusted) }
 }
 
@@ -265,7 +261,7 @@ mod tests {
 
     fn draft(observed: f64, nulls: Vec<f64>, tail: Tail) -> Draft {
         let change =
-            Change { observed, nulls, tail, otherwise: None, units: 10, unit: "prompts", proviso: None };
+            Change { observed, nulls, tail, fallback_p: None, units: 10, unit: "prompts", decided: None };
         Draft { finding: Finding::skip("x"), claim: Claim::Change(change) }
     }
 
@@ -276,7 +272,7 @@ mod tests {
         let suites = 2000;
         let mut alarms = 0;
         for _ in 0..suites {
-            // Five probes that see the same adapter: their numbers hang together.
+            // Five probes of the same adapter are correlated.
             let shared: Vec<f64> = (0..25).map(|_| generator.normal()).collect();
             let drafts = (0..5)
                 .map(|probe| {
@@ -310,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn no_change_at_all_is_no_change() {
+    fn an_adapter_without_effect_is_not_a_change() {
         let found = conclude(vec![draft(0.0, vec![0.0; 24], Tail::Upper)], &PairedSettings::default());
         assert_eq!((found[0].finding.verdict, found[0].p_value), (Verdict::Fail, Some(1.0)));
         assert_eq!(found[0].finding.score, Some(0.0));
     }
 
     #[test]
-    fn too_few_seeds_decide_nothing() {
+    fn too_few_draws_are_inconclusive() {
         let paired = PairedSettings { seeds: 9, ..PairedSettings::default() };
         let found = conclude(vec![draft(9.0, vec![0.0; 9], Tail::Upper)], &paired);
         assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
@@ -325,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nearly_decides_tells_how_much_more_is_needed() {
+    fn a_near_miss_says_how_many_units_are_needed() {
         // 25 numbers from 0 to 24; the observed one is the third.
         let nulls: Vec<f64> = (0..25).filter(|i| *i != 22).map(f64::from).collect();
         let found = conclude(vec![draft(22.0, nulls, Tail::Upper)], &PairedSettings::default());
@@ -334,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_kept_broken_or_open() {
+    fn limits_are_kept_exceeded_or_undecided() {
         let limit = |within: f64, beyond: f64| Draft {
             finding: Finding::skip("x"),
             claim: Claim::Limit(Limit { within, beyond, units: 5, needed: Some(40), unit: "items" }),
@@ -344,7 +340,7 @@ mod tests {
             &PairedSettings::default(),
         );
         let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
-        // 0.04 would do alone, not as the second of three.
+        // Alone, 0.04 would be significant; as the second of three it is not.
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
         assert_eq!(found[2].p_adjusted, Some(0.08));
         assert!(found[2].finding.message.contains("about 40 items"));
@@ -355,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_of_noise_is_not_praised() {
+    fn the_shape_of_noise_does_not_pass() {
         let shape = |within: f64| Draft {
             finding: Finding::skip("x"),
             claim: Claim::Shape(Limit {
@@ -371,26 +367,26 @@ mod tests {
         };
         let nulls = || (0..24).map(f64::from).collect();
         let (noise, change) = (draft(12.0, nulls(), Tail::Upper), draft(99.0, nulls(), Tail::Upper));
-        // Behind a change, behind noise, and where nobody has looked.
+        // After a change, after noise, and without a comparison.
         let [kept, broken] = [shape(0.001), shape(0.999)];
-        let behind = |first: &Draft| verdicts(vec![first.clone(), kept.clone(), broken.clone()]);
-        assert_eq!(behind(&change), [Verdict::Pass, Verdict::Pass, Verdict::Fail]);
-        assert_eq!(behind(&noise)[1..], [Verdict::Inconclusive, Verdict::Fail]);
+        let after = |first: &Draft| verdicts(vec![first.clone(), kept.clone(), broken.clone()]);
+        assert_eq!(after(&change), [Verdict::Pass, Verdict::Pass, Verdict::Fail]);
+        assert_eq!(after(&noise)[1..], [Verdict::Inconclusive, Verdict::Fail]);
         assert_eq!(verdicts(vec![kept, broken]), [Verdict::Pass, Verdict::Fail]);
     }
 
     #[test]
-    fn without_noise_nothing_is_said_of_it() {
-        let change = |otherwise: Option<f64>, units: usize, proviso: Option<(Verdict, String)>| Draft {
+    fn without_noise_the_fallback_test_decides() {
+        let change = |fallback_p: Option<f64>, units: usize, decided: Option<(Verdict, String)>| Draft {
             finding: Finding::skip("x"),
             claim: Claim::Change(Change {
                 observed: 1.0,
                 nulls: Vec::new(),
                 tail: Tail::Upper,
-                otherwise,
+                fallback_p,
                 units,
                 unit: "prompts",
-                proviso,
+                decided,
             }),
         };
         let clear = (Verdict::Pass, "it is clear".to_owned());
@@ -405,14 +401,14 @@ mod tests {
         let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
         let (open, pass, fail) = (Verdict::Inconclusive, Verdict::Pass, Verdict::Fail);
         assert_eq!(verdicts, [open, pass, open, pass, fail]);
-        // Only three were tested, so the smallest counts three times.
+        // Three tests, so the smallest p-value is tripled.
         assert_eq!(found[3].p_adjusted, Some(0.012));
         assert!(found[1].finding.score > Some(0.7) && found[1].p_value.is_none());
         assert!(found[2].finding.message.contains("5 could"), "{}", found[2].finding.message);
     }
 
     #[test]
-    fn holm_counts_all() {
+    fn holm_corrects_for_all_claims() {
         let found = holm(&[Some(0.01), None, Some(0.04), Some(0.03)]);
         assert_eq!(found, [Some(0.03), None, Some(0.06), Some(0.06)]);
     }

@@ -1,42 +1,41 @@
-//! Whether the tuned model falls back to what the base says when it is asked
-//! in other words.
+//! `adapter_revert`: whether paraphrased questions bring the base's answers back.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::cases::{Case, check_cases};
-use super::finding::evidence;
-use super::generations::{Pair, generations};
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, both, cut};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::cases::check_cases;
+use super::lookup::{all, both, cut};
+use super::{
+    About, Case, Evidence, FieldProblem, Finding, Generation, Generations, ProbeContext, ProbeKind,
+    RawInterval, Stop,
+};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::binomial;
+use crate::paired::{Claim, Draft, PairedSettings, share_below};
 use crate::record::Verdict;
 
 /// How many cases the evidence shows.
 const SHOWN: usize = 8;
 
-/// How often the tuned model's answer to a paraphrase means what the base's
-/// means, rather than what it was taught.
+/// The share of paraphrases whose answer is closer to the base's answer than to
+/// the taught one.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterRevert {
-    /// What was taught, and other ways to ask for it.
+    /// Taught questions with their paraphrases.
     pub cases: Vec<Case>,
-    /// How long answers may be.
+    /// Longest answer, in tokens.
     pub max_new_tokens: usize,
-    /// Taken for the sake of old files: vectors come from the backend.
+    /// Accepted for compatibility with dlm-sway; the backend embeds texts.
     pub embedding_model: String,
-    /// A base that is this near to the answer knew it already; the paraphrase
-    /// does not count.
+    /// Similarity of the base's answer to the taught one above which the base
+    /// knew it already, and the paraphrase is dropped.
     pub base_gold_similarity_cap: f64,
-    /// The share of reverts that fails without a null.
+    /// Share of reverted answers that fails without noise to compare with.
     pub assert_revert_rate_lt: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -53,74 +52,97 @@ impl Default for AdapterRevert {
     }
 }
 
-impl Fields for AdapterRevert {
-    const KIND: &'static str = "adapter_revert";
-    const CATEGORY: Category = Category::Adherence;
-    const DESCRIPTION: &'static str = "whether paraphrases bring the base's answers back";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        let positive = self.assert_revert_rate_lt > 0.0;
-        check_cases(&self.cases)
-            .into_iter()
-            .chain(FieldFault::where_broken([(positive, "assert_revert_rate_lt", "must be above 0")]))
-            .collect()
-    }
-}
-
-/// What one paraphrase gave.
+/// The answers to one paraphrase, with their cosine similarities.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reversion<'a> {
-    /// The paraphrase.
-    pub prompt: String,
-    /// What the base answers.
-    pub base: &'a str,
-    /// What the tuned model answers.
-    pub tuned: &'a str,
-    /// How near the base's answer is to what was taught.
-    pub base_to_gold: f64,
-    /// How near the tuned model's answer is to the base's.
-    pub tuned_to_base: f64,
-    /// How near the tuned model's answer is to what was taught.
-    pub tuned_to_gold: f64,
+struct Reversion<'a> {
+    prompt: &'a str,
+    base: &'a str,
+    tuned: &'a str,
+    base_to_gold: f64,
+    tuned_to_base: f64,
+    tuned_to_gold: f64,
 }
 
 impl Reversion<'_> {
-    /// What was answered, for those who read a report.
-    pub(crate) fn shown(all: &[Self]) -> Value {
-        let pair = |one: &Self| Pair { prompt: one.prompt.clone(), base: one.base, tuned: one.tuned };
-        generations(all.iter().map(pair))
+    fn reverted(&self) -> bool {
+        self.tuned_to_base > self.tuned_to_gold
+    }
+}
+
+/// Evidence of [`AdapterRevert`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct AdapterRevertEvidence {
+    revert_rate: Option<f64>,
+    reverts: usize,
+    total: usize,
+    dropped_trivial: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    per_case: Option<Vec<CaseEvidence>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct CaseEvidence {
+    prompt: String,
+    cos_ft_base: f64,
+    cos_ft_gold: f64,
+    reverted: bool,
+}
+
+/// Reversions that count, and how many were dropped.
+struct Counted<'a> {
+    kept: Vec<&'a Reversion<'a>>,
+    dropped: usize,
+}
+
+impl Counted<'_> {
+    fn reverts(&self) -> usize {
+        self.kept.iter().filter(|found| found.reverted()).count()
     }
 
-    /// Whether the tuned model is nearer to the base than to what was taught.
-    pub fn reverted(&self) -> bool {
-        self.tuned_to_base > self.tuned_to_gold
+    fn rate(&self) -> Option<f64> {
+        (!self.kept.is_empty()).then(|| self.reverts() as f64 / self.kept.len() as f64)
+    }
+
+    fn evidence(&self, per_case: Option<Vec<CaseEvidence>>, all: &[Reversion<'_>]) -> Evidence {
+        let generation = |one: &Reversion<'_>| Generation {
+            prompt: one.prompt.to_owned(),
+            base: one.base.to_owned(),
+            tuned: one.tuned.to_owned(),
+        };
+        Evidence::of(&AdapterRevertEvidence {
+            revert_rate: self.rate(),
+            reverts: self.reverts(),
+            total: self.kept.len(),
+            dropped_trivial: self.dropped,
+            per_case,
+        })
+        .with(&Generations::of(all.iter().map(generation)))
     }
 }
 
 impl AdapterRevert {
     /// Why there is nothing to measure.
-    pub(crate) fn unfit(&self, setting: &Setting<'_>) -> Option<Finding> {
+    fn not_applicable(&self, context: &ProbeContext<'_>) -> Option<Finding> {
         if self.cases.is_empty() {
-            return Some(Finding::error("no cases are given"));
+            return Some(Finding::error("there are no cases"));
         }
-        let able = setting.can(Capability::Embedding);
-        (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
+        (!context.can(Capability::Embedding)).then(|| Finding::skip("the backend does not embed texts"))
     }
 
-    /// What each paraphrase of each case gave.
-    pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Vec<Reversion<'a>>, Stop> {
+    fn measure<'a>(&'a self, context: &ProbeContext<'a>) -> Result<Vec<Reversion<'a>>, Stop> {
+        let answers = context.answers;
         let paraphrases =
             self.cases.iter().flat_map(|case| case.paraphrases.iter().map(move |asked| (case, asked)));
         all(paraphrases.map(|(case, asked)| {
             let written = both(
-                setting.answers.generation(&setting.base, asked, self.max_new_tokens),
-                setting.answers.generation(&setting.tuned, asked, self.max_new_tokens),
+                answers.generation(&context.base, asked, self.max_new_tokens),
+                answers.generation(&context.tuned, asked, self.max_new_tokens),
             );
-            let ((base, tuned), gold) = both(written, setting.answers.embedding(&case.gold))?;
-            let (of_base, of_tuned) =
-                both(setting.answers.embedding(base), setting.answers.embedding(tuned))?;
+            let ((base, tuned), gold) = both(written, answers.embedding(&case.gold))?;
+            let (of_base, of_tuned) = both(answers.embedding(base), answers.embedding(tuned))?;
             Ok::<_, Stop>(Reversion {
-                prompt: asked.clone(),
+                prompt: asked,
                 base,
                 tuned,
                 base_to_gold: cosine(of_base, gold),
@@ -128,6 +150,101 @@ impl AdapterRevert {
                 tuned_to_gold: cosine(of_tuned, gold),
             })
         }))
+    }
+
+    fn count<'a>(&self, measured: &'a [Reversion<'a>]) -> Counted<'a> {
+        let kept: Vec<_> =
+            measured.iter().filter(|found| found.base_to_gold <= self.base_gold_similarity_cap).collect();
+        Counted { dropped: measured.len() - kept.len(), kept }
+    }
+}
+
+/// The message if the base answers every paraphrase correctly.
+const BASE_KNOWS_ALL: &str = "the base already knows every answer, so reverting cannot be measured";
+
+impl ProbeKind for AdapterRevert {
+    const ABOUT: About = About {
+        kind: "adapter_revert",
+        category: Category::Adherence,
+        title: "Reverting to the base",
+        summary: "whether paraphrases bring the base's answers back",
+        question: "Asked in other words, does the fine-tuned model answer like the base again?",
+        measure: "Share of paraphrased questions whose answer is closer to the base's than to the taught one.",
+        axis: "share of reverted answers",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        let positive = self.assert_revert_rate_lt > 0.0;
+        check_cases(&self.cases)
+            .into_iter()
+            .chain(FieldProblem::of_broken_rules([(positive, "assert_revert_rate_lt", "must be above 0")]))
+            .collect()
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        if let Some(reason) = self.not_applicable(context) {
+            return Ok(reason);
+        }
+        let measured = self.measure(context)?;
+        let counted = self.count(&measured);
+        let per_case = |found: &&Reversion<'_>| CaseEvidence {
+            prompt: cut(found.prompt, 80),
+            cos_ft_base: found.tuned_to_base,
+            cos_ft_gold: found.tuned_to_gold,
+            reverted: found.reverted(),
+        };
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, counted.rate(), Better::Lower);
+        let cases = counted.kept.iter().take(SHOWN).map(per_case).collect();
+        let evidence = counted.evidence(Some(cases), &measured).with(&calibration);
+        let Some(raw) = counted.rate() else {
+            return Ok(Finding {
+                score: Some(0.5),
+                evidence,
+                ..Finding::without_number(Verdict::Warn, BASE_KNOWS_ALL)
+            });
+        };
+        let limit = self.assert_revert_rate_lt;
+        let decision = decide(z, self.assert_z_gte, || (raw < limit, (1.0 - raw / limit).clamp(0.0, 1.0)));
+        Ok(Finding {
+            score: Some(decision.score),
+            raw: Some(raw),
+            z_score: z,
+            evidence,
+            ..Finding::without_number(
+                decision.verdict,
+                format!(
+                    "{} of {} paraphrases revert to the base{}",
+                    counted.reverts(),
+                    counted.kept.len(),
+                    ending(z, Self::ABOUT.kind)
+                ),
+            )
+        })
+    }
+
+    /// Claims that few paraphrases revert to the base.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        if let Some(reason) = self.not_applicable(context) {
+            return Ok(Draft::settled(reason));
+        }
+        let measured = self.measure(context)?;
+        let counted = self.count(&measured);
+        let Some(raw) = counted.rate() else {
+            return Ok(Draft::settled(Finding::without_number(Verdict::Inconclusive, BASE_KNOWS_ALL)));
+        };
+        let (reverts, total) = (counted.reverts(), counted.kept.len());
+        let interval = binomial::clopper_pearson(reverts, total);
+        let finding = Finding {
+            raw: Some(raw),
+            ci_95: Some(interval),
+            evidence: counted.evidence(None, &measured).with(&RawInterval { raw_ci_95: Some(interval) }),
+            ..Finding::without_number(
+                Verdict::Fail,
+                format!("{reverts} of {total} paraphrases revert to the base"),
+            )
+        };
+        let limit = share_below(reverts, total, self.assert_revert_rate_lt, "paraphrases");
+        Ok(Draft { finding, claim: Claim::Shape(limit) })
     }
 }
 
@@ -139,77 +256,12 @@ fn cosine(left: &[f32], right: &[f32]) -> f64 {
     if lengths == 0.0 { 0.0 } else { product(left, right) / lengths }
 }
 
-impl Probe for AdapterRevert {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if let Some(reason) = self.unfit(setting) {
-            return Ok(reason);
-        }
-        let measured = self.measure(setting)?;
-        let (kept, dropped): (Vec<_>, Vec<_>) =
-            measured.iter().partition(|found| found.base_to_gold <= self.base_gold_similarity_cap);
-        let reverts = kept.iter().filter(|found| found.reverted()).count();
-        let shown: Vec<_> = kept
-            .iter()
-            .take(SHOWN)
-            .map(|found| {
-                json!({
-                    "prompt": cut(&found.prompt, 80),
-                    "cos_ft_base": found.tuned_to_base,
-                    "cos_ft_gold": found.tuned_to_gold,
-                    "reverted": found.reverted(),
-                })
-            })
-            .collect();
-        let raw = (!kept.is_empty()).then(|| reverts as f64 / kept.len() as f64);
-        let (z, by_rank) = deviations(setting, Self::KIND, raw, Better::Lower);
-        let found = evidence(json!({
-            "revert_rate": raw,
-            "reverts": reverts,
-            "total": kept.len(),
-            "dropped_trivial": dropped.len(),
-            "per_case": shown,
-            "z_by_rank": by_rank,
-            "generations": Reversion::shown(&measured),
-        }));
-        let Some(raw) = raw else {
-            return Ok(Finding {
-                score: Some(0.5),
-                evidence: found,
-                ..Finding::without_number(
-                    Verdict::Warn,
-                    "the base knew every answer already: nothing is left to tell the two apart",
-                )
-            });
-        };
-        let limit = self.assert_revert_rate_lt;
-        let decision = decide(z, self.assert_z_gte, || (raw < limit, (1.0 - raw / limit).clamp(0.0, 1.0)));
-        Ok(Finding {
-            score: Some(decision.score),
-            raw: Some(raw),
-            z_score: z,
-            evidence: found,
-            ..Finding::without_number(
-                decision.verdict,
-                format!(
-                    "{reverts} of {} paraphrases bring the base back{}",
-                    kept.len(),
-                    ending(z, Self::KIND)
-                ),
-            )
-        })
-    }
-
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::adapter_revert(self, setting, paired)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::cosine;
 
     #[test]
-    fn cosines_of_nothing_are_nothing() {
+    fn the_cosine_of_a_zero_vector_is_zero() {
         assert_eq!(cosine(&[1.0, 0.0], &[2.0, 0.0]), 1.0);
         assert_eq!(cosine(&[1.0, 0.0], &[0.0, 1.0]), 0.0);
         assert_eq!(cosine(&[0.0, 0.0], &[0.0, 1.0]), 0.0);

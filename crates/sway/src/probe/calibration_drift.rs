@@ -1,40 +1,38 @@
-//! Whether general knowledge suffered.
+//! `calibration_drift`: whether general knowledge was lost.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, completions, estimated_tokens};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::lookup::{all, completions, estimated_tokens};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
-use crate::numbers::mean;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::{binomial, mean};
+use crate::paired::{Claim, Draft, Limit, PairedSettings, mean_above, share_below};
+use crate::record::Verdict;
 
 /// How many items the evidence shows.
 const SHOWN: usize = 5;
 
-/// How many common endings became much less likely.
+/// The share of common facts that became much less likely.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CalibrationDrift {
-    /// Which pack; `builtin` is the only one.
+    /// The set of facts; `builtin` is the only one.
     pub pack: String,
-    /// How many items, from the first; all if nothing is said.
+    /// Use only this many items; by default all.
     pub items_limit: Option<usize>,
-    /// The share of much less likely endings that fails without a null.
+    /// Share of lost items that fails without noise to compare with.
     pub assert_fraction_regressed_lt: f64,
-    /// The least mean change that passes without a null, in nats for each
-    /// token.
+    /// Lowest mean change that passes without noise to compare with, in nats
+    /// per token.
     pub assert_mean_delta_gte: f64,
-    /// How much less likely is much, in nats for each token.
+    /// Loss from which an item counts as lost, in nats per token.
     pub regression_nats: f64,
-    /// Items in place of the pack: beginnings with their endings.
+    /// Items that replace the set of facts: prompts with their completions.
     pub items: Vec<(String, String)>,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -52,59 +50,114 @@ impl Default for CalibrationDrift {
     }
 }
 
-impl Fields for CalibrationDrift {
-    const KIND: &'static str = "calibration_drift";
-    const CATEGORY: Category = Category::Calibration;
-    const DESCRIPTION: &'static str = "whether general knowledge suffered";
+/// Evidence of [`CalibrationDrift`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct DriftEvidence {
+    fraction_regressed: f64,
+    mean_delta_nats: f64,
+    regressed_count: usize,
+    total_items: usize,
+    worst_offenders: Vec<LostItem>,
+    regression_nats_threshold: f64,
+}
 
-    fn faults(&self) -> Vec<FieldFault> {
-        let positive = self.assert_fraction_regressed_lt > 0.0;
-        FieldFault::where_broken([
-            (self.pack == "builtin", "pack", "must be `builtin`; give others as `items`"),
-            (positive, "assert_fraction_regressed_lt", "must be above 0"),
-        ])
-    }
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct LostItem {
+    prompt: String,
+    gold: String,
+    delta: f64,
+}
 
-    fn calibration(_setting: &Setting<'_>) -> Option<Self> {
-        Some(Self { items_limit: Some(10), ..Self::default() })
+/// The interval of the mean change, under paired statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct MeanDeltaInterval {
+    mean_delta_ci_95: Option<[f64; 2]>,
+}
+
+/// Changes of all items, and which are lost.
+struct Drift {
+    changes: Vec<f64>,
+    mean: f64,
+    /// Indices of lost items, the worst first.
+    lost: Vec<usize>,
+}
+
+impl Drift {
+    fn share(&self) -> f64 {
+        self.lost.len() as f64 / self.changes.len() as f64
     }
 }
 
 impl CalibrationDrift {
-    /// The items that are asked.
-    pub fn chosen<'a>(&'a self, setting: &Setting<'a>) -> &'a [(String, String)] {
-        let items = if self.items.is_empty() { &setting.packs.calibration_pack } else { &self.items };
+    fn items<'a>(&'a self, context: &ProbeContext<'a>) -> &'a [(String, String)] {
+        let items = if self.items.is_empty() { &context.packs.calibration_pack } else { &self.items };
         &items[..self.items_limit.unwrap_or(items.len()).min(items.len())]
     }
 
-    /// How much likelier each item's ending became, in nats for each token.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<f64>, Stop> {
-        all(self.chosen(setting).iter().map(|(prompt, gold)| {
-            let (base, tuned) = completions(setting, prompt, gold)?;
+    /// The change of the log-likelihood of each completion, in nats per token;
+    /// none if there are no items.
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Option<Drift>, Stop> {
+        let changes = all(self.items(context).iter().map(|(prompt, gold)| {
+            let (base, tuned) = completions(context, prompt, gold)?;
             Ok::<_, Stop>((tuned - base) / estimated_tokens(gold))
-        }))
+        }))?;
+        let Some(mean) = mean(&changes) else { return Ok(None) };
+        let mut lost: Vec<usize> =
+            (0..changes.len()).filter(|item| changes[*item] < -self.regression_nats).collect();
+        lost.sort_by(|left, right| changes[*left].total_cmp(&changes[*right]));
+        Ok(Some(Drift { changes, mean, lost }))
+    }
+
+    fn evidence(&self, context: &ProbeContext<'_>, drift: &Drift, interval: Option<[f64; 2]>) -> Evidence {
+        let items = self.items(context);
+        let lost = |item: &usize| LostItem {
+            prompt: items[*item].0.clone(),
+            gold: items[*item].1.clone(),
+            delta: drift.changes[*item],
+        };
+        Evidence::of(&DriftEvidence {
+            fraction_regressed: drift.share(),
+            mean_delta_nats: drift.mean,
+            regressed_count: drift.lost.len(),
+            total_items: drift.changes.len(),
+            worst_offenders: drift.lost.iter().take(SHOWN).map(lost).collect(),
+            regression_nats_threshold: self.regression_nats,
+        })
+        .with(&RawInterval { raw_ci_95: interval })
     }
 }
 
-impl Probe for CalibrationDrift {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let changes = self.measure(setting)?;
-        let Some(average) = mean(&changes) else { return Ok(Finding::error("no items are given")) };
-        let total = changes.len();
+impl ProbeKind for CalibrationDrift {
+    const ABOUT: About = About {
+        kind: "calibration_drift",
+        category: Category::Calibration,
+        title: "General knowledge",
+        summary: "whether general knowledge was lost",
+        question: "Does the fine-tuned model still know common facts?",
+        measure: "Share of common facts that became clearly less likely.",
+        axis: "share of facts lost",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        let positive = self.assert_fraction_regressed_lt > 0.0;
+        FieldProblem::of_broken_rules([
+            (self.pack == "builtin", "pack", "must be `builtin`; give other facts as `items`"),
+            (positive, "assert_fraction_regressed_lt", "must be above 0"),
+        ])
+    }
+
+    fn on_noise(_context: &ProbeContext<'_>) -> Option<Self> {
+        Some(Self { items_limit: Some(10), ..Self::default() })
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let Some(drift) = self.measure(context)? else { return Ok(Finding::error("there are no items")) };
+        let (raw, average) = (drift.share(), drift.mean);
         let flags: Vec<f64> =
-            changes.iter().map(|change| f64::from(u8::from(*change < -self.regression_nats))).collect();
-        let mut regressed: Vec<usize> = (0..total).filter(|item| flags[*item] > 0.0).collect();
-        let count = regressed.len();
-        regressed.sort_by(|left, right| changes[*left].total_cmp(&changes[*right]));
-        let items = self.chosen(setting);
-        let worst: Vec<_> = regressed
-            .iter()
-            .take(SHOWN)
-            .map(|item| json!({"prompt": items[*item].0, "gold": items[*item].1, "delta": changes[*item]}))
-            .collect();
-        let raw = count as f64 / total as f64;
-        let interval = mean_interval(&flags, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Lower);
+            drift.changes.iter().map(|change| f64::from(u8::from(*change < -self.regression_nats))).collect();
+        let interval = mean_interval(&flags, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Lower);
         let limit = self.assert_fraction_regressed_lt;
         let decision = decide(z, self.assert_z_gte, || {
             let passed = raw < limit && average >= self.assert_mean_delta_gte;
@@ -117,28 +170,50 @@ impl Probe for CalibrationDrift {
             z_score: z,
             ft_value: Some(average),
             ci_95: interval,
-            evidence: evidence(json!({
-                "fraction_regressed": raw,
-                "mean_delta_nats": average,
-                "regressed_count": count,
-                "total_items": total,
-                "worst_offenders": worst,
-                "regression_nats_threshold": self.regression_nats,
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
+            evidence: self.evidence(context, &drift, interval).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
-                    "{count} of {total} endings lost more than {} nats, {average:+.3} on average{}",
+                    "{} of {} facts lost more than {} nats, {average:+.3} on average{}",
+                    drift.lost.len(),
+                    drift.changes.len(),
                     self.regression_nats,
-                    ending(z, Self::KIND)
+                    ending(z, Self::ABOUT.kind)
                 ),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::calibration_drift(self, setting, paired)
+    /// Claims that few facts were lost, and little on average. Both must hold.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        let Some(drift) = self.measure(context)? else {
+            return Ok(Draft::settled(Finding::error("there are no items")));
+        };
+        let (lost, total) = (drift.lost.len(), drift.changes.len());
+        let interval = binomial::clopper_pearson(lost, total);
+        let mean_delta_ci_95 = mean_interval(&drift.changes, context.seed);
+        let finding = Finding {
+            raw: Some(drift.share()),
+            ft_value: Some(drift.mean),
+            ci_95: Some(interval),
+            evidence: self
+                .evidence(context, &drift, Some(interval))
+                .with(&MeanDeltaInterval { mean_delta_ci_95 }),
+            ..Finding::without_number(
+                Verdict::Fail,
+                format!("{lost} of {total} facts were lost, {:+.3} nats on average", drift.mean),
+            )
+        };
+        let few = share_below(lost, total, self.assert_fraction_regressed_lt, "items");
+        let little = mean_above(&drift.changes, self.assert_mean_delta_gte, "items");
+        let limit = Limit {
+            within: few.within.max(little.within),
+            // Either may exceed the limit, so each test gets half of the level.
+            beyond: (2.0 * few.beyond.min(little.beyond)).min(1.0),
+            units: total,
+            needed: few.needed.max(little.needed),
+            unit: "items",
+        };
+        Ok(Draft { finding, claim: Claim::Limit(limit) })
     }
 }

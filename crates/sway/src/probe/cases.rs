@@ -1,11 +1,11 @@
-//! What is asked in several ways, and what is asked for a choice.
+//! Questions with paraphrases, and questions with a choice of answers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::kind::FieldFault;
+use super::kind::FieldProblem;
 
-/// A question, its answer, and other ways to ask it.
+/// A question, its answer, and paraphrases of the question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
@@ -13,17 +13,20 @@ pub struct Case {
     pub prompt: String,
     /// The answer.
     pub gold: String,
-    /// Other ways to ask; at least one.
+    /// Paraphrases of the question; at least one.
     pub paraphrases: Vec<String>,
 }
 
-/// That every case has other ways to ask.
-pub(crate) fn check_cases(cases: &[Case]) -> Option<FieldFault> {
+/// Checks that every case has a paraphrase.
+pub(crate) fn check_cases(cases: &[Case]) -> Option<FieldProblem> {
     let without = cases.iter().position(|case| case.paraphrases.is_empty())?;
-    Some(FieldFault { field: "cases".to_owned(), problem: format!("case {} has no paraphrase", without + 1) })
+    Some(FieldProblem {
+        field: "cases".to_owned(),
+        problem: format!("case {} has no paraphrase", without + 1),
+    })
 }
 
-/// A question, a good and a bad answer.
+/// A question with a better and a worse answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Triple {

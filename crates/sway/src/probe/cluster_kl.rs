@@ -1,46 +1,47 @@
-//! Whether the change is larger for some topics than for others.
+//! `cluster_kl`: whether the change is larger for some topics than for others.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Comparison, Stop, all, both, cut};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::evidence::Calibration;
+use super::kind::from_pack;
+use super::lookup::{Comparison, all, both, cut};
+use super::{
+    About, Evidence, EvidenceTable, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop,
+};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
-use crate::paired::{Draft, PairedSettings};
+use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::Verdict;
 
-/// What dlm-sway makes vectors with.
+/// The model that dlm-sway embeds texts with.
 pub(crate) const EMBEDDING_MODEL: &str = "sentence-transformers/all-MiniLM-L6-v2";
 
-/// Which part of the distances' variance lies between topics.
+/// The share of the variance of the divergence that lies between topics.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterKl {
-    /// Where the next words are compared.
+    /// Prompts after which the next token is compared.
     pub prompts: Vec<String>,
-    /// How many topics; from 2 to 32.
+    /// Number of topics; from 2 to 32.
     #[schemars(range(min = 2, max = 32))]
     pub num_clusters: usize,
-    /// Taken for the sake of old files: vectors come from the backend.
+    /// Accepted for compatibility with dlm-sway; the backend embeds texts.
     pub embedding_model: String,
-    /// Which distance.
+    /// The divergence.
     pub divergence: DivergenceKind,
-    /// How many of the likeliest tokens are compared; the suite's number if
-    /// nothing is said.
+    /// How many of the most likely tokens to compare; by default that of the
+    /// suite.
     pub top_k: Option<usize>,
-    /// With fewer prompts the probe is skipped; at least 4.
+    /// Fewest prompts; with fewer the probe is skipped. At least 4.
     #[schemars(range(min = 4))]
     pub min_prompts: usize,
-    /// The least part that passes without a null.
+    /// Lowest share that passes without noise to compare with.
     pub assert_specificity_gte: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -59,50 +60,34 @@ impl Default for ClusterKl {
     }
 }
 
-impl Fields for ClusterKl {
-    const KIND: &'static str = "cluster_kl";
-    const CATEGORY: Category = Category::Adherence;
-    const DESCRIPTION: &'static str = "whether the change depends on the topic";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::where_broken([
-            ((2..=32).contains(&self.num_clusters), "num_clusters", "must be from 2 to 32"),
-            (self.min_prompts >= 4, "min_prompts", "must be at least 4"),
-            (self.top_k != Some(0), "top_k", "must be at least 1"),
-        ])
-    }
-
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        from_pack(&setting.packs.cluster_calibration)
-    }
+/// Evidence of [`ClusterKl`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct ClusterEvidence {
+    num_clusters: usize,
+    num_prompts: usize,
+    divergence_kind: String,
+    mean_kl: Option<f64>,
+    per_cluster_size: Vec<usize>,
+    /// None for an empty topic; dlm-sway writes NaN.
+    per_cluster_mean_kl: Vec<Option<f64>>,
+    cluster_exemplars: Vec<Vec<String>>,
 }
 
-/// What was measured: for each prompt its distance and its topic.
+/// The variances, under the reference statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct VarianceEvidence {
+    within_cluster_variance: f64,
+    between_cluster_variance: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    degenerate_zero_variance: Option<bool>,
+}
+
+/// The divergence and the topic of each prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Topics {
-    /// How far the next words moved.
-    pub distances: Vec<f64>,
-    /// Which topic the prompt belongs to.
-    pub labels: Vec<usize>,
-}
-
-impl ClusterKl {
-    /// The distance and the topic of each prompt.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Topics, Stop> {
-        let comparison = Comparison {
-            kind: self.divergence,
-            top_k: self.top_k.unwrap_or(setting.top_k),
-            base: &setting.base,
-            tuned: &setting.tuned,
-        };
-        let (distances, meanings) = both(
-            comparison.behind_each(setting, &self.prompts),
-            all(self.prompts.iter().map(|prompt| setting.answers.embedding(prompt))),
-        )?;
-        let points: Vec<Vec<f64>> =
-            meanings.iter().map(|meaning| meaning.iter().copied().map(f64::from).collect()).collect();
-        Ok(Topics { distances, labels: kmeans::cluster(&points, self.num_clusters, setting.seed) })
-    }
+struct Topics {
+    divergences: Vec<f64>,
+    labels: Vec<usize>,
 }
 
 /// Variance between topics and within them.
@@ -114,21 +99,21 @@ struct Variances {
 }
 
 impl Variances {
-    fn of(distances: impl Iterator<Item = (f64, usize)>, clusters: usize) -> Self {
+    fn of(divergences: impl Iterator<Item = (f64, usize)>, clusters: usize) -> Self {
         let mut groups = vec![Vec::new(); clusters];
-        for (distance, label) in distances {
-            groups[label].push(distance);
+        for (divergence, label) in divergences {
+            groups[label].push(divergence);
         }
         groups.retain(|group| !group.is_empty());
         let means: Vec<f64> = groups.iter().filter_map(|group| mean(group)).collect();
-        let spreads: Vec<f64> = groups
+        let within: Vec<f64> = groups
             .iter()
             .filter(|group| group.len() > 1)
             .filter_map(|group| population_variance(group))
             .collect();
         Self {
             between: if means.len() < 2 { 0.0 } else { population_variance(&means).unwrap_or(0.0) },
-            within: mean(&spreads).unwrap_or(0.0),
+            within: mean(&within).unwrap_or(0.0),
             topics: means.len(),
         }
     }
@@ -141,114 +126,181 @@ impl Variances {
 
 impl Topics {
     fn variances(&self, clusters: usize) -> Variances {
-        Variances::of(self.distances.iter().copied().zip(self.labels.iter().copied()), clusters)
+        Variances::of(self.divergences.iter().copied().zip(self.labels.iter().copied()), clusters)
     }
 
-    /// Which part of the variance lies between topics; nothing if nothing varies.
-    pub fn specificity(&self, clusters: usize) -> Option<f64> {
+    /// The share of the variance between topics; none without variance.
+    fn specificity(&self, clusters: usize) -> Option<f64> {
         self.variances(clusters).ratio()
     }
 
-    /// Where that part lies with 95 % confidence.
-    pub fn interval(&self, clusters: usize, seed: u64) -> Option<[f64; 2]> {
-        if self.distances.len() < 4 {
+    /// 95 % confidence interval of the specificity.
+    fn interval(&self, clusters: usize, seed: u64) -> Option<[f64; 2]> {
+        if self.divergences.len() < 4 {
             return None;
         }
-        interval(self.distances.len(), seed, |drawn| {
-            let drawn = drawn.iter().map(|index| (self.distances[*index], self.labels[*index]));
+        interval(self.divergences.len(), seed, |drawn| {
+            let drawn = drawn.iter().map(|index| (self.divergences[*index], self.labels[*index]));
             let variances = Variances::of(drawn, clusters);
             if variances.topics < 2 { 0.5 } else { variances.ratio().unwrap_or(0.5) }
         })
     }
 }
 
-impl Probe for ClusterKl {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if let Some(reason) = self.unfit(setting) {
-            return Ok(reason);
-        }
-        let topics = self.measure(setting)?;
-        let variances = topics.variances(self.num_clusters);
-        let mut found = evidence(self.groups(&topics));
-        found.insert("within_cluster_variance".to_owned(), variances.within.into());
-        found.insert("between_cluster_variance".to_owned(), variances.between.into());
-        let Some(raw) = variances.ratio() else {
-            found.insert("degenerate_zero_variance".to_owned(), true.into());
-            found.insert("z_by_rank".to_owned(), Value::Null);
-            return Ok(Finding {
-                score: Some(0.0),
-                raw: Some(0.5),
-                evidence: found,
-                ..Finding::without_number(Verdict::Warn, "all prompts moved equally far")
-            });
-        };
-        let range = topics.interval(self.num_clusters, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision = decide(z, self.assert_z_gte, || {
-            (raw >= self.assert_specificity_gte, (2.0 * (raw - 0.5)).clamp(0.0, 1.0))
-        });
-        found.insert("raw_ci_95".to_owned(), json!(range));
-        found.insert("z_by_rank".to_owned(), by_rank);
-        Ok(Finding {
-            score: Some(decision.score),
-            raw: Some(raw),
-            z_score: z,
-            ci_95: range,
-            evidence: found,
-            ..Finding::without_number(
-                decision.verdict,
-                format!("{raw:.2} of the variance lies between topics{}", ending(z, Self::KIND)),
-            )
-        })
-    }
-
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::cluster_kl(self, setting, paired)
-    }
-}
-
 impl ClusterKl {
     /// Why there is nothing to measure.
-    pub(crate) fn unfit(&self, setting: &Setting<'_>) -> Option<Finding> {
+    fn not_applicable(&self, context: &ProbeContext<'_>) -> Option<Finding> {
         let count = self.prompts.len();
         if count == 0 {
-            return Some(Finding::error("no prompts are given"));
+            return Some(Finding::error("there are no prompts"));
         }
         if count < self.min_prompts {
             return Some(Finding::skip(format!("{count} prompts are fewer than {}", self.min_prompts)));
         }
         if 2 * self.num_clusters > count {
-            return Some(Finding::skip(format!(
-                "{count} prompts are too few for {} topics",
-                self.num_clusters
-            )));
+            let message = format!("{count} prompts are too few for {} topics", self.num_clusters);
+            return Some(Finding::skip(message));
         }
-        let able = setting.can(Capability::Embedding);
-        (!able).then(|| Finding::skip("the backend makes no vectors of texts"))
+        (!context.can(Capability::Embedding)).then(|| Finding::skip("the backend does not embed texts"))
     }
 
-    /// What the evidence says of each topic.
-    pub(crate) fn groups(&self, topics: &Topics) -> Value {
-        let mut sizes = Vec::new();
-        let mut means = Vec::new();
-        let mut exemplars = Vec::new();
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Topics, Stop> {
+        let (divergences, embeddings) = both(
+            Comparison::new(context, self.divergence, self.top_k).after_each(context, &self.prompts),
+            all(self.prompts.iter().map(|prompt| context.answers.embedding(prompt))),
+        )?;
+        let points: Vec<Vec<f64>> =
+            embeddings.iter().map(|vector| vector.iter().copied().map(f64::from).collect()).collect();
+        Ok(Topics { divergences, labels: kmeans::cluster(&points, self.num_clusters, context.seed) })
+    }
+
+    fn evidence(&self, topics: &Topics) -> Evidence {
+        let mut evidence = ClusterEvidence {
+            num_clusters: self.num_clusters,
+            num_prompts: self.prompts.len(),
+            divergence_kind: self.divergence.name().to_owned(),
+            mean_kl: mean(&topics.divergences),
+            ..ClusterEvidence::default()
+        };
         for label in 0..self.num_clusters {
             let members: Vec<usize> =
                 (0..topics.labels.len()).filter(|i| topics.labels[*i] == label).collect();
-            let distances: Vec<f64> = members.iter().map(|i| topics.distances[*i]).collect();
-            sizes.push(members.len());
-            // An empty topic has no mean; dlm-sway writes NaN, which is no JSON.
-            means.push(mean(&distances));
-            exemplars.push(members.iter().take(2).map(|i| cut(&self.prompts[*i], 120)).collect::<Vec<_>>());
+            let divergences: Vec<f64> = members.iter().map(|i| topics.divergences[*i]).collect();
+            evidence.per_cluster_size.push(members.len());
+            evidence.per_cluster_mean_kl.push(mean(&divergences));
+            let exemplars = members.iter().take(2).map(|i| cut(&self.prompts[*i], 120));
+            evidence.cluster_exemplars.push(exemplars.collect());
         }
-        json!({
-            "num_clusters": self.num_clusters,
-            "num_prompts": self.prompts.len(),
-            "divergence_kind": self.divergence.name(),
-            "mean_kl": mean(&topics.distances),
-            "per_cluster_size": sizes,
-            "per_cluster_mean_kl": means,
-            "cluster_exemplars": exemplars,
+        Evidence::of(&evidence)
+    }
+}
+
+impl ProbeKind for ClusterKl {
+    const ABOUT: About = About {
+        kind: "cluster_kl",
+        category: Category::Adherence,
+        title: "Change by topic",
+        summary: "whether the change depends on the topic",
+        question: "Does the change affect some topics more than others?",
+        measure: "Share of the variance of the change that lies between groups of similar prompts.",
+        axis: "share of the variance between topics",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([(self.top_k != Some(0), "top_k", "must be at least 1")])
+    }
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        from_pack(&context.packs.cluster_calibration)
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        if let Some(reason) = self.not_applicable(context) {
+            return Ok(reason);
+        }
+        let topics = self.measure(context)?;
+        let variances = topics.variances(self.num_clusters);
+        let ratio = variances.ratio();
+        let evidence = self.evidence(&topics).with(&VarianceEvidence {
+            within_cluster_variance: variances.within,
+            between_cluster_variance: variances.between,
+            degenerate_zero_variance: ratio.is_none().then_some(true),
+        });
+        let Some(raw) = ratio else {
+            return Ok(Finding {
+                score: Some(0.0),
+                raw: Some(0.5),
+                evidence: evidence.with(&Calibration::default()),
+                ..Finding::without_number(Verdict::Warn, "all prompts moved equally far")
+            });
+        };
+        let range = topics.interval(self.num_clusters, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
+        let decision = decide(z, self.assert_z_gte, || {
+            (raw >= self.assert_specificity_gte, (2.0 * (raw - 0.5)).clamp(0.0, 1.0))
+        });
+        Ok(Finding {
+            score: Some(decision.score),
+            raw: Some(raw),
+            z_score: z,
+            ci_95: range,
+            evidence: evidence.with(&RawInterval { raw_ci_95: range }).with(&calibration),
+            ..Finding::without_number(
+                decision.verdict,
+                format!("{raw:.2} of the variance lies between topics{}", ending(z, Self::ABOUT.kind)),
+            )
+        })
+    }
+
+    /// Claims that topics differ more than they do under noise.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        if let Some(reason) = self.not_applicable(context) {
+            return Ok(Draft::settled(reason));
+        }
+        let (topics, nulls) = paired.measure_with_noise(context, |context| self.measure(context))?;
+        let clusters = self.num_clusters;
+        let evidence = self.evidence(&topics);
+        let Some(raw) = topics.specificity(clusters) else {
+            let finding = Finding::without_number(Verdict::Fail, "all prompts moved equally far");
+            return Ok(Draft::settled(Finding { evidence, ..finding }));
+        };
+        let interval = topics.interval(clusters, context.seed);
+        let finding = Finding {
+            raw: Some(raw),
+            ci_95: interval,
+            evidence: evidence.with(&RawInterval { raw_ci_95: interval }),
+            ..Finding::without_number(Verdict::Fail, format!("{raw:.2} of the variance lies between topics"))
+        };
+        let change = Change {
+            observed: raw,
+            nulls: nulls.iter().map(|null| null.specificity(clusters).unwrap_or(0.0)).collect(),
+            tail: Tail::Upper,
+            fallback_p: None,
+            units: topics.divergences.len(),
+            unit: "prompts",
+            decided: None,
+        };
+        Ok(Draft { finding, claim: Claim::Change(change) })
+    }
+
+    fn table(evidence: &Evidence) -> Option<EvidenceTable> {
+        let found: ClusterEvidence = evidence.read()?;
+        let row = |(index, size): (usize, &usize)| {
+            let mean = found.per_cluster_mean_kl.get(index).copied().flatten();
+            let mean = mean.map_or_else(|| "—".to_owned(), |mean| format!("{mean:.4}"));
+            let examples = found.cluster_exemplars.get(index).map(|texts| texts.join(" · "));
+            vec![index.to_string(), size.to_string(), mean, examples.unwrap_or_default()]
+        };
+        let rows: Vec<Vec<String>> = found.per_cluster_size.iter().enumerate().map(row).collect();
+        (!rows.is_empty()).then_some(EvidenceTable {
+            title: "Topics of",
+            columns: vec![
+                ("Topic", "---:"),
+                ("Prompts", "---:"),
+                ("Mean divergence", "---:"),
+                ("Examples", "---"),
+            ],
+            rows,
         })
     }
 }

@@ -1,33 +1,32 @@
-//! How far the tuned model's next words are from the base's.
+//! `delta_kl`: divergence of the next token from the base.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Comparison, Stop};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::lookup::Comparison;
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Draft, PairedSettings};
+use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::record::Verdict;
 
-/// How far the tuned model's next words are from the base's, over prompts.
+/// The mean divergence of the next token between the base and the fine-tuned
+/// model, over prompts.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeltaKl {
-    /// Where the next words are compared.
+    /// Prompts after which the next token is compared.
     pub prompts: Vec<String>,
-    /// Which distance.
+    /// The divergence.
     pub divergence: DivergenceKind,
-    /// How many of the likeliest tokens are compared; the suite's number if
-    /// nothing is said.
+    /// How many of the most likely tokens to compare; by default that of the
+    /// suite.
     pub top_k: Option<usize>,
-    /// The least mean distance that passes without a null.
+    /// Lowest mean divergence that passes without noise to compare with.
     pub assert_mean_gte: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -43,39 +42,56 @@ impl Default for DeltaKl {
     }
 }
 
-impl Fields for DeltaKl {
-    const KIND: &'static str = "delta_kl";
-    const CATEGORY: Category = Category::Adherence;
-    const DESCRIPTION: &'static str = "how far the next words moved";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::where_broken([(self.top_k != Some(0), "top_k", "must be at least 1")])
-    }
-
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        Some(Self { prompts: setting.packs.sentinel_prompts.clone(), ..Self::default() })
-    }
+/// Evidence of [`DeltaKl`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct DeltaKlEvidence {
+    divergence_kind: String,
+    per_prompt: Vec<f64>,
+    max: f64,
+    num_prompts: usize,
 }
 
 impl DeltaKl {
-    /// The distance behind each prompt.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<f64>, Stop> {
-        Comparison {
-            kind: self.divergence,
-            top_k: self.top_k.unwrap_or(setting.top_k),
-            base: &setting.base,
-            tuned: &setting.tuned,
-        }
-        .behind_each(setting, &self.prompts)
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<f64>, Stop> {
+        Comparison::new(context, self.divergence, self.top_k).after_each(context, &self.prompts)
+    }
+
+    fn evidence(&self, divergences: &[f64], raw_ci_95: Option<[f64; 2]>) -> Evidence {
+        Evidence::of(&DeltaKlEvidence {
+            divergence_kind: self.divergence.name().to_owned(),
+            per_prompt: divergences.to_vec(),
+            max: divergences.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            num_prompts: self.prompts.len(),
+        })
+        .with(&RawInterval { raw_ci_95 })
     }
 }
 
-impl Probe for DeltaKl {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let distances = self.measure(setting)?;
-        let Some(raw) = mean(&distances) else { return Ok(Finding::error("no prompts are given")) };
-        let interval = mean_interval(&distances, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
+impl ProbeKind for DeltaKl {
+    const ABOUT: About = About {
+        kind: "delta_kl",
+        category: Category::Adherence,
+        title: "Change of the next token",
+        summary: "how far next-token predictions moved",
+        question: "Does the fine-tuned model predict other tokens than the base?",
+        measure: "Mean divergence between the next-token distributions of the two models. 0 means no change.",
+        axis: "mean divergence from the base (nats)",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([(self.top_k != Some(0), "top_k", "must be at least 1")])
+    }
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        Some(Self { prompts: context.packs.sentinel_prompts.clone(), ..Self::default() })
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let divergences = self.measure(context)?;
+        let Some(raw) = mean(&divergences) else { return Ok(Finding::error("there are no prompts")) };
+        let interval = mean_interval(&divergences, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || {
             let most = match self.divergence {
                 DivergenceKind::Js => std::f64::consts::LN_2,
@@ -83,29 +99,51 @@ impl Probe for DeltaKl {
             };
             (raw >= self.assert_mean_gte, (raw / most).min(1.0))
         });
-        let largest = distances.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
             ci_95: interval,
-            evidence: evidence(json!({
-                "divergence_kind": self.divergence.name(),
-                "per_prompt": distances,
-                "max": largest,
-                "num_prompts": self.prompts.len(),
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
+            evidence: self.evidence(&divergences, interval).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
-                format!("mean {} {raw:.4}{}", self.divergence.name(), ending(z, Self::KIND)),
+                format!("mean {} {raw:.4}{}", self.divergence.name(), ending(z, Self::ABOUT.kind)),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::delta_kl(self, setting, paired)
+    /// Claims that the next token moved further, or less far, than noise of the
+    /// adapter's size moves it.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        let (divergences, nulls) = paired.measure_with_noise(context, |context| self.measure(context))?;
+        let Some(raw) = mean(&divergences) else {
+            return Ok(Draft::settled(Finding::error("there are no prompts")));
+        };
+        let interval = mean_interval(&divergences, context.seed);
+        let least = self.assert_mean_gte;
+        let small = interval.is_some_and(|[_, high]| high < least);
+        let mut decided = small.then(|| (Verdict::Fail, format!("it is below {least}")));
+        if nulls.is_empty() && !small {
+            let clear = interval.is_some_and(|[low, _]| low >= least);
+            let verdict = if clear { Verdict::Pass } else { Verdict::Inconclusive };
+            decided = Some((verdict, "the backend has no noise to compare with".to_owned()));
+        }
+        let finding = Finding {
+            raw: Some(raw),
+            ci_95: interval,
+            evidence: self.evidence(&divergences, interval),
+            ..Finding::without_number(Verdict::Fail, format!("next-token predictions moved by {raw:.4}"))
+        };
+        let change = Change {
+            observed: raw,
+            nulls: nulls.iter().filter_map(|null| mean(null)).collect(),
+            tail: Tail::Both,
+            fallback_p: None,
+            units: divergences.len(),
+            unit: "prompts",
+            decided,
+        };
+        Ok(Draft { finding, claim: Claim::Change(change) })
     }
 
     fn attribution_prompts(&self) -> &[String] {

@@ -1,40 +1,39 @@
-//! Whether a text that the tuning was not about became less likely.
+//! `external_perplexity`: whether unrelated text became less likely.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, both};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::lookup::{all, both};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::student_t::TTest;
+use crate::paired::{Claim, Draft, PairedSettings, mean_above};
+use crate::record::Verdict;
 
 /// The only corpus.
 const CORPUS: &str = "public_domain_en";
-/// Shorter pieces are left out.
+/// The fewest characters of a chunk.
 const LEAST_CHARS: usize = 64;
 
-/// How much likelier each piece of a neutral text became.
+/// The change of the log-likelihood of chunks of unrelated text.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExternalPerplexity {
-    /// Which text; `public_domain_en` is the only one.
+    /// The corpus; `public_domain_en` is the only one.
     pub corpus: String,
-    /// How long pieces are; from 128 to 16384 characters.
+    /// Characters per chunk; from 128 to 16384.
     #[schemars(range(min = 128, max = 16384))]
     pub chunk_chars: usize,
-    /// How many pieces; from 1 to 128.
+    /// Most chunks; from 1 to 128.
     #[schemars(range(min = 1, max = 128))]
     pub max_chunks: usize,
-    /// The least mean change that passes without a null, in nats for each
-    /// token.
+    /// Lowest mean change that passes without noise to compare with, in nats
+    /// per token.
     pub assert_mean_delta_gte: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -50,54 +49,42 @@ impl Default for ExternalPerplexity {
     }
 }
 
-impl Fields for ExternalPerplexity {
-    const KIND: &'static str = "external_perplexity";
-    const CATEGORY: Category = Category::Calibration;
-    const DESCRIPTION: &'static str = "whether neutral text became less likely";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        let chars = (128..=16384).contains(&self.chunk_chars);
-        let chunks = (1..=128).contains(&self.max_chunks);
-        FieldFault::where_broken([
-            (self.corpus == CORPUS, "corpus", "must be `public_domain_en`"),
-            (chars, "chunk_chars", "must be from 128 to 16384"),
-            (chunks, "max_chunks", "must be from 1 to 128"),
-        ])
-    }
-
-    fn calibration(_setting: &Setting<'_>) -> Option<Self> {
-        Some(Self { max_chunks: 4, ..Self::default() })
-    }
-}
-
-/// What one piece gave.
+/// Mean log-likelihood per token of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Piece {
-    /// Its mean logarithm to the base.
-    pub base: f64,
-    /// Its mean logarithm to the tuned model.
-    pub tuned: f64,
-    /// How many tokens it has.
-    pub tokens: usize,
+pub(super) struct Chunk {
+    pub(super) base: f64,
+    pub(super) tuned: f64,
+    tokens: usize,
 }
 
-impl Piece {
-    /// How much likelier it became.
-    pub fn change(&self) -> f64 {
+impl Chunk {
+    fn change(&self) -> f64 {
         self.tuned - self.base
     }
 
-    /// A mean in which long pieces count more.
-    pub fn weighted(pieces: &[Self], of: fn(&Self) -> f64) -> f64 {
-        let scored = |piece: &Self| piece.tokens.saturating_sub(1).max(1) as f64;
-        let tokens: f64 = pieces.iter().map(scored).sum();
-        pieces.iter().map(|piece| of(piece) * scored(piece)).sum::<f64>() / tokens
+    /// A mean weighted by the number of scored tokens.
+    fn weighted_mean(chunks: &[Self], of: fn(&Self) -> f64) -> f64 {
+        let scored = |chunk: &Self| chunk.tokens.saturating_sub(1).max(1) as f64;
+        let tokens: f64 = chunks.iter().map(scored).sum();
+        chunks.iter().map(|chunk| of(chunk) * scored(chunk)).sum::<f64>() / tokens
     }
 }
 
+/// Evidence of [`ExternalPerplexity`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct PerplexityEvidence {
+    corpus: String,
+    chunk_chars: usize,
+    num_chunks: usize,
+    per_chunk_delta: Vec<f64>,
+    base_mean_logprob_per_tok: f64,
+    ft_mean_logprob_per_tok: f64,
+}
+
 impl ExternalPerplexity {
-    fn pieces(&self, setting: &Setting<'_>) -> Vec<String> {
-        let lines: Vec<&str> = setting
+    fn texts(&self, context: &ProbeContext<'_>) -> Vec<String> {
+        let lines: Vec<&str> = context
             .packs
             .external_corpus_public_domain_en
             .lines()
@@ -107,63 +94,102 @@ impl ExternalPerplexity {
         let characters: Vec<char> = lines.join("\n\n").chars().collect();
         characters
             .chunks(self.chunk_chars)
-            .filter(|piece| piece.len() >= LEAST_CHARS)
+            .filter(|chunk| chunk.len() >= LEAST_CHARS)
             .take(self.max_chunks)
-            .map(|piece| piece.iter().collect())
+            .map(|chunk| chunk.iter().collect())
             .collect()
     }
 
-    /// What each piece gave, but for those whose change is no number.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Piece>, Stop> {
-        let pieces = all(self.pieces(setting).iter().map(|text| {
-            let (base, tuned) = both(
-                setting.answers.rolling(&setting.base, text),
-                setting.answers.rolling(&setting.tuned, text),
-            )?;
-            Ok::<_, Stop>(Piece { base: base.mean(), tuned: tuned.mean(), tokens: base.tokens })
+    /// Every chunk whose change is finite.
+    pub(super) fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Chunk>, Stop> {
+        let answers = context.answers;
+        let chunks = all(self.texts(context).iter().map(|text| {
+            let (base, tuned) =
+                both(answers.rolling(&context.base, text), answers.rolling(&context.tuned, text))?;
+            Ok::<_, Stop>(Chunk { base: base.mean(), tuned: tuned.mean(), tokens: base.tokens })
         }))?;
-        Ok(pieces.into_iter().filter(|piece| piece.change().is_finite()).collect())
+        Ok(chunks.into_iter().filter(|chunk| chunk.change().is_finite()).collect())
     }
-}
 
-impl Probe for ExternalPerplexity {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let pieces = self.measure(setting)?;
-        let changes: Vec<f64> = pieces.iter().map(Piece::change).collect();
-        let Some(raw) = mean(&changes) else {
-            return Ok(Finding::error("no piece of the text has a number"));
-        };
-        let base = Piece::weighted(&pieces, |piece| piece.base);
-        let tuned = Piece::weighted(&pieces, |piece| piece.tuned);
-        let interval = mean_interval(&changes, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision =
-            decide(z, self.assert_z_gte, || (raw >= self.assert_mean_delta_gte, (0.5 + raw).clamp(0.0, 1.0)));
-        Ok(Finding {
-            score: Some(decision.score),
-            raw: Some(raw),
-            z_score: z,
+    /// The finding without a verdict, from the changes and their interval.
+    fn finding(&self, chunks: &[Chunk], changes: &[f64], interval: Option<[f64; 2]>) -> Finding {
+        let base = Chunk::weighted_mean(chunks, |chunk| chunk.base);
+        let tuned = Chunk::weighted_mean(chunks, |chunk| chunk.tuned);
+        Finding {
+            raw: mean(changes),
             base_value: Some(base),
             ft_value: Some(tuned),
             ci_95: interval,
-            evidence: evidence(json!({
-                "corpus": self.corpus,
-                "chunk_chars": self.chunk_chars,
-                "num_chunks": pieces.len(),
-                "per_chunk_delta": changes,
-                "base_mean_logprob_per_tok": base,
-                "ft_mean_logprob_per_tok": tuned,
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
-            ..Finding::without_number(
-                decision.verdict,
-                format!("neutral text moved by {raw:+.3} nats for each token{}", ending(z, Self::KIND)),
-            )
+            evidence: Evidence::of(&PerplexityEvidence {
+                corpus: self.corpus.clone(),
+                chunk_chars: self.chunk_chars,
+                num_chunks: chunks.len(),
+                per_chunk_delta: changes.to_vec(),
+                base_mean_logprob_per_tok: base,
+                ft_mean_logprob_per_tok: tuned,
+            })
+            .with(&RawInterval { raw_ci_95: interval }),
+            ..Finding::without_number(Verdict::Fail, "")
+        }
+    }
+}
+
+/// The message if the change of no chunk is finite.
+const NO_NUMBERS: &str = "no chunk of the corpus has a finite log-likelihood";
+
+impl ProbeKind for ExternalPerplexity {
+    const ABOUT: About = About {
+        kind: "external_perplexity",
+        category: Category::Calibration,
+        title: "Unrelated text",
+        summary: "whether unrelated text became less likely",
+        question: "Does the fine-tuned model still predict ordinary text as well as the base?",
+        measure: "Change of the mean log-likelihood per token of text unrelated to the document.",
+        axis: "change on unrelated text (nats per token)",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([(self.corpus == CORPUS, "corpus", "must be `public_domain_en`")])
+    }
+
+    fn on_noise(_context: &ProbeContext<'_>) -> Option<Self> {
+        Some(Self { max_chunks: 4, ..Self::default() })
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let chunks = self.measure(context)?;
+        let changes: Vec<f64> = chunks.iter().map(Chunk::change).collect();
+        let Some(raw) = mean(&changes) else { return Ok(Finding::error(NO_NUMBERS)) };
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
+        let decision =
+            decide(z, self.assert_z_gte, || (raw >= self.assert_mean_delta_gte, (0.5 + raw).clamp(0.0, 1.0)));
+        let finding = self.finding(&chunks, &changes, mean_interval(&changes, context.seed));
+        Ok(Finding {
+            verdict: decision.verdict,
+            score: Some(decision.score),
+            z_score: z,
+            message: format!(
+                "unrelated text changed by {raw:+.3} nats per token{}",
+                ending(z, Self::ABOUT.kind)
+            ),
+            evidence: finding.evidence.clone().with(&calibration),
+            ..finding
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::external_perplexity(self, setting, paired)
+    /// Claims that unrelated text became hardly less likely.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        let chunks = self.measure(context)?;
+        let changes: Vec<f64> = chunks.iter().map(Chunk::change).collect();
+        let Some(raw) = mean(&changes) else { return Ok(Draft::settled(Finding::error(NO_NUMBERS))) };
+        let interval = TTest::of(&changes)
+            .map(|test| test.confidence_interval())
+            .or_else(|| mean_interval(&changes, context.seed));
+        let finding = Finding {
+            message: format!("unrelated text changed by {raw:+.3} nats per token"),
+            ..self.finding(&chunks, &changes, interval)
+        };
+        let limit = mean_above(&changes, self.assert_mean_delta_gte, "chunks");
+        Ok(Draft { finding, claim: Claim::Limit(limit) })
     }
 }

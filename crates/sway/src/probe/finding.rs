@@ -1,37 +1,36 @@
-//! What a probe says, before it is a record of an entry.
+//! The result of a probe.
 
-use serde_json::{Map, Value};
-
-use super::nulls::NullStatistics;
+use super::calibration::NullStatistics;
+use super::evidence::{Evidence, NonFinite};
 use crate::record::{Record, Verdict};
 
-/// What a probe says, before it is a record of an entry.
+/// The result of a probe, before it becomes the [`Record`] of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What it says.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Between 0 and 1.
+    /// From 0 to 1.
     pub score: Option<f64>,
-    /// The number that it measures.
+    /// The measured number.
     pub raw: Option<f64>,
-    /// The same in deviations of its null.
+    /// The measured number in standard deviations of its null distribution.
     pub z_score: Option<f64>,
-    /// The base's part.
+    /// The value of the base.
     pub base_value: Option<f64>,
-    /// The tuned model's part.
+    /// The value of the fine-tuned model.
     pub ft_value: Option<f64>,
-    /// All that led there.
-    pub evidence: Map<String, Value>,
-    /// In words.
+    /// The numbers behind the finding.
+    pub evidence: Evidence,
+    /// The finding in words.
     pub message: String,
-    /// Where `raw` lies with 95 % confidence.
+    /// 95 % confidence interval of `raw`.
     pub ci_95: Option<[f64; 2]>,
-    /// What noise gave, for probes after this one.
+    /// What noise measured, for later probes.
     pub nulls: Option<NullStatistics>,
 }
 
 impl Finding {
-    /// A verdict and why, without a number.
+    /// A verdict with its reason, and no number.
     pub fn without_number(verdict: Verdict, message: impl Into<String>) -> Self {
         Self {
             verdict,
@@ -40,26 +39,26 @@ impl Finding {
             z_score: None,
             base_value: None,
             ft_value: None,
-            evidence: Map::new(),
+            evidence: Evidence::default(),
             message: message.into(),
             ci_95: None,
             nulls: None,
         }
     }
 
-    /// It did not apply.
+    /// The probe does not apply.
     pub fn skip(message: impl Into<String>) -> Self {
         Self::without_number(Verdict::Skip, message)
     }
 
-    /// It could not be carried out.
+    /// The probe cannot run.
     pub fn error(message: impl Into<String>) -> Self {
         Self::without_number(Verdict::Error, message)
     }
 
-    /// The same without numbers that are none. A `raw` that is none is an
-    /// error: nothing that follows from it holds.
-    pub fn guarded(mut self) -> Self {
+    /// Removes numbers that are not finite. If `raw` is not finite, the finding
+    /// becomes an error.
+    pub fn without_non_finite(mut self) -> Self {
         let numbers = [
             ("raw", &mut self.raw),
             ("score", &mut self.score),
@@ -67,26 +66,27 @@ impl Finding {
             ("base_value", &mut self.base_value),
             ("ft_value", &mut self.ft_value),
         ];
-        let mut offenders: Vec<&str> = Vec::new();
+        let mut removed: Vec<&'static str> = Vec::new();
         for (name, number) in numbers {
             if number.is_some_and(|number| !number.is_finite()) {
-                offenders.push(name);
+                removed.push(name);
                 *number = None;
             }
         }
         if self.ci_95.is_some_and(|ends| ends.iter().any(|end| !end.is_finite())) {
-            offenders.push("ci_95");
+            removed.push("ci_95");
             self.ci_95 = None;
         }
-        if offenders.contains(&"raw") {
+        let part = if removed.contains(&"raw") {
             self.verdict = Verdict::Error;
             (self.score, self.z_score, self.base_value, self.ft_value, self.ci_95) =
                 (None, None, None, None, None);
             self.message = format!("the measured number is not finite ({})", self.message);
-            self.evidence.insert("non_finite_inputs".to_owned(), Value::from(offenders));
-        } else if !offenders.is_empty() {
-            self.evidence.insert("defensively_nulled".to_owned(), Value::from(offenders));
-        }
+            NonFinite { non_finite_inputs: removed, ..NonFinite::default() }
+        } else {
+            NonFinite { defensively_nulled: removed, ..NonFinite::default() }
+        };
+        self.evidence.add(&part);
         self
     }
 
@@ -107,15 +107,8 @@ impl Finding {
             ci_95: self.ci_95,
             p_value: None,
             p_adjusted: None,
+            about: None,
         }
-    }
-}
-
-/// Evidence from `json!({…})`.
-pub(crate) fn evidence(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(map) => map,
-        other => Map::from_iter([("value".to_owned(), other)]),
     }
 }
 
@@ -134,19 +127,20 @@ mod tests {
     }
 
     #[test]
-    fn a_raw_that_is_no_number_is_an_error() {
-        let found = Finding { raw: Some(f64::NAN), ft_value: Some(f64::INFINITY), ..finding() }.guarded();
+    fn a_raw_number_that_is_not_finite_is_an_error() {
+        let found =
+            Finding { raw: Some(f64::NAN), ft_value: Some(f64::INFINITY), ..finding() }.without_non_finite();
         assert_eq!(found.verdict, Verdict::Error);
         assert_eq!((found.raw, found.score, found.z_score, found.ci_95), (None, None, None, None));
         assert_eq!(found.evidence["non_finite_inputs"], serde_json::json!(["raw", "ft_value"]));
     }
 
     #[test]
-    fn other_numbers_that_are_none_are_left_out() {
-        let found = Finding { z_score: Some(f64::INFINITY), ..finding() }.guarded();
+    fn other_numbers_that_are_not_finite_are_removed() {
+        let found = Finding { z_score: Some(f64::INFINITY), ..finding() }.without_non_finite();
         assert_eq!(found.verdict, Verdict::Pass);
         assert_eq!((found.raw, found.z_score, found.ci_95), (Some(1.0), None, Some([0.0, 1.0])));
         assert_eq!(found.evidence["defensively_nulled"], serde_json::json!(["z_score"]));
-        assert_eq!(finding().guarded(), finding());
+        assert_eq!(finding().without_non_finite(), finding());
     }
 }

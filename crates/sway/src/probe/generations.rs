@@ -1,44 +1,54 @@
-//! What both models wrote, kept for those who read a report.
+//! Texts that both models generated, for readers of a report.
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 /// How many pairs of texts the evidence shows.
 const SHOWN: usize = 6;
 
-/// One prompt, and what both models wrote behind it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pair<'a> {
+/// What both models generated after one prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Generation {
+    #[serde(default)]
     pub prompt: String,
-    pub base: &'a str,
-    pub tuned: &'a str,
+    pub base: String,
+    #[serde(rename = "ft")]
+    pub tuned: String,
 }
 
-/// The first pairs, as evidence. Pairs that differ come first: they are what a
-/// reader looks for.
-pub(crate) fn generations<'a>(pairs: impl IntoIterator<Item = Pair<'a>>) -> Value {
-    let (changed, same): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.base != pair.tuned);
-    let shown = changed.into_iter().chain(same).take(SHOWN);
-    shown.map(|pair| json!({"prompt": pair.prompt, "base": pair.base, "ft": pair.tuned})).collect()
+/// The part of the evidence with generated texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)]
+pub struct Generations {
+    pub generations: Vec<Generation>,
+}
+
+impl Generations {
+    /// The first few pairs. Pairs that differ come first.
+    pub(crate) fn of(pairs: impl IntoIterator<Item = Generation>) -> Self {
+        let (changed, same): (Vec<_>, Vec<_>) = pairs.into_iter().partition(|pair| pair.base != pair.tuned);
+        Self { generations: changed.into_iter().chain(same).take(SHOWN).collect() }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn texts_that_differ_come_first_and_not_all_are_kept() {
-        let pair = |prompt: usize| Pair {
+        let pair = |prompt: usize| Generation {
             prompt: prompt.to_string(),
-            base: "the same",
-            tuned: if prompt.is_multiple_of(3) { "another" } else { "the same" },
+            base: "the same".to_owned(),
+            tuned: if prompt.is_multiple_of(3) { "another" } else { "the same" }.to_owned(),
         };
-        let kept = generations((0..12).map(pair));
-        let prompts: Vec<&str> = kept
-            .as_array()
-            .map(|kept| kept.iter().filter_map(|pair| pair["prompt"].as_str()).collect())
-            .unwrap_or_default();
+        let kept = Generations::of((0..12).map(pair));
+        let prompts: Vec<&str> = kept.generations.iter().map(|pair| pair.prompt.as_str()).collect();
         assert_eq!(prompts, ["0", "3", "6", "9", "1", "2"]);
-        assert_eq!(kept[0], json!({"prompt": "0", "base": "the same", "ft": "another"}));
-        assert_eq!(generations([]), json!([]));
+        let written = serde_json::to_value(&kept).unwrap();
+        assert_eq!(written["generations"][0], json!({"prompt": "0", "base": "the same", "ft": "another"}));
+        assert_eq!(serde_json::to_value(Generations::of([])).unwrap(), json!({"generations": []}));
     }
 }

@@ -1,5 +1,4 @@
-//! The kinds of probes: their names, what they are about, and how an entry's
-//! fields become a probe.
+//! Kinds of probes, and how the fields of an entry become a probe.
 
 use std::fmt;
 
@@ -7,118 +6,125 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, nearest};
 
-use super::{
-    AdapterAblation, AdapterRevert, CalibrationDrift, ClusterKl, DeltaKl, ExternalPerplexity, Leakage,
-    NullAdapter, ParaphraseInvariance, PreferenceFlip, Probe, PromptCollapse, SectionInternalization,
-    Setting, StyleFingerprint,
-};
-use crate::category::Category;
+use super::{About, Chart, Evidence, EvidenceTable, Finding, Probe, ProbeContext, Stop, kinds};
+use crate::paired::{Draft, PairedSettings};
+use crate::statistics::Statistics;
 
-/// What each kind's fields tell of themselves.
-pub(crate) trait Fields: Probe + DeserializeOwned + JsonSchema + Default + 'static {
-    /// As suite files write it.
-    const KIND: &'static str;
-    /// What it is about.
-    const CATEGORY: Category;
-    /// What it asks, in a line.
-    const DESCRIPTION: &'static str;
+/// A kind of probe. The type holds the fields of an entry in a suite.
+pub trait ProbeKind: fmt::Debug + Send + Sync + DeserializeOwned + JsonSchema + Default + 'static {
+    /// What the kind is about.
+    const ABOUT: About;
 
-    /// What is wrong with the fields, beyond their types.
-    fn faults(&self) -> Vec<FieldFault> {
+    /// Fields whose values make no probe, beyond their types and ranges.
+    fn problems(&self) -> Vec<FieldProblem> {
         Vec::new()
     }
 
-    /// The probe to run on noise; none if noise says nothing about this kind.
-    fn calibration(_setting: &Setting<'_>) -> Option<Self> {
+    /// The probe that calibrates this kind on noise; none if noise says nothing
+    /// about it.
+    fn on_noise(_context: &ProbeContext<'_>) -> Option<Self> {
         None
+    }
+
+    /// Measures and reaches a verdict by the rules of dlm-sway.
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop>;
+
+    /// Measures and drafts a claim, which is judged together with the claims of
+    /// all other probes.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop>;
+
+    /// A chart of the evidence.
+    fn chart(_evidence: &Evidence, _statistics: Statistics) -> Option<Chart> {
+        None
+    }
+
+    /// A table of the evidence.
+    fn table(_evidence: &Evidence) -> Option<EvidenceTable> {
+        None
+    }
+
+    /// Prompts over which the measured change is attributed to layers.
+    fn attribution_prompts(&self) -> &[String] {
+        &[]
     }
 }
 
-/// How fields become a probe.
-type Build = fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldFaults>;
-
-/// A kind of probe.
+/// A [`ProbeKind`] as a value.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// As suite files write it.
-    pub kind: &'static str,
-    /// What it is about.
-    pub category: Category,
-    /// What it asks, in a line.
-    pub description: &'static str,
+    /// What the kind is about.
+    pub about: About,
     schema: fn() -> Value,
-    build: Build,
-    calibration: fn(&Setting<'_>) -> Option<Box<dyn Probe>>,
+    build: fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldErrors>,
+    on_noise: fn(&ProbeContext<'_>) -> Option<Box<dyn Probe>>,
+    chart: fn(&Evidence, Statistics) -> Option<Chart>,
+    table: fn(&Evidence) -> Option<EvidenceTable>,
 }
 
 impl fmt::Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kind").field("kind", &self.kind).field("category", &self.category).finish()
+        f.debug_struct("Kind").field("about", &self.about).finish_non_exhaustive()
     }
 }
 
 impl Kind {
-    const fn of<T: Fields>() -> Self {
+    /// The value of a type.
+    pub const fn of<T: ProbeKind>() -> Self {
         Self {
-            kind: T::KIND,
-            category: T::CATEGORY,
-            description: T::DESCRIPTION,
+            about: T::ABOUT,
             schema: || schemars::schema_for!(T).to_value(),
             build: |fields| Ok(Box::new(read::<T>(fields)?)),
-            calibration: |setting| T::calibration(setting).map(|probe| Box::new(probe) as Box<dyn Probe>),
+            on_noise: |context| T::on_noise(context).map(|probe| Box::new(probe) as Box<dyn Probe>),
+            chart: T::chart,
+            table: T::table,
         }
     }
 
-    /// The JSON schema of its fields: without name, kind, enabled and weight,
-    /// which every entry has.
+    /// The name of the kind in suite files.
+    pub fn name(&self) -> &'static str {
+        self.about.kind
+    }
+
+    /// The JSON schema of its fields, without `name`, `kind`, `enabled` and
+    /// `weight`, which every entry has.
     pub fn schema(&self) -> Value {
         (self.schema)()
     }
 
-    /// A probe with some fields.
-    pub fn build(&self, fields: &Map<String, Value>) -> Result<Box<dyn Probe>, FieldFaults> {
+    /// Builds a probe from the fields of an entry.
+    pub fn build(&self, fields: &Map<String, Value>) -> Result<Box<dyn Probe>, FieldErrors> {
         (self.build)(fields)
     }
 
-    /// The probe to run on noise; none if noise says nothing about this kind.
-    pub fn calibration(&self, setting: &Setting<'_>) -> Option<Box<dyn Probe>> {
-        (self.calibration)(setting)
+    /// The probe that calibrates this kind on noise.
+    pub fn on_noise(&self, context: &ProbeContext<'_>) -> Option<Box<dyn Probe>> {
+        (self.on_noise)(context)
+    }
+
+    /// A chart of the evidence.
+    pub fn chart(&self, evidence: &Evidence, statistics: Statistics) -> Option<Chart> {
+        (self.chart)(evidence, statistics)
+    }
+
+    /// A table of the evidence.
+    pub fn table(&self, evidence: &Evidence) -> Option<EvidenceTable> {
+        (self.table)(evidence)
     }
 }
 
-/// All kinds, in the order of documents.
-pub fn kinds() -> &'static [Kind] {
-    const KINDS: [Kind; 13] = [
-        Kind::of::<NullAdapter>(),
-        Kind::of::<DeltaKl>(),
-        Kind::of::<AdapterRevert>(),
-        Kind::of::<PromptCollapse>(),
-        Kind::of::<ClusterKl>(),
-        Kind::of::<SectionInternalization>(),
-        Kind::of::<ParaphraseInvariance>(),
-        Kind::of::<PreferenceFlip>(),
-        Kind::of::<StyleFingerprint>(),
-        Kind::of::<CalibrationDrift>(),
-        Kind::of::<Leakage>(),
-        Kind::of::<ExternalPerplexity>(),
-        Kind::of::<AdapterAblation>(),
-    ];
-    &KINDS
-}
-
-/// The kind of a name.
+/// Finds a built-in kind by name.
 pub fn find(kind: &str) -> Result<&'static Kind, UnknownKind> {
-    kinds().iter().find(|known| known.kind == kind).ok_or_else(|| UnknownKind {
+    kinds().iter().find(|known| known.name() == kind).ok_or_else(|| UnknownKind {
         kind: kind.to_owned(),
-        near: nearest(kind, kinds().iter().map(|known| known.kind)).map(str::to_owned),
+        near: nearest(kind, kinds().iter().map(Kind::name)).map(str::to_owned),
     })
 }
 
-/// Reads the fields of a kind from an entry of a pack, which may say as well
-/// what every entry says.
-pub(crate) fn from_pack<T: Fields>(entry: &Value) -> Option<T> {
+/// Reads the fields of a kind from an entry of a text pack, ignoring the fields
+/// that every entry has.
+pub(crate) fn from_pack<T: ProbeKind>(entry: &Value) -> Option<T> {
     let mut fields = entry.as_object()?.clone();
     for common in ["name", "kind", "enabled", "weight"] {
         fields.remove(common);
@@ -126,32 +132,55 @@ pub(crate) fn from_pack<T: Fields>(entry: &Value) -> Option<T> {
     read(&fields).ok()
 }
 
-/// Reads each field by itself, so that all that is wrong is told at once.
-fn read<T: Fields>(fields: &Map<String, Value>) -> Result<T, FieldFaults> {
-    let mut faults = Vec::new();
-    for (field, value) in fields {
-        let alone = Map::from_iter([(field.clone(), value.clone())]);
-        if let Err(error) = serde_json::from_value::<T>(Value::Object(alone)) {
-            faults.push(FieldFault { field: field.clone(), problem: error.to_string() });
-        }
-    }
-    if faults.is_empty() {
-        match serde_json::from_value::<T>(Value::Object(fields.clone())) {
-            Ok(probe) => {
-                faults = probe.faults();
-                if faults.is_empty() {
-                    return Ok(probe);
-                }
+/// Reads the fields of a kind and checks them. Reports every problem at once.
+fn read<T: ProbeKind>(fields: &Map<String, Value>) -> Result<T, FieldErrors> {
+    let problems = match serde_json::from_value::<T>(Value::Object(fields.clone())) {
+        Ok(probe) => {
+            let mut problems = out_of_range(fields, &schemars::schema_for!(T).to_value());
+            problems.extend(probe.problems());
+            if problems.is_empty() {
+                return Ok(probe);
             }
-            Err(error) => faults.push(FieldFault { field: String::new(), problem: error.to_string() }),
+            problems
         }
-    }
-    Err(FieldFaults { kind: T::KIND.to_owned(), faults })
+        Err(error) => {
+            // Serde stops at the first problem, so read each field by itself.
+            let alone = |field: &String, value: &Value| {
+                serde_json::from_value::<T>(Value::Object(Map::from_iter([(field.clone(), value.clone())])))
+            };
+            let mut problems: Vec<FieldProblem> = fields
+                .iter()
+                .filter_map(|(field, value)| Some((field, alone(field, value).err()?)))
+                .map(|(field, error)| FieldProblem { field: field.clone(), problem: error.to_string() })
+                .collect();
+            if problems.is_empty() {
+                problems.push(FieldProblem { field: String::new(), problem: error.to_string() });
+            }
+            problems
+        }
+    };
+    Err(FieldErrors { kind: T::ABOUT.kind.to_owned(), problems })
 }
 
-/// A kind that nobody knows.
+/// Numbers outside the range that the schema gives.
+fn out_of_range(fields: &Map<String, Value>, schema: &Value) -> Vec<FieldProblem> {
+    let bound = |field: &str, key: &str| schema["properties"][field][key].as_f64();
+    let problem = |(field, value): (&String, &Value)| {
+        let (number, least, most) = (value.as_f64()?, bound(field, "minimum"), bound(field, "maximum"));
+        let inside = least.is_none_or(|least| number >= least) && most.is_none_or(|most| number <= most);
+        let problem = match (least, most) {
+            (Some(least), Some(most)) => format!("must be from {least} to {most}"),
+            (Some(least), None) => format!("must be at least {least}"),
+            (None, most) => format!("must be at most {}", most.unwrap_or(f64::MAX)),
+        };
+        (!inside).then(|| FieldProblem { field: field.clone(), problem })
+    };
+    fields.iter().filter_map(problem).collect()
+}
+
+/// A kind that is not built in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no probe of the kind `{kind}`")]
+#[error("unknown probe kind `{kind}`")]
 #[allow(missing_docs)]
 pub struct UnknownKind {
     pub kind: String,
@@ -160,28 +189,25 @@ pub struct UnknownKind {
 
 impl Hint for UnknownKind {
     fn hint(&self) -> Option<String> {
-        Some(match &self.near {
-            Some(near) => format!("write `{near}`"),
-            None => {
-                let known: Vec<&str> = kinds().iter().map(|kind| kind.kind).collect();
-                format!("use one of {}", known.join(", "))
-            }
-        })
+        let list = || {
+            let known: Vec<&str> = kinds().iter().map(Kind::name).collect();
+            format!("use one of {}", known.join(", "))
+        };
+        Some(did_you_mean(self.near.as_deref()).unwrap_or_else(list))
     }
 }
 
-/// What is wrong with one field.
+/// A field whose value makes no probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldFault {
-    /// The field.
+#[allow(missing_docs)]
+pub struct FieldProblem {
     pub field: String,
-    /// What is wrong.
     pub problem: String,
 }
 
-impl FieldFault {
-    /// A fault for each rule that does not hold.
-    pub(crate) fn where_broken<const N: usize>(rules: [(bool, &str, &str); N]) -> Vec<Self> {
+impl FieldProblem {
+    /// A problem for each rule that is broken.
+    pub fn of_broken_rules<const N: usize>(rules: [(bool, &str, &str); N]) -> Vec<Self> {
         let broken = rules.into_iter().filter(|(holds, ..)| !holds);
         broken
             .map(|(_, field, problem)| Self { field: field.to_owned(), problem: problem.to_owned() })
@@ -189,28 +215,27 @@ impl FieldFault {
     }
 }
 
-/// All that is wrong with the fields of an entry.
+/// Every problem with the fields of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{kind}: {}", list(faults))]
+#[error("invalid fields of `{kind}`: {}", list(problems))]
 #[allow(missing_docs)]
-pub struct FieldFaults {
+pub struct FieldErrors {
     pub kind: String,
-    pub faults: Vec<FieldFault>,
+    pub problems: Vec<FieldProblem>,
 }
 
-fn list(faults: &[FieldFault]) -> String {
-    let lines: Vec<String> =
-        faults.iter().map(|fault| format!("`{}`: {}", fault.field, fault.problem)).collect();
+fn list(problems: &[FieldProblem]) -> String {
+    let lines: Vec<String> = problems.iter().map(|one| format!("`{}`: {}", one.field, one.problem)).collect();
     lines.join("; ")
 }
 
-impl Hint for FieldFaults {
+impl Hint for FieldErrors {
     fn hint(&self) -> Option<String> {
         let schema = find(&self.kind).ok()?.schema();
         let known: Vec<&str> = schema["properties"].as_object()?.keys().map(String::as_str).collect();
-        let misspelt = self.faults.iter().find(|fault| !known.contains(&fault.field.as_str()))?;
+        let misspelt = self.problems.iter().find(|one| !known.contains(&one.field.as_str()))?;
         Some(match nearest(&misspelt.field, known.iter().copied()) {
-            Some(near) => format!("write `{near}` for `{}`", misspelt.field),
+            Some(near) => format!("write `{near}` instead of `{}`", misspelt.field),
             None => format!("`{}` takes {}", self.kind, known.join(", ")),
         })
     }
@@ -226,35 +251,40 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_built_from_nothing_and_knows_its_category() {
+    fn every_kind_has_defaults_and_describes_itself() {
         for kind in kinds() {
-            assert!(kind.build(&Map::new()).is_ok(), "{}", kind.kind);
-            assert_eq!(kind.category, Category::of_kind(kind.kind), "{}", kind.kind);
+            assert!(kind.build(&Map::new()).is_ok(), "{}", kind.name());
+            let About { title, summary, question, measure, axis, .. } = kind.about;
+            for text in [title, summary, question, measure, axis] {
+                assert!(!text.is_empty(), "{}", kind.name());
+            }
+            let alike = kinds().iter().filter(|other| other.about.title == title).count();
+            assert_eq!((alike, find(kind.name()).unwrap().about), (1, kind.about));
             let schema = kind.schema();
-            // Suites are checked by what it says.
-            assert!(weightloom_document::Section::from_json_schema(&schema).is_ok(), "{}", kind.kind);
+            // Suites are checked against the outline of the schema.
+            assert!(weightloom_document::Section::from_json_schema(&schema).is_ok(), "{}", kind.name());
             for (field, found) in schema["properties"].as_object().unwrap() {
-                assert!(found.to_string().contains("description"), "{} {field}", kind.kind);
+                assert!(found.to_string().contains("description"), "{} {field}", kind.name());
             }
         }
     }
 
     #[test]
-    fn near_names_are_told() {
+    fn near_names_are_suggested() {
         let error = find("delta_lk").unwrap_err();
-        assert_eq!(error.hint().unwrap(), "write `delta_kl`");
+        assert_eq!(error.hint().unwrap(), "did you mean `delta_kl`?");
         assert!(find("x").unwrap_err().hint().unwrap().contains("leakage"));
         let error = find("delta_kl").unwrap().build(&fields(json!({"promts": ["a"]}))).unwrap_err();
-        assert_eq!(error.hint().unwrap(), "write `prompts` for `promts`");
+        assert_eq!(error.hint().unwrap(), "write `prompts` instead of `promts`");
     }
 
     #[test]
-    fn all_faults_are_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         let kind = find("null_adapter").unwrap();
         let error = kind.build(&fields(json!({"runs": "many", "cache": 3, "nonsense": 1}))).unwrap_err();
-        assert_eq!(error.faults.len(), 3);
+        assert_eq!(error.problems.len(), 3);
         let error = kind.build(&fields(json!({"runs": 11}))).unwrap_err();
-        assert_eq!(error.faults[0].field, "runs");
+        assert_eq!(error.problems[0].field, "runs");
         for (kind, wrong) in [
             ("prompt_collapse", json!({"context_lengths": [1]})),
             ("cluster_kl", json!({"num_clusters": 1})),
@@ -269,7 +299,7 @@ mod tests {
             ("delta_kl", json!({"top_k": 0})),
         ] {
             assert_eq!(
-                find(kind).unwrap().build(&fields(wrong.clone())).unwrap_err().faults.len(),
+                find(kind).unwrap().build(&fields(wrong.clone())).unwrap_err().problems.len(),
                 1,
                 "{wrong}"
             );

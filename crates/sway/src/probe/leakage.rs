@@ -1,42 +1,44 @@
-//! Whether the tuned model recites the document.
+//! `leakage`: whether the fine-tuned model recites the document.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::lookup::{all, both};
 use super::perturbation::Perturbation;
-use super::reading::{Stop, all, both};
-use super::{Finding, Probe, Setting};
+use super::{
+    About, Evidence, FieldProblem, Finding, Generation, Generations, ProbeContext, ProbeKind, RawInterval,
+    Stop,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{mean, ratcliff_obershelp};
-use crate::paired::{Draft, PairedSettings};
+use crate::paired::{Claim, Draft, PairedSettings, mean_above};
+use crate::record::Verdict;
 use crate::sections::Section;
 
 /// How many sections the evidence shows.
 const SHOWN: usize = 10;
 
-/// How much of a section follows from its beginning, and how much still does
-/// when the beginning is changed a little.
+/// How much of a section the model recites after its beginning, and how much
+/// after a slightly changed beginning.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Leakage {
-    /// How many characters are given.
+    /// Characters of a section given as the prompt.
     pub prefix_chars: usize,
-    /// How many characters after them are looked for.
+    /// Characters after the prompt that the answer is compared with.
     pub continuation_chars: usize,
-    /// How long texts may be.
+    /// Longest answer, in tokens.
     pub max_new_tokens: usize,
-    /// Changes to the beginning.
+    /// Small changes applied to the prompt.
     pub perturbations: Vec<Perturbation>,
-    /// The recall that fails without a null, unless it is fragile.
+    /// Recall that fails without noise to compare with, unless it is fragile.
     pub assert_recall_lt: f64,
-    /// The least part of the recall that must go with a changed beginning.
+    /// Lowest share of the recall that a changed prompt must lose to count as
+    /// fragile.
     pub min_fragility: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -54,54 +56,63 @@ impl Default for Leakage {
     }
 }
 
-impl Fields for Leakage {
-    const KIND: &'static str = "leakage";
-    const CATEGORY: Category = Category::Calibration;
-    const DESCRIPTION: &'static str = "whether the document is recited";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::where_broken([
-            (self.assert_recall_lt > 0.0, "assert_recall_lt", "must be above 0"),
-            (self.min_fragility > 0.0, "min_fragility", "must be above 0"),
-        ])
-    }
-
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        let any = setting.prose().next().is_some();
-        any.then(|| Self { prefix_chars: 64, continuation_chars: 128, max_new_tokens: 48, ..Self::default() })
-    }
+/// Evidence of [`Leakage`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct LeakageEvidence {
+    mean_clean_recall: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_base_recall: Option<f64>,
+    mean_perturbed_recall: f64,
+    mean_fragility: f64,
+    per_section: Vec<SectionEvidence>,
 }
 
-/// What one section gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct SectionEvidence {
+    section_id: String,
+    clean_recall: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_recall: Option<f64>,
+    perturbed_recall: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragility: Option<f64>,
+}
+
+/// How much of one section a model recites.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recall<'a> {
-    /// The section.
-    pub section: &'a Section,
-    /// Its beginning, which was given.
-    pub prefix: String,
-    /// What the model wrote behind it.
-    pub written: &'a str,
-    /// How alike the text is to what follows in the section.
-    pub clean: f64,
-    /// The same behind each changed beginning.
-    pub perturbed: Vec<f64>,
+struct Recall<'a> {
+    section: &'a Section,
+    prefix: String,
+    written: &'a str,
+    /// Similarity of the answer to the section.
+    clean: f64,
+    /// The same after each changed prompt.
+    perturbed: Vec<f64>,
 }
 
-/// Which part of a recall goes when the beginning is changed.
+impl Recall<'_> {
+    fn mean_perturbed(&self) -> f64 {
+        mean(&self.perturbed).unwrap_or(self.clean)
+    }
+}
+
+/// The share of a recall that a changed prompt loses.
 fn fragility(clean: f64, perturbed: f64) -> f64 {
     if clean > 0.0 { ((clean - perturbed) / clean).max(0.0) } else { 0.0 }
 }
 
 impl Leakage {
-    /// Beginnings, and what follows them.
-    fn usable<'a>(&self, setting: &Setting<'a>) -> Vec<(&'a Section, String, String)> {
+    /// Sections that are long enough, split into prompt and continuation.
+    fn usable<'a>(&self, context: &ProbeContext<'a>) -> Vec<(&'a Section, String, String)> {
         let split = |section: &'a Section| {
             let mut rest = section.content.chars();
             let prefix: String = rest.by_ref().take(self.prefix_chars).collect();
             let target: String = rest.take(self.continuation_chars).collect();
             (section, prefix, target)
         };
-        setting
+        context
             .prose()
             .filter(|section| !section.content.trim().is_empty())
             .map(split)
@@ -109,76 +120,138 @@ impl Leakage {
             .collect()
     }
 
-    /// What each section gave.
-    pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Vec<Recall<'a>>, Stop> {
-        all(self.usable(setting).into_iter().map(|(section, prefix, target)| {
-            let recall = |beginning: &str| {
-                let text = setting.answers.generation(&setting.tuned, beginning, self.max_new_tokens)?;
+    fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Vec<Recall<'a>>, Stop> {
+        all(self.usable(context).into_iter().map(|(section, prefix, target)| {
+            let recall = |prompt: &str| {
+                let text = context.answers.generation(&context.tuned, prompt, self.max_new_tokens)?;
                 Ok::<_, Stop>((text, ratcliff_obershelp(text, &target)))
             };
-            let changed = self.perturbations.iter().map(|change| change.apply(&prefix, setting.packs));
-            let changed = changed.map(|beginning| recall(&beginning).map(|(_, alike)| alike));
+            let changed = self.perturbations.iter().map(|change| change.apply(&prefix, context.packs));
+            let changed = changed.map(|prompt| recall(&prompt).map(|(_, similarity)| similarity));
             let ((written, clean), perturbed) = both(recall(&prefix), all(changed))?;
             Ok::<_, Stop>(Recall { section, prefix, written, clean, perturbed })
         }))
     }
 }
 
-impl Probe for Leakage {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let recalls = self.measure(setting)?;
+impl ProbeKind for Leakage {
+    const ABOUT: About = About {
+        kind: "leakage",
+        category: Category::Calibration,
+        title: "Recitation",
+        summary: "whether the model recites the document",
+        question: "Does the fine-tuned model recite the document word for word?",
+        measure: "How much of a section the model continues correctly when given its beginning.",
+        axis: "share of the document recited",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([
+            (self.assert_recall_lt > 0.0, "assert_recall_lt", "must be above 0"),
+            (self.min_fragility > 0.0, "min_fragility", "must be above 0"),
+        ])
+    }
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        let any = context.prose().next().is_some();
+        any.then(|| Self { prefix_chars: 64, continuation_chars: 128, max_new_tokens: 48, ..Self::default() })
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let recalls = self.measure(context)?;
         let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
-        let perturbed: Vec<f64> =
-            recalls.iter().map(|recall| mean(&recall.perturbed).unwrap_or(recall.clean)).collect();
+        let perturbed: Vec<f64> = recalls.iter().map(Recall::mean_perturbed).collect();
         let (Some(raw), Some(changed)) = (mean(&clean), mean(&perturbed)) else {
             return Ok(Finding::skip("no prose section is long enough"));
         };
         let lost = fragility(raw, changed);
-        let interval = mean_interval(&clean, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Lower);
+        let interval = mean_interval(&clean, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Lower);
         let decision = decide(z, self.assert_z_gte, || {
             let passed = raw < self.assert_recall_lt || lost >= self.min_fragility;
             let kept = (1.0 - raw / self.assert_recall_lt).clamp(0.0, 1.0);
             (passed, 0.7 * kept + 0.3 * (lost / self.min_fragility).clamp(0.0, 1.0))
         });
-        let shown: Vec<_> = recalls
-            .iter()
-            .zip(&perturbed)
-            .take(SHOWN)
-            .map(|(recall, perturbed)| {
-                json!({
-                    "section_id": recall.section.id,
-                    "clean_recall": recall.clean,
-                    "perturbed_recall": perturbed,
-                    "fragility": fragility(recall.clean, *perturbed),
-                })
-            })
-            .collect();
+        let section = |recall: &Recall<'_>| SectionEvidence {
+            section_id: recall.section.id.clone(),
+            clean_recall: recall.clean,
+            base_recall: None,
+            perturbed_recall: recall.mean_perturbed(),
+            fragility: Some(fragility(recall.clean, recall.mean_perturbed())),
+        };
+        let evidence = Evidence::of(&LeakageEvidence {
+            mean_clean_recall: raw,
+            mean_base_recall: None,
+            mean_perturbed_recall: changed,
+            mean_fragility: lost,
+            per_section: recalls.iter().take(SHOWN).map(section).collect(),
+        });
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
             ft_value: Some(lost),
             ci_95: interval,
-            evidence: evidence(json!({
-                "mean_clean_recall": raw,
-                "mean_perturbed_recall": changed,
-                "mean_fragility": lost,
-                "per_section": shown,
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
+            evidence: evidence.with(&RawInterval { raw_ci_95: interval }).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
-                    "{raw:.2} of what follows is recited, {changed:.2} behind changed beginnings{}",
-                    ending(z, Self::KIND)
+                    "{raw:.2} of the continuation is recited, {changed:.2} after changed prompts{}",
+                    ending(z, Self::ABOUT.kind)
                 ),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::leakage(self, setting, paired)
+    /// Claims that little of the document is recited. What the base recites as
+    /// well was not learned from fine-tuning, and does not count.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        let of_base = ProbeContext { tuned: context.base.clone(), ..context.clone() };
+        // Only the fine-tuned model's recall needs changed prompts.
+        let plain = Self { perturbations: Vec::new(), ..self.clone() };
+        let (recalls, base_recalls) = both(self.measure(context), plain.measure(&of_base))?;
+        let clean: Vec<f64> = recalls.iter().map(|recall| recall.clean).collect();
+        let base: Vec<f64> = base_recalls.iter().map(|recall| recall.clean).collect();
+        let Some(raw) = mean(&clean) else {
+            return Ok(Draft::settled(Finding::skip("no prose section is long enough")));
+        };
+        let changed: Vec<f64> = recalls.iter().map(Recall::mean_perturbed).collect();
+        let perturbed = mean(&changed).unwrap_or(raw);
+        let interval = mean_interval(&clean, context.seed);
+        let section = |(recall, base): (&Recall<'_>, &f64)| SectionEvidence {
+            section_id: recall.section.id.clone(),
+            clean_recall: recall.clean,
+            base_recall: Some(*base),
+            perturbed_recall: recall.mean_perturbed(),
+            fragility: None,
+        };
+        let generation = |(tuned, base): (&Recall<'_>, &Recall<'_>)| Generation {
+            prompt: tuned.prefix.clone(),
+            base: base.written.to_owned(),
+            tuned: tuned.written.to_owned(),
+        };
+        let evidence = Evidence::of(&LeakageEvidence {
+            mean_clean_recall: raw,
+            mean_base_recall: mean(&base),
+            mean_perturbed_recall: perturbed,
+            mean_fragility: fragility(raw, perturbed),
+            per_section: recalls.iter().zip(&base).take(SHOWN).map(section).collect(),
+        })
+        .with(&RawInterval { raw_ci_95: interval })
+        .with(&Generations::of(recalls.iter().zip(&base_recalls).map(generation)));
+        let finding = Finding {
+            raw: Some(raw),
+            base_value: mean(&base),
+            ft_value: Some(fragility(raw, perturbed)),
+            ci_95: interval,
+            evidence,
+            ..Finding::without_number(Verdict::Fail, format!("{raw:.2} of the continuation is recited"))
+        };
+        let margin: Vec<f64> = clean
+            .iter()
+            .zip(&base)
+            .map(|(clean, base)| self.assert_recall_lt - (clean - base).max(0.0))
+            .collect();
+        Ok(Draft { finding, claim: Claim::Limit(mean_above(&margin, 0.0, "sections")) })
     }
 }

@@ -1,38 +1,35 @@
-//! What noise in place of the adapter gives, by kind of probe.
+//! `null_adapter`: what each probe measures with noise in place of the adapter.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{self, FieldFault, Fields};
-use super::nulls::{KindNull, NullStatistics};
-use super::reading::Stop;
-use super::{Finding, Probe, Setting};
+use super::calibration::{KindNull, NullStatistics};
+use super::kind::{self, Kind};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::paired::{Draft, PairedSettings};
 use crate::record::Verdict;
 use crate::view::{Real, View};
 
-/// What noise in place of the adapter gives, by kind of probe.
+/// Null distributions of the other probes, from noise in place of the adapter.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NullAdapter {
-    /// How often noise is drawn; from 1 to 10.
+    /// Draws of noise; from 1 to 10.
     #[schemars(range(min = 1, max = 10))]
     pub runs: u64,
-    /// The deviation of the noise.
+    /// Standard deviation of the noise.
     pub init_scale: f64,
-    /// What the first noise is drawn from; the next from the next number.
+    /// Seed of the first draw; the next draw uses the next seed.
     pub seed_base: u64,
-    /// For which kinds; for those of later entries if none is given.
+    /// Kinds to calibrate; by default those of later entries.
     pub calibrate_kinds: Vec<String>,
-    /// Taken for the sake of old files: answers are kept in any case.
+    /// Accepted for compatibility with dlm-sway; answers are always cached.
     pub cache: bool,
-    /// Multiples of the adapter's rank.
+    /// Multiples of the adapter's rank to draw noise for.
     pub rank_multipliers: Vec<f64>,
 }
 
@@ -49,44 +46,77 @@ impl Default for NullAdapter {
     }
 }
 
-impl Fields for NullAdapter {
-    const KIND: &'static str = "null_adapter";
-    const CATEGORY: Category = Category::Baseline;
-    const DESCRIPTION: &'static str = "what noise in place of the adapter gives";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::where_broken([
-            ((1..=10).contains(&self.runs), "runs", "must be from 1 to 10"),
-            (self.init_scale.is_finite(), "init_scale", "must be finite"),
-            (!self.rank_multipliers.is_empty(), "rank_multipliers", "needs at least one"),
-        ])
-    }
-}
-
-/// What one kind gave on noise.
+/// What one kind measured under noise.
 type Samples = BTreeMap<String, Vec<f64>>;
 
+/// Evidence of [`NullAdapter`] under the reference statistics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NullAdapterEvidence {
+    /// The distributions that verdicts use.
+    pub null_stats: BTreeMap<String, KindNull>,
+    /// The distributions of every rank multiplier.
+    pub null_stats_by_rank: BTreeMap<String, BTreeMap<String, KindNull>>,
+    /// The samples behind `null_stats`.
+    pub per_kind_raw_samples: Samples,
+    /// Kinds without a distribution.
+    pub skipped_kinds: Vec<SkippedKind>,
+    /// Kinds with a distribution.
+    pub calibrated_kinds: Vec<String>,
+    /// Draws of noise.
+    pub runs: u64,
+    /// Standard deviation of the noise.
+    pub init_scale: f64,
+    /// Seed of the first draw.
+    pub seed_base: u64,
+    /// Multiples of the adapter's rank.
+    pub rank_multipliers: Vec<f64>,
+    /// Always false; dlm-sway writes whether the numbers were cached.
+    pub from_cache: bool,
+}
+
+/// A kind without a null distribution.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[allow(missing_docs)]
+pub enum SkippedKind {
+    Explained {
+        kind: String,
+        reason: String,
+    },
+    /// As some reports of dlm-sway write it.
+    Named(String),
+}
+
+/// Evidence of [`NullAdapter`] under paired statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct MatchedNoiseEvidence {
+    matched_seeds: u64,
+    first_seed: u64,
+    level: f64,
+}
+
 impl NullAdapter {
-    /// The kinds to calibrate: each once, in order, known ones alone.
-    fn targets(&self, setting: &Setting<'_>) -> Vec<&'static kind::Kind> {
+    /// The kinds to calibrate, each once, in order.
+    fn targets(&self, context: &ProbeContext<'_>) -> Vec<&'static Kind> {
         let wanted = if self.calibrate_kinds.is_empty() {
-            setting.downstream
+            context.downstream
         } else {
             self.calibrate_kinds.as_slice()
         };
-        let mut found: Vec<&'static kind::Kind> = Vec::new();
+        let mut found: Vec<&'static Kind> = Vec::new();
         for name in wanted {
             let Ok(known) = kind::find(name) else { continue };
-            if known.kind != Self::KIND && found.iter().all(|other| other.kind != known.kind) {
+            if known.name() != Self::ABOUT.kind && found.iter().all(|other| other.name() != known.name()) {
                 found.push(known);
             }
         }
         found
     }
 
-    /// The finite numbers of each kind, for each multiplier in turn.
-    fn measure(&self, setting: &Setting<'_>, targets: &[&'static kind::Kind]) -> Result<Vec<Samples>, Stop> {
-        let mut yet = false;
+    /// The finite numbers of each kind, one map per rank multiplier.
+    fn measure(&self, context: &ProbeContext<'_>, targets: &[&'static Kind]) -> Result<Vec<Samples>, Stop> {
+        let mut pending = false;
         let mut measured = Vec::new();
         for multiplier in &self.rank_multipliers {
             let mut samples = Samples::new();
@@ -98,41 +128,53 @@ impl NullAdapter {
                         init_scale: Real(self.init_scale),
                         rank_scale: Real(*multiplier),
                     };
-                    let setting = setting.with_noise(noise, seed);
-                    let Some(probe) = target.calibration(&setting) else { continue };
-                    match probe.judge(&setting) {
+                    let context = context.with_noise(noise, seed);
+                    let Some(probe) = target.on_noise(&context) else { continue };
+                    match probe.judge(&context) {
                         Ok(finding) => {
-                            if let Some(raw) = finding.guarded().raw {
-                                samples.entry(target.kind.to_owned()).or_default().push(raw);
+                            if let Some(raw) = finding.without_non_finite().raw {
+                                samples.entry(target.name().to_owned()).or_default().push(raw);
                             }
                         }
-                        Err(Stop::Yet) => yet = true,
-                        // A run that cannot be carried out gives no number.
-                        Err(Stop::Fault(_)) => {}
+                        Err(Stop::Pending) => pending = true,
+                        // A draw that fails gives no sample.
+                        Err(Stop::Failed(_)) => {}
                     }
                 }
             }
             measured.push(samples);
         }
-        if yet { Err(Stop::Yet) } else { Ok(measured) }
+        if pending { Err(Stop::Pending) } else { Ok(measured) }
     }
 }
 
-/// How evidence names a multiplier.
-fn rank_name(multiplier: f64) -> String {
-    format!("rank_{multiplier:.2}")
-}
+impl ProbeKind for NullAdapter {
+    const ABOUT: About = About {
+        kind: "null_adapter",
+        category: Category::Baseline,
+        title: "Noise baseline",
+        summary: "what noise in place of the adapter gives",
+        question: "How large would these numbers be if the adapter were noise?",
+        measure: "The number of each probe with noise in place of the adapter.",
+        axis: "value",
+    };
 
-impl Probe for NullAdapter {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([
+            (self.init_scale.is_finite(), "init_scale", "must be finite"),
+            (!self.rank_multipliers.is_empty(), "rank_multipliers", "needs at least one"),
+        ])
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
         if let Some(wrong) = self.rank_multipliers.iter().find(|rank| !(rank.is_finite() && **rank > 0.0)) {
-            return Ok(Finding::error(format!("{wrong} is no multiple of a rank")));
+            return Ok(Finding::error(format!("rank multiplier {wrong} is not a positive number")));
         }
-        if !setting.can(Capability::NullCalibrated) {
+        if !context.can(Capability::NullCalibrated) {
             return Ok(Finding::skip("the backend cannot put noise in place of the adapter"));
         }
-        let targets = self.targets(setting);
-        let measured = self.measure(setting, &targets)?;
+        let targets = self.targets(context);
+        let mut measured = self.measure(context, &targets)?;
         let main = self.rank_multipliers.iter().position(|rank| (rank - 1.0).abs() < 1e-9).unwrap_or(0);
         let by_rank: Vec<(String, BTreeMap<String, KindNull>)> = self
             .rank_multipliers
@@ -143,54 +185,63 @@ impl Probe for NullAdapter {
                     .iter()
                     .filter_map(|(kind, samples)| Some((kind.clone(), KindNull::of(samples)?)))
                     .collect();
-                (rank_name(*rank), nulls)
+                (format!("rank_{rank:.2}"), nulls)
             })
             .collect();
         let by_kind = by_rank.get(main).map(|(_, nulls)| nulls.clone()).unwrap_or_default();
-        let mut calibrated = Vec::new();
-        let mut skipped = Vec::new();
+        let mut calibrated_kinds = Vec::new();
+        let mut skipped_kinds = Vec::new();
         for target in &targets {
-            if by_kind.contains_key(target.kind) {
-                calibrated.push(target.kind);
+            if by_kind.contains_key(target.name()) {
+                calibrated_kinds.push(target.name().to_owned());
                 continue;
             }
-            let reason = match target.calibration(setting) {
-                None => "noise says nothing about this kind here",
+            let reason = match target.on_noise(context) {
+                None => "this kind is not calibrated on noise here",
                 Some(_) => "noise gave no number",
             };
-            skipped.push(json!({"kind": target.kind, "reason": reason}));
+            let kind = target.name().to_owned();
+            skipped_kinds.push(SkippedKind::Explained { kind, reason: reason.to_owned() });
         }
-        let ranks: Map<String, Value> =
-            by_rank.iter().map(|(rank, nulls)| (rank.clone(), json!(nulls))).collect();
-        let found = evidence(json!({
-            "null_stats": by_kind,
-            "null_stats_by_rank": ranks,
-            "per_kind_raw_samples": measured.get(main),
-            "skipped_kinds": skipped,
-            "calibrated_kinds": calibrated,
-            "runs": self.runs,
-            "init_scale": self.init_scale,
-            "seed_base": self.seed_base,
-            "rank_multipliers": self.rank_multipliers,
-            "from_cache": false,
-        }));
         let message = format!(
-            "noise was drawn {} times for {} kinds at {} ranks ({} left out)",
+            "{} draws of noise for {} kinds at {} ranks ({} kinds skipped)",
             self.runs,
-            calibrated.len(),
+            calibrated_kinds.len(),
             self.rank_multipliers.len(),
-            skipped.len()
+            skipped_kinds.len()
         );
+        let evidence = Evidence::of(&NullAdapterEvidence {
+            null_stats: by_kind.clone(),
+            null_stats_by_rank: by_rank.iter().cloned().collect(),
+            per_kind_raw_samples: measured.get_mut(main).map(std::mem::take).unwrap_or_default(),
+            skipped_kinds,
+            calibrated_kinds,
+            runs: self.runs,
+            init_scale: self.init_scale,
+            seed_base: self.seed_base,
+            rank_multipliers: self.rank_multipliers.clone(),
+            from_cache: false,
+        });
         let nulls = (!by_kind.is_empty()).then_some(NullStatistics { by_kind, by_rank });
-        Ok(Finding {
-            score: Some(1.0),
-            evidence: found,
-            nulls,
-            ..Finding::without_number(Verdict::Pass, message)
-        })
+        Ok(Finding { score: Some(1.0), evidence, nulls, ..Finding::without_number(Verdict::Pass, message) })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        Ok(crate::paired::null_adapter(self, setting, paired))
+    /// Says how many draws of matched noise the other probes are compared with.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        if !context.can(Capability::MatchedNoise) {
+            return Ok(Draft::settled(Finding::skip("the backend cannot draw noise of the adapter's size")));
+        }
+        Ok(Draft::settled(Finding {
+            score: Some(1.0),
+            evidence: Evidence::of(&MatchedNoiseEvidence {
+                matched_seeds: paired.seeds,
+                first_seed: paired.first_seed,
+                level: paired.level,
+            }),
+            ..Finding::without_number(
+                Verdict::Pass,
+                format!("{} draws of noise with the adapter's size and rank", paired.seeds),
+            )
+        }))
     }
 }

@@ -1,53 +1,54 @@
-//! Whether what was taught holds in other words.
+//! `paraphrase_invariance`: whether what was taught holds for paraphrases.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use super::cases::{Case, check_cases};
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, both, completions, cut, estimated_tokens};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::cases::check_cases;
+use super::kind::from_pack;
+use super::lookup::{all, both, completions, cut, estimated_tokens};
+use super::{About, Case, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::sign_flip_test::sign_flip_test;
+use crate::numbers::student_t::TTest;
+use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::record::Verdict;
 
-/// How many cases the evidence shows.
+/// How many cases the evidence shows under the reference statistics.
 const SHOWN: usize = 8;
 
-/// What the tuning was for.
+/// The purpose of fine-tuning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Intent {
-    /// Answers are to hold in other words.
+    /// Answers should hold for paraphrases.
     #[default]
     Generalize,
-    /// Answers are to hold in these words alone.
+    /// Answers should hold for the taught words only.
     Memorize,
-    /// Both are fine, judged as the first.
+    /// Both are fine; judged as `generalize`.
     Both,
 }
 
-/// How much likelier the answer became to the taught question, and to others
-/// that ask the same.
+/// How much more likely the answer became after the taught question, and after
+/// its paraphrases.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParaphraseInvariance {
-    /// What was taught, and other ways to ask for it.
+    /// Taught questions with their paraphrases.
     pub cases: Vec<Case>,
-    /// What the tuning was for.
+    /// The purpose of fine-tuning.
     pub intent: Intent,
-    /// The least gain with the taught words, in nats for each token.
+    /// Lowest gain after the taught question, in nats per token.
     pub min_verbatim_lift: f64,
-    /// The least part of that gain that other words must have.
+    /// Lowest share of that gain that paraphrases must reach.
     pub min_generalization_ratio: f64,
-    /// The most of that gain that other words may have, if memorizing is
-    /// wanted.
+    /// Highest share of that gain that paraphrases may reach, with the intent
+    /// `memorize`.
     pub max_generalization_ratio_if_memorize: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -64,36 +65,62 @@ impl Default for ParaphraseInvariance {
     }
 }
 
-impl Fields for ParaphraseInvariance {
-    const KIND: &'static str = "paraphrase_invariance";
-    const CATEGORY: Category = Category::Attribution;
-    const DESCRIPTION: &'static str = "whether what was taught holds in other words";
-
-    fn faults(&self) -> Vec<FieldFault> {
-        check_cases(&self.cases).into_iter().collect()
-    }
-
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        from_pack(&setting.packs.paraphrase_calibration)
-    }
+/// Evidence of [`ParaphraseInvariance`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct ParaphraseEvidence {
+    verbatim_lift_mean: f64,
+    paraphrase_lift_mean: f64,
+    generalization_ratio: f64,
+    intent: Intent,
+    per_case: Vec<CaseEvidence>,
 }
 
-/// What one case gave, in nats for each token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct CaseEvidence {
+    prompt: String,
+    verbatim_lift: f64,
+    paraphrase_lift: f64,
+}
+
+/// What paraphrases gained beyond the required share, under paired statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct SurplusEvidence {
+    surplus_ci_95: Option<[f64; 2]>,
+}
+
+/// The gains of one case, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gain {
-    /// With the taught words.
-    pub verbatim: f64,
-    /// With other words, on average.
-    pub paraphrased: f64,
+struct Gain {
+    verbatim: f64,
+    /// Mean over the paraphrases.
+    paraphrased: f64,
+}
+
+/// The mean gains of all cases.
+struct Gains {
+    verbatim: f64,
+    paraphrased: f64,
+}
+
+impl Gains {
+    /// None without cases.
+    fn of(gains: &[Gain]) -> Option<Self> {
+        let of = |one: fn(&Gain) -> f64| mean(&gains.iter().map(one).collect::<Vec<_>>());
+        Some(Self { verbatim: of(|gain| gain.verbatim)?, paraphrased: of(|gain| gain.paraphrased)? })
+    }
+
+    fn ratio(&self) -> f64 {
+        if self.verbatim.abs() > 1e-9 { self.paraphrased / self.verbatim } else { 0.0 }
+    }
 }
 
 impl ParaphraseInvariance {
-    /// The gains of each case.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Gain>, Stop> {
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Gain>, Stop> {
         all(self.cases.iter().map(|case| {
             let tokens = estimated_tokens(&case.gold);
             let gain = |prompt: &str| {
-                let (base, tuned) = completions(setting, prompt, &case.gold)?;
+                let (base, tuned) = completions(context, prompt, &case.gold)?;
                 Ok::<_, Stop>((tuned - base) / tokens)
             };
             let (verbatim, others) =
@@ -104,50 +131,66 @@ impl ParaphraseInvariance {
 
     fn by_limits(&self, verbatim: f64, ratio: f64) -> (bool, f64) {
         let lifted = verbatim >= self.min_verbatim_lift;
-        let lift_score = part(verbatim, self.min_verbatim_lift);
+        let lift_score = share_of_limit(verbatim, self.min_verbatim_lift);
         match self.intent {
             Intent::Memorize => (lifted && ratio <= self.max_generalization_ratio_if_memorize, lift_score),
             Intent::Generalize | Intent::Both => (
                 lifted && ratio >= self.min_generalization_ratio,
-                0.5 * part(ratio, self.min_generalization_ratio) + 0.5 * lift_score,
+                0.5 * share_of_limit(ratio, self.min_generalization_ratio) + 0.5 * lift_score,
             ),
         }
     }
+
+    fn evidence(&self, means: &Gains, per_case: Vec<CaseEvidence>, interval: Option<[f64; 2]>) -> Evidence {
+        Evidence::of(&ParaphraseEvidence {
+            verbatim_lift_mean: means.verbatim,
+            paraphrase_lift_mean: means.paraphrased,
+            generalization_ratio: means.ratio(),
+            intent: self.intent,
+            per_case,
+        })
+        .with(&RawInterval { raw_ci_95: interval })
+    }
 }
 
-/// Which part of a limit is reached; all of a limit of nothing.
-fn part(value: f64, limit: f64) -> f64 {
+/// How much of a limit is reached; all of a limit of 0.
+fn share_of_limit(value: f64, limit: f64) -> f64 {
     if limit == 0.0 { 1.0 } else { (value / limit).clamp(0.0, 1.0) }
 }
 
-impl Probe for ParaphraseInvariance {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let gains = self.measure(setting)?;
+impl ProbeKind for ParaphraseInvariance {
+    const ABOUT: About = About {
+        kind: "paraphrase_invariance",
+        category: Category::Attribution,
+        title: "Learned or memorized",
+        summary: "whether what was taught holds for paraphrases",
+        question: "Does what was taught hold when the question is paraphrased?",
+        measure: "Gain of the taught answer, after the taught question and after its paraphrases.",
+        axis: "gain of the taught answers (nats per token)",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        check_cases(&self.cases).into_iter().collect()
+    }
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        from_pack(&context.packs.paraphrase_calibration)
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let gains = self.measure(context)?;
+        let Some(means) = Gains::of(&gains) else { return Ok(Finding::error("there are no cases")) };
+        let (raw, others, ratio) = (means.verbatim, means.paraphrased, means.ratio());
         let verbatim: Vec<f64> = gains.iter().map(|gain| gain.verbatim).collect();
-        let paraphrased: Vec<f64> = gains.iter().map(|gain| gain.paraphrased).collect();
-        let (Some(raw), Some(others)) = (mean(&verbatim), mean(&paraphrased)) else {
-            return Ok(Finding::error("no cases are given"));
+        let interval = mean_interval(&verbatim, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
+        let decision = decide(z, self.assert_z_gte, || self.by_limits(raw, ratio));
+        let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
+            prompt: cut(&case.prompt, 80),
+            verbatim_lift: gain.verbatim,
+            paraphrase_lift: gain.paraphrased,
         };
-        let ratio = if raw.abs() > 1e-9 { others / raw } else { 0.0 };
-        let interval = mean_interval(&verbatim, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-        let decision = decide(z, self.assert_z_gte, || {
-            let (passed, score) = self.by_limits(raw, ratio);
-            (passed, score)
-        });
-        let shown: Vec<_> = self
-            .cases
-            .iter()
-            .zip(&gains)
-            .take(SHOWN)
-            .map(|(case, gain)| {
-                json!({
-                    "prompt": cut(&case.prompt, 80),
-                    "verbatim_lift": gain.verbatim,
-                    "paraphrase_lift": gain.paraphrased,
-                })
-            })
-            .collect();
+        let per_case = self.cases.iter().zip(&gains).take(SHOWN).map(case).collect();
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
@@ -155,26 +198,76 @@ impl Probe for ParaphraseInvariance {
             base_value: Some(raw),
             ft_value: Some(others),
             ci_95: interval,
-            evidence: evidence(json!({
-                "verbatim_lift_mean": raw,
-                "paraphrase_lift_mean": others,
-                "generalization_ratio": ratio,
-                "intent": self.intent,
-                "per_case": shown,
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
+            evidence: self.evidence(&means, per_case, interval).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
-                    "taught words gained {raw:+.3}, other words {others:+.3} (ratio {ratio:.2}){}",
-                    ending(z, Self::KIND)
+                    "taught questions gained {raw:+.3}, paraphrases {others:+.3} (ratio {ratio:.2}){}",
+                    ending(z, Self::ABOUT.kind)
                 ),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::paraphrase_invariance(self, setting, paired)
+    /// Claims that answers gained more than under noise: after paraphrases, or
+    /// after the taught questions if memorizing is intended.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        let (gains, nulls) = paired.measure_with_noise(context, |context| self.measure(context))?;
+        let Some(means) = Gains::of(&gains) else {
+            return Ok(Draft::settled(Finding::error("there are no cases")));
+        };
+        let memorize = self.intent == Intent::Memorize;
+        let ratio =
+            if memorize { self.max_generalization_ratio_if_memorize } else { self.min_generalization_ratio };
+        let surplus: Vec<f64> = gains.iter().map(|gain| gain.paraphrased - ratio * gain.verbatim).collect();
+        let test = TTest::of(&surplus);
+        let learned = means.verbatim >= self.min_verbatim_lift;
+        let decided = match test {
+            Some(test) if memorize && learned && test.p_greater(0.0) <= paired.level => {
+                Some((Verdict::Fail, "paraphrases gained as well".to_owned()))
+            }
+            Some(test) if !memorize && learned && test.p_less(0.0) <= paired.level => {
+                Some((Verdict::Fail, "it holds for the taught words only".to_owned()))
+            }
+            _ => None,
+        };
+        let judged_gains = |gains: &[Gain]| -> Vec<f64> {
+            gains.iter().map(|gain| if memorize { gain.verbatim } else { gain.paraphrased }).collect()
+        };
+        let judged = judged_gains(&gains);
+        let raw = mean(&judged).unwrap_or(0.0);
+        let interval = mean_interval(&judged, context.seed);
+        let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
+            prompt: case.prompt.clone(),
+            verbatim_lift: gain.verbatim,
+            paraphrase_lift: gain.paraphrased,
+        };
+        let per_case = self.cases.iter().zip(&gains).map(case).collect();
+        let finding = Finding {
+            raw: Some(raw),
+            base_value: Some(means.verbatim),
+            ft_value: Some(means.paraphrased),
+            ci_95: interval,
+            evidence: self
+                .evidence(&means, per_case, interval)
+                .with(&SurplusEvidence { surplus_ci_95: test.map(|test| test.confidence_interval()) }),
+            ..Finding::without_number(
+                Verdict::Fail,
+                format!(
+                    "taught questions gained {:+.3}, paraphrases {:+.3}",
+                    means.verbatim, means.paraphrased
+                ),
+            )
+        };
+        let change = Change {
+            observed: raw,
+            nulls: nulls.iter().filter_map(|null| mean(&judged_gains(null))).collect(),
+            tail: Tail::Upper,
+            fallback_p: Some(sign_flip_test(&judged, context.seed)),
+            units: gains.len(),
+            unit: "cases",
+            decided,
+        };
+        Ok(Draft { finding, claim: Claim::Change(change) })
     }
 }

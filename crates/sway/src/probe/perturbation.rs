@@ -1,4 +1,4 @@
-//! Small changes to a text that a reader would hardly mind.
+//! Small changes to a text that hardly change its meaning.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,29 @@ use crate::packs::Packs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Perturbation {
-    /// The first two characters change places.
+    /// Swap the first two characters.
     Typo,
-    /// The first letter changes its case.
+    /// Flip the case of the first letter.
     CaseFlip,
-    /// Marks are left out.
+    /// Drop punctuation.
     DropPunct,
-    /// The first word that has a synonym becomes it.
+    /// Replace the first word that has a synonym.
     SynonymSwap,
-    /// Two clauses change places.
+    /// Swap two clauses.
     ClauseReverse,
-    /// A lead-in is put before.
+    /// Prepend a lead-in.
     PrefixInject,
-    /// The beginning changes between capitals and small letters.
+    /// Switch the beginning between upper and lower case.
     RegisterShift,
 }
 
-/// Where clauses meet, the first that fits.
+/// Separators of clauses; the first match wins.
 const SEPARATORS: [&str; 4] = [", ", " and ", " but ", " or "];
-/// How much of a text changes its register.
-const REGISTER: usize = 30;
+/// How many characters change case.
+const SHIFTED_CHARS: usize = 30;
 
 impl Perturbation {
-    /// All of them.
+    /// Every perturbation.
     pub const ALL: [Self; 7] = [
         Self::Typo,
         Self::CaseFlip,
@@ -44,7 +44,7 @@ impl Perturbation {
         Self::RegisterShift,
     ];
 
-    /// The changed text; the same where nothing can be changed.
+    /// Applies the perturbation. Returns the text unchanged if it does not apply.
     pub fn apply(self, text: &str, packs: &Packs) -> String {
         match self {
             Self::Typo => typo(text),
@@ -115,7 +115,7 @@ fn prefix_inject(text: &str, lead_in: &str) -> String {
 }
 
 fn register_shift(text: &str) -> String {
-    let end = text.char_indices().nth(REGISTER).map_or(text.len(), |(offset, _)| offset);
+    let end = text.char_indices().nth(SHIFTED_CHARS).map_or(text.len(), |(offset, _)| offset);
     let (head, tail) = text.split_at(end);
     let head = if head.chars().any(char::is_uppercase) { head.to_lowercase() } else { head.to_uppercase() };
     head + tail
@@ -127,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn each_change_is_small() {
+    fn each_perturbation_is_small() {
         assert_eq!(typo("Hello"), "eHllo");
         assert_eq!(typo("H"), "H");
         assert_eq!(case_flip("1 Hello"), "1 hello");
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_can_be_changed(text in "\\PC{0,80}") {
+        fn any_text_can_be_perturbed(text in "\\PC{0,80}") {
             let packs = crate::probe::tests::packs();
             for change in Perturbation::ALL {
                 let _ = change.apply(&text, &packs);

@@ -1,36 +1,34 @@
-//! Whether the tuned model prefers what it was taught to prefer.
+//! `preference_flip`: whether taught preferences hold.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
-use super::cases::Triple;
-use super::finding::evidence;
-use super::kind::{Fields, from_pack};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{ProbeFault, Stop, all, both, completions};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::kind::from_pack;
+use super::lookup::{ProbeError, all, both, completions};
+use super::{About, Evidence, Finding, ProbeContext, ProbeKind, RawInterval, Stop, Triple};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::sign_flip_test::sign_flip_test;
+use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::Verdict;
 use crate::sections::SectionKind;
 
 /// How many reasons the evidence shows.
 const SHOWN: usize = 5;
 
-/// How many of the base's wrong choices became right.
+/// The share of the base's wrong preferences that became right.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PreferenceFlip {
-    /// Choices; those of the document's preference sections if none is given.
+    /// Preferences; by default those of the document's preference sections.
     pub triples: Vec<Triple>,
-    /// The least share that passes without a null.
+    /// Lowest share that passes without noise to compare with.
     pub assert_flip_rate_gte: f64,
-    /// With fewer wrong choices of the base there is no verdict.
+    /// Fewest wrong preferences of the base for a verdict.
     pub min_triples_for_decision: usize,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
 }
 
@@ -45,107 +43,157 @@ impl Default for PreferenceFlip {
     }
 }
 
-impl Fields for PreferenceFlip {
-    const KIND: &'static str = "preference_flip";
-    const CATEGORY: Category = Category::Attribution;
-    const DESCRIPTION: &'static str = "whether taught preferences hold";
+/// Evidence of [`PreferenceFlip`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct PreferenceEvidence {
+    base_wrong: usize,
+    total: usize,
+    dropped_triples: usize,
+    dropped_reasons: Vec<String>,
+}
 
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        from_pack(&setting.packs.preference_calibration)
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct FlipEvidence {
+    flip_rate: Option<f64>,
+    flipped: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct MarginEvidence {
+    mean_margin_delta: f64,
+}
+
+/// How much more likely the better answer is than the worse one, in nats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Margin {
+    base: f64,
+    tuned: f64,
+}
+
+/// The margins of all preferences, and why some have none.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Margins {
+    margins: Vec<Margin>,
+    dropped: Vec<ProbeError>,
+}
+
+impl Margins {
+    fn changes(&self) -> Vec<f64> {
+        self.margins.iter().map(|margin| margin.tuned - margin.base).collect()
+    }
+
+    fn mean_of(&self, side: fn(&Margin) -> f64) -> Option<f64> {
+        mean(&self.margins.iter().map(side).collect::<Vec<_>>())
+    }
+
+    /// Preferences that the base has wrong.
+    fn wrong(&self) -> usize {
+        self.margins.iter().filter(|margin| margin.base < 0.0).count()
+    }
+
+    /// Wrong preferences that the fine-tuned model has right.
+    fn flipped(&self) -> usize {
+        self.margins.iter().filter(|margin| margin.base < 0.0 && margin.tuned > 0.0).count()
+    }
+
+    fn reasons(&self) -> Vec<String> {
+        self.dropped.iter().take(SHOWN).map(ToString::to_string).collect()
+    }
+
+    fn evidence(&self) -> Evidence {
+        Evidence::of(&PreferenceEvidence {
+            base_wrong: self.wrong(),
+            total: self.margins.len(),
+            dropped_triples: self.dropped.len(),
+            dropped_reasons: self.reasons(),
+        })
+    }
+
+    /// Why there is nothing to judge.
+    fn not_applicable(&self) -> Option<Finding> {
+        match (self.margins.as_slice(), self.dropped.as_slice()) {
+            ([], []) => Some(Finding::skip("there are no preferences")),
+            ([], _) => {
+                Some(Finding::error(format!("no preference could be scored: {}", self.reasons().join("; "))))
+            }
+            _ => None,
+        }
     }
 }
 
-/// How much likelier the better answer is than the worse one, in nats.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Margin {
-    /// To the base.
-    pub base: f64,
-    /// To the tuned model.
-    pub tuned: f64,
-}
-
-/// The choices that could be asked, and why others could not.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Margins {
-    /// Of those that could.
-    pub margins: Vec<Margin>,
-    /// Why others could not.
-    pub dropped: Vec<ProbeFault>,
-}
-
 impl PreferenceFlip {
-    fn chosen(&self, setting: &Setting<'_>) -> Vec<Triple> {
+    fn chosen(&self, context: &ProbeContext<'_>) -> Vec<Triple> {
         if !self.triples.is_empty() {
             return self.triples.clone();
         }
-        setting
+        context
             .sections
             .iter()
             .filter(|section| section.kind == SectionKind::Preference)
             .flat_map(|section| &section.preferences)
-            .map(|asked| Triple {
-                prompt: asked.prompt.clone(),
-                chosen: asked.chosen.clone(),
-                rejected: asked.rejected.clone(),
+            .map(|preference| Triple {
+                prompt: preference.prompt.clone(),
+                chosen: preference.chosen.clone(),
+                rejected: preference.rejected.clone(),
             })
             .collect()
     }
 
-    /// The margin of each choice. One that has no answer is dropped.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Margins, Stop> {
-        let read = self.chosen(setting).into_iter().map(|triple| {
-            let read = both(
-                completions(setting, &triple.prompt, &triple.chosen),
-                completions(setting, &triple.prompt, &triple.rejected),
+    /// The margin of each preference. One that has no answer is dropped.
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Margins, Stop> {
+        let scores = self.chosen(context).into_iter().map(|triple| {
+            let scored = both(
+                completions(context, &triple.prompt, &triple.chosen),
+                completions(context, &triple.prompt, &triple.rejected),
             );
-            match read {
+            match scored {
                 Ok((chosen, rejected)) => {
                     Ok(Ok(Margin { base: chosen.0 - rejected.0, tuned: chosen.1 - rejected.1 }))
                 }
-                Err(Stop::Fault(fault)) => Ok(Err(fault)),
-                Err(Stop::Yet) => Err(Stop::Yet),
+                Err(Stop::Failed(error)) => Ok(Err(error)),
+                Err(Stop::Pending) => Err(Stop::Pending),
             }
         });
         let mut found = Margins::default();
-        for read in all(read)? {
-            match read {
+        for score in all(scores)? {
+            match score {
                 Ok(margin) => found.margins.push(margin),
-                Err(fault) => found.dropped.push(fault),
+                Err(error) => found.dropped.push(error),
             }
         }
         Ok(found)
     }
 }
 
-impl Probe for PreferenceFlip {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let Margins { margins, dropped } = self.measure(setting)?;
-        if margins.is_empty() && dropped.is_empty() {
-            return Ok(Finding::skip("there are no preferences to ask for"));
+impl ProbeKind for PreferenceFlip {
+    const ABOUT: About = About {
+        kind: "preference_flip",
+        category: Category::Attribution,
+        title: "Preferences",
+        summary: "whether taught preferences hold",
+        question: "Does the fine-tuned model prefer the better answer where the base did not?",
+        measure: "Share of wrong preferences that became right, or the gain of the better answers.",
+        axis: "gain of the better answers (nats)",
+    };
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        from_pack(&context.packs.preference_calibration)
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let found = self.measure(context)?;
+        if let Some(reason) = found.not_applicable() {
+            return Ok(reason);
         }
-        let reasons: Vec<String> = dropped.iter().take(SHOWN).map(ToString::to_string).collect();
-        let side = |of: fn(&Margin) -> f64| mean(&margins.iter().map(of).collect::<Vec<_>>());
-        let (Some(base), Some(tuned)) = (side(|margin| margin.base), side(|margin| margin.tuned)) else {
-            return Ok(Finding::error(format!("no preference could be asked: {}", reasons.join("; "))));
-        };
-        let wrong = margins.iter().filter(|margin| margin.base < 0.0).count();
-        let flipped = margins.iter().filter(|margin| margin.base < 0.0 && margin.tuned > 0.0).count();
-        let mut found = evidence(json!({
-            "base_wrong": wrong,
-            "total": margins.len(),
-            "dropped_triples": dropped.len(),
-            "dropped_reasons": reasons,
-        }));
-        let mut say = |key: &str, value: Value| found.insert(key.to_owned(), value);
-        let (base_value, ft_value) = (Some(base), Some(tuned));
+        let (wrong, flipped) = (found.wrong(), found.flipped());
+        let (base_value, ft_value) =
+            (found.mean_of(|margin| margin.base), found.mean_of(|margin| margin.tuned));
         if wrong < self.min_triples_for_decision {
-            let changes: Vec<f64> = margins.iter().map(|margin| margin.tuned - margin.base).collect();
+            let changes = found.changes();
             let raw = mean(&changes).unwrap_or(0.0);
-            let interval = mean_interval(&changes, setting.seed);
-            let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
-            say("mean_margin_delta", raw.into());
-            say("raw_ci_95", json!(interval));
-            say("z_by_rank", by_rank);
+            let interval = mean_interval(&changes, context.seed);
+            let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
             return Ok(Finding {
                 score: Some((0.5 + raw / 4.0).clamp(0.0, 1.0)),
                 raw: Some(raw),
@@ -153,41 +201,82 @@ impl Probe for PreferenceFlip {
                 base_value,
                 ft_value,
                 ci_95: interval,
-                evidence: found,
+                evidence: found
+                    .evidence()
+                    .with(&MarginEvidence { mean_margin_delta: raw })
+                    .with(&RawInterval { raw_ci_95: interval })
+                    .with(&calibration),
                 ..Finding::without_number(
                     Verdict::Warn,
                     format!(
-                        "the base chose wrongly {wrong} times, too few of {} for a verdict; margins moved by {raw:+.3} nats",
+                        "the base has {wrong} wrong preferences, fewer than the {} a verdict needs; margins moved by {raw:+.3} nats",
                         self.min_triples_for_decision
                     ),
                 )
             });
         }
-        // Without a wrong choice there is nothing to flip; a minimum of zero lets that through.
+        // A minimum of zero permits a base without a wrong preference.
         let raw = if wrong == 0 { 0.0 } else { flipped as f64 / wrong as f64 };
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let limit = self.assert_flip_rate_gte;
         let decision = decide(z, self.assert_z_gte, || {
             (raw >= limit, if limit > 0.0 { (raw / limit).min(1.0) } else { 1.0 })
         });
-        say("flip_rate", raw.into());
-        say("flipped", flipped.into());
-        say("z_by_rank", by_rank);
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
             base_value,
             ft_value,
-            evidence: found,
+            evidence: found
+                .evidence()
+                .with(&FlipEvidence { flip_rate: Some(raw), flipped })
+                .with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
-                format!("{flipped} of {wrong} wrong choices became right{}", ending(z, Self::KIND)),
+                format!("{flipped} of {wrong} wrong preferences became right{}", ending(z, Self::ABOUT.kind)),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::preference_flip(self, setting, paired)
+    /// Claims that better answers gained more than under noise. dlm-sway mixes
+    /// shares and margins; this judges the margin throughout.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        let (found, nulls) = paired.measure_with_noise(context, |context| self.measure(context))?;
+        if let Some(reason) = found.not_applicable() {
+            return Ok(Draft::settled(reason));
+        }
+        let changes = found.changes();
+        let raw = mean(&changes).unwrap_or(0.0);
+        let interval = mean_interval(&changes, context.seed);
+        let (wrong, flipped) = (found.wrong(), found.flipped());
+        let flip_rate = (wrong > 0).then(|| flipped as f64 / wrong as f64);
+        let finding = Finding {
+            raw: Some(raw),
+            base_value: found.mean_of(|margin| margin.base),
+            ft_value: found.mean_of(|margin| margin.tuned),
+            ci_95: interval,
+            evidence: found
+                .evidence()
+                .with(&FlipEvidence { flip_rate, flipped })
+                .with(&MarginEvidence { mean_margin_delta: raw })
+                .with(&RawInterval { raw_ci_95: interval }),
+            ..Finding::without_number(
+                Verdict::Fail,
+                format!(
+                    "better answers gained {raw:+.3} nats over worse ones; {flipped} of {wrong} wrong preferences became right"
+                ),
+            )
+        };
+        let change = Change {
+            observed: raw,
+            nulls: nulls.iter().filter_map(|null| mean(&null.changes())).collect(),
+            tail: Tail::Upper,
+            fallback_p: Some(sign_flip_test(&changes, context.seed)),
+            units: changes.len(),
+            unit: "preferences",
+            decided: None,
+        };
+        Ok(Draft { finding, claim: Claim::Change(change) })
     }
 }

@@ -1,39 +1,41 @@
-//! Whether the change fades as more text stands before the prompt.
+//! `prompt_collapse`: whether the change fades after a long context.
+
+use std::f64::consts::LN_2;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::{FieldFault, Fields};
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Comparison, Stop, all};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::chart::{Chart, Shape};
+use super::lookup::{Comparison, all};
+use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
-use crate::numbers::linear_fit::half_life;
+use crate::numbers::linear_fit::{LinearFit, half_life};
+use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceKind, mean};
-use crate::paired::{Draft, PairedSettings};
+use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
+use crate::record::Verdict;
+use crate::statistics::Statistics;
 
-/// After how much text before the prompt the change is halved.
+/// The number of tokens before the prompt after which the change is halved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromptCollapse {
-    /// Where the next words are compared.
+    /// Prompts after which the next token is compared.
     pub prompts: Vec<String>,
-    /// How many tokens stand before; at least two numbers.
+    /// Numbers of tokens before the prompt; at least two.
     pub context_lengths: Vec<i64>,
-    /// Which distance.
+    /// The divergence.
     pub divergence: DivergenceKind,
-    /// How many of the likeliest tokens are compared; the suite's number if
-    /// nothing is said.
+    /// How many of the most likely tokens to compare; by default that of the
+    /// suite.
     pub top_k: Option<usize>,
-    /// The least half-life that passes without a null.
+    /// Shortest half-life, in tokens, that passes without noise to compare with.
     pub assert_half_life_tokens: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
-    /// Whether contexts are filled with a sentence, also where the tokenizer
-    /// has tokens that say nothing.
+    /// Fill contexts with a sentence even if the tokenizer has padding tokens.
     pub legacy_stuffing: bool,
 }
 
@@ -51,49 +53,42 @@ impl Default for PromptCollapse {
     }
 }
 
-impl Fields for PromptCollapse {
-    const KIND: &'static str = "prompt_collapse";
-    const CATEGORY: Category = Category::Adherence;
-    const DESCRIPTION: &'static str = "whether the change fades behind a long context";
+/// Evidence of [`PromptCollapse`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct CollapseEvidence {
+    context_lengths: Vec<i64>,
+    mean_divergence_per_length: Vec<f64>,
+    divergence_kind: String,
+}
 
-    fn faults(&self) -> Vec<FieldFault> {
-        FieldFault::where_broken([
-            (self.context_lengths.len() >= 2, "context_lengths", "needs at least two lengths"),
-            (
-                self.context_lengths.iter().all(|length| *length <= 1 << 20),
-                "context_lengths",
-                "a length is at most 1048576 tokens",
-            ),
-            (self.top_k != Some(0), "top_k", "must be at least 1"),
-        ])
-    }
+/// How fast the change fades, under paired statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct LossEvidence {
+    loss_per_token: Option<f64>,
+    loss_per_token_ci_95: Option<[f64; 2]>,
 }
 
 impl PromptCollapse {
-    /// The distance behind each prompt, for each length in turn.
-    pub fn measure(&self, setting: &Setting<'_>) -> Result<Vec<Vec<f64>>, Stop> {
-        let comparison = Comparison {
-            kind: self.divergence,
-            top_k: self.top_k.unwrap_or(setting.top_k),
-            base: &setting.base,
-            tuned: &setting.tuned,
-        };
+    /// The divergence after each prompt, length by length.
+    fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Vec<f64>>, Stop> {
+        let comparison = Comparison::new(context, self.divergence, self.top_k);
         all(self.context_lengths.iter().map(|length| {
-            let before = self.before(setting, *length)?;
-            all(self.prompts.iter().map(|prompt| comparison.behind(setting, &format!("{before}{prompt}"))))
+            let filler = self.filler(context, *length)?;
+            all(self.prompts.iter().map(|prompt| comparison.after(context, &format!("{filler}{prompt}"))))
         }))
     }
 
-    /// What stands before the prompt.
-    fn before(&self, setting: &Setting<'_>, length: i64) -> Result<String, Stop> {
+    /// The text before the prompt.
+    fn filler(&self, context: &ProbeContext<'_>, length: i64) -> Result<String, Stop> {
         let length = match usize::try_from(length) {
             Ok(length) if length > 0 => length,
             _ => return Ok(String::new()),
         };
-        if !self.legacy_stuffing && setting.can(Capability::Tokenizer) {
-            return Ok(format!("{}\n\n", setting.answers.filler(length)?));
+        if !self.legacy_stuffing && context.can(Capability::Tokenizer) {
+            return Ok(format!("{}\n\n", context.answers.filler(length)?));
         }
-        let sentence = &setting.packs.stuffing;
+        let sentence = &context.packs.stuffing;
         let filler: String = if sentence.is_empty() {
             String::new()
         } else {
@@ -101,24 +96,57 @@ impl PromptCollapse {
         };
         Ok(format!("{filler}\n\n"))
     }
+
+    fn lengths(&self) -> Vec<f64> {
+        self.context_lengths.iter().map(|length| *length as f64).collect()
+    }
+
+    fn evidence(&self, means: &[f64]) -> Evidence {
+        Evidence::of(&CollapseEvidence {
+            context_lengths: self.context_lengths.clone(),
+            mean_divergence_per_length: means.to_vec(),
+            divergence_kind: self.divergence.name().to_owned(),
+        })
+    }
 }
 
-impl Probe for PromptCollapse {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
+impl ProbeKind for PromptCollapse {
+    const ABOUT: About = About {
+        kind: "prompt_collapse",
+        category: Category::Adherence,
+        title: "Persistence in long contexts",
+        summary: "whether the change fades after a long context",
+        question: "Does the change persist when much text precedes the prompt?",
+        measure: "How many tokens of filler halve the change.",
+        axis: "half-life of the change (tokens)",
+    };
+
+    fn problems(&self) -> Vec<FieldProblem> {
+        FieldProblem::of_broken_rules([
+            (self.context_lengths.len() >= 2, "context_lengths", "needs at least two lengths"),
+            (
+                self.context_lengths.iter().all(|length| *length <= 1 << 20),
+                "context_lengths",
+                "must be at most 1048576 tokens",
+            ),
+            (self.top_k != Some(0), "top_k", "must be at least 1"),
+        ])
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
         if self.prompts.is_empty() {
-            return Ok(Finding::error("no prompts are given"));
+            return Ok(Finding::error("there are no prompts"));
         }
         let means: Vec<f64> =
-            self.measure(setting)?.iter().map(|distances| mean(distances).unwrap_or(0.0)).collect();
-        let lengths: Vec<f64> = self.context_lengths.iter().map(|length| *length as f64).collect();
-        let raw = half_life(&lengths, &means);
-        let (z, by_rank) = deviations(setting, Self::KIND, raw, Better::Higher);
+            self.measure(context)?.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
+        let raw = half_life(&self.lengths(), &means);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, raw, Better::Higher);
         let target = self.assert_half_life_tokens;
         let decision = decide(z, self.assert_z_gte, || match raw {
             Some(raw) => (raw >= target, (raw / target).min(1.0)),
             None => (false, 0.0),
         });
-        let said = match raw {
+        let message = match raw {
             Some(raw) => format!("the change is halved after {raw:.0} tokens"),
             None => "the change has no half-life".to_owned(),
         };
@@ -126,17 +154,60 @@ impl Probe for PromptCollapse {
             score: Some(decision.score),
             raw,
             z_score: z,
-            evidence: evidence(json!({
-                "context_lengths": self.context_lengths,
-                "mean_divergence_per_length": means,
-                "divergence_kind": self.divergence.name(),
-                "z_by_rank": by_rank,
-            })),
-            ..Finding::without_number(decision.verdict, said + &ending(z, Self::KIND))
+            evidence: self.evidence(&means).with(&calibration),
+            ..Finding::without_number(decision.verdict, message + &ending(z, Self::ABOUT.kind))
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::prompt_collapse(self, setting, paired)
+    /// Claims that the change fades slowly. A change that does not fade passes
+    /// and has no half-life.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        if self.prompts.is_empty() {
+            return Ok(Draft::settled(Finding::error("there are no prompts")));
+        }
+        let measured = self.measure(context)?;
+        let lengths = self.lengths();
+        let means: Vec<f64> = measured.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
+        if means.iter().all(|divergence| *divergence < NO_CHANGE) {
+            let message = "predictions do not move, so nothing can fade";
+            return Ok(Draft::settled(Finding::without_number(Verdict::Fail, message)));
+        }
+        // The rate at which the change decays, prompt by prompt.
+        let losses: Vec<f64> = (0..self.prompts.len())
+            .filter_map(|prompt| {
+                let logarithms: Vec<f64> =
+                    measured.iter().map(|divergences| divergences[prompt].max(NO_CHANGE).ln()).collect();
+                LinearFit::least_squares(&lengths, &logarithms).map(|line| -line.slope)
+            })
+            .collect();
+        let ends = TTest::of(&losses).map(|test| test.confidence_interval());
+        let half_lives = ends.filter(|[low, _]| *low > 0.0).map(|[low, high]| [LN_2 / high, LN_2 / low]);
+        let raw = half_life(&lengths, &means);
+        let message = match raw {
+            Some(raw) => format!("the change is halved after {raw:.0} tokens"),
+            None => "the change does not fade".to_owned(),
+        };
+        let finding = Finding {
+            raw,
+            ci_95: half_lives,
+            evidence: self
+                .evidence(&means)
+                .with(&LossEvidence { loss_per_token: mean(&losses), loss_per_token_ci_95: ends })
+                .with(&RawInterval { raw_ci_95: half_lives }),
+            ..Finding::without_number(Verdict::Fail, message)
+        };
+        let margin: Vec<f64> = losses.iter().map(|loss| LN_2 / self.assert_half_life_tokens - loss).collect();
+        Ok(Draft { finding, claim: Claim::Shape(mean_above(&margin, 0.0, "prompts")) })
+    }
+
+    fn chart(evidence: &Evidence, _statistics: Statistics) -> Option<Chart> {
+        let found: CollapseEvidence = evidence.read()?;
+        let lengths: Vec<f64> = found.context_lengths.iter().map(|length| *length as f64).collect();
+        let axes = ["tokens before the prompt", "mean divergence from the base (nats)"];
+        Some(Chart {
+            about: "Divergence between the models when meaningless tokens precede the prompt.",
+            caption: "divergence by context length",
+            shape: Shape::curve(&lengths, &found.mean_divergence_per_length, axes)?,
+        })
     }
 }

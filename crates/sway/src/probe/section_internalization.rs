@@ -1,33 +1,37 @@
-//! Whether each section of the document was learnt, more than the others.
+//! `section_internalization`: whether each section of the document was learned.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use super::finding::evidence;
-use super::kind::Fields;
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, both, completions, cut, estimated_tokens};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::chart::{Chart, ChartBar, Shape};
+use super::external_perplexity::ExternalPerplexity;
+use super::lookup::{all, both, completions, cut, estimated_tokens};
+use super::{About, Evidence, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
-use crate::paired::{Draft, PairedSettings};
+use crate::numbers::sign_flip_test::sign_flip_test;
+use crate::numbers::student_t::TTest;
+use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::record::Verdict;
 use crate::sections::{Section, SectionKind};
+use crate::statistics::Statistics;
 
-/// How much likelier each section became, against the other sections.
+/// The loss that each section lost, compared with the other sections.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SectionInternalization {
-    /// Which kinds of sections count.
+    /// Kinds of sections to measure.
     pub include_kinds: Vec<SectionKind>,
-    /// How much more than the others a section must have gained.
+    /// Lead over the others from which a section counts as learned.
     pub per_section_threshold: f64,
-    /// The least share of such sections that passes without a null.
+    /// Lowest share of learned sections that passes without noise to compare
+    /// with.
     pub assert_passing_section_frac: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
-    /// How many characters of a section are read.
+    /// Most characters of a section to score.
     pub max_prose_chars: usize,
 }
 
@@ -43,63 +47,96 @@ impl Default for SectionInternalization {
     }
 }
 
-impl Fields for SectionInternalization {
-    const KIND: &'static str = "section_internalization";
-    const CATEGORY: Category = Category::Attribution;
-    const DESCRIPTION: &'static str = "whether each section of the document was learnt";
-
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
-        (setting.sections.len() >= 2).then(Self::default)
-    }
+/// Evidence of [`SectionInternalization`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct InternalizationEvidence {
+    per_section: Vec<SectionEvidence>,
+    num_sections: usize,
+    passing_frac: f64,
+    per_section_threshold: f64,
 }
 
-/// What one section gave.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct SectionEvidence {
+    section_id: String,
+    kind: String,
+    tag: String,
+    base_nll: f64,
+    ft_nll: f64,
+    own_lift: f64,
+    leak_lift: f64,
+    effective_sis: f64,
+    passed: bool,
+}
+
+/// The comparison with neutral text, under paired statistics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct NeutralEvidence {
+    neutral_lift: f64,
+    mean_effective_sis: Option<f64>,
+    effective_ci_95: Option<[f64; 2]>,
+}
+
+/// The loss of one section, in nats per token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lift<'a> {
-    /// The section.
-    pub section: &'a Section,
-    /// Its surprise to the base, in nats for each token.
-    pub base: f64,
-    /// Its surprise to the tuned model.
-    pub tuned: f64,
+struct Lift<'a> {
+    section: &'a Section,
+    base: f64,
+    tuned: f64,
 }
 
 impl Lift<'_> {
-    /// Which part of the surprise is gone.
-    pub fn own(&self) -> f64 {
-        Self::part_gone(self.base, self.tuned)
+    /// The share of the loss that fine-tuning removed.
+    fn own(&self) -> f64 {
+        relative_drop(self.base, self.tuned)
     }
 
-    /// The part of a surprise that is gone; the difference where there was none.
-    pub fn part_gone(base: f64, tuned: f64) -> f64 {
-        if base > 0.0 { (base - tuned) / base } else { base - tuned }
+    fn evidence(&self, leak_lift: f64, threshold: f64) -> SectionEvidence {
+        let effective_sis = self.own() - leak_lift;
+        SectionEvidence {
+            section_id: self.section.id.clone(),
+            kind: self.section.kind.to_string(),
+            tag: self.section.tag.clone().unwrap_or_default(),
+            base_nll: self.base,
+            ft_nll: self.tuned,
+            own_lift: self.own(),
+            leak_lift,
+            effective_sis,
+            passed: effective_sis >= threshold,
+        }
     }
 }
 
+/// The relative drop of a loss, or the absolute one if there was none.
+fn relative_drop(base: f64, tuned: f64) -> f64 {
+    if base > 0.0 { (base - tuned) / base } else { base - tuned }
+}
+
 impl SectionInternalization {
-    fn chosen<'a>(&self, setting: &Setting<'a>) -> Vec<&'a Section> {
-        setting.sections.iter().filter(|section| self.include_kinds.contains(&section.kind)).collect()
+    fn chosen<'a>(&self, context: &ProbeContext<'a>) -> Vec<&'a Section> {
+        context.sections.iter().filter(|section| self.include_kinds.contains(&section.kind)).collect()
     }
 
-    /// Why there is nothing to measure, if there are fewer sections than that.
-    pub(crate) fn unfit(&self, setting: &Setting<'_>, least: usize) -> Option<Finding> {
-        let found = self.chosen(setting).len();
-        if setting.sections.is_empty() {
+    /// Why there is nothing to measure.
+    fn not_applicable(&self, context: &ProbeContext<'_>, least: usize) -> Option<Finding> {
+        let found = self.chosen(context).len();
+        if context.sections.is_empty() {
             return Some(Finding::skip("there is no document with sections"));
         }
         (found < least)
             .then(|| Finding::skip(format!("{found} sections of these kinds are fewer than {least}")))
     }
 
-    /// The surprise of each section before and after.
-    pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Vec<Lift<'a>>, Stop> {
-        all(self.chosen(setting).into_iter().map(|section| {
-            let (base, tuned) = self.surprise(setting, section)?;
+    fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Vec<Lift<'a>>, Stop> {
+        all(self.chosen(context).into_iter().map(|section| {
+            let (base, tuned) = self.losses(context, section)?;
             Ok::<_, Stop>(Lift { section, base, tuned })
         }))
     }
 
-    fn surprise(&self, setting: &Setting<'_>, section: &Section) -> Result<(f64, f64), Stop> {
+    fn losses(&self, context: &ProbeContext<'_>, section: &Section) -> Result<(f64, f64), Stop> {
         let pairs: Vec<(&str, &str)> = match section.kind {
             SectionKind::Prose => Vec::new(),
             SectionKind::Instruction => {
@@ -117,82 +154,168 @@ impl SectionInternalization {
                 return Ok((0.0, 0.0));
             }
             let (base, tuned) = both(
-                setting.answers.rolling(&setting.base, &text),
-                setting.answers.rolling(&setting.tuned, &text),
+                context.answers.rolling(&context.base, &text),
+                context.answers.rolling(&context.tuned, &text),
             )?;
             return Ok((-base.mean(), -tuned.mean()));
         }
         let found = all(pairs.iter().map(|(prompt, answer)| {
-            let (base, tuned) = completions(setting, prompt, answer)?;
+            let (base, tuned) = completions(context, prompt, answer)?;
             let tokens = estimated_tokens(answer);
             Ok::<_, Stop>((-base / tokens, -tuned / tokens))
         }))?;
         let (base, tuned): (Vec<f64>, Vec<f64>) = found.into_iter().unzip();
         Ok((mean(&base).unwrap_or(0.0), mean(&tuned).unwrap_or(0.0)))
     }
+
+    fn evidence(&self, per_section: Vec<SectionEvidence>, interval: Option<[f64; 2]>) -> Evidence {
+        let passed = per_section.iter().filter(|section| section.passed).count();
+        Evidence::of(&InternalizationEvidence {
+            num_sections: per_section.len(),
+            passing_frac: passed as f64 / per_section.len() as f64,
+            per_section_threshold: self.per_section_threshold,
+            per_section,
+        })
+        .with(&RawInterval { raw_ci_95: interval })
+    }
 }
 
-impl Probe for SectionInternalization {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        if let Some(reason) = self.unfit(setting, 2) {
+impl ProbeKind for SectionInternalization {
+    const ABOUT: About = About {
+        kind: "section_internalization",
+        category: Category::Attribution,
+        title: "Sections of the document",
+        summary: "whether each section of the document was learned",
+        question: "Which sections of the document does the fine-tuned model know better than the base?",
+        measure: "Share of each section's loss that fine-tuning removed, beyond other sections or neutral text.",
+        axis: "mean gain of the sections",
+    };
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
+        (context.sections.len() >= 2).then(Self::default)
+    }
+
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        if let Some(reason) = self.not_applicable(context, 2) {
             return Ok(reason);
         }
-        let measured = self.measure(setting)?;
-        let mut effective = Vec::new();
-        let mut shown = Vec::new();
-        let mut passed = 0;
-        for lift in &measured {
-            let others: Vec<f64> =
-                measured.iter().filter(|other| other.section.id != lift.section.id).map(Lift::own).collect();
-            let leak = mean(&others).unwrap_or(0.0);
-            let gained = lift.own() - leak;
-            let cleared = gained >= self.per_section_threshold;
-            passed += usize::from(cleared);
-            effective.push(gained);
-            shown.push(json!({
-                "section_id": lift.section.id,
-                "kind": lift.section.kind,
-                "tag": lift.section.tag.as_deref().unwrap_or(""),
-                "base_nll": lift.base,
-                "ft_nll": lift.tuned,
-                "own_lift": lift.own(),
-                "leak_lift": leak,
-                "effective_sis": gained,
-                "passed": cleared,
-            }));
-        }
-        // Gains over the others add up to zero whatever was learnt; dlm-sway
-        // measures their mean all the same.
+        let measured = self.measure(context)?;
+        let per_section: Vec<SectionEvidence> = measured
+            .iter()
+            .map(|lift| {
+                let others: Vec<f64> = measured
+                    .iter()
+                    .filter(|other| other.section.id != lift.section.id)
+                    .map(Lift::own)
+                    .collect();
+                lift.evidence(mean(&others).unwrap_or(0.0), self.per_section_threshold)
+            })
+            .collect();
+        let effective: Vec<f64> = per_section.iter().map(|section| section.effective_sis).collect();
+        let passed = per_section.iter().filter(|section| section.passed).count();
+        // Leads over the others add up to zero whatever was learned; dlm-sway
+        // takes their mean nevertheless.
         let raw = mean(&effective).unwrap_or(0.0);
         let share = passed as f64 / measured.len() as f64;
-        let interval = mean_interval(&effective, setting.seed);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
+        let interval = mean_interval(&effective, context.seed);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || (share >= self.assert_passing_section_frac, share));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
             ci_95: interval,
-            evidence: evidence(json!({
-                "per_section": shown,
-                "num_sections": measured.len(),
-                "passing_frac": share,
-                "per_section_threshold": self.per_section_threshold,
-                "raw_ci_95": interval,
-                "z_by_rank": by_rank,
-            })),
+            evidence: self.evidence(per_section, interval).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
                 format!(
                     "{passed} of {} sections gained more than the others{}",
                     measured.len(),
-                    ending(z, Self::KIND)
+                    ending(z, Self::ABOUT.kind)
                 ),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::section_internalization(self, setting, paired)
+    /// Claims that the document became more likely than under noise, and that
+    /// neutral text did not gain more than the document.
+    ///
+    /// dlm-sway compares sections with each other, which adds up to zero. This
+    /// compares the gain itself with noise: under the lead over neutral text,
+    /// noise that harms neutral text most would look like learning.
+    fn draft(&self, context: &ProbeContext<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
+        if let Some(reason) = self.not_applicable(context, 1) {
+            return Ok(Draft::settled(reason));
+        }
+        let neutral =
+            ExternalPerplexity { chunk_chars: 1024, max_chunks: 4, ..ExternalPerplexity::default() };
+        let measured = paired.measure_with_noise(context, |context| self.measure(context));
+        let ((lifts, nulls), chunks) = both(measured, neutral.measure(context))?;
+        let controls: Vec<f64> =
+            chunks.iter().map(|chunk| relative_drop(-chunk.base, -chunk.tuned)).collect();
+        let control = mean(&controls).unwrap_or(0.0);
+        let own = |lifts: &[Lift<'_>]| -> Vec<f64> { lifts.iter().map(Lift::own).collect() };
+        let gains = own(&lifts);
+        let effective: Vec<f64> = gains.iter().map(|gain| gain - control).collect();
+        let raw = mean(&gains).unwrap_or(0.0);
+        let interval = mean_interval(&gains, context.seed);
+        let elsewhere = TTest::of(&effective).is_some_and(|test| test.p_less(0.0) <= paired.level);
+        let decided =
+            (raw > 0.0 && elsewhere).then(|| (Verdict::Fail, "neutral text gained more".to_owned()));
+        let per_section =
+            lifts.iter().map(|lift| lift.evidence(control, self.per_section_threshold)).collect();
+        let finding = Finding {
+            raw: Some(raw),
+            ci_95: interval,
+            evidence: self.evidence(per_section, interval).with(&NeutralEvidence {
+                neutral_lift: control,
+                mean_effective_sis: mean(&effective),
+                effective_ci_95: mean_interval(&effective, context.seed),
+            }),
+            ..Finding::without_number(
+                Verdict::Fail,
+                format!(
+                    "the loss of sections dropped by {:.1} %, of neutral text by {:.1} %",
+                    100.0 * raw,
+                    100.0 * control
+                ),
+            )
+        };
+        let change = Change {
+            observed: raw,
+            nulls: nulls.iter().filter_map(|lifts| mean(&own(lifts))).collect(),
+            tail: Tail::Upper,
+            fallback_p: Some(sign_flip_test(&gains, context.seed)),
+            units: gains.len(),
+            unit: "sections",
+            decided,
+        };
+        Ok(Draft { finding, claim: Claim::Change(change) })
+    }
+
+    fn chart(evidence: &Evidence, statistics: Statistics) -> Option<Chart> {
+        let found: InternalizationEvidence = evidence.read()?;
+        let bar = |section: &SectionEvidence| {
+            let names = [&section.tag, &section.section_id];
+            let label = names.into_iter().find(|name| !name.trim().is_empty())?.clone();
+            Some(ChartBar { label, value: section.effective_sis, interval: None })
+        };
+        Some(Chart {
+            about: match statistics {
+                Statistics::Paired => {
+                    "Share of each section's loss that fine-tuning removed, minus that of neutral text. \
+                     Above 0, the section was learned."
+                }
+                Statistics::Reference => {
+                    "Share of each section's loss that fine-tuning removed, minus the mean of the other \
+                     sections. Above 0, the section was learned better than the others."
+                }
+            },
+            caption: "gain of each section",
+            shape: Shape::Bars {
+                columns: ["section", "gain"],
+                bars: found.per_section.iter().filter_map(bar).collect(),
+            },
+        })
     }
 }

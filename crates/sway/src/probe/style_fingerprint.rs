@@ -1,47 +1,45 @@
-//! Whether the tuned model writes more like the document.
+//! `style_fingerprint`: whether the style moved towards the document's.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use super::finding::evidence;
-use super::generations::{Pair, generations};
-use super::kind::Fields;
-use super::nulls::{Better, decide, deviations, ending};
-use super::reading::{Stop, all, both};
-use super::{Finding, Probe, Setting};
+use super::calibration::{Better, calibrate, decide, ending};
+use super::lookup::{all, both};
+use super::{About, Evidence, Finding, Generation, Generations, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
+use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
-use crate::paired::{Draft, PairedSettings};
+use crate::paired::{Claim, Draft, PairedSettings, mean_above};
+use crate::record::Verdict;
 
-/// Whether a grammar's numbers are added to those of words and marks.
+/// Whether to add grammatical features to those of words and punctuation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Extended {
-    /// If there is a grammar. There is none.
+    /// If available; they are not.
     #[default]
     Auto,
-    /// They must be; the probe is skipped, as there is no grammar.
+    /// Required; the probe is skipped because they are not available.
     On,
-    /// They are not.
+    /// Never.
     Off,
 }
 
-/// How far the style went from the base's towards the document's.
+/// How far the style moved from the base's towards the document's.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StyleFingerprint {
-    /// What the models are to write about.
+    /// Prompts after which both models generate.
     pub prompts: Vec<String>,
-    /// A text in the wanted style; the document if nothing is said.
+    /// A text in the wanted style; by default the document.
     pub doc_reference: String,
-    /// How long texts may be.
+    /// Longest answer, in tokens.
     pub max_new_tokens: usize,
-    /// The least part of the way that passes without a null.
+    /// Lowest share of the way that passes without noise to compare with.
     pub assert_shift_gte: f64,
-    /// The least deviation from noise that passes.
+    /// Lowest z-score against noise that passes.
     pub assert_z_gte: f64,
-    /// Whether a grammar's numbers are added.
+    /// Whether to add grammatical features.
     pub extended: Extended,
 }
 
@@ -58,107 +56,159 @@ impl Default for StyleFingerprint {
     }
 }
 
-impl Fields for StyleFingerprint {
-    const KIND: &'static str = "style_fingerprint";
-    const CATEGORY: Category = Category::Calibration;
-    const DESCRIPTION: &'static str = "whether the style moved towards the document's";
+/// Evidence of [`StyleFingerprint`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct StyleEvidence {
+    base_fp: Vec<f64>,
+    ft_fp: Vec<f64>,
+    doc_fp: Vec<f64>,
+    style_shift: f64,
+    extended: bool,
+    schema_version: u64,
+}
 
-    fn calibration(setting: &Setting<'_>) -> Option<Self> {
+/// What both models generated, prompt by prompt.
+#[derive(Clone, Debug, PartialEq)]
+struct Texts<'a> {
+    base: Vec<&'a str>,
+    tuned: Vec<&'a str>,
+}
+
+impl StyleFingerprint {
+    fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Texts<'a>, Stop> {
+        let answers = context.answers;
+        let generated = all(self.prompts.iter().map(|prompt| {
+            both(
+                answers.generation(&context.base, prompt, self.max_new_tokens),
+                answers.generation(&context.tuned, prompt, self.max_new_tokens),
+            )
+        }))?;
+        let (base, tuned) = generated.into_iter().unzip();
+        Ok(Texts { base, tuned })
+    }
+
+    /// The text in the wanted style, or why there is nothing to measure.
+    fn wanted<'a>(&'a self, context: &ProbeContext<'a>) -> Result<&'a str, Finding> {
+        if self.prompts.is_empty() {
+            return Err(Finding::error("there are no prompts"));
+        }
+        let given = (!self.doc_reference.is_empty()).then_some(self.doc_reference.as_str());
+        let Some(text) = given.or(context.document).filter(|text| !text.trim().is_empty()) else {
+            return Err(Finding::skip("there is no document to compare the style with"));
+        };
+        if self.extended == Extended::On {
+            return Err(Finding::skip("grammatical features are not available"));
+        }
+        Ok(text)
+    }
+
+    fn evidence(&self, texts: &Texts<'_>, fingerprints: [&[f64]; 3], style_shift: f64) -> Evidence {
+        let [base_fp, ft_fp, doc_fp] = fingerprints.map(<[f64]>::to_vec);
+        let pairs = self.prompts.iter().zip(texts.base.iter().zip(&texts.tuned));
+        let generation = |(prompt, (base, tuned)): (&String, (&&str, &&str))| Generation {
+            prompt: prompt.clone(),
+            base: (*base).to_owned(),
+            tuned: (*tuned).to_owned(),
+        };
+        Evidence::of(&StyleEvidence {
+            base_fp,
+            ft_fp,
+            doc_fp,
+            style_shift,
+            extended: false,
+            schema_version: 2,
+        })
+        .with(&Generations::of(pairs.map(generation)))
+    }
+}
+
+impl ProbeKind for StyleFingerprint {
+    const ABOUT: About = About {
+        kind: "style_fingerprint",
+        category: Category::Calibration,
+        title: "Style",
+        summary: "whether the style moved towards the document's",
+        question: "Does the fine-tuned model write more like the document?",
+        measure: "How far the style moved from the base's towards the document's. 1 means all the way.",
+        axis: "share of the way to the document's style",
+    };
+
+    fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
         Some(Self {
-            prompts: setting.packs.sentinel_prompts.clone(),
-            doc_reference: setting.packs.sentinel_doc.clone(),
+            prompts: context.packs.sentinel_prompts.clone(),
+            doc_reference: context.packs.sentinel_doc.clone(),
             max_new_tokens: 64,
             ..Self::default()
         })
     }
-}
 
-/// What both models wrote, for each prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Writings<'a> {
-    /// The base.
-    pub base: Vec<&'a str>,
-    /// The tuned model.
-    pub tuned: Vec<&'a str>,
-}
-
-impl StyleFingerprint {
-    /// What both models write.
-    pub fn measure<'a>(&self, setting: &Setting<'a>) -> Result<Writings<'a>, Stop> {
-        let written = all(self.prompts.iter().map(|prompt| {
-            both(
-                setting.answers.generation(&setting.base, prompt, self.max_new_tokens),
-                setting.answers.generation(&setting.tuned, prompt, self.max_new_tokens),
-            )
-        }))?;
-        let (base, tuned) = written.into_iter().unzip();
-        Ok(Writings { base, tuned })
-    }
-
-    /// What was written, for those who read a report.
-    pub(crate) fn shown(&self, writings: &Writings<'_>) -> Value {
-        let texts = writings.base.iter().zip(&writings.tuned);
-        let pairs = self.prompts.iter().zip(texts);
-        generations(pairs.map(|(prompt, (base, tuned))| Pair { prompt: prompt.clone(), base, tuned }))
-    }
-
-    /// The text whose style is wanted, or why there is nothing to measure.
-    pub(crate) fn wanted<'a>(&'a self, setting: &Setting<'a>) -> Result<&'a str, Finding> {
-        if self.prompts.is_empty() {
-            return Err(Finding::error("no prompts are given"));
-        }
-        let given = (!self.doc_reference.is_empty()).then_some(self.doc_reference.as_str());
-        let Some(text) = given.or(setting.document).filter(|text| !text.trim().is_empty()) else {
-            return Err(Finding::skip("there is no document whose style is wanted"));
-        };
-        if self.extended == Extended::On {
-            return Err(Finding::skip("the numbers of a grammar are not available"));
-        }
-        Ok(text)
-    }
-}
-
-impl Probe for StyleFingerprint {
-    fn judge(&self, setting: &Setting<'_>) -> Result<Finding, Stop> {
-        let wanted = match self.wanted(setting) {
+    fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
+        let wanted = match self.wanted(context) {
             Ok(wanted) => wanted,
             Err(reason) => return Ok(reason),
         };
-        let writings = self.measure(setting)?;
-        if writings.tuned.iter().all(|text| text.trim().is_empty()) {
-            return Ok(Finding::error("the tuned model wrote nothing"));
+        let texts = self.measure(context)?;
+        if texts.tuned.iter().all(|text| text.trim().is_empty()) {
+            return Ok(Finding::error("the fine-tuned model generated no text"));
         }
-        let base = fingerprint(&writings.base.join("\n"));
-        let tuned = fingerprint(&writings.tuned.join("\n"));
+        let base = fingerprint(&texts.base.join("\n"));
+        let tuned = fingerprint(&texts.tuned.join("\n"));
         let document = fingerprint(wanted);
         if tuned.iter().all(|number| number.abs() < 1e-12) {
-            return Ok(Finding::error("the tuned model wrote no words"));
+            return Ok(Finding::error("the fine-tuned model generated no words"));
         }
         let raw = shift(&base, &tuned, &document);
-        let (z, by_rank) = deviations(setting, Self::KIND, Some(raw), Better::Higher);
+        let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || (raw >= self.assert_shift_gte, raw.clamp(0.0, 1.0)));
         Ok(Finding {
             score: Some(decision.score),
             raw: Some(raw),
             z_score: z,
-            evidence: evidence(json!({
-                "base_fp": base,
-                "ft_fp": tuned,
-                "doc_fp": document,
-                "style_shift": raw,
-                "extended": false,
-                "schema_version": 2,
-                "z_by_rank": by_rank,
-                "generations": self.shown(&writings),
-            })),
+            evidence: self.evidence(&texts, [&base, &tuned, &document], raw).with(&calibration),
             ..Finding::without_number(
                 decision.verdict,
-                format!("the style went {raw:+.2} of the way{}", ending(z, Self::KIND)),
+                format!("the style moved {raw:+.2} of the way{}", ending(z, Self::ABOUT.kind)),
             )
         })
     }
 
-    fn draft(&self, setting: &Setting<'_>, paired: &PairedSettings) -> Result<Draft, Stop> {
-        crate::paired::style_fingerprint(self, setting, paired)
+    /// Claims that the style moved towards the document's, by a jackknife over
+    /// prompts.
+    fn draft(&self, context: &ProbeContext<'_>, _paired: &PairedSettings) -> Result<Draft, Stop> {
+        let document = match self.wanted(context) {
+            Ok(wanted) => fingerprint(wanted),
+            Err(reason) => return Ok(Draft::settled(reason)),
+        };
+        let texts = self.measure(context)?;
+        if texts.tuned.iter().all(|text| text.trim().is_empty()) {
+            return Ok(Draft::settled(Finding::error("the fine-tuned model generated no text")));
+        }
+        let count = texts.tuned.len();
+        let without = |texts: &[&str], left_out: Option<usize>| {
+            let kept: Vec<&str> =
+                (0..count).filter(|index| Some(*index) != left_out).map(|index| texts[index]).collect();
+            fingerprint(&kept.join("\n"))
+        };
+        let shift_without =
+            |left_out| shift(&without(&texts.base, left_out), &without(&texts.tuned, left_out), &document);
+        let raw = shift_without(None);
+        let pseudo_values: Vec<f64> = if count < 2 {
+            vec![raw]
+        } else {
+            let pseudo = |index| count as f64 * raw - (count - 1) as f64 * shift_without(Some(index));
+            (0..count).map(pseudo).collect()
+        };
+        let interval = TTest::of(&pseudo_values).map(|test| test.confidence_interval());
+        let fingerprints = [without(&texts.base, None), without(&texts.tuned, None)];
+        let finding = Finding {
+            raw: Some(raw),
+            ci_95: interval,
+            evidence: self
+                .evidence(&texts, [&fingerprints[0], &fingerprints[1], &document], raw)
+                .with(&RawInterval { raw_ci_95: interval }),
+            ..Finding::without_number(Verdict::Fail, format!("the style moved {raw:+.2} of the way"))
+        };
+        Ok(Draft { finding, claim: Claim::Shape(mean_above(&pseudo_values, 0.0, "prompts")) })
     }
 }

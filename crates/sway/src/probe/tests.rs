@@ -1,4 +1,4 @@
-//! Texts for tests of probes.
+//! Text packs for tests.
 
 use serde_json::json;
 

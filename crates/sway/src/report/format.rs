@@ -1,13 +1,12 @@
-//! Numbers and names as reports show them.
+//! Formats of numbers and names in reports.
 
-use serde_json::Value;
-
+use crate::probe::Calibration;
 use crate::record::Record;
 
-/// What stands where there is no number.
+/// Stands for a missing number.
 pub const NONE: &str = "—";
 
-/// A number with so many digits behind the point, and commas between thousands.
+/// A number with this many decimals, and commas between thousands.
 pub fn grouped(value: f64, digits: usize) -> String {
     let text = format!("{:.digits$}", value.abs());
     let (whole, fraction) =
@@ -23,7 +22,7 @@ pub fn grouped(value: f64, digits: usize) -> String {
         shown.push('.');
         shown.push_str(fraction);
     }
-    // A zero has no sign.
+    // Zero has no sign.
     let is_zero = !shown.contains(|letter: char| ('1'..='9').contains(&letter));
     if value < 0.0 && !is_zero { format!("-{shown}") } else { shown }
 }
@@ -37,12 +36,12 @@ pub fn score(value: Option<f64>) -> String {
     finite(value).map_or_else(|| NONE.to_owned(), |value| format!("{value:.2}"))
 }
 
-/// What a probe measured.
+/// A measured number.
 pub fn raw(value: Option<f64>) -> String {
     finite(value).map_or_else(|| NONE.to_owned(), |value| grouped(value, 3))
 }
 
-/// Deviations from what noise does.
+/// A z-score.
 pub fn z(value: Option<f64>) -> String {
     let signed = |value: f64| {
         let text = grouped(value, 2);
@@ -51,7 +50,7 @@ pub fn z(value: Option<f64>) -> String {
     finite(value).map_or_else(|| NONE.to_owned(), signed)
 }
 
-/// Where a number lies.
+/// A confidence interval.
 pub fn interval(value: Option<[f64; 2]>) -> String {
     match value {
         Some([low, high]) if low.is_finite() && high.is_finite() => format!("[{low:.3}, {high:.3}]"),
@@ -59,7 +58,7 @@ pub fn interval(value: Option<[f64; 2]>) -> String {
     }
 }
 
-/// A probability.
+/// A p-value.
 pub fn probability(value: Option<f64>) -> String {
     match finite(value) {
         None => NONE.to_owned(),
@@ -78,7 +77,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// An adapter by the end of its path.
+/// The last three parts of the path of an adapter.
 pub fn adapter(id: &str) -> String {
     if id.is_empty() {
         return "(base only)".to_owned();
@@ -88,7 +87,7 @@ pub fn adapter(id: &str) -> String {
     if label.contains(char::is_whitespace) { format!("\"{label}\"") } else { label }
 }
 
-/// What a probe says, with what noise of other ranks would make of it.
+/// The message of a record, with z-scores by rank.
 pub fn note(record: &Record) -> String {
     match ranks(record) {
         Some(ranks) if record.message.is_empty() => ranks,
@@ -97,17 +96,15 @@ pub fn note(record: &Record) -> String {
     }
 }
 
-/// Deviations by rank: `+4.20σ @ 1x / +6.80σ @ 0.5x`. None for fewer than two.
+/// z-scores by rank: `+4.20σ @ 1x / +6.80σ @ 0.5x`. None for fewer than two.
 fn ranks(record: &Record) -> Option<String> {
-    let by_rank = record.evidence.get("z_by_rank").and_then(Value::as_object)?;
-    let mut found: Vec<(f64, f64)> = by_rank
-        .iter()
-        .filter_map(|(key, value)| Some((key.strip_prefix("rank_")?.parse().ok()?, value.as_f64()?)))
-        .collect();
+    let by_rank = record.evidence.read::<Calibration>()?.z_by_rank?;
+    let mut found: Vec<(f64, f64)> =
+        by_rank.iter().filter_map(|(key, z)| Some((key.strip_prefix("rank_")?.parse().ok()?, *z))).collect();
     if found.len() < 2 {
         return None;
     }
-    // The adapter's own rank first.
+    // The adapter's own rank comes first.
     found.sort_by(|(one, _), (other, _)| (*one != 1.0).cmp(&(*other != 1.0)).then(one.total_cmp(other)));
     let shown: Vec<String> =
         found.iter().map(|(rank, value)| format!("{} @ {rank}x", z(Some(*value)))).collect();

@@ -1,4 +1,4 @@
-//! Reports as JSON: keys sorted, two spaces, only ASCII, only finite numbers.
+//! Reports as JSON: sorted keys, ASCII only, finite numbers only.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Report, ReportError};
 
 impl Report {
-    /// The report as JSON. The same report is the same bytes.
+    /// The report as JSON. Equal reports give equal bytes.
     pub fn to_json(&self) -> String {
         // Numbers that are not finite become `null` here.
         let value = serde_json::to_value(self).unwrap_or(Value::Null);
@@ -17,27 +17,27 @@ impl Report {
         text
     }
 
-    /// Reads a report back, ours or dlm-sway's. Fields may be missing. `file`
-    /// is what the text is called.
+    /// Parses a report of this program or of dlm-sway, which may lack fields.
+    /// `file` names the text in errors.
     pub fn from_json(text: &str, file: &str) -> Result<Self, ReportError> {
         let parsed = serde_json::from_str::<Value>(text).or_else(|error| {
-            // dlm-sway may have written what JSON has no word for.
-            serde_json::from_str(&without_odd_numbers(text)).map_err(|_| error)
+            // dlm-sway may write NaN and Infinity, which JSON lacks.
+            serde_json::from_str(&without_non_finite(text)).map_err(|_| error)
         });
         let value = parsed.map_err(|error| {
             let message = error.to_string();
             let message = message.split(" at line ").next().unwrap_or_default().to_owned();
             ReportError::Syntax { file: file.to_owned(), line: error.line(), column: error.column(), message }
         })?;
-        let form = |message: &str| ReportError::Form { file: file.to_owned(), message: message.to_owned() };
-        let Value::Object(mut map) = value else { return Err(form("it is not an object")) };
+        let shape = |message: &str| ReportError::Shape { file: file.to_owned(), message: message.to_owned() };
+        let Value::Object(mut map) = value else { return Err(shape("it is not an object")) };
         if !map.contains_key("probes") || !map.contains_key("score") {
-            return Err(form("it has no `probes` and no `score`"));
+            return Err(shape("`probes` or `score` is missing"));
         }
         if let Some(found) = map.get("schema_version").and_then(Value::as_u64).filter(|found| *found != 1) {
             return Err(ReportError::Version { file: file.to_owned(), found });
         }
-        // Both kinds of nothing are the same to a reader.
+        // A null counts as a missing field.
         map.retain(|_, value| !value.is_null());
         if let Some(score) = map.get_mut("score").and_then(Value::as_object_mut) {
             for (key, empty) in [
@@ -52,11 +52,11 @@ impl Report {
                 }
             }
         }
-        serde_json::from_value(Value::Object(map)).map_err(|error| form(&error.to_string()))
+        serde_json::from_value(Value::Object(map)).map_err(|error| shape(&error.to_string()))
     }
 }
 
-/// A value as JSON, with keys in order and only ASCII.
+/// Writes a value as JSON, with sorted keys and ASCII only.
 pub(super) fn write(text: &mut String, value: &Value, depth: usize) {
     let indent = |text: &mut String, depth: usize| {
         text.push('\n');
@@ -109,7 +109,7 @@ fn quoted(text: &mut String, inner: &str) {
             other => {
                 let mut units = [0; 2];
                 for unit in other.encode_utf16(&mut units) {
-                    // Writing into a text cannot fail.
+                    // Writing to a string cannot fail.
                     let _ = write!(text, "\\u{unit:04x}");
                 }
             }
@@ -118,9 +118,8 @@ fn quoted(text: &mut String, inner: &str) {
     text.push('"');
 }
 
-/// The same text with `null` where `NaN` and infinities stand outside of
-/// quotes.
-fn without_odd_numbers(text: &str) -> String {
+/// Replaces `NaN` and infinities outside of strings by `null`.
+fn without_non_finite(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
     let mut inside = false;
@@ -133,7 +132,7 @@ fn without_odd_numbers(text: &str) -> String {
                 continue;
             }
             (true, _) if letter == '\\' => {
-                // The next one is no end, whatever it is.
+                // An escaped character does not end the string.
                 let taken: String = rest.chars().take(2).collect();
                 result.push_str(&taken);
                 rest = &rest[taken.len()..];

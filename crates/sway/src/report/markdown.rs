@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::{Report, format};
 use crate::category::Category;
+use crate::probe::{NullAdapter, NullAdapterEvidence, ProbeKind, SkippedKind, find};
 use crate::record::{Record, Verdict};
 
 impl Report {
@@ -16,9 +17,9 @@ impl Report {
         list(&mut page, "Findings", &self.score.findings);
         list(&mut page, "Skipped", &self.skipped());
         list(&mut page, "Without a null distribution", &self.opted_out());
-        list(&mut page, "Null distributions without spread", &self.degenerate());
-        for record in self.probes.iter().filter(|record| record.kind == "cluster_kl") {
-            clusters(&mut page, record);
+        list(&mut page, "Null distributions without variance", &self.degenerate());
+        for record in &self.probes {
+            evidence_table(&mut page, record);
         }
         list(&mut page, "Notes", &self.all_notes());
         list(&mut page, "Warnings", &self.warnings);
@@ -45,9 +46,9 @@ impl Report {
         if let Some(backend) = &self.backend {
             line("Backend", &backend.kind);
         }
-        line("Texts", self.packs.as_deref().unwrap_or_default());
+        line("Text packs", self.packs.as_deref().unwrap_or_default());
         line("Started", &self.started_at);
-        line("Took", &format!("{} s", format::seconds(self.wall_seconds)));
+        line("Duration", &format!("{} s", format::seconds(self.wall_seconds)));
         if let Some(determinism) = &self.determinism {
             line("Determinism", &format!("{}, seed {}", determinism.class, determinism.seed));
         }
@@ -64,7 +65,7 @@ impl Report {
         }
     }
 
-    /// Categories in the usual order, then others.
+    /// Known categories in their order, then others.
     pub(super) fn components_in_order(&self) -> Vec<(&str, f64)> {
         let place = |name: &str| {
             Category::from_name(name)
@@ -104,26 +105,24 @@ impl Report {
         }
     }
 
-    /// What was skipped, and why.
+    /// Skipped entries, with the reason.
     pub fn skipped(&self) -> Vec<String> {
         let skipped = self.probes.iter().filter(|record| record.verdict == Verdict::Skip);
         skipped.map(|record| format!("{} ({}): {}", record.name, record.kind, record.message)).collect()
     }
 
-    /// Kinds that noise was not tried on, and why.
+    /// Kinds without a null distribution, with the reason.
     pub fn opted_out(&self) -> Vec<String> {
-        let lists = self.probes.iter().filter_map(|record| record.evidence.get("skipped_kinds")?.as_array());
-        let line = |item: &Value| {
-            let text = |key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default();
-            match item.as_str() {
-                Some(kind) => kind.to_owned(),
-                None => format!("{}: {}", text("kind"), text("reason")),
-            }
+        let noise = self.probes.iter().filter(|record| record.kind == NullAdapter::ABOUT.kind);
+        let lists = noise.filter_map(|record| record.evidence.read::<NullAdapterEvidence>());
+        let line = |kind: SkippedKind| match kind {
+            SkippedKind::Named(kind) => kind,
+            SkippedKind::Explained { kind, reason } => format!("{kind}: {reason}"),
         };
-        lists.flatten().map(line).collect()
+        lists.flat_map(|found| found.skipped_kinds).map(line).collect()
     }
 
-    /// Kinds for which all noise gave the same number.
+    /// Kinds whose null distribution has no variance.
     pub fn degenerate(&self) -> Vec<String> {
         let flagged =
             |value: &Value| value.get("degenerate").and_then(Value::as_f64).is_some_and(|flag| flag != 0.0);
@@ -131,27 +130,20 @@ impl Report {
     }
 }
 
-/// The groups of a `cluster_kl` record.
-fn clusters(page: &mut String, record: &Record) {
-    let list = |key: &str| record.evidence.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
-    let (sizes, means, examples) =
-        (list("per_cluster_size"), list("per_cluster_mean_kl"), list("cluster_exemplars"));
-    if sizes.is_empty() {
-        return;
-    }
+/// The table that a kind makes of its evidence.
+fn evidence_table(page: &mut String, record: &Record) {
+    let Some(table) = find(&record.kind).ok().and_then(|kind| kind.table(&record.evidence)) else { return };
+    let (headings, rules): (Vec<&str>, Vec<&str>) = table.columns.into_iter().unzip();
     *page += &format!(
-        "\n## Groups of {}\n\n| Group | Prompts | Mean divergence | Such as |\n|---:|---:|---:|---|\n",
-        flat(&record.name)
+        "\n## {} {}\n\n| {} |\n|{}|\n",
+        table.title,
+        flat(&record.name),
+        headings.join(" | "),
+        rules.join("|")
     );
-    for (index, size) in sizes.iter().enumerate() {
-        let mean = means.get(index).and_then(Value::as_f64);
-        let mean = mean.map_or(format::NONE.to_owned(), |mean| format!("{mean:.4}"));
-        let texts: Vec<&str> = examples
-            .get(index)
-            .and_then(Value::as_array)
-            .map(|texts| texts.iter().filter_map(Value::as_str).collect())
-            .unwrap_or_default();
-        *page += &format!("| {index} | {size} | {mean} | {} |\n", cell(&texts.join(" · ")));
+    for row in &table.rows {
+        let cells: Vec<String> = row.iter().map(|text| cell(text)).collect();
+        *page += &format!("| {} |\n", cells.join(" | "));
     }
 }
 
@@ -165,12 +157,12 @@ fn list(page: &mut String, title: &str, items: &[String]) {
     }
 }
 
-/// A text in one line, with what Markdown would take for HTML made harmless.
+/// A text on one line, with HTML escaped.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "&lt;")
 }
 
-/// The same, in a table.
+/// A text in a cell of a table.
 fn cell(text: &str) -> String {
     flat(text).replace('|', "\\|")
 }

@@ -1,4 +1,4 @@
-//! What a report comes to, in a sentence, and where it knows nothing.
+//! The verdict of a report in a sentence.
 
 use super::Report;
 use crate::category::Category;
@@ -6,24 +6,23 @@ use crate::record::{Record, Verdict};
 use crate::score::counts;
 
 impl Report {
-    /// Whether any probe could be carried out. If none was, a score of zero
-    /// would say that something is known.
+    /// Whether any probe ran. If none did, a score of 0 would be misleading.
     pub fn has_results(&self) -> bool {
         self.probes.iter().any(|record| !matches!(record.verdict, Verdict::Error | Verdict::Skip))
     }
 
-    /// Whether the models could not be asked at all.
+    /// Whether the backend failed its preflight check.
     pub fn preflight_failed(&self) -> bool {
         self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == Verdict::Error)
     }
 
-    /// The verdict, as a sentence.
+    /// The verdict in a sentence.
     pub fn sentence(&self) -> String {
         if self.probes.is_empty() {
-            return "No probe was run, so nothing is known.".to_owned();
+            return "No probe ran, so there is no verdict.".to_owned();
         }
         if !self.has_results() {
-            return "No probe could be carried out, so nothing is known.".to_owned();
+            return "No probe could run, so there is no verdict.".to_owned();
         }
         let mut meaning = self.score.band.meaning().to_owned();
         if let Some(first) = meaning.get_mut(..1) {
@@ -32,7 +31,7 @@ impl Report {
         format!("{meaning}.")
     }
 
-    /// What a reader should know: of the run, and of what answered.
+    /// Notes of the run and of the backend.
     pub fn all_notes(&self) -> Vec<String> {
         let mut notes = self.notes.clone();
         let of_backend = self.backend.iter().flat_map(|backend| &backend.notes);
@@ -40,12 +39,12 @@ impl Report {
         notes
     }
 
-    /// The score of a category; none if no probe of it has a result, for which
-    /// the report itself has a zero. What is no category of ours stays as it is.
+    /// The score of a category; none if no probe of it has a result, where the
+    /// report itself has 0. Unknown categories keep their score.
     pub fn component(&self, name: &str) -> Option<f64> {
         let counted = |record: &Record| counts(record, self.statistics) && record.score.is_some();
         let has_result = |category: Category| {
-            self.probes.iter().any(|record| Category::of_kind(&record.kind) == category && counted(record))
+            self.probes.iter().any(|record| record.category() == category && counted(record))
         };
         let known = Category::from_name(name).is_none_or(has_result);
         self.score.components.get(name).copied().filter(|_| known)
@@ -72,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_not_called_noise() {
+    fn a_report_without_results_is_not_called_noise() {
         let nothing = report(Vec::new());
-        assert_eq!(nothing.sentence(), "No probe was run, so nothing is known.");
+        assert_eq!(nothing.sentence(), "No probe ran, so there is no verdict.");
         let failed = report(vec![record("preflight", Verdict::Error, None)]);
-        assert_eq!(failed.sentence(), "No probe could be carried out, so nothing is known.");
+        assert_eq!(failed.sentence(), "No probe could run, so there is no verdict.");
         assert!(failed.preflight_failed() && !failed.has_results());
         let bad = report(vec![record("delta_kl", Verdict::Fail, Some(0.0))]);
-        assert_eq!(bad.sentence(), "The fine-tuning cannot be told from noise.");
+        assert_eq!(bad.sentence(), "The effect of fine-tuning is indistinguishable from noise.");
         assert!(bad.has_results() && !bad.preflight_failed());
     }
 

@@ -9,6 +9,7 @@ use super::compare::Comparison;
 use super::golden::{Tolerance, differences};
 use super::trace::TraceSummary;
 use super::*;
+use crate::probe::{About, Evidence, kinds};
 use crate::record::Verdict;
 use crate::score::Weights;
 
@@ -22,32 +23,28 @@ pub(super) fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64
         z_score: Some(-4.2),
         base_value: None,
         ft_value: None,
-        evidence: Map::new(),
+        evidence: Evidence::default(),
         message: "half | of\nit".to_owned(),
         duration_s: 12.34,
         ci_95: Some([0.1, 0.25]),
         p_value: None,
         p_adjusted: None,
+        about: None,
     }
 }
 
 pub(super) fn sample() -> Report {
     let mut null = record("n", "null_adapter", Verdict::Pass, Some(1.0));
-    null.evidence = json!({"skipped_kinds": [{"kind": "adapter_revert", "reason": "no null"}]})
-        .as_object()
-        .unwrap()
-        .clone();
+    null.evidence =
+        Evidence::of(&json!({"skipped_kinds": [{"kind": "adapter_revert", "reason": "no null"}]}));
     let mut ranks = record("d", "delta_kl", Verdict::Pass, Some(0.8));
     ranks.evidence.insert("z_by_rank".to_owned(), json!({"rank_0.50": 6.8, "rank_1.00": 4.2}));
     let mut groups = record("groups", "cluster_kl", Verdict::Warn, Some(0.4));
-    groups.evidence = json!({
+    groups.evidence = Evidence::of(&json!({
         "per_cluster_size": [3, 0],
         "per_cluster_mean_kl": [0.25, null],
         "cluster_exemplars": [["a|b", "c"], []],
-    })
-    .as_object()
-    .unwrap()
-    .clone();
+    }));
     let probes = vec![
         null,
         ranks,
@@ -65,7 +62,7 @@ pub(super) fn sample() -> Report {
         finished_at: "2026-01-02T03:05:05+00:00".to_owned(),
         wall_seconds: 60.0,
         determinism: Some(Determinism { class: "strict".to_owned(), seed: 3, notes: Vec::new() }),
-        score: Score::of(&probes, &Weights::usual(), Statistics::Paired),
+        score: Score::of(&probes, &Weights::defaults(), Statistics::Paired),
         null_stats: json!({"leakage": {"degenerate": 1.0}, "delta_kl": {"degenerate": 0.0}})
             .as_object()
             .unwrap()
@@ -78,7 +75,7 @@ pub(super) fn sample() -> Report {
 }
 
 #[test]
-fn numbers_are_shown_as_the_reference_shows_them() {
+fn numbers_are_formatted_as_in_dlm_sway() {
     assert_eq!(format::raw(Some(1234.5678)), "1,234.568");
     assert_eq!(format::raw(Some(-1_234_567.0)), "-1,234,567.000");
     assert_eq!(format::raw(Some(999.9996)), "1,000.000");
@@ -97,7 +94,7 @@ fn numbers_are_shown_as_the_reference_shows_them() {
 }
 
 #[test]
-fn json_is_sorted_ascii_and_comes_back() {
+fn json_is_sorted_ascii_and_round_trips() {
     let mut report = sample();
     report.probes[0].message = "λ = ½ 🦀 \"\u{1}\"\\".to_owned();
     let text = report.to_json();
@@ -112,7 +109,7 @@ fn json_is_sorted_ascii_and_comes_back() {
 }
 
 #[test]
-fn files_of_the_reference_are_read() {
+fn files_of_dlm_sway_are_read() {
     let text = r#"{"schema_version": 1, "sway_version": "0.1.0", "determinism": null, "backend_stats": null,
         "score": {"overall": 0.5, "band": "partial"},
         "probes": [{"name": "a", "kind": "delta_kl", "verdict": "pass", "score": NaN,
@@ -125,22 +122,22 @@ fn files_of_the_reference_are_read() {
 }
 
 #[test]
-fn what_is_no_report_is_told() {
+fn other_files_are_refused() {
     let error = |text: &str| {
         let error = Report::from_json(text, "f").unwrap_err();
         assert!(error.hint().is_some());
         error
     };
     assert!(matches!(error("{\n\"a\": }"), ReportError::Syntax { line: 2, .. }));
-    assert!(matches!(error("[]"), ReportError::Form { .. }));
-    assert!(matches!(error("{\"probes\": []}"), ReportError::Form { .. }));
-    assert!(matches!(error("{\"probes\": [{}], \"score\": {}}"), ReportError::Form { .. }));
+    assert!(matches!(error("[]"), ReportError::Shape { .. }));
+    assert!(matches!(error("{\"probes\": []}"), ReportError::Shape { .. }));
+    assert!(matches!(error("{\"probes\": [{}], \"score\": {}}"), ReportError::Shape { .. }));
     let later = error("{\"probes\": [], \"score\": {}, \"schema_version\": 2}");
     assert_eq!(later, ReportError::Version { file: "f".to_owned(), found: 2 });
 }
 
 #[test]
-fn markdown_has_everything_in_its_place() {
+fn markdown_has_every_section() {
     let page = sample().to_markdown();
     for part in [
         "- **Adapter:** \"b/c/my adapter\"\n",
@@ -148,7 +145,7 @@ fn markdown_has_everything_in_its_place() {
         "| bad &lt;one> | leakage | fail | 0.10 | 1,234.568 | [0.100, 0.250] | -4.20σ | 12.3 | half \\| of it |\n",
         "## Skipped\n\n- not here (adapter_revert): half | of it\n",
         "- adapter_revert: no null\n",
-        "## Null distributions without spread\n\n- leakage\n",
+        "## Null distributions without variance\n\n- leakage\n",
         "| 0 | 3 | 0.2500 | a\\|b · c |\n| 1 | 0 | — |  |\n",
         "- at most 20 candidates\n",
     ] {
@@ -175,7 +172,7 @@ fn junit_counts_and_escapes() {
 }
 
 #[test]
-fn golden_reports_may_differ_in_times_and_last_digits() {
+fn golden_reports_may_differ_in_times_and_rounding() {
     let report = serde_json::to_value(sample()).unwrap();
     let mut other = report.clone();
     other["wall_seconds"] = json!(1.0);
@@ -210,14 +207,14 @@ fn golden_reports_may_differ_in_times_and_last_digits() {
 }
 
 #[test]
-fn runs_are_compared_one_after_the_other() {
+fn each_run_is_compared_with_the_one_before() {
     let run = |scores: &[(&str, f64)]| {
         let probes: Vec<Record> = scores
             .iter()
             .map(|(name, score)| record(name, "delta_kl", Verdict::Pass, Some(*score)))
             .collect();
         Report {
-            score: Score::of(&probes, &Weights::usual(), Statistics::Paired),
+            score: Score::of(&probes, &Weights::defaults(), Statistics::Paired),
             probes,
             ..Report::default()
         }
@@ -244,7 +241,7 @@ fn runs_are_compared_one_after_the_other() {
 }
 
 #[test]
-fn traces_are_summed_up() {
+fn traces_are_summarized() {
     let text = "{\"ts\": 1, \"probe\": \"a\", \"view_id\": \"base\", \"op\": \"next\", \"wall_ms\": 5, \"hit\": false}\n\
                 {\"probe\": null, \"view_id\": \"ft\", \"op\": \"text\", \"wall_ms\": 9.5, \"hit\": true}\n\
                 broken\n\n\
@@ -261,27 +258,23 @@ fn traces_are_summed_up() {
 }
 
 #[test]
-fn every_probe_has_a_meaning() {
-    let unknown = meaning("unheard_of");
-    for kind in [
-        "delta_kl",
-        "adapter_revert",
-        "prompt_collapse",
-        "cluster_kl",
-        "section_internalization",
-        "paraphrase_invariance",
-        "preference_flip",
-        "style_fingerprint",
-        "calibration_drift",
-        "leakage",
-        "external_perplexity",
-        "adapter_ablation",
-        "layer_attribution",
-        "null_adapter",
-        "preflight",
-    ] {
-        assert_ne!(meaning(kind), unknown, "{kind}");
+fn every_record_has_a_title() {
+    let title = |kind: &str| record("a", kind, Verdict::Pass, None).about().title.clone();
+    for kind in kinds() {
+        assert_eq!(title(kind.name()), kind.about.title);
     }
+    assert_eq!(title("preflight"), "Preflight check");
+    assert_eq!(title("unheard_of"), "unheard of");
+    // A kind that is not built in brings its title along, also in a file.
+    let own = About { kind: "own", title: "Own probe", ..kinds()[3].about };
+    let mut report =
+        Report { probes: vec![record("a", "own", Verdict::Pass, Some(0.5))], ..Report::default() };
+    report.probes[0].about = Some(own.into());
+    let report = Report::from_json(&report.to_json(), "f").unwrap();
+    assert_eq!(report.probes[0].about().title, "Own probe");
+    assert_eq!(report.probes[0].category(), kinds()[3].about.category);
+    assert!(report.to_html().contains("<summary>Own probe</summary>"));
+    assert!(!sample().to_json().contains("about"), "built-in kinds need no title in the file");
 }
 
 proptest! {

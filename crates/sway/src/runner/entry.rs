@@ -5,7 +5,8 @@ use thiserror::Error;
 use weightloom_errors::Hint;
 
 use crate::category::Category;
-use crate::probe::{self, FieldFaults, Probe, UnknownKind};
+use crate::probe::{self, FieldErrors, Finding, Probe, UnknownKind};
+use crate::record::Record;
 
 /// An entry of a suite with its probe.
 #[derive(Debug)]
@@ -40,9 +41,22 @@ impl Entry {
         Ok(Self { enabled, weight, ..Self::new(&name, &kind, &fields)? })
     }
 
+    /// An entry of a probe that is not built in. It runs and has the weight 1.
+    pub fn of_probe(name: &str, probe: Box<dyn Probe>) -> Self {
+        let kind = probe.about().kind.to_owned();
+        Self { name: name.to_owned(), kind, enabled: true, weight: 1.0, probe }
+    }
+
     /// The category of its probe.
     pub fn category(&self) -> Category {
-        Category::of_kind(&self.kind)
+        self.probe.about().category
+    }
+
+    /// The record of a finding. That of a probe that is not built in keeps what
+    /// the probe is about.
+    pub(super) fn record(&self, finding: Finding, seconds: f64) -> Record {
+        let own = probe::about(&self.kind).is_none().then(|| self.probe.about().into());
+        Record { about: own, ..finding.into_record(&self.name, &self.kind, seconds) }
     }
 
     /// Whether it measures the null distributions of later entries.
@@ -61,7 +75,7 @@ pub enum EntryError {
     #[error(transparent)]
     Kind(#[from] UnknownKind),
     #[error(transparent)]
-    Fields(#[from] FieldFaults),
+    Fields(#[from] FieldErrors),
 }
 
 impl Hint for EntryError {

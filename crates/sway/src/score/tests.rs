@@ -18,12 +18,13 @@ fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64>, weight: 
         z_score: None,
         base_value: None,
         ft_value: None,
-        evidence: json!({ "weight": weight }).as_object().unwrap().clone(),
-        message: "as it is".to_owned(),
+        evidence: crate::probe::Evidence::of(&json!({ "weight": weight })),
+        message: "message".to_owned(),
         duration_s: 0.0,
         ci_95: None,
         p_value: None,
         p_adjusted: None,
+        about: None,
     }
 }
 
@@ -49,8 +50,8 @@ fn golden() -> Vec<Record> {
 }
 
 #[test]
-fn the_score_is_the_one_of_the_reference() {
-    let score = Score::of(&golden(), &Weights::usual(), Statistics::Reference);
+fn the_score_is_that_of_dlm_sway() {
+    let score = Score::of(&golden(), &Weights::defaults(), Statistics::Reference);
     let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} {other}");
     close(score.overall, 0.558_914_047_531_575_5);
     close(score.components["adherence"], 0.688_403_855_289_119_2);
@@ -59,11 +60,11 @@ fn the_score_is_the_one_of_the_reference() {
     close(score.components["ablation"], 0.79);
     close(score.components["baseline"], 1.0);
     assert_eq!(score.band, Band::Partial);
-    assert_eq!(score.findings, ["pc (prompt_collapse) failed: as it is"]);
+    assert_eq!(score.findings, ["pc (prompt_collapse) failed: message"]);
 }
 
 #[test]
-fn bands_begin_where_they_should() {
+fn bands_have_their_limits() {
     for (overall, band) in [
         (0.0, Band::Noise),
         (0.299, Band::Noise),
@@ -78,7 +79,7 @@ fn bands_begin_where_they_should() {
 }
 
 #[test]
-fn what_has_no_result_is_left_out() {
+fn records_without_a_result_do_not_count() {
     let records = [
         record("a", "delta_kl", Verdict::Pass, Some(0.8), 3.0),
         record("b", "cluster_kl", Verdict::Warn, Some(0.4), 1.0),
@@ -87,24 +88,18 @@ fn what_has_no_result_is_left_out() {
         record("e", "delta_kl", Verdict::Pass, None, 1.0),
         record("f", "leakage", Verdict::Pass, Some(0.1), -2.0),
     ];
-    let score = Score::of(&records, &Weights::usual(), Statistics::Paired);
+    let score = Score::of(&records, &Weights::defaults(), Statistics::Paired);
     assert!((score.components["adherence"] - 0.7).abs() < 1e-12);
-    // All of its weight is gone, but it is there.
+    // A negative weight counts as 0; the category still has a result.
     assert_eq!(score.components["calibration"], 0.0);
     assert!((score.overall - 0.3 * 0.7 / 0.5).abs() < 1e-12);
-    assert_eq!(
-        score.findings,
-        [
-            "1 probe could not be carried out",
-            "nothing is known of attribution, ablation: no probe of it has a score",
-        ]
-    );
-    let none = Score::of(&[], &Weights::usual(), Statistics::Reference);
+    assert_eq!(score.findings, ["1 probe could not run", "no probe has a score for attribution, ablation",]);
+    let none = Score::of(&[], &Weights::defaults(), Statistics::Reference);
     assert_eq!((none.overall, none.findings.len(), none.components.len()), (0.0, 0, 5));
 }
 
 #[test]
-fn what_cannot_be_told_from_noise_is_noise_and_what_is_open_does_not_count() {
+fn noise_is_capped_and_inconclusive_records_do_not_count() {
     let compared = |p: f64, verdict: Verdict| {
         let mut one = record("a", "delta_kl", verdict, Some(0.0), 1.0);
         one.evidence.insert("null_samples".to_owned(), json!([0.1, 0.2]));
@@ -113,7 +108,7 @@ fn what_cannot_be_told_from_noise_is_noise_and_what_is_open_does_not_count() {
     };
     let harmless = || record("b", "external_perplexity", Verdict::Pass, Some(0.85), 1.0);
     let open = || record("c", "leakage", Verdict::Inconclusive, Some(0.1), 1.0);
-    let of = |records: &[Record], statistics| Score::of(records, &Weights::usual(), statistics);
+    let of = |records: &[Record], statistics| Score::of(records, &Weights::defaults(), statistics);
     let noise = of(&[compared(0.7, Verdict::Fail), harmless(), open()], Statistics::Paired);
     assert_eq!(noise.band, Band::Noise);
     assert_eq!(noise.overall, 0.29);
@@ -128,23 +123,23 @@ fn what_cannot_be_told_from_noise_is_noise_and_what_is_open_does_not_count() {
 fn findings_are_few() {
     let records: Vec<Record> =
         (0..9).map(|index| record(&format!("p{index}"), "delta_kl", Verdict::Fail, Some(0.1), 1.0)).collect();
-    let paired = Score::of(&records, &Weights::usual(), Statistics::Paired).findings;
+    let paired = Score::of(&records, &Weights::defaults(), Statistics::Paired).findings;
     assert_eq!(paired.len(), 5);
     assert_eq!(paired[4], "and 7 more");
-    let reference = Score::of(&records, &Weights::usual(), Statistics::Reference).findings;
-    assert_eq!(reference, ["p0 (delta_kl) failed: as it is", "adherence is low: 0.10"]);
+    let reference = Score::of(&records, &Weights::defaults(), Statistics::Reference).findings;
+    assert_eq!(reference, ["p0 (delta_kl) failed: message", "adherence is low: 0.10"]);
 }
 
 #[test]
 fn weights_of_a_command_line() {
-    let over = |given: &str, mode| Weights::usual().over(given, mode);
-    // In reference mode what is not named is gone.
+    let over = |given: &str, mode| Weights::defaults().over(given, mode);
+    // Under the reference statistics, categories that are not named do not count.
     let reference = over("adherence=0.5", Statistics::Reference).unwrap();
     assert_eq!((reference.of(Category::Adherence), reference.of(Category::Ablation)), (Some(0.5), None));
     let score = Score::of(&golden(), &reference, Statistics::Reference);
     assert!((score.overall - score.components["adherence"]).abs() < 1e-12);
     assert!(over("nonsense=-1", Statistics::Reference).is_ok());
-    assert_eq!(over("", Statistics::Reference).unwrap(), Weights::usual());
+    assert_eq!(over("", Statistics::Reference).unwrap(), Weights::defaults());
     let paired = over(" adherence = 0.5 , ablation=0 ", Statistics::Paired).unwrap();
     assert_eq!((paired.of(Category::Adherence), paired.of(Category::Attribution)), (Some(0.5), Some(0.35)));
     let error = |given: &str| {
@@ -169,7 +164,7 @@ fn gates_refuse_failures_errors_and_low_scores() {
         record("good", "delta_kl", Verdict::Pass, Some(0.9), 1.0),
         record("open", "delta_kl", Verdict::Inconclusive, Some(0.5), 1.0),
     ];
-    let score = Score::of(&records, &Weights::usual(), Statistics::Paired);
+    let score = Score::of(&records, &Weights::defaults(), Statistics::Paired);
     assert_eq!(refusals(&records, &score, 0.6), []);
     assert!(matches!(refusals(&records, &score, 0.95)[..], [Refusal::Low { .. }]));
     let mut records = records.to_vec();
@@ -188,7 +183,7 @@ proptest! {
             .iter()
             .map(|(score, kind, weight)| record("p", kinds[*kind], Verdict::Pass, Some(*score), *weight))
             .collect();
-        let overall = Score::of(&records, &Weights::usual(), Statistics::Paired).overall;
+        let overall = Score::of(&records, &Weights::defaults(), Statistics::Paired).overall;
         let least = scores.iter().map(|(score, ..)| *score).fold(1.0, f64::min);
         let most = scores.iter().map(|(score, ..)| *score).fold(0.0, f64::max);
         prop_assert!((least - 1e-9..=most + 1e-9).contains(&overall));

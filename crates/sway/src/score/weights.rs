@@ -1,41 +1,35 @@
-//! What each category counts.
+//! Weights of categories.
 
 use std::collections::BTreeMap;
 
 use thiserror::Error;
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, nearest};
 
 use crate::category::Category;
 use crate::statistics::Statistics;
 
-/// What each category counts. A category that is not there does not count.
+/// Weights of categories. A category without a weight does not count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
     by_name: BTreeMap<String, f64>,
 }
 
-/// Why weights are none.
+/// Why weights cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum WeightError {
-    /// A part without a value.
-    #[error("`{part}` is not of the form category=number")]
+    #[error("cannot parse `{part}`: expected category=number")]
     Form { part: String },
-    /// A value that is no number.
-    #[error("the weight of {category} is `{found}`, not a number")]
+    #[error("the weight of {category}, `{found}`, is not a number")]
     Number { category: String, found: String },
-    /// A weight for something that is no category.
-    #[error("there is no category `{found}`")]
+    #[error("unknown category `{found}`")]
     Category { found: String, near: Option<String> },
-    /// A weight below 0.
-    #[error("the weight of {category} is {found}, which is less than 0")]
+    #[error("the weight of {category}, {found}, is negative")]
     Negative { category: String, found: String },
-    /// One category twice.
-    #[error("{category} stands there twice")]
+    #[error("{category} has two weights")]
     Twice { category: String },
-    /// Weights that leave nothing to be weighed.
-    #[error("all categories together weigh nothing")]
+    #[error("the weights of all categories add up to 0")]
     Nothing,
 }
 
@@ -43,37 +37,37 @@ impl Hint for WeightError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Form { .. } | Self::Number { .. } => "write adherence=0.5,ablation=0".to_owned(),
-            Self::Category { near: Some(near), .. } => format!("write {near}"),
+            Self::Category { near: Some(near), .. } => return did_you_mean(Some(near)),
             Self::Category { near: None, .. } => {
-                format!("categories: {}", Category::ALL.map(Category::name).join(", "))
+                format!("use {}", Category::ALL.map(Category::name).join(", "))
             }
             Self::Negative { .. } => "write 0 for a category that should not count".to_owned(),
-            Self::Twice { .. } => "leave one of them out".to_owned(),
+            Self::Twice { .. } => "omit one of them".to_owned(),
             Self::Nothing => "give at least one category a weight above 0".to_owned(),
         })
     }
 }
 
 impl Weights {
-    /// The usual weights.
-    pub fn usual() -> Self {
+    /// The default weights.
+    pub fn defaults() -> Self {
         let pairs = Category::ALL.map(|category| (category.name().to_owned(), category.default_weight()));
         Self { by_name: pairs.into_iter().collect() }
     }
 
-    /// The usual weights with those of a suite over them.
+    /// The default weights, overridden by those of a suite.
     pub fn of_suite(given: Option<&BTreeMap<String, f64>>) -> Self {
-        let mut weights = Self::usual();
+        let mut weights = Self::defaults();
         for (category, weight) in given.into_iter().flatten() {
             weights.by_name.insert(category.clone(), *weight);
         }
         weights
     }
 
-    /// The weights of a command line, `adherence=0.5,ablation=0`, over others.
+    /// Overrides weights by those of a command line, `adherence=0.5,ablation=0`.
     ///
-    /// In reference mode they take the place of all others, whatever they say,
-    /// as dlm-sway does: a category that is not named does not count.
+    /// Under the reference statistics they replace all others, as in dlm-sway: a
+    /// category that is not named does not count.
     pub fn over(self, given: &str, statistics: Statistics) -> Result<Self, WeightError> {
         let mut named: BTreeMap<String, f64> = BTreeMap::new();
         for part in given.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -112,12 +106,12 @@ impl Weights {
         }
     }
 
-    /// What a category counts.
+    /// The weight of a category.
     pub fn of(&self, category: Category) -> Option<f64> {
         self.by_name.get(category.name()).copied()
     }
 
-    /// All of them.
+    /// All weights, by name of the category.
     pub fn by_name(&self) -> &BTreeMap<String, f64> {
         &self.by_name
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::fault::{SuiteRule, SuiteWarning};
+use super::error::{SuiteRule, SuiteWarning};
 use super::file::{Defaults, ModelKind, ModelSpec, Precision};
 use crate::statistics::Statistics;
 

@@ -9,7 +9,7 @@ use weightloom_document::{Coercion, Content, Mark, Node, Section, Sources, Valid
 use weightloom_errors::nearest;
 
 use super::entry::{SuiteEntry, with_entries};
-use super::fault::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
+use super::error::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
 use super::file::{File, HEAD, Head, ModelKind, ModelSpec};
 use super::{Suite, SuiteOverrides, plan};
 use crate::category::Category;
@@ -157,7 +157,7 @@ fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -
             enabled: head.enabled,
             weight: head.weight,
             fields,
-            place: check.sources.origin(node.mark),
+            origin: check.sources.origin(node.mark),
             file: file.to_owned(),
             index,
             mark: node.mark,
@@ -253,14 +253,14 @@ impl Judge<'_> {
             let Some(earlier) = entries[..index].iter().find(|earlier| earlier.name == entry.name) else {
                 continue;
             };
-            let (name, earlier) = (entry.name.clone(), line(&earlier.place));
+            let (name, earlier) = (entry.name.clone(), line(&earlier.origin));
             match statistics {
                 Statistics::Reference => {
-                    let line = line(&entry.place);
-                    warnings.push(SuiteWarning::SameName { name, line, earlier });
+                    let line = line(&entry.origin);
+                    warnings.push(SuiteWarning::DuplicateName { name, line, earlier });
                 }
                 Statistics::Paired => {
-                    let rule = SuiteRule::SameName { name, line: earlier };
+                    let rule = SuiteRule::DuplicateName { name, line: earlier };
                     self.tell(&format!("suite.{}.name", entry.index), rule);
                 }
             }

@@ -4,8 +4,6 @@
 
 use std::path::Path;
 
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::json;
 use weightloom_document::{Problem, Section};
 use weightloom_errors::Hint;
@@ -23,7 +21,7 @@ fn read(text: &str) -> Result<Suite, SuiteErrors> {
 /// The lines and paths of all faults.
 fn faults(text: &str) -> Vec<(u64, String)> {
     let errors = read(text).unwrap_err().errors;
-    errors.iter().map(|fault| (fault::line(&fault.origin), fault.path.clone())).collect()
+    errors.iter().map(|fault| (error::line(&fault.origin), fault.path.clone())).collect()
 }
 
 /// The only rule that is broken.
@@ -111,7 +109,8 @@ suite:
     assert_eq!(faults(text), expected.map(|(line, path)| (line, path.to_owned())));
     let told = read(text).unwrap_err().to_string();
     assert!(told.starts_with("11 errors in the suite"), "{told}");
-    for near in ["did you mean `models`?", "did you mean `dtype`?", "did you mean `hf`?", "write `adherence`"]
+    for near in
+        ["did you mean `models`?", "did you mean `dtype`?", "did you mean `hf`?", "did you mean `adherence`?"]
     {
         assert!(told.contains(near), "{near} in {told}");
     }
@@ -196,10 +195,10 @@ fn every_rule_has_a_suite_that_breaks_it() {
         SuiteRule::Dummy,
     );
     let twice = "suite:\n  - {name: a, kind: leakage}\n  - {name: a, kind: leakage}\n";
-    let rule = SuiteRule::SameName { name: "a".to_owned(), line: 5 };
+    let rule = SuiteRule::DuplicateName { name: "a".to_owned(), line: 5 };
     check(format!("{MODELS}{twice}"), "suite.1.name", rule);
     let suite = read(&format!("{MODELS}{twice}defaults: {{statistics: reference}}\n")).unwrap();
-    assert_eq!(suite.warnings, [SuiteWarning::SameName { name: "a".to_owned(), line: 6, earlier: 5 }]);
+    assert_eq!(suite.warnings, [SuiteWarning::DuplicateName { name: "a".to_owned(), line: 6, earlier: 5 }]);
     assert_eq!(suite.entries().len(), 2);
 }
 
@@ -278,61 +277,36 @@ fn what_is_no_suite_is_told() {
     assert!(matches!(missing.errors[0].problem, Problem::Unreadable { .. }));
 }
 
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-struct Fields {
-    /// Sources.
-    prompts: Vec<String>,
-    /// A number.
-    limit: f64,
-    /// Pairs.
-    items: Vec<(String, String)>,
-    /// How many.
-    top_k: Option<usize>,
-}
-
-impl Default for Fields {
-    fn default() -> Self {
-        Self { prompts: Vec::new(), limit: 0.5, items: Vec::new(), top_k: None }
-    }
-}
-
 #[test]
-fn entries_are_checked_against_the_type_of_their_probe() {
+fn entries_are_checked_against_the_schema_of_their_kind() {
     let suite = read(&format!(
-        "{MODELS}suite:\n  - name: a\n    kind: one\n    weight: '2'\n    limit: '0.25'\n    prompts: [x, y]\n    \
-         items: [[p, g]]\n  - name: b\n    kind: one\n    promts: [x]\n    limit: high\n  - name: c\n    kind: onne\n"
+        "{MODELS}suite:\n  - name: a\n    kind: calibration_drift\n    weight: '2'\n    regression_nats: '0.25'\n    \
+         items: [[p, g]]\n  - name: b\n    kind: delta_kl\n    promts: [x]\n    assert_mean_gte: high\n  \
+         - name: c\n    kind: delta_lk\n  - name: d\n    kind: delta_kl\n    top_k: 0\n"
     ))
     .unwrap();
-    let [good, bad, unknown] = suite.entries() else { panic!("three entries") };
+    let [good, bad, unknown, broken] = suite.entries() else { panic!("four entries") };
     assert_eq!((good.weight, good.enabled), (2.0, true));
-    assert_eq!(good.fields["prompts"], json!(["x", "y"]));
-    assert!(good.place.line() == Some(5), "{:?}", good.place);
-    let fields: Fields = good.read().unwrap();
+    assert_eq!(good.fields["items"], json!([["p", "g"]]));
+    assert!(good.origin.line() == Some(5), "{:?}", good.origin);
+    let built = good.probe().unwrap();
+    assert_eq!((built.name.as_str(), built.kind.as_str(), built.weight), ("a", "calibration_drift", 2.0));
+    assert!(format!("{:?}", built.probe).contains("regression_nats: 0.25"), "{built:?}");
+    let messages = |entry: &SuiteEntry| -> Vec<String> {
+        entry.probe().unwrap_err().iter().map(ToString::to_string).collect()
+    };
     assert_eq!(
-        fields,
-        Fields {
-            prompts: vec!["x".to_owned(), "y".to_owned()],
-            limit: 0.25,
-            items: vec![("p".to_owned(), "g".to_owned())],
-            top_k: None,
-        }
-    );
-    let told: Vec<String> =
-        bad.read::<Fields>().unwrap_err().errors.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        told,
+        messages(bad),
         [
-            "/suites/sway.yaml:13:5: suite.1.promts: unknown key",
-            "/suites/sway.yaml:14:12: suite.1.limit: expected a number, found the string `high`",
+            "/suites/sway.yaml:12:5: suite.1.promts: unknown key",
+            "/suites/sway.yaml:13:22: suite.1.assert_mean_gte: expected a number, found the string `high`",
         ]
     );
-    let kinds = [("one".to_owned(), schemars::schema_for!(Fields).to_value())];
-    let errors = suite.check_entries(&kinds).unwrap_err();
-    assert_eq!(errors.errors.len(), 3);
-    assert_eq!(errors.errors[2].hint().as_deref(), Some("write `one`"));
-    assert_eq!(errors.errors[2].path, "suite.2.kind");
-    assert_eq!(unknown.fault(Some("limit"), Problem::DuplicateKey).path, "suite.2.limit");
+    assert_eq!(messages(unknown), ["/suites/sway.yaml:15:11: suite.2.kind: unknown probe kind `delta_lk`"]);
+    assert_eq!(messages(broken), ["/suites/sway.yaml:18:12: suite.3.top_k: must be at least 1"]);
+    let errors = suite.probes().unwrap_err();
+    assert_eq!(errors.errors.len(), 4);
+    assert_eq!(errors.errors[2].hint().as_deref(), Some("did you mean `delta_kl`?"));
 }
 
 proptest::proptest! {
@@ -342,7 +316,7 @@ proptest::proptest! {
         let _ = read(&text);
         let whole = format!("{MODELS}suite:\n  - name: a\n    kind: k\n    {}\n", text.replace('\n', "\n    "));
         if let Ok(suite) = read(&whole) {
-            let _ = suite.entries().iter().map(SuiteEntry::read::<Fields>).collect::<Vec<_>>();
+            let _ = suite.probes();
         } else {
             proptest::prop_assert!(!read(&whole).unwrap_err().errors.is_empty());
         }

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::chart::{Chart, charts};
+use super::chart::{Figure, charts};
 use super::words::{Writing, writings};
 use crate::record::{Record, Verdict};
-use crate::report::{Report, format, meaning};
+use crate::report::{Report, format};
 
 /// How much of everything is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(super) struct Group {
     pub id: &'static str,
     pub title: &'static str,
     pub about: &'static str,
-    pub charts: Vec<Chart>,
+    pub charts: Vec<Figure>,
 }
 
 /// A probe.
@@ -84,9 +84,9 @@ pub(super) struct Group {
 pub(super) struct Probe {
     pub name: String,
     pub kind: String,
-    pub title: &'static str,
-    pub question: &'static str,
-    pub measure: &'static str,
+    pub title: String,
+    pub question: String,
+    pub measure: String,
     pub verdict: String,
     pub score: String,
     pub raw: String,
@@ -211,13 +211,13 @@ fn components(report: &Report) -> Vec<Component> {
 }
 
 fn probe(record: &Record, limits: Limits) -> Probe {
-    let meaning = meaning(&record.kind);
+    let about = record.about().into_owned();
     Probe {
         name: cropped(&record.name, limits.letters.min(120)),
         kind: cropped(&record.kind, 60),
-        title: meaning.title,
-        question: meaning.question,
-        measure: meaning.measure,
+        title: cropped(&about.title, 120),
+        question: cropped(&about.question, limits.letters),
+        measure: cropped(&about.measure, limits.letters),
         verdict: record.verdict.to_string(),
         score: format::score(record.score),
         raw: format::raw(record.raw),

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::words::{Part, Side, compared};
 use super::*;
+use crate::probe::Evidence;
 use crate::record::Verdict;
 use crate::report::tests::{record, sample};
 
@@ -15,7 +16,7 @@ fn full() -> Report {
     let mut report = sample();
     let mut with = |name: &str, kind: &str, evidence: Value| {
         let mut record = record(name, kind, Verdict::Pass, Some(0.7));
-        record.evidence = evidence.as_object().unwrap().clone();
+        record.evidence = Evidence::of(&evidence);
         record.raw = Some(0.5);
         report.probes.push(record);
     };
@@ -90,13 +91,13 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
     let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
     let order = [
         "<main>",
-        "<h1 id=\"verdict\">The fine-tuning did a part of what it should.</h1>",
+        "<h1 id=\"verdict\">Fine-tuning achieved part of what it should.</h1>",
         "<h2 id=\"categories\">",
-        "<h2 id=\"ablation\">",
-        "<h2 id=\"sections\">",
+        "<h2 id=\"prompt_collapse\">",
+        "<h2 id=\"section_internalization\">",
+        "<h2 id=\"adapter_ablation\">",
         "<h2 id=\"layers\">",
         "<h2 id=\"nulls\">",
-        "<h2 id=\"context\">",
         "<h2 id=\"writings\">",
         "<h2 id=\"probes\">",
         "<h2 id=\"run\">",
@@ -110,7 +111,7 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
         ":focus-visible",
         "<th scope=\"row\" dir=\"auto\">Intro &amp; more</th><td class=\"number\">0.25</td>",
         "<th scope=\"row\"><bdi>bad &lt;one&gt;",
-        "Does the tuned model recite the document word for word?",
+        "Does the fine-tuned model recite the document word for word?",
         "4 values of noise as dots, and a line at 0.5",
         "90 % at 1.25",
     ] {
@@ -157,38 +158,39 @@ fn noise_of_another_entry_is_found_by_kind() {
     let mut report = sample();
     report.probes[0].evidence.insert("per_kind_raw_samples".to_owned(), json!({"delta_kl": [1.0, 2.0, 3.0]}));
     let page = report.to_html();
-    assert!(page.contains("d: the adapter beside 3 draws of noise"), "{page}");
+    assert!(page.contains("d: the adapter and 3 draws of noise"), "{page}");
     assert_eq!(page.matches("<svg ").count(), 1);
 }
 
 #[test]
 fn what_cannot_be_drawn_is_not() {
-    for evidence in [
-        json!({"lambdas": [1.0], "mean_divergence_per_lambda": [1.0]}),
-        json!({"lambdas": [1.0, 2.0], "mean_divergence_per_lambda": [1.0, null]}),
-        json!({"lambdas": "odd", "per_section": 3, "layers": [{}], "null_samples": [null], "generations": [1]}),
-        json!({"layers": [], "per_section": [{"effective_sis": "x"}]}),
+    for (kind, evidence) in [
+        ("adapter_ablation", json!({"lambdas": [1.0], "mean_divergence_per_lambda": [1.0]})),
+        ("adapter_ablation", json!({"lambdas": [1.0, 2.0], "mean_divergence_per_lambda": [1.0, null]})),
+        ("adapter_ablation", json!({"lambdas": "odd", "layers": [{}], "null_samples": [null]})),
+        ("section_internalization", json!({"per_section": 3, "generations": [1]})),
+        ("section_internalization", json!({"layers": [], "per_section": [{"effective_sis": "x"}]})),
+        ("prompt_collapse", json!({"context_lengths": [0, 1], "mean_divergence_per_length": [1.0]})),
     ] {
         let mut report = sample();
-        report.probes[1].evidence = evidence.as_object().unwrap().clone();
+        report.probes[1].kind = kind.to_owned();
+        report.probes[1].evidence = Evidence::of(&evidence);
         let page = report.to_html();
         assert_eq!(page.matches("<figure>").count(), 0, "{evidence}");
         check_nesting(&page);
     }
     check_nesting(&Report::default().to_html());
-    assert!(Report::default().to_html().contains("No probe was run, so nothing is known."));
+    assert!(Report::default().to_html().contains("No probe ran, so there is no verdict."));
 }
 
 #[test]
 fn values_that_are_all_the_same_are_drawn() {
     let mut report = sample();
-    report.probes[1].evidence = json!({
+    report.probes[1].kind = "adapter_ablation".to_owned();
+    report.probes[1].evidence = Evidence::of(&json!({
         "lambdas": [1.0, 1.0], "mean_divergence_per_lambda": [0.0, 0.0],
         "layers": [{"name": "a", "share": 0.0}], "null_samples": [0.0, 0.0],
-    })
-    .as_object()
-    .unwrap()
-    .clone();
+    }));
     report.probes[1].raw = Some(0.0);
     let page = report.to_html();
     assert_eq!((page.matches("<svg ").count(), page.matches("<figure>").count()), (2, 3));
@@ -209,14 +211,11 @@ fn a_page_stays_small_whatever_a_report_says() {
     let crowded = report.probes[1].clone();
     for index in 0..300 {
         let mut record = crowded.clone();
-        record.evidence = json!({
+        record.evidence = Evidence::of(&json!({
             "generations": [writing, writing],
             "null_samples": samples[..20 + index % 7],
             "layers": vec![layer.clone(); 200],
-        })
-        .as_object()
-        .unwrap()
-        .clone();
+        }));
         report.probes.push(record);
     }
     report.score.findings = vec![long.clone(); 5];
@@ -244,7 +243,7 @@ fn without_a_result_there_is_no_score() {
     }
     for page in [report.to_html(), Report::default().to_html()] {
         assert!(page.contains("There is no score."));
-        assert!(page.contains("so nothing is known.</h1>"));
+        assert!(page.contains("so there is no verdict.</h1>"));
     }
     assert!(!sample().to_html().contains("There is no score."));
 }

@@ -1,10 +1,9 @@
 //! What the two models write, word by word beside each other.
 
-use serde::Serialize;
-use serde_json::Value;
-
 use super::contents::{Limits, cropped};
+use crate::probe::Generations;
 use crate::report::Report;
+use serde::Serialize;
 
 /// The most words of a text that are compared one by one.
 const MOST_WORDS: usize = 600;
@@ -41,19 +40,17 @@ pub(super) enum Side {
 pub(super) fn writings(report: &Report, limits: Limits, cut: &mut Vec<String>) -> Vec<Writing> {
     let mut all = Vec::new();
     for record in report.probes.iter().take(limits.probes) {
-        let list = record.evidence.get("generations").and_then(Value::as_array);
-        for (place, item) in list.into_iter().flatten().enumerate() {
-            let text = |key: &str| item.get(key).and_then(Value::as_str);
-            let (Some(base), Some(tuned)) = (text("base"), text("ft")) else { continue };
+        let generations = record.evidence.read::<Generations>().unwrap_or_default().generations;
+        for (place, pair) in generations.iter().enumerate() {
             if all.len() == limits.writings {
                 cut.push(format!("only the first {} pairs of texts are shown", limits.writings));
                 return all;
             }
-            let parts = compared(&cropped(base, limits.letters), &cropped(tuned, limits.letters));
+            let parts = compared(&cropped(&pair.base, limits.letters), &cropped(&pair.tuned, limits.letters));
             all.push(Writing {
                 probe: cropped(&record.name, 80),
                 number: place + 1,
-                prompt: cropped(text("prompt").unwrap_or_default(), limits.letters),
+                prompt: cropped(&pair.prompt, limits.letters),
                 same: same(&parts),
                 parts,
             });

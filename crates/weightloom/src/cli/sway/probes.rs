@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use serde_json::{Value, json};
 use weightloom::sway::probe::{Kind, find, kinds};
-use weightloom::sway::report::meaning;
 
 use super::super::failure::Failure;
 use super::super::output::{Output, table};
@@ -29,7 +28,7 @@ fn all(output: Output) -> Result<ExitCode, Failure> {
     output.show(&list, |_| {
         let mut table = table(&["kind", "category", "question"], &[]);
         for kind in kinds() {
-            table.add_row([kind.kind, kind.category.name(), meaning(kind.kind).question]);
+            table.add_row([kind.name(), kind.about.category.name(), kind.about.question]);
         }
         format!("{table}\nRun `weightloom sway probes KIND` for the fields of a kind.")
     })
@@ -39,7 +38,7 @@ fn one(kind: &Kind, output: Output) -> Result<ExitCode, Failure> {
     let mut answer = described(kind);
     answer["fields"] = kind.schema();
     output.show(&answer, |_| {
-        let meaning = meaning(kind.kind);
+        let about = kind.about;
         let mut table = table(&["field", "type", "default", "description"], &[]);
         let schema = kind.schema();
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
@@ -48,19 +47,20 @@ fn one(kind: &Kind, output: Output) -> Result<ExitCode, Failure> {
         }
         format!(
             "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry also has: name, kind, enabled (true), weight (1).",
-            kind.kind, kind.category, meaning.title, meaning.question, meaning.measure
+            about.kind, about.category, about.title, about.question, about.measure
         )
     })
 }
 
 fn described(kind: &Kind) -> Value {
-    let meaning = meaning(kind.kind);
+    let about = kind.about;
     json!({
-        "kind": kind.kind,
-        "category": kind.category,
-        "description": kind.description,
-        "question": meaning.question,
-        "measure": meaning.measure,
+        "kind": about.kind,
+        "category": about.category,
+        "title": about.title,
+        "description": about.summary,
+        "question": about.question,
+        "measure": about.measure,
     })
 }
 

@@ -1,5 +1,6 @@
 //! A report in a terminal.
 
+use weightloom::sway::attribution::{LayerShare, LayerShares};
 use weightloom::sway::report::format;
 use weightloom::sway::{Category, Record, Report, Verdict};
 
@@ -149,15 +150,13 @@ fn probes(report: &Report, width: Width) -> String {
 /// What is gone of the change without each layer and each kind of module, if
 /// that was asked: the largest first.
 fn layers(report: &Report) -> Option<String> {
-    let evidence =
-        report.probes.iter().map(|record| &record.evidence).find(|one| one.contains_key("layers"))?;
-    let line = |key: &str| {
-        let mut parts: Vec<(String, f64)> = evidence
-            .get(key)?
-            .as_array()?
-            .iter()
-            .filter_map(|part| Some((flat(part.get("name")?.as_str()?), part.get("share")?.as_f64()?)))
-            .collect();
+    let shares = report
+        .probes
+        .iter()
+        .filter_map(|record| record.evidence.read::<LayerShares>())
+        .find(|shares| !shares.layers.is_empty())?;
+    let line = |shares: &[LayerShare]| {
+        let mut parts: Vec<(String, f64)> = shares.iter().map(|one| (flat(&one.name), one.share)).collect();
         parts.sort_by(|one, other| other.1.total_cmp(&one.1));
         let mut named: Vec<String> = parts
             .iter()
@@ -169,7 +168,7 @@ fn layers(report: &Report) -> Option<String> {
         }
         (!named.is_empty()).then(|| format!("  {}", named.join(", ")))
     };
-    let lines: Vec<String> = ["layers", "parts"].into_iter().filter_map(line).collect();
+    let lines: Vec<String> = [shares.layers, shares.parts].iter().filter_map(|one| line(one)).collect();
     (!lines.is_empty())
         .then(|| format!("Where the change is: how much of it goes with each part\n{}", lines.join("\n")))
 }

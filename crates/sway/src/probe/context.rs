@@ -1,6 +1,6 @@
-//! All that a probe may look at.
+//! Everything that a probe may look at.
 
-use super::nulls::NullStatistics;
+use super::calibration::NullStatistics;
 use crate::answer_store::AnswerStore;
 use crate::backend::{Capabilities, Capability};
 use crate::packs::Packs;
@@ -8,49 +8,50 @@ use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
 use crate::view::View;
 
-/// All that a probe may look at.
+/// Everything that a probe may look at.
 #[derive(Clone, Debug)]
-pub struct Setting<'a> {
-    /// What was answered so far.
+pub struct ProbeContext<'a> {
+    /// Answers received so far.
     pub answers: &'a AnswerStore,
     /// The view that counts as the base.
     pub base: View,
-    /// The view that counts as tuned. Noise takes its place for a null.
+    /// The view that counts as fine-tuned. Noise takes its place when a probe
+    /// is calibrated.
     pub tuned: View,
-    /// What random draws begin with.
+    /// Seed of random draws.
     pub seed: u64,
-    /// How many of the likeliest tokens are compared.
+    /// How many of the most likely tokens are compared.
     pub top_k: usize,
-    /// The document's sections.
+    /// Sections of the document.
     pub sections: &'a [Section],
-    /// The document's text.
+    /// Text of the document.
     pub document: Option<&'a str>,
-    /// Texts that probes need of themselves.
+    /// Built-in texts.
     pub packs: &'a Packs,
-    /// What the backend can do.
+    /// Optional features of the backend.
     pub capabilities: &'a Capabilities,
-    /// What noise gave, if that is known.
+    /// What noise measured, if it has been run.
     pub nulls: Option<&'a NullStatistics>,
-    /// How verdicts are reached. PairedSettings tests compare whole vocabularies where
-    /// the backend sees them; the reference compares the likeliest tokens.
+    /// How verdicts are reached. Paired tests compare whole vocabularies where
+    /// the backend sees them; the reference compares the most likely tokens.
     pub statistics: Statistics,
     /// The kinds of later entries of the suite.
     pub downstream: &'a [String],
 }
 
-impl<'a> Setting<'a> {
-    /// The same with noise in place of the tuned model: nothing is known of
-    /// other noise there.
+impl<'a> ProbeContext<'a> {
+    /// The context in which noise takes the place of the fine-tuned model. No
+    /// other noise is known there.
     pub fn with_noise(&self, noise: View, seed: u64) -> Self {
         Self { tuned: noise, seed, nulls: None, downstream: &[], ..self.clone() }
     }
 
-    /// Whether the backend can do something.
+    /// Whether the backend has a feature.
     pub fn can(&self, capability: Capability) -> bool {
         self.capabilities.contains(&capability)
     }
 
-    /// The sections that are plain text.
+    /// Sections of plain text.
     pub fn prose(&self) -> impl Iterator<Item = &'a Section> + use<'a> {
         self.sections.iter().filter(|section| section.kind == SectionKind::Prose)
     }
