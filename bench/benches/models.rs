@@ -18,7 +18,7 @@ use weightloom_checkpoint::storage::ReadMode;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, LoadOptions, Model, iter_parameters};
+use weightloom_hub::{Families, Hub, Model, ModelLoadOptions, iter_parameters};
 use weightloom_layout::DType;
 use weightloom_nn::{Decoder, ForwardArgs, GenerateRequest, Generation, Input};
 use weightloom_tensor::no_grad;
@@ -62,21 +62,16 @@ fn main() {
 fn ours(case: &str, folder: &Path, dtype: &str) {
     let mut families = Families::new();
     weightloom_models::register(&mut families).expect("families differ in name");
-    let hub = Hub {
-        cards: CardStore::new([]),
-        families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    };
+    let hub = Hub::new(CardStore::new([]), families, Ok(FetchSettings::in_folders("none", "none")));
     let dtype: DType = dtype.parse().expect("a dtype");
     let before = peak_memory();
     let begin = Instant::now();
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
-    let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
+    let options = ModelLoadOptions { dtype: Some(dtype), ..ModelLoadOptions::default() };
     let answer = match case {
         "load" | "map" => {
             let way = (case == "map").then_some(ReadMode::Mapped);
-            let loaded = model.load(&LoadOptions { way, ..options }, &()).expect("loaded");
+            let loaded = model.load(&ModelLoadOptions { read_mode: way, ..options }, &()).expect("loaded");
             let seconds = begin.elapsed().as_secs_f64();
             let weights: usize = loaded
                 .decoder
@@ -127,7 +122,7 @@ fn rank(model: &Model, begin: Instant) -> Value {
         if !first {
             return (0, Vec::new());
         }
-        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
         let parts = iter_parameters(model.source(), &config, &keys, &parallel, &options, &()).expect("parts");
         let parts: Vec<_> = parts.map(|part| part.expect("read").1).collect();
         (parts.iter().map(|part| part.shape().volume() * part.dtype().size()).sum::<usize>(), parts)

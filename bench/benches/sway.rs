@@ -122,12 +122,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], cache_folder: &Path) {
     let text = text.join("\n\n");
     let mut families = Families::new();
     weightloom_models::register(&mut families).expect("families differ in name");
-    let hub = Hub {
-        cards: CardStore::new([]),
-        families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    };
+    let hub = Hub::new(CardStore::new([]), families, Ok(FetchSettings::in_folders("none", "none")));
     let model = hub.open(&base.display().to_string(), &()).expect("a model");
     let local = LocalBackend::new("hf", model, Tuned::Adapter(adapter.to_owned()), LocalOptions::default())
         .expect("a backend");

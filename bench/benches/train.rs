@@ -20,7 +20,7 @@ use weightloom_dtensor::DistContext;
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, solo, threads};
 use weightloom_hub::cards::CardStore;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, LoadOptions};
+use weightloom_hub::{Families, Hub, ModelLoadOptions};
 use weightloom_layout::DType;
 use weightloom_nn::{ActivationCheckpointing, Adapter};
 use weightloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
@@ -63,12 +63,7 @@ fn main() {
 fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine {
     let mut families = Families::new();
     weightloom_models::register(&mut families).expect("families differ in name");
-    let hub = Hub {
-        cards: CardStore::new([]),
-        families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    };
+    let hub = Hub::new(CardStore::new([]), families, Ok(FetchSettings::in_folders("none", "none")));
     let lora = case == "lora";
     let compute: DType = dtype.parse().expect("a dtype");
     let model = hub.open(&folder.display().to_string(), &()).expect("a model");
@@ -76,12 +71,12 @@ fn engine(root: Arc<dyn Gang>, folder: &Path, case: &str, dtype: &str) -> Engine
     let dist = DistContext::new(Arc::clone(&gangs.root));
     let precision = if compute == DType::F32 { Precision::F32 } else { Precision::Bf16 };
     let usage = Accelerator::default().usage(precision, gangs.sdp.size());
-    let options = LoadOptions {
+    let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(if lora { compute } else { DType::F32 }),
         usage,
         dist: Some(Arc::clone(&dist)),
-        ..LoadOptions::default()
+        ..ModelLoadOptions::default()
     };
     let decoder = model.load(&options, &()).expect("loaded").decoder;
     let adapter = lora.then(|| {

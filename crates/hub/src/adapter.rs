@@ -1,9 +1,8 @@
-//! Adapters of PEFT and MLX, for a decoder that is loaded.
+//! Loading of PEFT and MLX adapters for a decoder.
 //!
-//! An adapter names modules as the published model does. Its matrices are put
-//! under the decoder's names by the same rules as the model's weights: where a
-//! rule cuts a weight into parts, it cuts `B` into the same parts, and all of
-//! them share `A`.
+//! An adapter names modules like the published model. The key mapping of the
+//! model's weights applies to its matrices too: where a rule splits a weight,
+//! it splits `B` the same way, and all parts share `A`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,57 +21,50 @@ use crate::config::{ConfigError, Fields};
 use crate::error::HubError;
 use crate::family::AnyFamily;
 
-/// What is wrong with an adapter.
+/// An invalid or unsupported adapter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum AdapterError {
-    /// Its configuration.
-    #[error("{}: {source}", peft::CONFIG)]
-    Config { source: ConfigError },
-    /// Its configuration is no JSON map.
-    #[error("{} is no JSON map: {message}", peft::CONFIG)]
+    #[error("invalid `{file}`: {0}", file = peft::CONFIG)]
+    Config(ConfigError),
+    #[error("expected a JSON object in `{}`: {message}", peft::CONFIG)]
     NotJson { message: String },
-    /// A pattern that is no pattern.
-    #[error("`{pattern}` in `{key}` is no regular expression: {message}")]
+    #[error("invalid regular expression `{pattern}` in `{key}`: {message}")]
     Pattern { key: &'static str, pattern: String, message: String },
-    /// Half of a low-rank update.
-    #[error("the adapter has no `{missing}` for `{module}`")]
-    Half { module: String, missing: &'static str },
-    /// A tensor that is part of nothing that is known.
-    #[error("the adapter holds `{tensor}`, which is of a kind that is not supported")]
+    #[error("the adapter has no `{missing}` for module `{module}`")]
+    MissingMatrix { module: String, missing: &'static str },
+    #[error("unsupported tensor `{tensor}` in the adapter")]
     Tensor { tensor: String },
-    /// A module that the model's rules do not keep by itself.
-    #[error("the adapter changes `{module}`, which this model keeps together with others")]
-    Together { module: String },
-    /// An adapter that changes nothing.
-    #[error("the adapter at {location} holds no tensors")]
+    #[error("the adapter changes module `{module}`, which this model fuses with others")]
+    FusedModule { module: String },
+    #[error("the adapter in {location} has no tensors")]
     Empty { location: String },
 }
 
 impl Hint for AdapterError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Config { source } => source.hint(),
+            Self::Config(problem) => problem.hint(),
             Self::Tensor { .. } => {
-                Some("merge the adapter with the tool that made it, and load the merged model".to_owned())
+                Some("merge the adapter with the tool that created it, and load the merged model".to_owned())
             }
             _ => None,
         }
     }
 }
 
-/// How strongly modules count.
-struct Strengths {
+/// LoRA scales of the modules.
+struct LoraScales {
     alpha: f64,
     patterns: Vec<(Regex, f64)>,
-    by_root: bool,
+    rank_stabilized: bool,
 }
 
-impl Strengths {
+impl LoraScales {
     fn new(config: &Map<String, Value>) -> Result<Self, AdapterError> {
         let fields = Fields::new(config);
-        let wrong = |source| AdapterError::Config { source };
+        let wrong = AdapterError::Config;
         let kind = fields.get_or("peft_type", "LORA".to_owned()).map_err(wrong)?;
         if kind != "LORA" {
             return Err(wrong(fields.not_supported("peft_type", &["LORA"])));
@@ -94,7 +86,7 @@ impl Strengths {
             let key = "alpha_pattern";
             let inside = Map::from_iter([(pattern.clone(), value)]);
             let alpha = Fields::inside(&inside, key).get(&pattern).map_err(wrong)?;
-            // A pattern is about the end of a name.
+            // A pattern matches the end of a name.
             let regex = Regex::new(&format!(r"^(.*\.)?({pattern})$"));
             let message = |error: fancy_regex::Error| AdapterError::Pattern {
                 key,
@@ -103,46 +95,46 @@ impl Strengths {
             };
             patterns.push((regex.map_err(message)?, alpha));
         }
-        Ok(Self { alpha, patterns, by_root: fields.get_or("use_rslora", false).map_err(wrong)? })
+        Ok(Self { alpha, patterns, rank_stabilized: fields.get_or("use_rslora", false).map_err(wrong)? })
     }
 
-    /// What `B · A` of a module is multiplied by.
+    /// The factor of `B · A` for a module.
     fn scale(&self, module: &str, rank: usize) -> f64 {
-        // A pattern that takes too long to try is taken not to fit.
+        // A pattern that takes too long counts as no match.
         let own = self.patterns.iter().find(|(pattern, _)| pattern.is_match(module).unwrap_or(false));
         let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
-        if self.by_root { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
+        if self.rank_stabilized { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
     }
 }
 
-/// The parts of one module's change, by what they are.
+/// Tensors of one module.
 #[derive(Default)]
-struct Parts<'a> {
+struct ModuleTensors<'a> {
     a: Option<&'a TensorEntry>,
     b: Option<&'a TensorEntry>,
     b_bias: Option<&'a TensorEntry>,
     magnitude: Option<&'a TensorEntry>,
 }
 
-/// Where one of the parts belongs.
-type Slot<'a> = for<'b> fn(&'b mut Parts<'a>) -> &'b mut Option<&'a TensorEntry>;
+/// Selects one of the tensors.
+type Slot<'a> = for<'b> fn(&'b mut ModuleTensors<'a>) -> &'b mut Option<&'a TensorEntry>;
 
-/// An adapter's tensors, sorted.
+/// Tensors of an adapter, by module.
 #[derive(Default)]
-struct Sorted<'a> {
-    modules: BTreeMap<String, Parts<'a>>,
-    /// Parameters that take the place of others.
-    whole: BTreeMap<String, &'a TensorEntry>,
+struct AdapterTensors<'a> {
+    modules: BTreeMap<String, ModuleTensors<'a>>,
+    /// Parameters that replace those of the model.
+    replaced: BTreeMap<String, &'a TensorEntry>,
 }
 
-impl<'a> Sorted<'a> {
+impl<'a> AdapterTensors<'a> {
     fn new(index: &'a Index) -> Result<Self, AdapterError> {
-        let mut sorted = Self::default();
+        let mut tensors = Self::default();
         for (tensor, entry) in index.tensors() {
             let name = tensor.strip_prefix(peft::PREFIX).unwrap_or(tensor);
             let unknown = || AdapterError::Tensor { tensor: tensor.clone() };
             let mut part = |module: &str, set: Slot<'a>| {
-                *set(sorted.modules.entry(module.to_owned()).or_default()) = Some(entry);
+                *set(tensors.modules.entry(module.to_owned()).or_default()) = Some(entry);
             };
             if let Some((module, what)) = name.split_once(".lora_") {
                 match what {
@@ -160,25 +152,25 @@ impl<'a> Sorted<'a> {
             if !(plain.ends_with(".weight") || plain.ends_with(".bias")) || plain.contains("token_adapter") {
                 return Err(unknown());
             }
-            sorted.whole.insert(plain, entry);
+            tensors.replaced.insert(plain, entry);
         }
-        Ok(sorted)
+        Ok(tensors)
     }
 
-    /// An index that has every weight that is changed: for the family to see
-    /// which names it has to do with.
-    fn names(&self, index: &Index) -> Result<Index, HubError> {
+    /// An index of the changed weights, from which the family derives its key
+    /// mapping.
+    fn changed_weights(&self, index: &Index) -> Result<Index, HubError> {
         let modules =
             self.modules.iter().filter_map(|(module, parts)| Some((format!("{module}.weight"), parts.b?)));
-        let whole = self.whole.iter().map(|(name, entry)| (name.clone(), *entry));
+        let whole = self.replaced.iter().map(|(name, entry)| (name.clone(), *entry));
         let tensors = modules.chain(whole).map(|(name, entry)| (name, entry.clone())).collect();
         let index = Index::new(Format::Peft, index.files().to_vec(), tensors);
         Ok(index.map_err(weightloom_checkpoint::CheckpointError::from)?)
     }
 }
 
-/// What becomes of one tensor by the rules for a model's weights.
-fn renamed(
+/// Applies the key mapping of the model's weights to one tensor.
+fn apply_keys(
     keys: &KeyMap,
     files: &Index,
     name: &str,
@@ -188,7 +180,7 @@ fn renamed(
     let tensors = BTreeMap::from([(name.to_owned(), entry.clone())]);
     let index = Index::new(Format::Peft, files.files().to_vec(), tensors).map_err(checkpoint)?;
     let renamed = keys.apply(&index).map_err(weightloom_checkpoint::CheckpointError::from)?;
-    // Parts are told in the order of the whole, which names need not be in.
+    // Parts in the order of the split, which may differ from that of their names.
     let order: Vec<String> = keys
         .rules
         .iter()
@@ -204,13 +196,13 @@ fn renamed(
     Ok(parts)
 }
 
-/// Whether a name could come from a pattern with places for parts.
+/// Whether a name matches a pattern with `{}` placeholders.
 fn pattern_fits(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<&str>, Vec<&str>) = (pattern.split('.').collect(), name.split('.').collect());
     pattern.len() == name.len() && pattern.iter().zip(&name).all(|(a, b)| *a == "{}" || a == b)
 }
 
-/// Loads an adapter for a decoder. Every rank that holds a part of it.
+/// Loads an adapter for a decoder. Called by every rank that holds a part of it.
 pub fn load_adapter(
     source: &Source,
     decoder: &Decoder,
@@ -218,20 +210,20 @@ pub fn load_adapter(
     config: &Map<String, Value>,
     observer: &dyn Observer,
 ) -> Result<Adapter, HubError> {
-    // What was saved while it was trained holds more than an adapter.
-    let alone = source.as_adapter()?;
-    let source = alone.as_ref().unwrap_or(source);
+    // Checkpoints of a training run hold more than the adapter.
+    let adapter_only = source.as_adapter()?;
+    let source = adapter_only.as_ref().unwrap_or(source);
     let peft = peft::to_peft(&source.index, None)?;
     let parsed: Result<Map<String, Value>, _> = serde_json::from_str(&peft.config);
     let adapter_config = parsed.map_err(|error| AdapterError::NotJson { message: error.to_string() })?;
-    let strengths = Strengths::new(&adapter_config)?;
+    let scales = LoraScales::new(&adapter_config)?;
     let index = &peft.index;
-    let sorted = Sorted::new(index)?;
-    if sorted.modules.is_empty() && sorted.whole.is_empty() {
+    let tensors = AdapterTensors::new(index)?;
+    if tensors.modules.is_empty() && tensors.replaced.is_empty() {
         return Err(AdapterError::Empty { location: source.storage.location() }.into());
     }
-    let about = |source| HubError::Config { about: "the base model".to_owned(), source };
-    let keys = family.keys(config, &sorted.names(index)?).map_err(about)?;
+    let about = |problem| HubError::Config { about: "base model".to_owned(), problem };
+    let keys = family.keys(config, &tensors.changed_weights(index)?).map_err(about)?;
     let dtype = match decoder.parameters().first() {
         Some((_, value)) if value.dtype() == DType::F64 => DType::F64,
         _ => DType::F32,
@@ -247,25 +239,26 @@ pub fn load_adapter(
     let mut adapter = Adapter::new();
     let stage: BTreeSet<&str> = decoder.parameters().iter().map(|(name, _)| name.as_str()).collect();
     let whole_model = decoder.stage().is_first() && decoder.stage().is_last();
-    // Other stages have modules of their own; this one leaves them to them.
+    // Modules of other pipeline stages.
     let elsewhere = |name: &str| !whole_model && !stage.contains(name);
-    for (module, parts) in &sorted.modules {
-        let half = |missing| AdapterError::Half { module: module.clone(), missing };
-        let (a, b) = (parts.a.ok_or_else(|| half("A"))?, parts.b.ok_or_else(|| half("B"))?);
-        let scale = strengths.scale(module, a.shape.first().copied().unwrap_or(1));
+    for (module, parts) in &tensors.modules {
+        let missing_matrix = |missing| AdapterError::MissingMatrix { module: module.clone(), missing };
+        let (a, b) =
+            (parts.a.ok_or_else(|| missing_matrix("A"))?, parts.b.ok_or_else(|| missing_matrix("B"))?);
+        let scale = scales.scale(module, a.shape.first().copied().unwrap_or(1));
         let weight = format!("{module}.weight");
-        let turned = keys
+        let is_transposed = keys
             .rules
             .iter()
             .any(|rule| matches!(rule, KeyRule::Transpose { key } if pattern_fits(key, &weight)));
-        let b = if turned { transposed(b)? } else { b.clone() };
-        let b_parts = renamed(&keys, index, &weight, &b)?;
+        let b = if is_transposed { transposed(b)? } else { b.clone() };
+        let b_parts = apply_keys(&keys, index, &weight, &b)?;
         if b_parts.is_empty() {
-            return Err(AdapterError::Together { module: module.clone() }.into());
+            return Err(AdapterError::FusedModule { module: module.clone() }.into());
         }
         let rows = |entry: Option<&TensorEntry>| -> Result<Vec<Option<TensorEntry>>, HubError> {
             let Some(entry) = entry else { return Ok(vec![None; b_parts.len()]) };
-            let parts = renamed(&keys, index, &format!("{module}.bias"), entry)?;
+            let parts = apply_keys(&keys, index, &format!("{module}.bias"), entry)?;
             Ok(parts.into_iter().map(|(_, entry)| Some(entry)).collect())
         };
         let (biases, magnitudes) = (rows(parts.b_bias)?, rows(parts.magnitude)?);
@@ -281,8 +274,8 @@ pub fn load_adapter(
             adapter.add(decoder, own, [&a, &b], bias.as_ref(), magnitude.as_ref(), scale)?;
         }
     }
-    for (name, entry) in &sorted.whole {
-        for (name, entry) in renamed(&keys, index, name, entry)? {
+    for (name, entry) in &tensors.replaced {
+        for (name, entry) in apply_keys(&keys, index, name, entry)? {
             if !elsewhere(&name) {
                 adapter.replace(decoder, &name, &values(&entry)?)?;
             }

@@ -1,65 +1,62 @@
-//! Configurations of families: keys and values as in a model's `config.json`,
-//! read into types, with errors that name the key.
+//! Typed configurations of model families, with the keys of `config.json`.
 
 use serde_json::{Map, Value};
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, nearest};
 
-/// What is wrong with a configuration.
+/// An invalid or unsupported configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ConfigError {
-    /// A key that is not there.
-    #[error("the configuration has no `{key}`")]
+    #[error("missing key `{key}`")]
     Missing { key: String },
-    /// A value of another kind.
-    #[error("`{key}` is expected to be {expected}, but is {found} instead")]
+    #[error("invalid `{key}`: expected {expected}, found {found}")]
     Value { key: String, expected: String, found: String },
-    /// A key that means nothing.
-    #[error("`{key}` is not a key of this configuration")]
+    #[error("unknown key `{key}`")]
     UnknownKey { key: String, near: Option<String> },
-    /// The configuration is no map.
-    #[error("the configuration is expected to be a map, but is {found} instead")]
+    #[error("expected a map, found {found}")]
     NotAMap { found: String },
-    /// A model that the decoder cannot be.
-    #[error("`{key}` is {found}, which is not supported")]
+    #[error("unsupported `{key}`: {found}")]
     NotSupported { key: String, found: String, supported: String },
-    /// Options of the decoder that do not go together.
-    #[error("the configuration makes no model: {0}")]
+    #[error(transparent)]
     Decoder(#[from] weightloom_nn::ConfigError),
 }
 
 impl Hint for ConfigError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::UnknownKey { near, .. } => near.as_ref().map(|near| format!("write `{near}`")),
-            Self::NotSupported { supported, .. } => Some(format!("supported: {supported}")),
+            Self::UnknownKey { near, .. } => did_you_mean(near.as_deref()),
+            Self::NotSupported { supported, .. } => Some(format!("use one of: {supported}")),
             Self::Decoder(error) => error.hint(),
             _ => None,
         }
     }
 }
 
-/// A value as it is told in an error.
-fn shown(value: &Value) -> String {
-    const MOST: usize = 60;
+/// A value in an error message.
+fn excerpt(value: &Value) -> String {
+    const MAX_CHARS: usize = 60;
     let text = match value {
         Value::Object(_) => "a map".to_owned(),
         Value::Array(_) => "a list".to_owned(),
         other => other.to_string(),
     };
-    if text.chars().count() <= MOST { text } else { text.chars().take(MOST).chain(['…']).collect() }
+    if text.chars().count() <= MAX_CHARS {
+        text
+    } else {
+        text.chars().take(MAX_CHARS).chain(['…']).collect()
+    }
 }
 
-/// A type that values of a configuration have.
+/// A type of configuration values.
 pub trait ConfigValue: Sized {
-    /// What a value should be, in words.
+    /// The expected value, for messages.
     const EXPECTED: &'static str;
 
-    /// Reads it, if it is one.
+    /// Reads a value; `None` if it has another type.
     fn from_json(value: &Value) -> Option<Self>;
 
-    /// Writes it.
+    /// Writes a value.
     fn to_json(&self) -> Value;
 }
 
@@ -81,12 +78,12 @@ macro_rules! plain_values {
 }
 
 plain_values! {
-    usize: "a whole number", |value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+    usize: "an integer", |value| value.as_u64().and_then(|value| usize::try_from(value).ok());
     f64: "a number", Value::as_f64;
     bool: "true or false", Value::as_bool;
-    String: "a text", |value| value.as_str().map(str::to_owned);
-    Vec<usize>: "a list of whole numbers", |value| value.as_array()?.iter().map(usize::from_json).collect();
-    Vec<String>: "a list of texts", |value| value.as_array()?.iter().map(String::from_json).collect();
+    String: "a string", |value| value.as_str().map(str::to_owned);
+    Vec<usize>: "a list of integers", |value| value.as_array()?.iter().map(usize::from_json).collect();
+    Vec<String>: "a list of strings", |value| value.as_array()?.iter().map(String::from_json).collect();
     Map<String, Value>: "a map", |value| value.as_object().cloned();
 }
 
@@ -102,41 +99,43 @@ impl<T: ConfigValue> ConfigValue for Option<T> {
     }
 }
 
-/// A configuration being read.
+/// Reads values of a configuration by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What the keys are inside of.
+    /// Key of the enclosing map.
     inside: &'a str,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a map.
+    /// Reads a top-level map.
     pub fn new(map: &'a Map<String, Value>) -> Self {
         Self { map, inside: "" }
     }
 
-    /// The fields of a map that is itself a value.
+    /// Reads a nested map.
     pub fn inside(map: &'a Map<String, Value>, key: &'a str) -> Self {
         Self { map, inside: key }
     }
 
-    fn full(&self, key: &str) -> String {
+    fn full_key(&self, key: &str) -> String {
         if self.inside.is_empty() { key.to_owned() } else { format!("{}.{key}", self.inside) }
     }
 
-    /// A value that must be there.
+    /// A required value.
     pub fn get<T: ConfigValue>(&self, key: &str) -> Result<T, ConfigError> {
         match self.map.get(key) {
             Some(value) => self.read(key, value),
-            None => T::from_json(&Value::Null).ok_or_else(|| ConfigError::Missing { key: self.full(key) }),
+            None => {
+                T::from_json(&Value::Null).ok_or_else(|| ConfigError::Missing { key: self.full_key(key) })
+            }
         }
     }
 
-    /// A value, or another if it is not there.
+    /// A value, or a default if it is missing.
     pub fn get_or<T: ConfigValue>(&self, key: &str, default: T) -> Result<T, ConfigError> {
         match self.map.get(key) {
-            // `null` says as much as nothing, except where it is a value.
+            // `null` counts as missing unless the type has it as a value.
             None => Ok(default),
             Some(Value::Null) if T::from_json(&Value::Null).is_none() => Ok(default),
             Some(value) => self.read(key, value),
@@ -145,28 +144,28 @@ impl<'a> Fields<'a> {
 
     fn read<T: ConfigValue>(&self, key: &str, value: &Value) -> Result<T, ConfigError> {
         T::from_json(value).ok_or_else(|| ConfigError::Value {
-            key: self.full(key),
+            key: self.full_key(key),
             expected: T::EXPECTED.to_owned(),
-            found: shown(value),
+            found: excerpt(value),
         })
     }
 
-    /// An error about a value that the decoder has no option for.
+    /// The error for a value that the decoder does not support.
     pub fn not_supported(&self, key: &str, supported: &[&str]) -> ConfigError {
-        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), shown);
-        ConfigError::NotSupported { key: self.full(key), found, supported: supported.join(", ") }
+        let found = self.map.get(key).map_or_else(|| "missing".to_owned(), excerpt);
+        ConfigError::NotSupported { key: self.full_key(key), found, supported: supported.join(", ") }
     }
 }
 
 /// The configuration of a family.
 pub trait FamilyConfig: Clone + std::fmt::Debug + PartialEq + Send + Sync + 'static {
-    /// Reads it. Keys that it does not know are not looked at.
+    /// Reads the configuration; ignores unknown keys.
     fn read(fields: Fields<'_>) -> Result<Self, ConfigError>;
 
-    /// Writes all of its keys.
+    /// Writes all keys.
     fn write(&self, map: &mut Map<String, Value>);
 
-    /// As a map.
+    /// All keys as a map.
     fn to_map(&self) -> Map<String, Value> {
         let mut map = Map::new();
         self.write(&mut map);
@@ -174,7 +173,7 @@ pub trait FamilyConfig: Clone + std::fmt::Debug + PartialEq + Send + Sync + 'sta
     }
 }
 
-/// A map as it is: for families that are described and not compiled.
+/// An untyped map, for families described in YAML.
 impl FamilyConfig for Map<String, Value> {
     fn read(fields: Fields<'_>) -> Result<Self, ConfigError> {
         Ok(fields.map.clone())
@@ -186,8 +185,8 @@ impl FamilyConfig for Map<String, Value> {
 }
 
 /// Declares the configuration of a family: a struct whose fields are keys of a
-/// `config.json`, with defaults for those that may be missing. Fields behind
-/// `..` are configurations themselves, whose keys stand among the others.
+/// `config.json`, with defaults for optional ones. Fields after `..` are
+/// configurations whose keys are flattened into the map.
 #[macro_export]
 macro_rules! family_config {
     (
@@ -229,9 +228,9 @@ macro_rules! family_config {
     };
 }
 
-/// Puts overrides over a configuration: maps are merged, all else is replaced.
-/// A key that the configuration does not have is an error.
-pub fn overridden(
+/// Applies overrides to a configuration: maps are merged, other values replaced.
+/// Unknown keys are an error.
+pub fn apply_overrides(
     config: &Map<String, Value>,
     overrides: &Map<String, Value>,
 ) -> Result<Map<String, Value>, ConfigError> {
@@ -291,29 +290,29 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_bad_values_are_named() {
+    fn errors_name_the_key() {
         let good = read(json!({"layers": 2, "tied": null, "more": 1})).unwrap();
         assert_eq!(good, Example { shared: Shared { layers: 2 }, tied: true, window: Some(7) });
         assert_eq!(read(json!({"layers": 2, "window": null})).unwrap().window, None);
         assert_eq!(good.to_map(), *json!({"layers": 2, "tied": true, "window": 7}).as_object().unwrap());
-        assert_eq!(read(json!({})).unwrap_err().to_string(), "the configuration has no `layers`");
+        assert_eq!(read(json!({})).unwrap_err().to_string(), "missing key `layers`");
         assert_eq!(
             read(json!({"layers": -1})).unwrap_err().to_string(),
-            "`layers` is expected to be a whole number, but is -1 instead"
+            "invalid `layers`: expected an integer, found -1"
         );
         assert_eq!(
             read(json!({"layers": 2, "tied": "yes"})).unwrap_err().to_string(),
-            "`tied` is expected to be true or false, but is \"yes\" instead"
+            "invalid `tied`: expected true or false, found \"yes\""
         );
     }
 
     #[test]
     fn overrides_merge_maps_and_must_be_known() {
         let config = json!({"a": 1, "rope": {"theta": 2, "kind": "x"}}).as_object().unwrap().clone();
-        let over = |value: Value| overridden(&config, value.as_object().unwrap());
+        let over = |value: Value| apply_overrides(&config, value.as_object().unwrap());
         let merged = over(json!({"a": 3, "rope": {"theta": 4}})).unwrap();
         assert_eq!(Value::Object(merged), json!({"a": 3, "rope": {"theta": 4, "kind": "x"}}));
         let error = over(json!({"ropee": {}})).unwrap_err();
-        assert_eq!(error.hint().as_deref(), Some("write `rope`"));
+        assert_eq!(error.hint().as_deref(), Some("did you mean `rope`?"));
     }
 }

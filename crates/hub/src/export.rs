@@ -1,4 +1,4 @@
-//! A model as a Hugging Face folder: weights, configuration, tokenizer.
+//! Export as a Hugging Face folder: weights, configuration, tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use weightloom_nn::{Decoder, NnError, merge_adapter};
 
 use crate::error::HubError;
 use crate::family::AnyFamily;
-use crate::load::{LoadOptions, belongs_to_training};
+use crate::load::{ModelLoadOptions, belongs_to_training};
 use crate::model::{Files, Model};
 
-/// Files that make a tokenizer, and what goes with them.
+/// Files of tokenizers, chat templates and generation defaults.
 const TEXT_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,16 +31,16 @@ const TEXT_FILES: &[&str] = &[
     "generation_config.json",
 ];
 
-/// How a model is exported.
+/// Options for exporting a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExportOptions {
-    /// The dtype of parameters; as they are if not given.
+    /// The dtype of parameters; defaults to the checkpoint's.
     pub dtype: Option<DType>,
-    /// An adapter to merge, and how much of it.
+    /// An adapter to merge, and its scale.
     pub adapter: Option<(PathBuf, f64)>,
 }
 
-/// Writes a model as a Hugging Face folder, which must not exist.
+/// Exports a model to a new Hugging Face folder.
 pub fn export(
     model: &Model,
     target: &Path,
@@ -54,12 +54,12 @@ pub fn export(
                 assets: assets(model, model.config(), options.dtype)?,
                 ..SaveOptions::default()
             };
-            // Frequencies of angles are in the configuration.
+            // RoPE frequencies are in the configuration.
             let wanted =
                 |name: &&String| *name != "rope_freqs.weight" && !belongs_to_training(model.source(), name);
             let mut source = model.source().clone();
             let mut only = source.index.tensors().keys().filter(wanted).cloned().collect();
-            let back = if model.has_our_names()? { published_names(model)? } else { KeyMap::default() };
+            let back = if model.has_decoder_names()? { published_names(model)? } else { KeyMap::default() };
             if !back.rules.is_empty() {
                 let training: Vec<KeyRule> = (source.index.tensors().keys())
                     .filter(|name| belongs_to_training(model.source(), name))
@@ -68,20 +68,20 @@ pub fn export(
                 source = source.with_keys(&KeyMap { rules: [training, back.rules].concat() })?;
                 only = source.index.tensors().keys().cloned().collect();
             }
-            let how = ConvertOptions { save, dtype: options.dtype, only: Some(only) };
-            Ok(convert(&source, &Target::Folder(target.to_owned()), &how, observer)?)
+            let convert_options = ConvertOptions { save, dtype: options.dtype, only: Some(only) };
+            Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
         }
-        Some((folder, strength)) => {
-            let load = LoadOptions { dtype: options.dtype, ..LoadOptions::default() };
+        Some((folder, scale)) => {
+            let load = ModelLoadOptions { dtype: options.dtype, ..ModelLoadOptions::default() };
             let decoder = model.load(&load, observer)?.decoder;
             let adapter = model.adapter(&decoder, &Source::open(folder)?, observer)?;
-            save_decoder(model, &merge_adapter(&decoder, &adapter, *strength)?, target, observer)
+            save_decoder(model, &merge_adapter(&decoder, &adapter, *scale)?, target, observer)
         }
     }
 }
 
-/// Writes a decoder of a model's family as a Hugging Face folder, under the
-/// names that published models have. The decoder must be whole on this rank.
+/// Writes a decoder of a model's family as a Hugging Face folder with published
+/// names. This rank must hold the whole decoder.
 pub fn save_decoder(
     model: &Model,
     decoder: &Decoder,
@@ -95,7 +95,7 @@ pub fn save_decoder(
     }
     let dtype = decoder.parameters().first().map(|(_, value)| value.dtype());
     let back = published_names(model)?;
-    // Beside the target, so that it is on the same filesystem.
+    // Beside the target, to be on the same file system.
     let mut name = target.file_name().unwrap_or_default().to_os_string();
     name.push(".merged");
     let folder = target.with_file_name(name);
@@ -107,15 +107,15 @@ pub fn save_decoder(
             assets: assets(model, &config, dtype)?,
             ..SaveOptions::default()
         };
-        let how = ConvertOptions { save, dtype: None, only: None };
-        Ok(convert(&source, &Target::Folder(target.to_owned()), &how, observer)?)
+        let convert_options = ConvertOptions { save, dtype: None, only: None };
+        Ok(convert(&source, &Target::Folder(target.to_owned()), &convert_options, observer)?)
     });
-    // Whatever became of it, what was in between goes.
+    // The intermediate folder goes in any case.
     let _ = std::fs::remove_dir_all(&folder);
     written
 }
 
-/// The rules that lead from our names back to the published ones.
+/// Mapping from the decoder's names to published ones.
 fn published_names(model: &Model) -> Result<KeyMap, HubError> {
     let keys = model.published_keys()?;
     let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
@@ -164,7 +164,7 @@ fn json(value: &Value) -> Vec<u8> {
     serde_json::to_vec_pretty(value).unwrap_or_default()
 }
 
-/// The files of a model's tokenizer, and what goes with them.
+/// The files of a model's tokenizer, chat template and generation defaults.
 pub fn text_files(model: &Model) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
     let mut assets = BTreeMap::new();
     let checkpoint = weightloom_checkpoint::CheckpointError::from;
@@ -194,7 +194,7 @@ pub fn text_files(model: &Model) -> Result<BTreeMap<String, Vec<u8>>, HubError> 
     Ok(assets)
 }
 
-/// The files of a tokenizer in a folder, and what goes with them.
+/// The same files of a folder.
 pub fn text_files_of_folder(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, HubError> {
     let files = Files(std::sync::Arc::new(LocalStorage::new(folder)));
     let mut found = BTreeMap::new();
@@ -205,13 +205,12 @@ pub fn text_files_of_folder(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, 
     Ok(found)
 }
 
-/// The `config.json` of a model that was made or changed here.
+/// The `config.json` of a new or changed model.
 pub fn config_file(family: &dyn AnyFamily, config: &Map<String, Value>, dtype: DType) -> Vec<u8> {
     json(&Value::Object(published_config(family, Map::new(), config, Some(dtype))))
 }
 
-/// What other programs need of a configuration: what the checkpoint said of
-/// itself, with what we know better.
+/// The checkpoint's own configuration, updated, for other programs.
 fn published_config(
     family: &dyn AnyFamily,
     own: Map<String, Value>,
@@ -220,7 +219,7 @@ fn published_config(
 ) -> Map<String, Value> {
     let mut published = own;
     for (key, value) in config {
-        // What was not said and is not set need not be said now.
+        // Leave out new keys without a value.
         if published.contains_key(key) || !value.is_null() {
             published.insert(key.clone(), value.clone());
         }

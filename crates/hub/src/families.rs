@@ -1,38 +1,33 @@
-//! The families there are.
+//! Registry of model families.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, nearest};
 
 use crate::family::{AnyFamily, SharedFamily};
 
-/// The families there are, by name. Filled when a program starts, and the same
-/// in every process from then on: nothing registers itself on the side.
+/// Registry of model families, by name. Filled at program start; nothing
+/// registers itself.
 #[derive(Clone, Default)]
 pub struct Families {
     all: Vec<SharedFamily>,
 }
 
-/// What is wrong with a family's name.
+/// An unknown or ambiguous family, model type or arch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum FamilyError {
-    /// No family of that name.
-    #[error("there is no model family `{name}`")]
+    #[error("unknown model family `{name}`")]
     Unknown { name: String, near: Option<String>, known: Vec<String> },
-    /// Two families of one name.
-    #[error("there is a model family `{name}` already")]
-    Twice { name: String },
-    /// A `config.json` of no family.
-    #[error("no family has models of type `{model_type}`")]
+    #[error("model family `{name}` is already registered")]
+    Duplicate { name: String },
+    #[error("unknown model type `{model_type}`")]
     ModelType { model_type: String, near: Option<String>, known: Vec<String> },
-    /// A `config.json` that does not say what it is.
-    #[error("the configuration does not say its `model_type`")]
+    #[error("missing key `model_type` in the configuration")]
     NoModelType,
-    /// No preset of that name.
-    #[error("the family `{family}` has no arch `{arch}`")]
+    #[error("model family `{family}` has no arch `{arch}`")]
     Arch { family: String, arch: String, near: Option<String>, known: Vec<String> },
 }
 
@@ -41,22 +36,23 @@ impl Hint for FamilyError {
         match self {
             Self::Unknown { near: Some(near), .. }
             | Self::Arch { near: Some(near), .. }
-            | Self::ModelType { near: Some(near), .. } => Some(format!("write `{near}`")),
-            Self::Unknown { known, .. } => Some(format!("known families: {}", known.join(", "))),
-            Self::Arch { known, .. } => Some(format!("known archs: {}", known.join(", "))),
-            Self::ModelType { known, .. } => {
-                Some(format!("known types: {}; others can be described in a model.yaml", known.join(", ")))
-            }
-            Self::Twice { .. } => Some("give one of them another name".to_owned()),
+            | Self::ModelType { near: Some(near), .. } => did_you_mean(Some(near)),
+            Self::Unknown { known, .. } => Some(format!("use one of the families {}", known.join(", "))),
+            Self::Arch { known, .. } => Some(format!("use one of the archs {}", known.join(", "))),
+            Self::ModelType { known, .. } => Some(format!(
+                "use one of the types {}, or describe the family in a `model.yaml`",
+                known.join(", ")
+            )),
+            Self::Duplicate { .. } => Some("rename one of them".to_owned()),
             Self::NoModelType => {
-                Some("add a `model_type` to config.json, or name the model by a card".to_owned())
+                Some("add `model_type` to `config.json`, or write a card for the model".to_owned())
             }
         }
     }
 }
 
 impl Families {
-    /// No families.
+    /// An empty registry.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,23 +60,23 @@ impl Families {
     /// Adds a family.
     pub fn register(&mut self, family: impl AnyFamily + 'static) -> Result<(), FamilyError> {
         if self.maybe_get(family.name()).is_some() {
-            return Err(FamilyError::Twice { name: family.name().to_owned() });
+            return Err(FamilyError::Duplicate { name: family.name().to_owned() });
         }
         self.all.push(Arc::new(family));
         Ok(())
     }
 
-    /// All families, in the order in which they were added.
+    /// All families, in the order of registration.
     pub fn iter(&self) -> impl Iterator<Item = &SharedFamily> {
         self.all.iter()
     }
 
-    /// A family, if there is one of that name.
+    /// A family, if it exists.
     pub fn maybe_get(&self, name: &str) -> Option<&SharedFamily> {
         self.all.iter().find(|family| family.name() == name)
     }
 
-    /// A family.
+    /// A family by name.
     pub fn get(&self, name: &str) -> Result<&SharedFamily, FamilyError> {
         self.maybe_get(name).ok_or_else(|| {
             let known: Vec<String> = self.all.iter().map(|family| family.name().to_owned()).collect();
@@ -89,7 +85,7 @@ impl Families {
         })
     }
 
-    /// The family of a `config.json`.
+    /// The family of a `config.json`, by its `model_type`.
     pub fn of_config(&self, config: &Map<String, Value>) -> Result<&SharedFamily, FamilyError> {
         let Some(model_type) = config.get("model_type").and_then(Value::as_str) else {
             return Err(FamilyError::NoModelType);
@@ -104,7 +100,7 @@ impl Families {
     }
 }
 
-/// A family's preset.
+/// The configuration of an arch, a named preset of a family.
 pub fn arch_config(family: &dyn AnyFamily, arch: &str) -> Result<Map<String, Value>, FamilyError> {
     family.maybe_arch_config(arch).ok_or_else(|| {
         let known = family.archs();

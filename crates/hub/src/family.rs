@@ -1,4 +1,4 @@
-//! A kind of models: how its configurations and checkpoints are read.
+//! Model families: their configurations and checkpoints.
 
 use std::sync::Arc;
 
@@ -6,69 +6,68 @@ use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_nn::{DecoderConfig, Parallel};
 
-use crate::config::{ConfigError, FamilyConfig, Fields, overridden};
+use crate::config::{ConfigError, FamilyConfig, Fields, apply_overrides};
 
-/// A kind of models. Rust code adds one by implementing this and registering
-/// it with [`Families`](crate::Families).
+/// A model family. Implement it and register it with
+/// [`Families`](crate::Families) to add one in Rust.
 pub trait Family: Send + Sync + 'static {
-    /// Its configuration.
+    /// Typed configuration.
     type Config: FamilyConfig;
 
-    /// Its name, as cards say it.
+    /// Name in cards.
     fn name(&self) -> &str;
 
-    /// What the `model_type` of a `config.json` can be.
+    /// Values of `model_type` in `config.json`.
     fn model_types(&self) -> Vec<String> {
         vec![self.name().to_owned()]
     }
 
-    /// What the published models call their class.
+    /// Class name of published models.
     fn architecture(&self) -> String;
 
-    /// Named presets of its configuration.
+    /// Named presets of the configuration.
     fn archs(&self) -> Vec<(String, Self::Config)>;
 
-    /// The decoder that a configuration means.
+    /// The decoder of a configuration.
     fn decoder(&self, config: &Self::Config) -> Result<DecoderConfig, ConfigError>;
 
-    /// From the names in a published checkpoint, which is given, to those of
-    /// the decoder's parameters.
+    /// Mapping from the names in a published checkpoint to the decoder's
+    /// parameters.
     fn keys(&self, _config: &Self::Config, _index: &Index) -> KeyMap {
         KeyMap::default()
     }
 
-    /// What tensor parallelism shares.
+    /// Tensor-parallel sharding.
     fn parallel(&self) -> Parallel {
         Parallel::default()
     }
 }
 
-/// A family whose configuration is a map: what the global loader and all tools
-/// work with.
+/// An object-safe family with an untyped configuration.
 pub trait AnyFamily: Send + Sync {
-    /// Its name.
+    /// Name in cards.
     fn name(&self) -> &str;
-    /// What the `model_type` of a `config.json` can be.
+    /// Values of `model_type` in `config.json`.
     fn model_types(&self) -> Vec<String>;
-    /// What the published models call their class.
+    /// Class name of published models.
     fn architecture(&self) -> String;
-    /// Names of its presets.
+    /// Names of the presets.
     fn archs(&self) -> Vec<String>;
-    /// A preset, if there is one of that name.
+    /// A preset, if it exists.
     fn maybe_arch_config(&self, arch: &str) -> Option<Map<String, Value>>;
-    /// A configuration with all keys, from one that may lack some.
+    /// Adds defaults for missing keys.
     fn complete(&self, config: &Map<String, Value>) -> Result<Map<String, Value>, ConfigError>;
-    /// A configuration with overrides, all of whose keys must be known.
-    fn overridden(
+    /// Applies overrides, all of whose keys must be known.
+    fn with_overrides(
         &self,
         config: &Map<String, Value>,
         overrides: &Map<String, Value>,
     ) -> Result<Map<String, Value>, ConfigError>;
-    /// The decoder that a configuration means.
+    /// The decoder of a configuration.
     fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError>;
-    /// From the names in a checkpoint to those of the decoder's parameters.
+    /// Mapping from the names in a checkpoint to the decoder's parameters.
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, ConfigError>;
-    /// What tensor parallelism shares.
+    /// Tensor-parallel sharding.
     fn parallel(&self) -> Parallel;
 }
 
@@ -97,12 +96,12 @@ impl<F: Family> AnyFamily for F {
         Ok(F::Config::read(Fields::new(config))?.to_map())
     }
 
-    fn overridden(
+    fn with_overrides(
         &self,
         config: &Map<String, Value>,
         overrides: &Map<String, Value>,
     ) -> Result<Map<String, Value>, ConfigError> {
-        self.complete(&overridden(config, overrides)?)
+        self.complete(&apply_overrides(config, overrides)?)
     }
 
     fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
@@ -120,5 +119,5 @@ impl<F: Family> AnyFamily for F {
     }
 }
 
-/// A family that is shared.
+/// A shared family.
 pub type SharedFamily = Arc<dyn AnyFamily>;

@@ -1,4 +1,4 @@
-//! The hub: from a name to a model.
+//! The hub: resolves names to models, downloads and loads them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use weightloom_checkpoint::{Observer, Source};
 use weightloom_nn::{Decoder, DecoderConfig};
 
 use crate::cards::{AddressError, Card, CardError, CardStore, ModelAddress, Sums};
-use crate::describe::Described;
+use crate::config::ConfigError;
 use crate::error::HubError;
 use crate::families::{Families, FamilyError, arch_config};
 use crate::family::SharedFamily;
@@ -17,81 +17,116 @@ use crate::fetch::{
     Completeness, Expected, FetchError, FetchObserver, FetchSettings, FileChoice, HfRepo, fetch_repo,
     fetch_url,
 };
-use crate::load::{LoadOptions, Loaded, new_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, new_decoder};
 use crate::model::{Files, Model, own_config};
+use crate::yaml_family::{YamlFamily, YamlFamilyError};
 
-/// Everything that is needed to find models: cards, families, and where files
-/// come from. A program makes one when it starts.
+/// Finds models by name. A program creates one at its start.
+///
+/// ```
+/// use weightloom_hub::cards::StoreSettings;
+/// use weightloom_hub::fetch::FetchSettings;
+/// use weightloom_hub::{Families, Hub, HubError};
+///
+/// let settings = FetchSettings::in_folders("cache/hub", "cache/urls");
+/// let hub = Hub::new(StoreSettings::default().store(&[]), Families::new(), Ok(settings));
+/// let Err(error) = hub.resolve("no_such_model") else { panic!("there are no cards") };
+/// assert_eq!(error.to_string(), "unknown model `no_such_model`");
+/// ```
 pub struct Hub {
-    /// The cards there are.
+    /// Cards of models.
     pub cards: CardStore,
-    /// The families there are.
+    /// Families registered in Rust.
     pub families: Families,
-    /// How files are fetched, or why that cannot be known. Only fetching fails
-    /// then.
-    pub fetch: Result<FetchSettings, FetchError>,
-    /// Folders with described families.
+    /// Folders with families described in YAML.
     pub model_path: Vec<PathBuf>,
+    fetch: Result<FetchSettings, FetchError>,
 }
 
-/// What a name means, before any file is fetched.
+/// A resolved name. No file has been downloaded yet.
 #[derive(Clone)]
-pub struct Found {
-    /// As it was asked for.
+pub struct ResolvedModel {
+    /// The requested name.
     pub name: String,
-    /// Its card, if it has one.
+    /// The card, if there is one.
     pub card: Option<Card>,
-    /// Where its checkpoint is.
+    /// Address of the checkpoint.
     pub address: Option<ModelAddress>,
-    /// Its family and configuration, if a card says them.
+    /// Family and configuration, if a card states them.
     pub known: Option<(SharedFamily, Map<String, Value>)>,
 }
 
-/// A model's files, at hand.
+/// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetched {
+pub struct FetchedModel {
     /// A folder or file, or a URL that is read in place.
-    pub place: Place,
-    /// The commit, for models of Hugging Face.
+    pub location: ModelLocation,
+    /// The commit, for models on Hugging Face.
     pub commit: Option<String>,
-    /// How many bytes its files have, if they are in the cache.
+    /// Bytes in the cache.
     pub bytes: Option<u64>,
-    /// What is known of them, if they were fetched.
+    /// Whether the downloaded files are verified.
     pub completeness: Option<Completeness>,
 }
 
-/// Where a model's files are.
+/// Location of a model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// On a filesystem.
+pub enum ModelLocation {
+    /// On a file system.
     Path(PathBuf),
     /// In an object store.
     Url(String),
 }
 
 impl Hub {
-    fn settings(&self) -> Result<&FetchSettings, HubError> {
-        Ok(self.fetch.as_ref().map_err(FetchError::clone)?)
+    /// A hub without folders of YAML families.
+    ///
+    /// An error in place of the download settings is reported by the first
+    /// download, so that everything else works in any environment.
+    pub fn new(cards: CardStore, families: Families, fetch: Result<FetchSettings, FetchError>) -> Self {
+        Self { cards, families, model_path: Vec::new(), fetch }
     }
 
-    /// What a name means. Nothing is fetched.
-    pub fn find(&self, name: &str) -> Result<Found, HubError> {
+    /// Sets the folders with families described in YAML.
+    #[must_use]
+    pub fn with_model_path(mut self, folders: Vec<PathBuf>) -> Self {
+        self.model_path = folders;
+        self
+    }
+
+    /// The download settings.
+    pub fn fetch_settings(&self) -> Result<&FetchSettings, FetchError> {
+        self.fetch.as_ref().map_err(FetchError::clone)
+    }
+
+    /// The download settings, to change them.
+    pub fn fetch_settings_mut(&mut self) -> Result<&mut FetchSettings, FetchError> {
+        self.fetch.as_mut().map_err(|error| error.clone())
+    }
+
+    /// Resolves a name without downloading anything.
+    pub fn resolve(&self, name: &str) -> Result<ResolvedModel, HubError> {
         let address = ModelAddress::parse(name, &self.cards, &|path: &Path| path.exists());
         let address = match address {
             Err(AddressError::Unknown { text, near }) => {
-                return Err(HubError::NotKnown { name: text, near });
+                return Err(HubError::Unknown { name: text, near });
             }
             other => other?,
         };
         let ModelAddress::Card(card) = &address else {
-            return Ok(Found { name: name.to_owned(), card: None, address: Some(address), known: None });
+            return Ok(ResolvedModel {
+                name: name.to_owned(),
+                card: None,
+                address: Some(address),
+                known: None,
+            });
         };
         let card = self.cards.card(card)?;
-        self.found(name, card)
+        self.resolve_card(name, card)
     }
 
-    /// What a card means.
-    pub fn found(&self, name: &str, card: Card) -> Result<Found, HubError> {
+    /// Resolves a card.
+    pub fn resolve_card(&self, name: &str, card: Card) -> Result<ResolvedModel, HubError> {
         let known = match (card.model_family(), card.model_arch()) {
             (None, _) => None,
             (Some(family), arch) => {
@@ -100,43 +135,47 @@ impl Hub {
             }
         };
         let address = card.maybe_checkpoint()?;
-        Ok(Found { name: name.to_owned(), card: Some(card), address, known })
+        Ok(ResolvedModel { name: name.to_owned(), card: Some(card), address, known })
     }
 
-    /// A family: registered, or described in a file.
+    /// A family that is registered or, for a dotted name, described in YAML.
     pub fn family(&self, name: &str) -> Result<SharedFamily, HubError> {
-        if let Some(family) = self.families.maybe_get(name) {
-            return Ok(Arc::clone(family));
+        match self.maybe_family(name)? {
+            Some(family) => Ok(family),
+            None => Ok(Arc::clone(self.families.get(name)?)),
         }
-        if name.contains('.') {
-            return Ok(Arc::new(Described::find(name, &self.model_path)?));
-        }
-        Err(self.families.get(name).err().map_or_else(
-            || FamilyError::Unknown { name: name.to_owned(), near: None, known: Vec::new() }.into(),
-            HubError::from,
-        ))
     }
 
-    /// The family of a configuration, registered or described.
+    /// Like [`family`](Self::family), with `None` for an unknown name without
+    /// dots.
+    pub fn maybe_family(&self, name: &str) -> Result<Option<SharedFamily>, YamlFamilyError> {
+        match self.families.maybe_get(name) {
+            Some(family) => Ok(Some(Arc::clone(family))),
+            None if name.contains('.') => Ok(Some(Arc::new(YamlFamily::find(name, &self.model_path)?))),
+            None => Ok(None),
+        }
+    }
+
+    /// The family of a configuration, registered or described in YAML.
     fn family_of(&self, config: &Map<String, Value>) -> Result<SharedFamily, HubError> {
         let error = match self.families.of_config(config) {
             Ok(family) => return Ok(Arc::clone(family)),
             Err(error) => error,
         };
         if let FamilyError::ModelType { model_type, .. } = &error {
-            for name in Described::names(&self.model_path) {
-                // One that is broken is no reason not to look at the others.
-                let Ok(described) = Described::find(&name, &self.model_path) else { continue };
-                if crate::family::AnyFamily::model_types(&described).contains(model_type) {
-                    return Ok(Arc::new(described));
+            for name in YamlFamily::names(&self.model_path) {
+                // An invalid file does not hide the others.
+                let Ok(family) = YamlFamily::find(&name, &self.model_path) else { continue };
+                if crate::family::AnyFamily::model_types(&family).contains(model_type) {
+                    return Ok(Arc::new(family));
                 }
             }
         }
         Err(error.into())
     }
 
-    /// The configuration that a card means: its arch, or else what the
-    /// checkpoint says of itself, with the card's changes.
+    /// The configuration of a card: its arch or the checkpoint's own, with the
+    /// card's changes.
     fn card_config(
         &self,
         card: &Card,
@@ -146,42 +185,45 @@ impl Hub {
     ) -> Result<Option<Map<String, Value>>, HubError> {
         let base = match (arch, own) {
             (Some(arch), _) => arch_config(&**family, arch)?,
-            (None, Some(own)) => family.complete(own).map_err(|source| self.about(card, source))?,
+            (None, Some(own)) => family.complete(own).map_err(|problem| self.config_error(card, problem))?,
             (None, None) => return Ok(None),
         };
         let Some(patch) = card.model_config() else { return Ok(Some(base)) };
         let changes = patch.clone().alone().value.to_json();
-        // Keys must be known before they are changed.
+        // Checks that the keys are known.
         if let Value::Object(changes) = &changes {
-            family.overridden(&base, changes).map_err(|source| self.about(card, source))?;
+            family.with_overrides(&base, changes).map_err(|problem| self.config_error(card, problem))?;
         }
         let changed = patch.over(&Value::Object(base));
         let Value::Object(changed) = changed else { return Ok(None) };
-        Ok(Some(family.complete(&changed).map_err(|source| self.about(card, source))?))
+        Ok(Some(family.complete(&changed).map_err(|problem| self.config_error(card, problem))?))
     }
 
-    fn about(&self, card: &Card, source: crate::config::ConfigError) -> HubError {
-        HubError::Config { about: format!("the model_config of card `{}`", card.name()), source }
+    fn config_error(&self, card: &Card, problem: ConfigError) -> HubError {
+        HubError::Config { about: format!("`model_config` of card `{}`", card.name()), problem }
     }
 
-    /// Brings a model's files here.
-    pub fn fetch(&self, name: &str, observer: &dyn FetchObserver) -> Result<Fetched, HubError> {
-        let found = self.find(name)?;
-        self.fetch_found(&found, observer)
+    /// Downloads a model's files.
+    pub fn fetch(&self, name: &str, observer: &dyn FetchObserver) -> Result<FetchedModel, HubError> {
+        self.fetch_resolved(&self.resolve(name)?, observer)
     }
 
-    fn fetch_found(&self, found: &Found, observer: &dyn FetchObserver) -> Result<Fetched, HubError> {
-        let address = match (&found.address, &found.card) {
+    fn fetch_resolved(
+        &self,
+        resolved: &ResolvedModel,
+        observer: &dyn FetchObserver,
+    ) -> Result<FetchedModel, HubError> {
+        let address = match (&resolved.address, &resolved.card) {
             (Some(address), _) => address.clone(),
             (None, Some(card)) => card.checkpoint()?,
-            (None, None) => return Err(HubError::NotKnown { name: found.name.clone(), near: Vec::new() }),
+            (None, None) => return Err(HubError::Unknown { name: resolved.name.clone(), near: Vec::new() }),
         };
-        let mut fetched = self.fetch_address(&address, found.card.as_ref(), observer)?;
-        if let (Some(path), Place::Path(place)) =
-            (found.card.as_ref().and_then(Card::checkpoint_path), &mut fetched.place)
+        let mut fetched = self.fetch_address(&address, resolved.card.as_ref(), observer)?;
+        if let (Some(path), ModelLocation::Path(folder)) =
+            (resolved.card.as_ref().and_then(Card::checkpoint_path), &mut fetched.location)
         {
-            // It was checked to stay inside.
-            *place = place.join(path);
+            // The card was checked: the path stays inside.
+            *folder = folder.join(path);
         }
         Ok(fetched)
     }
@@ -191,23 +233,28 @@ impl Hub {
         address: &ModelAddress,
         card: Option<&Card>,
         observer: &dyn FetchObserver,
-    ) -> Result<Fetched, HubError> {
-        let at = |place: Place| Fetched { place, commit: None, bytes: None, completeness: None };
+    ) -> Result<FetchedModel, HubError> {
+        let at = |location: ModelLocation| FetchedModel {
+            location,
+            commit: None,
+            bytes: None,
+            completeness: None,
+        };
         match address {
-            ModelAddress::Path(path) => Ok(at(Place::Path(path.clone()))),
-            ModelAddress::Object(url) => Ok(at(Place::Url(url.clone()))),
+            ModelAddress::Path(path) => Ok(at(ModelLocation::Path(path.clone()))),
+            ModelAddress::Object(url) => Ok(at(ModelLocation::Url(url.clone()))),
             ModelAddress::HuggingFace { repo, revision, sub } => {
                 let mut wanted = HfRepo::new(repo.clone());
                 if let Some(revision) = revision {
                     wanted.revision.clone_from(revision);
                 }
-                let (folder, file) = file_in(sub.as_deref());
+                let (folder, file) = split_file(sub.as_deref());
                 wanted.sub = folder.map(str::to_owned);
                 let choice = file.map_or(FileChoice::Model, |file| FileChoice::Named(vec![file.to_owned()]));
-                let fetched = fetch_repo(self.settings()?, &wanted, &choice, observer)?;
-                let place = file.map_or_else(|| fetched.folder.clone(), |file| fetched.folder.join(file));
-                Ok(Fetched {
-                    place: Place::Path(place),
+                let fetched = fetch_repo(self.fetch_settings()?, &wanted, &choice, observer)?;
+                let path = file.map_or_else(|| fetched.folder.clone(), |file| fetched.folder.join(file));
+                Ok(FetchedModel {
+                    location: ModelLocation::Path(path),
                     commit: Some(fetched.commit),
                     bytes: Some(fetched.files.iter().map(|file| file.size).sum()),
                     completeness: Some(fetched.completeness),
@@ -219,9 +266,9 @@ impl Hub {
                     _ => None,
                 };
                 let expected = Expected { size: card.and_then(Card::size), sha256 };
-                let fetched = fetch_url(self.settings()?, url, &expected, observer)?;
-                Ok(Fetched {
-                    place: Place::Path(fetched.path),
+                let fetched = fetch_url(self.fetch_settings()?, url, &expected, observer)?;
+                Ok(FetchedModel {
+                    location: ModelLocation::Path(fetched.path),
                     commit: None,
                     bytes: Some(fetched.size),
                     completeness: Some(fetched.completeness),
@@ -231,40 +278,48 @@ impl Hub {
         }
     }
 
-    /// Finds a model, brings its files here, and reads what it is.
+    /// Resolves a model, downloads its files and reads its configuration.
     pub fn open(&self, name: &str, observer: &dyn FetchObserver) -> Result<Model, HubError> {
-        let found = self.find(name)?;
-        let fetched = self.fetch_found(&found, observer)?;
-        let source = match &fetched.place {
-            Place::Path(path) => Source::open(path)?,
-            Place::Url(url) => Source::open_url(url)?,
+        let resolved = self.resolve(name)?;
+        let fetched = self.fetch_resolved(&resolved, observer)?;
+        let source = match &fetched.location {
+            ModelLocation::Path(path) => Source::open(path)?,
+            ModelLocation::Url(url) => Source::open_url(url)?,
         };
         let own = own_config(&source)?;
-        let family_of_card = found.card.as_ref().and_then(Card::model_family);
-        let (family, config) = match (found.known, &own, family_of_card) {
+        let family_of_card = resolved.card.as_ref().and_then(Card::model_family);
+        let (family, config) = match (resolved.known, &own, family_of_card) {
             (Some(known), _, _) => known,
             (None, Some(own), family) => {
                 let family = match family {
                     Some(family) => self.family(family)?,
                     None => self.family_of(own)?,
                 };
-                let complete = match &found.card {
+                let complete = match &resolved.card {
                     Some(card) => self.card_config(card, &family, None, Some(own))?,
                     None => None,
                 };
                 let about =
-                    |source| HubError::Config { about: format!("the configuration of `{name}`"), source };
+                    |problem| HubError::Config { about: format!("configuration of `{name}`"), problem };
                 let complete = complete.map_or_else(|| family.complete(own), Ok).map_err(about)?;
                 (family, complete)
             }
             (None, None, _) => return Err(HubError::NoConfig { location: source.storage.location() }),
         };
-        let text_source = self.text_files(found.card.as_ref(), &source, observer)?;
+        let text_source = self.text_files(resolved.card.as_ref(), &source, observer)?;
         let metadata = Arc::new(OnceLock::new());
-        Ok(Model { name: name.to_owned(), card: found.card, family, config, source, text_source, metadata })
+        Ok(Model {
+            name: name.to_owned(),
+            card: resolved.card,
+            family,
+            config,
+            source,
+            text_source,
+            metadata,
+        })
     }
 
-    /// Where the tokenizer is: where a card says, or with the checkpoint.
+    /// The files of the tokenizer: from the card, or with the checkpoint.
     fn text_files(
         &self,
         card: Option<&Card>,
@@ -277,14 +332,14 @@ impl Hub {
         while let Some(other) = card.tokenizer_ref() {
             steps += 1;
             if steps > 16 {
-                return Err(HubError::TokenizerLoop { card: card.name().to_owned() });
+                return Err(HubError::TokenizerCycle { card: card.name().to_owned() });
             }
             card = self.cards.card(other)?;
         }
         let address = match (card.maybe_tokenizer()?, steps) {
             (Some(address), _) => address,
             (None, 0) => return Ok(with_checkpoint()),
-            // Of another model, the tokenizer that it uses itself.
+            // A reference to another model means the tokenizer of its checkpoint.
             (None, _) => card.checkpoint()?,
         };
         let fetched = match &address {
@@ -303,50 +358,50 @@ impl Hub {
                 ];
                 let include = include.map(str::to_owned).to_vec();
                 let choice = FileChoice::Patterns { include, exclude: Vec::new() };
-                Place::Path(fetch_repo(self.settings()?, &wanted, &choice, observer)?.folder)
+                ModelLocation::Path(fetch_repo(self.fetch_settings()?, &wanted, &choice, observer)?.folder)
             }
-            other => self.fetch_address(other, Some(&card), observer)?.place,
+            other => self.fetch_address(other, Some(&card), observer)?.location,
         };
         let folder = match fetched {
-            Place::Path(path) if path.is_dir() => path,
-            Place::Path(path) => path.parent().map_or_else(PathBuf::new, Path::to_owned),
-            Place::Url(url) => return Ok(Files(Source::open_url(&url)?.storage)),
+            ModelLocation::Path(path) if path.is_dir() => path,
+            ModelLocation::Path(path) => path.parent().map_or_else(PathBuf::new, Path::to_owned),
+            ModelLocation::Url(url) => return Ok(Files(Source::open_url(&url)?.storage)),
         };
         let folder = card.tokenizer_path().map_or(folder.clone(), |path| folder.join(path));
         Ok(Files(Arc::new(LocalStorage::new(folder))))
     }
 
-    /// Finds, fetches and loads a model of whatever family. Every rank of the
-    /// gangs.
+    /// Resolves, downloads and loads a model of any family. Called by every rank
+    /// of the gangs.
     pub fn load_model(
         &self,
         name: &str,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
         fetch_observer: &dyn FetchObserver,
         observer: &dyn Observer,
-    ) -> Result<Loaded, HubError> {
+    ) -> Result<LoadedModel, HubError> {
         self.open(name, fetch_observer)?.load(options, observer)
     }
 
-    /// A new model of a family's arch.
+    /// Creates a model with random parameters from an arch.
     pub fn create_new_model(
         &self,
         family: &str,
         arch: &str,
         seed: u64,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
     ) -> Result<Decoder, HubError> {
         let family = self.family(family)?;
         let config = arch_config(&*family, arch)?;
-        let about = |source| HubError::Config { about: format!("arch `{arch}`"), source };
+        let about = |problem| HubError::Config { about: format!("arch `{arch}`"), problem };
         let decoder: DecoderConfig = family.decoder(&config).map_err(about)?;
         new_decoder(&decoder, &family.parallel(), seed, options)
     }
 
-    /// A card of a model, which must be of this family.
+    /// A card, which must be of a family.
     pub(crate) fn card_of_family(&self, name: &str, family: &str) -> Result<Card, HubError> {
         let card = self.cards.card(name).map_err(|error| match error {
-            CardError::NotKnown { name, near } => HubError::NotKnown { name, near },
+            CardError::Unknown { name, near } => HubError::Unknown { name, near },
             other => other.into(),
         })?;
         match card.model_family() {
@@ -354,14 +409,14 @@ impl Hub {
             found => Err(HubError::OtherFamily {
                 card: card.name().to_owned(),
                 expected: family.to_owned(),
-                found: found.unwrap_or("not said").to_owned(),
+                found: found.unwrap_or("unknown").to_owned(),
             }),
         }
     }
 }
 
-/// A folder and a file in it, if a path ends with one.
-fn file_in(sub: Option<&str>) -> (Option<&str>, Option<&str>) {
+/// Splits a path into a folder and a file, if it ends with one.
+fn split_file(sub: Option<&str>) -> (Option<&str>, Option<&str>) {
     let Some(sub) = sub else { return (None, None) };
     let last = sub.rsplit('/').next().unwrap_or(sub);
     let is_file =

@@ -1,17 +1,17 @@
-//! Models by name: cards and the stores they come from, downloads, families
-//! and archs, tokenizers, and the way from a card to a model that is sharded
-//! as the machines need it.
+//! Models by name: cards, downloads, families, tokenizers, loading and export.
 //!
-//! This crate reads no environment: whoever starts it says what is where.
+//! [`Hub`] is the entry point: it resolves a name to a card, a folder or a
+//! repository on Hugging Face, downloads the files, and loads the model sharded
+//! over the ranks.
+//!
+//! This crate does not read the environment; the program passes settings in.
 
 pub mod cards;
 pub mod fetch;
 pub mod text;
-mod text_generator;
 
 mod adapter;
 mod config;
-mod describe;
 mod error;
 mod export;
 mod families;
@@ -20,20 +20,22 @@ mod hub;
 mod load;
 mod model;
 mod model_hub;
-mod sentence;
+mod sentence_encoder;
+mod text_generator;
+mod yaml_family;
 
 pub use adapter::{AdapterError, load_adapter};
-pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, overridden};
-pub use describe::{DESCRIPTION_FILE, DescribeError, Described, Description};
-pub use error::{HubError, Misfit};
+pub use config::{ConfigError, ConfigValue, FamilyConfig, Fields, apply_overrides};
+pub use error::{CheckpointMismatch, HubError};
 pub use export::{ExportOptions, config_file, export, save_decoder, text_files, text_files_of_folder};
 pub use families::{Families, FamilyError, arch_config};
 pub use family::{AnyFamily, Family, SharedFamily};
-pub use hub::{Fetched, Found, Hub, Place};
-pub use load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder, new_decoder};
+pub use hub::{FetchedModel, Hub, ModelLocation, ResolvedModel};
+pub use load::{LoadedModel, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder};
 pub use model::Model;
 pub use model_hub::ModelHub;
-pub use sentence::{SentenceEncoder, SentenceError};
+pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};
 pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };
+pub use yaml_family::{FAMILY_FILE, FamilyDescription, YamlFamily, YamlFamilyError};

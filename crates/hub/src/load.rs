@@ -1,9 +1,9 @@
-//! From a checkpoint to a decoder, in the shape that the ranks need.
+//! Loading of a decoder from a checkpoint, sharded over the ranks.
 //!
-//! Each rank allocates and reads its own parts alone, once. That nothing is
-//! missing, left over, or of another shape is known before the first byte is
-//! read, for all stages alike; that every element is written exactly once
-//! follows from the index, whose tiles cover each tensor exactly once.
+//! Each rank allocates and reads only its own shards, once. Missing keys,
+//! unexpected keys and wrong shapes are found before the first read, for all
+//! stages. Every element is written exactly once, because the tiles in the index
+//! cover each tensor exactly once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,39 +23,39 @@ use weightloom_nn::{
 };
 use weightloom_tensor::{Device, HostMemory, Tensor};
 
-use crate::error::{HubError, Misfit};
+use crate::error::{CheckpointMismatch, HubError};
 
-/// Where and how a model is loaded.
+/// Options for loading a model.
 #[derive(Clone, Default)]
-pub struct LoadOptions {
-    /// The ranks that share the model. Without them, this rank has all of it.
+pub struct ModelLoadOptions {
+    /// The ranks to shard the model over; `None` loads all of it on this rank.
     pub gangs: Option<Gangs>,
-    /// The device. Not together with gangs, which have their own.
+    /// The device, unless there are gangs, which have their own.
     pub device: Option<Device>,
-    /// The dtype of parameters; the checkpoint's own if not given.
+    /// The dtype of parameters; defaults to the checkpoint's.
     pub dtype: Option<DType>,
-    /// How bytes come from files. Mapped, parameters are the files themselves
-    /// where their form allows it: nothing is read before it is used, and the
-    /// files must stay as they are.
-    pub way: Option<ReadMode>,
-    /// Whether checksums are compared, where there are some.
+    /// How to read files. `Mapped` parameters share memory with the files where
+    /// the format allows: nothing is read before its first use, and the files
+    /// must not change.
+    pub read_mode: Option<ReadMode>,
+    /// Whether to compare checksums.
     pub verify: Verify,
-    /// The layers that this rank has; its share of the pipeline if not given.
+    /// The layers of this rank; defaults to its pipeline stage.
     pub stage: Option<Stage>,
-    /// How parameters are used.
+    /// Intended use of the parameters.
     pub usage: Usage,
-    /// The ranks as tensors see them, if several decoders are to share them.
+    /// The context to share between several decoders.
     pub dist: Option<Arc<DistContext>>,
 }
 
-impl std::fmt::Debug for LoadOptions {
+impl std::fmt::Debug for ModelLoadOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mesh = self.gangs.as_ref().map(Gangs::mesh);
-        f.debug_struct("LoadOptions")
+        f.debug_struct("ModelLoadOptions")
             .field("mesh", &mesh)
             .field("device", &self.device)
             .field("dtype", &self.dtype)
-            .field("way", &self.way)
+            .field("read_mode", &self.read_mode)
             .field("verify", &self.verify)
             .field("stage", &self.stage)
             .field("usage", &self.usage)
@@ -63,8 +63,8 @@ impl std::fmt::Debug for LoadOptions {
     }
 }
 
-impl LoadOptions {
-    /// The gangs to use: those given, or this rank alone.
+impl ModelLoadOptions {
+    /// The given gangs, or this rank alone.
     fn effective_gangs(&self) -> Result<Gangs, HubError> {
         match (&self.gangs, self.device) {
             (Some(_), Some(_)) => Err(HubError::GangsAndDevice),
@@ -75,8 +75,8 @@ impl LoadOptions {
     }
 }
 
-/// One rank's place among those that share a model.
-struct Seat {
+/// One rank's shard of a model.
+struct RankShard {
     gangs: Gangs,
     dist: Arc<DistContext>,
     stage: Stage,
@@ -84,14 +84,18 @@ struct Seat {
     specs: Vec<ParameterSpec>,
 }
 
-/// The ranks of one stage.
+/// The mesh of one pipeline stage.
 fn stage_mesh(gangs: &Gangs) -> Result<Mesh, HubError> {
     let mesh = gangs.mesh().sub_mesh(gangs.root.rank(), &["rdp", "sdp", "tp"]);
     Ok(mesh.map_err(weightloom_gang::GangsError::from)?)
 }
 
-impl Seat {
-    fn new(config: &DecoderConfig, parallel: &Parallel, options: &LoadOptions) -> Result<Self, HubError> {
+impl RankShard {
+    fn new(
+        config: &DecoderConfig,
+        parallel: &Parallel,
+        options: &ModelLoadOptions,
+    ) -> Result<Self, HubError> {
         config.check().map_err(NnConfig)?;
         let gangs = options.effective_gangs()?;
         let stage = match &options.stage {
@@ -105,7 +109,7 @@ impl Seat {
     }
 }
 
-/// Tells options that do not go together as the model's error.
+/// Wraps an error of the decoder's options as one of the model.
 struct NnConfig(weightloom_nn::ConfigError);
 
 impl From<NnConfig> for HubError {
@@ -114,50 +118,49 @@ impl From<NnConfig> for HubError {
     }
 }
 
-/// What a checkpoint has, under the names of a model's parameters.
-fn under_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+/// A checkpoint under the names of the model's parameters.
+fn with_model_names(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
     let mut keys = keys.clone();
     if config.head.tied {
-        // Some files hold the embedding twice.
+        // Some files contain the embedding twice.
         keys.rules.push(KeyRule::Drop { key: "lm_head.weight".to_owned() });
     }
     let changes = keys.rules.iter().any(|rule| match rule {
         KeyRule::Drop { key } => source.index.tensors().contains_key(key) || key.contains("{}"),
         _ => true,
     });
-    // Under other names there are no checksums, so they are changed only if
-    // they must be.
+    // Renamed tensors have no checksums, so rename only if necessary.
     if changes { Ok(source.with_keys(&keys)?) } else { Ok(source.clone()) }
 }
 
-/// The same, of a checkpoint that is known to be of the model.
-fn fitted(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
-    let told = source;
-    let source = under_model_names(source, keys, config)?;
-    let mut misfit = misfit(&source.index, config);
-    // What a training run keeps for itself is not the model's.
-    misfit.unexpected.retain(|name| !belongs_to_training(told, name));
-    if misfit.is_empty() {
+/// A checkpoint under the model's names, checked against the model.
+fn checked_source(source: &Source, keys: &KeyMap, config: &DecoderConfig) -> Result<Source, HubError> {
+    let original = source;
+    let source = with_model_names(source, keys, config)?;
+    let mut mismatch = find_mismatch(&source.index, config);
+    // Training state is not part of the model.
+    mismatch.unexpected.retain(|name| !belongs_to_training(original, name));
+    if mismatch.is_empty() {
         return Ok(source);
     }
-    Err(HubError::Incompatible { location: source.storage.location(), misfit })
+    Err(HubError::Incompatible { location: source.storage.location(), mismatch })
 }
 
-/// Whether a tensor of a checkpoint is not the model's.
+/// Whether a tensor is training state rather than a part of the model.
 pub(crate) fn belongs_to_training(source: &Source, name: &str) -> bool {
-    let said = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-    said.is_some_and(|tensor| tensor.section == Section::Training)
+    let entry = source.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
+    entry.is_some_and(|tensor| tensor.section == Section::Training)
 }
 
-/// Every key that does not fit.
-fn misfit(index: &Index, config: &DecoderConfig) -> Misfit {
+/// Compares a checkpoint with a model.
+fn find_mismatch(index: &Index, config: &DecoderConfig) -> CheckpointMismatch {
     let wanted: BTreeMap<String, ParameterSpec> = parameters(config, &Stage::whole(config.layers))
         .into_iter()
         .map(|spec| (spec.name.clone(), spec))
         .collect();
     let found = index.tensors();
     let unexpected: Vec<String> = found.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
-    let mut result = Misfit { unexpected, ..Misfit::default() };
+    let mut result = CheckpointMismatch { unexpected, ..CheckpointMismatch::default() };
     for (name, spec) in &wanted {
         match found.get(name) {
             None => {
@@ -165,7 +168,7 @@ fn misfit(index: &Index, config: &DecoderConfig) -> Misfit {
                 result.missing.push((name.clone(), near));
             }
             Some(entry) if entry.shape != spec.shape => {
-                result.misshapen.push((name.clone(), entry.shape.clone(), spec.shape.clone()));
+                result.wrong_shape.push((name.clone(), entry.shape.clone(), spec.shape.clone()));
             }
             Some(_) => {}
         }
@@ -182,7 +185,7 @@ fn own_dtype(index: &Index) -> DType {
         count.1 += entry.shape.volume();
     }
     let most = counts.into_values().max_by_key(|(_, count)| *count).map_or(DType::F32, |(dtype, _)| dtype);
-    // 8-bit floats are stored, not computed in.
+    // 8-bit floats are a storage format only.
     if computes(most) { most } else { DType::Bf16 }
 }
 
@@ -190,36 +193,36 @@ fn computes(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::Bf16 | DType::F16 | DType::F64)
 }
 
-/// A rank's part of a parameter, on its way.
-enum Arriving {
-    /// Memory to be read into.
+/// A rank's shard of a parameter.
+enum ShardMemory {
+    /// Memory to read into.
     Read(HostMemory),
-    /// The file itself.
+    /// Memory shared with the file.
     Mapped(Tensor),
 }
 
-impl Arriving {
+impl ShardMemory {
     fn new(
         source: &Source,
-        seat: &Seat,
+        shard: &RankShard,
         spec: &ParameterSpec,
         dtype: DType,
-        way: Option<ReadMode>,
+        read_mode: Option<ReadMode>,
     ) -> Result<Self, HubError> {
         let nn = weightloom_nn::NnError::from;
-        let layout = seat.plan.layout_of(&spec.name);
-        let region = layout.region_of(&spec.shape, seat.dist.rank()).map_err(weightloom_nn::NnError::from)?;
+        let layout = shard.plan.layout_of(&spec.name);
+        let region =
+            layout.region_of(&spec.shape, shard.dist.rank()).map_err(weightloom_nn::NnError::from)?;
         let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
-        // Nothing that has checksums is used unread, and nothing without bytes
-        // is anywhere.
-        let mappable = way == Some(ReadMode::Mapped) && source.manifest.is_none() && !region.is_empty();
+        // Files with checksums must be read, and empty shards have no position.
+        let mappable = read_mode == Some(ReadMode::Mapped) && source.manifest.is_none() && !region.is_empty();
         if let Some((file, offset)) = entry.filter(|_| mappable).and_then(|entry| entry.in_one_piece(&region))
         {
             let name = source.index.files().get(file.0 as usize).map_or("", |file| file.name.as_str());
             let bytes = source.storage.map(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
             let tensor = bytes.and_then(|bytes| {
                 let offset = usize::try_from(offset).ok()?;
-                // What is not aligned is read.
+                // Unaligned tensors are read.
                 Tensor::from_shared(dtype, &region.shape(), bytes, offset).ok()
             });
             if let Some(tensor) = tensor {
@@ -237,128 +240,127 @@ impl Arriving {
     }
 }
 
-/// A decoder and what its loading took.
+/// A loaded decoder.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedModel {
     /// The decoder.
     pub decoder: Decoder,
-    /// What this rank read.
+    /// Statistics of this rank.
     pub report: LoadReport,
 }
 
-/// Loads a decoder from a checkpoint. Every rank of the gangs.
+/// Loads a decoder from a checkpoint. Called by every rank of the gangs.
 pub fn load_decoder(
     source: &Source,
     config: &DecoderConfig,
     keys: &KeyMap,
     parallel: &Parallel,
-    options: &LoadOptions,
+    options: &ModelLoadOptions,
     observer: &dyn Observer,
-) -> Result<Loaded, HubError> {
-    let seat = Seat::new(config, parallel, options)?;
-    let source = fitted(source, keys, config)?;
+) -> Result<LoadedModel, HubError> {
+    let shard = RankShard::new(config, parallel, options)?;
+    let source = checked_source(source, keys, config)?;
     let dtype = options.dtype.unwrap_or_else(|| own_dtype(&source.index));
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
     }
-    let mut parts = Vec::with_capacity(seat.specs.len());
-    for spec in &seat.specs {
-        parts.push(Arriving::new(&source, &seat, spec, dtype, options.way)?);
+    let mut parts = Vec::with_capacity(shard.specs.len());
+    for spec in &shard.specs {
+        parts.push(ShardMemory::new(&source, &shard, spec, dtype, options.read_mode)?);
     }
     let mut state = LoadState::new();
-    for (spec, part) in seat.specs.iter().zip(&mut parts) {
-        let sharding = Sharding::Layout(seat.plan.layout_of(&spec.name));
+    for (spec, part) in shard.specs.iter().zip(&mut parts) {
+        let sharding = Sharding::Layout(shard.plan.layout_of(&spec.name));
         let wanted = TensorSpec { dtype, shape: spec.shape.clone(), sharding };
-        if let Arriving::Read(memory) = part {
+        if let ShardMemory::Read(memory) = part {
             state.tensor(spec.name.clone(), wanted, memory.bytes_mut());
         }
     }
     let load_options = weightloom_checkpoint::LoadOptions {
-        read: ReadOptions { mode: options.way, ..ReadOptions::default() },
+        read: ReadOptions { mode: options.read_mode, ..ReadOptions::default() },
         missing: MissingKeys::Error,
-        // A stage has no use for the others' parameters; that the model has
-        // was seen above.
+        // Other stages have these parameters; the whole model was checked above.
         unexpected: UnexpectedKeys::Ignore,
         verify: options.verify,
         ..weightloom_checkpoint::LoadOptions::default()
     };
-    let report = load(&source, state, &*seat.gangs.root, &load_options, observer)?;
-    let mut values = Vec::with_capacity(seat.specs.len());
-    for (spec, part) in seat.specs.iter().zip(parts) {
-        let layout = seat.plan.layout_of(&spec.name);
-        let value = DTensor::from_local(&seat.dist, part.into_tensor(), layout, &spec.shape);
+    let report = load(&source, state, &*shard.gangs.root, &load_options, observer)?;
+    let mut values = Vec::with_capacity(shard.specs.len());
+    for (spec, part) in shard.specs.iter().zip(parts) {
+        let layout = shard.plan.layout_of(&spec.name);
+        let value = DTensor::from_local(&shard.dist, part.into_tensor(), layout, &spec.shape);
         values.push((spec.name.clone(), value.map_err(weightloom_nn::NnError::from)?));
     }
-    let decoder = Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?;
-    Ok(Loaded { decoder, report })
+    let decoder = Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?;
+    Ok(LoadedModel { decoder, report })
 }
 
-/// A decoder with new parameters: random numbers that are the same however it
-/// is shared. Every rank of the gangs.
+/// Creates a decoder with random parameters, which do not depend on the
+/// sharding. Called by every rank of the gangs.
 pub fn new_decoder(
     config: &DecoderConfig,
     parallel: &Parallel,
     seed: u64,
-    options: &LoadOptions,
+    options: &ModelLoadOptions,
 ) -> Result<Decoder, HubError> {
-    let seat = Seat::new(config, parallel, options)?;
+    let shard = RankShard::new(config, parallel, options)?;
     let dtype = options.dtype.unwrap_or(DType::F32);
     if !computes(dtype) {
         return Err(HubError::DType { dtype });
     }
-    let mut values = Vec::with_capacity(seat.specs.len());
-    for spec in &seat.specs {
-        let layout = seat.plan.layout_of(&spec.name);
-        values.push((spec.name.clone(), initial_values(config, spec, dtype, seed, &seat.dist, layout)?));
+    let mut values = Vec::with_capacity(shard.specs.len());
+    for spec in &shard.specs {
+        let layout = shard.plan.layout_of(&spec.name);
+        values.push((spec.name.clone(), initial_values(config, spec, dtype, seed, &shard.dist, layout)?));
     }
-    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?)
+    Ok(Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?)
 }
 
-/// A decoder without data, as one rank of the gangs would have it: to see
-/// shapes and costs. Nothing is allocated, and no rank is asked.
+/// Creates a decoder on the meta device, as one rank of the gangs would hold it.
+/// Allocates nothing and does not communicate.
 pub fn meta_decoder(
     config: &DecoderConfig,
     parallel: &Parallel,
-    options: &LoadOptions,
+    options: &ModelLoadOptions,
 ) -> Result<Decoder, HubError> {
-    let seat = Seat::new(config, parallel, &LoadOptions { device: None, ..options.clone() })?;
+    let shard = RankShard::new(config, parallel, &ModelLoadOptions { device: None, ..options.clone() })?;
     let dtype = options.dtype.unwrap_or(DType::F32);
-    let rank = seat.dist.rank();
-    let mut values = Vec::with_capacity(seat.specs.len());
-    for spec in &seat.specs {
-        let layout = seat.plan.layout_of(&spec.name);
+    let rank = shard.dist.rank();
+    let mut values = Vec::with_capacity(shard.specs.len());
+    for spec in &shard.specs {
+        let layout = shard.plan.layout_of(&spec.name);
         let make = || -> Result<DTensor, weightloom_nn::NnError> {
             let local = layout.local_shape(&spec.shape, rank)?;
             let empty = Tensor::zeros(dtype, &local, Device::Meta)?;
-            Ok(DTensor::from_local(&seat.dist, empty, layout, &spec.shape)?)
+            Ok(DTensor::from_local(&shard.dist, empty, layout, &spec.shape)?)
         };
         values.push((spec.name.clone(), make()?));
     }
-    Ok(Decoder::new(config.clone(), seat.stage, seat.plan, seat.dist, values)?)
+    Ok(Decoder::new(config.clone(), shard.stage, shard.plan, shard.dist, values)?)
 }
 
-/// The parameters of a checkpoint, one after the other, as this rank of the
-/// gangs would hold them. Only the one that is asked for is in memory.
+/// Iterates over the parameters of a checkpoint as this rank of the gangs would
+/// hold them, with one in memory at a time.
 pub fn iter_parameters<'a>(
     source: &Source,
     config: &DecoderConfig,
     keys: &KeyMap,
     parallel: &Parallel,
-    options: &LoadOptions,
+    options: &ModelLoadOptions,
     observer: &'a dyn Observer,
 ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'a>, HubError> {
-    let seat = Seat::new(config, parallel, options)?;
-    let source = fitted(source, keys, config)?;
-    let (given, way) = (options.dtype, options.way);
-    let rank = seat.dist.rank();
-    Ok(seat.specs.into_iter().map(move |spec| {
-        let layout = seat.plan.layout_of(&spec.name);
+    let shard = RankShard::new(config, parallel, options)?;
+    let source = checked_source(source, keys, config)?;
+    let (given, read_mode) = (options.dtype, options.read_mode);
+    let rank = shard.dist.rank();
+    Ok(shard.specs.into_iter().map(move |spec| {
+        let layout = shard.plan.layout_of(&spec.name);
         let region: Region = layout.region_of(&spec.shape, rank).map_err(weightloom_nn::NnError::from)?;
         let entry = &source.index.tensors()[&spec.name];
         let dtype = given.unwrap_or(entry.dtype);
         let mut memory = HostMemory::new(dtype, &region.shape()).map_err(weightloom_nn::NnError::from)?;
         let want = ReadRequest { name: &spec.name, entry, region, dtype, into: memory.bytes_mut() };
-        read(&source, vec![want], &ReadOptions { mode: way, ..ReadOptions::default() }, observer)?;
+        read(&source, vec![want], &ReadOptions { mode: read_mode, ..ReadOptions::default() }, observer)?;
         Ok((spec.name, memory.into_tensor()))
     }))
 }

@@ -1,4 +1,4 @@
-//! A model that was found: where its files are, what it is, and what it needs.
+//! A model ready to load: its files, family and configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::adapter::load_adapter;
 use crate::cards::Card;
 use crate::error::HubError;
 use crate::family::SharedFamily;
-use crate::load::{LoadOptions, Loaded, load_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, load_decoder};
 use crate::text::{ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config};
 
-/// The longest JSON file of a model that is read: the largest tokenizers have
-/// some tens of megabytes.
-const LONGEST_FILE: u64 = 1 << 28;
+/// Limit for text files of a model. The largest tokenizers have tens of
+/// megabytes.
+const MAX_FILE_BYTES: u64 = 1 << 28;
 
-/// A model whose files are at hand.
+/// A model with local or remote files, ready to load.
 #[derive(Clone)]
 pub struct Model {
     pub(crate) name: String,
@@ -31,7 +31,7 @@ pub struct Model {
     pub(crate) family: SharedFamily,
     pub(crate) config: Map<String, Value>,
     pub(crate) source: Source,
-    /// Where the tokenizer is, if not with the checkpoint.
+    /// Files of the tokenizer.
     pub(crate) text_source: Files,
     pub(crate) metadata: Arc<OnceLock<BTreeMap<String, GgufValue>>>,
 }
@@ -47,23 +47,23 @@ impl fmt::Debug for Model {
 pub(crate) struct Files(pub(crate) Arc<dyn weightloom_checkpoint::Storage>);
 
 impl Files {
-    /// The bytes of a file, if there is one.
+    /// Reads a file, if it exists.
     pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>, StorageError> {
-        match self.0.read_all(name, LONGEST_FILE) {
+        match self.0.read_all(name, MAX_FILE_BYTES) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(StorageError::Missing { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// The same, in the words of texts.
+    /// Reads a file, with errors of tokenizers.
     fn read_text(&self, name: &str) -> Result<Option<Vec<u8>>, TextError> {
         self.read(name).map_err(|error| TextError::Read { file: name.to_owned(), message: error.to_string() })
     }
 }
 
-/// The configuration of a checkpoint by its own words: `config.json`, or the
-/// metadata of a GGUF file. None if it has none.
+/// The configuration of a checkpoint: `config.json` or the metadata of a GGUF
+/// file, if any.
 pub(crate) fn own_config(source: &Source) -> Result<Option<Map<String, Value>>, HubError> {
     if source.index.format() == Format::Gguf {
         return gguf_own_config(source).map(Some);
@@ -113,63 +113,61 @@ fn gguf_own_config(source: &Source) -> Result<Map<String, Value>, HubError> {
 }
 
 impl Model {
-    /// What it was asked for as.
+    /// The requested name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its card, if it has one.
+    /// The card, if there is one.
     pub fn card(&self) -> Option<&Card> {
         self.card.as_ref()
     }
 
-    /// Its family.
+    /// The family.
     pub fn family(&self) -> &SharedFamily {
         &self.family
     }
 
-    /// Its configuration, with all keys.
+    /// The configuration, with all keys.
     pub fn config(&self) -> &Map<String, Value> {
         &self.config
     }
 
-    /// Its checkpoint, under the names that it has there.
+    /// The checkpoint, with its own tensor names.
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// The same model with another configuration.
+    /// Replaces the configuration.
     pub fn with_config(mut self, config: Map<String, Value>) -> Result<Self, HubError> {
-        let about = |source| HubError::Config {
-            about: format!("the configuration given for `{}`", self.name),
-            source,
-        };
+        let about =
+            |problem| HubError::Config { about: format!("configuration for `{}`", self.name), problem };
         self.config = self.family.complete(&config).map_err(about)?;
         Ok(self)
     }
 
-    /// The decoder that it is.
+    /// The configuration of the decoder.
     pub fn decoder_config(&self) -> Result<DecoderConfig, HubError> {
-        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
+        let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
         self.family.decoder(&self.config).map_err(about)
     }
 
-    /// From the names in its checkpoint to those of the decoder. What we trained
-    /// has the decoder's names already.
+    /// Mapping from the checkpoint's names to the decoder's; empty for checkpoints
+    /// of our own training runs.
     pub fn keys(&self) -> Result<KeyMap, HubError> {
-        if self.has_our_names()? {
+        if self.has_decoder_names()? {
             return Ok(KeyMap::default());
         }
-        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
+        let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
         self.family.keys(&self.config, &self.source.index).map_err(about)
     }
 
-    /// The same from the names that others know the model's weights by, whatever
-    /// those in its checkpoint are.
+    /// Mapping from the names of published models to the decoder's, regardless of
+    /// the checkpoint.
     pub fn published_keys(&self) -> Result<KeyMap, HubError> {
-        let about = |source| HubError::Config { about: format!("model `{}`", self.name), source };
-        // Names of what we trained say nothing of those that others use.
-        let index = match self.has_our_names()? {
+        let about = |problem| HubError::Config { about: format!("model `{}`", self.name), problem };
+        // Names in our own checkpoints tell nothing about published ones.
+        let index = match self.has_decoder_names()? {
             true => Index::new(Format::Native, Vec::new(), BTreeMap::new())
                 .map_err(weightloom_checkpoint::CheckpointError::from)?,
             false => Index::clone(&self.source.index),
@@ -177,16 +175,16 @@ impl Model {
         self.family.keys(&self.config, &index).map_err(about)
     }
 
-    /// Whether its checkpoint was saved under the decoder's names.
-    pub(crate) fn has_our_names(&self) -> Result<bool, HubError> {
+    /// Whether the checkpoint has the decoder's names.
+    pub(crate) fn has_decoder_names(&self) -> Result<bool, HubError> {
         let config = self.decoder_config()?;
         let found = self.source.index.tensors();
         let mut wanted = parameters(&config, &Stage::whole(config.layers)).into_iter();
         Ok(self.source.manifest.is_some() && wanted.all(|spec| found.contains_key(&spec.name)))
     }
 
-    /// Loads it. Every rank of the gangs.
-    pub fn load(&self, options: &LoadOptions, observer: &dyn Observer) -> Result<Loaded, HubError> {
+    /// Loads the model. Called by every rank of the gangs.
+    pub fn load(&self, options: &ModelLoadOptions, observer: &dyn Observer) -> Result<LoadedModel, HubError> {
         let (config, keys) = (self.decoder_config()?, self.keys()?);
         load_decoder(&self.source, &config, &keys, &self.family.parallel(), options, observer)
     }
@@ -211,7 +209,7 @@ impl Model {
         Ok(self.metadata.get())
     }
 
-    /// Its tokenizer.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> Result<Tokenizer, HubError> {
         let has_files = self.text_source.read("tokenizer.json").is_ok_and(|file| file.is_some());
         Ok(match self.metadata()? {
@@ -220,7 +218,7 @@ impl Model {
         })
     }
 
-    /// Its chat templates; none if it is no model for chats.
+    /// The chat templates; empty for base models.
     pub fn chat_templates(&self) -> Result<ChatTemplates, HubError> {
         Ok(match self.metadata()? {
             Some(metadata) => ChatTemplates::from_gguf(metadata)?,
@@ -228,7 +226,7 @@ impl Model {
         })
     }
 
-    /// How it wants to be sampled.
+    /// Default sampling parameters.
     pub fn generation_defaults(&self) -> Result<GenerationDefaults, HubError> {
         Ok(match self.metadata()? {
             Some(metadata) => GenerationDefaults::from_gguf(metadata)?,

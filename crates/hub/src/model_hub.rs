@@ -1,4 +1,4 @@
-//! The models of one family, with its configuration as a type.
+//! Models of one family, with a typed configuration.
 
 use std::path::Path;
 
@@ -14,16 +14,16 @@ use crate::families::FamilyError;
 use crate::family::{AnyFamily, Family};
 use crate::fetch::FetchObserver;
 use crate::hub::Hub;
-use crate::load::{LoadOptions, Loaded, iter_parameters, load_decoder, meta_decoder, new_decoder};
+use crate::load::{LoadedModel, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder};
 
-/// The models of one family.
+/// Models of one family, with a typed configuration.
 pub struct ModelHub<'a, F: Family> {
     hub: &'a Hub,
     family: F,
 }
 
 impl Hub {
-    /// The models of one family, which must be registered.
+    /// The models of a registered family.
     pub fn of<F: Family>(&self, family: F) -> Result<ModelHub<'_, F>, FamilyError> {
         self.families.get(Family::name(&family))?;
         Ok(ModelHub { hub: self, family })
@@ -31,8 +31,7 @@ impl Hub {
 }
 
 impl<F: Family> ModelHub<'_, F> {
-    /// All cards of the family, each by itself: one that is broken does not
-    /// hide the others.
+    /// All cards of the family. An invalid card does not hide the others.
     pub fn iter_cards(&self) -> impl Iterator<Item = Result<Card, CardError>> {
         let name = Family::name(&self.family).to_owned();
         self.hub.cards.cards().filter_map(move |(_, card)| match card {
@@ -42,28 +41,28 @@ impl<F: Family> ModelHub<'_, F> {
         })
     }
 
-    /// Names of its presets.
+    /// Names of the presets.
     pub fn archs(&self) -> Vec<String> {
         AnyFamily::archs(&self.family)
     }
 
-    /// A preset, if there is one of that name.
+    /// A preset, if it exists.
     pub fn maybe_arch_config(&self, arch: &str) -> Option<F::Config> {
         Family::archs(&self.family).into_iter().find(|(name, _)| name == arch).map(|(_, config)| config)
     }
 
-    /// A preset.
+    /// A preset by name.
     pub fn arch_config(&self, arch: &str) -> Result<F::Config, FamilyError> {
         let map = crate::families::arch_config(&self.family, arch)?;
         let read = F::Config::read(Fields::new(&map));
         read.map_err(|_| FamilyError::Unknown { name: arch.to_owned(), near: None, known: Vec::new() })
     }
 
-    /// The configuration of a model: its arch with its card's changes. Where a
-    /// card names no arch, its checkpoint is asked.
+    /// The configuration of a model: the arch or the checkpoint's own, with the
+    /// card's changes.
     pub fn model_config(&self, name: &str, observer: &dyn FetchObserver) -> Result<F::Config, HubError> {
         let card = self.hub.card_of_family(name, Family::name(&self.family))?;
-        let map = match self.hub.found(name, card)?.known {
+        let map = match self.hub.resolve_card(name, card)?.known {
             Some((_, map)) => map,
             None => self.hub.open(name, observer)?.config,
         };
@@ -71,41 +70,45 @@ impl<F: Family> ModelHub<'_, F> {
     }
 
     fn typed(&self, name: &str, map: &Map<String, Value>) -> Result<F::Config, HubError> {
-        let about = |source| HubError::Config { about: format!("model `{name}`"), source };
+        let about = |problem| HubError::Config { about: format!("model `{name}`"), problem };
         F::Config::read(Fields::new(map)).map_err(about)
     }
 
     fn decoder(&self, config: &F::Config) -> Result<weightloom_nn::DecoderConfig, HubError> {
-        let about = |source| HubError::Config { about: "the configuration given".to_owned(), source };
+        let about = |problem| HubError::Config { about: "configuration".to_owned(), problem };
         AnyFamily::decoder(&self.family, &config.to_map()).map_err(about)
     }
 
-    /// A new model with random parameters, the same numbers however it is
-    /// shared. Every rank of the gangs.
+    /// Creates a model with random parameters, which do not depend on the
+    /// sharding. Called by every rank of the gangs.
     pub fn create_new_model(
         &self,
         config: &F::Config,
         seed: u64,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
     ) -> Result<Decoder, HubError> {
         new_decoder(&self.decoder(config)?, &Family::parallel(&self.family), seed, options)
     }
 
-    /// A model without data, as this rank would hold it.
-    pub fn create_meta_model(&self, config: &F::Config, options: &LoadOptions) -> Result<Decoder, HubError> {
+    /// Creates a model on the meta device, as this rank would hold it.
+    pub fn create_meta_model(
+        &self,
+        config: &F::Config,
+        options: &ModelLoadOptions,
+    ) -> Result<Decoder, HubError> {
         meta_decoder(&self.decoder(config)?, &Family::parallel(&self.family), options)
     }
 
-    /// Loads a model by name. A configuration that is given takes the place of
-    /// the card's. Every rank of the gangs.
+    /// Loads a model by name, with the given configuration instead of the card's.
+    /// Called by every rank of the gangs.
     pub fn load_model(
         &self,
         name: &str,
         config: Option<&F::Config>,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
         fetch_observer: &dyn FetchObserver,
         observer: &dyn Observer,
-    ) -> Result<Loaded, HubError> {
+    ) -> Result<LoadedModel, HubError> {
         if self.hub.cards.knows(name) {
             self.hub.card_of_family(name, Family::name(&self.family))?;
         }
@@ -123,14 +126,14 @@ impl<F: Family> ModelHub<'_, F> {
         model.load(options, observer)
     }
 
-    /// Loads a model from a folder or file that no card names.
+    /// Loads a model from a folder or file without a card.
     pub fn load_custom_model(
         &self,
         path: &Path,
         config: &F::Config,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
         observer: &dyn Observer,
-    ) -> Result<Loaded, HubError> {
+    ) -> Result<LoadedModel, HubError> {
         let source = Source::open(path)?;
         let keys = Family::keys(&self.family, config, &source.index);
         load_decoder(
@@ -143,13 +146,13 @@ impl<F: Family> ModelHub<'_, F> {
         )
     }
 
-    /// The parameters of a checkpoint, one after the other, as this rank of
-    /// the gangs would hold them. Only the one that is asked for is in memory.
+    /// Iterates over the parameters of a checkpoint as this rank of the gangs
+    /// would hold them, with one in memory at a time.
     pub fn iter_checkpoint<'o>(
         &self,
         path: &Path,
         config: &F::Config,
-        options: &LoadOptions,
+        options: &ModelLoadOptions,
         observer: &'o dyn Observer,
     ) -> Result<impl Iterator<Item = Result<(String, Tensor), HubError>> + use<'o, F>, HubError> {
         let source = Source::open(path)?;

@@ -1,31 +1,48 @@
-//! Tokenizers, chat templates, and what GGUF files say about themselves.
+//! Tokenizers, chat templates and generation defaults.
 //!
-//! A model's text side comes in several forms: a folder with `tokenizer.json`
-//! and its companions, an older folder with `vocab.json` and `merges.txt`, or
-//! the metadata of a GGUF file. All become the same [`Tokenizer`],
-//! [`ChatTemplates`] and [`GenerationDefaults`].
+//! They are read from a folder with `tokenizer.json` and its configuration
+//! files, an older folder with `vocab.json` and `merges.txt`, or the metadata of
+//! a GGUF file. All become a [`Tokenizer`], [`ChatTemplates`] and
+//! [`GenerationDefaults`].
+//!
+//! ```
+//! use weightloom_hub::text::{ChatContext, ChatTemplate, GenerationPrompt, Message};
+//!
+//! let template = ChatTemplate::new(
+//!     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
+//!      {% if add_generation_prompt %}<assistant>{% endif %}",
+//! )?;
+//! let text = template.render(
+//!     &[Message::new("user", "Hello")],
+//!     GenerationPrompt::Add,
+//!     &ChatContext::default(),
+//! )?;
+//! assert_eq!(text, "<user>Hello<assistant>");
+//! # Ok::<(), weightloom_hub::text::ChatError>(())
+//! ```
 
-mod bytes;
+mod bpe;
 mod chat;
-mod companions;
-mod config;
 mod error;
-mod facts;
-mod folder;
-mod generation;
-mod gguf;
-mod merges;
-mod pre;
-mod rope;
-mod stream;
+mod folder_tokenizer;
+mod generation_config;
+mod gguf_config;
+mod gguf_metadata;
+mod gguf_tokenizer;
+mod pre_tokenizer;
+mod rope_scaling;
+mod streamer;
+mod token_decoder;
 mod tokenizer;
+mod tokenizer_config;
 
 pub use chat::{
-    ChatContext, ChatError, ChatTemplate, ChatTemplates, Data, GenerationPrompt, Message, Moment, NotAMessage,
+    ChatContext, ChatError, ChatTemplate, ChatTemplates, GenerationPrompt, InvalidMessage, Message,
+    OrderedJson, Timestamp,
 };
-pub use companions::ReadFile;
-pub use config::{GgufModel, gguf_config};
 pub use error::TextError;
-pub use generation::GenerationDefaults;
-pub use stream::Streamer;
+pub use generation_config::GenerationDefaults;
+pub use gguf_config::{GgufModel, gguf_config};
+pub use streamer::Streamer;
 pub use tokenizer::{Encoded, Special, SpecialText, Tokenizer};
+pub use tokenizer_config::ReadFile;

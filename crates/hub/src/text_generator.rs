@@ -169,7 +169,7 @@ impl Row {
     fn new(tokenizer: &Tokenizer, prompt: &[u32], stop: &StopCriteria) -> Self {
         let stop_strings = stop.strings.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         Self {
-            streamer: Some(tokenizer.streamer_behind(prompt, SpecialText::Skip)),
+            streamer: Some(tokenizer.streamer_after(prompt, SpecialText::Skip)),
             stop_strings,
             held: String::new(),
             stopped: false,

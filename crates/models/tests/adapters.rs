@@ -7,7 +7,7 @@ mod fixture;
 use fixture::{Fixture, Silent, apart, json, logits, numbers};
 use weightloom_checkpoint::Source;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use weightloom_hub::{LoadOptions, load_adapter};
+use weightloom_hub::{ModelLoadOptions, load_adapter};
 use weightloom_nn::{
     Adapter, AdapterTensorKind, Decoder, ForwardArgs, GenerateRequest, Generation, Input, NnError,
     merge_adapter,
@@ -62,7 +62,7 @@ fn expected(adapter: &str, what: &str) -> Vec<f32> {
 fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&LoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).decoder;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let beside = apart(&changed(&decoder, &adapter, 1.0, prompt), &expected(name, "logits_0"));
@@ -77,7 +77,7 @@ fn adapters_give_the_logits_of_peft_beside_the_weights_and_merged() {
 fn strength_scales_the_change_from_nothing() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&LoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).decoder;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let none = apart(&changed(&decoder, &adapter, 0.0, prompt), &logits(&decoder, prompt));
@@ -100,7 +100,7 @@ fn strength_scales_the_change_from_nothing() {
 fn adapters_can_be_made_anew_and_cut() {
     for name in ADAPTERS {
         let base = base_of(name);
-        let decoder = base.load(&LoadOptions::default()).decoder;
+        let decoder = base.load(&ModelLoadOptions::default()).decoder;
         let adapter = adapter_for(name, &base, &decoder);
         let prompt = &base.prompts()[0];
         let own = changed(&decoder, &adapter, 1.0, prompt);
@@ -142,7 +142,7 @@ fn adapters_can_be_made_anew_and_cut() {
 #[test]
 fn what_is_no_number_is_an_error() {
     let base = base_of("lora");
-    let decoder = base.load(&LoadOptions::default()).decoder;
+    let decoder = base.load(&ModelLoadOptions::default()).decoder;
     let adapter = adapter_for("lora", &base, &decoder);
     let short = adapter.transform(&decoder, |_| Some(vec![0.0]));
     assert!(matches!(short.map(|_| ()), Err(NnError::TensorLength { found: 1, .. })));
@@ -160,7 +160,7 @@ fn adapters_work_on_shared_models() {
         for sizes in [GangSizes { tp: 2, ..GangSizes::default() }, GangSizes::default()] {
             let found = threads::run(2, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
-                let decoder = base.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder;
+                let decoder = base.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
                 let adapter = adapter_for(name, &base, &decoder);
                 let prompt = &base.prompts()[0];
                 let whole = merge_adapter(&decoder, &adapter, 1.0).unwrap();
@@ -190,7 +190,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
         place
     };
     let base = base_of("lora");
-    let decoder = base.load(&LoadOptions::default()).decoder;
+    let decoder = base.load(&ModelLoadOptions::default()).decoder;
     let refused = |change: &dyn Fn(&mut serde_json::Value)| {
         let place = copy(change);
         let source = Source::open(place.path()).unwrap();
@@ -198,11 +198,11 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     };
     assert_eq!(
         refused(&|config| config["peft_type"] = "IA3".into()),
-        "adapter_config.json: `peft_type` is \"IA3\", which is not supported"
+        "invalid `adapter_config.json`: unsupported `peft_type`: \"IA3\""
     );
     assert_eq!(
         refused(&|config| config["layer_replication"] = serde_json::json!([[0, 1]])),
-        "adapter_config.json: `layer_replication` is a list, which is not supported"
+        "invalid `adapter_config.json`: unsupported `layer_replication`: a list"
     );
     assert!(
         refused(&|config| config["alpha_pattern"] = serde_json::json!({"(": 2}))
@@ -210,11 +210,11 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     );
     assert_eq!(
         refused(&|config| config["lora_alpha"] = "much".into()),
-        "adapter_config.json: `lora_alpha` is expected to be a number, but is \"much\" instead"
+        "invalid `adapter_config.json`: invalid `lora_alpha`: expected a number, found \"much\""
     );
     // A model of another size.
     let other = Fixture::open("qwen2");
-    let other_decoder = other.load(&LoadOptions::default()).decoder;
+    let other_decoder = other.load(&ModelLoadOptions::default()).decoder;
     let source = Source::open(folder("lora")).unwrap();
     let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
     assert_eq!(

@@ -14,7 +14,7 @@ use weightloom_checkpoint::{
     LocalTensor, SaveFormat, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec,
 };
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use weightloom_hub::{AnyFamily, DescribeError, Described, LoadOptions, arch_config, load_decoder};
+use weightloom_hub::{AnyFamily, ModelLoadOptions, YamlFamily, YamlFamilyError, arch_config, load_decoder};
 use weightloom_layout::{DType, Region, Shape};
 use weightloom_nn::Decoder;
 
@@ -25,7 +25,7 @@ fn examples() -> Vec<PathBuf> {
 fn described(case: &str) -> Fixture {
     let folder = Fixture::folder_of_all().join(case);
     let Value::Object(config) = json(&folder.join("config.json")) else { panic!("no map") };
-    let family = Described::find(&format!("families.{case}"), &examples()).unwrap();
+    let family = YamlFamily::find(&format!("families.{case}"), &examples()).unwrap();
     Fixture { name: case.to_owned(), folder, config, family: Arc::new(family) }
 }
 
@@ -36,7 +36,7 @@ fn gemma_phi_olmo_and_mixtral_follow_as_data_alone() {
         for config in ["config.json", "config_published.json"] {
             let Value::Object(config) = json(&fixture.folder.join(config)) else { panic!("no map") };
             fixture.config = config;
-            let decoder = fixture.load(&LoadOptions::default()).decoder;
+            let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
             let prompts = fixture.prompts();
             for (row, prompt) in prompts.iter().enumerate() {
                 let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
@@ -47,7 +47,7 @@ fn gemma_phi_olmo_and_mixtral_follow_as_data_alone() {
         let sizes = GangSizes { tp: 2, ..GangSizes::default() };
         let found = threads::run(2, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
-            let decoder = fixture.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder;
+            let decoder = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
             logits(&decoder, &fixture.prompts()[0])
         });
         for logits in found.unwrap() {
@@ -86,12 +86,12 @@ fn write(folder: &std::path::Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     saver.save(&state, &Target::Folder(folder.to_owned()), &options, &()).unwrap();
 }
 
-fn load(family: &Described, folder: &std::path::Path, gangs: Option<Gangs>) -> Decoder {
+fn load(family: &YamlFamily, folder: &std::path::Path, gangs: Option<Gangs>) -> Decoder {
     let config = arch_config(family, "tiny").unwrap();
     let source = Source::open(folder).unwrap();
     let keys = AnyFamily::keys(family, &config, &source.index).unwrap();
     let decoder = AnyFamily::decoder(family, &config).unwrap();
-    let options = LoadOptions { gangs, ..LoadOptions::default() };
+    let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
     load_decoder(&source, &decoder, &keys, &AnyFamily::parallel(family), &options, &Silent).unwrap().decoder
 }
 
@@ -99,7 +99,7 @@ fn load(family: &Described, folder: &std::path::Path, gangs: Option<Gangs>) -> D
 /// same numbers under our own names must make the same model.
 #[test]
 fn the_shipped_example_loads_fused_turned_and_stacked_weights() {
-    let family = Described::find("my_org.my_moe", &examples()).unwrap();
+    let family = YamlFamily::find("my_org.my_moe", &examples()).unwrap();
     let place = tempfile::tempdir().unwrap();
     let (width, inner) = (32, 24);
     let mut theirs: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
@@ -190,7 +190,7 @@ fn the_shipped_example_loads_fused_turned_and_stacked_weights() {
             &decoder,
             &Default::default(),
             &AnyFamily::parallel(&family),
-            &LoadOptions::default(),
+            &ModelLoadOptions::default(),
             &Silent,
         )
     };
@@ -215,63 +215,63 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
     let file = folder.join("model.yaml");
     let refused = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        Described::find("org.model", &search).unwrap_err().to_string()
+        YamlFamily::find("org.model", &search).unwrap_err().to_string()
     };
     let text = refused("decoder: {hidden: 3}\nkeyz: []\n");
-    assert!(text.contains("model.yaml:2 is broken: unknown field `keyz`"), "{text}");
+    assert!(text.contains("model.yaml:2: unknown field `keyz`"), "{text}");
     let text = refused("config: {width: null}\ndecoder:\n  hidden:\n    from: widht.x\n");
-    assert!(text.ends_with(":4 is broken: `widht` is not a key of this configuration"), "{text}");
+    assert!(text.ends_with(":4: unknown key `widht`"), "{text}");
     let example = std::fs::read_to_string(examples()[0].join("my_org/my_moe/model.yaml")).unwrap();
     let line = |text: &str, word: &str| 1 + text.lines().position(|line| line.contains(word)).unwrap();
     let text = refused(&example.replace("heads: 4", "heads: 5"));
-    let place = format!("model.yaml:{} is broken: arch `tiny`: ", line(&example, "  tiny:"));
+    let place = format!("model.yaml:{}: arch `tiny`: ", line(&example, "  tiny:"));
     assert!(text.contains(&place), "{text}");
     let wrong = example.replace("kv_heads:", "kv_haeds:");
     let text = refused(&wrong);
-    assert!(text.contains(&format!("model.yaml:{} is broken: ", line(&wrong, "kv_haeds"))), "{text}");
+    assert!(text.contains(&format!("model.yaml:{}: ", line(&wrong, "kv_haeds"))), "{text}");
     assert!(text.contains("kv_haeds"), "{text}");
     // Without archs, what the keys say by themselves must make a decoder.
     let text = refused("config: {width: 8}\ndecoder:\n  hiden: {from: width}\n");
-    assert!(text.contains("model.yaml:3 is broken: ") && text.contains("hiden"), "{text}");
+    assert!(text.contains("model.yaml:3: ") && text.contains("hiden"), "{text}");
     let text = refused("decoder: {hidden: 3\n");
-    assert!(text.contains("model.yaml:1 is broken: "), "{text}");
+    assert!(text.contains("model.yaml:1: "), "{text}");
     // What is in the place of the file is not missing.
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
-    let error = Described::find("org.model", &search).unwrap_err();
-    assert!(error.to_string().ends_with("is expected to be a file, but is a folder instead"), "{error}");
+    let error = YamlFamily::find("org.model", &search).unwrap_err();
+    assert!(error.to_string().ends_with("it is a folder, not a file"), "{error}");
     assert!(weightloom_errors::Hint::hint(&error).is_some());
     std::fs::remove_dir(&file).unwrap();
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink("nowhere", &file).unwrap();
-        let error = Described::find("org.model", &search).unwrap_err();
+        let error = YamlFamily::find("org.model", &search).unwrap_err();
         assert!(error.to_string().ends_with("is a link that leads nowhere instead"), "{error}");
         std::fs::remove_file(&file).unwrap();
     }
     std::fs::write(&file, [0xff]).unwrap();
-    assert!(matches!(Described::find("org.model", &search), Err(DescribeError::Read { .. })));
+    assert!(matches!(YamlFamily::find("org.model", &search), Err(YamlFamilyError::Read { .. })));
     // A file in the place of a folder leads to nothing.
     std::fs::write(search[0].join("file"), "").unwrap();
-    assert!(matches!(Described::find("file.model", &search), Err(DescribeError::Missing { .. })));
-    let error = Described::find("org.modle", &search).unwrap_err();
-    assert_eq!(error.to_string(), "no model is described under `org.modle`");
-    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("write `org.model`"));
-    let error = Described::find("org..model", &search).unwrap_err();
+    assert!(matches!(YamlFamily::find("file.model", &search), Err(YamlFamilyError::NotFound { .. })));
+    let error = YamlFamily::find("org.modle", &search).unwrap_err();
+    assert_eq!(error.to_string(), "no `model.yaml` for model `org.modle`");
+    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `org.model`?"));
+    let error = YamlFamily::find("org..model", &search).unwrap_err();
     assert_eq!(error.to_string(), "`org..model` is no dotted name of a described model");
-    assert!(Described::find("../x.y", &search).is_err());
-    assert_eq!(Described::names(&search), ["org.model"]);
+    assert!(YamlFamily::find("../x.y", &search).is_err());
+    assert_eq!(YamlFamily::names(&search), ["org.model"]);
 }
 
 #[test]
 fn configurations_of_described_models_are_checked_key_by_key() {
-    let family = Described::find("my_org.my_moe", &examples()).unwrap();
+    let family = YamlFamily::find("my_org.my_moe", &examples()).unwrap();
     let map = |value: Value| value.as_object().unwrap().clone();
     let error = AnyFamily::decoder(&family, &map(json!({"vocab": 64}))).unwrap_err();
     assert_eq!(error.to_string(), "the configuration has no `depth`");
     let tiny = arch_config(&family, "tiny").unwrap();
-    let error = family.overridden(&tiny, &map(json!({"head": 8}))).unwrap_err();
-    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("write `heads`"));
-    let changed = family.overridden(&tiny, &map(json!({"experts": 8}))).unwrap();
+    let error = family.with_overrides(&tiny, &map(json!({"head": 8}))).unwrap_err();
+    assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `heads`?"));
+    let changed = family.with_overrides(&tiny, &map(json!({"experts": 8}))).unwrap();
     assert_eq!(AnyFamily::decoder(&family, &changed).unwrap().experts.unwrap().count, 8);
 }

@@ -7,7 +7,7 @@ mod fixture;
 
 use fixture::{Fixture, apart, greedy, logits};
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
-use weightloom_hub::LoadOptions;
+use weightloom_hub::ModelLoadOptions;
 
 /// What single precision may differ by.
 const TOLERANCE: f32 = 1e-4;
@@ -35,7 +35,7 @@ const CASES: &[&str] = &[
 fn logits_and_greedy_texts_are_those_of_transformers() {
     for case in CASES {
         let fixture = Fixture::open(case);
-        let decoder = fixture.load(&LoadOptions::default()).decoder;
+        let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
         let prompts = fixture.prompts();
         for (row, prompt) in prompts.iter().enumerate() {
             let apart = apart(&logits(&decoder, prompt), &fixture.logits(row));
@@ -84,7 +84,8 @@ fn shared_models_compute_the_same() {
         for (way, world, sizes) in ways {
             let found = threads::run(world, GangOptions::default(), |root| {
                 let gangs = Some(Gangs::new(root, &sizes).unwrap());
-                let decoder = fixture.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder;
+                let decoder =
+                    fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder;
                 let prompts = fixture.prompts();
                 (logits(&decoder, &prompts[0]), greedy(&decoder, &prompts))
             });

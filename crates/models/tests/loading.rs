@@ -13,7 +13,7 @@ use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{
-    AnyFamily, Hub, HubError, LoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
+    AnyFamily, Hub, HubError, ModelLoadOptions, iter_parameters, load_decoder, meta_decoder, new_decoder,
 };
 use weightloom_layout::DType;
 use weightloom_models::llama::{Llama, LlamaConfig};
@@ -23,18 +23,13 @@ use weightloom_tensor::Device;
 
 fn hub() -> Hub {
     let cards = StoreSettings::default().store(weightloom_models::CARDS);
-    Hub {
-        cards,
-        families: families(),
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    }
+    Hub::new(cards, families(), Ok(FetchSettings::in_folders("none", "none")))
 }
 
 #[test]
 fn ranks_read_and_hold_their_own_parts_once() {
     let fixture = Fixture::open("llama");
-    let whole = fixture.load(&LoadOptions::default());
+    let whole = fixture.load(&ModelLoadOptions::default());
     let bytes: u64 =
         whole.decoder.parameters().iter().map(|(_, value)| value.shape().volume() as u64 * 4).sum();
     assert_eq!(whole.report.read.delivered, bytes);
@@ -46,7 +41,7 @@ fn ranks_read_and_hold_their_own_parts_once() {
     ] {
         let found = threads::run(world, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
-            let loaded = fixture.load(&LoadOptions { gangs, ..LoadOptions::default() });
+            let loaded = fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() });
             let held: u64 = loaded
                 .decoder
                 .parameters()
@@ -76,7 +71,7 @@ fn stages_one_behind_the_other_are_the_whole() {
         let stages = threads::run(2, GangOptions::default(), |root| {
             let sizes = GangSizes { pp: 2, ..GangSizes::default() };
             let gangs = Some(Gangs::new(root, &sizes).unwrap());
-            fixture.load(&LoadOptions { gangs, ..LoadOptions::default() }).decoder
+            fixture.load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).decoder
         });
         let stages = stages.unwrap();
         let tokens = Input::Tokens(stages[0].tokens(&[prompt]).unwrap());
@@ -101,13 +96,13 @@ fn new_models_have_the_same_numbers_however_they_are_shared() {
     let fixture = Fixture::open("qwen3_moe");
     let config = fixture.family.decoder(&fixture.config).unwrap();
     let parallel = fixture.family.parallel();
-    let whole = new_decoder(&config, &parallel, 7, &LoadOptions::default()).unwrap();
-    let other = new_decoder(&config, &parallel, 8, &LoadOptions::default()).unwrap();
+    let whole = new_decoder(&config, &parallel, 7, &ModelLoadOptions::default()).unwrap();
+    let other = new_decoder(&config, &parallel, 8, &ModelLoadOptions::default()).unwrap();
     let prompt = &fixture.prompts()[0];
     assert!(apart(&logits(&whole, prompt), &logits(&other, prompt)) > 1e-3);
     let shared = threads::run(4, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
-        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
         let decoder = new_decoder(&config, &parallel, 7, &options).unwrap();
         decoder
             .parameters()
@@ -120,7 +115,7 @@ fn new_models_have_the_same_numbers_however_they_are_shared() {
             assert_eq!(own.to_local().to_vec::<f32>().unwrap(), shared, "{name}");
         }
     }
-    let empty = meta_decoder(&config, &parallel, &LoadOptions::default()).unwrap();
+    let empty = meta_decoder(&config, &parallel, &ModelLoadOptions::default()).unwrap();
     assert!(empty.parameters().iter().all(|(_, value)| value.device() == Device::Meta));
 }
 
@@ -132,7 +127,7 @@ fn parameters_come_one_by_one_as_the_rank_holds_them() {
     let keys = fixture.family.keys(&fixture.config, &source.index).unwrap();
     threads::run(2, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
-        let options = LoadOptions { gangs, ..LoadOptions::default() };
+        let options = ModelLoadOptions { gangs, ..ModelLoadOptions::default() };
         let decoder = fixture.load(&options).decoder;
         let parallel = fixture.family.parallel();
         let all = iter_parameters(&source, &config, &keys, &parallel, &options, &Silent).unwrap();
@@ -151,9 +146,10 @@ fn parameters_come_one_by_one_as_the_rank_holds_them() {
 #[test]
 fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     let fixture = Fixture::open("llama");
-    let own = fixture.load(&LoadOptions::default()).decoder;
+    let own = fixture.load(&ModelLoadOptions::default()).decoder;
     assert_eq!(own.parameters()[0].1.dtype(), DType::F32);
-    let half = fixture.load(&LoadOptions { dtype: Some(DType::Bf16), ..LoadOptions::default() }).decoder;
+    let half =
+        fixture.load(&ModelLoadOptions { dtype: Some(DType::Bf16), ..ModelLoadOptions::default() }).decoder;
     assert_eq!(half.parameters()[0].1.dtype(), DType::Bf16);
     let prompt = &fixture.prompts()[0];
     let input = Input::Tokens(half.tokens(&[prompt]).unwrap());
@@ -163,7 +159,7 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
     // Eight bits of mantissa through two layers.
     assert!(apart(&logits, &fixture.logits(0)) < 0.15);
     let config = fixture.family.decoder(&fixture.config).unwrap();
-    let options = LoadOptions { dtype: Some(DType::I64), ..LoadOptions::default() };
+    let options = ModelLoadOptions { dtype: Some(DType::I64), ..ModelLoadOptions::default() };
     let error =
         load_decoder(&fixture.source(), &config, &Default::default(), &Default::default(), &options, &Silent);
     assert_eq!(error.unwrap_err().to_string(), "models cannot be loaded as i64");
@@ -173,8 +169,9 @@ fn dtypes_are_the_checkpoints_own_unless_another_is_asked_for() {
 fn mapped_models_are_the_files_where_that_can_be() {
     for case in ["llama", "gpt2", "qwen3_moe"] {
         let fixture = Fixture::open(case);
-        let read = fixture.load(&LoadOptions::default());
-        let mapped = fixture.load(&LoadOptions { way: Some(ReadMode::Mapped), ..LoadOptions::default() });
+        let read = fixture.load(&ModelLoadOptions::default());
+        let mapped = fixture
+            .load(&ModelLoadOptions { read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() });
         let prompt = &fixture.prompts()[0];
         assert_eq!(logits(&mapped.decoder, prompt), logits(&read.decoder, prompt), "{case}");
         // Stacked and turned parameters are read all the same.
@@ -182,7 +179,8 @@ fn mapped_models_are_the_files_where_that_can_be() {
         assert_eq!(case == "llama", mapped.report.read.delivered == 0);
         let found = threads::run(2, GangOptions::default(), |root| {
             let gangs = Some(Gangs::new(root, &GangSizes { tp: 2, ..GangSizes::default() }).unwrap());
-            let options = LoadOptions { gangs, way: Some(ReadMode::Mapped), ..LoadOptions::default() };
+            let options =
+                ModelLoadOptions { gangs, read_mode: Some(ReadMode::Mapped), ..ModelLoadOptions::default() };
             logits(&fixture.load(&options).decoder, prompt)
         });
         for logits in found.unwrap() {
@@ -195,23 +193,23 @@ fn mapped_models_are_the_files_where_that_can_be() {
 fn gangs_exclude_a_device_and_meta_holds_no_data() {
     let fixture = Fixture::open("llama");
     let config = fixture.family.decoder(&fixture.config).unwrap();
-    let load = |options: &LoadOptions| {
+    let load = |options: &ModelLoadOptions| {
         let keys = fixture.family.keys(&fixture.config, &fixture.source().index).unwrap();
         load_decoder(&fixture.source(), &config, &keys, &fixture.family.parallel(), options, &Silent)
             .map(|_| ())
     };
-    let meta = LoadOptions { device: Some(Device::Meta), ..LoadOptions::default() };
+    let meta = ModelLoadOptions { device: Some(Device::Meta), ..ModelLoadOptions::default() };
     assert_eq!(load(&meta), Err(HubError::MetaDevice));
     threads::run(1, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes::default()).unwrap());
-        let both = LoadOptions { gangs, device: Some(Device::Cpu), ..LoadOptions::default() };
+        let both = ModelLoadOptions { gangs, device: Some(Device::Cpu), ..ModelLoadOptions::default() };
         assert_eq!(load(&both), Err(HubError::GangsAndDevice));
     })
     .unwrap();
     // More stages than layers.
     let found = threads::run(3, GangOptions::default(), |root| {
         let gangs = Some(Gangs::new(root, &GangSizes { pp: 3, ..GangSizes::default() }).unwrap());
-        load(&LoadOptions { gangs, ..LoadOptions::default() }).unwrap_err()
+        load(&ModelLoadOptions { gangs, ..ModelLoadOptions::default() }).unwrap_err()
     });
     let error = &found.unwrap()[0];
     assert_eq!(error.to_string(), "stage 0 of 3 cannot be cut from 2 layers");
@@ -227,17 +225,24 @@ fn every_key_that_does_not_fit_is_listed() {
         let decoder = fixture.family.decoder(&config).unwrap();
         let source = Source::open(Fixture::folder_of_all().join(case).join("model.safetensors")).unwrap();
         let keys = fixture.family.keys(&config, &source.index).unwrap();
-        load_decoder(&source, &decoder, &keys, &fixture.family.parallel(), &LoadOptions::default(), &Silent)
-            .unwrap_err()
+        load_decoder(
+            &source,
+            &decoder,
+            &keys,
+            &fixture.family.parallel(),
+            &ModelLoadOptions::default(),
+            &Silent,
+        )
+        .unwrap_err()
     };
-    let HubError::Incompatible { misfit, .. } =
+    let HubError::Incompatible { mismatch, .. } =
         load(json!({"num_hidden_layers": 3, "intermediate_size": 57}), "llama")
     else {
         panic!("loaded")
     };
-    assert_eq!(misfit.missing.len(), 9);
-    assert_eq!(misfit.misshapen.len(), 6);
-    assert!(misfit.unexpected.is_empty());
+    assert_eq!(mismatch.missing.len(), 9);
+    assert_eq!(mismatch.wrong_shape.len(), 6);
+    assert!(mismatch.unexpected.is_empty());
     let text = load(json!({"num_hidden_layers": 1}), "llama").to_string();
     assert!(
         text.contains("9 keys unexpected") && text.contains("unexpected `model.layers.1.mlp.up_proj.weight`"),
@@ -260,27 +265,24 @@ fn the_hub_of_a_family_keeps_to_it() {
     assert_eq!(llama.maybe_arch_config("llama9"), None);
     let error = llama.arch_config("lama3_2_1b").unwrap_err();
     assert_eq!(error.to_string(), "the family `llama` has no arch `lama3_2_1b`");
-    assert_eq!(error.hint().as_deref(), Some("write `llama3_2_1b`"));
+    assert_eq!(error.hint().as_deref(), Some("did you mean `llama3_2_1b`?"));
     let cards: Vec<_> = llama.iter_cards().collect::<Result<_, _>>().unwrap();
     assert!(cards.len() > 10 && cards.iter().all(|card| card.model_family() == Some("llama")));
     assert_eq!(llama.model_config("llama3_2_1b", &()).unwrap(), config);
     let error = hub.of(Qwen2).unwrap().model_config("llama3_2_1b", &()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the family of `llama3_2_1b` is expected to be qwen2, but is llama instead"
-    );
+    assert_eq!(error.to_string(), "model `llama3_2_1b` is of family llama, expected qwen2");
     let error = llama.model_config("llama3_2_1c", &()).unwrap_err();
-    assert_eq!(error.to_string(), "no model is called `llama3_2_1c`");
+    assert_eq!(error.to_string(), "unknown model `llama3_2_1c`");
     assert!(error.hint().unwrap().contains("llama3_2_1b"));
 
     let folder = Fixture::folder_of_all().join("llama");
     let fixture = Fixture::open("llama");
     let config = weightloom_hub::FamilyConfig::read(weightloom_hub::Fields::new(&fixture.config)).unwrap();
     let file = folder.join("model.safetensors");
-    let loaded = llama.load_custom_model(&file, &config, &LoadOptions::default(), &Silent).unwrap();
+    let loaded = llama.load_custom_model(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap();
     let prompt = &fixture.prompts()[0];
     assert!(apart(&logits(&loaded.decoder, prompt), &fixture.logits(0)) <= 1e-4);
-    let count = llama.iter_checkpoint(&file, &config, &LoadOptions::default(), &Silent).unwrap().count();
+    let count = llama.iter_checkpoint(&file, &config, &ModelLoadOptions::default(), &Silent).unwrap().count();
     assert_eq!(count, loaded.decoder.parameters().len());
 }
 
@@ -302,13 +304,15 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     assert_eq!(model.family().name(), "qwen3");
     let fixture = Fixture::open("qwen3");
     let prompt = &fixture.prompts()[0];
-    let decoder = model.load(&LoadOptions::default(), &Silent).unwrap().decoder;
+    let decoder = model.load(&ModelLoadOptions::default(), &Silent).unwrap().decoder;
     assert!(apart(&logits(&decoder, prompt), &fixture.logits(0)) <= 1e-4);
     // `file://` and the file itself mean the same.
     for name in [format!("file://{path}"), format!("{path}/model.safetensors")] {
         assert_eq!(hub.open(&name, &()).unwrap().config(), model.config(), "{name}");
     }
-    assert!(hub.of(Llama).unwrap().load_model(path, None, &LoadOptions::default(), &(), &Silent).is_err());
+    assert!(
+        hub.of(Llama).unwrap().load_model(path, None, &ModelLoadOptions::default(), &(), &Silent).is_err()
+    );
 
     std::fs::write(
         place.path().join("cards.yaml"),
@@ -316,17 +320,15 @@ fn a_folder_is_a_model_and_a_card_can_change_it() {
     )
     .unwrap();
     let settings = StoreSettings::from_variables(&|_| None, &[place.path().to_owned()]);
-    let hub = Hub { cards: settings.store(&[]), ..hub };
-    let plain = hub.load_model("mine", &LoadOptions::default(), &(), &Silent).unwrap().decoder;
+    let mut hub = hub;
+    hub.cards = settings.store(&[]);
+    let plain = hub.load_model("mine", &ModelLoadOptions::default(), &(), &Silent).unwrap().decoder;
     assert_eq!(logits(&plain, prompt), logits(&decoder, prompt));
-    let sharper = hub.load_model("mine_sharper", &LoadOptions::default(), &(), &Silent).unwrap().decoder;
+    let sharper = hub.load_model("mine_sharper", &ModelLoadOptions::default(), &(), &Silent).unwrap().decoder;
     assert!(apart(&logits(&sharper, prompt), &logits(&plain, prompt)) > 1e-3);
     let error = hub.open("mine_wrong", &()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the model_config of card `mine_wrong`: `rms_norm_epz` is not a key of this configuration"
-    );
-    assert_eq!(error.hint().as_deref(), Some("write `rms_norm_eps`"));
+    assert_eq!(error.to_string(), "`model_config` of card `mine_wrong`: unknown key `rms_norm_epz`");
+    assert_eq!(error.hint().as_deref(), Some("did you mean `rms_norm_eps`?"));
 }
 
 #[test]
@@ -336,8 +338,8 @@ fn what_is_no_model_is_told_as_such() {
     let path = place.path().to_str().unwrap().to_owned();
     std::fs::write(place.path().join("config.json"), "{\"model_type\": \"lama\"}").unwrap();
     let error = hub.open(&path, &()).unwrap_err();
-    assert_eq!(error.to_string(), "no family has models of type `lama`");
-    assert_eq!(error.hint().as_deref(), Some("write `llama`"));
+    assert_eq!(error.to_string(), "unknown model type `lama`");
+    assert_eq!(error.hint().as_deref(), Some("did you mean `llama`?"));
     std::fs::write(
         place.path().join("config.json"),
         "{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}",
@@ -349,7 +351,7 @@ fn what_is_no_model_is_told_as_such() {
         "{error}"
     );
     std::fs::write(place.path().join("config.json"), "{broken").unwrap();
-    assert!(hub.open(&path, &()).unwrap_err().to_string().contains("is no JSON map"));
+    assert!(hub.open(&path, &()).unwrap_err().to_string().contains("expected a JSON object"));
     std::fs::remove_file(place.path().join("config.json")).unwrap();
     assert!(matches!(hub.open(&path, &()).unwrap_err(), HubError::NoConfig { .. }));
     // A file that ends too early.
@@ -358,7 +360,7 @@ fn what_is_no_model_is_told_as_such() {
     std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
     assert!(matches!(hub.open(&path, &()).unwrap_err(), HubError::Checkpoint(_)));
     let error = hub.open("smollm2_135m_instruckt", &()).unwrap_err();
-    assert_eq!(error.to_string(), "no model is called `smollm2_135m_instruckt`");
+    assert_eq!(error.to_string(), "unknown model `smollm2_135m_instruckt`");
     let family: &dyn AnyFamily = &Llama;
     assert_eq!(family.name(), "llama");
 }

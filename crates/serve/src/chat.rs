@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use weightloom_hub::TextGenerator;
-use weightloom_hub::text::{ChatContext, Data, Message, Moment};
+use weightloom_hub::text::{ChatContext, Message, OrderedJson, Timestamp};
 
 use crate::api_error::ApiError;
 use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS};
@@ -37,15 +37,15 @@ pub(crate) fn parse(
 
 /// Rejects unsupported fields that would change the result.
 fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
-    let is = |text: &'static str| move |data: &Data| *data == Data::from(text);
-    let no_functions = |data: &Data| *data == Data::List(Vec::new());
+    let is = |text: &'static str| move |data: &OrderedJson| *data == OrderedJson::from(text);
+    let no_functions = |data: &OrderedJson| *data == OrderedJson::List(Vec::new());
     fields.reject_unless("functions", no_functions)?;
     fields.reject_unless("function_call", is("none"))?;
     fields.reject_unless("audio", |_| false)?;
-    fields.reject_unless("modalities", |data| *data == Data::List(vec![Data::from("text")]))?;
-    fields.reject_unless("add_generation_prompt", |data| *data == Data::Bool(true))?;
-    fields.reject_unless("continue_final_message", |data| *data == Data::Bool(false))?;
-    fields.reject_unless("echo", |data| *data == Data::Bool(false))?;
+    fields.reject_unless("modalities", |data| *data == OrderedJson::List(vec![OrderedJson::from("text")]))?;
+    fields.reject_unless("add_generation_prompt", |data| *data == OrderedJson::Bool(true))?;
+    fields.reject_unless("continue_final_message", |data| *data == OrderedJson::Bool(false))?;
+    fields.reject_unless("echo", |data| *data == OrderedJson::Bool(false))?;
     fields.reject_unless("tool_choice", |data| is("none")(data) || is("auto")(data))
 }
 
@@ -90,20 +90,20 @@ fn messages(fields: &JsonObject) -> Result<Vec<Message>, ApiError> {
 /// The template context. It has the tools unless `tool_choice` is `none`; tool
 /// calls of the model are part of its text.
 fn context(fields: &JsonObject) -> Result<ChatContext, ApiError> {
-    let unused = fields.get("tool_choice") == Some(&Data::from("none"));
+    let unused = fields.get("tool_choice") == Some(&OrderedJson::from("none"));
     let listed = |key: &str| {
         let list = fields.list(key)?.filter(|list| !list.is_empty());
         for (at, data) in list.unwrap_or_default().iter().enumerate() {
-            if !matches!(data, Data::Map(_)) {
+            if !matches!(data, OrderedJson::Map(_)) {
                 return Err(unexpected(&format!("{key}[{at}]"), "an object", data));
             }
         }
-        Ok(list.map(<[Data]>::to_vec))
+        Ok(list.map(<[OrderedJson]>::to_vec))
     };
     let tools = listed("tools")?.filter(|_| !unused);
     let variables = fields.object("chat_template_kwargs")?.map(JsonObject::into_pairs).unwrap_or_default();
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let now = Moment::from_unix(seconds);
+    let now = Timestamp::from_unix(seconds);
     Ok(ChatContext { tools, documents: listed("documents")?, now, variables })
 }
 

@@ -53,7 +53,7 @@ pub(crate) enum Logprobs {
 
 impl Choice {
     pub(crate) fn new(tokenizer: &Tokenizer, prompt: &[u32], eos: Arc<[u32]>, logprobs: Logprobs) -> Self {
-        let streamer = || tokenizer.streamer_behind(prompt, SpecialText::Skip);
+        let streamer = || tokenizer.streamer_after(prompt, SpecialText::Skip);
         let streamer = (logprobs == Logprobs::Include).then(streamer);
         Self { eos, streamer, decoded: 0, sent: 0, waiting: VecDeque::new(), tokens: 0 }
     }

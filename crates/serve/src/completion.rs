@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
 use weightloom_hub::TextGenerator;
-use weightloom_hub::text::{Data, Special, SpecialText};
+use weightloom_hub::text::{OrderedJson, Special, SpecialText};
 
 use crate::api_error::ApiError;
 use crate::generation_params::{GenerationParams, MAX_TOP_LOGPROBS};
@@ -19,7 +19,7 @@ pub(crate) fn parse(
     options: &ServeOptions,
 ) -> Result<CompletionRequest, ApiError> {
     let params = GenerationParams::parse(fields)?;
-    fields.reject_unless("suffix", |data| *data == Data::from(""))?;
+    fields.reject_unless("suffix", |data| *data == OrderedJson::from(""))?;
     if let Some(best_of) = fields.count("best_of")?
         && best_of != params.n
     {
@@ -67,13 +67,13 @@ fn given_prompts(fields: &JsonObject) -> Result<Vec<(String, GivenPrompt<'_>)>, 
     let place = "prompt".to_owned();
     let list = match fields.get("prompt") {
         None => return Err(ApiError::invalid_field("prompt", "`prompt` is missing")),
-        Some(Data::Text(text)) => return Ok(vec![(place, GivenPrompt::Text(text))]),
-        Some(Data::List(list)) => list,
+        Some(OrderedJson::Text(text)) => return Ok(vec![(place, GivenPrompt::Text(text))]),
+        Some(OrderedJson::List(list)) => list,
         Some(other) => return Err(unexpected("prompt", "a string, tokens, or a list of these", other)),
     };
     match list.first() {
         None => Err(ApiError::invalid_field("prompt", "`prompt` is an empty list")),
-        Some(Data::Number(_)) => Ok(vec![(place.clone(), GivenPrompt::Tokens(tokens(list, &place)?))]),
+        Some(OrderedJson::Number(_)) => Ok(vec![(place.clone(), GivenPrompt::Tokens(tokens(list, &place)?))]),
         Some(_) => {
             list.iter().enumerate().map(|(at, data)| given_prompt(data, format!("prompt[{at}]"))).collect()
         }
@@ -81,19 +81,19 @@ fn given_prompts(fields: &JsonObject) -> Result<Vec<(String, GivenPrompt<'_>)>, 
 }
 
 /// One prompt of a list.
-fn given_prompt(data: &Data, place: String) -> Result<(String, GivenPrompt<'_>), ApiError> {
+fn given_prompt(data: &OrderedJson, place: String) -> Result<(String, GivenPrompt<'_>), ApiError> {
     let given = match data {
-        Data::Text(text) => GivenPrompt::Text(text),
-        Data::List(list) => GivenPrompt::Tokens(tokens(list, &place)?),
+        OrderedJson::Text(text) => GivenPrompt::Text(text),
+        OrderedJson::List(list) => GivenPrompt::Tokens(tokens(list, &place)?),
         other => return Err(unexpected(&place, "a string or a list of tokens", other)),
     };
     Ok((place, given))
 }
 
-fn tokens(list: &[Data], place: &str) -> Result<Vec<u32>, ApiError> {
-    let token = |(at, data): (usize, &Data)| {
+fn tokens(list: &[OrderedJson], place: &str) -> Result<Vec<u32>, ApiError> {
+    let token = |(at, data): (usize, &OrderedJson)| {
         let token = match data {
-            Data::Number(number) => number.as_u64().and_then(|token| u32::try_from(token).ok()),
+            OrderedJson::Number(number) => number.as_u64().and_then(|token| u32::try_from(token).ok()),
             _ => None,
         };
         token.ok_or_else(|| unexpected(&format!("{place}[{at}]"), "a token", data))

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use weightloom_hub::text::Data;
+use weightloom_hub::text::OrderedJson;
 use weightloom_hub::{EosHandling, StopCriteria};
 use weightloom_nn::Sampling;
 
@@ -52,12 +52,13 @@ impl GenerationParams {
 
 /// Rejects unsupported fields that would change the result.
 fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
-    let zero = |data: &Data| matches!(data, Data::Number(number) if number.as_f64() == Some(0.0));
-    let empty = |data: &Data| match data {
-        Data::Map(map) => map.is_empty(),
-        Data::List(list) => list.is_empty(),
-        Data::Text(text) => text.is_empty(),
-        Data::Bool(flag) => !flag,
+    let zero =
+        |data: &OrderedJson| matches!(data, OrderedJson::Number(number) if number.as_f64() == Some(0.0));
+    let empty = |data: &OrderedJson| match data {
+        OrderedJson::Map(map) => map.is_empty(),
+        OrderedJson::List(list) => list.is_empty(),
+        OrderedJson::Text(text) => text.is_empty(),
+        OrderedJson::Bool(flag) => !flag,
         _ => false,
     };
     for key in ["presence_penalty", "frequency_penalty", "min_tokens"] {
@@ -77,8 +78,10 @@ fn reject_unsupported(fields: &JsonObject) -> Result<(), ApiError> {
     for key in others {
         fields.reject_unless(key, empty)?;
     }
-    let of_text = |data: &Data| match data {
-        Data::Map(map) => map.iter().any(|(key, value)| key == "type" && *value == Data::from("text")),
+    let of_text = |data: &OrderedJson| match data {
+        OrderedJson::Map(map) => {
+            map.iter().any(|(key, value)| key == "type" && *value == OrderedJson::from("text"))
+        }
         _ => false,
     };
     fields.reject_unless("response_format", of_text)
@@ -111,10 +114,10 @@ fn sampling(fields: &JsonObject) -> Result<Sampling, ApiError> {
 fn stop_strings(fields: &JsonObject) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> = match fields.get("stop") {
         None => Vec::new(),
-        Some(Data::Text(text)) => vec![text.clone()],
-        Some(Data::List(list)) => {
-            let text = |(at, data): (usize, &Data)| match data {
-                Data::Text(text) => Ok(text.clone()),
+        Some(OrderedJson::Text(text)) => vec![text.clone()],
+        Some(OrderedJson::List(list)) => {
+            let text = |(at, data): (usize, &OrderedJson)| match data {
+                OrderedJson::Text(text) => Ok(text.clone()),
                 other => Err(unexpected(&format!("stop[{at}]"), "a string", other)),
             };
             list.iter().enumerate().map(text).collect::<Result<_, _>>()?

@@ -1,17 +1,17 @@
 //! JSON object with typed access to its fields.
 
-use weightloom_hub::text::Data;
+use weightloom_hub::text::OrderedJson;
 
 use crate::api_error::ApiError;
 
 /// A JSON object. A field that is `null` counts as absent.
-pub(crate) struct JsonObject(Vec<(String, Data)>);
+pub(crate) struct JsonObject(Vec<(String, OrderedJson)>);
 
 impl JsonObject {
     /// Parses the body of a request.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(bytes) {
-            Ok(Data::Map(fields)) => Ok(Self(fields)),
+            Ok(OrderedJson::Map(fields)) => Ok(Self(fields)),
             Ok(other) => Err(ApiError::bad_request(format!(
                 "the request must be a JSON object, not {}",
                 describe(&other)
@@ -23,16 +23,16 @@ impl JsonObject {
         }
     }
 
-    pub(crate) fn get(&self, key: &str) -> Option<&Data> {
+    pub(crate) fn get(&self, key: &str) -> Option<&OrderedJson> {
         let found = self.0.iter().find(|(name, _)| name == key);
-        found.map(|(_, data)| data).filter(|data| **data != Data::Null)
+        found.map(|(_, data)| data).filter(|data| **data != OrderedJson::Null)
     }
 
     /// A nested object.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ApiError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Data::Map(fields)) => Ok(Some(Self(fields.clone()))),
+            Some(OrderedJson::Map(fields)) => Ok(Some(Self(fields.clone()))),
             Some(other) => Err(unexpected(key, "an object", other)),
         }
     }
@@ -40,7 +40,7 @@ impl JsonObject {
     pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, ApiError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Data::Text(text)) => Ok(Some(text)),
+            Some(OrderedJson::Text(text)) => Ok(Some(text)),
             Some(other) => Err(unexpected(key, "a string", other)),
         }
     }
@@ -48,7 +48,7 @@ impl JsonObject {
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ApiError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Data::Bool(flag)) => Ok(Some(*flag)),
+            Some(OrderedJson::Bool(flag)) => Ok(Some(*flag)),
             Some(other) => Err(unexpected(key, "true or false", other)),
         }
     }
@@ -56,7 +56,7 @@ impl JsonObject {
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ApiError> {
         let Some(data) = self.get(key) else { return Ok(None) };
         let number = match data {
-            Data::Number(number) => number.as_f64(),
+            OrderedJson::Number(number) => number.as_f64(),
             _ => None,
         };
         number.map(Some).ok_or_else(|| unexpected(key, "a number", data))
@@ -66,7 +66,7 @@ impl JsonObject {
     pub(crate) fn integer(&self, key: &str) -> Result<Option<i128>, ApiError> {
         let Some(data) = self.get(key) else { return Ok(None) };
         let number = match data {
-            Data::Number(number) => {
+            OrderedJson::Number(number) => {
                 number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
             }
             _ => None,
@@ -80,10 +80,10 @@ impl JsonObject {
         count.map_err(|_| ApiError::invalid_field(key, format!("`{key}` must be 0 or more")))
     }
 
-    pub(crate) fn list(&self, key: &str) -> Result<Option<&[Data]>, ApiError> {
+    pub(crate) fn list(&self, key: &str) -> Result<Option<&[OrderedJson]>, ApiError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Data::List(list)) => Ok(Some(list)),
+            Some(OrderedJson::List(list)) => Ok(Some(list)),
             Some(other) => Err(unexpected(key, "a list", other)),
         }
     }
@@ -92,7 +92,7 @@ impl JsonObject {
     pub(crate) fn reject_unless(
         &self,
         key: &str,
-        has_no_effect: impl Fn(&Data) -> bool,
+        has_no_effect: impl Fn(&OrderedJson) -> bool,
     ) -> Result<(), ApiError> {
         match self.get(key) {
             Some(data) if !has_no_effect(data) => {
@@ -102,25 +102,25 @@ impl JsonObject {
         }
     }
 
-    pub(crate) fn into_pairs(self) -> Vec<(String, Data)> {
+    pub(crate) fn into_pairs(self) -> Vec<(String, OrderedJson)> {
         self.0
     }
 }
 
 /// The error for a value of the wrong type.
-pub(crate) fn unexpected(place: &str, expected: &str, found: &Data) -> ApiError {
+pub(crate) fn unexpected(place: &str, expected: &str, found: &OrderedJson) -> ApiError {
     ApiError::invalid_field(place, format!("`{place}` must be {expected}, not {}", describe(found)))
 }
 
 /// A short description of a value.
-fn describe(data: &Data) -> String {
+fn describe(data: &OrderedJson) -> String {
     match data {
-        Data::Null => "null".to_owned(),
-        Data::Bool(flag) => flag.to_string(),
-        Data::Number(number) => number.to_string(),
-        Data::Text(_) => "a string".to_owned(),
-        Data::List(_) => "a list".to_owned(),
-        Data::Map(_) => "an object".to_owned(),
+        OrderedJson::Null => "null".to_owned(),
+        OrderedJson::Bool(flag) => flag.to_string(),
+        OrderedJson::Number(number) => number.to_string(),
+        OrderedJson::Text(_) => "a string".to_owned(),
+        OrderedJson::List(_) => "a list".to_owned(),
+        OrderedJson::Map(_) => "an object".to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Chat messages: from OpenAI's format to that of chat templates.
 
-use weightloom_hub::text::{Data, Message};
+use weightloom_hub::text::{Message, OrderedJson};
 
 use crate::api_error::ApiError;
 use crate::json_object::unexpected;
@@ -10,22 +10,22 @@ use crate::json_object::unexpected;
 /// Joins content parts by newlines, renames the role `developer` to `system`,
 /// which templates expect, and parses the arguments of tool calls, which
 /// templates render as JSON.
-pub(crate) fn parse(data: &Data, place: &str) -> Result<Message, ApiError> {
-    let Data::Map(fields) = data else { return Err(unexpected(place, "an object", data)) };
+pub(crate) fn parse(data: &OrderedJson, place: &str) -> Result<Message, ApiError> {
+    let OrderedJson::Map(fields) = data else { return Err(unexpected(place, "an object", data)) };
     let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let role = match get("role") {
-        Some(Data::Text(role)) if role == "developer" => "system",
-        Some(Data::Text(role)) => role,
+        Some(OrderedJson::Text(role)) if role == "developer" => "system",
+        Some(OrderedJson::Text(role)) => role,
         Some(other) => return Err(unexpected(&format!("{place}.role"), "a string", other)),
         None => return Err(ApiError::invalid_field(place, format!("`{place}` has no role"))),
     };
-    let calls = get("tool_calls").filter(|calls| **calls != Data::Null);
+    let calls = get("tool_calls").filter(|calls| **calls != OrderedJson::Null);
     let at = format!("{place}.content");
     let content = match get("content") {
-        Some(Data::Text(text)) => Data::Text(text.clone()),
-        Some(Data::List(parts)) => Data::Text(join_parts(parts, &at)?),
-        None | Some(Data::Null) if calls.is_some() => Data::Null,
-        None | Some(Data::Null) => {
+        Some(OrderedJson::Text(text)) => OrderedJson::Text(text.clone()),
+        Some(OrderedJson::List(parts)) => OrderedJson::Text(join_parts(parts, &at)?),
+        None | Some(OrderedJson::Null) if calls.is_some() => OrderedJson::Null,
+        None | Some(OrderedJson::Null) => {
             return Err(ApiError::invalid_field(place, format!("`{place}` has no content")));
         }
         Some(other) => return Err(unexpected(&at, "a string or a list of parts", other)),
@@ -41,20 +41,20 @@ pub(crate) fn parse(data: &Data, place: &str) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-fn join_parts(parts: &[Data], place: &str) -> Result<String, ApiError> {
+fn join_parts(parts: &[OrderedJson], place: &str) -> Result<String, ApiError> {
     let text = |(at, part)| part_text(part, format!("{place}[{at}]"));
     let texts: Vec<&str> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(texts.join("\n"))
 }
 
 /// The text of a content part.
-fn part_text(part: &Data, place: String) -> Result<&str, ApiError> {
-    let Data::Map(fields) = part else { return Err(unexpected(&place, "an object", part)) };
+fn part_text(part: &OrderedJson, place: String) -> Result<&str, ApiError> {
+    let OrderedJson::Map(fields) = part else { return Err(unexpected(&place, "an object", part)) };
     let get = |key: &str| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let message = match (get("type"), get("text")) {
-        (Some(Data::Text(kind)), Some(Data::Text(text))) if kind == "text" => return Ok(text),
-        (Some(Data::Text(kind)), _) if kind == "text" => format!("`{place}` has no text"),
-        (Some(Data::Text(kind)), _) => {
+        (Some(OrderedJson::Text(kind)), Some(OrderedJson::Text(text))) if kind == "text" => return Ok(text),
+        (Some(OrderedJson::Text(kind)), _) if kind == "text" => format!("`{place}` has no text"),
+        (Some(OrderedJson::Text(kind)), _) => {
             format!("`{place}` has type `{kind}`, but the model supports only text")
         }
         _ => format!("`{place}` has no type"),
@@ -63,26 +63,29 @@ fn part_text(part: &Data, place: String) -> Result<&str, ApiError> {
 }
 
 /// Tool calls with their arguments as objects, where they are valid JSON objects.
-fn parse_arguments(calls: &Data) -> Data {
-    let Data::List(calls) = calls else { return calls.clone() };
-    let arguments = |(key, value): &(String, Data)| {
+fn parse_arguments(calls: &OrderedJson) -> OrderedJson {
+    let OrderedJson::List(calls) = calls else { return calls.clone() };
+    let arguments = |(key, value): &(String, OrderedJson)| {
         let object = match value {
-            Data::Text(text) if key == "arguments" => serde_json::from_str(text).ok(),
+            OrderedJson::Text(text) if key == "arguments" => serde_json::from_str(text).ok(),
             _ => None,
         };
-        (key.clone(), object.filter(|data| matches!(data, Data::Map(_))).unwrap_or_else(|| value.clone()))
+        (
+            key.clone(),
+            object.filter(|data| matches!(data, OrderedJson::Map(_))).unwrap_or_else(|| value.clone()),
+        )
     };
-    let function = |(key, value): &(String, Data)| match value {
-        Data::Map(fields) if key == "function" => {
-            (key.clone(), Data::Map(fields.iter().map(arguments).collect()))
+    let function = |(key, value): &(String, OrderedJson)| match value {
+        OrderedJson::Map(fields) if key == "function" => {
+            (key.clone(), OrderedJson::Map(fields.iter().map(arguments).collect()))
         }
         other => (key.clone(), other.clone()),
     };
-    let call = |call: &Data| match call {
-        Data::Map(fields) => Data::Map(fields.iter().map(function).collect()),
+    let call = |call: &OrderedJson| match call {
+        OrderedJson::Map(fields) => OrderedJson::Map(fields.iter().map(function).collect()),
         other => other.clone(),
     };
-    Data::List(calls.iter().map(call).collect())
+    OrderedJson::List(calls.iter().map(call).collect())
 }
 
 #[cfg(test)]
@@ -92,7 +95,7 @@ mod tests {
     use super::*;
 
     fn message(text: &str) -> Result<Message, String> {
-        let data: Data = serde_json::from_str(text).unwrap();
+        let data: OrderedJson = serde_json::from_str(text).unwrap();
         parse(&data, "messages[0]").map_err(|error| error.message().to_owned())
     }
 
@@ -117,10 +120,10 @@ mod tests {
             r#"{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}"#,
         )
         .unwrap();
-        let expected: Data =
+        let expected: OrderedJson =
             serde_json::from_str(r#"[{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]"#)
                 .unwrap();
         assert_eq!(called.get("tool_calls"), Some(&expected));
-        assert_eq!(called.get("content"), Some(&Data::Null));
+        assert_eq!(called.get("content"), Some(&OrderedJson::Null));
     }
 }

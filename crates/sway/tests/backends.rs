@@ -13,7 +13,7 @@ use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, LoadOptions, TextGenerator};
+use weightloom_hub::{Families, Hub, ModelLoadOptions, TextGenerator};
 use weightloom_layout::DType;
 use weightloom_serve::ServeOptions;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
@@ -30,12 +30,11 @@ fn tiny() -> PathBuf {
 fn hub() -> Hub {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
-    Hub {
-        cards: StoreSettings::default().store(weightloom_models::CARDS),
+    Hub::new(
+        StoreSettings::default().store(weightloom_models::CARDS),
         families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    }
+        Ok(FetchSettings::in_folders("none", "none")),
+    )
 }
 
 /// A suite in the folder of the tiny model.
@@ -339,7 +338,7 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
 /// What writes like the tiny model, with or without its adapter.
 fn writer(adapter: Option<&Path>) -> TextGenerator {
     let model = hub().open(tiny().join("model").to_str().unwrap(), &()).unwrap();
-    let options = LoadOptions { dtype: Some(DType::F32), ..LoadOptions::default() };
+    let options = ModelLoadOptions { dtype: Some(DType::F32), ..ModelLoadOptions::default() };
     let decoder = model.load(&options, &()).unwrap().decoder;
     let adapter = adapter.map(|folder| {
         let source = Source::open(folder).unwrap();

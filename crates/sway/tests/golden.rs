@@ -31,12 +31,11 @@ fn tiny() -> PathBuf {
 fn backend() -> LocalBackend {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
-    let hub = Hub {
-        cards: StoreSettings::default().store(weightloom_models::CARDS),
+    let hub = Hub::new(
+        StoreSettings::default().store(weightloom_models::CARDS),
         families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    };
+        Ok(FetchSettings::in_folders("none", "none")),
+    );
     let base = hub.open(tiny().join("model").to_str().unwrap(), &()).unwrap();
     LocalBackend::new("hf", base, Tuned::Adapter(tiny().join("adapter")), LocalOptions::default()).unwrap()
 }

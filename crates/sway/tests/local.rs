@@ -29,12 +29,11 @@ fn folder() -> PathBuf {
 fn model(folder: &Path) -> Model {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
-    let hub = Hub {
-        cards: StoreSettings::default().store(weightloom_models::CARDS),
+    let hub = Hub::new(
+        StoreSettings::default().store(weightloom_models::CARDS),
         families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: Vec::new(),
-    };
+        Ok(FetchSettings::in_folders("none", "none")),
+    );
     hub.open(folder.to_str().unwrap(), &()).unwrap()
 }
 

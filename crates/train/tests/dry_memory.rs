@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::json;
 use weightloom_dtensor::DistContext;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo};
-use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_decoder};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, AttentionConfig, DecoderConfig, ForwardArgs, Input, MlpConfig, Parallel, Stage,
@@ -59,12 +59,12 @@ fn measured(config: &Config, checkpointing: ActivationCheckpointing) -> (u64, u6
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
     let before = memory::statistics().in_use;
-    let options = LoadOptions {
+    let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
         dtype: Some(DType::F32),
         usage: config.train.accelerator.usage(config.train.precision, 1),
         dist: Some(Arc::clone(&dist)),
-        ..LoadOptions::default()
+        ..ModelLoadOptions::default()
     };
     let decoder = new_decoder(&decoder(), &Parallel::default(), 7, &options).unwrap();
     let rows = config.train.micro_batch_size.unwrap_or(ROWS);

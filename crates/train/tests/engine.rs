@@ -10,7 +10,7 @@ use trainer::{ROWS, Recipe, Trainer, Weights, alone, batch, models, shared};
 use weightloom_dtensor::DistContext;
 use weightloom_errors::Hint;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, solo, threads};
-use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_decoder};
 use weightloom_nn::{ActivationCheckpointing, IGNORED, Parallel, Stage};
 use weightloom_train::TrainError;
 use weightloom_train::config::{OptimizerConfig, PipelineSchedule};
@@ -99,11 +99,11 @@ fn engine(schedule: Schedule) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
     let config = models::llama();
-    let options = LoadOptions {
+    let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
         stage: Some(Stage::one_of(config.layers, 0, schedule.stages).unwrap()),
         dist: Some(Arc::clone(&dist)),
-        ..LoadOptions::default()
+        ..ModelLoadOptions::default()
     };
     let decoder = new_decoder(&config, &Parallel::default(), 7, &options).unwrap();
     let optimizer = OptimizerConfig::default();

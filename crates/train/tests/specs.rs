@@ -11,7 +11,7 @@ use weightloom_checkpoint::{Format, Index, KeyMap, KeyRule};
 use weightloom_errors::Hint;
 use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{DescribeError, Families, Hub};
+use weightloom_hub::{Families, Hub, YamlFamilyError};
 use weightloom_nn::{DecoderConfig, Parallel};
 use weightloom_train::config::ModelConfig;
 use weightloom_train::spec::{FamilySpec, ModelSpec, NameFault, SharedSpec, SpecError, Specs};
@@ -19,12 +19,12 @@ use weightloom_train::spec::{FamilySpec, ModelSpec, NameFault, SharedSpec, SpecE
 fn hub(model_path: &[PathBuf]) -> Hub {
     let mut families = Families::new();
     weightloom_models::register(&mut families).unwrap();
-    Hub {
-        cards: StoreSettings::default().store(weightloom_models::CARDS),
+    Hub::new(
+        StoreSettings::default().store(weightloom_models::CARDS),
         families,
-        fetch: Ok(FetchSettings::in_folders("none", "none")),
-        model_path: model_path.to_vec(),
-    }
+        Ok(FetchSettings::in_folders("none", "none")),
+    )
+    .with_model_path(model_path.to_vec())
 }
 
 fn examples() -> PathBuf {
@@ -208,23 +208,26 @@ fn what_is_found_and_broken_is_never_missing() {
         ("decoder: [".to_owned(), 1, ""),
         (example.replace("keys:\n", "keyz:\n"), line("keys:"), "unknown field `keyz`"),
         (example.replace("heads: 4", "heads: 5"), line("  tiny:"), "arch `tiny`"),
-        (example.replace("{from: depth}", "{from: dept}"), line("{from: depth}"), "`dept` is not a key"),
+        (example.replace("{from: depth}", "{from: dept}"), line("{from: depth}"), "unknown key `dept`"),
     ] {
         std::fs::write(&file, text).unwrap();
         let error = refused(&path, "org.model");
-        assert!(matches!(error, SpecError::Describe(DescribeError::Broken { .. })), "{error}");
+        assert!(matches!(error, SpecError::YamlFamily(YamlFamilyError::Invalid { .. })), "{error}");
         let told = error.to_string();
-        assert!(told.starts_with(&format!("{shown}:{at} is broken: ")) && told.contains(about), "{told}");
+        assert!(
+            told.starts_with(&format!("invalid model family in {shown}:{at}: ")) && told.contains(about),
+            "{told}"
+        );
     }
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     let error = refused(&path, "org.model");
-    assert!(matches!(error, SpecError::Describe(DescribeError::NotAFile { .. })), "{error}");
-    assert!(error.to_string().starts_with(&shown));
+    assert!(matches!(error, SpecError::YamlFamily(YamlFamilyError::NotAFile { .. })), "{error}");
+    assert!(error.to_string().starts_with(&format!("cannot read `{shown}`")));
     std::fs::remove_dir(&file).unwrap();
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
     let error = refused(&path, "org.model");
-    assert!(matches!(error, SpecError::Describe(DescribeError::Read { .. })), "{error}");
+    assert!(matches!(error, SpecError::YamlFamily(YamlFamilyError::Read { .. })), "{error}");
     // The first place counts, even if a later one would do.
     let good = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(good.path().join("org/model")).unwrap();
@@ -271,15 +274,15 @@ fn a_configuration_is_the_arch_or_the_weights_with_changes() {
     );
     let mut unknown = wanted.clone();
     unknown.arch = Some("smollm2_136m".to_owned());
-    assert_eq!(refused(&unknown, None).hint().as_deref(), Some("write `smollm2_135m`"));
+    assert_eq!(refused(&unknown, None).hint().as_deref(), Some("did you mean `smollm2_135m`?"));
     let mut odd = wanted.clone();
     odd.config_overrides = map(json!({"num_hiden_layers": 2}));
     let error = refused(&odd, None);
     assert_eq!(
         (error.to_string().as_str(), error.hint().as_deref()),
         (
-            "model.config_overrides of `llama`: `num_hiden_layers` is not a key of this configuration",
-            Some("write `num_hidden_layers`")
+            "model.config_overrides of `llama`: unknown key `num_hiden_layers`",
+            Some("did you mean `num_hidden_layers`?")
         )
     );
     let mut all_odd = model("llama");

@@ -28,5 +28,5 @@ pub fn hub(variable: &dyn Fn(&str) -> Option<String>, folders: &Folders) -> Resu
         model_path.extend(std::env::split_paths(&more).filter(|path| !path.as_os_str().is_empty()));
     }
     let cards = StoreSettings::from_variables(variable, &folders.assets).store(weightloom_models::CARDS);
-    Ok(Hub { cards, families, fetch: FetchSettings::from_lookup(variable), model_path })
+    Ok(Hub::new(cards, families, FetchSettings::from_lookup(variable)).with_model_path(model_path))
 }

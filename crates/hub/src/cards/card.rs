@@ -221,7 +221,7 @@ impl Card {
     fn address(&self, name: &str) -> Result<Option<ModelAddress>, CardError> {
         let Some(field) = self.fields.get(name) else { return Ok(None) };
         let text = field.value.as_text().unwrap_or_default();
-        let folder = field.origin.place().folder();
+        let folder = field.origin.location().folder();
         match ModelAddress::written(text, folder.as_deref()) {
             Ok(address) => Ok(Some(address)),
             Err(AddressError::NoFolder { path }) => {

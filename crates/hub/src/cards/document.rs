@@ -12,20 +12,20 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Map, Number};
 use weightloom_document::{Content, Entry, Mark, Node, Rejected, SyntaxError};
 
-use super::error::{CardError, Problem, cropped, described};
+use super::error::{CardError, SourceProblem, described, excerpt};
 use super::fields::Written;
 use super::name::CardName;
 use super::source::SourceKind;
-use super::value::{Field, Origin, Place, Value};
+use super::value::{CardLocation, Field, Origin, Value};
 
 /// A document of a file, or a card that was made without one.
 #[derive(Debug)]
 pub(super) struct Document {
-    place: Place,
+    location: CardLocation,
     form: Form,
     /// The name, if it can be told without parsing the rest.
     glimpsed: Option<Arc<str>>,
-    parsed: OnceLock<Result<Parsed, Problem>>,
+    parsed: OnceLock<Result<Parsed, SourceProblem>>,
 }
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Document {
         let mut add = |range: Range<usize>, line: u32| {
             if text[range.clone()].lines().any(has_content) {
                 documents.push(Self {
-                    place: Place::new(source, file, line),
+                    location: CardLocation::new(source, file, line),
                     glimpsed: glimpse(&text[range.clone()]),
                     form: Form::Text(Arc::clone(text), range),
                     parsed: OnceLock::new(),
@@ -79,17 +79,17 @@ impl Document {
 
     /// A card that is in no file.
     pub fn made(source: SourceKind, file: &Arc<Path>, fields: Map<String, serde_json::Value>) -> Self {
-        let place = Place::new(source, file, 0);
-        Self { place, form: Form::Json(fields), glimpsed: None, parsed: OnceLock::new() }
+        let location = CardLocation::new(source, file, 0);
+        Self { location, form: Form::Json(fields), glimpsed: None, parsed: OnceLock::new() }
     }
 
     /// Where it begins.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn location(&self) -> &CardLocation {
+        &self.location
     }
 
     /// The name of its card. Parses only if it must.
-    pub fn name(&self) -> Result<&Arc<str>, &Problem> {
+    pub fn name(&self) -> Result<&Arc<str>, &SourceProblem> {
         match &self.glimpsed {
             Some(name) => Ok(name),
             None => self.parsed().map(|parsed| &parsed.name),
@@ -97,12 +97,12 @@ impl Document {
     }
 
     /// What stands in it.
-    pub fn parsed(&self) -> Result<&Parsed, &Problem> {
+    pub fn parsed(&self) -> Result<&Parsed, &SourceProblem> {
         let parsed = self.parsed.get_or_init(|| {
             let parsed = self.parse()?;
             match &self.glimpsed {
-                Some(name) if *name != parsed.name => Err(Problem::BadName {
-                    place: self.place.clone(),
+                Some(name) if *name != parsed.name => Err(SourceProblem::BadName {
+                    location: self.location.clone(),
                     found: format!("`{}`, which looks like `{name}`,", parsed.name),
                 }),
                 _ => Ok(parsed),
@@ -117,7 +117,7 @@ impl Document {
         self.parsed.get().is_some()
     }
 
-    fn parse(&self) -> Result<Parsed, Problem> {
+    fn parse(&self) -> Result<Parsed, SourceProblem> {
         match &self.form {
             Form::Text(text, range) => {
                 let text = &text[range.clone()];
@@ -125,21 +125,22 @@ impl Document {
                 let node = read.map_err(|error| self.syntax(text, error))?;
                 let found = scalar(&node).kind();
                 let Content::Map(map) = node.content else {
-                    return Err(Problem::NoMap { place: self.place.clone(), found });
+                    return Err(SourceProblem::NoMap { location: self.location.clone(), found });
                 };
                 let named = map.iter().find(|entry| entry.key == "name");
-                let place = named.map_or(self.place.clone(), |entry| self.place.at(self.line(entry.mark)));
-                let name = self.check_name(named.map(|entry| scalar(&entry.value)), place)?;
+                let location =
+                    named.map_or(self.location.clone(), |entry| self.location.at(self.line(entry.mark)));
+                let name = self.check_name(named.map(|entry| scalar(&entry.value)), location)?;
                 let reader = Reader { name: &name, document: self };
                 let written = Written::read(map.into_iter().map(|entry| reader.entry(entry)).collect());
                 Ok(Parsed { name, written })
             }
             Form::Json(json) => {
-                let place = self.place.clone();
-                let unnamed = Origin::new(&Arc::from(""), place.clone());
+                let location = self.location.clone();
+                let unnamed = Origin::new(&Arc::from(""), location.clone());
                 let name = json.get("name").map(|name| Field::from_json(name, &unnamed).value);
-                let name = self.check_name(name, place.clone())?;
-                let origin = Origin::new(&name, place);
+                let name = self.check_name(name, location.clone())?;
+                let origin = Origin::new(&name, location);
                 let map = json.iter().map(|(key, value)| (key.clone(), Field::from_json(value, &origin)));
                 let written = Written::read(map.collect::<BTreeMap<_, _>>());
                 Ok(Parsed { name, written })
@@ -147,28 +148,32 @@ impl Document {
         }
     }
 
-    fn check_name(&self, name: Option<Value>, place: Place) -> Result<Arc<str>, Problem> {
-        let name = name.ok_or_else(|| Problem::NoName { place: place.clone() })?;
+    fn check_name(&self, name: Option<Value>, location: CardLocation) -> Result<Arc<str>, SourceProblem> {
+        let name = name.ok_or_else(|| SourceProblem::NoName { location: location.clone() })?;
         let is_name = |name: &&str| CardName::parse(name).is_some() && !name.ends_with('@');
         match name.as_text().filter(is_name) {
             Some(name) => Ok(Arc::from(name)),
-            None => Err(Problem::BadName { place, found: described(&name) }),
+            None => Err(SourceProblem::BadName { location, found: described(&name) }),
         }
     }
 
-    /// A place in the document as a line of the file.
+    /// A location in the document as a line of the file.
     fn line(&self, mark: Mark) -> u32 {
         let within = match mark {
             Mark::At { line, .. } => u32::try_from(line.saturating_sub(1)).unwrap_or(0),
             Mark::Override(_) | Mark::Default => 0,
         };
-        (self.place.line() as u32).saturating_add(within)
+        (self.location.line() as u32).saturating_add(within)
     }
 
-    fn syntax(&self, text: &str, error: SyntaxError) -> Problem {
+    fn syntax(&self, text: &str, error: SyntaxError) -> SourceProblem {
         let SyntaxError { line, column, message, .. } = error;
-        let snippet = text.lines().nth(line as usize - 1).map(cropped).unwrap_or_default();
-        Problem::Syntax { place: self.place.at(self.line(Mark::At { line, column })), message, snippet }
+        let snippet = text.lines().nth(line as usize - 1).map(excerpt).unwrap_or_default();
+        SourceProblem::Syntax {
+            location: self.location.at(self.line(Mark::At { line, column })),
+            message,
+            snippet,
+        }
     }
 }
 
@@ -244,7 +249,7 @@ impl Reader<'_> {
             Content::Map(map) => Value::Map(map.into_iter().map(|entry| self.entry(entry)).collect()),
             _ => scalar(&node),
         };
-        Field { value, origin: Origin::new(self.name, self.document.place.at(self.document.line(mark))) }
+        Field { value, origin: Origin::new(self.name, self.document.location.at(self.document.line(mark))) }
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) const SET: &str = "_set_";
 ///    there, whatever was below.
 /// 3. Of the other keys, a map changes the map that is below under that key in
 ///    the same way. If no map is there, it changes an empty one, which takes
-///    the place of what is there. Any other value, a list too, replaces what
+///    the location of what is there. Any other value, a list too, replaces what
 ///    is below.
 ///
 /// A key that is both deleted and given a value starts from nothing. A key
@@ -210,11 +210,11 @@ mod tests {
 
     use super::*;
     use crate::cards::source::SourceKind;
-    use crate::cards::value::Place;
+    use crate::cards::value::CardLocation;
 
     fn field(json: &Json) -> Field {
         let file: Arc<Path> = Arc::from(Path::new("a.yaml"));
-        Field::from_json(json, &Origin::new(&Arc::from("x"), Place::new(SourceKind::Run, &file, 0)))
+        Field::from_json(json, &Origin::new(&Arc::from("x"), CardLocation::new(SourceKind::Run, &file, 0)))
     }
 
     fn patch(json: &Json) -> Patch {

@@ -79,7 +79,7 @@ impl RunCards {
     }
 
     /// The same with a prefix before all names, so that several runs can
-    /// publish themselves in one place.
+    /// publish themselves in one location.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.prefix);
         self

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::document::Document;
 use super::draft::CardDraft;
-use super::error::Problem;
+use super::error::SourceProblem;
 
 /// The longest file of cards that is read.
 const MAX_FILE: u64 = 4 << 20;
@@ -45,12 +45,12 @@ impl fmt::Display for SourceKind {
 }
 
 /// Cards that belong together. What cannot be read of them is kept as a
-/// [`Problem`].
+/// [`SourceProblem`].
 #[derive(Debug)]
 pub struct CardSource {
     kind: SourceKind,
     pub(super) documents: Vec<Document>,
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<SourceProblem>,
 }
 
 impl CardSource {
@@ -76,7 +76,7 @@ impl CardSource {
         match fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if kind == SourceKind::AssetDir {
-                    source.problems.push(Problem::NoFolder { path });
+                    source.problems.push(SourceProblem::NoFolder { path });
                 }
             }
             Err(error) => source.unreadable(&path, &error),
@@ -108,7 +108,7 @@ impl CardSource {
     }
 
     fn unreadable(&mut self, path: &Path, error: &io::Error) {
-        self.problems.push(Problem::Unreadable { path: path.to_owned(), message: error.to_string() });
+        self.problems.push(SourceProblem::Unreadable { path: path.to_owned(), message: error.to_string() });
     }
 
     /// `seen` are the folders on the way, which links may lead back to.
@@ -142,7 +142,7 @@ impl CardSource {
     fn read(&mut self, path: &Path, length: u64) {
         if length > MAX_FILE {
             let path = path.to_owned();
-            return self.problems.push(Problem::TooLong { path, length, limit: MAX_FILE });
+            return self.problems.push(SourceProblem::TooLong { path, length, limit: MAX_FILE });
         }
         match fs::read_to_string(path) {
             Ok(text) => self.add(Arc::from(path), &Arc::from(text)),

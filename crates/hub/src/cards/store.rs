@@ -8,11 +8,11 @@ use weightloom_errors::nearest;
 
 use super::card::Card;
 use super::document::{Document, Parsed};
-use super::error::{CardError, Problem};
+use super::error::{CardError, SourceProblem};
 use super::fields::{Resolved, Same};
 use super::name::{CardName, Wanted};
 use super::source::CardSource;
-use super::value::{Field, Origin, Place};
+use super::value::{CardLocation, Field, Origin};
 
 /// How many cards may build on each other.
 const MAX_BASES: usize = 64;
@@ -43,9 +43,9 @@ pub struct Override {
     /// The name.
     pub name: String,
     /// Where the card is that is used.
-    pub winner: Place,
+    pub winner: CardLocation,
     /// Where those are that are not, the last source first.
-    pub losers: Vec<Place>,
+    pub losers: Vec<CardLocation>,
 }
 
 /// One card of those that build on each other.
@@ -92,7 +92,7 @@ impl CardStore {
         let environments = self.environments_for(&asked);
         let found = self.find(&asked, environments);
         let found =
-            found.ok_or_else(|| CardError::NotKnown { name: name.to_owned(), near: self.near(name) })?;
+            found.ok_or_else(|| CardError::Unknown { name: name.to_owned(), near: self.near(name) })?;
         self.resolve(found, environments)
     }
 
@@ -121,7 +121,7 @@ impl CardStore {
     /// Everything in the sources that cannot be used: files and documents
     /// that cannot be read, and cards that a source has twice. Parses all
     /// documents.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<SourceProblem> {
         let mut problems = Vec::new();
         for source in &self.sources {
             problems.extend(source.problems.iter().cloned());
@@ -129,8 +129,8 @@ impl CardStore {
         }
         for (name, spots) in &self.index {
             for pair in spots.windows(2).filter(|pair| pair[0].source == pair[1].source) {
-                let [first, second] = [pair[0], pair[1]].map(|spot| self.document(spot).place().clone());
-                problems.push(Problem::Duplicate { card: name.to_string(), first, second });
+                let [first, second] = [pair[0], pair[1]].map(|spot| self.document(spot).location().clone());
+                problems.push(SourceProblem::Duplicate { card: name.to_string(), first, second });
             }
         }
         problems
@@ -141,8 +141,9 @@ impl CardStore {
         let overrides = self.index.iter().filter_map(|(name, spots)| {
             let winner = spots.last()?;
             let losers = spots.iter().rev().filter(|spot| spot.source < winner.source);
-            let losers: Vec<Place> = losers.map(|spot| self.document(*spot).place().clone()).collect();
-            let winner = self.document(*winner).place().clone();
+            let losers: Vec<CardLocation> =
+                losers.map(|spot| self.document(*spot).location().clone()).collect();
+            let winner = self.document(*winner).location().clone();
             (!losers.is_empty()).then(|| Override { name: name.to_string(), winner, losers })
         });
         overrides.collect()
@@ -206,7 +207,8 @@ impl CardStore {
             }
             below = Some(link);
         }
-        let lineage = chain.iter().map(|link| Origin::new(&link.parsed.name, link.document.place().clone()));
+        let lineage =
+            chain.iter().map(|link| Origin::new(&link.parsed.name, link.document.location().clone()));
         let card = Card::new(name.clone(), lineage.collect(), resolved.finish());
         match card.check_addresses() {
             Ok(()) => Ok(card),
@@ -243,15 +245,15 @@ impl CardStore {
         let spots = self.index.get(card.as_str()).map(Vec::as_slice).unwrap_or_default();
         let mut spots = spots.iter().rev().filter(|spot| spot.source < limit);
         let Some(&spot) = spots.next() else {
-            return Err(CardError::NotKnown { near: self.near(&card), name: card });
+            return Err(CardError::Unknown { near: self.near(&card), name: card });
         };
         let document = self.document(spot);
         if let Some(other) = spots.next().filter(|other| other.source == spot.source) {
-            let first = self.document(*other).place().clone();
-            return Err(CardError::Duplicate { card, first, second: document.place().clone() });
+            let first = self.document(*other).location().clone();
+            return Err(CardError::Duplicate { card, first, second: document.location().clone() });
         }
         let parsed =
-            document.parsed().map_err(|problem| CardError::Broken { card, problem: problem.clone() })?;
+            document.parsed().map_err(|problem| CardError::Invalid { card, problem: problem.clone() })?;
         match &parsed.written {
             Ok(_) => Ok(Link { name, spot, document, parsed }),
             Err(error) => Err(error.clone()),
@@ -298,7 +300,7 @@ fn cycle(links: &[Link<'_>]) -> CardError {
     let names = links.iter().chain(links.first()).map(|link| link.name.to_string());
     let first = &links[0];
     let origin = base_of(first).map(|base| base.origin.clone());
-    let origin = origin.unwrap_or_else(|| Origin::new(&first.parsed.name, first.document.place().clone()));
+    let origin = origin.unwrap_or_else(|| Origin::new(&first.parsed.name, first.document.location().clone()));
     CardError::Cycle { chain: names.collect(), origin }
 }
 

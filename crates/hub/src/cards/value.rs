@@ -1,4 +1,4 @@
-//! What stands in a card, and where each piece of it was written.
+//! Values of cards and their origins.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,31 +9,31 @@ use serde_json::{Map, Number};
 
 use super::source::SourceKind;
 
-/// A value, and where it was written.
+/// A value with its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     /// The value.
     pub value: Value,
-    /// Where it was written.
+    /// Card, file and line.
     pub origin: Origin,
 }
 
 /// A value of a card.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing: `null`, `~`, or no value behind a colon.
+    /// `null`, `~`, or no value after a colon.
     Nothing,
-    /// `true` or `false`. Other words, such as `no`, are texts.
+    /// `true` or `false`. Other words, such as `no`, are strings.
     Bool(bool),
     /// A number.
     Number {
         /// The number.
         number: Number,
-        /// As it was written: a revision such as `0123456` looks like a
-        /// number and is none.
+        /// The original text: a revision such as `0123456` only looks like a
+        /// number.
         written: String,
     },
-    /// A text. Numbers that are not finite are texts, too.
+    /// A string. Non-finite numbers are strings, too.
     Text(String),
     /// A list.
     List(Vec<Field>),
@@ -41,7 +41,7 @@ pub enum Value {
     Map(BTreeMap<String, Field>),
 }
 
-/// A kind of value, as it is called in messages.
+/// Type of a value, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nothing.
@@ -74,36 +74,36 @@ impl fmt::Display for Kind {
             Self::Nothing => "nothing",
             Self::Bool => "`true` or `false`",
             Self::Number => "a number",
-            Self::WholeNumber => "a whole number",
-            Self::Text => "a text",
+            Self::WholeNumber => "an integer",
+            Self::Text => "a string",
             Self::List => "a list",
-            Self::Texts => "a list of texts",
+            Self::Texts => "a list of strings",
             Self::Map => "a map",
             Self::Sha256 => "64 hex digits",
-            Self::Sums => "64 hex digits or a map from file names to such",
-            Self::InnerPath => "a path that stays inside",
+            Self::Sums => "64 hex digits, or a map from file names to 64 hex digits",
+            Self::InnerPath => "a relative path without `..`",
         })
     }
 }
 
-/// Where something was written.
+/// Card, file and line of a value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Origin {
     card: Arc<str>,
-    place: Place,
+    location: CardLocation,
 }
 
-/// A line of a file of a source.
+/// A line in a file of a source.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct CardLocation {
     source: SourceKind,
     file: Arc<Path>,
     line: u32,
 }
 
 impl Origin {
-    pub(super) fn new(card: &Arc<str>, place: Place) -> Self {
-        Self { card: Arc::clone(card), place }
+    pub(super) fn new(card: &Arc<str>, location: CardLocation) -> Self {
+        Self { card: Arc::clone(card), location }
     }
 
     /// The name of the card that wrote it.
@@ -111,28 +111,28 @@ impl Origin {
         &self.card
     }
 
-    /// The place.
-    pub fn place(&self) -> &Place {
-        &self.place
+    /// The location.
+    pub fn location(&self) -> &CardLocation {
+        &self.location
     }
 
     /// The kind of source that the card is from.
     pub fn source(&self) -> SourceKind {
-        self.place.source
+        self.location.source
     }
 
     /// The file; for cards without one, what they are called instead.
     pub fn file(&self) -> &Path {
-        &self.place.file
+        &self.location.file
     }
 
     /// The line, from 1 on; 0 for cards that are in no file.
     pub fn line(&self) -> usize {
-        self.place.line()
+        self.location.line()
     }
 }
 
-impl Place {
+impl CardLocation {
     pub(super) fn new(source: SourceKind, file: &Arc<Path>, line: u32) -> Self {
         Self { source, file: Arc::clone(file), line }
     }
@@ -165,7 +165,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CardLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
         if self.line > 0 {
@@ -175,7 +175,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for CardLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self} ({})", self.source)
     }
@@ -183,13 +183,13 @@ impl fmt::Debug for Place {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "card `{}`, {}", self.card, self.place)
+        write!(f, "card `{}`, {}", self.card, self.location)
     }
 }
 
 impl fmt::Debug for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self} ({})", self.place.source)
+        write!(f, "{self} ({})", self.location.source)
     }
 }
 
@@ -231,7 +231,7 @@ impl Value {
 }
 
 impl Field {
-    /// A value of JSON, all of which comes from one place.
+    /// A value of JSON, all of which comes from one location.
     pub fn from_json(json: &serde_json::Value, origin: &Origin) -> Self {
         let value = match json {
             serde_json::Value::Null => Value::Nothing,

@@ -1,20 +1,19 @@
-//! Chat templates: how a conversation becomes one text.
+//! Chat templates.
 //!
 //! Templates are Jinja programs that come with a model, written for the
-//! environment that transformers gives them. This is that environment, with
-//! limits: a template is a stranger's program, and must neither run without
-//! end nor fill the memory.
+//! environment of transformers. This module provides that environment with
+//! limits on time and memory, because templates are untrusted.
 
 mod budget;
-mod data;
 mod error;
-mod moment;
+mod instrument;
+mod message;
 mod python;
-mod rewrite;
+mod timestamp;
 
-pub use data::{Data, Message, NotAMessage};
 pub use error::ChatError;
-pub use moment::Moment;
+pub use message::{InvalidMessage, Message, OrderedJson};
+pub use timestamp::Timestamp;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,52 +25,49 @@ use minijinja::{
 };
 use weightloom_checkpoint::formats::gguf::GgufValue;
 
-use super::companions::{Companions, ReadFile};
-use super::facts::Facts;
-use super::folder;
+use super::folder_tokenizer;
+use super::gguf_metadata::GgufMetadata;
+use super::tokenizer_config::{ReadFile, TokenizerFiles};
 use budget::Stop;
 
-/// The name under which the environment keeps a template.
+/// Name of the template in its environment.
 const NAME: &str = "chat";
 
-/// Longer templates are refused, in bytes.
-const LONGEST_TEMPLATE: usize = 1 << 20;
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
-/// Longer texts are refused, in bytes.
-const LONGEST_TEXT: usize = 1 << 24;
+const MAX_TEXT_BYTES: usize = 1 << 24;
 
-/// Calls within calls. Few templates have more than three.
-const DEEPEST_CALL: usize = 100;
+/// Limit for nested calls. Few templates have more than three.
+const MAX_CALL_DEPTH: usize = 100;
 
-/// Templates run on a thread of their own, since values within values take
-/// stack: some 170 bytes for each level, of which the limit of work allows
-/// half a million. Memory is taken only as far as it is used.
-const STACK: usize = 256 << 20;
+/// Templates run on a separate thread, because nested values need stack: about
+/// 170 bytes per level, and the work limit allows half a million levels. Only
+/// used pages take memory.
+const STACK_BYTES: usize = 256 << 20;
 
-/// Whether the text ends with what begins an answer.
+/// Whether the text ends with the start of an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GenerationPrompt {
-    /// It does; the model goes on as the assistant.
+    /// It does, so that the model continues as the assistant.
     Add,
     /// It ends with the last message.
     Leave,
 }
 
-/// What a template is told besides the messages.
+/// Variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatContext {
-    /// Tools that the model may call, each with its schema.
-    pub tools: Option<Vec<Data>>,
-    /// Documents that the model may quote.
-    pub documents: Option<Vec<Data>>,
-    /// What time it is, for templates that ask. Templates that are not told
-    /// find that they cannot ask.
-    pub now: Option<Moment>,
-    /// Other settings of the template, such as `enable_thinking`.
-    pub variables: Vec<(String, Data)>,
+    /// Tools that the model can call, each with its schema.
+    pub tools: Option<Vec<OrderedJson>>,
+    /// Documents that the model can quote.
+    pub documents: Option<Vec<OrderedJson>>,
+    /// Current time for `strftime_now`, which is undefined without it.
+    pub now: Option<Timestamp>,
+    /// Other variables, such as `enable_thinking`.
+    pub variables: Vec<(String, OrderedJson)>,
 }
 
-/// One template, ready for use.
+/// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
@@ -79,18 +75,18 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// A template from its source.
+    /// Compiles a template.
     pub fn new(source: &str) -> Result<Self, ChatError> {
-        if source.len() > LONGEST_TEMPLATE {
-            return Err(ChatError::LongTemplate { bytes: source.len(), limit: LONGEST_TEMPLATE });
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(ChatError::LongTemplate { bytes: source.len(), limit: MAX_TEMPLATE_BYTES });
         }
-        let rewritten = rewrite::rewritten(source)?;
+        let rewritten = instrument::instrument(source)?;
         let mut environment = environment().map_err(|error| ChatError::syntax(&error))?;
         environment.add_template_owned(NAME, rewritten).map_err(|error| ChatError::syntax(&error))?;
         Ok(Self { environment, source: source.to_owned(), tokens: Vec::new() })
     }
 
-    /// The same, with special tokens that it may use by name, such as
+    /// Adds special tokens that the template can use by name, such as
     /// `bos_token`.
     #[must_use]
     pub fn with_tokens(mut self, tokens: Vec<(&'static str, String)>) -> Self {
@@ -98,20 +94,20 @@ impl ChatTemplate {
         self
     }
 
-    /// The source as it was given.
+    /// The original source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation.
     pub fn render(
         &self,
         messages: &[Message],
         prompt: GenerationPrompt,
         context: &ChatContext,
     ) -> Result<String, ChatError> {
-        let list = |list: &Option<Vec<Data>>| match list {
-            Some(list) => list.iter().map(Data::to_value).collect(),
+        let list = |list: &Option<Vec<OrderedJson>>| match list {
+            Some(list) => list.iter().map(OrderedJson::to_value).collect(),
             None => Value::from(()),
         };
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
@@ -134,16 +130,16 @@ impl ChatTemplate {
             template.render(Value::from_pairs(variables))
         };
         let ended = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run);
             thread.map(std::thread::ScopedJoinHandle::join)
         });
         let text = match ended {
             Ok(Ok(rendered)) => rendered.map_err(|error| ChatError::failed(&error))?,
-            Ok(Err(_)) => return Err(ChatError::Broken),
+            Ok(Err(_)) => return Err(ChatError::Panicked),
             Err(error) => return Err(ChatError::Thread { message: error.to_string() }),
         };
-        if text.len() > LONGEST_TEXT {
-            return Err(ChatError::LongText { limit: LONGEST_TEXT });
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(ChatError::LongText { limit: MAX_TEXT_BYTES });
         }
         Ok(text)
     }
@@ -156,44 +152,43 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-/// All templates of a model. Most have one, named `default`; some have another
-/// for conversations with tools, `tool_use`.
+/// The templates of a model. Most have one, `default`; some have another for
+/// tools, `tool_use`.
 #[derive(Debug, Default)]
 pub struct ChatTemplates(BTreeMap<String, ChatTemplate>);
 
 impl ChatTemplates {
-    /// The templates of a folder; none if the model is not made for chats.
+    /// Reads a folder; empty if the model has no chat template.
     pub fn from_folder(folder: &Path) -> Result<Self, ChatError> {
-        Self::from_files(&folder::reader(folder))
+        Self::from_files(&folder_tokenizer::file_reader(folder))
     }
 
-    /// From files that are somewhere else: `read` gives the bytes of a file,
-    /// or none if there is no such file.
+    /// Reads files through a function.
     pub fn from_files(read: ReadFile<'_>) -> Result<Self, ChatError> {
-        let companions = Companions::read(read)?;
-        let tokens = companions.tokens()?;
+        let files = TokenizerFiles::read(read)?;
+        let tokens = files.tokens()?;
         let mut sources = BTreeMap::new();
         if let Some(bytes) = read("chat_template.jinja")? {
             let text = String::from_utf8(bytes)
                 .map_err(|error| super::TextError::invalid("chat_template.jinja", &error))?;
             sources.insert("default".to_owned(), text);
-        } else if let Some(value) = companions.config.get("chat_template") {
-            sources = named(value)?;
+        } else if let Some(value) = files.config.get("chat_template") {
+            sources = named_sources(value)?;
         }
         Self::new(sources, &tokens)
     }
 
-    /// From the metadata of a GGUF file.
+    /// Reads the metadata of a GGUF file.
     pub fn from_gguf(metadata: &BTreeMap<String, GgufValue>) -> Result<Self, ChatError> {
         const KEY: &str = "tokenizer.chat_template";
-        let facts = Facts(metadata);
-        let pieces = facts.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let gguf = GgufMetadata(metadata);
+        let vocabulary = gguf.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
         let mut tokens = Vec::new();
         for (name, key) in
             [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
         {
-            let id = facts.count(&format!("tokenizer.ggml.{key}_token_id"))?;
-            let text = id.and_then(|id| pieces.get(usize::try_from(id).ok()?));
+            let id = gguf.count(&format!("tokenizer.ggml.{key}_token_id"))?;
+            let text = id.and_then(|id| vocabulary.get(usize::try_from(id).ok()?));
             tokens.extend(text.map(|text| (name, text.clone())));
         }
         let mut sources = BTreeMap::new();
@@ -206,7 +201,7 @@ impl ChatTemplates {
                 },
                 None => continue,
             };
-            sources.extend(facts.text(key)?.map(|text| (name.to_owned(), text.to_owned())));
+            sources.extend(gguf.text(key)?.map(|text| (name.to_owned(), text.to_owned())));
         }
         Self::new(sources, &tokens)
     }
@@ -218,28 +213,28 @@ impl ChatTemplates {
         Ok(Self(sources.into_iter().map(template).collect::<Result<_, ChatError>>()?))
     }
 
-    /// Their names.
+    /// Names of the templates.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The template of this name.
+    /// A template by name.
     pub fn get(&self, name: &str) -> Option<&ChatTemplate> {
         self.0.get(name)
     }
 
-    /// The template for a conversation: the one for tools if there are any,
-    /// else the default.
+    /// Selects the template for a conversation: the one for tools if there are
+    /// tools, else the default.
     pub fn pick(&self, context: &ChatContext) -> Option<&ChatTemplate> {
         let for_tools = self.0.get("tool_use").filter(|_| context.tools.is_some());
         for_tools.or_else(|| self.0.get("default"))
     }
 }
 
-/// Sources from `chat_template`: a text, or a list of names and texts.
-fn named(value: &serde_json::Value) -> Result<BTreeMap<String, String>, ChatError> {
+/// Sources from `chat_template`: a string, or a list of names and strings.
+fn named_sources(value: &serde_json::Value) -> Result<BTreeMap<String, String>, ChatError> {
     let wrong =
-        || super::TextError::value("chat_template", "a text, or a list of names and templates", value);
+        || super::TextError::value("chat_template", "a string, or a list of names and templates", value);
     let entry = |entry: &serde_json::Value| {
         let field = |key: &str| entry.get(key)?.as_str().map(str::to_owned);
         field("name").zip(field("template"))
@@ -252,22 +247,22 @@ fn named(value: &serde_json::Value) -> Result<BTreeMap<String, String>, ChatErro
     })
 }
 
-/// What transformers gives to templates.
+/// The environment that transformers provides.
 fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_recursion_limit(DEEPEST_CALL);
+    environment.set_recursion_limit(MAX_CALL_DEPTH);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     environment.set_formatter(format);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise);
-    environment.add_function(rewrite::WORK, budget::spend);
+    environment.add_function(instrument::SPEND, budget::spend);
     Ok(environment)
 }
 
-/// Writes a value as Python does.
+/// Formats a value like Python.
 fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let owned;
     let text = match value.as_str() {
@@ -281,24 +276,24 @@ fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Res
     out.write_str(text).map_err(Error::from)
 }
 
-/// `json.dumps` of Python, with its defaults except that other characters
-/// than ASCII stay.
+/// Python's `json.dumps` with its defaults, except that non-ASCII characters
+/// stay.
 fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
-    let given = |at: usize, name: &str| -> Result<Option<Value>, Error> {
+    let argument = |index: usize, name: &str| -> Result<Option<Value>, Error> {
         let named: Option<Value> = kwargs.get(name)?;
-        Ok(named.or_else(|| args.get(at).cloned()).filter(|value| !value.is_none()))
+        Ok(named.or_else(|| args.get(index).cloned()).filter(|value| !value.is_none()))
     };
     let style = python::JsonStyle::new(
-        given(0, "ensure_ascii")?,
-        given(1, "indent")?,
-        given(2, "separators")?,
-        given(3, "sort_keys")?,
+        argument(0, "ensure_ascii")?,
+        argument(1, "indent")?,
+        argument(2, "separators")?,
+        argument(3, "sort_keys")?,
     )?;
     kwargs.assert_all_used()?;
     style.dumps(value)
 }
 
-/// Templates refuse what they cannot render.
+/// `raise_exception`: a template rejects a conversation.
 fn raise(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Stop::Raised(message)))
 }

@@ -1,98 +1,80 @@
-//! What is wrong with the text side of a model.
+//! Errors of tokenizers and of GGUF metadata.
 
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, did_you_mean, nearest};
 
-use super::pre::Pre;
+use super::pre_tokenizer::PreTokenizer;
 
-/// What is wrong with a tokenizer, or with what a file says about a model.
+/// An invalid or unsupported tokenizer, or invalid metadata.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TextError {
-    /// A file cannot be read.
-    #[error("`{file}` cannot be read: {message}")]
+    #[error("cannot read `{file}`: {message}")]
     Read { file: String, message: String },
-    /// A file is not what its name says.
-    #[error("`{file}` is not valid: {message}")]
+    #[error("invalid `{file}`: {message}")]
     Invalid { file: String, message: String },
-    /// A folder has no tokenizer.
-    #[error("there is neither `tokenizer.json` nor `vocab.json` with `merges.txt`")]
+    #[error("no tokenizer: neither `tokenizer.json` nor `vocab.json` with `merges.txt` exists")]
     NoTokenizer,
-    /// A folder has a tokenizer only in the format of SentencePiece.
-    #[error("there is only `tokenizer.model`, which is in the format of SentencePiece")]
+    #[error("unsupported tokenizer: only `tokenizer.model` exists, in the format of SentencePiece")]
     OnlyModel,
-    /// A value of the wrong kind.
-    #[error("`{key}` should be {expected}, but is {found}")]
+    #[error("invalid `{key}`: expected {expected}, found {found}")]
     Value { key: String, expected: &'static str, found: String },
-    /// A key that must be there is not.
     #[error("`{key}` is missing")]
     Missing { key: String },
-    /// A kind of tokenizer that we do not build.
-    #[error("tokenizers of kind `{kind}` are not supported")]
+    #[error("unsupported tokenizer kind `{kind}`")]
     Kind { kind: String },
-    /// A way to cut text that we do not know.
-    #[error("`{pre}` is no known way to cut text into words")]
-    Pre { pre: String },
-    /// Lists that should be equally long.
-    #[error("`{key}` has {found} entries, but there are {tokens} tokens")]
+    #[error("unknown pre-tokenizer `{name}`")]
+    PreTokenizer { name: String },
+    #[error("`{key}` has {found} entries for {tokens} tokens")]
     Length { key: String, found: usize, tokens: usize },
-    /// A merge that makes no token.
-    #[error("merge {at}, `{merge}`, does not join two tokens into a third")]
-    Merge { at: usize, merge: String },
-    /// A number that no token has.
-    #[error("`{key}` is {id}, but tokens end before {size}")]
+    #[error("invalid merge {index}: `{merge}` does not join two tokens into a third")]
+    Merge { index: usize, merge: String },
+    #[error("`{key}` is {id}, but the vocabulary has {size} tokens")]
     Id { key: String, id: u64, size: usize },
-    /// A token with an absurd number.
-    #[error("`{piece}` has number {id}, which is beyond {limit}")]
-    HighId { piece: String, id: u32, limit: usize },
-    /// A token of absurd length.
-    #[error("token {id} has {bytes} bytes, more than {limit}")]
-    LongPiece { id: usize, bytes: usize, limit: usize },
-    /// Text that a vocabulary has no tokens for.
-    #[error("the text cannot be encoded: {message}")]
+    #[error("the id {id} of token `{token}` exceeds the limit of {limit}")]
+    HighId { token: String, id: u32, limit: usize },
+    #[error("token {id} has {bytes} bytes, more than the limit of {limit}")]
+    LongToken { id: usize, bytes: usize, limit: usize },
+    #[error("cannot encode the text: {message}")]
     Encode { message: String },
-    /// An architecture whose config is not known.
-    #[error("the config of architecture `{architecture}` is not known")]
+    #[error("unknown architecture `{architecture}` in GGUF metadata")]
     Architecture { architecture: String },
-    /// Counts that differ between layers.
-    #[error("`{key}` differs between layers, which no config can say")]
+    #[error("unsupported `{key}`: it differs between layers")]
     PerLayer { key: String },
-    /// The factors of rotary frequencies are needed.
-    #[error("`rope_freqs.weight` scales rotary frequencies, but its values were not given")]
+    #[error("`rope_freqs.weight` scales rotary frequencies, but its values are missing")]
     NoRopeFactors,
-    /// The factors of rotary frequencies follow no known rule.
-    #[error("`rope_freqs.weight` follows no known rule of scaling")]
+    #[error("`rope_freqs.weight` follows no known RoPE scaling")]
     RopeFactors,
 }
 
 impl Hint for TextError {
     fn hint(&self) -> Option<String> {
-        match self {
-            Self::NoTokenizer => Some("add the model's `tokenizer.json` to the folder".to_owned()),
-            Self::OnlyModel => Some(
+        let hint = match self {
+            Self::NoTokenizer => "add the model's `tokenizer.json` to the folder",
+            Self::OnlyModel => {
                 "load it with transformers' AutoTokenizer and save it again, which writes `tokenizer.json`"
-                    .to_owned(),
-            ),
-            Self::Kind { .. } => {
-                Some("`gpt2` and `llama` are supported; use the model's `tokenizer.json` instead".to_owned())
             }
-            Self::Pre { pre } => Some(match nearest(pre, Pre::names()) {
-                Some(near) => format!("did you mean `{near}`"),
-                None => "use the model's `tokenizer.json` instead".to_owned(),
-            }),
-            Self::Architecture { .. } => Some("add the model's `config.json`".to_owned()),
-            _ => None,
-        }
+            Self::Kind { .. } => {
+                "use the model's `tokenizer.json`; of GGUF tokenizers, `gpt2` and `llama` are supported"
+            }
+            Self::PreTokenizer { name } => {
+                let near = did_you_mean(nearest(name, PreTokenizer::names()));
+                return near.or_else(|| Some("use the model's `tokenizer.json` instead".to_owned()));
+            }
+            Self::Architecture { .. } => "add the model's `config.json`",
+            _ => return None,
+        };
+        Some(hint.to_owned())
     }
 }
 
 impl TextError {
-    /// A value that is not what it should be, shortened for the sentence.
+    /// A value of the wrong type, shortened for the message.
     pub(super) fn value(key: impl Into<String>, expected: &'static str, found: &impl ToString) -> Self {
-        const MOST: usize = 60;
+        const MAX_CHARS: usize = 60;
         let mut found = found.to_string();
-        if found.chars().count() > MOST {
-            found = found.chars().take(MOST).chain(['…']).collect();
+        if found.chars().count() > MAX_CHARS {
+            found = found.chars().take(MAX_CHARS).chain(['…']).collect();
         }
         Self::Value { key: key.into(), expected, found }
     }

@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Tokenizers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,56 +11,56 @@ use serde_json::{Value, json};
 use tokenizers::processors::PostProcessorWrapper;
 use weightloom_checkpoint::formats::gguf::GgufValue;
 
-use super::bytes::Decoding;
-use super::companions::ReadFile;
 use super::error::TextError;
-use super::stream::Streamer;
-use super::{folder, gguf};
+use super::streamer::Streamer;
+use super::token_decoder::TokenDecoder;
+use super::tokenizer_config::ReadFile;
+use super::{folder_tokenizer, gguf_tokenizer};
 
-/// Numbers of tokens end here. The largest vocabularies have some 260,000.
-const MOST_IDS: usize = 1 << 22;
+/// Limit for token ids. The largest vocabularies have about 260,000.
+const MAX_IDS: usize = 1 << 22;
 
-/// Whether a text becomes tokens with those that mark its beginning and end.
+/// Whether encoding adds special tokens such as BOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Special {
-    /// Those that the model expects are added.
+    /// Adds those that the model expects.
     Add,
-    /// Nothing is added. Special tokens that the text spells out are still
-    /// recognised, as rendered chats need it.
+    /// Adds none. Special tokens spelled out in the text are still recognised,
+    /// as rendered chats require.
     Plain,
 }
 
-/// Whether special tokens are part of decoded text.
+/// Whether decoded text contains special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpecialText {
-    /// They are, as they are spelled.
+    /// Keeps them.
     Keep,
-    /// They are left out.
+    /// Leaves them out.
     Skip,
 }
 
-/// Tokens, and where in the text they come from.
+/// Tokens with their positions in the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// The tokens.
+    /// Token ids.
     pub ids: Vec<u32>,
-    /// Bytes of the text, for each token: a leading space is part of it, and
-    /// tokens that share a character have all of it. Added tokens have none.
+    /// Byte range of each token, including a leading space. Tokens that share a
+    /// character all cover it; added tokens have an empty range.
     pub offsets: Vec<Range<usize>>,
 }
 
-/// A tokenizer, ready for use. Copies share one vocabulary.
+/// A tokenizer. Clones share one vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
     library: tokenizers::Tokenizer,
-    pieces: Vec<Option<Piece>>,
-    decoding: Decoding,
-    roles: Roles,
+    tokens: Vec<Option<Token>>,
+    decoding: TokenDecoder,
+    special_tokens: SpecialTokens,
 }
 
-struct Piece {
+struct Token {
     text: Box<str>,
     kind: Kind,
 }
@@ -72,9 +72,9 @@ enum Kind {
     Special,
 }
 
-/// Tokens with a meaning of their own.
+/// Ids of the special tokens, by role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Roles {
+pub(super) struct SpecialTokens {
     pub(super) bos: Option<u32>,
     pub(super) eos: Vec<u32>,
     pub(super) pad: Option<u32>,
@@ -82,46 +82,48 @@ pub(super) struct Roles {
 }
 
 impl Tokenizer {
-    /// From the bytes of a `tokenizer.json`. Such a file does not say which
-    /// tokens begin and end a text; its companions in the folder do.
+    /// Parses a `tokenizer.json`. It does not declare BOS and EOS; its
+    /// configuration files in the folder do.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
-        Self::build(parse(bytes)?, Roles::default())
+        Self::build(parse(bytes)?, SpecialTokens::default())
     }
 
-    /// From a folder as Hugging Face has them.
+    /// Reads a folder in Hugging Face's layout.
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
-        folder::tokenizer(&folder::reader(folder))
+        folder_tokenizer::tokenizer(&folder_tokenizer::file_reader(folder))
     }
 
-    /// From files that are somewhere else: `read` gives the bytes of a file,
-    /// or none if there is no such file.
+    /// Reads files through a function.
     pub fn from_files(read: ReadFile<'_>) -> Result<Self, TextError> {
-        folder::tokenizer(read)
+        folder_tokenizer::tokenizer(read)
     }
 
-    /// From the metadata of a GGUF file.
+    /// Reads the metadata of a GGUF file.
     pub fn from_gguf(metadata: &BTreeMap<String, GgufValue>) -> Result<Self, TextError> {
-        gguf::tokenizer(metadata)
+        gguf_tokenizer::tokenizer(metadata)
     }
 
-    pub(super) fn build(mut library: tokenizers::Tokenizer, roles: Roles) -> Result<Self, TextError> {
-        // What a file was trained with is no business of encoding a text.
+    pub(super) fn build(
+        mut library: tokenizers::Tokenizer,
+        special_tokens: SpecialTokens,
+    ) -> Result<Self, TextError> {
+        // Settings of training do not apply to encoding.
         let _ = library.with_truncation(None);
         library.with_padding(None);
         keep_spaces(&mut library)?;
         let decoder = serde_json::to_value(library.get_decoder())
             .map_err(|error| TextError::invalid("tokenizer.json", &error))?;
-        let pieces = pieces(&library)?;
-        Ok(Self(Arc::new(Inner { library, pieces, decoding: Decoding::of(&decoder), roles })))
+        let tokens = tokens(&library)?;
+        Ok(Self(Arc::new(Inner { library, tokens, decoding: TokenDecoder::of(&decoder), special_tokens })))
     }
 
-    /// The tokens of a text.
+    /// Encodes a text.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TextError> {
         let encoding = self.0.library.encode_fast(text, special == Special::Add);
         Ok(encoding.map_err(|error| TextError::Encode { message: error.to_string() })?.get_ids().to_vec())
     }
 
-    /// The tokens of a text, and where they are in it.
+    /// Encodes a text with the positions of its tokens.
     pub fn encode_with_offsets(&self, text: &str, special: Special) -> Result<Encoded, TextError> {
         let encoding = self.0.library.encode(text, special == Special::Add);
         let encoding = encoding.map_err(|error| TextError::Encode { message: error.to_string() })?;
@@ -129,11 +131,10 @@ impl Tokenizer {
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
     }
 
-    /// The text of tokens. Numbers that no token has stand for nothing, since
-    /// models often have more of them than their tokenizer. Bytes that are no
-    /// text become `�`.
+    /// Decodes tokens. Unknown ids are ignored, because models often have more
+    /// of them than their tokenizer. Invalid bytes become `�`.
     pub fn decode(&self, ids: &[u32], special: SpecialText) -> String {
-        if self.0.decoding == Decoding::Other {
+        if self.0.decoding == TokenDecoder::Other {
             return self.decode_whole(ids, special);
         }
         let mut streamer = self.streamer(special);
@@ -150,8 +151,8 @@ impl Tokenizer {
         Streamer::new(self.clone(), special)
     }
 
-    /// The same for what follows a prompt, whose first space is its own.
-    pub fn streamer_behind(&self, prompt: &[u32], special: SpecialText) -> Streamer {
+    /// Decodes tokens that follow a prompt, so that a leading space is kept.
+    pub fn streamer_after(&self, prompt: &[u32], special: SpecialText) -> Streamer {
         let mut streamer = self.streamer(special);
         if let Some(&last) = prompt.last() {
             streamer.push(last);
@@ -159,78 +160,78 @@ impl Tokenizer {
         streamer
     }
 
-    /// A token as the vocabulary spells it.
+    /// A token as written in the vocabulary.
     pub fn token(&self, id: u32) -> Option<&str> {
-        self.piece(id).map(|piece| &*piece.text)
+        self.entry(id).map(|token| &*token.text)
     }
 
-    /// What a token stands for, which may be a part of a character.
+    /// The bytes of a token, which may be a part of a character.
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.piece(id).map(|piece| {
-            self.push_bytes(piece, &mut bytes);
+        self.entry(id).map(|token| {
+            self.push_bytes(token, &mut bytes);
             bytes
         })
     }
 
-    /// What a token stands for, with `�` for parts of characters.
+    /// The text of a token, with `�` for parts of characters.
     pub fn token_text(&self, id: u32) -> Option<String> {
         self.token_bytes(id).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The number of a token that is spelled so in the vocabulary.
-    pub fn id(&self, piece: &str) -> Option<u32> {
-        self.0.library.token_to_id(piece)
+    /// The id of a token as written in the vocabulary.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.0.library.token_to_id(token)
     }
 
-    /// One more than the highest number of a token.
+    /// One more than the highest id.
     pub fn vocabulary_size(&self) -> usize {
-        self.0.pieces.len()
+        self.0.tokens.len()
     }
 
-    /// The token that begins a text.
+    /// The BOS token.
     pub fn bos(&self) -> Option<u32> {
-        self.0.roles.bos
+        self.0.special_tokens.bos
     }
 
-    /// The tokens that end a text, the tokenizer's own first.
+    /// The EOS tokens, the tokenizer's own first.
     pub fn eos(&self) -> &[u32] {
-        &self.0.roles.eos
+        &self.0.special_tokens.eos
     }
 
-    /// The token that fills up short texts.
+    /// The padding token.
     pub fn pad(&self) -> Option<u32> {
-        self.0.roles.pad
+        self.0.special_tokens.pad
     }
 
-    /// The token that stands for what the vocabulary does not have.
+    /// The token for unknown text.
     pub fn unknown(&self) -> Option<u32> {
-        self.0.roles.unknown
+        self.0.special_tokens.unknown
     }
 
-    /// Whether a token is special: it marks something, and is no text.
+    /// Whether a token is special, such as BOS.
     pub fn is_special(&self, id: u32) -> bool {
-        self.piece(id).is_some_and(|piece| piece.kind == Kind::Special)
+        self.entry(id).is_some_and(|token| token.kind == Kind::Special)
     }
 
-    /// The tokenizer as a `tokenizer.json`.
+    /// Writes a `tokenizer.json`.
     pub fn to_json(&self) -> Result<String, TextError> {
         self.0.library.to_string(false).map_err(|error| TextError::invalid("tokenizer.json", &error))
     }
 
-    /// A `tokenizer_config.json` for [`Self::to_json`], with the text of the
-    /// chat template, if there is one.
+    /// Writes the `tokenizer_config.json` for [`Self::to_json`], with the chat
+    /// template if there is one.
     pub fn config_json(&self, chat_template: Option<&str>) -> String {
         let mut config = serde_json::Map::new();
         config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
         config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
-        let roles = &self.0.roles;
-        let eos = roles.eos.first().copied();
+        let special_tokens = &self.0.special_tokens;
+        let eos = special_tokens.eos.first().copied();
         for (key, id) in [
-            ("bos_token", roles.bos),
+            ("bos_token", special_tokens.bos),
             ("eos_token", eos),
-            ("pad_token", roles.pad),
-            ("unk_token", roles.unknown),
+            ("pad_token", special_tokens.pad),
+            ("unk_token", special_tokens.unknown),
         ] {
             if let Some(text) = id.and_then(|id| self.token(id)) {
                 config.insert(key.to_owned(), json!(text));
@@ -242,21 +243,21 @@ impl Tokenizer {
         format!("{:#}\n", Value::Object(config))
     }
 
-    pub(super) fn decoding(&self) -> Decoding {
+    pub(super) fn decoding(&self) -> TokenDecoder {
         self.0.decoding
     }
 
-    /// Appends what a token stands for, if it is to be seen.
+    /// Appends the bytes of a token, unless it is hidden.
     pub(super) fn push(&self, id: u32, special: SpecialText, out: &mut Vec<u8>) {
-        if let Some(piece) = self.piece(id)
-            && (special == SpecialText::Keep || piece.kind != Kind::Special)
+        if let Some(token) = self.entry(id)
+            && (special == SpecialText::Keep || token.kind != Kind::Special)
         {
-            self.push_bytes(piece, out);
+            self.push_bytes(token, out);
         }
     }
 
-    /// Decodes by the tokenizer's own rules. Should they fail, tokens are
-    /// given as they are spelled, since nothing may be lost.
+    /// Decodes with the library. If that fails, returns the tokens as written in
+    /// the vocabulary.
     pub(super) fn decode_whole(&self, ids: &[u32], special: SpecialText) -> String {
         self.0.library.decode(ids, special == SpecialText::Skip).unwrap_or_else(|_| {
             let mut bytes = Vec::new();
@@ -265,39 +266,39 @@ impl Tokenizer {
         })
     }
 
-    fn piece(&self, id: u32) -> Option<&Piece> {
-        self.0.pieces.get(id as usize)?.as_ref()
+    fn entry(&self, id: u32) -> Option<&Token> {
+        self.0.tokens.get(id as usize)?.as_ref()
     }
 
-    fn push_bytes(&self, piece: &Piece, out: &mut Vec<u8>) {
-        match piece.kind {
-            Kind::Learned => self.0.decoding.push(&piece.text, out),
-            Kind::Added | Kind::Special => self.0.decoding.push_added(&piece.text, out),
+    fn push_bytes(&self, token: &Token, out: &mut Vec<u8>) {
+        match token.kind {
+            Kind::Learned => self.0.decoding.push(&token.text, out),
+            Kind::Added | Kind::Special => self.0.decoding.push_added(&token.text, out),
         }
     }
 }
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { pieces, decoding, roles, .. } = &*self.0;
+        let Inner { tokens, decoding, special_tokens, .. } = &*self.0;
         f.debug_struct("Tokenizer")
-            .field("vocabulary_size", &pieces.len())
+            .field("vocabulary_size", &tokens.len())
             .field("decoding", decoding)
-            .field("roles", roles)
+            .field("special_tokens", special_tokens)
             .finish_non_exhaustive()
     }
 }
 
-/// Parses a `tokenizer.json`. The library has asserts in its way of reading
-/// merges that a bad file can break, which is an error like any other.
+/// Parses a `tokenizer.json`. The library panics on some bad merges; that is an
+/// error like any other.
 pub(super) fn parse(bytes: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
-    let broken = || TextError::invalid("tokenizer.json", &"its merges do not fit its vocabulary");
+    let broken = || TextError::invalid("tokenizer.json", &"the merges do not fit the vocabulary");
     catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)))
         .map_err(|_| broken())?
         .map_err(|error| TextError::invalid("tokenizer.json", &error))
 }
 
-/// Offsets shall have the spaces that belong to a token.
+/// Makes offsets include the spaces of tokens.
 fn keep_spaces(library: &mut tokenizers::Tokenizer) -> Result<(), TextError> {
     let Some(processor) = library.get_post_processor() else { return Ok(()) };
     let failed = |error| TextError::invalid("tokenizer.json", &error);
@@ -314,19 +315,19 @@ fn keep_spaces(library: &mut tokenizers::Tokenizer) -> Result<(), TextError> {
     Ok(())
 }
 
-fn pieces(library: &tokenizers::Tokenizer) -> Result<Vec<Option<Piece>>, TextError> {
+fn tokens(library: &tokenizers::Tokenizer) -> Result<Vec<Option<Token>>, TextError> {
     let vocabulary = library.get_vocab(true);
-    let mut pieces = Vec::with_capacity(vocabulary.len());
+    let mut tokens = Vec::with_capacity(vocabulary.len());
     let added = library.get_added_vocabulary();
     let mut put = |text: String, id: u32, kind: Kind| {
-        let at = id as usize;
-        if at >= MOST_IDS {
-            return Err(TextError::HighId { piece: text, id, limit: MOST_IDS });
+        let index = id as usize;
+        if index >= MAX_IDS {
+            return Err(TextError::HighId { token: text, id, limit: MAX_IDS });
         }
-        if pieces.len() <= at {
-            pieces.resize_with(at + 1, || None);
+        if tokens.len() <= index {
+            tokens.resize_with(index + 1, || None);
         }
-        pieces[at] = Some(Piece { text: text.into(), kind });
+        tokens[index] = Some(Token { text: text.into(), kind });
         Ok(())
     };
     for (text, id) in vocabulary {
@@ -336,5 +337,5 @@ fn pieces(library: &tokenizers::Tokenizer) -> Result<Vec<Option<Piece>>, TextErr
         let kind = if added.is_special_token(&token.content) { Kind::Special } else { Kind::Added };
         put(token.content.clone(), id, kind)?;
     }
-    Ok(pieces)
+    Ok(tokens)
 }

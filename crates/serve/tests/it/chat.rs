@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use serde_json::{Value, json};
-use weightloom_hub::text::{ChatContext, Data, Message};
+use weightloom_hub::text::{ChatContext, Message, OrderedJson};
 use weightloom_hub::{StopCriteria, TextGenerator};
 use weightloom_nn::GenerateRequest;
 
@@ -12,7 +12,7 @@ use crate::fixture::{Chats, NAME, Server, generator, options};
 
 const PATH: &str = "/v1/chat/completions";
 
-fn generate(generator: &TextGenerator, variables: Vec<(String, Data)>) -> String {
+fn generate(generator: &TextGenerator, variables: Vec<(String, OrderedJson)>) -> String {
     let context = ChatContext { variables, ..ChatContext::default() };
     let tokens = generator.encode_chat(&[Message::new("user", "Hi\nyou")], &context).unwrap();
     let request = GenerateRequest { prompts: vec![tokens], max_new_tokens: 10, ..GenerateRequest::default() };
@@ -43,7 +43,7 @@ fn an_answer_is_what_the_model_writes_after_its_template() {
     assert_eq!(answer["usage"]["completion_tokens"], 10);
     body["chat_template_kwargs"] = json!({"mood": "sad"});
     let sad = post(server.address, PATH, &body).json();
-    let mood = vec![("mood".to_owned(), Data::from("sad"))];
+    let mood = vec![("mood".to_owned(), OrderedJson::from("sad"))];
     assert_eq!(sad["choices"][0]["message"]["content"], generate(&generator, mood));
     assert!(sad["usage"]["prompt_tokens"].as_u64() > answer["usage"]["prompt_tokens"].as_u64());
 }

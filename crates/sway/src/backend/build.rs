@@ -57,7 +57,7 @@ impl<'a> BackendBuilder<'a> {
             custom.python = python;
         }
         let mut api = ApiOptions::default();
-        if let Ok(fetch) = &hub.fetch {
+        if let Ok(fetch) = hub.fetch_settings() {
             api.proxies = fetch.proxies.clone();
         }
         Self { hub, observer, local: LocalOptions::default(), api, custom, variable }
@@ -78,7 +78,7 @@ impl<'a> BackendBuilder<'a> {
                 .collect(),
         };
         for (key, model) in sides {
-            let found = self.hub.find(&model.base);
+            let found = self.hub.resolve(&model.base);
             let key = format!("{key}.base");
             found.map_err(|source| BuildError::Model { key, source: Box::new(source) })?;
         }

@@ -12,7 +12,7 @@
 //! whole is the answer. The tokenizer says what ends it: the first special
 //! token behind it. A template that shows neither is an error.
 
-use weightloom_hub::text::{ChatContext, ChatError, ChatTemplate, Data, GenerationPrompt, Message};
+use weightloom_hub::text::{ChatContext, ChatError, ChatTemplate, GenerationPrompt, Message, OrderedJson};
 
 /// Who writes what is to be learned.
 const ASSISTANT: &str = "assistant";
@@ -154,7 +154,7 @@ impl Chat<'_> {
 /// out cannot be asked where it ends.
 fn shows_last(text: &str, messages: &[Message]) -> bool {
     match messages.last().and_then(|message| message.get("content")) {
-        Some(Data::Text(content)) => text.contains(content.trim()),
+        Some(OrderedJson::Text(content)) => text.contains(content.trim()),
         _ => true,
     }
 }

@@ -1,6 +1,6 @@
 //! A line of a JSONL file as a document.
 
-use weightloom_hub::text::{Data, Message};
+use weightloom_hub::text::{Message, OrderedJson};
 
 use super::error::DataError;
 use crate::config::DataFormat;
@@ -13,7 +13,7 @@ pub(super) enum Content {
     /// A text of two parts, the second of which is to be learned.
     Prompt { prompt: String, completion: String },
     /// A conversation, in which answers are to be learned.
-    Chat { messages: Vec<Message>, tools: Option<Vec<Data>> },
+    Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
 }
 
 /// Where a document comes from, for errors.
@@ -28,13 +28,13 @@ pub(super) struct Origin {
 pub(super) fn content(line: &str, form: DataFormat, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
-    let data: Data = serde_json::from_str(line).map_err(|error| {
+    let data: OrderedJson = serde_json::from_str(line).map_err(|error| {
         // The library counts lines of what it is given, which is one line.
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
         DataError::Syntax { file: file.clone(), line: *number, column: error.column(), message }
     })?;
-    let Data::Map(fields) = data else {
+    let OrderedJson::Map(fields) = data else {
         let (key, found) = ("the line".to_owned(), kind(&data));
         return Err(DataError::WrongType {
             file: file.clone(),
@@ -55,7 +55,7 @@ pub(super) fn content(line: &str, form: DataFormat, origin: &Origin) -> Result<C
 }
 
 struct Record<'a> {
-    fields: Vec<(String, Data)>,
+    fields: Vec<(String, OrderedJson)>,
     origin: &'a Origin,
 }
 
@@ -88,34 +88,34 @@ impl Record<'_> {
         self.fields.iter().map(|(key, _)| key.clone()).collect()
     }
 
-    fn find(&mut self, key: &str) -> Option<Data> {
+    fn find(&mut self, key: &str) -> Option<OrderedJson> {
         let at = self.fields.iter().position(|(name, _)| name == key)?;
-        Some(std::mem::replace(&mut self.fields[at].1, Data::Null))
+        Some(std::mem::replace(&mut self.fields[at].1, OrderedJson::Null))
     }
 
-    fn take(&mut self, key: &'static str) -> Result<Data, DataError> {
+    fn take(&mut self, key: &'static str) -> Result<OrderedJson, DataError> {
         let Origin { file, line } = self.origin.clone();
         self.find(key).ok_or_else(|| DataError::MissingKey { file, line, key, keys: self.keys() })
     }
 
     fn text(&mut self, key: &'static str) -> Result<String, DataError> {
         match self.take(key)? {
-            Data::Text(text) => Ok(text),
+            OrderedJson::Text(text) => Ok(text),
             other => Err(self.wrong(key.to_owned(), "a text", kind(&other))),
         }
     }
 
     fn messages(&mut self) -> Result<Vec<Message>, DataError> {
         let list = match self.take("messages")? {
-            Data::List(list) if !list.is_empty() => list,
-            Data::List(_) => {
+            OrderedJson::List(list) if !list.is_empty() => list,
+            OrderedJson::List(_) => {
                 return Err(self.wrong("messages".to_owned(), "a list of messages", "an empty list"));
             }
             other => return Err(self.wrong("messages".to_owned(), "a list of messages", kind(&other))),
         };
-        let message = |(at, data): (usize, Data)| {
+        let message = |(at, data): (usize, OrderedJson)| {
             let found = match &data {
-                Data::Map(_) => "an object without one",
+                OrderedJson::Map(_) => "an object without one",
                 other => kind(other),
             };
             let wrong = || self.wrong(format!("messages[{at}]"), "an object with a text `role`", found);
@@ -124,10 +124,10 @@ impl Record<'_> {
         list.into_iter().enumerate().map(message).collect()
     }
 
-    fn tools(&mut self) -> Result<Option<Vec<Data>>, DataError> {
+    fn tools(&mut self) -> Result<Option<Vec<OrderedJson>>, DataError> {
         match self.find("tools") {
-            None | Some(Data::Null) => Ok(None),
-            Some(Data::List(tools)) => Ok(Some(tools)),
+            None | Some(OrderedJson::Null) => Ok(None),
+            Some(OrderedJson::List(tools)) => Ok(Some(tools)),
             Some(other) => Err(self.wrong("tools".to_owned(), "a list of tools", kind(&other))),
         }
     }
@@ -138,13 +138,13 @@ impl Record<'_> {
     }
 }
 
-fn kind(data: &Data) -> &'static str {
+fn kind(data: &OrderedJson) -> &'static str {
     match data {
-        Data::Null => "null",
-        Data::Bool(_) => "true or false",
-        Data::Number(_) => "a number",
-        Data::Text(_) => "a text",
-        Data::List(_) => "a list",
-        Data::Map(_) => "an object",
+        OrderedJson::Null => "null",
+        OrderedJson::Bool(_) => "true or false",
+        OrderedJson::Number(_) => "a number",
+        OrderedJson::Text(_) => "a text",
+        OrderedJson::List(_) => "a list",
+        OrderedJson::Map(_) => "an object",
     }
 }

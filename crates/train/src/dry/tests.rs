@@ -11,7 +11,7 @@ use weightloom_checkpoint::{LocalTensor, Saver, Sharding, State, Target, TensorS
 use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Release};
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangOptions, Gangs, threads};
-use weightloom_hub::{LoadOptions, new_decoder};
+use weightloom_hub::{ModelLoadOptions, new_decoder};
 use weightloom_layout::{DType, Placement, Shape};
 use weightloom_nn::{Adapter, AttentionConfig, MlpConfig};
 use weightloom_tensor::Tensor;
@@ -140,13 +140,13 @@ fn engine(root: Arc<dyn Gang>, config: &Config, decoder: &DecoderConfig, sizes: 
     let all = stages(decoder, schedule.stages);
     let mut made = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
-        let options = LoadOptions {
+        let options = ModelLoadOptions {
             gangs: Some(gangs.clone()),
             dtype: Some(DType::F32),
             stage: Some(all[number].clone()),
             usage,
             dist: Some(Arc::clone(&dist)),
-            ..LoadOptions::default()
+            ..ModelLoadOptions::default()
         };
         let decoder = new_decoder(decoder, &parallel, 7, &options).unwrap();
         let adapter = config.model.lora.as_ref().map(|lora| {

@@ -2,7 +2,7 @@
 
 use weightloom_checkpoint::KeyError;
 use weightloom_errors::Hint;
-use weightloom_hub::{ConfigError, DescribeError, FamilyError};
+use weightloom_hub::{ConfigError, FamilyError, YamlFamilyError};
 
 use super::name::NameFault;
 
@@ -34,7 +34,7 @@ pub enum SpecError {
     },
     /// A description that was found, or a place that could not be looked at.
     #[error(transparent)]
-    Describe(#[from] DescribeError),
+    YamlFamily(#[from] YamlFamilyError),
     /// An arch that the family does not have.
     #[error(transparent)]
     Family(#[from] FamilyError),
@@ -139,7 +139,7 @@ impl Hint for SpecError {
                 let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
                 format!("write {}; {}", near.join(" or "), own_model(name))
             }
-            Self::Describe(error) => return error.hint(),
+            Self::YamlFamily(error) => return error.hint(),
             Self::Family(error) => return error.hint(),
             Self::Config { source, .. } => return source.hint(),
             Self::NoSize { archs, .. } if archs.is_empty() => {

@@ -70,7 +70,7 @@ impl ModelSpec for FamilySpec {
                 other => self.about("model.config_overrides")(other),
             })?,
         };
-        self.family.overridden(&base, changes).map_err(self.about("model.config_overrides"))
+        self.family.with_overrides(&base, changes).map_err(self.about("model.config_overrides"))
     }
 
     fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError> {

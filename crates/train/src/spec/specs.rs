@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use weightloom_errors::nearest;
 use weightloom_hub::cards::Card;
-use weightloom_hub::{DescribeError, Described, Hub};
+use weightloom_hub::{Hub, YamlFamily, YamlFamilyError};
 
 use super::error::{Namesake, SpecError};
 use super::family::FamilySpec;
@@ -46,19 +46,18 @@ impl Specs {
     /// only what is nowhere is unknown.
     pub fn discover(&self, hub: &Hub, name: &str) -> Result<SharedSpec, SpecError> {
         check(name)?;
-        let family = hub.families.maybe_get(name);
-        let searched = match (self.registered.get(name), family) {
-            (Some(_), Some(_)) => return Err(SpecError::Twice { name: name.to_owned() }),
-            (Some(spec), None) => return Ok(Arc::clone(spec)),
-            (None, Some(family)) => return Ok(Arc::new(FamilySpec::new(Arc::clone(family)))),
-            (None, None) if !name.contains('.') => Vec::new(),
-            (None, None) => match Described::find(name, &hub.model_path) {
-                Ok(described) => return Ok(Arc::new(FamilySpec::new(Arc::new(described)))),
-                Err(DescribeError::Missing { searched, .. }) => searched,
-                Err(other) => return Err(other.into()),
-            },
-        };
-        Err(self.unknown(hub, name, searched))
+        if let Some(spec) = self.registered.get(name) {
+            return match hub.families.maybe_get(name) {
+                Some(_) => Err(SpecError::Twice { name: name.to_owned() }),
+                None => Ok(Arc::clone(spec)),
+            };
+        }
+        match hub.maybe_family(name) {
+            Ok(Some(family)) => Ok(Arc::new(FamilySpec::new(family))),
+            Ok(None) => Err(self.unknown(hub, name, Vec::new())),
+            Err(YamlFamilyError::NotFound { searched, .. }) => Err(self.unknown(hub, name, searched)),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Names of specs that are part of the program, registered besides, and
@@ -66,7 +65,7 @@ impl Specs {
     pub fn names(&self, hub: &Hub) -> Vec<String> {
         let mut names = built_in(hub);
         names.extend(self.registered.keys().cloned());
-        names.extend(Described::names(&hub.model_path));
+        names.extend(YamlFamily::names(&hub.model_path));
         names.sort();
         names.dedup();
         names

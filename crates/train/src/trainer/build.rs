@@ -10,7 +10,8 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, LoadOptions, Model, Place, config_file, load_decoder, new_decoder, text_files, text_files_of_folder,
+    Hub, Model, ModelLoadOptions, ModelLocation, config_file, load_decoder, new_decoder, text_files,
+    text_files_of_folder,
 };
 use weightloom_layout::DType;
 use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
@@ -88,19 +89,19 @@ pub(super) fn build(
         DistContext::with_options(Arc::clone(gang), DistOptions { nan_check, ..DistOptions::default() });
     let usage = accelerator.usage(config.train.precision, sizes.dp_shard);
     let lora = config.model.lora.as_ref();
-    let options = LoadOptions {
+    let options = ModelLoadOptions {
         gangs: Some(gangs.clone()),
         // What is trained is kept in full; what is not need not be.
         dtype: Some(usage.dtype.filter(|_| lora.is_some()).unwrap_or(DType::F32)),
         usage,
         dist: Some(Arc::clone(&dist)),
-        ..LoadOptions::default()
+        ..ModelLoadOptions::default()
     };
     // What is trained goes on from where it was; what is not is as it was.
     let begun = resumed.filter(|_| lora.is_none()).map(Source::open).transpose()?;
     let mut stages = Vec::new();
     for number in schedule.stages_of(gangs.pp.rank()) {
-        let options = LoadOptions { stage: all.get(number).cloned(), ..options.clone() };
+        let options = ModelLoadOptions { stage: all.get(number).cloned(), ..options.clone() };
         let made = match (&begun, &weights) {
             (Some(source), _) => {
                 load_decoder(source, &decoder, &KeyMap::default(), &parallel, &options, reading)?.decoder
@@ -190,9 +191,9 @@ pub(super) fn texts(
     fetching: &dyn FetchObserver,
 ) -> Result<Texts, TrainError> {
     if let Some(path) = &config.model.tokenizer_path {
-        let folder = match hub.fetch(path, fetching)?.place {
-            Place::Path(folder) => folder,
-            Place::Url(_) => return Err(TrainError::TokenizerPlace { path: path.clone() }),
+        let folder = match hub.fetch(path, fetching)?.location {
+            ModelLocation::Path(folder) => folder,
+            ModelLocation::Url(_) => return Err(TrainError::TokenizerPlace { path: path.clone() }),
         };
         let hub_error = |error| TrainError::Hub(weightloom_hub::HubError::Text(error));
         let tokenizer = Tokenizer::from_folder(&folder).map_err(hub_error)?;

@@ -39,7 +39,7 @@ pub fn rehearse(config: &Config, hub: &Hub, specs: &Specs, world: usize) -> Resu
 /// What weights are, without fetching them: what their card says, or their own
 /// files if they are here.
 fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
-    let found = hub.find(path)?;
+    let found = hub.resolve(path)?;
     if let Some((_, config)) = found.known {
         return Ok(config);
     }
@@ -51,7 +51,8 @@ fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_j
 
 /// The data, if they are here with what makes tokens of them.
 fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Loader> {
-    let here = |path: &str| matches!(hub.find(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
+    let here =
+        |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
     if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
         here(path)?;
     } else if config.data.r#type != DataType::Dummy {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use weightloom_checkpoint::{KeyMap, Source};
 use weightloom_dtensor::{DistContext, Release};
 use weightloom_gang::{Gang, GangOptions, GangSizes, Gangs, threads};
-use weightloom_hub::{LoadOptions, load_decoder, new_decoder};
+use weightloom_hub::{ModelLoadOptions, load_decoder, new_decoder};
 use weightloom_layout::DType;
 use weightloom_nn::{
     ActivationCheckpointing, Adapter, Decoder, DecoderConfig, Parallel, SequenceParallelism, Stage, Usage,
@@ -190,13 +190,13 @@ impl Trainer {
         let schedule = Schedule::new(how.schedule, gangs.pp.size(), how.chunks, how.micros).unwrap();
         let mut stages = Vec::new();
         for number in schedule.stages_of(gangs.pp.rank()) {
-            let options = LoadOptions {
+            let options = ModelLoadOptions {
                 gangs: Some(gangs.clone()),
                 dtype: Some(DType::F32),
                 stage: Some(Stage::one_of(recipe.config.layers, number, schedule.stages).unwrap()),
                 usage: how.usage,
                 dist: Some(Arc::clone(&dist)),
-                ..LoadOptions::default()
+                ..ModelLoadOptions::default()
             };
             let parallel = Parallel::default();
             let decoder = match weights {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use weightloom::hub::Place;
+use weightloom::hub::ModelLocation;
 use weightloom::hub::fetch::Completeness;
 
 use super::failure::Failure;
@@ -35,9 +35,9 @@ pub(super) fn run(args: &FetchArgs, output: Output) -> Result<ExitCode, Failure>
     let fetched = args.hub.hub()?.fetch(&args.name, &Downloads::new(output))?;
     let answer = Answer {
         name: args.name.clone(),
-        place: match fetched.place {
-            Place::Path(path) => path.display().to_string(),
-            Place::Url(url) => url,
+        place: match fetched.location {
+            ModelLocation::Path(path) => path.display().to_string(),
+            ModelLocation::Url(url) => url,
         },
         commit: fetched.commit,
         bytes: fetched.bytes,

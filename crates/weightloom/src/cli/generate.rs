@@ -12,9 +12,10 @@ use serde::Serialize;
 use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
-use weightloom::hub::text::{ChatContext, Data, Message};
+use weightloom::hub::text::{ChatContext, Message, OrderedJson};
 use weightloom::hub::{
-    EosHandling, HubError, LoadOptions, Model, StopCriteria, StreamedToken, TextGenerator, default_sampling,
+    EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator,
+    default_sampling,
 };
 use weightloom::launch::Launch;
 use weightloom::layout::DType;
@@ -80,7 +81,8 @@ impl RunArgs {
         output: Output,
     ) -> Result<TextGenerator, Failure> {
         let way = self.mmap.then_some(ReadMode::Mapped);
-        let options = LoadOptions { gangs, dtype: self.dtype, way, ..LoadOptions::default() };
+        let options =
+            ModelLoadOptions { gangs, dtype: self.dtype, read_mode: way, ..ModelLoadOptions::default() };
         let progress = Progress::new(output);
         // A large vocabulary takes as long as many weights.
         let (loaded, tokenizer) = std::thread::scope(|scope| {
@@ -227,7 +229,7 @@ impl GenerateArgs {
             return Ok(generator.encode_prompt(text)?);
         }
         let system = self.system.iter().map(|text| Message::new("system", text.as_str()));
-        let messages: Vec<Message> = system.chain([Message::new("user", Data::from(text))]).collect();
+        let messages: Vec<Message> = system.chain([Message::new("user", OrderedJson::from(text))]).collect();
         let context = ChatContext { now: now(), ..ChatContext::default() };
         Ok(generator.encode_chat(&messages, &context)?)
     }

@@ -41,7 +41,7 @@ impl HubArgs {
         let folders = Folders { assets: self.asset_dir.clone(), models: self.model_path.clone() };
         let variable = |name: &str| std::env::var(name).ok();
         let mut hub = hub(&variable, &folders).map_err(|error| Failure::user(&error))?;
-        if let (true, Ok(settings)) = (self.offline, &mut hub.fetch) {
+        if let (true, Ok(settings)) = (self.offline, hub.fetch_settings_mut()) {
             settings.network = NetworkAccess::Offline;
         }
         Ok(hub)

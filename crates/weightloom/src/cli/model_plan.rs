@@ -62,7 +62,7 @@ struct Part {
 
 pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
     let hub = hub.hub()?;
-    let found = hub.find(name)?;
+    let found = hub.resolve(name)?;
     let near = matches!(found.address, Some(ModelAddress::Path(_) | ModelAddress::Object(_)));
     let (family, config, own) = match found.known {
         Some((family, config)) => (family, config, None),
@@ -85,7 +85,7 @@ pub(super) fn run(name: &str, sharing: &Sharing, hub: &HubArgs, output: Output) 
             return Err(Failure::user(&error));
         }
     };
-    let about = |source| Failure::from(HubError::Config { about: format!("model `{name}`"), source });
+    let about = |problem| Failure::from(HubError::Config { about: format!("model `{name}`"), problem });
     let decoder = family.decoder(&config).map_err(about)?;
     // What checkpoints are published in.
     let dtype = sharing.dtype.or(own).unwrap_or(DType::Bf16);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use weightloom::errors::Hint;
 use weightloom::hub::cards::Card;
-use weightloom::hub::{Described, Hub, arch_config};
+use weightloom::hub::{Hub, YamlFamily, arch_config};
 use weightloom::nn::{DecoderConfig, Parallel, Stage, parameters};
 
 use super::failure::Failure;
@@ -211,7 +211,7 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
     let hub = args.hub.hub()?;
     check_family(&hub, args.family.as_ref())?;
     let mut families: Vec<_> = hub.families.iter().cloned().collect();
-    for name in Described::names(&hub.model_path) {
+    for name in YamlFamily::names(&hub.model_path) {
         families.extend(hub.family(&name).ok());
     }
     let mut all = Archs { families: Vec::new() };
@@ -301,7 +301,7 @@ struct ShownField {
 
 fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
     let hub = args.hub.hub()?;
-    let found = hub.find(&args.name)?;
+    let found = hub.resolve(&args.name)?;
     let mut shown = Shown {
         name: args.name.clone(),
         family: found.card.as_ref().and_then(Card::model_family).map(str::to_owned),
@@ -343,10 +343,10 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
         }
     };
     if let Some((family, config)) = known {
-        let about = |source| {
+        let about = |problem| {
             Failure::from(weightloom::hub::HubError::Config {
                 about: format!("model `{}`", args.name),
-                source,
+                problem,
             })
         };
         let decoder = family.decoder(&config).map_err(about)?;
@@ -436,9 +436,9 @@ fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
             problem: problem.to_string(),
         });
     }
-    for name in Described::names(&hub.model_path) {
+    for name in YamlFamily::names(&hub.model_path) {
         checked.described += 1;
-        if let Err(error) = Described::find(&name, &hub.model_path) {
+        if let Err(error) = YamlFamily::find(&name, &hub.model_path) {
             checked.broken.push(Broken { what: name, problem: error.to_string(), hint: error.hint() });
         }
     }
@@ -460,7 +460,7 @@ fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
 
 /// What is wrong with a card, its family, its arch or its configuration.
 fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<String>)> {
-    let found = match hub.found(name, card) {
+    let found = match hub.resolve_card(name, card) {
         Ok(found) => found,
         Err(error) => return Some((error.to_string(), error.hint())),
     };

@@ -2,9 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use weightloom::hub::text::Moment;
+use weightloom::hub::text::Timestamp;
 
-pub(super) fn now() -> Option<Moment> {
+pub(super) fn now() -> Option<Timestamp> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    Moment::from_unix(since.as_secs())
+    Timestamp::from_unix(since.as_secs())
 }

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use weightloom::dtensor::{DTensor, DistContext};
 use weightloom::gang::{GangOptions, GangSizes, Gangs, solo};
-use weightloom::hub::{Hub, LoadOptions};
+use weightloom::hub::{Hub, ModelLoadOptions};
 use weightloom::nn::{ActivationCheckpointing, Adapter, Decoder, IGNORED};
 use weightloom::sway::numbers::pcg64::Pcg64;
 use weightloom::train::config::{OptimizerConfig, PipelineSchedule};
@@ -71,11 +71,14 @@ impl Lesson<'_> {
     }
 }
 
-fn engine(decoder: impl FnOnce(&LoadOptions) -> (Decoder, Option<Adapter>)) -> Engine {
+fn engine(decoder: impl FnOnce(&ModelLoadOptions) -> (Decoder, Option<Adapter>)) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
-    let options =
-        LoadOptions { gangs: Some(gangs.clone()), dist: Some(Arc::clone(&dist)), ..LoadOptions::default() };
+    let options = ModelLoadOptions {
+        gangs: Some(gangs.clone()),
+        dist: Some(Arc::clone(&dist)),
+        ..ModelLoadOptions::default()
+    };
     let (decoder, adapter) = decoder(&options);
     let optimizer = OptimizerConfig { weight_decay: 0.0, ..OptimizerConfig::default() };
     let settings = EngineSettings {

@@ -1,39 +1,38 @@
-//! How much a template may do.
+//! Work limit of templates.
 //!
-//! Each time that a loop's body or a macro is entered, the length of its source
-//! is paid, and what is written is paid by the byte. So both time and text are
-//! limited.
+//! Each entry into a loop body or macro costs the length of its source, and each
+//! byte of output costs one unit. So both time and text are limited.
 
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Enough for thousands of messages, and spent within a second or two.
-const WORK: u64 = 1 << 26;
+/// Enough for thousands of messages; takes a second or two.
+const WORK_LIMIT: u64 = 1 << 26;
 
-/// Even empty bodies take some time.
-const LEAST: u64 = 256;
+/// Minimum cost: empty bodies take time too.
+const MIN_COST: u64 = 256;
 
-/// What is left, kept for as long as a template runs.
+/// Work left in a run of a template.
 struct Budget(u64);
 
-/// Why a template was stopped, rather than failed.
+/// Why a template was stopped.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Stop {
     #[error("{0}")]
     Raised(String),
-    #[error("the work of {limit} units is done")]
+    #[error("the limit of {limit} units of work is reached")]
     Work { limit: u64 },
 }
 
-/// Pays for work.
+/// Spends work.
 pub(super) fn spend(state: &mut State<'_, '_>, work: u64) -> Result<Value, Error> {
-    let budget = state.get_or_insert_extension_with(|| Budget(WORK));
-    match budget.0.checked_sub(work.max(LEAST)) {
+    let budget = state.get_or_insert_extension_with(|| Budget(WORK_LIMIT));
+    match budget.0.checked_sub(work.max(MIN_COST)) {
         Some(left) => {
             budget.0 = left;
             Ok(Value::from(()))
         }
         None => {
-            let stop = Stop::Work { limit: WORK };
+            let stop = Stop::Work { limit: WORK_LIMIT };
             Err(Error::new(ErrorKind::InvalidOperation, stop.to_string()).with_source(stop))
         }
     }

@@ -1,4 +1,4 @@
-//! Why a conversation does not become a text.
+//! Errors of chat templates.
 
 use std::error::Error as _;
 
@@ -13,34 +13,25 @@ use super::budget::Stop;
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ChatError {
-    /// The template is not written correctly.
-    #[error("line {line} of the chat template is wrong: {message}")]
+    #[error("syntax error in line {line} of the chat template: {message}")]
     Syntax { line: usize, message: String },
-    /// The template failed while it ran.
-    #[error("line {line} of the chat template failed: {message}")]
+    #[error("error in line {line} of the chat template: {message}")]
     Failed { line: usize, message: String },
-    /// The template does not accept the conversation.
-    #[error("the chat template refuses the conversation: {message}")]
+    /// The template called `raise_exception`.
+    #[error("the chat template rejects the conversation: {message}")]
     Refused { message: String },
-    /// The template does not come to an end.
-    #[error("the chat template did not end within {limit} units of work")]
+    #[error("the chat template exceeds the limit of {limit} units of work")]
     Work { limit: u64 },
-    /// The template is absurdly long.
-    #[error("the chat template has {bytes} bytes, more than {limit}")]
+    #[error("the chat template has {bytes} bytes, more than the limit of {limit}")]
     LongTemplate { bytes: usize, limit: usize },
-    /// The text is absurdly long.
-    #[error("the chat template made a text of more than {limit} bytes")]
+    #[error("the chat template renders more than {limit} bytes")]
     LongText { limit: usize },
-    /// The template uses a name that is not its own.
-    #[error("the chat template uses the name `{name}`, which is reserved")]
+    #[error("the chat template uses the reserved name `{name}`")]
     Reserved { name: &'static str },
-    /// No thread could be started.
-    #[error("no thread can be started for the chat template: {message}")]
+    #[error("cannot start a thread for the chat template: {message}")]
     Thread { message: String },
-    /// The engine for templates panicked.
-    #[error("the chat template broke the engine that runs it")]
-    Broken,
-    /// A file with a template cannot be read.
+    #[error("the template engine panicked")]
+    Panicked,
     #[error(transparent)]
     Text(#[from] TextError),
 }
@@ -49,7 +40,7 @@ impl Hint for ChatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Text(error) => error.hint(),
-            Self::Refused { .. } => Some("change the messages as it says".to_owned()),
+            Self::Refused { .. } => Some("change the messages accordingly".to_owned()),
             _ => None,
         }
     }

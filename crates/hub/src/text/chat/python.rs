@@ -1,13 +1,12 @@
-//! Values in Python's words: what templates that were written for Python
-//! expect of text, JSON and methods.
+//! Python's text, JSON and methods, as templates expect them.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Values within values.
-const DEEPEST: usize = 128;
+/// Limit for nested values.
+const MAX_DEPTH: usize = 128;
 
-/// What `str` makes of a value.
+/// Python's `str`.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
@@ -19,7 +18,7 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// What `repr` makes of a value.
+/// Python's `repr`.
 fn push_repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
     check_depth(depth)?;
     match value.kind() {
@@ -63,14 +62,13 @@ fn push_repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error>
 }
 
 fn check_depth(depth: usize) -> Result<(), Error> {
-    if depth < DEEPEST {
+    if depth < MAX_DEPTH {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::InvalidOperation, format!("values are nested deeper than {DEEPEST}")))
+    Err(Error::new(ErrorKind::InvalidOperation, format!("values are nested deeper than {MAX_DEPTH}")))
 }
 
-/// Numbers as Python writes them: `1e+16`, and never a fraction without a
-/// point.
+/// Writes a number like Python: `1e+16`, and floats always with a point.
 fn push_number(value: &Value, out: &mut String) {
     match f64::try_from(value.clone()) {
         Ok(number) if !value.is_integer() => out.push_str(&float(number)),
@@ -113,7 +111,7 @@ fn push_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// How `json.dumps` writes.
+/// Options of `json.dumps`.
 pub(super) struct JsonStyle {
     ascii: bool,
     indent: Option<String>,
@@ -123,7 +121,7 @@ pub(super) struct JsonStyle {
 }
 
 impl JsonStyle {
-    /// From the arguments of `json.dumps`.
+    /// Reads the arguments of `json.dumps`.
     pub(super) fn new(
         ensure_ascii: Option<Value>,
         indent: Option<Value>,
@@ -137,7 +135,7 @@ impl JsonStyle {
             Some(value) => Some(match (value.as_str(), value.as_i64()) {
                 (Some(text), _) => text.to_owned(),
                 (None, Some(count)) => " ".repeat(count.clamp(0, 64) as usize),
-                (None, None) => return Err(wrong("indent is neither a number nor a text")),
+                (None, None) => return Err(wrong("indent is neither a number nor a string")),
             }),
         };
         let (between, after_key) = match separators {
@@ -146,14 +144,14 @@ impl JsonStyle {
                 let texts: Vec<Value> = pair.try_iter()?.collect();
                 match &texts[..] {
                     [between, after] => (text(between)?, text(after)?),
-                    _ => return Err(wrong("separators are not two texts")),
+                    _ => return Err(wrong("separators are not two strings")),
                 }
             }
         };
         Ok(Self { ascii: is_true(ensure_ascii), indent, between, after_key, sorted: is_true(sort_keys) })
     }
 
-    /// The value as JSON.
+    /// Writes a value as JSON.
     pub(super) fn dumps(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.push(value, &mut out, 0)?;
@@ -190,7 +188,7 @@ impl JsonStyle {
                 })?;
             }
             kind => {
-                let message = format!("a value that is {kind} cannot be written as JSON");
+                let message = format!("cannot write a value of kind {kind} as JSON");
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }
@@ -261,7 +259,7 @@ fn push_json_number(value: &Value, out: &mut String) {
     out.replace_range(start.., named);
 }
 
-/// Methods of Python's types.
+/// Calls a method of Python's types.
 pub(super) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -292,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_as_python_does() {
+    fn numbers_are_written_like_python() {
         for (number, expected) in [
             (1.0, "1.0"),
             (0.1, "0.1"),
@@ -309,13 +307,13 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_quoted_as_python_does() {
+    fn strings_are_quoted_like_python() {
         let value = Value::from(vec!["it's", "\"", "'\"", "a\n\\\u{7}é"]);
         assert_eq!(text(&value).unwrap(), r#"["it's", '"', '\'"', 'a\n\\\x07é']"#);
     }
 
     #[test]
-    fn deep_values_are_refused() {
+    fn deeply_nested_values_are_rejected() {
         let mut value = Value::from(1);
         for _ in 0..200 {
             value = Value::from(vec![value]);

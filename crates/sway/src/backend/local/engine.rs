@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use weightloom_checkpoint::Source;
 use weightloom_hub::text::Tokenizer;
-use weightloom_hub::{HubError, LoadOptions, Model};
+use weightloom_hub::{HubError, Model, ModelLoadOptions};
 use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
 
 use super::variant::{Side, Variant, variant};
@@ -34,8 +34,11 @@ enum TunedWeights {
 impl Engine {
     /// Loads all weights.
     pub(super) fn load(model: &Model, tuned: &Tuned, options: &LocalOptions) -> Result<Self, HubError> {
-        let load_options =
-            || LoadOptions { dtype: Some(options.dtype), way: options.read_mode, ..LoadOptions::default() };
+        let load_options = || ModelLoadOptions {
+            dtype: Some(options.dtype),
+            read_mode: options.read_mode,
+            ..ModelLoadOptions::default()
+        };
         let base = model.load(&load_options(), &())?.decoder;
         let mut adapter_tokenizer = None;
         let tuned = match tuned {

@@ -164,7 +164,7 @@ mod tests {
     use serde_json::{Map, Value};
     use weightloom_checkpoint::Source;
     use weightloom_dtensor::DTensor;
-    use weightloom_hub::{Families, LoadOptions, load_adapter, load_decoder};
+    use weightloom_hub::{Families, ModelLoadOptions, load_adapter, load_decoder};
 
     use super::*;
 
@@ -183,7 +183,7 @@ mod tests {
         let source = Source::open(folder.join("model/model.safetensors")).unwrap();
         let keys = family.keys(&config, &source.index).unwrap();
         let made = family.decoder(&config).unwrap();
-        let options = LoadOptions::default();
+        let options = ModelLoadOptions::default();
         let loaded = load_decoder(&source, &made, &keys, &family.parallel(), &options, &()).unwrap();
         let source = Source::open(folder.join("adapter")).unwrap();
         let adapter = load_adapter(&source, &loaded.decoder, &*family, &config, &()).unwrap();

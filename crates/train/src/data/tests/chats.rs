@@ -1,7 +1,7 @@
 //! Which tokens of conversations count, with templates of several styles.
 
 use proptest::prelude::*;
-use weightloom_hub::text::{ChatError, Data, Message};
+use weightloom_hub::text::{ChatError, Message, OrderedJson};
 
 use super::masks::{sample, sampler, shown};
 use super::stage::Around;
@@ -146,7 +146,7 @@ fn a_template_may_change_what_was_said_before() {
 #[test]
 fn calls_of_tools_are_part_of_an_answer() {
     let template = CHATML.replace("m.content +", "(m.content or '') + (m.calls or '') +");
-    let call = Message::new("assistant", Data::Null).with("calls", "f(1)");
+    let call = Message::new("assistant", OrderedJson::Null).with("calls", "f(1)");
     let messages =
         vec![Message::new("user", "q"), call, Message::new("tool", "7"), Message::new("assistant", "7")];
     assert_eq!(

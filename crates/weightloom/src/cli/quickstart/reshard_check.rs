@@ -12,7 +12,7 @@ use std::time::Instant;
 use serde::Serialize;
 use weightloom::checkpoint::{CheckpointError, ElementSum, Fingerprint, Section};
 use weightloom::gang::{Gang, GangError, GangExt, GangOptions, GangSizes, Gangs};
-use weightloom::hub::{Hub, HubError, LoadOptions, Model};
+use weightloom::hub::{Hub, HubError, Model, ModelLoadOptions};
 use weightloom::launch::Launch;
 use weightloom::layout::{DType, Region, Shape, check_tiling};
 use weightloom::nn::NnError;
@@ -85,7 +85,7 @@ type ShardSum = (String, Region, u64, u64);
 fn loaded_fingerprints(model: &Model, root: Arc<dyn Gang>) -> Result<BTreeMap<String, Fingerprint>, Failure> {
     let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
     let gangs = Gangs::new(Arc::clone(&root), &sizes).map_err(HubError::from)?;
-    let options = LoadOptions { gangs: Some(gangs), ..LoadOptions::default() };
+    let options = ModelLoadOptions { gangs: Some(gangs), ..ModelLoadOptions::default() };
     let decoder = model.load(&options, &())?.decoder;
     let mut own: Vec<ShardSum> = Vec::new();
     let mut kinds: BTreeMap<String, (DType, Shape)> = BTreeMap::new();

@@ -1,0 +1,18 @@
+//! Integration tests of the hub.
+//!
+//! * `cards`: inheritance, sources and mistakes of cards.
+//! * `chat_templates`: the same texts as transformers, within limits.
+//! * `fetch`: downloads from a server on loopback that misbehaves.
+//! * `run_cards`: cards of training runs.
+//! * `sentence_encoder`: the same vectors as transformers.
+//! * `tokenizers`: the same tokens as Python's tokenizers.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod cards;
+mod chat_templates;
+#[cfg(unix)]
+mod fetch;
+mod run_cards;
+mod sentence_encoder;
+mod tokenizers;
