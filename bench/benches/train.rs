@@ -23,12 +23,11 @@ use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, Hub, ModelLoadOptions};
 use weightloom_layout::DType;
 use weightloom_nn::{ActivationCheckpointing, Adapter};
+use weightloom_train::checkpointing::{Progress, SaveMode};
 use weightloom_train::config::{Accelerator, OptimizerConfig, PipelineSchedule, Precision};
-use weightloom_train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
-use weightloom_train::keep::{Pace, Progress};
+use weightloom_train::engine::{ClipNorm, Engine, EngineSettings, MicroBatch, StepSettings};
 use weightloom_train::optimizer::{Patterns, WeightDecay, from_config};
 use weightloom_train::pipeline::Schedule;
-use weightloom_train::spec::clip_factor;
 
 const ROUNDS: usize = 3;
 const ROWS: usize = 4;
@@ -115,9 +114,8 @@ fn one_step(engine: &mut Engine, number: u64, rows: usize) -> f64 {
         (0..rows).flat_map(move |row| (0..TIME).map(move |place| token(row, place + ahead))).collect()
     };
     let batch = MicroBatch { rows, inputs: all(0), targets: all(1) };
-    let clip = |norm: f64| clip_factor(norm, 1.0);
-    let settings = StepSettings { number, learning_rate: 1e-4, clip: &clip, substep: &|_, _| {} };
-    engine.step(&settings, &[batch]).expect("a step").loss
+    let settings = StepSettings { number, learning_rate: 1e-4 };
+    engine.step(&settings, &[batch], &mut ClipNorm(1.0)).expect("a step").loss
 }
 
 /// Runs one measurement and prints it as a line of JSON.
@@ -153,7 +151,7 @@ fn ours(case: &str, folder: &Path, dtype: &str) {
             };
             let target = Target::Folder(folder.join(format!("step_{step}")));
             let begin = Instant::now();
-            let pace = Pace::Background(Arc::new(()));
+            let pace = SaveMode::Background(Arc::new(()));
             engine.save(&mut saver, &target, &progress, BTreeMap::new(), pace).expect("saved");
             let stall = begin.elapsed().as_secs_f64();
             // Steps during the save are slower, which is part of its cost.

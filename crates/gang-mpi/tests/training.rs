@@ -8,17 +8,17 @@
 #![expect(clippy::print_stdout, reason = "the test reads what ranks print")]
 #![allow(clippy::unwrap_used, reason = "a rank that panics is a failed test")]
 
-#[path = "../../train/tests/trainer/mod.rs"]
-mod trainer;
+#[path = "../../train/tests/it/setup/mod.rs"]
+mod setup;
 
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trainer::{Arrangement, Recipe, models, shared};
+use setup::{Recipe, Setup, models};
 use weightloom_gang::GangOptions;
 use weightloom_gang_mpi::{MpiOptions, MpiWorld};
-use weightloom_train::engine::Stepped;
+use weightloom_train::engine::StepResult;
 
 const STEPS: u64 = 50;
 
@@ -26,25 +26,33 @@ const STEPS: u64 = 50;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What is compared.
-fn arrangements() -> Vec<(&'static str, Recipe, Arrangement)> {
+fn arrangements() -> Vec<(&'static str, Recipe, Setup)> {
     let llama = || Recipe::of(models::llama());
     vec![
-        ("DP2", llama(), shared(2, 1, 1, 1)),
-        ("FSDP2", llama(), shared(2, 1, 1, 2).after_use()),
-        ("TP2", llama(), shared(2, 1, 2, 1).sequence()),
-        ("PP2", llama(), shared(2, 2, 1, 1).micros(4).interleaved(2)),
-        ("tied PP2", Recipe::of(models::gpt2()), shared(2, 2, 1, 1).micros(2).in_turns()),
-        ("adapter FSDP2", llama().with_adapter(), shared(2, 1, 1, 2).after_use().recomputed()),
-        ("bf16 TP2", llama(), shared(2, 1, 2, 1).bf16()),
-        ("DP2 x TP2", llama(), shared(4, 1, 2, 1)),
-        ("FSDP2 x PP2", llama(), shared(4, 2, 1, 2).micros(2).in_turns().after_use()),
-        ("DP2 x FSDP2", llama(), shared(4, 1, 1, 2).after_use()),
+        ("DP2", llama(), Setup::ranks(2)),
+        ("FSDP2", llama(), Setup::ranks(2).fsdp(2).reshard_after_forward()),
+        ("TP2", llama(), Setup::ranks(2).tp(2).sequence_parallel()),
+        ("PP2", llama(), Setup::ranks(2).pp(2).micro_batches(4).interleaved(2)),
+        ("tied PP2", Recipe::of(models::gpt2()), Setup::ranks(2).pp(2).micro_batches(2).one_f_one_b()),
+        (
+            "adapter FSDP2",
+            llama().with_adapter(),
+            Setup::ranks(2).fsdp(2).reshard_after_forward().checkpointed(),
+        ),
+        ("bf16 TP2", llama(), Setup::ranks(2).tp(2).bf16()),
+        ("DP2 x TP2", llama(), Setup::ranks(4).tp(2)),
+        (
+            "FSDP2 x PP2",
+            llama(),
+            Setup::ranks(4).pp(2).fsdp(2).micro_batches(2).one_f_one_b().reshard_after_forward(),
+        ),
+        ("DP2 x FSDP2", llama(), Setup::ranks(4).fsdp(2).reshard_after_forward()),
     ]
 }
 
 /// Steps as text that keeps every bit.
-fn written(steps: &[Stepped]) -> Vec<String> {
-    let bits = |step: &Stepped| {
+fn written(steps: &[StepResult]) -> Vec<String> {
+    let bits = |step: &StepResult| {
         format!("{:016x} {:016x} {}", step.loss.to_bits(), step.gradient_norm.to_bits(), step.targets)
     };
     steps.iter().map(bits).collect()
@@ -69,7 +77,7 @@ fn main() {
         if !chosen(name) {
             continue;
         }
-        let expected = written(&trainer::run(&recipe, &how, STEPS));
+        let expected = written(&setup::run(&recipe, &how, STEPS));
         let output = mpirun(how.ranks, number);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{name}: {text}{}", String::from_utf8_lossy(&output.stderr));
@@ -88,7 +96,7 @@ fn rank(number: usize) {
     let world = MpiWorld::join(MpiOptions { gang: GangOptions::default(), max_message: 1 << 30 }).unwrap();
     let root = world.root();
     let rank = root.rank();
-    for line in written(&trainer::train(root, &recipe, &how, STEPS)) {
+    for line in written(&setup::train(root, &recipe, &how, STEPS)) {
         println!("rank {rank}: {line}");
     }
     world.leave().unwrap();

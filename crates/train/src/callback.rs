@@ -1,168 +1,163 @@
-//! What others may do while a run goes on.
+//! Callbacks and evaluators of a training run.
 //!
-//! Every rank calls its own callbacks, at the same points. A callback may look
-//! at everything; it ends a run by answering [`Control::Stop`], which takes
-//! effect behind the next step on all ranks, with a checkpoint.
+//! Every rank calls its own callbacks, at the same points of the run. A callback
+//! can read everything; to end the run it returns [`Control::Stop`], which takes
+//! effect after the current step on all ranks, with a checkpoint. An
+//! [`Evaluator`] measures saved checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::Config;
-use crate::engine::{Engine, Stepped};
+use crate::engine::{Engine, StepResult};
 use crate::error::TrainError;
 use crate::metrics::Record;
 
-/// Where a run is.
+/// The state of a run, as callbacks see it.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
-    /// What is run.
+#[allow(missing_docs)]
+pub struct TrainerState<'a> {
     pub config: &'a Config,
-    /// What this rank trains.
+    /// The model and optimizer of this rank.
     pub engine: &'a Engine,
-    /// This rank.
     pub rank: usize,
-    /// All ranks.
     pub world: usize,
-    /// Steps that were done.
+    /// Number of steps done.
     pub step: u64,
-    /// The last step.
     pub total_steps: u64,
-    /// How often everything was read.
+    /// Number of completed epochs.
     pub epoch: u64,
-    /// Seconds that are left, as far as that is known.
+    /// Estimated remaining time.
     pub seconds_left: Option<f64>,
 }
 
-/// Whether a run goes on.
+/// Whether to continue the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
-    /// It does.
+    /// Continue.
     #[default]
-    Go,
-    /// It ends behind the next step.
+    Continue,
+    /// Stop after the current step.
     Stop,
 }
 
-/// What was measured on held-out rows.
+/// The result of an evaluation during training.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
-    /// The mean loss over all targets, if rows were held out.
+    /// Mean loss over all targets of the evaluation data, if there is any.
     pub loss: Option<f64>,
-    /// Targets.
+    /// Number of target tokens.
     pub targets: u64,
-    /// What the model wrote: prompt and continuation.
+    /// Prompts and the text generated for each.
     pub samples: Vec<(String, String)>,
 }
 
-/// What a suite said of a checkpoint, as metrics tell it.
+/// A notice for the user about the run's data or settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Notice {
+    /// Samples need the whole model on each rank, not pipeline stages.
+    NoSamples,
+    /// Documents skipped because none of their tokens contributes to the loss.
+    Skipped { documents: u64 },
+    /// Documents longer than `data.max_seq_len`.
+    Truncated { documents: u64 },
+}
+
+/// The result of a callback.
+pub type CallbackResult = Result<Control, TrainError>;
+
+/// Hooks into a training run, named as in transformers. All do nothing by
+/// default.
+#[allow(unused_variables, reason = "named for documentation")]
+pub trait Callback {
+    /// The model, the data and the optimizer are ready.
+    fn on_init_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// Before the first step of this process.
+    fn on_train_begin(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the last step and checkpoint.
+    fn on_train_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// Before the first step of an epoch.
+    fn on_epoch_begin(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the last step of an epoch.
+    fn on_epoch_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// Before a step.
+    fn on_step_begin(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the backward pass of a micro-batch, `done` of `total` in the step.
+    fn on_substep_end(&mut self, done: usize, total: usize) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the gradients are reduced and before the weights are updated.
+    fn on_pre_optimizer_step(&mut self, gradient_norm: f64) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the weights are updated.
+    fn on_step_end(&mut self, state: &TrainerState<'_>, result: &StepResult) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the metrics of a step are recorded.
+    fn on_log(&mut self, state: &TrainerState<'_>, record: &Record) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After a checkpoint is complete.
+    fn on_save(&mut self, state: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After the run is restored from a checkpoint.
+    fn on_resume(&mut self, state: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// After an evaluation on the held-out data.
+    fn on_evaluate(&mut self, state: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// While documents are counted to find the number of steps.
+    fn on_count_documents(&mut self, done: u64, total: u64) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+    /// For each [`Notice`].
+    fn on_notice(&mut self, notice: &Notice) -> CallbackResult {
+        Ok(Control::Continue)
+    }
+}
+
+/// Metrics that an [`Evaluator`] reports.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Judgement {
-    /// Numbers, by name: `sway/overall`.
+pub struct EvalMetrics {
+    /// Scalars by name, such as `sway/overall`.
     pub scalars: BTreeMap<String, f64>,
-    /// Texts, by name: `sway/band`.
+    /// Texts by name, such as `sway/band`.
     pub texts: BTreeMap<String, String>,
 }
 
-/// Why something that a run was asked for was left out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remark {
-    /// Samples need a model that is not cut into stages.
-    NoSamples,
-    /// Documents in which nothing counts.
-    LeftOut {
-        /// How many.
-        documents: u64,
-    },
-    /// Documents that were cut off.
-    Truncated {
-        /// How many.
-        documents: u64,
-    },
+/// Evaluates each checkpoint of a run. The metrics go to the run's sinks.
+pub trait Evaluator {
+    /// Evaluates a complete checkpoint. `None` if it could not be evaluated.
+    fn evaluate(
+        &mut self,
+        state: &TrainerState<'_>,
+        checkpoint: &Path,
+    ) -> Result<Option<EvalMetrics>, TrainError>;
 }
 
-type Answer = Result<Control, TrainError>;
-
-/// What others may do while a run goes on. All methods do nothing by default.
-#[allow(unused_variables, reason = "names say what is given")]
-pub trait Callback {
-    /// The model, the data and the optimizer are there.
-    fn init_end(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// The first step of this process follows.
-    fn train_begin(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// No step follows.
-    fn train_end(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Everything is read once more from here.
-    fn epoch_begin(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Everything was read.
-    fn epoch_end(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// A step begins.
-    fn step_begin(&mut self, view: &View<'_>) -> Answer {
-        Ok(Control::Go)
-    }
-    /// A micro-batch was computed, so many of the step's.
-    fn substep_end(&mut self, done: usize, of: usize) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Gradients are known, weights are not changed yet.
-    fn before_optimizer_step(&mut self, gradient_norm: f64) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Weights were changed.
-    fn step_end(&mut self, view: &View<'_>, stepped: &Stepped) -> Answer {
-        Ok(Control::Go)
-    }
-    /// A step is told.
-    fn log(&mut self, view: &View<'_>, record: &Record) -> Answer {
-        Ok(Control::Go)
-    }
-    /// A checkpoint is there.
-    fn save(&mut self, view: &View<'_>, checkpoint: &Path) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Whether it judges checkpoints by the suite of `train.eval.sway`. The
-    /// first rank needs one that does if there is a suite.
-    fn judges(&self) -> bool {
-        false
-    }
-    /// Judges a checkpoint by the suite of `train.eval.sway`. What it says goes
-    /// to the metrics.
-    fn judge(&mut self, view: &View<'_>, checkpoint: &Path) -> Result<Option<Judgement>, TrainError> {
-        Ok(None)
-    }
-    /// The run goes on from a checkpoint.
-    fn load(&mut self, view: &View<'_>, checkpoint: &Path) -> Answer {
-        Ok(Control::Go)
-    }
-    /// The model was measured.
-    fn evaluate(&mut self, view: &View<'_>, evaluation: &Evaluation) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Documents are counted, which an epoch's end needs.
-    fn counting(&mut self, done: u64, of: u64) -> Answer {
-        Ok(Control::Go)
-    }
-    /// Something is to be said.
-    fn remark(&mut self, remark: &Remark) -> Answer {
-        Ok(Control::Go)
-    }
-}
-
-/// Calls all callbacks; the run goes on if all want it to.
-pub(crate) fn each(
+/// Calls all callbacks; returns [`Control::Stop`] if any does.
+pub(crate) fn for_each(
     callbacks: &mut [Box<dyn Callback + '_>],
-    mut call: impl FnMut(&mut dyn Callback) -> Answer,
-) -> Answer {
-    let mut control = Control::Go;
+    mut call: impl FnMut(&mut dyn Callback) -> CallbackResult,
+) -> CallbackResult {
+    let mut control = Control::Continue;
     for callback in callbacks {
         if call(&mut **callback)? == Control::Stop {
             control = Control::Stop;

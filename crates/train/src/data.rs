@@ -1,15 +1,15 @@
-//! Data: from files to rows that a model is trained on.
+//! Training data: from files to rows of tokens.
 //!
-//! - Documents are found once and read when they are needed; memory does not
-//!   grow with the size of files.
-//! - A document becomes tokens, and it is known of each whether it counts.
-//! - The order of documents follows from seed and epoch, and rows follow from
-//!   the order. Every rank walks through the same stream of rows and takes its
-//!   own, so rows do not depend on how many ranks there are.
-//! - A place in the stream is a few numbers, [`DataState`]. A run goes on from
-//!   it with any number of ranks, if the data are still the same.
+//! - Files are scanned once for documents, which are read when needed, so memory
+//!   does not grow with file sizes.
+//! - A document becomes tokens with a loss mask.
+//! - Seed and epoch determine the order of documents, and the order determines
+//!   the rows. Every rank walks the same stream of rows and takes its own, so
+//!   rows do not depend on the number of ranks.
+//! - A [`DataState`] is a position in the stream. A run resumes from it with any
+//!   number of ranks, if the data is unchanged.
 //!
-//! [`Loader`] is all of this; [`Prefetched`] prepares batches ahead.
+//! [`Loader`] does all of this; [`Prefetched`] prepares batches on a thread.
 
 mod chat;
 mod count;
@@ -32,12 +32,12 @@ mod stream;
 mod tests;
 
 pub use count::{Count, Measure, Progress};
-pub use documents::Extent;
+pub use documents::DataSize;
 pub use error::{DataError, FileChange};
 pub use loader::{DataSettings, Loader};
 pub use prefetch::Prefetched;
 pub use row::{Batch, Row};
-pub use sample::Fate;
-pub use state::{DataState, Dataset, FileMark, Position};
+pub use sample::DocumentStatus;
+pub use state::{DataState, Dataset, FileFingerprint, Position};
 pub use stream::Epochs;
 pub use weightloom_nn::IGNORED;

@@ -1,13 +1,13 @@
-//! What one rank trains: its stages of the model, their gradients, and the
-//! optimizer's step.
+//! The training engine of one rank: its pipeline stages, gradients and optimizer
+//! step.
 //!
-//! Gradients add up in the parameters over the micro-batches of a step. Losses
-//! are divided by the number of targets of the whole batch, so that loss and
-//! gradients are the same however the batch is split over micro-batches, ranks
-//! and accumulation.
+//! Gradients accumulate in the parameters over the micro-batches of a step.
+//! Losses are divided by the number of targets in the global batch, so loss and
+//! gradients do not depend on how the batch is split into micro-batches and over
+//! ranks.
 
-mod finite;
-mod flight;
+mod microbatch;
+mod nan_check;
 mod step;
 
 use std::collections::BTreeMap;
@@ -23,29 +23,29 @@ use crate::error::TrainError;
 use crate::optimizer::{Optimizer, Patterns, WeightDecay, initial_states};
 use crate::pipeline::{Action, Schedule};
 
-pub use flight::MicroBatch;
-pub use step::{StepSettings, Stepped};
+pub use microbatch::MicroBatch;
+pub use step::{ClipNorm, StepHooks, StepResult, StepSettings};
 
-/// One stage of the model on this rank.
+/// One pipeline stage on this rank.
 pub struct StageModel {
-    /// Which stage, counted over the whole pipeline.
+    /// The number of the stage in the whole pipeline.
     pub number: usize,
-    /// Its layers.
+    /// The layers of the stage.
     pub decoder: Decoder,
-    /// What is trained instead of the layers, if it is an adapter.
+    /// The adapter that is trained instead of the layers.
     pub adapter: Option<Adapter>,
-    /// What the optimizer keeps for each trained parameter.
+    /// Optimizer states by parameter.
     pub(crate) states: BTreeMap<String, Vec<Tensor>>,
-    /// The share of each trained parameter that decays.
+    /// Weight decay by parameter.
     decays: BTreeMap<String, f64>,
 }
 
-/// What one rank trains.
+/// The training engine of one rank.
 pub struct Engine {
     pub(crate) gangs: Gangs,
     pub(crate) dist: Arc<DistContext>,
     pub(crate) stages: Vec<StageModel>,
-    /// Stages of the whole pipeline.
+    /// Number of stages in the whole pipeline.
     pub(crate) stage_count: usize,
     pub(crate) schedule: Arc<Schedule>,
     pub(crate) optimizer: Box<dyn Optimizer>,
@@ -53,28 +53,24 @@ pub struct Engine {
     dropout: f64,
 }
 
-/// What an engine is made of besides its stages.
+/// The parts of an engine other than its stages.
+#[allow(missing_docs)]
 pub struct EngineSettings<'a> {
-    /// The ranks.
     pub gangs: Gangs,
-    /// The same as tensors see them.
+    /// The dist as distributed tensors see them.
     pub dist: Arc<DistContext>,
-    /// Who does what when.
     pub schedule: Arc<Schedule>,
-    /// What gradients do to weights.
     pub optimizer: Box<dyn Optimizer>,
-    /// Which parameters decay.
     pub decay: &'a WeightDecay,
-    /// Which parameters stay as they are.
     pub frozen: &'a Patterns,
-    /// What the tape keeps of a layer.
+    /// Activation checkpointing.
     pub checkpointing: ActivationCheckpointing,
-    /// The share of its inputs that an adapter does not see.
+    /// Dropout probability of an adapter's inputs.
     pub dropout: f64,
 }
 
 impl Engine {
-    /// An engine of some stages, given by their numbers. Every rank.
+    /// Builds an engine from numbered stages. Called by every rank.
     pub fn new(
         settings: EngineSettings<'_>,
         stages: Vec<(usize, Decoder, Option<Adapter>)>,
@@ -116,7 +112,7 @@ impl Engine {
         &self.stages
     }
 
-    /// What this rank does in a step.
+    /// This rank's program for a step.
     fn program(&self) -> &[Action] {
         &self.schedule.ranks[self.gangs.pp.rank()]
     }
@@ -126,7 +122,7 @@ impl Engine {
         found.ok_or(TrainError::NoStage { number, rank: self.gangs.root.rank() })
     }
 
-    /// What is computed in between stages.
+    /// The dtype of activations between stages.
     fn compute_dtype(&self) -> DType {
         let stage = self.stages.first();
         let usage = stage.and_then(|stage| stage.decoder.plan().usage().dtype);
@@ -141,7 +137,7 @@ impl Engine {
 }
 
 impl StageModel {
-    /// What is trained, by name.
+    /// The trained parameters by name.
     pub fn trained(&self) -> Vec<(String, &DTensor)> {
         match &self.adapter {
             Some(adapter) => adapter.matrices(),
@@ -155,7 +151,7 @@ impl StageModel {
         }
     }
 
-    /// The same, to be changed.
+    /// The trained parameters by name, mutable.
     pub(crate) fn trained_mut(&mut self) -> Vec<(String, &mut DTensor)> {
         match &mut self.adapter {
             Some(adapter) => adapter.matrices_mut(),

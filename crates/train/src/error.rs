@@ -1,8 +1,8 @@
-//! What can be wrong with a training run.
+//! Errors of training runs.
 
 use weightloom_checkpoint::CheckpointError;
 use weightloom_dtensor::DTensorError;
-use weightloom_errors::Hint;
+use weightloom_errors::{FileError, Hint, did_you_mean};
 use weightloom_gang::{GangError, GangsError};
 use weightloom_hub::HubError;
 use weightloom_hub::cards::RunError;
@@ -11,140 +11,102 @@ use weightloom_tensor::TensorError;
 
 use crate::config::ConfigErrors;
 use crate::data::DataError;
-use crate::dry::DryError;
+use crate::dry_run::DryRunError;
 use crate::metrics::MetricsError;
 use crate::optimizer::{OptimizerError, PatternError};
-use crate::pipeline::{Fault, PipelineError};
+use crate::parallel_dims::ParallelDimErrors;
+use crate::pipeline::{PipelineError, ProgramError};
 use crate::schedule::ScheduleError;
-use crate::sizes::SizeErrors;
 use crate::spec::SpecError;
 
-/// Why a run was not done.
+/// A failed training run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TrainError {
-    /// A stage that this rank does not have.
-    #[error("rank {rank} was to compute stage {number}, which it does not have")]
+    #[error("cannot run stage {number} on rank {rank}: the rank does not have it")]
     NoStage { number: usize, rank: usize },
-    /// A schedule that uses what is not there.
-    #[error("the schedule uses micro-batch {micro} of stage {stage} before it is there")]
+    #[error("the pipeline schedule uses micro-batch {micro} of stage {stage} before it is available")]
     Schedule { stage: usize, micro: usize },
-    /// Another number of micro-batches than the schedule is for.
-    #[error("a step of {expected} micro-batches was given {found}")]
+    #[error("a step of {expected} micro-batches got {found}")]
     MicroBatches { expected: usize, found: usize },
-    /// Something is trained that nothing depends on.
     #[error("the loss does not depend on `{name}`")]
     NoGradient { name: String },
-    /// A checkpoint that does not say how far a run was.
-    #[error("{location} does not tell how far the run was: {message}")]
+    #[error("cannot read the training progress in `{location}`: {message}")]
     Progress { location: String, message: String },
-    /// A checkpoint of a run with another optimizer.
-    #[error("{location} was trained with `{found}`, and the run asks for `{asked}`")]
-    OtherOptimizer { location: String, found: String, asked: &'static str },
-    /// Numbers that are none.
-    #[error("step {step} has the loss {loss} and the gradient norm {gradient_norm}: {what}")]
+    #[error("`{location}` was trained with `{found}`, but the config selects `{selected}`")]
+    OtherOptimizer { location: String, found: String, selected: &'static str },
+    #[error("step {step} has loss {loss} and gradient norm {gradient_norm}: {what}")]
     NotFinite { step: u64, loss: String, gradient_norm: String, what: String },
-    /// A folder that has a run, where a new one was to begin.
-    #[error("`{folder}` has a run already, at step {step}")]
+    #[error("`{folder}` already contains a run at step {step}")]
     RunExists { folder: String, step: u64 },
-    /// A folder that another run writes to.
-    #[error("another run writes to `{folder}`")]
+    #[error("another run is writing to `{folder}`")]
     InUse { folder: String },
-    /// A folder without a run that could go on.
-    #[error("`{folder}` has no checkpoint to go on from")]
+    #[error("`{folder}` has no checkpoint to resume from")]
     NothingToResume { folder: String },
-    /// A folder that cannot be written to.
-    #[error("cannot write to `{path}`: {message}")]
-    Folder { path: String, message: String },
-    /// Weights of another kind of model.
+    #[error("cannot list the checkpoints in `{path}`: {reason}")]
+    CheckpointFolder { path: String, reason: String },
     #[error("`model.name` is `{spec}`, but the weights `{weights}` are of the family `{found}`")]
     OtherFamily { spec: String, found: String, weights: String },
-    /// Texts, but nothing that makes tokens of them.
-    #[error("there is no tokenizer for the texts")]
+    #[error("no tokenizer for the training data")]
     NoTokenizer,
-    /// A tokenizer that is not on a filesystem.
-    #[error("the tokenizer `{path}` is not in a folder")]
-    TokenizerPlace { path: String },
-    /// Random tokens without a number of steps.
-    #[error("random tokens have no end, and `train.max_steps` is not set")]
+    #[error("the tokenizer `{path}` is not in a local folder")]
+    TokenizerLocation { path: String },
+    #[error("dummy data has no end, and `train.max_steps` is not set")]
     EndlessData,
-    /// A rank could not read some of the documents.
-    #[error("documents could not be counted: {reason}")]
+    #[error("cannot count the documents: {reason}")]
     Counting { reason: String },
-    /// Patterns that leave nothing to train.
-    #[error("`model.freeze_modules` names all {parameters} parameters, so that nothing is trained")]
+    #[error("`model.freeze_modules` freezes all {parameters} parameters")]
     AllFrozen { parameters: usize },
-    /// An adapter without weights that it changes.
-    #[error("`model.lora` needs weights that it changes")]
+    #[error("`model.lora` requires base weights")]
     NoBase,
-    /// An adapter of a module that has another name or another form elsewhere.
     #[error(
-        "`{module}` of `{family}` is fused, turned or called otherwise in published models, so that an \
-         adapter of it has no name that others know"
+        "cannot save an adapter of `{module}` for PEFT: published `{family}` models fuse, transpose or \
+         rename it"
     )]
     ForeignModules { family: String, module: String },
-    /// A module that no adapter can change.
-    #[error("no module is called `{target}`")]
+    #[error("unknown module `{target}` in `model.lora.target_modules`")]
     NoSuchModule { target: String, near: Option<String> },
-    /// An adapter that does more than low-rank changes.
-    #[error("the adapter `{path}` changes `{name}` in a way that is not trained here")]
+    #[error("cannot train the adapter `{path}`: `{name}` is not a low-rank update")]
     Untrainable { path: String, name: String },
-    /// Weights of which nothing is known without fetching them.
-    #[error("nothing is known of the weights `{path}` before they are fetched")]
+    #[error("the model config of `{path}` is unknown before its download")]
     UnknownWeights { path: String },
-    /// What a run would do cannot be said.
+    #[error("`train.eval.sway` is set, but no evaluator is registered")]
+    NoEvaluator,
     #[error(transparent)]
-    Dry(#[from] DryError),
-    /// A suite that nobody can run.
-    #[error("`train.eval.sway` is set, but this program has no `sway`")]
-    NoSway,
-    /// The model was not found or not loaded.
+    File(#[from] FileError),
+    #[error(transparent)]
+    DryRun(#[from] DryRunError),
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// The model does not compute.
     #[error(transparent)]
     Nn(#[from] NnError),
-    /// A checkpoint was not read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The run's file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// The model's spec was not found, or refuses.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Ranks, model and batch do not fit each other.
     #[error(transparent)]
-    Sizes(#[from] SizeErrors),
-    /// The data cannot be read.
+    ParallelDims(#[from] ParallelDimErrors),
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The optimizer refuses.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// A pattern that matches nothing.
     #[error(transparent)]
     Pattern(#[from] PatternError),
-    /// A learning rate that is none.
     #[error(transparent)]
     LearningRate(#[from] ScheduleError),
-    /// A pipeline that cannot be.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// A pipeline's program that is wrong.
     #[error(transparent)]
-    Program(#[from] Fault),
-    /// What is told of a step cannot be kept.
+    Program(#[from] ProgramError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The run's cards cannot be published.
     #[error(transparent)]
     Cards(#[from] RunError),
-    /// Ranks did not come together.
     #[error(transparent)]
     Gangs(#[from] GangsError),
-    /// Ranks could not act together.
     #[error(transparent)]
     Gang(#[from] GangError),
 }
@@ -162,12 +124,13 @@ impl From<TensorError> for TrainError {
 }
 
 impl TrainError {
-    /// Whether it only tells that other ranks failed, which know more.
+    /// Whether the error only reports the failure of other ranks.
     pub fn is_consequence(&self) -> bool {
         match self {
             Self::Gang(_) | Self::Nn(NnError::DTensor(DTensorError::Gang(_))) => true,
-            Self::Checkpoint(error) => matches!(error, CheckpointError::Gang(_)),
-            Self::Hub(HubError::Checkpoint(error)) => matches!(error, CheckpointError::Gang(_)),
+            Self::Checkpoint(error) | Self::Hub(HubError::Checkpoint(error)) => {
+                matches!(error, CheckpointError::Gang(_))
+            }
             _ => false,
         }
     }
@@ -175,62 +138,60 @@ impl TrainError {
 
 impl Hint for TrainError {
     fn hint(&self) -> Option<String> {
-        match self {
-            Self::NoGradient { .. } => Some("name it in `model.freeze_modules`".to_owned()),
-            Self::NotFinite { .. } => Some(
-                "lower `train.optimizer.lr`, warm up longer, or look at the data of the step; weights are \
-                 as they were before it"
-                    .to_owned(),
-            ),
-            Self::RunExists { .. } => Some(
-                "choose another `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
-                    .to_owned(),
-            ),
-            Self::InUse { .. } => {
-                Some("wait until it has ended, or choose another `train.checkpoint.output_dir`".to_owned())
+        let hint = match self {
+            Self::NoStage { .. } | Self::Schedule { .. } | Self::CheckpointFolder { .. } => return None,
+            Self::MicroBatches { expected, .. } => return Some(format!("pass {expected} micro-batches")),
+            Self::OtherFamily { found, .. } => return Some(format!("set `model.name: {found}`")),
+            Self::OtherOptimizer { found, .. } => {
+                return Some(format!(
+                    "set `train.optimizer.kind: {found}`, or start a new run with `model.weights_path`"
+                ));
             }
-            Self::NothingToResume { .. } => Some("set `train.checkpoint.resume: auto`".to_owned()),
-            Self::Folder { .. } => Some("set `train.checkpoint.output_dir` to a folder of yours".to_owned()),
-            Self::OtherFamily { found, .. } => Some(format!("set `model.name: {found}`")),
-            Self::NoTokenizer => Some("set `model.tokenizer_path`, or `model.weights_path`".to_owned()),
-            Self::TokenizerPlace { .. } => Some("set `model.tokenizer_path` to a folder".to_owned()),
-            Self::EndlessData => Some("set `train.max_steps`".to_owned()),
-            Self::Counting { .. } => Some("mend the file, or set `train.max_steps`".to_owned()),
-            Self::AllFrozen { .. } => Some("leave some of it out".to_owned()),
-            Self::NoBase => Some("set `model.weights_path`".to_owned()),
-            Self::ForeignModules { .. } => Some(
-                "leave it out of `model.lora.target_modules`, or train all weights, without `model.lora`"
-                    .to_owned(),
-            ),
-            Self::NoSuchModule { near, .. } => near.as_ref().map(|near| format!("did you mean `{near}`?")),
-            Self::Untrainable { .. } => Some("merge it into the weights, and train a new one".to_owned()),
+            Self::NoSuchModule { near, .. } => return did_you_mean(near.as_deref()),
+            Self::NoGradient { .. } => "add it to `model.freeze_modules`",
+            Self::Progress { .. } => "resume from a checkpoint that a training run saved",
+            Self::NotFinite { .. } => {
+                "lower `train.optimizer.lr`, increase `train.schedule.warmup_steps`, or inspect the data of \
+                 this step; the weights are unchanged"
+            }
+            Self::RunExists { .. } => {
+                "change `train.checkpoint.output_dir`, or set `train.checkpoint.resume: auto`"
+            }
+            Self::InUse { .. } => "wait until it has ended, or change `train.checkpoint.output_dir`",
+            Self::NothingToResume { .. } => "set `train.checkpoint.resume: auto`",
+            Self::NoTokenizer => "set `model.tokenizer_path`, or `model.weights_path`",
+            Self::TokenizerLocation { .. } => "set `model.tokenizer_path` to a folder",
+            Self::EndlessData => "set `train.max_steps`",
+            Self::Counting { .. } => "fix the file, or set `train.max_steps`",
+            Self::AllFrozen { .. } => "remove some of its patterns",
+            Self::NoBase => "set `model.weights_path`",
+            Self::ForeignModules { .. } => {
+                "remove it from `model.lora.target_modules`, or remove `model.lora` to train all weights"
+            }
+            Self::Untrainable { .. } => "merge it into the weights, and train a new adapter",
             Self::UnknownWeights { .. } => {
-                Some("set `model.arch`, or fetch them with `weightloom fetch`".to_owned())
+                "set `model.arch`, or download the weights with `weightloom fetch`"
             }
-            Self::Dry(error) => error.hint(),
-            Self::NoSway => Some("leave it out".to_owned()),
-            Self::Config(errors) => errors.hint(),
-            Self::Spec(error) => error.hint(),
-            Self::Sizes(error) => error.hint(),
-            Self::Data(error) => error.hint(),
-            Self::Optimizer(error) => error.hint(),
-            Self::Pattern(error) => error.hint(),
-            Self::LearningRate(error) => error.hint(),
-            Self::Pipeline(error) => error.hint(),
-            Self::Program(error) => error.hint(),
-            Self::Metrics(error) => error.hint(),
-            Self::Cards(error) => error.hint(),
-            Self::Hub(error) => error.hint(),
-            Self::Nn(error) => error.hint(),
-            Self::Checkpoint(error) => error.hint(),
-            Self::Gangs(error) => error.hint(),
-            Self::Gang(error) => error.hint(),
-            Self::Progress { .. } => Some("go on from a checkpoint that a training run saved".to_owned()),
-            Self::OtherOptimizer { found, .. } => Some(format!(
-                "set `train.optimizer.kind: {found}`, or begin a new run with `model.weights_path`"
-            )),
-            Self::MicroBatches { expected, .. } => Some(format!("give {expected} to every step")),
-            Self::NoStage { .. } | Self::Schedule { .. } => None,
-        }
+            Self::NoEvaluator => "remove `train.eval.sway`",
+            Self::File(error) => return error.hint(),
+            Self::DryRun(error) => return error.hint(),
+            Self::Hub(error) => return error.hint(),
+            Self::Nn(error) => return error.hint(),
+            Self::Checkpoint(error) => return error.hint(),
+            Self::Config(errors) => return errors.hint(),
+            Self::Spec(error) => return error.hint(),
+            Self::ParallelDims(errors) => return errors.hint(),
+            Self::Data(error) => return error.hint(),
+            Self::Optimizer(error) => return error.hint(),
+            Self::Pattern(error) => return error.hint(),
+            Self::LearningRate(error) => return error.hint(),
+            Self::Pipeline(error) => return error.hint(),
+            Self::Program(error) => return error.hint(),
+            Self::Metrics(error) => return error.hint(),
+            Self::Cards(error) => return error.hint(),
+            Self::Gangs(error) => return error.hint(),
+            Self::Gang(error) => return error.hint(),
+        };
+        Some(hint.to_owned())
     }
 }

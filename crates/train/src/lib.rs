@@ -1,35 +1,51 @@
-//! Training: one file says what is trained, on what, and how.
+//! Training: configs, model specs, data, optimizers, schedules and the loop.
 //!
-//! - A [`Config`] is that file, as types: `model`, `data`, `train`.
-//! - [`data`] goes from files to rows that a model is trained on.
-//! - An [`engine`] is what one rank trains: its stages, gradients, the step.
-//! - An [`optimizer`] says what gradients do to weights.
-//! - A [`pipeline`]'s work is a program for each rank, proven before it runs.
-//! - A [`schedule`] says what the learning rate is at a step.
-//! - [`metrics`] go to files, step by step.
-//! - A [`spec`] is what a model is to a trainer; [`sizes`] says how ranks share it.
-//! - A [`callback`] is what others may do while a run goes on; [`train`] is the run.
-//! - A [`dry`] run says what a run would do, for any number of ranks.
-//! - [`keep`] says what a checkpoint holds of a run.
+//! [`train`] runs a [`Config`], and [`dry_run()`] predicts its memory,
+//! communication and time for any number of ranks. The parts can be used alone:
+//!
+//! - [`config`]: the YAML config, with sections `model`, `data` and `train`.
+//! - [`data`]: from files to rows of tokens.
+//! - [`spec`]: what the trainer needs to know about a model; [`parallel_dims`]:
+//!   which parallel sizes fit it.
+//! - [`engine`]: forward, backward and optimizer step on one rank.
+//! - [`optimizer`], [`schedule`]: update rules and learning rates.
+//! - [`pipeline`]: pipeline schedules as programs that are checked before use.
+//! - [`checkpointing`], [`metrics`]: what a run saves and reports.
+//! - [`callback`]: hooks into a run, and evaluators of its checkpoints.
+//!
+//! ```
+//! use weightloom_train::optimizer::OptimizerConfig;
+//! use weightloom_train::schedule::{LearningRate, ScheduleConfig, ScheduleKind};
+//!
+//! let optimizer = OptimizerConfig { lr: 1e-3, ..OptimizerConfig::default() };
+//! let schedule = ScheduleConfig {
+//!     kind: ScheduleKind::Linear,
+//!     warmup_steps: 10,
+//!     ..ScheduleConfig::default()
+//! };
+//! let rate = LearningRate::new(optimizer.lr, &schedule, 110)?;
+//! assert_eq!([rate.at(1), rate.at(11), rate.at(61)], [0.0, 1e-3, 5e-4]);
+//! # Ok::<(), weightloom_train::schedule::ScheduleError>(())
+//! ```
 
 pub mod callback;
+pub mod checkpointing;
 pub mod config;
 pub mod data;
-pub mod dry;
+pub mod dry_run;
 pub mod engine;
 mod error;
-pub mod keep;
 pub mod metrics;
 #[cfg(test)]
-#[path = "../tests/trainer/models.rs"]
+#[path = "../tests/it/setup/models.rs"]
 mod models;
 pub mod optimizer;
+pub mod parallel_dims;
 pub mod pipeline;
 pub mod schedule;
-pub mod sizes;
 pub mod spec;
 mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
-pub use trainer::{End, Outcome, TrainRequest, rehearse, train};
+pub use trainer::{End, Outcome, TrainRequest, dry_run, train};

@@ -11,11 +11,11 @@
 
 mod adamw;
 mod error;
-mod groups;
 mod pattern;
 mod sgd;
 #[cfg(test)]
 mod tests;
+mod weight_decay;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,9 +23,9 @@ use weightloom_tensor::{Tensor, TensorError};
 
 pub use adamw::AdamW;
 pub use error::OptimizerError;
-pub use groups::WeightDecay;
 pub use pattern::{PatternError, Patterns};
 pub use sgd::Sgd;
+pub use weight_decay::WeightDecay;
 
 /// Optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -19,7 +19,7 @@
 mod build;
 mod check;
 mod draw;
-mod fault;
+mod error;
 mod timeline;
 
 use std::fmt;
@@ -27,7 +27,7 @@ use std::fmt;
 pub use build::PipelineError;
 pub use check::check;
 pub use draw::draw;
-pub use fault::{Fault, Wait};
+pub use error::{ProgramError, Wait};
 pub use timeline::{CostError, Costs, Span, Timeline, timeline};
 
 /// A program for each rank of a pipeline.

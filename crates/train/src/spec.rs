@@ -1,18 +1,18 @@
-//! What a model is to a trainer: its spec.
+//! Model specs: what the trainer needs to know about a model.
 //!
-//! A spec gives a model's configuration and decoder, how its parameters are
-//! shared, how its layers are cut into stages, what its checkpoints call
-//! things, and how its gradients are kept small. Most models are a family of
-//! the hub, and [`FamilySpec`] says all of that for them. A spec in code
-//! replaces what it does differently.
+//! A spec provides the model config and decoder, the tensor-parallel plan, the
+//! pipeline split, the key maps of checkpoints, and gradient clipping. Most
+//! models are families of the hub, for which [`FamilySpec`] does all of that.
+//! Implement [`ModelSpec`] and register it in a [`SpecRegistry`] to change any
+//! of it.
 
-mod clip;
 mod error;
 mod family;
+mod grad_clip;
 mod name;
-mod sharing;
-mod specs;
-mod split;
+mod pipeline_split;
+mod registry;
+mod tp_plan;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,46 +24,46 @@ use weightloom_nn::{DecoderConfig, Parallel, Stage};
 
 use crate::config::ModelConfig;
 
-pub use clip::clip_factor;
 pub use error::{Namesake, SpecError};
 pub use family::FamilySpec;
-pub use name::NameFault;
-pub use sharing::with_plan;
-pub use specs::Specs;
-pub use split::stages;
+pub use grad_clip::clip_factor;
+pub use name::NameProblem;
+pub use pipeline_split::stages;
+pub use registry::SpecRegistry;
+pub use tp_plan::with_plan;
 
-/// What a model is to a trainer.
+/// What the trainer needs to know about a model.
 pub trait ModelSpec: Send + Sync {
-    /// Its name, for those who read errors.
+    /// The name in error messages.
     fn name(&self) -> &str;
 
-    /// The model's configuration with all keys: the arch that a run names, or
-    /// else what the weights say of themselves, with the run's changes.
+    /// The complete model config: that of `model.arch` or else of the weights,
+    /// with `model.config_overrides`.
     fn config(
         &self,
         model: &ModelConfig,
-        of_weights: Option<&Map<String, Value>>,
+        weights_config: Option<&Map<String, Value>>,
     ) -> Result<Map<String, Value>, SpecError>;
 
-    /// The decoder that a configuration means.
+    /// The decoder for a model config.
     fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError>;
 
-    /// What tensor parallelism shares, before a run says otherwise.
+    /// The default tensor-parallel plan.
     fn parallel(&self) -> Parallel {
         Parallel::default()
     }
 
-    /// What tensor parallelism shares, with a run's changes.
-    fn sharing(
+    /// The tensor-parallel plan with the overrides of `model.tp_plan`.
+    fn tp_plan(
         &self,
         decoder: &DecoderConfig,
-        tp_plan: &BTreeMap<String, usize>,
+        overrides: &BTreeMap<String, usize>,
     ) -> Result<Parallel, SpecError> {
-        with_plan(self.parallel(), decoder, tp_plan)
+        with_plan(self.parallel(), decoder, overrides)
     }
 
-    /// The stages of a pipeline: as many as asked for, as even as can be or
-    /// with as many layers each as the split says.
+    /// Splits the layers into `count` pipeline stages, evenly or by
+    /// `layer_split`.
     fn stages(
         &self,
         decoder: &DecoderConfig,
@@ -73,30 +73,30 @@ pub trait ModelSpec: Send + Sync {
         stages(decoder.layers, count, layer_split)
     }
 
-    /// From the names in a published checkpoint, which is given, to those of
-    /// the decoder's parameters.
+    /// The map from the names in a published checkpoint to those of the decoder's
+    /// parameters.
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError>;
 
-    /// The way back: from the names of the decoder's parameters to those that
-    /// published checkpoints have.
+    /// The inverse: the map from the names of the decoder's parameters to those
+    /// in published checkpoints.
     fn published_keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
-        let there = self.keys(config, index)?;
-        // What was dropped stays away.
-        let rules = there.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
+        let keys = self.keys(config, index)?;
+        // Dropped tensors cannot be restored.
+        let rules = keys.rules.into_iter().filter(|rule| !matches!(rule, KeyRule::Drop { .. })).collect();
         Ok(KeyMap { rules }.inverse()?)
     }
 
-    /// What gradients are multiplied by, given the norm of all of them together
-    /// and the largest that is wanted; 0 for any.
+    /// The factor for gradients, given the norm of all of them and the maximum; 0
+    /// for no maximum.
     fn clip_factor(&self, norm: f64, limit: f64) -> f64 {
         clip_factor(norm, limit)
     }
 
-    /// The family of the hub that it belongs to, if there is one.
+    /// The hub family of the model, if it has one.
     fn family(&self) -> Option<SharedFamily> {
         None
     }
 }
 
-/// A spec that is shared.
+/// A shared model spec.
 pub type SharedSpec = Arc<dyn ModelSpec>;

@@ -1,59 +1,57 @@
-//! Which parts of a rendered conversation its assistant has written.
+//! Locating assistant messages in a rendered conversation.
 //!
-//! A template is a program; nothing in its text says what belongs to whom. So
-//! it is asked. What it renders of the messages before an answer, with what
-//! begins an answer, ends where the answer begins; what it renders of the
-//! messages up to the answer ends where the answer ends. Both must be
-//! beginnings of the whole, which is checked.
+//! A chat template is a program, so its output does not mark who wrote what.
+//! Rendering the messages before an assistant message with the generation prompt
+//! ends where that message starts; rendering the messages up to and including it
+//! ends where it ends. Both must be prefixes of the whole text, which is checked.
 //!
-//! Some templates render a message differently when others follow, such as
-//! those that drop earlier thoughts; then these are no beginnings. In that case
-//! the answer is exchanged for other words, twice, and what changes in the
-//! whole is the answer. The tokenizer says what ends it: the first special
-//! token behind it. A template that shows neither is an error.
+//! Some templates render a message differently when others follow, for example
+//! those that drop earlier reasoning; then the texts are not prefixes. In that
+//! case the message is replaced by other words, twice, and the part of the text
+//! that changes is the message. It ends with the first special token after it.
+//! If neither works, the template is rejected.
 
 use weightloom_hub::text::{ChatContext, ChatError, ChatTemplate, GenerationPrompt, Message, OrderedJson};
 
-/// Who writes what is to be learned.
 const ASSISTANT: &str = "assistant";
 
-/// Words to exchange for an answer. No text begins, or ends, like both.
+/// Replacements for a message. They share neither a prefix nor a suffix.
 const WORDS: [&str; 2] = ["Quince", "Maple wood"];
 
-/// A conversation as one text.
+/// A rendered conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rendered {
     pub(super) text: String,
-    pub(super) answers: Vec<Answer>,
+    pub(super) assistant: Vec<AssistantSpan>,
 }
 
-/// What an assistant has written, in bytes of the text.
+/// An assistant message, in bytes of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct AssistantSpan {
     pub(super) start: usize,
-    pub(super) end: End,
+    pub(super) end: SpanEnd,
 }
 
-/// Where an answer ends.
+/// Where an assistant message ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Here, with all that the template puts behind it.
+pub(super) enum SpanEnd {
+    /// At this byte, after everything that the template appends.
     Turn(usize),
-    /// With the first special token from `words` up to `next`, where another
-    /// message begins, and else with its words.
-    Mark { words: usize, next: usize },
+    /// After the first special token between the end of the `words` and the
+    /// `next` message, or else after the words.
+    SpecialToken { words: usize, next: usize },
 }
 
-/// Why answers are not known.
+/// Why assistant messages cannot be located.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unclear {
-    /// The conversation cannot be rendered.
+pub(super) enum LocateError {
+    /// The template failed.
     Chat(ChatError),
-    /// This message, from zero, is not seen in the text.
-    Untold(usize),
+    /// The message with this index is not in the text.
+    NotFound(usize),
 }
 
-/// The text alone.
+/// Renders a conversation.
 pub(super) fn render(
     template: &ChatTemplate,
     messages: &[Message],
@@ -62,21 +60,21 @@ pub(super) fn render(
     template.render(messages, GenerationPrompt::Leave, context)
 }
 
-/// The text, and what in it was written by an assistant.
-pub(super) fn render_answers(
+/// Renders a conversation and locates its assistant messages.
+pub(super) fn render_with_spans(
     template: &ChatTemplate,
     messages: &[Message],
     context: &ChatContext,
-) -> Result<Rendered, Unclear> {
-    let text = render(template, messages, context).map_err(Unclear::Chat)?;
+) -> Result<Rendered, LocateError> {
+    let text = render(template, messages, context).map_err(LocateError::Chat)?;
     let chat = Chat { template, messages, context, text: &text };
-    let mut answers: Vec<Answer> = Vec::new();
+    let mut assistant = Vec::new();
     for (at, message) in messages.iter().enumerate() {
         if message.role() == ASSISTANT {
-            answers.push(chat.answer(at).ok_or(Unclear::Untold(at))?);
+            assistant.push(chat.span(at).ok_or(LocateError::NotFound(at))?);
         }
     }
-    Ok(Rendered { text, answers })
+    Ok(Rendered { text, assistant })
 }
 
 struct Chat<'a> {
@@ -87,11 +85,11 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    fn answer(&self, at: usize) -> Option<Answer> {
+    fn span(&self, at: usize) -> Option<AssistantSpan> {
         let start = self.start(at);
         let turn = self.turn_end(at).filter(|&end| start.is_none_or(|start| start <= end));
         if let (Some(start), Some(end)) = (start, turn) {
-            return Some(Answer { start, end: End::Turn(end) });
+            return Some(AssistantSpan { start, end: SpanEnd::Turn(end) });
         }
         let (from, words) = self.changed(at)?;
         let start = start.filter(|&start| start <= from).unwrap_or(from);
@@ -99,11 +97,12 @@ impl Chat<'_> {
             let next = (at + 1..self.messages.len()).find_map(|other| self.changed(other));
             next.map_or(self.text.len(), |(next, _)| next.max(words))
         };
-        let end = turn.map_or_else(|| End::Mark { words, next: next() }, End::Turn);
-        Some(Answer { start, end })
+        let end = turn.map_or_else(|| SpanEnd::SpecialToken { words, next: next() }, SpanEnd::Turn);
+        Some(AssistantSpan { start, end })
     }
 
-    /// Where an answer begins: behind all before it, and what begins it.
+    /// The start of an assistant message: after the messages before it and the
+    /// generation prompt.
     fn start(&self, at: usize) -> Option<usize> {
         let before = &self.messages[..at];
         let opened = self.template.render(before, GenerationPrompt::Add, self.context).ok()?;
@@ -113,45 +112,44 @@ impl Chat<'_> {
         if self.text.starts_with(&opened) {
             return Some(opened.len());
         }
-        // Some begin an answer with more than what stands before those of
-        // earlier turns, such as the mark of a thought.
+        // Some generation prompts contain more than earlier turns have, such as
+        // the start of a reasoning block.
         let closed = render(self.template, before, self.context).ok()?;
         let same = self.text.starts_with(&closed) && shows_last(&closed, before);
-        same.then(|| same_start(&opened, self.text)).filter(|&start| start >= closed.len())
+        same.then(|| common_prefix(&opened, self.text)).filter(|&start| start >= closed.len())
     }
 
-    /// Where the text of a message ends with all that belongs to it.
+    /// The end of a message, including what the template appends.
     fn turn_end(&self, at: usize) -> Option<usize> {
         if at + 1 == self.messages.len() {
             return Some(self.text.len());
         }
-        let through = render(self.template, &self.messages[..=at], self.context).ok()?;
-        self.text.starts_with(&through).then_some(through.len())
+        let prefix = render(self.template, &self.messages[..=at], self.context).ok()?;
+        self.text.starts_with(&prefix).then_some(prefix.len())
     }
 
-    /// What changes in the text when a message says something else: from
-    /// where to where.
+    /// The range of the text that changes when a message is replaced.
     fn changed(&self, at: usize) -> Option<(usize, usize)> {
-        let (mut start, mut behind) = (usize::MAX, usize::MAX);
+        let (mut start, mut suffix) = (usize::MAX, usize::MAX);
         for words in WORDS {
             let mut messages = self.messages.to_vec();
             messages[at] = messages[at].clone().with("content", words);
             let other = render(self.template, &messages, self.context).ok()?;
-            // It may have said these very words.
+            // The message may consist of these very words.
             if other != self.text {
-                start = start.min(same_start(&other, self.text));
-                behind = behind.min(same_end(&other, self.text));
+                start = start.min(common_prefix(&other, self.text));
+                suffix = suffix.min(common_suffix(&other, self.text));
             }
         }
-        // If neither is seen, nor is the message.
-        let end = self.text.len().checked_sub(behind)?;
-        // Where words were put in, what is alike on both sides may overlap.
+        // If the text never changes, the message is not in it.
+        let end = self.text.len().checked_sub(suffix)?;
+        // Common prefix and suffix may overlap.
         Some((start, end.max(start)))
     }
 }
 
-/// Whether a text shows what the last message says. A template that leaves it
-/// out cannot be asked where it ends.
+/// Whether a text contains the last message. A template that omits it does not
+/// show where it ends.
 fn shows_last(text: &str, messages: &[Message]) -> bool {
     match messages.last().and_then(|message| message.get("content")) {
         Some(OrderedJson::Text(content)) => text.contains(content.trim()),
@@ -159,10 +157,10 @@ fn shows_last(text: &str, messages: &[Message]) -> bool {
     }
 }
 
-fn same_start(one: &str, other: &str) -> usize {
+fn common_prefix(one: &str, other: &str) -> usize {
     one.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count()
 }
 
-fn same_end(one: &str, other: &str) -> usize {
+fn common_suffix(one: &str, other: &str) -> usize {
     one.bytes().rev().zip(other.bytes().rev()).take_while(|(one, other)| one == other).count()
 }

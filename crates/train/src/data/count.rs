@@ -1,44 +1,44 @@
-//! How much there is to learn, counted exactly.
+//! Exact counts of documents, rows and tokens.
 
 use serde::{Deserialize, Serialize};
 
-use super::sample::{Fate, Sample};
+use super::sample::{DocumentStatus, Sample};
 use crate::config::RowLayout;
 
-/// What a pass over all documents found.
+/// Counts over all documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// Documents, with those that are left out.
+    /// Documents, including skipped ones.
     pub documents: u64,
-    /// Rows of one epoch.
+    /// Rows per epoch.
     pub rows: u64,
-    /// Tokens of documents that are not left out.
+    /// Tokens of documents that are not skipped.
     pub tokens: u64,
-    /// Tokens that count in the loss.
+    /// Tokens that contribute to the loss.
     pub targets: u64,
-    /// Documents that are left out, since nothing in them counts.
-    pub left_out: u64,
-    /// Documents that are cut off at the end.
+    /// Documents without tokens that contribute to the loss.
+    pub skipped: u64,
+    /// Documents longer than a row.
     pub truncated: u64,
     layout: RowLayout,
     size: u64,
 }
 
-/// What is known of one document.
+/// The size of one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Its tokens; none if it is left out.
+    /// Number of tokens; 0 if skipped.
     pub tokens: u32,
-    /// Those that count.
+    /// Number of tokens that contribute to the loss.
     pub targets: u32,
-    /// What became of it.
-    pub fate: Fate,
+    /// Whether it is used whole.
+    pub status: DocumentStatus,
 }
 
-/// How far a pass over documents has come.
+/// Progress of a pass over documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Documents behind it.
+    /// Documents done.
     pub done: u64,
     /// All documents.
     pub of: u64,
@@ -46,25 +46,27 @@ pub struct Progress {
 
 impl Measure {
     pub(super) fn of(sample: &Sample) -> Self {
-        // A document has less than 2^32 bytes, and tokens have bytes.
+        // A document has fewer than 2^32 bytes, and so fewer tokens.
         let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Self { tokens: small(sample.tokens.len()), targets: small(sample.targets()), fate: sample.fate }
+        Self { tokens: small(sample.tokens.len()), targets: small(sample.targets()), status: sample.status }
     }
 }
 
 impl Count {
-    /// The sum over documents, for rows of this layout and size.
+    /// Sums over documents, for rows of this layout and size.
     pub(super) fn new(measures: &[Measure], layout: RowLayout, size: usize) -> Self {
         let size = size as u64;
-        let fate = |fate: Fate| measures.iter().filter(|measure| measure.fate == fate).count() as u64;
+        let status = |status: DocumentStatus| {
+            measures.iter().filter(|measure| measure.status == status).count() as u64
+        };
         let tokens = measures.iter().map(|measure| u64::from(measure.tokens)).sum();
         let mut count = Self {
             documents: measures.len() as u64,
             rows: measures.iter().map(|measure| rows_of(measure.tokens.into(), size)).sum(),
             tokens,
             targets: measures.iter().map(|measure| u64::from(measure.targets)).sum(),
-            left_out: fate(Fate::LeftOut),
-            truncated: fate(Fate::Truncated),
+            skipped: status(DocumentStatus::Skipped),
+            truncated: status(DocumentStatus::Truncated),
             layout,
             size,
         };
@@ -74,8 +76,8 @@ impl Count {
         count
     }
 
-    /// Rows of several epochs. Packed rows go on from one epoch to the next,
-    /// so that there may be fewer than in as many single ones.
+    /// Rows of several epochs. Packed rows continue across epochs, so there may
+    /// be fewer than `epochs` × `rows`.
     pub fn rows_in(&self, epochs: u64) -> u64 {
         match self.layout {
             RowLayout::Packed => rows_of(self.tokens.saturating_mul(epochs), self.size),
@@ -84,7 +86,7 @@ impl Count {
     }
 }
 
-/// Rows of tokens one behind the other: all but the first are targets once.
+/// Rows of consecutive tokens: all but the first are targets once.
 fn rows_of(tokens: u64, size: u64) -> u64 {
     tokens.saturating_sub(1).div_ceil(size)
 }

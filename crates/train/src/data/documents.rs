@@ -1,70 +1,70 @@
-//! All documents, found once and read one by one.
+//! An index of all documents, which are read on demand.
 //!
-//! What is kept in memory is where each document lies: 16 bytes. Its text is
-//! read when it is asked for, so files may be larger than memory.
+//! The index takes 16 bytes per document, so files may be larger than memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
+use weightloom_errors::FileError;
+
 use super::error::DataError;
-use super::paths::{Found, Kind};
-use super::record::{Content, Origin, content};
+use super::paths::{FoundFiles, Kind};
+use super::record::{Content, Origin, parse};
 use super::scan::{Entry, scan};
-use super::state::FileMark;
+use super::state::FileFingerprint;
 use crate::config::DataFormat;
 
-/// How much there is.
+/// The size of the data.
+#[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Files that are read.
+pub struct DataSize {
     pub files: usize,
-    /// Files in folders that are not, because of how their names end.
-    pub passed_over: usize,
-    /// Documents in all files.
+    /// Files in folders with an unsupported extension.
+    pub skipped_files: usize,
     pub documents: usize,
-    /// Bytes of all files.
     pub bytes: u64,
 }
 
 pub(super) struct Documents {
     files: Vec<Scanned>,
     entries: Vec<Entry>,
-    form: DataFormat,
-    passed_over: usize,
+    format: DataFormat,
+    skipped_files: usize,
 }
 
 struct Scanned {
     path: PathBuf,
     kind: Kind,
-    mark: FileMark,
-    /// One behind its last document.
+    fingerprint: FileFingerprint,
+    /// The index after its last document.
     end: usize,
 }
 
 impl Documents {
-    /// Scans all files of some paths. Of each JSONL file the first line is
-    /// read, so that a file of the wrong kind is found before the run begins.
+    /// Scans all files. The first line of each JSONL file is parsed, so that a
+    /// file in another format is found before the run starts.
     pub(super) fn new(
         paths: &[String],
         separator: Option<&str>,
-        form: DataFormat,
+        format: DataFormat,
     ) -> Result<Self, DataError> {
         if let Some(separator) = separator.filter(|separator| separator.contains(['\n', '\r'])) {
             return Err(DataError::Separator { separator: separator.to_owned() });
         }
-        let Found { files: found, passed_over } = Found::new(paths)?;
+        let FoundFiles { files: found, skipped_files } = FoundFiles::new(paths)?;
         let (mut files, mut entries) = (Vec::with_capacity(found.len()), Vec::new());
         for file in found {
             let whole = scan(&file, separator, &mut entries)?;
-            let mark = FileMark { name: file.name, bytes: whole.bytes, checksum: whole.checksum };
-            files.push(Scanned { path: file.path, kind: file.kind, mark, end: entries.len() });
+            let fingerprint =
+                FileFingerprint { name: file.name, bytes: whole.bytes, checksum: whole.checksum };
+            files.push(Scanned { path: file.path, kind: file.kind, fingerprint, end: entries.len() });
         }
         entries.shrink_to_fit();
-        let documents = Self { files, entries, form, passed_over };
+        let documents = Self { files, entries, format, skipped_files };
         let mut first = 0;
         for file in &documents.files {
-            if file.kind == Kind::Lines {
+            if file.kind == Kind::Jsonl {
                 documents.read(first)?;
             }
             first = file.end;
@@ -76,26 +76,26 @@ impl Documents {
         self.entries.len()
     }
 
-    pub(super) fn extent(&self) -> Extent {
-        Extent {
+    pub(super) fn size(&self) -> DataSize {
+        DataSize {
             files: self.files.len(),
-            passed_over: self.passed_over,
+            skipped_files: self.skipped_files,
             documents: self.len(),
-            bytes: self.marks().map(|mark| mark.bytes).sum(),
+            bytes: self.fingerprints().map(|file| file.bytes).sum(),
         }
     }
 
-    /// What tells these files from others.
-    pub(super) fn marks(&self) -> impl Iterator<Item = &FileMark> + Clone {
-        self.files.iter().map(|file| &file.mark)
+    /// The fingerprints of all files.
+    pub(super) fn fingerprints(&self) -> impl Iterator<Item = &FileFingerprint> + Clone {
+        self.files.iter().map(|file| &file.fingerprint)
     }
 
-    /// Whether there may be conversations.
-    pub(super) fn has_lines(&self) -> bool {
-        self.files.iter().any(|file| file.kind == Kind::Lines)
+    /// Whether there are JSONL files.
+    pub(super) fn has_jsonl(&self) -> bool {
+        self.files.iter().any(|file| file.kind == Kind::Jsonl)
     }
 
-    /// Reads a document. Its number must be less than [`Self::len`].
+    /// Reads the document with this index.
     pub(super) fn read(&self, number: usize) -> Result<(Origin, Content), DataError> {
         let file = &self.files[self.files.partition_point(|file| file.end <= number)];
         let entry = self.entries[number];
@@ -107,7 +107,7 @@ impl Documents {
         })?;
         let content = match file.kind {
             Kind::Text => Content::Text(text),
-            Kind::Lines => content(&text, self.form, &origin)?,
+            Kind::Jsonl => parse(&text, self.format, &origin)?,
         };
         Ok((origin, content))
     }
@@ -116,15 +116,15 @@ impl Documents {
 fn bytes(file: &Scanned, entry: Entry, origin: &Origin) -> Result<Vec<u8>, DataError> {
     let name = || origin.file.clone();
     let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => DataError::Vanished { file: name() },
-        _ => DataError::Read { file: name(), message: error.to_string() },
+        ErrorKind::NotFound => DataError::Deleted { file: name() },
+        _ => FileError::new("read", &file.path, &error).into(),
     };
-    // Opened anew for each document: a file that is replaced is noticed, and
-    // however many files there are, none stays open.
+    // Opened for each document, so that a replaced file is noticed and no file
+    // stays open.
     let mut open = File::open(&file.path).map_err(failed)?;
     let found = open.metadata().map_err(failed)?.len();
-    if found != file.mark.bytes {
-        return Err(DataError::Changed { file: name(), scanned: file.mark.bytes, found });
+    if found != file.fingerprint.bytes {
+        return Err(DataError::Changed { file: name(), scanned: file.fingerprint.bytes, found });
     }
     open.seek(SeekFrom::Start(entry.start)).map_err(failed)?;
     let mut bytes = vec![0; entry.bytes as usize];

@@ -1,14 +1,14 @@
-//! Rows of random tokens, to try a configuration without data.
+//! Rows of random tokens, for testing a config without data.
 
 use weightloom_tensor::Stream;
 
 use super::error::DataError;
 use super::row::Row;
 
-/// Sets this use of a run's seed apart from others.
+/// Separates this use of the seed from others.
 const PURPOSE: u64 = 0x6475_6d6d_7921_0001;
 
-/// Rows by their numbers: the same for a number whoever asks.
+/// Random rows, determined by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dummy {
     pub(super) seed: u64,
@@ -27,7 +27,7 @@ impl Dummy {
     pub(super) fn row(&self, number: u64) -> Row {
         let stream = Stream { seed: self.seed ^ PURPOSE, number };
         let token = |at: usize| {
-            // Less than the vocabulary, since the factor is less than one.
+            // Less than the vocabulary, because the factor is less than one.
             let token = f64::from(stream.uniform(at as u64)) * self.vocabulary as f64;
             token as u32
         };

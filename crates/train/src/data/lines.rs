@@ -1,65 +1,62 @@
-//! The lines of a file, in memory that does not grow with it.
+//! Iterating over the lines of a file in constant memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
+use weightloom_errors::FileError;
+
 use super::error::DataError;
 
-/// Bytes that are read at once.
-const PIECE: usize = 1 << 20;
+/// Size of the read buffer.
+const BUFFER: usize = 1 << 20;
 
-/// What some programs write at the beginning of a text. It is no part of it.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// A line, without its content.
+/// The location of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Line<'a> {
-    /// Where it begins.
+    /// Offset of its first byte.
     pub(super) start: u64,
-    /// Where the next one begins.
+    /// Offset of the next line.
     pub(super) end: u64,
-    /// Its number, from one.
+    /// Line number, starting at 1.
     pub(super) number: usize,
-    /// Its first bytes, without the line break.
+    /// Its first bytes, without the newline.
     pub(super) head: &'a [u8],
-    /// Whether there is nothing but white space in it.
     pub(super) content: Content,
 }
 
-/// Whether a line has something in it.
+/// Whether a line has anything but white space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     Blank,
     Some,
 }
 
-/// A file from its beginning to its end.
+/// Length and checksum of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whole {
+pub(super) struct FileSummary {
     pub(super) bytes: u64,
     /// CRC-32 of all bytes.
     pub(super) checksum: u32,
 }
 
-/// Calls `visit` for each line of a file. Of each, the first `keep` bytes are
-/// kept to look at.
+/// Calls `visit` for each line of a file, with up to `keep` of its first
+/// bytes.
 pub(super) fn each_line(
     path: &Path,
     keep: usize,
     visit: &mut dyn FnMut(Line<'_>) -> Result<(), DataError>,
-) -> Result<Whole, DataError> {
-    let read_error = |error: std::io::Error| DataError::Read {
-        file: path.display().to_string(),
-        message: error.to_string(),
-    };
-    let mut file = File::open(path).map_err(read_error)?;
-    let mut piece = vec![0; PIECE];
+) -> Result<FileSummary, DataError> {
+    let read_error = FileError::while_trying_to("read", path);
+    let mut file = File::open(path).map_err(&read_error)?;
+    let mut piece = vec![0; BUFFER];
     let mut checksum = crc32fast::Hasher::new();
     let mut scan =
         Scan { at: 0, start: 0, number: 1, head: Vec::with_capacity(keep), keep, content: Content::Blank };
     loop {
-        let filled = fill(&mut file, &mut piece).map_err(read_error)?;
+        let filled = fill(&mut file, &mut piece).map_err(&read_error)?;
         if filled == 0 {
             break;
         }
@@ -77,10 +74,10 @@ pub(super) fn each_line(
     if scan.at > scan.start {
         scan.end_line(visit)?;
     }
-    Ok(Whole { bytes: scan.at, checksum: checksum.finalize() })
+    Ok(FileSummary { bytes: scan.at, checksum: checksum.finalize() })
 }
 
-/// Reads until the memory is full or the file ends.
+/// Reads until the buffer is full or the file ends.
 fn fill(file: &mut File, memory: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < memory.len() {
@@ -150,10 +147,10 @@ mod tests {
 
     use super::*;
 
-    /// Start, end, number, first bytes, and whether there is something.
+    /// Start, end, number, first bytes and content.
     type Seen = (u64, u64, usize, Vec<u8>, Content);
 
-    fn lines(bytes: &[u8], keep: usize) -> (Vec<Seen>, Whole) {
+    fn lines(bytes: &[u8], keep: usize) -> (Vec<Seen>, FileSummary) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
         let mut seen = Vec::new();
@@ -165,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_numbered_and_measured() {
+    fn lines_have_numbers_and_offsets() {
         let (seen, whole) = lines(b"\xEF\xBB\xBFone\n \t\r\n\nlast", 2);
         let expected = [
             (3, 7, 1, b"on".to_vec(), Content::Some),
@@ -181,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_may_be_longer_than_what_is_read_at_once() {
-        let mut text = vec![b' '; PIECE - 1];
+    fn a_line_may_be_longer_than_the_buffer() {
+        let mut text = vec![b' '; BUFFER - 1];
         text.extend(b"x\n");
-        text.extend(vec![b'y'; 2 * PIECE]);
+        text.extend(vec![b'y'; 2 * BUFFER]);
         let (seen, _) = lines(&text, 1);
-        let size = PIECE as u64;
+        let size = BUFFER as u64;
         assert_eq!(seen[0], (0, size + 1, 1, b" ".to_vec(), Content::Some));
         assert_eq!(seen[1], (size + 1, 3 * size + 1, 2, b"y".to_vec(), Content::Some));
         assert_eq!(seen.len(), 2);

@@ -1,14 +1,15 @@
-//! The loader: rows for a rank, step after step.
+//! The data loader: batches of rows for a rank.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use weightloom_errors::FileError;
 use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
 use super::count::{Count, Measure, Progress};
 use super::digest::Digest;
-use super::documents::{Documents, Extent};
+use super::documents::{DataSize, Documents};
 use super::dummy::Dummy;
 use super::error::DataError;
 use super::order::{Order, Shuffle};
@@ -19,24 +20,24 @@ use super::state::{DataState, Dataset, Position};
 use super::stream::{Epochs, Lengths, RowStream, Want};
 use crate::config::{DataConfig, DataType};
 
-/// What a loader is made from.
+/// The inputs of a loader.
 #[derive(Clone, Debug)]
 pub struct DataSettings {
-    /// The section `data` of the configuration.
+    /// The `data` section of the config.
     pub config: DataConfig,
-    /// The model's tokenizer. Random tokens need none.
+    /// The tokenizer; not needed for dummy data.
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// The model's chat templates.
     pub templates: Arc<ChatTemplates>,
-    /// The run's seed, for data without one of their own.
+    /// The seed, unless `data.seed` is set.
     pub seed: u64,
-    /// How many tokens the model has.
+    /// Vocabulary size of the model.
     pub vocabulary: usize,
-    /// How often all documents are gone through.
+    /// Number of epochs.
     pub epochs: Epochs,
 }
 
-/// Gives rows, the same ones in the same order whoever asks for which.
+/// Produces the same rows in the same order on every rank.
 pub struct Loader {
     settings: DataSettings,
     source: Source,
@@ -50,7 +51,7 @@ enum Source {
 }
 
 impl Loader {
-    /// Finds all documents, and stands before the first.
+    /// Scans all documents and starts before the first.
     pub fn new(settings: DataSettings) -> Result<Self, DataError> {
         let config = &settings.config;
         if config.max_seq_len == 0 {
@@ -63,39 +64,39 @@ impl Loader {
                 }
                 let seed = config.seed.unwrap_or(settings.seed);
                 let dummy = Dummy::new(seed, settings.vocabulary, config.max_seq_len)?;
-                (Source::Dummy(dummy), Dataset::new(dummy_facts(&dummy), [].iter()))
+                (Source::Dummy(dummy), Dataset::new(dummy_settings(&dummy), [].iter()))
             }
             DataType::Files => {
                 let stream = stream(&settings)?;
-                let dataset = Dataset::new(facts(&settings, &stream)?, stream.documents.marks());
+                let dataset =
+                    Dataset::new(row_settings(&settings, &stream)?, stream.documents.fingerprints());
                 (Source::Files(Box::new(stream)), dataset)
             }
         };
         Ok(Self { settings, source, position: Position::default(), dataset: Arc::new(dataset) })
     }
 
-    /// The next batch of `rows` rows over all ranks, of which those of `mine`
-    /// are given. `mine` are ranges of 0..`rows`, each behind the one before.
-    /// Every rank must ask for the same number of rows.
+    /// Returns the rows `own` of the next global batch of `rows` rows. `own` are
+    /// ascending, disjoint ranges of `0..rows`. Every rank must pass the same
+    /// `rows`.
     ///
-    /// At the end of the last epoch a batch is filled up with rows without
-    /// tokens; after it comes none. After an error the loader stands where it
-    /// stood before.
-    pub fn next_batch(&mut self, rows: usize, mine: &[Range<usize>]) -> Result<Option<Batch>, DataError> {
-        check_mine(rows, mine)?;
+    /// The last batch of the last epoch is filled with empty rows; then comes
+    /// `None`. After an error the position is unchanged.
+    pub fn next_batch(&mut self, rows: usize, own: &[Range<usize>]) -> Result<Option<Batch>, DataError> {
+        check_ranges(rows, own)?;
         let before = self.position;
-        let batch = self.walk(rows, mine);
+        let batch = self.take_batch(rows, own);
         if batch.is_err() {
             self.position = before;
         }
         batch
     }
 
-    fn walk(&mut self, rows: usize, mine: &[Range<usize>]) -> Result<Option<Batch>, DataError> {
+    fn take_batch(&mut self, rows: usize, own: &[Range<usize>]) -> Result<Option<Batch>, DataError> {
         let mut batch =
-            Batch { rows: Vec::new(), targets_of_mine: 0, real_rows: 0, first_row: self.position.rows };
+            Batch { rows: Vec::new(), own_targets: 0, real_rows: 0, first_row: self.position.rows };
         for at in 0..rows {
-            let want = if mine.iter().any(|range| range.contains(&at)) { Want::Row } else { Want::Place };
+            let want = if own.iter().any(|range| range.contains(&at)) { Want::Row } else { Want::Position };
             let row = match &mut self.source {
                 Source::Dummy(dummy) => {
                     let row = (want == Want::Row).then(|| dummy.row(self.position.rows));
@@ -115,30 +116,30 @@ impl Loader {
             };
             batch.rows.extend(row);
         }
-        batch.targets_of_mine = batch.rows.iter().map(Row::counted).sum();
+        batch.own_targets = batch.rows.iter().map(Row::target_count).sum();
         Ok(Some(batch))
     }
 
-    /// Where the loader stands: before the next batch.
+    /// The position before the next batch.
     pub fn state(&self) -> DataState {
         DataState { position: self.position, dataset: Dataset::clone(&self.dataset) }
     }
 
-    /// Goes to where a loader stood, here or elsewhere, with any number of
-    /// ranks. The data must be the same.
+    /// Moves to a saved position, from any number of ranks. The data must be
+    /// unchanged.
     pub fn restore(&mut self, state: &DataState) -> Result<(), DataError> {
         self.dataset.check(&state.dataset)?;
         if let Source::Files(stream) = &mut self.source {
             let Position { epoch, place, offset, .. } = state.position;
             let documents = stream.documents.len() as u64;
             if place >= documents {
-                return Err(DataError::Place { what: "document", number: place, limit: documents });
+                return Err(DataError::Position { what: "document", number: place, limit: documents });
             }
             if offset > 0 {
                 let document = stream.order.at(epoch, place) as usize;
-                let length = stream.known(document)?.length as u64;
+                let length = stream.lookup(document)?.length as u64;
                 if offset >= length {
-                    return Err(DataError::Place { what: "token", number: offset, limit: length });
+                    return Err(DataError::Position { what: "token", number: offset, limit: length });
                 }
             }
         }
@@ -146,25 +147,24 @@ impl Loader {
         Ok(())
     }
 
-    /// How much there is, before anything is tokenized. None of random tokens.
-    pub fn extent(&self) -> Option<Extent> {
+    /// The size of the data before tokenization; `None` for dummy data.
+    pub fn size(&self) -> Option<DataSize> {
         match &self.source {
-            Source::Files(stream) => Some(stream.documents.extent()),
+            Source::Files(stream) => Some(stream.documents.size()),
             Source::Dummy(_) => None,
         }
     }
 
-    /// Goes through all documents once and counts. Every document is read, so
-    /// that whatever is wrong with one is found. The loader stays where it is,
-    /// and has less to do later: it knows the length of every document.
+    /// Reads and counts all documents, which finds every error in them. The
+    /// position is unchanged, and later batches are faster because all lengths
+    /// are known.
     pub fn count_epoch(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Count, DataError> {
         let documents = self.files()?.documents.len();
         let measures = self.measure(0..documents, progress)?;
         self.count(&measures)
     }
 
-    /// What is known of these documents, in the order of files. Ranks that
-    /// measure a part each and share what they found count faster.
+    /// Measures a range of documents, so that ranks can share the work.
     pub fn measure(
         &mut self,
         documents: Range<usize>,
@@ -174,7 +174,7 @@ impl Loader {
         let limit = stream.documents.len();
         if documents.end > limit || documents.start > documents.end {
             let (number, limit) = (documents.end.max(documents.start) as u64, limit as u64);
-            return Err(DataError::Place { what: "document", number, limit });
+            return Err(DataError::Position { what: "document", number, limit });
         }
         let of = documents.len() as u64;
         let mut measures = Vec::with_capacity(documents.len());
@@ -185,27 +185,26 @@ impl Loader {
         Ok(measures)
     }
 
-    /// The sum of all documents' measures, which are remembered.
+    /// Sums the measures of all documents, and remembers their lengths.
     pub fn count(&mut self, measures: &[Measure]) -> Result<Count, DataError> {
         let stream = self.files()?;
         let documents = stream.documents.len();
         if measures.len() != documents {
             let (number, limit) = (measures.len() as u64, documents as u64);
-            return Err(DataError::Place { what: "measure", number, limit });
+            return Err(DataError::Position { what: "measure", number, limit });
         }
         for (document, &measure) in measures.iter().enumerate() {
             stream.lengths.put(document, measure);
         }
         let count = Count::new(measures, stream.layout, stream.size);
         if count.targets == 0 {
-            return Err(DataError::NothingCounts { documents });
+            return Err(DataError::NoTargets { documents });
         }
         Ok(count)
     }
 
-    /// A name for the order of documents: equal if and only if the first
-    /// `steps` × `rows` documents from the beginning are the same, in the same
-    /// order. Nothing is tokenized.
+    /// A digest of the first `steps` × `rows` documents and their order, without
+    /// tokenization.
     pub fn order_digest(&self, steps: u64, rows: usize) -> String {
         let mut digest = Digest::new();
         digest.text(&self.dataset.digest);
@@ -217,11 +216,11 @@ impl Loader {
             Source::Files(stream) => {
                 let documents = stream.documents.len() as u64;
                 let wanted = steps.saturating_mul(rows as u64);
-                let there = match stream.epochs {
+                let count = match stream.epochs {
                     Epochs::Endless => wanted,
                     Epochs::Times(times) => wanted.min(times.saturating_mul(documents)),
                 };
-                for at in 0..there {
+                for at in 0..count {
                     digest.number(stream.order.at(at / documents, at % documents));
                 }
             }
@@ -229,8 +228,7 @@ impl Loader {
         digest.hex()
     }
 
-    /// A loader of what is held out, once and in the order of files; none if
-    /// nothing is.
+    /// A loader of one unshuffled epoch of `data.eval_paths`, if there are any.
     pub fn held_out(&self) -> Result<Option<Self>, DataError> {
         let config = &self.settings.config;
         if config.eval_paths.is_empty() {
@@ -246,12 +244,12 @@ impl Loader {
         Self::new(DataSettings { config, epochs: Epochs::Times(1), ..self.settings.clone() }).map(Some)
     }
 
-    /// The first rows of what is held out, at most `most`; 0 for all. All are
-    /// in memory at once: take [`Self::held_out`] where they are many.
-    pub fn eval_rows(&self, most: usize) -> Result<Vec<Row>, DataError> {
+    /// The first `limit` evaluation rows, or all for 0, in memory at once. Use
+    /// [`Self::held_out`] for large data.
+    pub fn eval_rows(&self, limit: usize) -> Result<Vec<Row>, DataError> {
         let Some(mut loader) = self.held_out()? else { return Ok(Vec::new()) };
         let mut rows = Vec::new();
-        while most == 0 || rows.len() < most {
+        while limit == 0 || rows.len() < limit {
             match loader.next_batch(1, &[0..1])? {
                 Some(batch) => rows.extend(batch.rows),
                 None => break,
@@ -260,10 +258,10 @@ impl Loader {
         Ok(rows)
     }
 
-    /// The same batches, each prepared while the one before is computed.
-    pub fn prefetched(self, rows: usize, mine: Vec<Range<usize>>) -> Result<Prefetched, DataError> {
-        check_mine(rows, &mine)?;
-        Prefetched::new(self, rows, mine)
+    /// Prepares the batches on a thread.
+    pub fn prefetched(self, rows: usize, own: Vec<Range<usize>>) -> Result<Prefetched, DataError> {
+        check_ranges(rows, &own)?;
+        Prefetched::new(self, rows, own)
     }
 
     pub(super) fn position(&self) -> Position {
@@ -282,14 +280,14 @@ impl Loader {
     }
 }
 
-fn check_mine(rows: usize, mine: &[Range<usize>]) -> Result<(), DataError> {
+fn check_ranges(rows: usize, own: &[Range<usize>]) -> Result<(), DataError> {
     if rows == 0 {
         return Err(DataError::NoRows);
     }
     let mut end = 0;
-    for range in mine {
+    for range in own {
         if range.start < end || range.end < range.start || range.end > rows {
-            return Err(DataError::Mine { start: range.start, end: range.end, rows });
+            return Err(DataError::RowRange { start: range.start, end: range.end, rows });
         }
         end = range.end;
     }
@@ -300,7 +298,7 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
     let DataSettings { config, tokenizer, templates, seed, vocabulary, epochs } = settings;
     let tokenizer = tokenizer.clone().ok_or(DataError::NoTokenizer)?;
     let templates = match &config.chat_template {
-        Some(file) => Templates::File(Box::new(template(file, &tokenizer)?)),
+        Some(file) => Templates::File(Box::new(read_template(file, &tokenizer)?)),
         None => Templates::Model(templates.clone()),
     };
     let documents = Documents::new(&config.paths, config.separator.as_deref(), config.format)?;
@@ -308,8 +306,7 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
         true => Shuffle::EachEpoch { seed: config.seed.unwrap_or(*seed) },
         false => Shuffle::Never,
     };
-    // It is never a target, and nothing looks back at it; it only has to be
-    // one of the model's tokens.
+    // Padding is never a target or attended to, but must be a valid token.
     let fits = |token: &u32| (*token as usize) < *vocabulary;
     let pad = tokenizer.pad().or_else(|| tokenizer.eos().first().copied()).filter(fits).unwrap_or(0);
     Ok(RowStream {
@@ -320,7 +317,7 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
             tokenizer,
             templates,
             train_on: config.train_on,
-            longest: config.max_seq_len.saturating_add(1),
+            max_tokens: config.max_seq_len.saturating_add(1),
             vocabulary: *vocabulary,
         },
         epochs: *epochs,
@@ -331,12 +328,12 @@ fn stream(settings: &DataSettings) -> Result<RowStream, DataError> {
     })
 }
 
-/// A template from a file, with the tokenizer's special tokens by name.
-fn template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, DataError> {
-    let source = std::fs::read_to_string(file)
-        .map_err(|error| DataError::Read { file: file.to_owned(), message: error.to_string() })?;
-    let template = ChatTemplate::new(&source)
-        .map_err(|error| DataError::TemplateFile { file: file.to_owned(), error })?;
+/// Reads a chat template, with the names of the tokenizer's special tokens.
+fn read_template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, DataError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(FileError::while_trying_to("read", std::path::Path::new(file)))?;
+    let template = ChatTemplate::new(&text)
+        .map_err(|source| DataError::TemplateFile { file: file.to_owned(), source })?;
     let ids = [
         ("bos_token", tokenizer.bos()),
         ("eos_token", tokenizer.eos().first().copied()),
@@ -346,12 +343,12 @@ fn template(file: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, DataError
     Ok(template.with_tokens(ids.into_iter().filter_map(text).collect()))
 }
 
-/// All that decides about rows besides the files.
-fn facts(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String, String>, DataError> {
+/// The settings that determine the rows of the files.
+fn row_settings(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String, String>, DataError> {
     let DataConfig { format, max_seq_len, packing, train_on, shuffle, seed, separator, .. } =
         &settings.config;
-    let mut facts = BTreeMap::new();
-    let mut put = |name: &str, value: String| facts.insert(name.to_owned(), value);
+    let mut all = BTreeMap::new();
+    let mut put = |name: &str, value: String| all.insert(name.to_owned(), value);
     put("data.type", "files".to_owned());
     put("data.format", format!("{format:?}"));
     put("data.max_seq_len", max_seq_len.to_string());
@@ -364,11 +361,11 @@ fn facts(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String,
     put("data.separator", format!("{separator:?}"));
     let tokenizer = &stream.sampler.tokenizer;
     let mut digest = Digest::new();
-    digest.text(&tokenizer.to_json().map_err(|error| DataError::Tokenizer { error })?);
+    digest.text(&tokenizer.to_json().map_err(|source| DataError::Tokenizer { source })?);
     digest.text(&tokenizer.config_json(None));
-    put("the tokenizer", digest.hex());
-    // Texts need no template, so another one makes no difference to them.
-    if stream.documents.has_lines() {
+    put("tokenizer", digest.hex());
+    // Text files need no template.
+    if stream.documents.has_jsonl() {
         let mut digest = Digest::new();
         match &stream.sampler.templates {
             Templates::File(template) => digest.text(template.source()),
@@ -378,17 +375,17 @@ fn facts(settings: &DataSettings, stream: &RowStream) -> Result<BTreeMap<String,
                 }
             }
         }
-        put("the chat template", digest.hex());
+        put("chat template", digest.hex());
     }
-    Ok(facts)
+    Ok(all)
 }
 
-fn dummy_facts(dummy: &Dummy) -> BTreeMap<String, String> {
-    let facts = [
+fn dummy_settings(dummy: &Dummy) -> BTreeMap<String, String> {
+    let all = [
         ("data.type", "dummy".to_owned()),
         ("data.seed", dummy.seed.to_string()),
         ("data.max_seq_len", dummy.size.to_string()),
-        ("the model's vocabulary", dummy.vocabulary.to_string()),
+        ("model vocabulary", dummy.vocabulary.to_string()),
     ];
-    facts.map(|(name, value)| (name.to_owned(), value)).into()
+    all.map(|(name, value)| (name.to_owned(), value)).into()
 }

@@ -1,30 +1,29 @@
 //! The order of documents in an epoch.
 //!
-//! A shuffled list of documents would take memory and, worse, would have to be
-//! made before its first place is known. Here a place is mapped to a document
-//! by a cipher over the numbers of documents (a Feistel network, walked until
-//! it ends inside of them), keyed by seed and epoch. So the order is a function
-//! of seed, epoch and place, the same on every rank, and a run goes on in the
-//! middle of it without having seen its beginning.
+//! A shuffled list would take memory and have to be built first. Instead, a
+//! cipher over document numbers (a Feistel network with cycle walking), keyed by
+//! seed and epoch, maps a position to a document. The order is a function of
+//! seed, epoch and position, the same on every rank, and a run can resume in the
+//! middle of an epoch.
 
 use weightloom_tensor::Stream;
 
-/// Sets this use of a run's seed apart from others.
+/// Separates this use of the seed from others.
 const PURPOSE: u64 = 0x6f72_6465_7221_0001;
 
-/// Rounds of the network. Four make it hard to tell from a random order; the
-/// others are for small numbers of documents, whose halves have few bits.
+/// Rounds of the network. Four look random; more are needed for few documents,
+/// whose halves have few bits.
 const ROUNDS: u64 = 8;
 
-/// Bits that a number of a stream has.
+/// Bits of randomness in a number from a stream.
 const MOST_HALF_BITS: u32 = 24;
 
-/// Whether documents are in the order of their files.
+/// Whether documents are shuffled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shuffle {
-    /// They are.
+    /// Keep the order of files.
     Never,
-    /// They are in another order in each epoch.
+    /// Use a new order in each epoch.
     EachEpoch { seed: u64 },
 }
 
@@ -40,23 +39,21 @@ impl Order {
     pub(super) fn new(documents: usize, shuffle: Shuffle) -> Self {
         let documents = documents as u64;
         let bits = u64::BITS - documents.saturating_sub(1).leading_zeros();
-        // Documents are in memory by their places, 16 bytes each: no machine
-        // has 2^48 of them.
+        // The index takes 16 bytes per document: no machine has 2^48 of them.
         let half_bits = bits.div_ceil(2).clamp(1, MOST_HALF_BITS);
         Self { documents, shuffle, half_bits }
     }
 
-    /// The document at a place, which must be less than their number.
-    pub(super) fn at(&self, epoch: u64, place: u64) -> u64 {
-        let Shuffle::EachEpoch { seed } = self.shuffle else { return place };
+    /// The document at a position of an epoch.
+    pub(super) fn at(&self, epoch: u64, position: u64) -> u64 {
+        let Shuffle::EachEpoch { seed } = self.shuffle else { return position };
         if self.documents < 2 {
-            return place;
+            return position;
         }
         let stream = Stream { seed: seed ^ PURPOSE, number: epoch };
-        // The network permutes a power of four, less than four times as many
-        // as there are documents. Following it from a document, one comes to
-        // a document again, at the latest to the same.
-        let mut number = self.encipher(stream, place);
+        // The network permutes a power of four, less than four times the number
+        // of documents. Its cycles lead from a document to a document.
+        let mut number = self.encipher(stream, position);
         while number >= self.documents {
             number = self.encipher(stream, number);
         }
@@ -68,7 +65,7 @@ impl Order {
         let (mut left, mut right) = (number >> self.half_bits & mask, number & mask);
         for round in 0..ROUNDS {
             let drawn = stream.uniform(round << MOST_HALF_BITS | right) * (1 << MOST_HALF_BITS) as f32;
-            // High bits, since a stream is drawn from high to low.
+            // The high bits are the most random.
             let drawn = drawn as u64 >> (MOST_HALF_BITS - self.half_bits);
             (left, right) = (right, left ^ drawn);
         }
@@ -96,17 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn every_small_order_has_every_document_once() {
+    fn orders_are_permutations() {
         for documents in 0..300 {
             assert!(is_permutation(&order(documents, 7, documents as u64 % 5)), "{documents}");
         }
         assert!(is_permutation(&order(100_003, 1, 0)));
     }
 
-    /// Each of the orders of three and four documents comes as often as chance
-    /// would have it, within five standard deviations.
+    /// Each permutation of up to four documents is equally likely, within five
+    /// standard deviations.
     #[test]
-    fn small_orders_are_even() {
+    fn permutations_are_equally_likely() {
         for (documents, orders) in [(2, 2.0), (3, 6.0), (4, 24.0)] {
             let draws = 6000;
             let mut seen: HashMap<Vec<u64>, u32> = HashMap::new();
@@ -122,8 +119,8 @@ mod tests {
         }
     }
 
-    /// Places and documents do not go together: the correlation of 10,000 pairs
-    /// is within five standard errors of none, and so is that of neighbours.
+    /// Positions and documents are uncorrelated, and so are neighbours, within
+    /// five standard errors for 10,000 pairs.
     #[test]
     fn large_orders_have_no_trend() {
         let (n, shuffled) = (10_000, order(10_000, 11, 2));
@@ -140,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn files_keep_their_order_if_wished() {
+    fn unshuffled_documents_keep_their_order() {
         let order = Order::new(5, Shuffle::Never);
         assert!((0..5).all(|place| order.at(3, place) == place));
     }
 
-    /// A saved run goes on in the same order with a later version.
+    /// A later version must resume a saved run in the same order.
     #[test]
-    fn orders_stay_the_same_for_ever() {
+    fn orders_are_stable_across_versions() {
         assert_eq!(order(10, 42, 0), [1, 5, 4, 3, 0, 9, 7, 8, 2, 6]);
     }
 

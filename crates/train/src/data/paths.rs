@@ -1,11 +1,10 @@
-//! From paths in a configuration to files.
+//! Resolving `data.paths` to files.
 //!
-//! A path is a file, a folder, or a pattern. Folders are read with all that is
-//! in them, and of it the files whose names end as those of texts do; a file
-//! that is named, or that a pattern matches, is read whatever its ending, as
-//! JSONL if it ends so and else as text. Files come in the order of the paths,
-//! and those of one path in the order of their names, which is the same on
-//! every machine. A file that is named twice is read once.
+//! A path is a file, a folder or a glob pattern. A folder contributes, at any
+//! depth, the files with a known extension. A named or matched file is read
+//! whatever its extension, as JSONL if it has that extension and as text
+//! otherwise. Files come in the order of the paths, and those of one path by
+//! name, which is the same on every machine. Duplicates are read once.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,47 +13,49 @@ use std::path::{Path, PathBuf};
 
 use globset::{GlobBuilder, GlobMatcher};
 
+use weightloom_errors::FileError;
+
 use super::error::DataError;
 
-/// What is in a file.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Text or Markdown.
     Text,
-    /// A JSON object on each line.
-    Lines,
+    /// One JSON object per line.
+    Jsonl,
 }
 
 /// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FoundFile {
     pub(super) path: PathBuf,
-    /// Its path inside of what was named, which stays when all is moved.
+    /// Its path relative to the configured path.
     pub(super) name: String,
     pub(super) kind: Kind,
 }
 
-/// All files of some paths.
+/// All files of the configured paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundFiles {
     pub(super) files: Vec<FoundFile>,
-    /// Files in folders that are no texts by their names.
-    pub(super) passed_over: usize,
+    /// Files in folders with an unsupported extension.
+    pub(super) skipped_files: usize,
 }
 
-impl Found {
+impl FoundFiles {
     pub(super) fn new(paths: &[String]) -> Result<Self, DataError> {
         if paths.is_empty() {
             return Err(DataError::NoPaths);
         }
         let mut found = Self::default();
-        let (mut seen, mut passed) = (HashSet::new(), HashSet::new());
+        let (mut seen, mut skipped) = (HashSet::new(), HashSet::new());
         for path in paths {
             let mut files = Vec::new();
             match fs::metadata(path) {
-                Ok(facts) => passed.extend(named(Path::new(path), &facts, &mut files)?),
+                Ok(metadata) => skipped.extend(add_path(Path::new(path), &metadata, &mut files)?),
                 Err(error) if error.kind() == ErrorKind::NotFound && is_pattern(path) => {
-                    passed.extend(matched(path, &mut files)?);
+                    skipped.extend(add_pattern(path, &mut files)?);
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     return Err(DataError::NotFound { path: path.clone() });
@@ -71,7 +72,7 @@ impl Found {
                 }
             }
         }
-        found.passed_over = passed.iter().filter(|path| !seen.contains(&absolute(path))).count();
+        found.skipped_files = skipped.iter().filter(|path| !seen.contains(&absolute(path))).count();
         Ok(found)
     }
 }
@@ -80,16 +81,20 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// What a path means that is there. Gives the files that are passed over.
-fn named(path: &Path, facts: &fs::Metadata, files: &mut Vec<FoundFile>) -> Result<Vec<PathBuf>, DataError> {
-    let mut passed = Vec::new();
-    if facts.is_dir() {
-        let mut walk = Walk { hidden: Hidden::Leave, deepest: usize::MAX, folders: HashSet::new() };
+/// Adds the files of an existing path. Returns the unsupported ones.
+fn add_path(
+    path: &Path,
+    metadata: &fs::Metadata,
+    files: &mut Vec<FoundFile>,
+) -> Result<Vec<PathBuf>, DataError> {
+    let mut skipped = Vec::new();
+    if metadata.is_dir() {
+        let mut walk = Walk { hidden: Hidden::Skip, deepest: usize::MAX, folders: HashSet::new() };
         walk.run(path, "", 0, &mut |entry| {
-            match (entry.facts.is_dir(), ending_kind(&entry.path)) {
+            match (entry.metadata.is_dir(), extension_kind(&entry.path)) {
                 (true, _) => {}
                 (false, Some(kind)) => files.push(FoundFile { path: entry.path, name: entry.name, kind }),
-                (false, None) => passed.push(entry.path),
+                (false, None) => skipped.push(entry.path),
             }
             Ok(())
         })?;
@@ -97,44 +102,46 @@ fn named(path: &Path, facts: &fs::Metadata, files: &mut Vec<FoundFile>) -> Resul
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         files.push(FoundFile { path: path.to_owned(), name, kind: file_kind(path)? });
     }
-    Ok(passed)
+    Ok(skipped)
 }
 
-/// What a pattern matches: files, and folders with all that is in them.
-fn matched(pattern: &str, files: &mut Vec<FoundFile>) -> Result<Vec<PathBuf>, DataError> {
-    let (base, rest) = split(pattern);
+/// Adds the files and folders that a pattern matches. Returns the unsupported
+/// files.
+fn add_pattern(pattern: &str, files: &mut Vec<FoundFile>) -> Result<Vec<PathBuf>, DataError> {
+    let (base, rest) = split_pattern(pattern);
     let matcher = matcher(pattern, &rest)?;
     if !base.is_dir() {
         return Err(DataError::NotFound { path: base.display().to_string() });
     }
-    let hidden = if rest.split('/').any(|part| part.starts_with('.')) { Hidden::Show } else { Hidden::Leave };
+    let hidden =
+        if rest.split('/').any(|part| part.starts_with('.')) { Hidden::Include } else { Hidden::Skip };
     let deepest = if rest.contains("**") { usize::MAX } else { rest.split('/').count() };
-    let mut passed = Vec::new();
+    let mut skipped = Vec::new();
     let mut walk = Walk { hidden, deepest, folders: HashSet::new() };
     walk.run(&base, "", 0, &mut |entry| {
         if !matcher.is_match(&entry.name) {
             return Ok(());
         }
-        if !entry.facts.is_dir() {
+        if !entry.metadata.is_dir() {
             files.push(FoundFile { kind: file_kind(&entry.path)?, path: entry.path, name: entry.name });
             return Ok(());
         }
         let inside = files.len();
-        passed.extend(named(&entry.path, &entry.facts, files)?);
+        skipped.extend(add_path(&entry.path, &entry.metadata, files)?);
         for file in &mut files[inside..] {
             file.name = format!("{}/{}", entry.name, file.name);
         }
         Ok(())
     })?;
-    Ok(passed)
+    Ok(skipped)
 }
 
 fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '[', '{'])
 }
 
-/// The folder that a pattern begins with, and the pattern inside of it.
-fn split(pattern: &str) -> (PathBuf, String) {
+/// Splits a pattern into its literal base folder and the rest.
+fn split_pattern(pattern: &str) -> (PathBuf, String) {
     let parts: Vec<&str> = pattern.split('/').collect();
     let plain = parts.iter().take_while(|part| !is_pattern(part)).count().min(parts.len() - 1);
     let base = match parts[..plain].join("/") {
@@ -153,22 +160,22 @@ fn matcher(pattern: &str, rest: &str) -> Result<GlobMatcher, DataError> {
     })
 }
 
-/// Whether names that begin with a dot are looked at.
+/// Whether hidden files are included.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hidden {
-    Show,
-    Leave,
+    Include,
+    Skip,
 }
 
-/// Something in a folder.
+/// A file or folder.
 struct Entry {
     path: PathBuf,
     name: String,
-    facts: fs::Metadata,
+    metadata: fs::Metadata,
 }
 
-/// A walk through folders. Links are followed, but no folder is entered twice:
-/// a link to a folder above would never end.
+/// Walks a folder. Follows links, but enters each folder once, so that a link to
+/// a parent ends.
 struct Walk {
     hidden: Hidden,
     deepest: usize,
@@ -194,13 +201,13 @@ impl Walk {
         }
         entries.sort();
         for (own, path) in entries {
-            if self.hidden == Hidden::Leave && own.starts_with('.') {
+            if self.hidden == Hidden::Skip && own.starts_with('.') {
                 continue;
             }
             let name = if name.is_empty() { own } else { format!("{name}/{own}") };
-            let facts = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
-            let inside = facts.is_dir().then(|| (path.clone(), name.clone()));
-            visit(Entry { path, name, facts })?;
+            let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
+            let inside = metadata.is_dir().then(|| (path.clone(), name.clone()));
+            visit(Entry { path, name, metadata })?;
             if let Some((path, name)) = inside {
                 self.run(&path, &name, depth + 1, visit)?;
             }
@@ -209,19 +216,19 @@ impl Walk {
     }
 }
 
-fn ending_kind(path: &Path) -> Option<Kind> {
-    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
-    match ending.as_str() {
+fn extension_kind(path: &Path) -> Option<Kind> {
+    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+    match extension.as_str() {
         "txt" | "text" | "md" | "markdown" => Some(Kind::Text),
-        "jsonl" | "ndjson" => Some(Kind::Lines),
+        "jsonl" | "ndjson" => Some(Kind::Jsonl),
         _ => None,
     }
 }
 
-/// The kind of a file that was asked for.
+/// The type of a named file.
 fn file_kind(path: &Path) -> Result<Kind, DataError> {
-    let json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
-    match ending_kind(path) {
+    let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    match extension_kind(path) {
         Some(kind) => Ok(kind),
         None if json => Err(DataError::Json { file: path.display().to_string() }),
         None => Ok(Kind::Text),
@@ -229,5 +236,5 @@ fn file_kind(path: &Path) -> Result<Kind, DataError> {
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> DataError {
-    DataError::Read { file: path.display().to_string(), message: error.to_string() }
+    FileError::new("read", path, error).into()
 }

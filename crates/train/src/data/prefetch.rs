@@ -1,4 +1,4 @@
-//! Batches that are prepared while others are computed.
+//! Preparing batches on a thread.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,46 +10,46 @@ use super::loader::Loader;
 use super::row::Batch;
 use super::state::{DataState, Dataset, Position};
 
-/// Batches that may wait to be taken, besides the one in the making.
-const WAITING: usize = 1;
+/// Batches in the queue, besides the one in preparation.
+const QUEUED: usize = 1;
 
-/// A loader on a thread of its own. Dropping it ends the thread.
+/// A loader on a separate thread, which ends on drop.
 pub struct Prefetched {
-    /// None once it is dropped, which tells the thread to end.
+    /// Dropped first, which ends the thread.
     receiver: Option<Receiver<Prepared>>,
     thread: Option<JoinHandle<()>>,
     position: Position,
     dataset: Arc<Dataset>,
-    /// What came instead of a batch.
+    /// The end of the data, or the error that ended it.
     end: Option<Result<(), DataError>>,
 }
 
-/// A batch, and where the loader stands after it.
+/// A batch, and the position after it.
 struct Prepared {
     batch: Result<Option<Batch>, DataError>,
     position: Position,
 }
 
 impl Prefetched {
-    pub(super) fn new(loader: Loader, rows: usize, mine: Vec<Range<usize>>) -> Result<Self, DataError> {
+    pub(super) fn new(loader: Loader, rows: usize, own: Vec<Range<usize>>) -> Result<Self, DataError> {
         let (position, dataset) = (loader.position(), loader.dataset());
-        let (sender, receiver) = sync_channel(WAITING);
+        let (sender, receiver) = sync_channel(QUEUED);
         let thread = std::thread::Builder::new()
             .name("weightloom-data".to_owned())
-            .spawn(move || prepare(loader, rows, &mine, &sender))
+            .spawn(move || prepare(loader, rows, &own, &sender))
             .map_err(|error| DataError::Thread { message: error.to_string() })?;
         Ok(Self { receiver: Some(receiver), thread: Some(thread), position, dataset, end: None })
     }
 
-    /// The next batch; none at the end. After an error comes the same again.
+    /// The next batch, or `None` at the end. Repeats an error.
     pub fn next_batch(&mut self) -> Result<Option<Batch>, DataError> {
         if let Some(end) = &self.end {
             return end.clone().map(|()| None);
         }
         let prepared = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
         let Some(Prepared { batch, position }) = prepared else {
-            self.end = Some(Err(DataError::BrokeOff));
-            return Err(DataError::BrokeOff);
+            self.end = Some(Err(DataError::ThreadStopped));
+            return Err(DataError::ThreadStopped);
         };
         match &batch {
             Ok(Some(_)) => self.position = position,
@@ -59,17 +59,16 @@ impl Prefetched {
         batch
     }
 
-    /// Where the run is: behind the last batch that was given, whatever has
-    /// been prepared since.
+    /// The position after the last returned batch, whatever is prepared since.
     pub fn state(&self) -> DataState {
         DataState { position: self.position, dataset: Dataset::clone(&self.dataset) }
     }
 }
 
-/// Prepares batches until there are no more, or nobody takes them.
-fn prepare(mut loader: Loader, rows: usize, mine: &[Range<usize>], sender: &SyncSender<Prepared>) {
+/// Prepares batches until the end of the data or of the receiver.
+fn prepare(mut loader: Loader, rows: usize, own: &[Range<usize>], sender: &SyncSender<Prepared>) {
     loop {
-        let batch = loader.next_batch(rows, mine);
+        let batch = loader.next_batch(rows, own);
         let last = !matches!(batch, Ok(Some(_)));
         let position = loader.position();
         if sender.send(Prepared { batch, position }).is_err() || last {
@@ -82,8 +81,7 @@ impl Drop for Prefetched {
     fn drop(&mut self) {
         self.receiver = None;
         if let Some(thread) = self.thread.take() {
-            // It ends after the batch that it is making. Had it panicked,
-            // `next_batch` would have said so.
+            // It ends after the current batch. `next_batch` reports a panic.
             let _ = thread.join();
         }
     }
@@ -96,14 +94,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_broke_off_is_told() {
-        let (sender, receiver) = sync_channel(WAITING);
+    fn a_stopped_thread_is_an_error() {
+        let (sender, receiver) = sync_channel(QUEUED);
         drop(sender);
         let dataset = Arc::new(Dataset::new(BTreeMap::new(), [].iter()));
         let position = Position::default();
         let mut ahead = Prefetched { receiver: Some(receiver), thread: None, position, dataset, end: None };
         for _ in 0..2 {
-            assert_eq!(ahead.next_batch(), Err(DataError::BrokeOff));
+            assert_eq!(ahead.next_batch(), Err(DataError::ThreadStopped));
         }
     }
 }

@@ -1,35 +1,38 @@
-//! A line of a JSONL file as a document.
+//! Parsing a JSONL line as a document.
 
 use weightloom_hub::text::{Message, OrderedJson};
 
 use super::error::DataError;
 use crate::config::DataFormat;
 
-/// What a document says.
+/// The content of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
-    /// A text, all of which is to be learned.
+    /// Plain text.
     Text(String),
-    /// A text of two parts, the second of which is to be learned.
-    Prompt { prompt: String, completion: String },
-    /// A conversation, in which answers are to be learned.
-    Chat { messages: Vec<Message>, tools: Option<Vec<OrderedJson>> },
+    Prompt {
+        prompt: String,
+        completion: String,
+    },
+    Chat {
+        messages: Vec<Message>,
+        tools: Option<Vec<OrderedJson>>,
+    },
 }
 
-/// Where a document comes from, for errors.
+/// The location of a document, for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) file: String,
     pub(super) line: usize,
 }
 
-/// Reads a line. Keys that documents do not have are passed over, since data
-/// often come with notes about themselves.
-pub(super) fn content(line: &str, form: DataFormat, origin: &Origin) -> Result<Content, DataError> {
+/// Parses a line. Ignores unknown keys, which are often metadata.
+pub(super) fn parse(line: &str, format: DataFormat, origin: &Origin) -> Result<Content, DataError> {
     let Origin { file, line: number } = origin;
     let line = line.trim_end_matches(['\n', '\r']);
     let data: OrderedJson = serde_json::from_str(line).map_err(|error| {
-        // The library counts lines of what it is given, which is one line.
+        // The line number of the error is always 1.
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default().to_owned();
         DataError::Syntax { file: file.clone(), line: *number, column: error.column(), message }
@@ -45,7 +48,7 @@ pub(super) fn content(line: &str, form: DataFormat, origin: &Origin) -> Result<C
         });
     };
     let mut record = Record { fields, origin };
-    match record.form(form)? {
+    match record.format(format)? {
         DataFormat::Text | DataFormat::Auto => Ok(Content::Text(record.text("text")?)),
         DataFormat::PromptCompletion => {
             Ok(Content::Prompt { prompt: record.text("prompt")?, completion: record.text("completion")? })
@@ -60,10 +63,10 @@ struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Which kind of document this is.
-    fn form(&self, form: DataFormat) -> Result<DataFormat, DataError> {
-        if form != DataFormat::Auto {
-            return Ok(form);
+    /// The format, detected from the keys if it is `auto`.
+    fn format(&self, format: DataFormat) -> Result<DataFormat, DataError> {
+        if format != DataFormat::Auto {
+            return Ok(format);
         }
         let keys = [
             ("text", DataFormat::Text),
@@ -72,13 +75,13 @@ impl Record<'_> {
             ("messages", DataFormat::Chat),
         ];
         let has = |key: &str| self.fields.iter().any(|(name, _)| name == key);
-        let told: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
+        let present: Vec<(&str, DataFormat)> = keys.into_iter().filter(|(key, _)| has(key)).collect();
         let Origin { file, line } = self.origin.clone();
-        let Some(&(_, first)) = told.first() else {
-            return Err(DataError::Shape { file, line, keys: self.keys() });
+        let Some(&(_, first)) = present.first() else {
+            return Err(DataError::UnknownFormat { file, line, keys: self.keys() });
         };
-        if told.iter().any(|&(_, form)| form != first) {
-            let keys = told.into_iter().map(|(key, _)| key.to_owned()).collect();
+        if present.iter().any(|&(_, format)| format != first) {
+            let keys = present.into_iter().map(|(key, _)| key.to_owned()).collect();
             return Err(DataError::Ambiguous { file, line, keys });
         }
         Ok(first)
@@ -101,7 +104,7 @@ impl Record<'_> {
     fn text(&mut self, key: &'static str) -> Result<String, DataError> {
         match self.take(key)? {
             OrderedJson::Text(text) => Ok(text),
-            other => Err(self.wrong(key.to_owned(), "a text", kind(&other))),
+            other => Err(self.wrong(key.to_owned(), "a string", kind(&other))),
         }
     }
 
@@ -115,10 +118,10 @@ impl Record<'_> {
         };
         let message = |(at, data): (usize, OrderedJson)| {
             let found = match &data {
-                OrderedJson::Map(_) => "an object without one",
+                OrderedJson::Map(_) => "an object without a string `role`",
                 other => kind(other),
             };
-            let wrong = || self.wrong(format!("messages[{at}]"), "an object with a text `role`", found);
+            let wrong = || self.wrong(format!("messages[{at}]"), "an object with a string `role`", found);
             Message::try_from(data).map_err(|_| wrong())
         };
         list.into_iter().enumerate().map(message).collect()
@@ -143,7 +146,7 @@ fn kind(data: &OrderedJson) -> &'static str {
         OrderedJson::Null => "null",
         OrderedJson::Bool(_) => "true or false",
         OrderedJson::Number(_) => "a number",
-        OrderedJson::Text(_) => "a text",
+        OrderedJson::Text(_) => "a string",
         OrderedJson::List(_) => "a list",
         OrderedJson::Map(_) => "an object",
     }

@@ -1,82 +1,81 @@
-//! Rows: what a model is given, and what it should have said.
+//! Rows of inputs and targets.
 
 use weightloom_nn::IGNORED;
 
 use super::sample::Sample;
 
-/// A row. All rows have the same length; what is behind the tokens is filled
-/// up, and does not count.
+/// A row of inputs and targets. All rows have the same length, with padding at
+/// the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What the model is given.
+    /// Input tokens.
     pub inputs: Vec<u32>,
-    /// For each input, the token that follows it, or [`IGNORED`].
+    /// The next token at each position, or [`IGNORED`].
     pub targets: Vec<i64>,
-    /// Where documents begin in `inputs`. A row that begins inside of a
-    /// document does not have 0 among them.
+    /// Positions where documents start. A row that starts inside a document does
+    /// not contain 0.
     pub starts: Vec<usize>,
-    /// How many of the inputs are tokens of documents.
+    /// Number of inputs that are not padding.
     pub length: usize,
 }
 
 impl Row {
-    /// A row without tokens.
+    /// A row of padding.
     pub(crate) fn empty(size: usize, pad: u32) -> Self {
         Self { inputs: vec![pad; size], targets: vec![IGNORED; size], starts: Vec::new(), length: 0 }
     }
 
-    /// How many targets count.
-    pub fn counted(&self) -> u64 {
+    /// Number of targets that contribute to the loss.
+    pub fn target_count(&self) -> u64 {
         self.targets.iter().filter(|&&target| target != IGNORED).count() as u64
     }
 }
 
-/// The rows of one step that a rank computes.
+/// A rank's rows of a global batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The rows that were asked for, in their order.
+    /// The requested rows in order.
     pub rows: Vec<Row>,
-    /// Targets that count in them.
-    pub targets_of_mine: u64,
-    /// Rows of the whole batch that have tokens. The others fill it up at the
-    /// end of the last epoch.
+    /// Number of targets in them.
+    pub own_targets: u64,
+    /// Rows of the global batch that are not padding, which the last batch may
+    /// have.
     pub real_rows: usize,
-    /// The number of the first row of the whole batch, from the beginning of
-    /// the run.
+    /// Number of the first row of the global batch in the run.
     pub first_row: u64,
 }
 
-/// A row in the making: one token more than it has inputs, since the last is a
-/// target alone.
+/// A row under construction: one token more than inputs, because the last is
+/// only a target.
 pub(super) struct RowBuilder {
     tokens: Vec<u32>,
-    counts: Vec<bool>,
+    mask: Vec<bool>,
     starts: Vec<usize>,
     size: usize,
 }
 
 impl RowBuilder {
     pub(super) fn new(size: usize) -> Self {
-        let (tokens, counts) = (Vec::with_capacity(size + 1), Vec::with_capacity(size + 1));
-        Self { tokens, counts, starts: Vec::new(), size }
+        let (tokens, mask) = (Vec::with_capacity(size + 1), Vec::with_capacity(size + 1));
+        Self { tokens, mask, starts: Vec::new(), size }
     }
 
-    /// Appends a stretch of a document.
+    /// Appends a part of a document.
     pub(super) fn push(&mut self, sample: &Sample, from: usize, take: usize) {
         if from == 0 && self.tokens.len() < self.size {
             self.starts.push(self.tokens.len());
         }
         self.tokens.extend_from_slice(&sample.tokens[from..from + take]);
-        self.counts.extend_from_slice(&sample.counts[from..from + take]);
+        self.mask.extend_from_slice(&sample.mask[from..from + take]);
     }
 
     pub(super) fn finish(self, pad: u32) -> Row {
-        let Self { tokens, counts, starts, size } = self;
+        let Self { tokens, mask, starts, size } = self;
         let length = tokens.len().saturating_sub(1);
         let mut row = Row { starts, length, ..Row::empty(size, pad) };
         row.inputs[..length].copy_from_slice(&tokens[..length]);
         for (at, target) in row.targets[..length].iter_mut().enumerate() {
-            if counts[at + 1] {
+            if mask[at + 1] {
                 *target = i64::from(tokens[at + 1]);
             }
         }

@@ -1,72 +1,69 @@
-//! A document as tokens, and which of them count in the loss.
+//! Tokenized documents with a loss mask.
 //!
-//! - Of a text all tokens count. It ends with the tokenizer's first token that
-//!   ends a text, if it has one, and begins with what the tokenizer puts there.
-//! - A prompt and its completion are tokenized as one text, since that is how
-//!   the model will see them. Tokens with a byte of the completion count, and
-//!   the token that ends the text.
-//! - A conversation is tokenized as its template renders it, without anything
-//!   added. What assistants write counts, with the token that ends their turn,
-//!   but not white space that a template puts behind that token.
+//! - Text: all tokens contribute to the loss. The tokenizer's first EOS token, if
+//!   it has one, ends the text, and the tokenizer adds what it puts at the start.
+//! - Prompt and completion are tokenized as one text, as the model will see
+//!   them. Tokens with a byte of the completion contribute, and the EOS token.
+//! - A conversation is tokenized as its template renders it, with nothing added.
+//!   Assistant messages contribute, with the token that ends the turn, but not
+//!   white space that the template appends to it.
 //!
-//! Special tokens that a document spells out are recognised as such.
+//! Special tokens in the text of a document are recognized.
 //!
-//! The first token of a document never counts: nothing of the document stands
-//! before it that it could be told from. So the same tokens count however
-//! documents are cut into rows.
+//! The first token of a document never contributes, because nothing precedes it.
+//! So the mask does not depend on how documents are split into rows.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Encoded, Message, Special, Tokenizer};
 
-use super::chat::{self, Answer, End, Unclear};
+use super::chat::{self, AssistantSpan, LocateError, SpanEnd};
 use super::error::DataError;
 use super::record::{Content, Origin};
 use crate::config::TrainOn;
 
-/// What became of a document.
+/// How a document is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Fate {
-    /// It is there as it was.
+pub enum DocumentStatus {
+    /// As a whole.
     Whole,
-    /// Its end is missing, since it is longer than a row.
+    /// Truncated to a row.
     Truncated,
-    /// It is not there, since nothing in it counts.
-    LeftOut,
+    /// Not at all, because no token contributes to the loss.
+    Skipped,
 }
 
-/// A document as tokens. Empty if it is left out, else two tokens or more.
+/// A tokenized document. Empty if skipped, else two tokens or more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) tokens: Vec<u32>,
-    /// Which of them count.
-    pub(super) counts: Vec<bool>,
-    pub(super) fate: Fate,
+    /// Whether each token contributes to the loss.
+    pub(super) mask: Vec<bool>,
+    pub(super) status: DocumentStatus,
 }
 
 impl Sample {
-    fn left_out() -> Self {
-        Self { tokens: Vec::new(), counts: Vec::new(), fate: Fate::LeftOut }
+    fn skipped() -> Self {
+        Self { tokens: Vec::new(), mask: Vec::new(), status: DocumentStatus::Skipped }
     }
 
     pub(super) fn targets(&self) -> usize {
-        self.counts.iter().filter(|&&counts| counts).count()
+        self.mask.iter().filter(|&&masked| masked).count()
     }
 }
 
-/// Makes samples of documents.
+/// Tokenizes documents.
 pub(super) struct Sampler {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) templates: Templates,
     pub(super) train_on: TrainOn,
-    /// Tokens that a prompt or a conversation may have.
-    pub(super) longest: usize,
-    /// Tokens that the model has.
+    /// Maximum tokens of a prompt or conversation.
+    pub(super) max_tokens: usize,
     pub(super) vocabulary: usize,
 }
 
-/// Where templates for conversations come from.
+/// The source of chat templates.
 pub(super) enum Templates {
     /// From the model.
     Model(Arc<ChatTemplates>),
@@ -97,63 +94,63 @@ impl Sampler {
             let Origin { file, line } = origin.clone();
             return Err(DataError::Token { file, line, token, vocabulary: self.vocabulary });
         }
-        if let Some(first) = sample.counts.first_mut() {
+        if let Some(first) = sample.mask.first_mut() {
             *first = false;
         }
         if sample.targets() == 0 {
-            return Ok(Sample::left_out());
+            return Ok(Sample::skipped());
         }
         Ok(sample)
     }
 
     fn text(&self, text: &str, origin: &Origin) -> Result<Sample, DataError> {
-        let mut tokens = self.tokenizer.encode(text, Special::Add).map_err(|error| DataError::Encode {
+        let mut tokens = self.tokenizer.encode(text, Special::Add).map_err(|source| DataError::Encode {
             file: origin.file.clone(),
             line: origin.line,
-            error,
+            source,
         })?;
-        let marks =
+        let is_marker =
             |token: &u32| self.tokenizer.bos() == Some(*token) || self.tokenizer.eos().contains(token);
-        if tokens.iter().all(marks) {
-            return Ok(Sample::left_out());
+        if tokens.iter().all(is_marker) {
+            return Ok(Sample::skipped());
         }
-        if self.begins_twice(&tokens) {
+        if self.has_two_bos(&tokens) {
             tokens.remove(0);
         }
-        if self.ends_twice(&tokens) {
+        if self.has_two_eos(&tokens) {
             tokens.pop();
         }
-        if let Some(end) = self.end(&tokens) {
+        if let Some(end) = self.missing_eos(&tokens) {
             tokens.push(end);
         }
-        Ok(Sample { counts: vec![true; tokens.len()], tokens, fate: Fate::Whole })
+        Ok(Sample { mask: vec![true; tokens.len()], tokens, status: DocumentStatus::Whole })
     }
 
     fn prompt(&self, prompt: String, completion: &str, origin: &Origin) -> Result<Sample, DataError> {
         let from = prompt.len();
         let whole = prompt + completion;
         let Encoded { ids: mut tokens, mut offsets } = self.encode(&whole, Special::Add, origin)?;
-        if self.begins_twice(&tokens) {
+        if self.has_two_bos(&tokens) {
             tokens.remove(0);
             offsets.remove(0);
         }
-        if self.ends_twice(&tokens) {
+        if self.has_two_eos(&tokens) {
             tokens.pop();
             offsets.pop();
         }
         let has_bytes = |range: &Range<usize>| !range.is_empty();
-        let Some(first) = offsets.iter().position(has_bytes) else { return Ok(Sample::left_out()) };
+        let Some(first) = offsets.iter().position(has_bytes) else { return Ok(Sample::skipped()) };
         let last = offsets.iter().rposition(has_bytes).unwrap_or(first);
-        // What the tokenizer adds has no bytes; what it adds at the end is to
-        // be learned like the token that we add.
-        let answer = from..whole.len();
-        let counted = |(at, range)| at > last || (at >= first && overlaps(range, &answer));
-        let mut counts: Vec<bool> = offsets.iter().enumerate().map(counted).collect();
-        if let Some(end) = self.end(&tokens) {
+        // Tokens that the tokenizer adds have no bytes; those at the end
+        // contribute like the EOS token.
+        let target = from..whole.len();
+        let counted = |(at, range)| at > last || (at >= first && overlaps(range, &target));
+        let mut mask: Vec<bool> = offsets.iter().enumerate().map(counted).collect();
+        if let Some(end) = self.missing_eos(&tokens) {
             tokens.push(end);
-            counts.push(true);
+            mask.push(true);
         }
-        Ok(self.cut(tokens, counts))
+        Ok(self.truncate(tokens, mask))
     }
 
     fn chat(
@@ -167,92 +164,90 @@ impl Sampler {
             return Err(DataError::NoTemplate { file, line });
         };
         if self.train_on == TrainOn::All {
-            let text = chat::render(template, messages, context).map_err(|error| DataError::Chat {
+            let text = chat::render(template, messages, context).map_err(|source| DataError::Chat {
                 file,
                 line,
-                error,
+                source,
             })?;
             let tokens = self.encode(&text, Special::Plain, origin)?.ids;
-            let counts = vec![true; tokens.len()];
-            return Ok(self.cut(tokens, counts));
+            let mask = vec![true; tokens.len()];
+            return Ok(self.truncate(tokens, mask));
         }
-        let rendered =
-            chat::render_answers(template, messages, context).map_err(|unclear| match unclear {
-                Unclear::Chat(error) => DataError::Chat { file, line, error },
-                Unclear::Untold(at) => DataError::Untold { file, line, message: at + 1 },
-            })?;
+        let rendered = chat::render_with_spans(template, messages, context).map_err(|error| match error {
+            LocateError::Chat(source) => DataError::Chat { file, line, source },
+            LocateError::NotFound(at) => DataError::UnlocatedMessage { file, line, message: at + 1 },
+        })?;
         let encoded = self.encode(&rendered.text, Special::Plain, origin)?;
-        let answers: Vec<Range<usize>> =
-            rendered.answers.iter().map(|answer| self.told(*answer, &rendered.text, &encoded)).collect();
-        let counts = encoded
-            .offsets
-            .iter()
-            .map(|range| answers.iter().any(|answer| overlaps(range, answer)))
-            .collect();
-        Ok(self.cut(encoded.ids, counts))
+        let spans: Vec<Range<usize>> =
+            rendered.assistant.iter().map(|span| self.span_bytes(*span, &rendered.text, &encoded)).collect();
+        let mask =
+            encoded.offsets.iter().map(|range| spans.iter().any(|span| overlaps(range, span))).collect();
+        Ok(self.truncate(encoded.ids, mask))
     }
 
-    /// The bytes of an answer, now that tokens are known.
-    fn told(&self, answer: Answer, text: &str, encoded: &Encoded) -> Range<usize> {
-        let marks = || {
+    /// The bytes of an assistant message, including the token that ends it.
+    fn span_bytes(&self, span: AssistantSpan, text: &str, encoded: &Encoded) -> Range<usize> {
+        let special = || {
             let tokens = encoded.ids.iter().zip(&encoded.offsets);
             tokens.filter(|(id, _)| self.tokenizer.is_special(**id)).map(|(_, range)| range)
         };
-        let Answer { start, end } = answer;
+        let AssistantSpan { start, end } = span;
         let end = match end {
-            End::Turn(end) => {
-                let last = marks().rfind(|mark| mark.start >= start && mark.end <= end);
-                let blank =
-                    |mark: &&Range<usize>| text.as_bytes()[mark.end..end].iter().all(u8::is_ascii_whitespace);
-                last.filter(blank).map_or(end, |mark| mark.end)
+            SpanEnd::Turn(end) => {
+                let last = special().rfind(|token| token.start >= start && token.end <= end);
+                let blank = |token: &&Range<usize>| {
+                    text.as_bytes()[token.end..end].iter().all(u8::is_ascii_whitespace)
+                };
+                last.filter(blank).map_or(end, |token| token.end)
             }
-            End::Mark { words, next } => {
-                let first = marks().find(|mark| mark.start >= words && mark.end <= next);
-                first.map_or(words, |mark| mark.end)
+            SpanEnd::SpecialToken { words, next } => {
+                let first = special().find(|token| token.start >= words && token.end <= next);
+                first.map_or(words, |token| token.end)
             }
         };
         start..end.max(start)
     }
 
     fn encode(&self, text: &str, special: Special, origin: &Origin) -> Result<Encoded, DataError> {
-        self.tokenizer.encode_with_offsets(text, special).map_err(|error| DataError::Encode {
+        self.tokenizer.encode_with_offsets(text, special).map_err(|source| DataError::Encode {
             file: origin.file.clone(),
             line: origin.line,
-            error,
+            source,
         })
     }
 
-    /// Whether a text spells out the token that the tokenizer begins it with.
-    fn begins_twice(&self, tokens: &[u32]) -> bool {
+    /// Whether a text starts with the BOS token that the tokenizer adds.
+    fn has_two_bos(&self, tokens: &[u32]) -> bool {
         matches!((tokens, self.tokenizer.bos()), ([first, second, ..], Some(bos)) if [*first, *second] == [bos; 2])
     }
 
-    /// The same for the token that ends it.
-    fn ends_twice(&self, tokens: &[u32]) -> bool {
+    /// Whether a text ends with the EOS token that the tokenizer adds.
+    fn has_two_eos(&self, tokens: &[u32]) -> bool {
         matches!((tokens, self.tokenizer.eos()), ([.., before, last], [eos, ..]) if [before, last] == [eos; 2])
     }
 
-    /// The token that ends a text, unless it is there already.
-    fn end(&self, tokens: &[u32]) -> Option<u32> {
+    /// The EOS token, unless the text ends with it.
+    fn missing_eos(&self, tokens: &[u32]) -> Option<u32> {
         let end = self.tokenizer.eos().first().copied()?;
         (tokens.last() != Some(&end)).then_some(end)
     }
 
-    /// Of prompts and conversations, what is too long is cut off at the end:
-    /// an answer without its question teaches the wrong thing.
-    fn cut(&self, mut tokens: Vec<u32>, mut counts: Vec<bool>) -> Sample {
+    /// Truncates a prompt or conversation at the end: a completion without its
+    /// prompt would teach the wrong thing.
+    fn truncate(&self, mut tokens: Vec<u32>, mut mask: Vec<bool>) -> Sample {
         if self.train_on == TrainOn::All {
-            counts.fill(true);
+            mask.fill(true);
         }
-        let fate = if tokens.len() > self.longest { Fate::Truncated } else { Fate::Whole };
-        tokens.truncate(self.longest);
-        counts.truncate(self.longest);
-        Sample { tokens, counts, fate }
+        let status =
+            if tokens.len() > self.max_tokens { DocumentStatus::Truncated } else { DocumentStatus::Whole };
+        tokens.truncate(self.max_tokens);
+        mask.truncate(self.max_tokens);
+        Sample { tokens, mask, status }
     }
 }
 
-/// Whether a token has a byte of an answer. A token without bytes belongs to
-/// what follows it.
-fn overlaps(token: &Range<usize>, answer: &Range<usize>) -> bool {
-    token.start < answer.end && (token.end > answer.start || token.start >= answer.start)
+/// Whether a token has a byte of a span. A token without bytes belongs to what
+/// follows it.
+fn overlaps(token: &Range<usize>, span: &Range<usize>) -> bool {
+    token.start < span.end && (token.end > span.start || token.start >= span.start)
 }

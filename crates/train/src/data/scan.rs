@@ -1,15 +1,15 @@
-//! Where documents begin and end in a file, found by reading it once.
+//! Finding the documents in a file.
 
 use super::error::DataError;
-use super::lines::{Content, Line, Whole, each_line};
+use super::lines::{Content, FileSummary, Line, each_line};
 use super::paths::{FoundFile, Kind};
 
-/// A document's place in its file. There may be very many, so they are small.
+/// The location of a document in its file. Small, because there may be many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) start: u64,
     pub(super) bytes: u32,
-    /// Its first line, from one.
+    /// Number of its first line, starting at 1.
     pub(super) line: u32,
 }
 
@@ -18,10 +18,10 @@ pub(super) fn scan(
     file: &FoundFile,
     separator: Option<&str>,
     entries: &mut Vec<Entry>,
-) -> Result<Whole, DataError> {
+) -> Result<FileSummary, DataError> {
     let before = entries.len();
     let whole = match file.kind {
-        Kind::Lines => each_line(&file.path, 0, &mut |line| {
+        Kind::Jsonl => each_line(&file.path, 0, &mut |line| {
             if line.content == Content::Some {
                 entries.push(entry(file, line.start, line.end, line.number)?);
             }
@@ -35,24 +35,28 @@ pub(super) fn scan(
     Ok(whole)
 }
 
-/// A text in the making: its start, its end so far, its first line.
-struct Open {
+/// A document whose end is not found yet.
+struct OpenDocument {
     start: u64,
     end: u64,
     line: usize,
     content: Content,
 }
 
-fn text(file: &FoundFile, separator: Option<&str>, entries: &mut Vec<Entry>) -> Result<Whole, DataError> {
-    // One byte more than a separator with its `\r`, to see that a line is longer.
+fn text(
+    file: &FoundFile,
+    separator: Option<&str>,
+    entries: &mut Vec<Entry>,
+) -> Result<FileSummary, DataError> {
+    // One byte more than the separator and `\r`, to detect longer lines.
     let keep = separator.map_or(0, |separator| separator.len() + 2);
     let separates = |line: &Line<'_>| {
         let head = line.head.strip_suffix(b"\r").unwrap_or(line.head);
         separator.is_some_and(|separator| separator.as_bytes() == head)
     };
-    let mut open: Option<Open> = None;
-    let mut close = |open: &mut Option<Open>| match open.take() {
-        Some(Open { start, end, line, content: Content::Some }) => {
+    let mut open: Option<OpenDocument> = None;
+    let mut close = |open: &mut Option<OpenDocument>| match open.take() {
+        Some(OpenDocument { start, end, line, content: Content::Some }) => {
             entries.push(entry(file, start, end, line)?);
             Ok(())
         }
@@ -62,7 +66,7 @@ fn text(file: &FoundFile, separator: Option<&str>, entries: &mut Vec<Entry>) -> 
         if separates(&line) {
             return close(&mut open);
         }
-        let text = open.get_or_insert(Open {
+        let text = open.get_or_insert(OpenDocument {
             start: line.start,
             end: line.end,
             line: line.number,
@@ -89,8 +93,8 @@ fn entry(file: &FoundFile, start: u64, end: u64, line: usize) -> Result<Entry, D
     };
     Ok(Entry {
         start,
-        bytes: small("the number of bytes of a document", end - start)?,
-        line: small("the number of a line", line as u64)?,
+        bytes: small("the size of a document in bytes", end - start)?,
+        line: small("the line number", line as u64)?,
     })
 }
 
@@ -120,37 +124,37 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_one_document_or_several() {
+    fn a_separator_splits_a_text_into_documents() {
         expect(scanned(Kind::Text, "\none\n---\ntwo\n", None), &[("\none\n---\ntwo\n", 1)]);
         let text = "one\n---\n\n---\r\n---\n\ntwo\n---- \n---\nthree";
         let expected = [("one\n", 1), ("\ntwo\n---- \n", 6), ("three", 10)];
         expect(scanned(Kind::Text, text, Some("---")), &expected);
-        // An empty line may stand between documents too.
+        // An empty line can be the separator.
         expect(scanned(Kind::Text, "a\nb\n\n\nc", Some("")), &[("a\nb\n", 1), ("c", 5)]);
     }
 
     #[test]
-    fn a_line_is_one_document() {
+    fn each_jsonl_line_is_a_document() {
         expect(
-            scanned(Kind::Lines, "{}\n\n \r\n[]\r\n7", Some("7")),
+            scanned(Kind::Jsonl, "{}\n\n \r\n[]\r\n7", Some("7")),
             &[("{}\n", 1), ("[]\r\n", 4), ("7", 5)],
         );
     }
 
     #[test]
-    fn files_without_documents_are_told() {
+    fn files_without_documents_are_errors() {
         for (kind, text, separator) in [
             (Kind::Text, "", None),
             (Kind::Text, " \n", None),
             (Kind::Text, "-\n-\n", Some("-")),
-            (Kind::Lines, "\n\n", None),
+            (Kind::Jsonl, "\n\n", None),
         ] {
             assert!(matches!(scanned(kind, text, separator), Err(DataError::Empty { .. })), "{text:?}");
         }
     }
 
     #[test]
-    fn absurd_documents_are_refused() {
+    fn oversized_documents_are_errors() {
         let file = FoundFile { path: "x.txt".into(), name: "x.txt".to_owned(), kind: Kind::Text };
         let large = |error: DataError| match error {
             DataError::TooLarge { what, line, .. } => (what, line),

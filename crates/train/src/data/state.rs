@@ -1,4 +1,4 @@
-//! Where a run is in its data, and what data they are.
+//! The position of a run in its data, and the identity of the data.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,42 +7,42 @@ use serde::{Deserialize, Serialize};
 use super::digest::Digest;
 use super::error::{DataError, FileChange};
 
-/// Files that are listed by name in a state. The others are in its digest.
+/// Files listed by name in a state; a digest covers all.
 const LISTED: usize = 1000;
 
-/// What is needed to go on: a place, and what it is a place in. It knows
-/// nothing of ranks, so a run goes on with any number of them.
+/// The state of a loader. Independent of ranks, so a run can resume with any
+/// number of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataState {
-    /// The place.
+    /// The position in the stream of rows.
     pub position: Position,
-    /// What it is a place in.
+    /// The identity of the data.
     pub dataset: Dataset,
 }
 
-/// A place in the stream of rows.
+/// A position in the stream of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// How often all documents have been gone through.
+    /// Number of completed epochs.
     pub epoch: u64,
-    /// The document of the next row, by its place in the epoch's order.
+    /// Index of the next row's document in the order of the epoch.
     pub place: u64,
-    /// The first token of the next row in that document.
+    /// First token of the next row in that document.
     pub offset: u64,
-    /// Rows that were given, to all ranks together.
+    /// Rows returned, over all ranks.
     pub rows: u64,
-    /// Tokens in the inputs of these rows.
+    /// Input tokens in these rows.
     pub tokens: u64,
-    /// Documents that were begun, in all epochs together.
+    /// Documents started, over all epochs.
     pub documents: u64,
-    /// Those of them that were left out, since nothing in them counts.
-    pub left_out: u64,
-    /// Those of them that were cut off at the end.
+    /// Documents skipped, because no token contributes to the loss.
+    pub skipped: u64,
+    /// Documents truncated.
     pub truncated: u64,
 }
 
 impl Position {
-    /// To the next document of so many.
+    /// Moves to the next document.
     pub(super) fn advance(&mut self, documents: u64) {
         self.offset = 0;
         self.place += 1;
@@ -53,32 +53,32 @@ impl Position {
     }
 }
 
-/// What data are trained on, as far as it decides about rows.
+/// The identity of the data, as far as it determines the rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dataset {
-    /// Settings by name, as text.
+    /// Settings by name.
     pub settings: BTreeMap<String, String>,
-    /// The first thousand files.
-    pub files: Vec<FileMark>,
-    /// Of all files.
+    /// The first files.
+    pub files: Vec<FileFingerprint>,
+    /// Digest of all files.
     pub digest: String,
 }
 
-/// What tells a file from another.
+/// The identity of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileMark {
-    /// Its path inside of the folder or pattern that was named.
+pub struct FileFingerprint {
+    /// Path relative to the configured folder or pattern.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// CRC-32 of its bytes.
+    /// CRC-32.
     pub checksum: u32,
 }
 
 impl Dataset {
     pub(super) fn new<'a>(
         settings: BTreeMap<String, String>,
-        files: impl Iterator<Item = &'a FileMark> + Clone,
+        files: impl Iterator<Item = &'a FileFingerprint> + Clone,
     ) -> Self {
         let mut digest = Digest::new();
         for mark in files.clone() {
@@ -89,7 +89,7 @@ impl Dataset {
         Self { settings, files: files.take(LISTED).cloned().collect(), digest: digest.hex() }
     }
 
-    /// Whether these are the data that were saved, and if not, what differs.
+    /// Fails if the data differs from a saved one.
     pub(super) fn check(&self, saved: &Self) -> Result<(), DataError> {
         for setting in self.settings.keys().chain(saved.settings.keys()) {
             let of = |dataset: &Self| dataset.settings.get(setting).cloned();
@@ -107,22 +107,21 @@ impl Dataset {
     }
 
     fn change(&self, saved: &Self) -> FileChange {
-        // Names may come several times, from several folders; then the first
-        // place where lists differ tells more than a set of names.
-        let places = |dataset: &Self| -> HashMap<String, usize> {
-            let mut places = HashMap::new();
+        // A name may occur several times, in several folders.
+        let counts = |dataset: &Self| -> HashMap<String, usize> {
+            let mut counts = HashMap::new();
             for mark in &dataset.files {
-                *places.entry(mark.name.clone()).or_default() += 1;
+                *counts.entry(mark.name.clone()).or_default() += 1;
             }
-            places
+            counts
         };
-        let (then, now) = (places(saved), places(self));
-        let times = |places: &HashMap<String, usize>, name: &str| places.get(name).copied().unwrap_or(0);
-        // A list that is full may lack what the other has further behind.
+        let (then, now) = (counts(saved), counts(self));
+        let times = |counts: &HashMap<String, usize>, name: &str| counts.get(name).copied().unwrap_or(0);
+        // A full list may lack files that the other one lists.
         let whole = |dataset: &Self| dataset.files.len() < LISTED;
         let gone = saved.files.iter().find(|mark| times(&now, &mark.name) < times(&then, &mark.name));
         if let Some(mark) = gone.filter(|_| whole(self)) {
-            return FileChange::Gone { file: mark.name.clone() };
+            return FileChange::Missing { file: mark.name.clone() };
         }
         let new = self.files.iter().find(|mark| times(&then, &mark.name) < times(&now, &mark.name));
         if let Some(mark) = new.filter(|_| whole(saved)) {

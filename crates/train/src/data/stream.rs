@@ -1,29 +1,29 @@
-//! The stream of rows that all ranks walk through together.
+//! The stream of rows, which all ranks walk together.
 //!
-//! A packed row has one token more than inputs, and the next row begins with
-//! that token: so every token is a target once, also at the seams. The first
-//! token of a document follows the last one of another, and does not count.
+//! A packed row has one token more than inputs, and the next row starts with that
+//! token, so every token is a target once. The first token of a document follows
+//! the last one of another document and is masked.
 //!
-//! Which documents are in a row follows from the lengths of those before it.
-//! A rank that does not know them has to tokenize documents that others train
-//! on; lengths are remembered, so that this happens once. After a pass that
-//! counts, or after the first epoch, a rank tokenizes its own rows alone.
+//! The lengths of earlier documents determine the documents of a row. A rank
+//! that does not know them must tokenize other ranks' documents; lengths are
+//! remembered, so this happens once. After counting, or after the first epoch, a
+//! rank tokenizes only its own rows.
 
 use super::count::Measure;
 use super::documents::Documents;
 use super::error::DataError;
 use super::order::Order;
 use super::row::{Row, RowBuilder};
-use super::sample::{Fate, Sample, Sampler};
+use super::sample::{DocumentStatus, Sample, Sampler};
 use super::state::Position;
 use crate::config::RowLayout;
 
-/// How often all documents are gone through.
+/// The number of epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epochs {
-    /// Until nobody asks for more.
+    /// Unlimited.
     Endless,
-    /// So many times.
+    /// This many.
     Times(u64),
 }
 
@@ -33,11 +33,11 @@ impl Epochs {
     }
 }
 
-/// Whether a row is needed, or only its place.
+/// Whether a row is needed, or only the position after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     Row,
-    Place,
+    Position,
 }
 
 pub(super) struct RowStream {
@@ -46,25 +46,25 @@ pub(super) struct RowStream {
     pub(super) order: Order,
     pub(super) epochs: Epochs,
     pub(super) layout: RowLayout,
-    /// Inputs of a row.
+    /// Inputs per row.
     pub(super) size: usize,
     pub(super) pad: u32,
     pub(super) lengths: Lengths,
-    /// The document that was tokenized last. Pieces of one document follow
-    /// each other, so one is enough.
+    /// The last tokenized document. Parts of a document follow each other, so
+    /// one is enough.
     pub(super) latest: Option<(usize, Sample)>,
 }
 
-/// A document with tokens to come.
-struct Stretch {
+/// The rest of a document.
+struct Remainder {
     document: usize,
     from: usize,
     length: usize,
 }
 
 impl RowStream {
-    /// Passes the next row, and gives it if it is wanted; none at the end of
-    /// the last epoch.
+    /// Moves past the next row, and returns it if wanted; `None` after the last
+    /// epoch.
     pub(super) fn next(
         &mut self,
         position: &mut Position,
@@ -83,8 +83,8 @@ impl RowStream {
         Ok(Some(builder.map(|builder| builder.finish(self.pad))))
     }
 
-    /// Takes tokens until a row is full. The last of them is where the next
-    /// row begins.
+    /// Takes tokens until a row is full. The next row starts with the last of
+    /// them.
     fn take_packed(
         &mut self,
         position: &mut Position,
@@ -93,9 +93,9 @@ impl RowStream {
         let mut taken = 0;
         let mut last = (position.epoch, position.place, position.offset);
         while taken <= self.size {
-            let Some(stretch) = self.settle(position)? else { break };
-            let take = (stretch.length - stretch.from).min(self.size + 1 - taken);
-            self.copy(&stretch, take, builder.as_deref_mut())?;
+            let Some(remainder) = self.next_remainder(position)? else { break };
+            let take = (remainder.length - remainder.from).min(self.size + 1 - taken);
+            self.copy(&remainder, take, builder.as_deref_mut())?;
             taken += take;
             position.offset += take as u64;
             last = (position.epoch, position.place, position.offset - 1);
@@ -104,18 +104,18 @@ impl RowStream {
         Ok(taken)
     }
 
-    /// Takes tokens of one document, of which a row may be too short for all.
+    /// Takes tokens of one document, which may continue in the next row.
     fn take_padded(
         &mut self,
         position: &mut Position,
         builder: Option<&mut RowBuilder>,
     ) -> Result<usize, DataError> {
-        let Some(stretch) = self.settle(position)? else { return Ok(0) };
-        let take = (stretch.length - stretch.from).min(self.size + 1);
-        self.copy(&stretch, take, builder)?;
+        let Some(remainder) = self.next_remainder(position)? else { return Ok(0) };
+        let take = (remainder.length - remainder.from).min(self.size + 1);
+        self.copy(&remainder, take, builder)?;
         position.offset += take as u64 - 1;
-        // One token alone has no target.
-        if stretch.from + take >= stretch.length {
+        // A single token has no target.
+        if remainder.from + take >= remainder.length {
             position.advance(self.documents.len() as u64);
         }
         Ok(take)
@@ -123,46 +123,46 @@ impl RowStream {
 
     fn copy(
         &mut self,
-        stretch: &Stretch,
+        remainder: &Remainder,
         take: usize,
         builder: Option<&mut RowBuilder>,
     ) -> Result<(), DataError> {
         if let Some(builder) = builder {
-            let from = stretch.from;
-            builder.push(self.sample(stretch.document)?, from, take);
+            let from = remainder.from;
+            builder.push(self.sample(remainder.document)?, from, take);
         }
         Ok(())
     }
 
-    /// Goes on to a document that has tokens to come.
-    fn settle(&mut self, position: &mut Position) -> Result<Option<Stretch>, DataError> {
+    /// Moves to the next document with tokens left.
+    fn next_remainder(&mut self, position: &mut Position) -> Result<Option<Remainder>, DataError> {
         let documents = self.documents.len() as u64;
-        let mut left_out = 0;
+        let mut skipped = 0;
         while !self.epochs.are_over(position.epoch) {
-            // Only a whole epoch says that there is nothing: two parts of two
-            // epochs, each in its own order, may lack the same document.
+            // Count skipped documents within one epoch only: the order differs
+            // between epochs.
             if position.place == 0 {
-                left_out = 0;
+                skipped = 0;
             }
             let document = self.order.at(position.epoch, position.place) as usize;
-            let known = self.known(document)?;
+            let known = self.lookup(document)?;
             let number = position.epoch.saturating_mul(documents).saturating_add(position.place);
             if number >= position.documents {
                 position.documents = number.saturating_add(1);
-                match known.fate {
-                    Fate::LeftOut => position.left_out = position.left_out.saturating_add(1),
-                    Fate::Truncated => position.truncated = position.truncated.saturating_add(1),
-                    Fate::Whole => {}
+                match known.status {
+                    DocumentStatus::Skipped => position.skipped = position.skipped.saturating_add(1),
+                    DocumentStatus::Truncated => position.truncated = position.truncated.saturating_add(1),
+                    DocumentStatus::Whole => {}
                 }
             }
             if position.offset < known.length as u64 {
                 let from = position.offset as usize;
-                return Ok(Some(Stretch { document, from, length: known.length }));
+                return Ok(Some(Remainder { document, from, length: known.length }));
             }
-            if known.fate == Fate::LeftOut {
-                left_out += 1;
-                if left_out >= documents {
-                    return Err(DataError::NothingCounts { documents: documents as usize });
+            if known.status == DocumentStatus::Skipped {
+                skipped += 1;
+                if skipped >= documents {
+                    return Err(DataError::NoTargets { documents: documents as usize });
                 }
             }
             position.advance(documents);
@@ -170,8 +170,8 @@ impl RowStream {
         Ok(None)
     }
 
-    /// What is known of a document; it is tokenized if nothing is.
-    pub(super) fn known(&mut self, document: usize) -> Result<Known, DataError> {
+    /// The length of a document, which is tokenized if unknown.
+    pub(super) fn lookup(&mut self, document: usize) -> Result<DocumentLength, DataError> {
         if let Some(known) = self.lengths.get(document) {
             return Ok(known);
         }
@@ -192,17 +192,17 @@ impl RowStream {
     }
 }
 
-/// What rows need to know of a document.
+/// The length and status of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct DocumentLength {
     pub(super) length: usize,
-    pub(super) fate: Fate,
+    pub(super) status: DocumentStatus,
 }
 
-/// Lengths of documents, as far as they are known: four bytes for each.
+/// Known lengths of documents, in four bytes each.
 pub(super) struct Lengths(Vec<u32>);
 
-/// For documents that were cut off.
+/// Flag of truncated documents.
 const TRUNCATED: u32 = 1 << 31;
 
 impl Lengths {
@@ -210,23 +210,23 @@ impl Lengths {
         Self(vec![0; documents])
     }
 
-    fn get(&self, document: usize) -> Option<Known> {
-        // Zero is for what is not known, so lengths are kept plus one.
+    fn get(&self, document: usize) -> Option<DocumentLength> {
+        // Stored plus one; zero means unknown.
         let kept = self.0[document];
         let length = (kept & !TRUNCATED).checked_sub(1)? as usize;
-        let fate = match length {
-            0 => Fate::LeftOut,
-            _ if kept & TRUNCATED != 0 => Fate::Truncated,
-            _ => Fate::Whole,
+        let status = match length {
+            0 => DocumentStatus::Skipped,
+            _ if kept & TRUNCATED != 0 => DocumentStatus::Truncated,
+            _ => DocumentStatus::Whole,
         };
-        Some(Known { length, fate })
+        Some(DocumentLength { length, status })
     }
 
-    pub(super) fn put(&mut self, document: usize, measure: Measure) -> Known {
-        let known = Known { length: measure.tokens as usize, fate: measure.fate };
-        // What does not fit is not remembered, and measured again.
+    pub(super) fn put(&mut self, document: usize, measure: Measure) -> DocumentLength {
+        let known = DocumentLength { length: measure.tokens as usize, status: measure.status };
+        // A length that does not fit is measured again.
         if measure.tokens < TRUNCATED - 1 {
-            let flag = if measure.fate == Fate::Truncated { TRUNCATED } else { 0 };
+            let flag = if measure.status == DocumentStatus::Truncated { TRUNCATED } else { 0 };
             self.0[document] = (measure.tokens + 1) | flag;
         }
         known

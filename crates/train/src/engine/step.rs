@@ -1,4 +1,4 @@
-//! From gradients to new weights.
+//! The optimizer step.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,54 @@ use weightloom_tensor::{Tensor, TensorError};
 use super::{Engine, MicroBatch};
 use crate::error::TrainError;
 use crate::optimizer::StepInfo;
+use crate::spec::clip_factor;
 
-/// The tag of gradients that tied stages exchange.
+/// The tag of the gradients that stages with tied weights exchange.
 const TIED: u32 = 0x3000_0001;
 
-/// What a step is told.
-pub struct StepSettings<'a> {
-    /// Which step, counted from 1.
+/// Number and learning rate of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct StepSettings {
+    /// Step number, starting at 1.
     pub number: u64,
-    /// The step size.
     pub learning_rate: f64,
-    /// From the norm of all gradients, what they are multiplied by.
-    pub clip: &'a dyn Fn(f64) -> f64,
-    /// Told after each micro-batch: how many of how many are done.
-    pub substep: &'a dyn Fn(usize, usize),
 }
 
-/// What a step did.
+/// Hooks into a step. `()` does nothing and does not clip.
+#[allow(unused_variables, reason = "named for documentation")]
+pub trait StepHooks {
+    /// Called after the backward pass of each micro-batch on each stage.
+    fn microbatch_end(&mut self, done: usize, total: usize) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// The factor to multiply gradients by, given the norm of all of them.
+    fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
+        Ok(1.0)
+    }
+}
+
+impl StepHooks for () {}
+
+/// Clips gradients to a maximum norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stepped {
-    /// The mean loss over all targets of the batch.
+pub struct ClipNorm(pub f64);
+
+impl StepHooks for ClipNorm {
+    fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
+        Ok(clip_factor(gradient_norm, self.0))
+    }
+}
+
+/// The result of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    /// Mean loss over the targets of the global batch.
     pub loss: f64,
-    /// The norm of all gradients together, before they were clipped.
+    /// Norm of all gradients before clipping.
     pub gradient_norm: f64,
-    /// Targets of the whole batch.
+    /// Number of targets in the global batch.
     pub targets: u64,
 }
 
@@ -42,23 +66,25 @@ pub struct Stepped {
 type StageGradients = BTreeMap<String, DTensor>;
 
 impl Engine {
-    /// One step: all passes, the norm, the optimizer. Every rank, each with its
-    /// own rows. Nothing is changed if the loss or the norm is no number.
+    /// Runs the forward and backward passes, reduces and clips gradients, and
+    /// updates the weights. Called by every rank with its own rows. Leaves the
+    /// weights unchanged if the loss or the norm is not finite.
     pub fn step(
         &mut self,
-        settings: &StepSettings<'_>,
+        settings: &StepSettings,
         micros: &[MicroBatch],
-    ) -> Result<Stepped, TrainError> {
+        hooks: &mut dyn StepHooks,
+    ) -> Result<StepResult, TrainError> {
         let targets = self.count_targets(micros)?;
-        let share = self.passes(settings, micros, (targets as f64).max(1.0))?;
+        let share = self.forward_backward(settings, micros, (targets as f64).max(1.0), hooks)?;
         let loss = self.loss(share)?;
         let gradients = self.gradients()?;
         let gradient_norm = self.norm(&gradients)?;
-        let stepped = Stepped { loss, gradient_norm, targets };
+        let result = StepResult { loss, gradient_norm, targets };
         if !loss.is_finite() || !gradient_norm.is_finite() {
-            return Ok(stepped);
+            return Ok(result);
         }
-        let scale = (settings.clip)(gradient_norm);
+        let scale = hooks.clip(gradient_norm)?;
         let Self { stages, optimizer, .. } = self;
         for (stage, mut gradients) in stages.iter_mut().zip(gradients) {
             let mut states = std::mem::take(&mut stage.states);
@@ -82,34 +108,34 @@ impl Engine {
             (stage.states, stage.decays) = (states, decays);
             done?;
         }
-        Ok(stepped)
+        Ok(result)
     }
 
-    /// Whether this rank speaks for its rows: ranks that share layers, or hold
-    /// other stages, have the same ones.
-    fn speaks(&self) -> bool {
+    /// Whether this rank counts its rows: tensor- and pipeline-parallel ranks
+    /// have the same ones.
+    fn counts_rows(&self) -> bool {
         self.gangs.tp.rank() == 0 && self.gangs.pp.rank() == 0
     }
 
-    /// Targets of the rows of all ranks.
+    /// The number of targets in the rows of all ranks.
     pub fn count_targets(&self, micros: &[MicroBatch]) -> Result<u64, TrainError> {
         let counted = |target: &&i64| **target != weightloom_nn::IGNORED;
         let own: usize = micros.iter().map(|micro| micro.targets.iter().filter(counted).count()).sum();
-        let mut total = [if self.speaks() { own as u64 } else { 0 }];
+        let mut total = [if self.counts_rows() { own as u64 } else { 0 }];
         self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;
         Ok(total[0])
     }
 
-    /// The loss, from the shares of all ranks.
+    /// The loss: the sum of the shares of all ranks.
     pub fn loss(&self, share: f64) -> Result<f64, TrainError> {
         let mut total = [share];
         self.gangs.root.all_reduce(&mut total, ReduceOp::Sum)?;
         Ok(total[0])
     }
 
-    /// All gradients, summed over ranks, by stage.
+    /// The gradients of each stage, reduced over ranks.
     fn gradients(&mut self) -> Result<Vec<StageGradients>, TrainError> {
-        // All sums are begun before the first is waited for.
+        // Start all reductions before waiting for the first.
         for stage in &self.stages {
             for (_, value) in stage.trained() {
                 value.reduce_gradient()?;
@@ -125,36 +151,36 @@ impl Engine {
             }
             all.push(gradients);
         }
-        self.tie(&mut all)?;
+        self.add_tied_gradients(&mut all)?;
         Ok(all)
     }
 
-    /// The ranks of the first and the last stage, where a tied head makes them
-    /// share a parameter. A pipeline of one rank has both.
+    /// The pipeline ranks of the first and last stage, if they share the weights
+    /// of a tied head. They may be the same rank.
     pub(crate) fn tied_peer(&self) -> Option<(usize, usize)> {
         let stage = self.stages.first()?;
         let shared = stage.decoder.config().head.tied && self.stage_count > 1;
         shared.then(|| (0, (self.stage_count - 1) % self.gangs.pp.size()))
     }
 
-    /// Where a stage is among those of this rank.
-    pub(crate) fn place_of(&self, number: usize) -> Option<usize> {
+    /// The index of a stage among those of this rank.
+    pub(crate) fn stage_index(&self, number: usize) -> Option<usize> {
         self.stages.iter().position(|stage| stage.number == number)
     }
 
-    /// Adds up the gradients of a parameter that two stages share, in the same
-    /// order on both.
-    fn tie(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
+    /// Adds the gradients of weights that the first and last stage share, in
+    /// the same order on both.
+    fn add_tied_gradients(&self, all: &mut [StageGradients]) -> Result<(), TrainError> {
         let Some((first, last)) = self.tied_peer() else { return Ok(()) };
         for gradients in all.iter_mut() {
             if let Some(gradient) = gradients.get_mut(EMBEDDING) {
-                // Sums are made in what weights are kept in.
+                // Add in the dtype of the weights.
                 *gradient = gradient.cast(DType::F32)?;
             }
         }
         let rank = self.gangs.pp.rank();
         if first == last {
-            let places = (self.place_of(0), self.place_of(self.stage_count - 1));
+            let places = (self.stage_index(0), self.stage_index(self.stage_count - 1));
             let (Some(begin), Some(end)) = places else { return Ok(()) };
             let pair = (all[begin].get(EMBEDDING), all[end].get(EMBEDDING));
             let (Some(gradient), Some(more)) = pair else { return Ok(()) };
@@ -170,21 +196,21 @@ impl Engine {
             _ if rank == last => (self.stage_count - 1, first),
             _ => return Ok(()),
         };
-        let place = self.place_of(number);
+        let place = self.stage_index(number);
         let Some(gradient) = place.and_then(|place| all[place].get_mut(EMBEDDING)) else { return Ok(()) };
         let local = gradient.to_local();
         let sent = local
             .read_host(|bytes| self.gangs.pp.send(Elements::from_bytes(local.dtype(), bytes)?, peer, TIED))?;
         sent?;
-        let other = self.received(local.dtype(), local.shape(), peer, TIED)?;
+        let other = self.receive_local(local.dtype(), local.shape(), peer, TIED)?;
         let (mut sum, more) = if number == 0 { (local.clone(), other) } else { (other, local.clone()) };
         sum.add_assign(&more)?;
         *gradient = DTensor::from_local(&self.dist, sum, gradient.layout(), gradient.shape())?;
         Ok(())
     }
 
-    /// A local tensor from another stage.
-    pub(crate) fn received(
+    /// Receives a local tensor from another pipeline rank.
+    pub(crate) fn receive_local(
         &self,
         dtype: DType,
         shape: &Shape,
@@ -202,7 +228,7 @@ impl Engine {
         })
     }
 
-    /// The norm of all gradients together, each counted once.
+    /// The norm of all gradients, counting each parameter once.
     fn norm(&self, all: &[StageGradients]) -> Result<f64, TrainError> {
         let tied = self.tied_peer();
         let mut squares = 0.0;

@@ -1,16 +1,15 @@
-//! Numbers with which an optimizer cannot work.
+//! Checks of optimizer settings.
 
 use weightloom_errors::Hint;
 
 use crate::config::OptimizerConfig;
 
-/// Why there is no such optimizer.
+/// An invalid optimizer setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum OptimizerError {
-    /// A number outside the range in which it means something.
-    #[error("`train.optimizer.{key}` is {found}")]
+    #[error("invalid `train.optimizer.{key}`: {found}")]
     Number { key: &'static str, found: String, range: &'static str },
 }
 
@@ -24,8 +23,7 @@ impl Hint for OptimizerError {
 const NOT_NEGATIVE: &str = "of at least 0";
 const BELOW_ONE: &str = "of at least 0 and below 1";
 
-/// Checks all numbers, those of other optimizers too: a mistake is found when
-/// it is made, not when the kind is changed.
+/// Checks all settings, also those that the selected optimizer does not use.
 pub(super) fn check(config: &OptimizerConfig) -> Result<(), OptimizerError> {
     let [first, second] = config.betas;
     let numbers = [
@@ -39,7 +37,7 @@ pub(super) fn check(config: &OptimizerConfig) -> Result<(), OptimizerError> {
     ];
     for (key, value, range) in numbers {
         let limit = if range == BELOW_ONE { 1.0 } else { f64::INFINITY };
-        // A number that is none is in no range.
+        // NaN is in no range.
         if !(0.0..limit).contains(&value) {
             return Err(OptimizerError::Number { key, found: value.to_string(), range });
         }
@@ -54,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_its_range() {
+    fn every_setting_has_a_range() {
         type Change = fn(&mut OptimizerConfig, f64);
         let keys: [(&str, f64, Change); 7] = [
             ("lr", f64::INFINITY, |config, x| config.lr = x),
@@ -70,7 +68,7 @@ mod tests {
                 let mut config = OptimizerConfig::default();
                 change(&mut config, value);
                 let error = check(&config).unwrap_err();
-                assert_eq!(error.to_string(), format!("`train.optimizer.{key}` is {value}"));
+                assert_eq!(error.to_string(), format!("invalid `train.optimizer.{key}`: {value}"));
                 assert!(error.hint().unwrap().contains(key));
             }
             for value in [0.0, 0.5] {

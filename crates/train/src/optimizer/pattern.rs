@@ -1,42 +1,38 @@
-//! Parameters by pattern.
+//! Patterns of parameter names.
 //!
-//! A pattern is a name from its beginning, part by part between dots, and holds
-//! for everything below what it names: `model.layers.0` is all of layer 0. `*`
-//! stands for any part, or for any letters within one: `model.layers.*.mlp`,
-//! `model.layers.*.self_attn.*_proj`. It never stands for a dot, so how deep a
-//! pattern reaches is seen by counting.
+//! A pattern matches the leading components of a name, and so everything inside
+//! a module: `model.layers.0` is all of layer 0. `*` matches any component, or
+//! any letters within one: `model.layers.*.mlp`,
+//! `model.layers.*.self_attn.*_proj`. It never matches a dot.
 
 use std::collections::BTreeSet;
 
 use weightloom_errors::{Hint, nearest};
 
-/// What is wrong with a pattern.
+/// An invalid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PatternError {
-    /// Nothing between two dots, or nothing at all.
-    #[error("the pattern `{pattern}` in `{key}` has an empty part")]
-    EmptyPart { key: &'static str, pattern: String },
-    /// There is no such parameter.
-    #[error("the pattern `{pattern}` in `{key}` matches no parameter")]
+    #[error("`{pattern}` in `{key}` has an empty component")]
+    EmptyComponent { key: &'static str, pattern: String },
+    #[error("`{pattern}` in `{key}` matches no parameter")]
     Unmatched { key: &'static str, pattern: String, near: Option<String> },
 }
 
 impl Hint for PatternError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::EmptyPart { .. } => "write `*` for any part of a name".to_owned(),
+            Self::EmptyComponent { .. } => "use `*` for any component".to_owned(),
             Self::Unmatched { near: Some(near), .. } => format!("did you mean `{near}`?"),
             Self::Unmatched { near: None, .. } => {
-                "write a name from its beginning, with `*` for any part, as in `model.layers.*.mlp`"
-                    .to_owned()
+                "start with the first component of a name, as in `model.layers.*.mlp`".to_owned()
             }
         })
     }
 }
 
-/// Patterns, of which one must hold.
+/// A set of patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patterns {
     key: &'static str,
@@ -44,24 +40,24 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Patterns that stand under a key of the configuration.
+    /// The patterns of a config key.
     pub fn new(key: &'static str, patterns: &[String]) -> Result<Self, PatternError> {
         match patterns.iter().find(|pattern| pattern.split('.').any(str::is_empty)) {
-            Some(pattern) => Err(PatternError::EmptyPart { key, pattern: pattern.clone() }),
+            Some(pattern) => Err(PatternError::EmptyComponent { key, pattern: pattern.clone() }),
             None => Ok(Self { key, patterns: patterns.to_vec() }),
         }
     }
 
-    /// Whether any pattern holds for a parameter.
+    /// Whether any pattern matches a parameter.
     pub fn matches(&self, name: &str) -> bool {
-        self.patterns.iter().any(|pattern| holds(pattern, name))
+        self.patterns.iter().any(|pattern| is_prefix_match(pattern, name))
     }
 
-    /// Checks that each pattern holds for at least one of all parameters.
+    /// Checks that each pattern matches a parameter.
     pub fn check<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<(), PatternError> {
         let names: Vec<&str> = names.into_iter().collect();
         for pattern in &self.patterns {
-            if !names.iter().any(|name| holds(pattern, name)) {
+            if !names.iter().any(|name| is_prefix_match(pattern, name)) {
                 let near = near(pattern, &names);
                 return Err(PatternError::Unmatched { key: self.key, pattern: pattern.clone(), near });
             }
@@ -70,15 +66,14 @@ impl Patterns {
     }
 }
 
-fn holds(pattern: &str, name: &str) -> bool {
+fn is_prefix_match(pattern: &str, name: &str) -> bool {
     let mut parts = name.split('.');
-    pattern.split('.').all(|wanted| parts.next().is_some_and(|part| fits(wanted, part)))
+    pattern.split('.').all(|wanted| parts.next().is_some_and(|part| component_matches(wanted, part)))
 }
 
-/// Whether one part fits, `*` being any letters. Of several ways to cut a part
-/// at the stars the shortest is tried first, and only the last star is ever
-/// moved, which is enough.
-fn fits(pattern: &str, part: &str) -> bool {
+/// Whether a component matches, with `*` for any letters. Greedy matching with
+/// backtracking to the last star is enough.
+fn component_matches(pattern: &str, part: &str) -> bool {
     let (pattern, part) = (pattern.as_bytes(), part.as_bytes());
     let (mut at, mut place) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -103,8 +98,8 @@ fn fits(pattern: &str, part: &str) -> bool {
     pattern[at..].iter().all(|rest| *rest == b'*')
 }
 
-/// The pattern that was meant: one that lacks its beginning is completed; one
-/// with a mistake is compared with what there is at its depth.
+/// The likely intended pattern: completes one that lacks its first components,
+/// and corrects a misspelled one.
 fn near(pattern: &str, names: &[&str]) -> Option<String> {
     let wanted: Vec<&str> = pattern.split('.').collect();
     let mut candidates = BTreeSet::new();
@@ -112,14 +107,14 @@ fn near(pattern: &str, names: &[&str]) -> Option<String> {
         let parts: Vec<&str> = name.split('.').collect();
         for start in 1..parts.len() {
             let below = parts[start..].join(".");
-            if holds(pattern, &below) {
-                // Layers are numbered; what is meant is rarely one of them.
+            if is_prefix_match(pattern, &below) {
+                // A pattern rarely means a single layer.
                 let before = parts[..start].iter().map(|part| if is_number(part) { "*" } else { part });
                 return Some(before.chain(wanted.iter().copied()).collect::<Vec<_>>().join("."));
             }
         }
         let kept = |(wanted, part): (&&'_ str, &&'_ str)| {
-            if fits(wanted, part) { (*wanted).to_owned() } else { (*part).to_owned() }
+            if component_matches(wanted, part) { (*wanted).to_owned() } else { (*part).to_owned() }
         };
         if parts.len() >= wanted.len() {
             candidates.insert(wanted.iter().zip(&parts).map(kept).collect::<Vec<_>>().join("."));
@@ -156,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_holds_for_everything_below_what_it_names() {
+    fn a_pattern_matches_everything_inside_a_module() {
         assert_eq!(matched(&[]), [0usize; 0]);
         assert_eq!(matched(&["model"]), [0, 1, 2, 3, 4]);
         assert_eq!(matched(&["model.layers.0"]), [1, 2]);
@@ -170,16 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_part_is_an_error() {
+    fn an_empty_component_is_an_error() {
         for pattern in ["", ".", "model.", ".model", "a..b"] {
             let error = Patterns::new("freeze", &[pattern.to_owned()]).unwrap_err();
-            assert_eq!(error, PatternError::EmptyPart { key: "freeze", pattern: pattern.to_owned() });
-            assert_eq!(error.hint().unwrap(), "write `*` for any part of a name");
+            assert_eq!(error, PatternError::EmptyComponent { key: "freeze", pattern: pattern.to_owned() });
+            assert_eq!(error.hint().unwrap(), "use `*` for any component");
         }
     }
 
     #[test]
-    fn a_pattern_without_a_parameter_is_told_with_the_near_name() {
+    fn an_unmatched_pattern_suggests_the_nearest_name() {
         let near = |pattern: &str| {
             let patterns = Patterns::new("freeze", &["lm_head".to_owned(), pattern.to_owned()]).unwrap();
             match patterns.check(NAMES).unwrap_err() {
@@ -193,27 +188,27 @@ mod tests {
         assert_eq!(near("layers.*.mlp").as_deref(), Some("model.layers.*.mlp"));
         assert_eq!(near("vision_tower"), None);
         let error = Patterns::new("freeze", &["vision_tower".to_owned()]).unwrap().check(NAMES).unwrap_err();
-        assert!(error.hint().unwrap().starts_with("write a name from its beginning"));
-        assert_eq!(error.to_string(), "the pattern `vision_tower` in `freeze` matches no parameter");
+        assert!(error.hint().unwrap().starts_with("start with the first component"));
+        assert_eq!(error.to_string(), "`vision_tower` in `freeze` matches no parameter");
     }
 
-    /// Every way to read a star, tried one after the other.
-    fn slowly(pattern: &[u8], part: &[u8]) -> bool {
+    /// Exhaustive reference.
+    fn matches_exhaustively(pattern: &[u8], part: &[u8]) -> bool {
         match pattern.split_first() {
             None => part.is_empty(),
-            Some((b'*', rest)) => (0..=part.len()).any(|taken| slowly(rest, &part[taken..])),
-            Some((wanted, rest)) => part.first() == Some(wanted) && slowly(rest, &part[1..]),
+            Some((b'*', rest)) => (0..=part.len()).any(|taken| matches_exhaustively(rest, &part[taken..])),
+            Some((wanted, rest)) => part.first() == Some(wanted) && matches_exhaustively(rest, &part[1..]),
         }
     }
 
     proptest! {
         #[test]
-        fn stars_are_read_in_every_way(pattern in "[ab*]{0,7}", part in "[ab]{0,9}") {
-            prop_assert_eq!(fits(&pattern, &part), slowly(pattern.as_bytes(), part.as_bytes()));
+        fn matching_agrees_with_the_exhaustive_reference(pattern in "[ab*]{0,7}", part in "[ab]{0,9}") {
+            prop_assert_eq!(component_matches(&pattern, &part), matches_exhaustively(pattern.as_bytes(), part.as_bytes()));
         }
 
         #[test]
-        fn what_is_suggested_matches_something(pattern in "(model|layers|[0-2*]|q_proj|mlp|nrm)(\\.(model|layers|[0-2*]|q_proj|mlp|nrm)){0,3}") {
+        fn suggestions_match_a_parameter(pattern in "(model|layers|[0-2*]|q_proj|mlp|nrm)(\\.(model|layers|[0-2*]|q_proj|mlp|nrm)){0,3}") {
             let patterns = Patterns::new("freeze", &[pattern]).unwrap();
             if let Err(PatternError::Unmatched { near: Some(near), .. }) = patterns.check(NAMES) {
                 prop_assert!(Patterns::new("freeze", &[near]).unwrap().check(NAMES).is_ok());

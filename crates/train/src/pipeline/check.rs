@@ -13,11 +13,11 @@
 
 use std::collections::HashSet;
 
-use super::fault::{Fault, Wait};
+use super::error::{ProgramError, Wait};
 use super::{Action, Message, Payload, Schedule};
 
 /// Proves that a schedule does all work once and ends, or says why not.
-pub fn check(schedule: &Schedule) -> Result<(), Fault> {
+pub fn check(schedule: &Schedule) -> Result<(), ProgramError> {
     enough(schedule)?;
     let places = Places::new(schedule)?;
     places.complete()?;
@@ -29,7 +29,7 @@ pub fn check(schedule: &Schedule) -> Result<(), Fault> {
 
 /// Finds work that is missing because there is more than actions, before space
 /// is set aside for it: the sizes may be anything.
-fn enough(schedule: &Schedule) -> Result<(), Fault> {
+fn enough(schedule: &Schedule) -> Result<(), ProgramError> {
     let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
     let work = schedule.stages.checked_mul(schedule.micro_batches);
     if work.is_some_and(|work| work <= actions) {
@@ -40,7 +40,7 @@ fn enough(schedule: &Schedule) -> Result<(), Fault> {
         .flat_map(|stage| (0..schedule.micro_batches).map(move |micro| Action::Forward { stage, micro }))
         .find(|action| !done.contains(action));
     match missing {
-        Some(action) => Err(Fault::Missing { rank: home(schedule, action), action }),
+        Some(action) => Err(ProgramError::Missing { rank: home(schedule, action), action }),
         None => Ok(()),
     }
 }
@@ -64,7 +64,7 @@ const NOWHERE: usize = usize::MAX;
 const KINDS: usize = 6;
 
 impl<'a> Places<'a> {
-    fn new(schedule: &'a Schedule) -> Result<Self, Fault> {
+    fn new(schedule: &'a Schedule) -> Result<Self, ProgramError> {
         let count = KINDS * schedule.stages * schedule.micro_batches;
         let mut places = Self { schedule, places: vec![NOWHERE; count] };
         for (rank, program) in schedule.ranks.iter().enumerate() {
@@ -73,7 +73,7 @@ impl<'a> Places<'a> {
                 let index = places.index(*action);
                 let first = places.places[index];
                 if first != NOWHERE {
-                    return Err(Fault::Repeated { rank, first, second: position, action: *action });
+                    return Err(ProgramError::Repeated { rank, first, second: position, action: *action });
                 }
                 places.places[index] = position;
             }
@@ -96,7 +96,7 @@ impl<'a> Places<'a> {
     }
 
     /// Checks an action by itself.
-    fn sensible(&self, rank: usize, position: usize, action: Action) -> Result<(), Fault> {
+    fn sensible(&self, rank: usize, position: usize, action: Action) -> Result<(), ProgramError> {
         let schedule = self.schedule;
         let (stages, micro_batches, ranks) = (schedule.stages, schedule.micro_batches, schedule.ranks.len());
         let (stage, micro, peer) = match action {
@@ -106,21 +106,21 @@ impl<'a> Places<'a> {
             }
         };
         if stage >= stages || micro >= micro_batches || peer >= ranks {
-            return Err(Fault::Range { rank, position, action, stages, micro_batches, ranks });
+            return Err(ProgramError::Range { rank, position, action, stages, micro_batches, ranks });
         }
         let (message, ends) = match action {
             Action::Forward { .. } | Action::Backward { .. } => {
                 let home = schedule.rank_of(stage);
-                let wrong = Fault::WrongRank { rank, position, action, home };
+                let wrong = ProgramError::WrongRank { rank, position, action, home };
                 return if home == rank { Ok(()) } else { Err(wrong) };
             }
             Action::Send { peer, message } => (message, (rank, peer)),
             Action::Receive { peer, message } => (message, (peer, rank)),
         };
         match schedule.way(message).filter(|(from, to)| from != to) {
-            None => Err(Fault::Pointless { rank, position, action }),
+            None => Err(ProgramError::Pointless { rank, position, action }),
             Some((from, to)) if (from, to) != ends => {
-                Err(Fault::WrongPeer { rank, position, action, from, to })
+                Err(ProgramError::WrongPeer { rank, position, action, from, to })
             }
             Some(_) => Ok(()),
         }
@@ -132,11 +132,11 @@ impl<'a> Places<'a> {
         (0..self.schedule.stages).flat_map(move |stage| (0..micro_batches).map(move |micro| (stage, micro)))
     }
 
-    fn complete(&self) -> Result<(), Fault> {
+    fn complete(&self) -> Result<(), ProgramError> {
         for (stage, micro) in self.all() {
             for action in [Action::Forward { stage, micro }, Action::Backward { stage, micro }] {
                 if self.of(action).is_none() {
-                    return Err(Fault::Missing { rank: self.schedule.rank_of(stage), action });
+                    return Err(ProgramError::Missing { rank: self.schedule.rank_of(stage), action });
                 }
             }
         }
@@ -144,7 +144,7 @@ impl<'a> Places<'a> {
     }
 
     /// Messages are sent if and only if they are received.
-    fn matched(&self) -> Result<(), Fault> {
+    fn matched(&self) -> Result<(), ProgramError> {
         for (stage, micro) in self.all() {
             for payload in [Payload::Activation, Payload::Gradient] {
                 let message = Message { payload, stage, micro };
@@ -152,8 +152,8 @@ impl<'a> Places<'a> {
                 let sent = self.of(Action::Send { peer: to, message }).is_some();
                 let received = self.of(Action::Receive { peer: from, message }).is_some();
                 match (sent, received) {
-                    (true, false) => return Err(Fault::Unreceived { from, to, message }),
-                    (false, true) => return Err(Fault::Unsent { from, to, message }),
+                    (true, false) => return Err(ProgramError::Unreceived { from, to, message }),
+                    (false, true) => return Err(ProgramError::Unsent { from, to, message }),
                     _ => {}
                 }
             }
@@ -192,16 +192,16 @@ impl<'a> Places<'a> {
     }
 
     /// Everything comes after what it needs.
-    fn ordered(&self) -> Result<(), Fault> {
+    fn ordered(&self) -> Result<(), ProgramError> {
         for (rank, program) in self.schedule.ranks.iter().enumerate() {
             for (position, action) in program.iter().copied().enumerate() {
                 for needs in self.needs(action).into_iter().flatten() {
                     match self.of(needs) {
                         Some(place) if place < position => {}
                         Some(later) => {
-                            return Err(Fault::TooEarly { rank, position, action, later, needs });
+                            return Err(ProgramError::TooEarly { rank, position, action, later, needs });
                         }
-                        None => return Err(Fault::NoInput { rank, position, action, needs }),
+                        None => return Err(ProgramError::NoInput { rank, position, action, needs }),
                     }
                 }
             }
@@ -213,7 +213,7 @@ impl<'a> Places<'a> {
 /// Messages of one kind between two ranks are received as they were sent. A
 /// rank sends activations to one rank alone, and gradients to one, so a queue is
 /// named by who sends.
-fn queues(schedule: &Schedule) -> Result<(), Fault> {
+fn queues(schedule: &Schedule) -> Result<(), ProgramError> {
     let queue = |from: usize, payload: Payload| 2 * from + payload as usize;
     let mut sent: Vec<Vec<Message>> = vec![Vec::new(); 2 * schedule.ranks.len()];
     for (rank, program) in schedule.ranks.iter().enumerate() {
@@ -232,9 +232,9 @@ fn queues(schedule: &Schedule) -> Result<(), Fault> {
                 Some(next) if next == message => taken[queue] += 1,
                 Some(next) => {
                     let (from, to) = (*peer, rank);
-                    return Err(Fault::OutOfOrder { from, to, asked: *message, sent: *next });
+                    return Err(ProgramError::OutOfOrder { from, to, asked: *message, sent: *next });
                 }
-                None => return Err(Fault::Unsent { from: *peer, to: rank, message: *message }),
+                None => return Err(ProgramError::Unsent { from: *peer, to: rank, message: *message }),
             }
         }
     }
@@ -243,7 +243,7 @@ fn queues(schedule: &Schedule) -> Result<(), Fault> {
 
 /// Runs all programs, as far as they go, and tells `done` of every action in an
 /// order in which they can happen. The schedule has passed the other checks.
-pub(super) fn run(schedule: &Schedule, mut done: impl FnMut(usize, usize)) -> Result<(), Fault> {
+pub(super) fn run(schedule: &Schedule, mut done: impl FnMut(usize, usize)) -> Result<(), ProgramError> {
     let ranks = schedule.ranks.len();
     let index = |message: Message| {
         (message.payload as usize * schedule.stages + message.stage) * schedule.micro_batches + message.micro
@@ -274,7 +274,7 @@ pub(super) fn run(schedule: &Schedule, mut done: impl FnMut(usize, usize)) -> Re
     }
     match waits.iter().position(Option::is_some) {
         None => Ok(()),
-        Some(stuck) => Err(Fault::Deadlock { cycle: cycle(stuck, &waits, &at) }),
+        Some(stuck) => Err(ProgramError::Deadlock { cycle: cycle(stuck, &waits, &at) }),
     }
 }
 

@@ -6,7 +6,7 @@
 use weightloom_errors::Hint;
 
 use super::check::{check, run};
-use super::fault::Fault;
+use super::error::ProgramError;
 use super::{Action, Message, Schedule};
 
 /// What each stage costs, in any unit of time.
@@ -50,7 +50,7 @@ impl Costs {
 pub enum CostError {
     /// The schedule does not work.
     #[error(transparent)]
-    Fault(#[from] Fault),
+    Program(#[from] ProgramError),
     /// Not one cost for each stage.
     #[error("{found} costs ({of}) are given for {stages} stages")]
     Count { of: &'static str, found: usize, stages: usize },
@@ -62,7 +62,7 @@ pub enum CostError {
 impl Hint for CostError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Fault(fault) => fault.hint(),
+            Self::Program(error) => error.hint(),
             Self::Count { stages, .. } => Some(format!("give {stages} costs, one for each stage")),
             Self::Cost { .. } => Some("give finite costs of at least 0".to_owned()),
         }

@@ -1,4 +1,4 @@
-//! The spec of a family of the hub.
+//! The spec of a hub family.
 
 use serde_json::{Map, Value};
 use weightloom_checkpoint::{Index, KeyMap};
@@ -9,7 +9,7 @@ use super::ModelSpec;
 use super::error::SpecError;
 use crate::config::ModelConfig;
 
-/// The spec of a family, compiled or described in a file.
+/// The spec of a family, compiled in or described in a file.
 #[derive(Clone)]
 pub struct FamilySpec {
     family: SharedFamily,
@@ -22,19 +22,19 @@ impl FamilySpec {
     }
 
     fn about(&self, what: &str) -> impl Fn(ConfigError) -> SpecError {
-        let about = format!("{what} of `{}`", self.family.name());
+        let about = format!("{what} for `{}`", self.family.name());
         move |source| SpecError::Config { about: about.clone(), source }
     }
 
-    /// Weights that say they are something else.
-    fn check_type(&self, of_weights: &Map<String, Value>) -> Result<(), SpecError> {
+    /// Fails if the weights are of another model type.
+    fn check_type(&self, weights_config: &Map<String, Value>) -> Result<(), SpecError> {
         let reads = self.family.model_types();
         let name = self.family.name();
-        // A described family that says nothing of types is called by its path,
-        // which no weights are.
-        let says_nothing = name.contains('.') && reads.iter().all(|read| read == name);
-        match of_weights.get("model_type").and_then(Value::as_str) {
-            Some(found) if !says_nothing && !reads.iter().any(|read| read == found) => {
+        // A described family without model types has its own path as its only
+        // type.
+        let has_no_types = name.contains('.') && reads.iter().all(|read| read == name);
+        match weights_config.get("model_type").and_then(Value::as_str) {
+            Some(found) if !has_no_types && !reads.iter().any(|read| read == found) => {
                 Err(SpecError::OtherModel { spec: name.to_owned(), found: found.to_owned(), reads })
             }
             _ => Ok(()),
@@ -50,18 +50,18 @@ impl ModelSpec for FamilySpec {
     fn config(
         &self,
         model: &ModelConfig,
-        of_weights: Option<&Map<String, Value>>,
+        weights_config: Option<&Map<String, Value>>,
     ) -> Result<Map<String, Value>, SpecError> {
-        if let Some(config) = of_weights {
+        if let Some(config) = weights_config {
             self.check_type(config)?;
         }
         let changes = &model.config_overrides;
-        let base = match (&model.arch, of_weights) {
+        let base = match (&model.arch, weights_config) {
             (Some(arch), _) => arch_config(&*self.family, arch)?,
             (None, Some(config)) => {
-                self.family.complete(config).map_err(self.about("the weights' configuration"))?
+                self.family.complete(config).map_err(self.about("model config of the weights"))?
             }
-            // The changes may say everything.
+            // The overrides may be complete.
             (None, None) => self.family.complete(changes).map_err(|error| match error {
                 ConfigError::Missing { key } => {
                     let (spec, archs) = (self.family.name().to_owned(), self.family.archs());
@@ -74,7 +74,7 @@ impl ModelSpec for FamilySpec {
     }
 
     fn decoder(&self, config: &Map<String, Value>) -> Result<DecoderConfig, SpecError> {
-        self.family.decoder(config).map_err(self.about("the configuration"))
+        self.family.decoder(config).map_err(self.about("model config"))
     }
 
     fn parallel(&self) -> Parallel {
@@ -82,7 +82,7 @@ impl ModelSpec for FamilySpec {
     }
 
     fn keys(&self, config: &Map<String, Value>, index: &Index) -> Result<KeyMap, SpecError> {
-        self.family.keys(config, index).map_err(self.about("the configuration"))
+        self.family.keys(config, index).map_err(self.about("model config"))
     }
 
     fn family(&self) -> Option<SharedFamily> {

@@ -1,4 +1,4 @@
-//! Adapters that are trained.
+//! Building and describing LoRA adapters.
 
 use serde_json::json;
 use weightloom_checkpoint::formats::peft;
@@ -10,13 +10,13 @@ use weightloom_nn::{Adapter, Decoder, DecoderConfig, Stage, parameters};
 use crate::config::LoraConfig;
 use crate::error::TrainError;
 
-/// What the product of matrices is multiplied by.
+/// The factor of the update matrices.
 pub(super) fn scale(config: &LoraConfig) -> f64 {
     let rank = config.rank as f64;
     config.alpha / if config.use_rslora { rank.sqrt() } else { rank }
 }
 
-/// Checks that every target is a module of the model.
+/// Checks that every target names a module of the model.
 pub(super) fn check_targets(config: &LoraConfig, decoder: &DecoderConfig) -> Result<(), TrainError> {
     let specs = parameters(decoder, &Stage::whole(decoder.layers));
     let modules: Vec<&str> =
@@ -40,8 +40,7 @@ fn fits(module: &str, target: &str) -> bool {
     module == target || module.strip_suffix(target).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// Whether a module's weight is made from what has another name or another form
-/// in published models.
+/// Whether a module's weight has another name or layout in published models.
 pub(super) fn is_foreign(module: &str, published: &KeyMap) -> bool {
     let weight = format!("{module}.weight");
     published.rules.iter().any(|rule| match rule {
@@ -55,13 +54,13 @@ pub(super) fn is_foreign(module: &str, published: &KeyMap) -> bool {
     })
 }
 
-/// Whether a name could come from a pattern, in which `{}` stands for a part.
+/// Whether a name matches a pattern, in which `{}` is any component.
 fn is_like(name: &str, pattern: &str) -> bool {
     let (name, pattern): (Vec<&str>, Vec<&str>) = (name.split('.').collect(), pattern.split('.').collect());
     name.len() == pattern.len() && name.iter().zip(pattern).all(|(part, like)| like == "{}" || *part == like)
 }
 
-/// A new adapter for a stage, or one to go on with.
+/// A new adapter for a stage, or the one at `adapter_path`.
 pub(super) fn adapter(
     config: &LoraConfig,
     model: &Model,
@@ -90,8 +89,7 @@ pub(super) fn adapter(
     Ok(adapter)
 }
 
-/// What PEFT must know of it. An adapter that is gone on with stays what it
-/// says of itself.
+/// The `adapter_config.json` for PEFT. An existing adapter keeps its config.
 pub(super) fn config_file(config: &LoraConfig, base: &str) -> Result<Vec<u8>, TrainError> {
     if let Some(path) = &config.adapter_path {
         let source = Source::open(path)?;
@@ -123,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_are_foreign_if_their_weights_are_made_from_others() {
+    fn modules_with_renamed_or_transformed_weights_are_foreign() {
         let keys: KeyMap = serde_json::from_str(
             r#"[{"drop": {"key": "model.layers.{}.self_attn.rotary.weight"}},
                 {"rename": {"from": "h.{}.out.weight", "to": "model.layers.{}.o_proj.weight"}},

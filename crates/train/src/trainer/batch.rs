@@ -1,4 +1,4 @@
-//! From rows to what a rank computes at a time.
+//! From rows to micro-batches.
 
 use weightloom_gang::GangExt;
 use weightloom_layout::ReduceOp;
@@ -7,12 +7,12 @@ use crate::data::Row;
 use crate::engine::{Engine, MicroBatch};
 use crate::error::TrainError;
 
-/// Lengths are rounded up to this, so that few shapes occur and tensor-parallel
-/// ranks can share positions.
-const STEP: usize = 64;
+/// Sequence lengths are rounded up to a multiple of this, so that few shapes
+/// occur and sequence-parallel ranks can split them.
+const LENGTH_STEP: usize = 64;
 
-/// The micro-batches of this rank's rows. What no row of any rank reaches is
-/// cut off. Every rank.
+/// The micro-batches of this rank's rows, without the positions that are padding
+/// on all ranks. Called by every rank.
 pub(super) fn micro_batches(
     all: &[Row],
     rows: usize,
@@ -30,11 +30,11 @@ pub(super) fn micro_batches(
 
 fn micro_batch(rows: &[Row], longest: usize) -> MicroBatch {
     let size = rows.first().map_or(0, |row| row.inputs.len());
-    let time = longest.next_multiple_of(STEP).clamp(1, size.max(1)).min(size);
+    let seq_len = longest.next_multiple_of(LENGTH_STEP).clamp(1, size.max(1)).min(size);
     let mut micro = MicroBatch { rows: rows.len(), ..MicroBatch::default() };
     for row in rows {
-        micro.inputs.extend(row.inputs[..time].iter().map(|&token| i64::from(token)));
-        micro.targets.extend_from_slice(&row.targets[..time]);
+        micro.inputs.extend(row.inputs[..seq_len].iter().map(|&token| i64::from(token)));
+        micro.targets.extend_from_slice(&row.targets[..seq_len]);
     }
     micro
 }

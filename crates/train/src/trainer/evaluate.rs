@@ -1,4 +1,4 @@
-//! Measuring a model on the way.
+//! Evaluation during training: held-out loss and generated samples.
 
 use weightloom_gang::Gang;
 use weightloom_hub::text::{Special, SpecialText, Tokenizer};
@@ -11,39 +11,38 @@ use crate::config::{Config, SampleConfig};
 use crate::data::{Loader, Row};
 use crate::engine::Engine;
 use crate::error::TrainError;
-use crate::sizes::ParallelSizes;
+use crate::parallel_dims::ParallelDims;
 
-/// Rows that are held out, as far as they are this rank's.
+/// The evaluation rows of this rank.
 pub(super) struct HeldOut {
     rows: Vec<Row>,
     micro_rows: usize,
-    /// The step at which the model was measured last.
-    pub(super) measured: Option<u64>,
+    /// The step of the last evaluation.
+    pub(super) evaluated_step: Option<u64>,
 }
 
 impl HeldOut {
     pub(super) fn new(
         config: &Config,
         loader: &Loader,
-        sizes: &ParallelSizes,
+        dims: &ParallelDims,
         gang: &dyn Gang,
     ) -> Result<Self, TrainError> {
-        let (micro_rows, dp) = (sizes.micro_batch_size, sizes.dp());
+        let (micro_rows, dp) = (dims.micro_batch_size, dims.dp());
         let mut rows = loader.eval_rows(config.train.eval.max_rows)?;
         if let Some(first) = rows.first() {
-            // All ranks compute as many, some of them nothing.
+            // Ranks process the same number of rows; some are empty.
             let size = first.inputs.len();
             let empty = Row::empty(size, 0);
             rows.resize(rows.len().next_multiple_of(micro_rows * dp), empty);
         }
-        // Neighbours in the mesh order share rows: tensor parallel first, then
-        // data parallel.
-        let own = gang.rank() / sizes.tp % dp;
+        // In mesh order, tensor-parallel neighbours share rows.
+        let own = gang.rank() / dims.tp % dp;
         let rows = rows.into_iter().skip(own).step_by(dp).collect();
-        Ok(Self { rows, micro_rows, measured: None })
+        Ok(Self { rows, micro_rows, evaluated_step: None })
     }
 
-    /// Measures. Every rank.
+    /// Computes the loss and generates samples. Called by every rank.
     pub(super) fn evaluate(
         &self,
         engine: &Engine,
@@ -54,20 +53,20 @@ impl HeldOut {
         if !self.rows.is_empty() {
             let micros = micro_batches(&self.rows, self.micro_rows, engine)?;
             let targets = engine.count_targets(&micros)?;
-            let sum = engine.loss(engine.measure(&micros)?)?;
+            let sum = engine.loss(engine.eval_loss(&micros)?)?;
             evaluation.loss = Some(sum / (targets as f64).max(1.0));
             evaluation.targets = targets;
         }
         let samples = &config.train.eval.samples;
         if let (Some(tokenizer), false) = (tokenizer, samples.prompts.is_empty() || engine.stage_count > 1) {
-            evaluation.samples = written(engine, samples, tokenizer, config.train.seed)?;
+            evaluation.samples = generate_samples(engine, samples, tokenizer, config.train.seed)?;
         }
         Ok(evaluation)
     }
 }
 
-/// What the model writes behind each prompt.
-fn written(
+/// Generates text for each prompt.
+fn generate_samples(
     engine: &Engine,
     config: &SampleConfig,
     tokenizer: &Tokenizer,

@@ -1,29 +1,31 @@
-//! One run at a time in a folder.
+//! A lock on the run's folder.
 //!
-//! Two runs that write the same metrics and checkpoints would each ruin the
-//! other's. The system lets go of a lock when a process ends, however it ends.
+//! Two runs in one folder would corrupt each other's metrics and checkpoints.
+//! The operating system releases the lock when the process ends, however it
+//! ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 
+use weightloom_errors::FileError;
+
 use crate::error::TrainError;
 
-/// The file that is locked.
+/// The name of the locked file.
 const NAME: &str = ".lock";
 
-/// A folder that no other run may write to as long as this is held. None where
-/// the filesystem has no locks.
-pub(super) struct Held(#[allow(dead_code, reason = "it is held, not used")] Option<File>);
+/// The lock, released on drop; `None` if the file system does not support locks.
+pub(super) struct FolderLock(#[allow(dead_code, reason = "held until dropped")] Option<File>);
 
-/// Takes a folder, which must be there.
-pub(super) fn hold(folder: &Path) -> Result<Held, TrainError> {
-    let path = folder.display().to_string();
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(NAME));
-    let file = open.map_err(|error| TrainError::Folder { path: path.clone(), message: error.to_string() })?;
+/// Locks an existing folder.
+pub(super) fn lock(folder: &Path) -> Result<FolderLock, TrainError> {
+    let path = folder.join(NAME);
+    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = open.map_err(FileError::while_trying_to("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(Held(Some(file))),
-        Err(TryLockError::WouldBlock) => Err(TrainError::InUse { folder: path }),
-        Err(TryLockError::Error(_)) => Ok(Held(None)),
+        Ok(()) => Ok(FolderLock(Some(file))),
+        Err(TryLockError::WouldBlock) => Err(TrainError::InUse { folder: folder.display().to_string() }),
+        Err(TryLockError::Error(_)) => Ok(FolderLock(None)),
     }
 }
 
@@ -34,14 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_held_once_and_let_go_of() {
+    fn a_folder_has_one_lock_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let first = hold(folder.path()).unwrap();
+        let first = lock(folder.path()).unwrap();
         let path = folder.path().display().to_string();
-        assert_eq!(hold(folder.path()).err(), Some(TrainError::InUse { folder: path.clone() }));
+        assert_eq!(lock(folder.path()).err(), Some(TrainError::InUse { folder: path.clone() }));
         drop(first);
-        assert!(hold(folder.path()).is_ok());
+        assert!(lock(folder.path()).is_ok());
         let nowhere = folder.path().join("nowhere");
-        assert!(matches!(hold(&nowhere).err(), Some(TrainError::Folder { .. })));
+        assert!(matches!(lock(&nowhere).err(), Some(TrainError::File(_))));
     }
 }

@@ -1,6 +1,6 @@
 //! A dry run of a training, for people.
 
-use weightloom::train::dry::{DataReport, DryRun, RankReport};
+use weightloom::train::dry_run::{DataReport, DryRun, RankReport};
 
 use super::models::short;
 use super::output::{bytes, counted, table};
@@ -160,7 +160,7 @@ fn pipeline(run: &DryRun) -> String {
 fn foot(run: &DryRun) -> String {
     let checkpoint = &run.checkpoint;
     let data = match &run.data {
-        DataReport::NotThere => "The data are not there; nothing is known of their order.".to_owned(),
+        DataReport::NotAvailable => "The data are not there; nothing is known of their order.".to_owned(),
         DataReport::Order { steps, digest } => format!("The data of the first {steps} steps are {digest}."),
     };
     format!(
@@ -184,7 +184,7 @@ mod tests {
     use weightloom::nn::{Parallel, Stage};
     use weightloom::standard::Folders;
     use weightloom::train::config::Config;
-    use weightloom::train::dry::{DrySettings, dry_run};
+    use weightloom::train::dry_run::{self, DryRunSettings};
 
     use super::*;
 
@@ -205,7 +205,7 @@ mod tests {
         .unwrap();
         let stages: Vec<Stage> =
             (0..pp).map(|stage| Stage::one_of(decoder.layers, stage, pp).unwrap()).collect();
-        let settings = DrySettings {
+        let settings = DryRunSettings {
             config: &config,
             decoder: &decoder,
             parallel: &Parallel::default(),
@@ -214,7 +214,7 @@ mod tests {
             world,
             data: None,
         };
-        render(&dry_run(&settings).unwrap())
+        render(&dry_run::run(&settings).unwrap())
     }
 
     #[test]

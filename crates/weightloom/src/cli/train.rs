@@ -1,6 +1,6 @@
-//! `weightloom train`: a run as its file says.
+//! `weightloom train`: train a model from a YAML config.
 
-mod judge;
+mod sway_evaluator;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,11 +12,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use weightloom::gang::Gang;
 use weightloom::launch::Launch;
-use weightloom::train::callback::{Callback, Control, Evaluation, Remark, View};
+use weightloom::train::callback::{
+    Callback, CallbackResult, Control, Evaluation, Evaluator, Notice, TrainerState,
+};
 use weightloom::train::config::{Config, dump, read_file, reference, schema};
 use weightloom::train::metrics::Record;
-use weightloom::train::spec::Specs;
-use weightloom::train::{End, Outcome, TrainError, TrainRequest, rehearse, train};
+use weightloom::train::spec::SpecRegistry;
+use weightloom::train::{End, Outcome, TrainError, TrainRequest, train};
 
 use super::RankArgs;
 use super::dry_run;
@@ -24,32 +26,32 @@ use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
 use super::output::{Output, bytes, counted};
 use super::progress::Progress;
-use judge::Judge;
+use sway_evaluator::SwayEvaluator;
 
 #[derive(Args)]
 pub(super) struct TrainArgs {
-    /// The run's file.
+    /// YAML config of the run.
     #[arg(value_hint = ValueHint::FilePath, required_unless_present_any = ["schema", "reference"])]
     file: Option<PathBuf>,
 
-    /// Changes to it, such as train.optimizer.lr=1e-4.
+    /// Override config values, such as train.optimizer.lr=1e-4.
     #[arg(value_name = "KEY=VALUE", value_hint = ValueHint::Other)]
     overrides: Vec<String>,
 
-    /// Say what the run would do on so many ranks, without data or weights, and stop: memory, communication,
-    /// pipeline, checkpoint.
+    /// Print memory, communication, pipeline and checkpoint size for this number of ranks, without data or
+    /// weights, and exit.
     #[arg(long)]
     dry_run: bool,
 
-    /// Print the file as it is meant, with all defaults, and stop.
+    /// Print the resolved config and exit.
     #[arg(long)]
     dump_config: bool,
 
-    /// Print the JSON schema of such files, and stop.
+    /// Print the JSON schema of the config and exit.
     #[arg(long)]
     schema: bool,
 
-    /// Print all keys with their meanings as Markdown, and stop.
+    /// Print the config reference as Markdown and exit.
     #[arg(long)]
     reference: bool,
 
@@ -69,9 +71,10 @@ impl From<TrainError> for Failure {
             TrainError::Hub(error) => Self::from(error),
             TrainError::Checkpoint(error) => Self::from(error),
             TrainError::NotFinite { .. } => Self::check_with_hint(&error),
-            TrainError::Gang(_) | TrainError::Folder { .. } | TrainError::Metrics(_) => {
-                Self::operational_with_hint(&error)
-            }
+            TrainError::Gang(_)
+            | TrainError::File(_)
+            | TrainError::CheckpointFolder { .. }
+            | TrainError::Metrics(_) => Self::operational_with_hint(&error),
             other => Self::user(&other),
         }
     }
@@ -90,11 +93,11 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     }
     if args.dry_run {
         let world = args.ranks.ranks.unwrap_or(1);
-        let plan = rehearse(&config, &args.hub.hub()?, &Specs::new(), world)?;
-        return output.show(&plan, dry_run::render);
+        let report = weightloom::train::dry_run(&config, &args.hub.hub()?, &SpecRegistry::new(), world)?;
+        return output.show(&report, dry_run::render);
     }
-    // What is wrong with its suite is told once, not by every rank.
-    Judge::of(&config, &args.hub, output)?;
+    // Report errors in the suite once, not on every rank.
+    SwayEvaluator::new(&config, &args.hub, output)?;
     let stop = stop_signal()?;
     let launch = Launch::detect(args.ranks.ranks, 1)?;
     let outcome = launch.run(
@@ -103,13 +106,13 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
         |failure| output.failure(failure),
     )?;
     let Some(outcome) = outcome else { return Ok(ExitCode::SUCCESS) };
-    let ended = Ended::new(&config, &outcome);
-    let text = |ended: &Ended| text(ended, &args.hub.model_options());
+    let summary = Summary::new(&config, &outcome);
+    let text = |summary: &Summary| text(summary, &args.hub.model_options());
     match output {
-        Output::Text => output.show(&ended, text),
-        // One line, as the records before it.
+        Output::Text => output.show(&summary, text),
+        // One line, like the records before it.
         Output::Json => {
-            output.line(&ended, text).map_err(|error| Failure::operational(&error))?;
+            output.line(&summary, text).map_err(|error| Failure::operational(&error))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -121,8 +124,7 @@ fn read_config(args: &TrainArgs) -> Result<Config, Failure> {
     read_file(file, &args.overrides, &variable).map_err(|error| Failure::user(&TrainError::from(error)))
 }
 
-/// Set when the user or the system wants the run to end. A second signal ends
-/// the program at once.
+/// A flag that SIGINT and SIGTERM set. A second signal ends the program at once.
 pub(super) fn stop_signal() -> Result<Arc<AtomicBool>, Failure> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::flag;
@@ -146,45 +148,44 @@ fn run_rank(
 ) -> Result<Outcome, Failure> {
     let hub = args.hub.hub()?;
     let first = gang.rank() == 0;
-    // One rank speaks for all.
+    // Only the first rank reports.
     let quiet = if first { output } else { Output::Json };
     let downloads = Downloads::new(quiet);
     let progress = Progress::new(quiet);
     let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
+    let mut evaluators: Vec<Box<dyn Evaluator>> = Vec::new();
     if first {
-        callbacks.push(Box::new(Teller::new(output)));
-        if let Some(judge) = Judge::of(config, &args.hub, output)? {
-            callbacks.push(Box::new(judge));
+        callbacks.push(Box::new(Reporter::new(output)));
+        if let Some(evaluator) = SwayEvaluator::new(config, &args.hub, output)? {
+            evaluators.push(Box::new(evaluator));
         }
     }
     Ok(train(TrainRequest {
-        config,
-        hub: &hub,
-        specs: &Specs::new(),
-        gang,
         stop: Arc::clone(stop),
         callbacks,
+        evaluators,
         fetching: &downloads,
         reading: &progress,
+        ..TrainRequest::new(config, &hub, gang)
     })?)
 }
 
-/// Tells a run's user how it goes.
-struct Teller {
+/// Prints the progress of a run.
+struct Reporter {
     output: Output,
     bar: ProgressBar,
 }
 
-impl Teller {
+impl Reporter {
     fn new(output: Output) -> Self {
         Self { output, bar: ProgressBar::hidden() }
     }
 
-    /// A line that stays, above the bar.
-    fn say(&self, line: &str) {
+    /// Prints a line above the progress bar.
+    fn print(&self, line: &str) {
         if self.output == Output::Text {
             self.bar.suspend(|| {
-                // Whoever has seen enough is no reason to end a run.
+                // Ignore a broken pipe.
                 let _ = self.output.line(&line, |line| (*line).to_owned());
             });
         }
@@ -204,9 +205,9 @@ pub(super) fn rate(tokens: f64) -> String {
     if tokens < 1e4 { format!("{tokens:.0} tok/s") } else { format!("{:.1}k tok/s", tokens / 1e3) }
 }
 
-fn line(record: &Record, view: &View<'_>) -> String {
-    let width = view.total_steps.to_string().len();
-    let mut parts = vec![format!("step {:>width$}/{}", record.step, view.total_steps)];
+fn log_line(record: &Record, state: &TrainerState<'_>) -> String {
+    let width = state.total_steps.to_string().len();
+    let mut parts = vec![format!("step {:>width$}/{}", record.step, state.total_steps)];
     let number =
         |name: &str, value: Option<f64>, digits: usize| value.map(|value| format!("{name} {value:.digits$}"));
     parts.extend(number("loss", record.loss, 4));
@@ -215,103 +216,104 @@ fn line(record: &Record, view: &View<'_>) -> String {
     parts.extend(record.tokens_per_second.map(rate));
     parts.extend(record.mfu.map(|share| format!("{:.1}% of peak", 100.0 * share)));
     parts.extend(record.memory.map(bytes));
-    parts.extend(view.seconds_left.map(|left| format!("{} left", duration(left))));
+    parts.extend(state.seconds_left.map(|left| format!("{} left", duration(left))));
     parts.join("  ")
 }
 
-impl Callback for Teller {
-    fn init_end(&mut self, view: &View<'_>) -> Result<Control, TrainError> {
-        let stage = view.engine.stages().first();
+impl Callback for Reporter {
+    fn on_init_end(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        let stage = state.engine.stages().first();
         let parameters = stage.map_or(0, |stage| stage.decoder.config().parameter_count());
         let what = match stage.is_some_and(|stage| stage.adapter.is_some()) {
-            true => "an adapter of ",
+            true => "a LoRA adapter for ",
             false => "",
         };
-        self.say(&format!(
+        self.print(&format!(
             "training {what}{} ({} parameters) for {} on {}, from step {}",
-            view.config.model.name,
+            state.config.model.name,
             millions(parameters),
-            counted(view.total_steps as usize, "step"),
-            counted(view.world, "rank"),
-            view.step,
+            counted(state.total_steps as usize, "step"),
+            counted(state.world, "rank"),
+            state.step,
         ));
         if self.output == Output::Text {
             let target = ProgressDrawTarget::stderr_with_hz(8);
-            self.bar = ProgressBar::with_draw_target(Some(view.total_steps), target);
+            self.bar = ProgressBar::with_draw_target(Some(state.total_steps), target);
             let style = ProgressStyle::with_template("[{bar:28}] {pos}/{len} {msg}");
             self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("█▌ "));
-            self.bar.set_position(view.step);
+            self.bar.set_position(state.step);
         }
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 
-    fn step_begin(&mut self, view: &View<'_>) -> Result<Control, TrainError> {
-        self.bar.set_position(view.step);
-        Ok(Control::Go)
+    fn on_step_begin(&mut self, state: &TrainerState<'_>) -> CallbackResult {
+        self.bar.set_position(state.step);
+        Ok(Control::Continue)
     }
 
-    fn log(&mut self, view: &View<'_>, record: &Record) -> Result<Control, TrainError> {
+    fn on_log(&mut self, state: &TrainerState<'_>, record: &Record) -> CallbackResult {
         match self.output {
             Output::Json => {
                 let _ = self.output.line(record, |_| String::new());
             }
-            Output::Text => self.say(&line(record, view)),
+            Output::Text => self.print(&log_line(record, state)),
         }
-        if let Some(left) = view.seconds_left {
+        if let Some(left) = state.seconds_left {
             self.bar.set_message(format!("{} left", duration(left)));
         }
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 
-    fn evaluate(&mut self, view: &View<'_>, evaluation: &Evaluation) -> Result<Control, TrainError> {
+    fn on_evaluate(&mut self, state: &TrainerState<'_>, evaluation: &Evaluation) -> CallbackResult {
         if let Some(loss) = evaluation.loss {
-            self.say(&format!(
-                "step {}: held-out loss {loss:.4}, perplexity {:.2}, over {}",
-                view.step,
+            self.print(&format!(
+                "step {}: eval loss {loss:.4}, perplexity {:.2}, over {}",
+                state.step,
                 loss.exp(),
                 counted(evaluation.targets as usize, "token"),
             ));
         }
         for (prompt, text) in &evaluation.samples {
-            self.say(&format!("  {prompt:?} → {text:?}"));
+            self.print(&format!("  {prompt:?} → {text:?}"));
         }
         if self.output == Output::Json {
-            let told = Measured { step: view.step, eval_loss: evaluation.loss, samples: &evaluation.samples };
-            let _ = self.output.line(&told, |_| String::new());
+            let record =
+                EvalRecord { step: state.step, eval_loss: evaluation.loss, samples: &evaluation.samples };
+            let _ = self.output.line(&record, |_| String::new());
         }
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 
-    fn save(&mut self, _: &View<'_>, checkpoint: &Path) -> Result<Control, TrainError> {
-        self.say(&format!("saved {}", checkpoint.display()));
-        Ok(Control::Go)
+    fn on_save(&mut self, _: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        self.print(&format!("saved {}", checkpoint.display()));
+        Ok(Control::Continue)
     }
 
-    fn load(&mut self, view: &View<'_>, checkpoint: &Path) -> Result<Control, TrainError> {
-        self.say(&format!("going on from {}, behind step {}", checkpoint.display(), view.step));
-        Ok(Control::Go)
+    fn on_resume(&mut self, state: &TrainerState<'_>, checkpoint: &Path) -> CallbackResult {
+        self.print(&format!("resuming from {} at step {}", checkpoint.display(), state.step));
+        Ok(Control::Continue)
     }
 
-    fn train_end(&mut self, _: &View<'_>) -> Result<Control, TrainError> {
+    fn on_train_end(&mut self, _: &TrainerState<'_>) -> CallbackResult {
         self.bar.finish_and_clear();
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 
-    fn remark(&mut self, remark: &Remark) -> Result<Control, TrainError> {
-        self.say(&match remark {
-            Remark::NoSamples => "note: a model that is cut into stages writes no samples".to_owned(),
-            Remark::LeftOut { documents } => {
+    fn on_notice(&mut self, notice: &Notice) -> CallbackResult {
+        self.print(&match notice {
+            Notice::NoSamples => "note: pipeline parallelism disables `train.eval.samples`".to_owned(),
+            Notice::Skipped { documents } => {
                 format!(
-                    "note: {} left out, since nothing in them counts",
+                    "note: skipped {} without tokens that contribute to the loss",
                     counted(*documents as usize, "document")
                 )
             }
-            Remark::Truncated { documents } => format!(
-                "note: {} cut off at the end; raise `data.max_seq_len` to keep all",
+            Notice::Truncated { documents } => format!(
+                "note: truncated {}; raise `data.max_seq_len` to keep them whole",
                 counted(*documents as usize, "document")
             ),
         });
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 }
 
@@ -324,15 +326,15 @@ pub(super) fn millions(count: u64) -> String {
 }
 
 #[derive(Serialize)]
-struct Measured<'a> {
+struct EvalRecord<'a> {
     step: u64,
     eval_loss: Option<f64>,
     samples: &'a [(String, String)],
 }
 
-/// How a run ended, as it is told.
+/// The summary of a finished run.
 #[derive(Serialize)]
-struct Ended {
+struct Summary {
     end: &'static str,
     step: u64,
     steps_done: u64,
@@ -346,7 +348,7 @@ struct Ended {
     weights: Option<String>,
 }
 
-impl Ended {
+impl Summary {
     fn new(config: &Config, outcome: &Outcome) -> Self {
         Self {
             end: match outcome.end {
@@ -367,29 +369,32 @@ impl Ended {
     }
 }
 
-fn text(ended: &Ended, options: &str) -> String {
+fn text(summary: &Summary, options: &str) -> String {
     let mut lines = vec![format!(
         "{} at step {} after {} tokens{}",
-        ended.end,
-        ended.step,
-        ended.tokens,
-        ended.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}")),
+        summary.end,
+        summary.step,
+        summary.tokens,
+        summary.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}")),
     )];
-    if ended.steps_done == 0 {
-        lines[0] = format!("nothing to do: the run is at step {} already", ended.step);
+    if summary.steps_done == 0 {
+        lines[0] = format!("nothing to do: the run is already at step {}", summary.step);
     }
-    if ended.end == "stopped" {
-        lines.push("start it again to go on".to_owned());
+    if summary.end == "stopped" {
+        lines.push("run the same command again to resume".to_owned());
     }
-    if let Some(checkpoint) = &ended.checkpoint {
-        let place = checkpoint.display();
-        lines.push(match (ended.adapter, &ended.weights) {
+    if let Some(checkpoint) = &summary.checkpoint {
+        let path = checkpoint.display();
+        lines.push(match (summary.adapter, &summary.weights) {
             (true, Some(weights)) => {
-                format!("try it: weightloom generate {weights} 'Hello' --adapter {place}{options}")
+                format!("try it: weightloom generate {weights} 'Hello' --adapter {path}{options}")
             }
-            _ => format!("try it: weightloom generate {place} 'Hello'{options}"),
+            _ => format!("try it: weightloom generate {path} 'Hello'{options}"),
         });
     }
-    lines.push(format!("metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard", ended.output_dir));
+    lines.push(format!(
+        "metrics: {0}/metrics.jsonl, tensorboard --logdir {0}/tensorboard",
+        summary.output_dir
+    ));
     lines.join("\n")
 }

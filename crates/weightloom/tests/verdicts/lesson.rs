@@ -12,8 +12,9 @@ use weightloom::gang::{GangOptions, GangSizes, Gangs, solo};
 use weightloom::hub::{Hub, ModelLoadOptions};
 use weightloom::nn::{ActivationCheckpointing, Adapter, Decoder, IGNORED};
 use weightloom::sway::numbers::pcg64::Pcg64;
+use weightloom::train::TrainError;
 use weightloom::train::config::{OptimizerConfig, PipelineSchedule};
-use weightloom::train::engine::{Engine, EngineSettings, MicroBatch, StepSettings};
+use weightloom::train::engine::{Engine, EngineSettings, MicroBatch, StepHooks, StepSettings};
 use weightloom::train::optimizer::{Patterns, WeightDecay, from_config};
 use weightloom::train::pipeline::Schedule;
 
@@ -59,15 +60,19 @@ impl Lesson<'_> {
         for number in 1..=self.steps {
             let left = 1.0 - (number - 1) as f64 / self.steps as f64;
             let learning_rate = self.rate * left;
-            let settings = StepSettings {
-                number,
-                learning_rate,
-                clip: &|norm| (1.0 / norm).min(1.0),
-                substep: &|_, _| {},
-            };
-            loss = engine.step(&settings, &[self.batch(&mut generator)]).unwrap().loss;
+            let settings = StepSettings { number, learning_rate };
+            loss = engine.step(&settings, &[self.batch(&mut generator)], &mut UnitNorm).unwrap().loss;
         }
         loss
+    }
+}
+
+/// Clips gradients to a norm of one.
+struct UnitNorm;
+
+impl StepHooks for UnitNorm {
+    fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
+        Ok((1.0 / gradient_norm).min(1.0))
     }
 }
 

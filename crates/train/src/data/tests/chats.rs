@@ -5,7 +5,7 @@ use weightloom_hub::text::{ChatError, Message, OrderedJson};
 
 use super::masks::{sample, sampler, shown};
 use super::stage::Around;
-use crate::data::Fate;
+use crate::data::DocumentStatus;
 use crate::data::error::DataError;
 use crate::data::record::Content;
 
@@ -55,7 +55,7 @@ fn told(template: &str, messages: Vec<Message>) -> Result<String, DataError> {
 }
 
 #[test]
-fn answers_count_with_the_token_that_ends_them() {
+fn assistant_messages_contribute_with_their_end_token() {
     assert_eq!(
         chat(
             CHATML,
@@ -81,7 +81,7 @@ fn answers_count_with_the_token_that_ends_them() {
 }
 
 #[test]
-fn a_template_may_begin_each_turn_anew() {
+fn templates_can_repeat_the_bos_token() {
     assert_eq!(
         chat(INST, &[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "no")]),
         "<s>[INST] q [/INST]⟦ yes </s>⟧<s>[INST] r [/INST]⟦ no </s>⟧"
@@ -91,7 +91,7 @@ fn a_template_may_begin_each_turn_anew() {
 }
 
 #[test]
-fn a_template_may_drop_earlier_thoughts() {
+fn templates_can_drop_earlier_reasoning() {
     assert_eq!(
         chat(
             THOUGHTS,
@@ -114,7 +114,7 @@ fn a_template_may_drop_earlier_thoughts() {
 }
 
 #[test]
-fn a_template_may_begin_an_answer_with_more_than_it_shows() {
+fn generation_prompts_can_contain_more_than_earlier_turns() {
     assert_eq!(
         chat(OPENED, &[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "no")]),
         "<|im_start|>user\nq<|im_end|><|im_start|>assistant\n⟦yes<|im_end|>⟧\
@@ -123,7 +123,7 @@ fn a_template_may_begin_an_answer_with_more_than_it_shows() {
 }
 
 #[test]
-fn a_template_may_have_no_special_tokens() {
+fn templates_can_lack_special_tokens() {
     // What ends the first answer is not known, so its words count alone.
     assert_eq!(
         chat(PLAIN, &[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "no")]),
@@ -132,7 +132,7 @@ fn a_template_may_have_no_special_tokens() {
 }
 
 #[test]
-fn a_template_may_change_what_was_said_before() {
+fn templates_can_change_earlier_messages() {
     assert_eq!(
         chat(LATE, &[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "no")]),
         "<s>q|⟦yes</s>⟧<s>(be kind) r|⟦no</s>⟧"
@@ -144,7 +144,7 @@ fn a_template_may_change_what_was_said_before() {
 }
 
 #[test]
-fn calls_of_tools_are_part_of_an_answer() {
+fn tool_calls_contribute() {
     let template = CHATML.replace("m.content +", "(m.content or '') + (m.calls or '') +");
     let call = Message::new("assistant", OrderedJson::Null).with("calls", "f(1)");
     let messages =
@@ -157,25 +157,25 @@ fn calls_of_tools_are_part_of_an_answer() {
 }
 
 #[test]
-fn a_conversation_without_answers_is_left_out() {
+fn a_conversation_without_assistant_messages_is_skipped() {
     let sampler = sampler(Around::Bos, CHATML);
     let content = Content::Chat { messages: vec![Message::new("user", "q")], tools: None };
-    assert_eq!(sample(&sampler, content).unwrap().fate, Fate::LeftOut);
+    assert_eq!(sample(&sampler, content).unwrap().status, DocumentStatus::Skipped);
 }
 
 #[test]
-fn a_template_that_hides_an_answer_is_told() {
+fn a_template_that_omits_a_message_is_an_error() {
     let hiding = "{% for m in messages %}{{ m.role + ',' }}{% endfor %}{{ messages | length }}";
     let messages = vec![Message::new("user", "q"), Message::new("assistant", "a"), Message::new("user", "r")];
-    let expected = DataError::Untold { file: "x.jsonl".to_owned(), line: 7, message: 2 };
+    let expected = DataError::UnlocatedMessage { file: "x.jsonl".to_owned(), line: 7, message: 2 };
     assert_eq!(told(hiding, messages), Err(expected));
 }
 
 #[test]
-fn a_template_that_refuses_is_told() {
+fn a_template_that_raises_is_an_error() {
     let messages = vec![Message::new("user", "q")];
-    let error = ChatError::Refused { message: "no".to_owned() };
-    let expected = DataError::Chat { file: "x.jsonl".to_owned(), line: 7, error };
+    let source = ChatError::Refused { message: "no".to_owned() };
+    let expected = DataError::Chat { file: "x.jsonl".to_owned(), line: 7, source };
     assert_eq!(told("{{ raise_exception('no') }}", messages.clone()), Err(expected));
     let none = sample(&sampler(Around::Bos, ""), Content::Chat { messages, tools: None }).unwrap_err();
     assert_eq!(none, DataError::NoTemplate { file: "x.jsonl".to_owned(), line: 7 });
@@ -187,7 +187,7 @@ proptest! {
     /// Of any conversation, the answers count and nothing else, whatever is
     /// said in it.
     #[test]
-    fn answers_count_and_nothing_else(
+    fn only_assistant_messages_contribute(
         turns in prop::collection::vec(("[abQeMd :\n]{0,6}", "[abQeMd :\n]{0,6}"), 1..4),
         thoughts in any::<bool>(),
     ) {

@@ -1,14 +1,14 @@
 //! Every way to fail, with the file and the line, and what to do about it.
 
 use serde_json::{Value, json};
-use weightloom_errors::Hint;
+use weightloom_errors::{FileError, Hint};
 
 use super::stage::{all_rows, folder, inside, settings, write};
 use crate::data::error::DataError;
 use crate::data::{DataSettings, Epochs, Loader};
 
 /// The error of all documents of a file, and its hint.
-fn told(name: &str, bytes: &[u8], changes: Value) -> (String, String) {
+fn load_error(name: &str, bytes: &[u8], changes: Value) -> (String, String) {
     let folder = folder(&[(name, bytes)]);
     let error = match Loader::new(settings(&folder, changes)) {
         Ok(mut loader) => loader.count_epoch(&mut |_| {}).unwrap_err(),
@@ -19,98 +19,98 @@ fn told(name: &str, bytes: &[u8], changes: Value) -> (String, String) {
 }
 
 #[test]
-fn lines_that_are_no_documents_are_named() {
+fn invalid_lines_are_reported_with_their_location() {
     let cases = [
         ("{\"text\": }", json!({}), "x.jsonl:3:10: expected value", ""),
-        ("7", json!({}), "x.jsonl:3: `the line` should be an object, but is a number", ""),
+        ("7", json!({}), "x.jsonl:3: `the line` must be an object, not a number", ""),
         (
             "{\"txt\": \"a\", \"id\": 1}",
             json!({}),
-            "x.jsonl:3: no kind of document has the keys `txt`, `id`",
+            "x.jsonl:3: cannot detect the format from the keys `txt`, `id`",
             "rename `txt` to `text`",
         ),
         (
             "{}",
             json!({}),
-            "x.jsonl:3: no kind of document has the keys (none)",
-            "a line has `text`, or `prompt` and `completion`, or `messages`",
+            "x.jsonl:3: cannot detect the format from the keys (none)",
+            "use the key `text`, or `prompt` and `completion`, or `messages`",
         ),
         (
             "{\"instruction\": \"a\", \"output\": \"b\"}",
             json!({}),
-            "x.jsonl:3: no kind of document has the keys `instruction`, `output`",
-            "a line has `text`, or `prompt` and `completion`, or `messages`",
+            "x.jsonl:3: cannot detect the format from the keys `instruction`, `output`",
+            "use the key `text`, or `prompt` and `completion`, or `messages`",
         ),
         (
             "{\"text\": \"a\", \"prompt\": \"b\"}",
             json!({}),
-            "x.jsonl:3: the keys `text`, `prompt` are those of several kinds of document",
-            "say which in `data.format`: text, prompt_completion or chat",
+            "x.jsonl:3: the keys `text`, `prompt` belong to several formats",
+            "set `data.format` to text, prompt_completion or chat",
         ),
         (
             "{\"prompt\": \"a\", \"completions\": \"b\"}",
             json!({}),
-            "x.jsonl:3: `completion` is missing; there are `prompt`, `completions`",
+            "x.jsonl:3: missing key `completion`; found `prompt`, `completions`",
             "rename `completions` to `completion`",
         ),
-        ("{\"id\": \"a\"}", json!({"format": "text"}), "x.jsonl:3: `text` is missing; there are `id`", ""),
-        ("{\"text\": null}", json!({}), "x.jsonl:3: `text` should be a text, but is null", ""),
+        ("{\"id\": \"a\"}", json!({"format": "text"}), "x.jsonl:3: missing key `text`; found `id`", ""),
+        ("{\"text\": null}", json!({}), "x.jsonl:3: `text` must be a string, not null", ""),
         (
             "{\"prompt\": [], \"completion\": \"\"}",
             json!({}),
-            "x.jsonl:3: `prompt` should be a text, but is a list",
+            "x.jsonl:3: `prompt` must be a string, not a list",
             "",
         ),
         (
             "{\"messages\": {}}",
             json!({}),
-            "x.jsonl:3: `messages` should be a list of messages, but is an object",
+            "x.jsonl:3: `messages` must be a list of messages, not an object",
             "write messages as {\"role\": \"user\", \"content\": \"…\"}",
         ),
         (
             "{\"messages\": []}",
             json!({}),
-            "x.jsonl:3: `messages` should be a list of messages, but is an empty list",
+            "x.jsonl:3: `messages` must be a list of messages, not an empty list",
             "write messages as {\"role\": \"user\", \"content\": \"…\"}",
         ),
         (
             "{\"messages\": [{\"role\": \"user\"}, \"hi\"]}",
             json!({}),
-            "x.jsonl:3: `messages[1]` should be an object with a text `role`, but is a text",
+            "x.jsonl:3: `messages[1]` must be an object with a string `role`, not a string",
             "write messages as {\"role\": \"user\", \"content\": \"…\"}",
         ),
         (
             "{\"messages\": [{\"from\": \"user\"}]}",
             json!({}),
-            "x.jsonl:3: `messages[0]` should be an object with a text `role`, but is an object without one",
+            "x.jsonl:3: `messages[0]` must be an object with a string `role`, not an object without a string `role`",
             "write messages as {\"role\": \"user\", \"content\": \"…\"}",
         ),
         (
             "{\"messages\": [{\"role\": \"user\"}], \"tools\": true}",
             json!({}),
-            "x.jsonl:3: `tools` should be a list of tools, but is true or false",
+            "x.jsonl:3: `tools` must be a list of tools, not true or false",
             "",
         ),
         (
             "{\"messages\": [{\"role\": \"user\"}]}",
             json!({}),
-            "x.jsonl:3: a conversation, but the model has no chat template",
-            "name a file with one in `data.chat_template`",
+            "x.jsonl:3: the model has no chat template for this conversation",
+            "set `data.chat_template` to a file with a template",
         ),
     ];
     for (line, changes, error, hint) in cases {
-        // In the first place, where it is found at once, and further behind.
-        let alone = told("x.jsonl", format!("\n\n{line}").as_bytes(), changes.clone());
+        // On the first line, which is parsed at once, and on a later one.
+        let alone = load_error("x.jsonl", format!("\n\n{line}").as_bytes(), changes.clone());
         assert_eq!(alone, (error.to_owned(), hint.to_owned()), "{line}");
         if changes == json!({}) {
-            let behind = told("x.jsonl", format!("{{\"text\": \"a\"}}\n\n{line}\n").as_bytes(), changes);
-            assert_eq!(behind, alone, "{line}");
+            let later = load_error("x.jsonl", format!("{{\"text\": \"a\"}}\n\n{line}\n").as_bytes(), changes);
+            assert_eq!(later, alone, "{line}");
         }
     }
 }
 
 #[test]
-fn a_form_that_is_given_is_not_guessed() {
+fn a_configured_format_is_not_detected() {
     let folder = folder(&[("x.jsonl", b"{\"text\": \"a\", \"prompt\": \"b\", \"completion\": \"c\"}")]);
     for (form, targets) in [("text", 2), ("prompt_completion", 2)] {
         let mut loader = Loader::new(settings(&folder, json!({"format": form}))).unwrap();
@@ -119,20 +119,17 @@ fn a_form_that_is_given_is_not_guessed() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_named() {
-    let error = |name: &str, bytes: &[u8]| told(name, bytes, json!({"separator": "--"})).0;
-    assert_eq!(error("x.txt", b"a\nb\n--\nc\nd\xFF"), "x.txt:5: bytes that are not UTF-8");
-    assert_eq!(
-        error("x.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xFF\"}"),
-        "x.jsonl:2: bytes that are not UTF-8"
-    );
+fn invalid_utf8_is_reported_with_its_line() {
+    let error = |name: &str, bytes: &[u8]| load_error(name, bytes, json!({"separator": "--"})).0;
+    assert_eq!(error("x.txt", b"a\nb\n--\nc\nd\xFF"), "x.txt:5: invalid UTF-8");
+    assert_eq!(error("x.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xFF\"}"), "x.jsonl:2: invalid UTF-8");
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
-    let told = |name: &str, bytes: &[u8]| told(name, bytes, json!({})).0;
-    assert_eq!(told("x.txt", b" \n"), "`x.txt` has no documents");
-    assert_eq!(told("x.jsonl", b""), "`x.jsonl` has no documents");
+fn unusable_files_are_errors() {
+    let message = |name: &str, bytes: &[u8]| load_error(name, bytes, json!({})).0;
+    assert_eq!(message("x.txt", b" \n"), "`x.txt` contains no documents");
+    assert_eq!(message("x.jsonl", b""), "`x.jsonl` contains no documents");
     let folder = folder(&[("x.json", b"{}"), ("y.bin", b"")]);
     let error = |path: String| {
         let error = Loader::new(settings(&folder, json!({"paths": [path]}))).map(|_| ()).unwrap_err();
@@ -156,7 +153,7 @@ fn files_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn files_that_change_during_a_run_are_noticed() {
+fn files_that_change_during_a_run_are_errors() {
     let folder = folder(&[("x.txt", b"xxx")]);
     let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
     let file = inside(&folder, "x.txt");
@@ -164,23 +161,25 @@ fn files_that_change_during_a_run_are_noticed() {
     let changed = DataError::Changed { file: file.clone(), scanned: 3, found: 4 };
     assert_eq!(loader.next_batch(1, &[0..1]), Err(changed));
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(loader.next_batch(1, &[0..1]), Err(DataError::Vanished { file }));
-    // Put back as it was, the run goes on.
+    assert_eq!(loader.next_batch(1, &[0..1]), Err(DataError::Deleted { file }));
+    // The run continues once the file is restored.
     write(folder.path(), "x.txt", b"xxx");
     assert!(loader.next_batch(1, &[0..1]).unwrap().is_some());
 }
 
 #[cfg(unix)]
 #[test]
-fn what_cannot_be_read_is_named() {
+fn unreadable_files_are_errors() {
     let folder = folder(&[("a/x.txt", b"x")]);
     std::os::unix::fs::symlink("/nowhere/at all", folder.path().join("a/gone.txt")).unwrap();
     let error = Loader::new(settings(&folder, json!({}))).map(|_| ()).unwrap_err();
-    assert!(matches!(error, DataError::Read { file, .. } if file == inside(&folder, "a/gone.txt")));
+    assert!(
+        matches!(error, DataError::File(FileError { path, .. }) if path == inside(&folder, "a/gone.txt"))
+    );
 }
 
 #[test]
-fn settings_that_make_no_sense_are_told() {
+fn invalid_settings_are_errors() {
     let folder = folder(&[("x.txt", b"xxx"), ("x.jsonl", b"{\"prompt\": \"long\", \"completion\": \"x\"}")]);
     let error = |changes: Value| Loader::new(settings(&folder, changes)).map(|_| ()).unwrap_err();
     assert_eq!(error(json!({"max_seq_len": 0})), DataError::NoLength);
@@ -190,23 +189,23 @@ fn settings_that_make_no_sense_are_told() {
 
     let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
     assert_eq!(loader.next_batch(0, &[]), Err(DataError::NoRows));
-    for (mine, start, end) in [(vec![0..5], 0, 5), (vec![1..3, 2..4], 2, 4), (vec![3..4, 0..1], 0, 1)] {
-        assert_eq!(loader.next_batch(4, &mine), Err(DataError::Mine { start, end, rows: 4 }));
+    for (own, start, end) in [(vec![0..5], 0, 5), (vec![1..3, 2..4], 2, 4), (vec![3..4, 0..1], 0, 1)] {
+        assert_eq!(loader.next_batch(4, &own), Err(DataError::RowRange { start, end, rows: 4 }));
     }
     let backwards = std::ops::Range { start: 2, end: 1 };
-    assert_eq!(loader.next_batch(4, &[backwards]), Err(DataError::Mine { start: 2, end: 1, rows: 4 }));
+    assert_eq!(loader.next_batch(4, &[backwards]), Err(DataError::RowRange { start: 2, end: 1, rows: 4 }));
     assert_eq!(loader.next_batch(4, &[]).unwrap().unwrap().rows, []);
 }
 
 #[test]
-fn data_without_anything_to_learn_do_not_run_for_ever() {
+fn data_without_targets_is_an_error() {
     let line =
         b"{\"prompt\": \"long\", \"completion\": \"x\"}\n{\"prompt\": \"longer\", \"completion\": \"y\"}";
     let folder = folder(&[("x.jsonl", line)]);
     for epochs in [Epochs::Endless, Epochs::Times(1), Epochs::Times(3)] {
         let changes = json!({"max_seq_len": 3});
         let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
-        let expected = DataError::NothingCounts { documents: 2 };
+        let expected = DataError::NoTargets { documents: 2 };
         assert_eq!(loader.next_batch(1, &[0..1]), Err(expected.clone()));
         assert_eq!(loader.count_epoch(&mut |_| {}), Err(expected));
     }
@@ -215,10 +214,10 @@ fn data_without_anything_to_learn_do_not_run_for_ever() {
     assert_eq!(none.next_batch(1, &[0..1]), Ok(None));
 }
 
-/// The end of one epoch and the beginning of the next may both be without the
-/// one document that counts.
+/// The end of one epoch and the start of the next may both lack the only document
+/// with targets.
 #[test]
-fn one_document_that_counts_is_enough() {
+fn one_document_with_targets_is_enough() {
     let mut lines = "{\"text\": \"x\"}\n".to_owned();
     lines += &"{\"prompt\": \"long\", \"completion\": \"x\"}\n".repeat(9);
     let folder = folder(&[("x.jsonl", lines.as_bytes())]);
@@ -227,7 +226,7 @@ fn one_document_that_counts_is_enough() {
         let epochs = Epochs::Times(40);
         let mut loader = Loader::new(DataSettings { epochs, ..settings(&folder, changes) }).unwrap();
         let count = loader.count_epoch(&mut |_| {}).unwrap();
-        assert_eq!((count.left_out, count.tokens), (9, 3));
+        assert_eq!((count.skipped, count.tokens), (9, 3));
         assert_eq!(all_rows(&mut loader).len() as u64, count.rows_in(40));
     }
 }

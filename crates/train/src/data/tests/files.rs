@@ -6,16 +6,16 @@ use super::stage::{folder, inside, settings, write};
 use crate::config::DataFormat;
 use crate::data::documents::Documents;
 use crate::data::error::DataError;
-use crate::data::paths::{Found, Kind};
+use crate::data::paths::{FoundFiles, Kind};
 use crate::data::record::Content;
-use crate::data::{Extent, Loader};
+use crate::data::{DataSize, Loader};
 
 fn names(paths: &[String]) -> Result<Vec<String>, DataError> {
-    Ok(Found::new(paths)?.files.into_iter().map(|file| file.name).collect())
+    Ok(FoundFiles::new(paths)?.files.into_iter().map(|file| file.name).collect())
 }
 
 #[test]
-fn folders_are_read_with_all_that_is_in_them() {
+fn folders_are_read_recursively() {
     let folder = folder(&[
         ("b.txt", b"x"),
         ("a/z.MD", b"x"),
@@ -28,17 +28,17 @@ fn folders_are_read_with_all_that_is_in_them() {
         ("script.py", b"x"),
     ]);
     let all = folder.path().to_str().unwrap().to_owned();
-    let found = Found::new(std::slice::from_ref(&all)).unwrap();
+    let found = FoundFiles::new(std::slice::from_ref(&all)).unwrap();
     let names: Vec<&str> = found.files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["B.text", "a.markdown", "a/c.jsonl", "a/z.MD", "b.txt"]);
-    assert_eq!(found.passed_over, 2);
-    assert_eq!(found.files[2].kind, Kind::Lines);
+    assert_eq!(found.skipped_files, 2);
+    assert_eq!(found.files[2].kind, Kind::Jsonl);
 
     // A file that is named comes in its place, whatever its ending, and once.
     let script = inside(&folder, "script.py");
-    let found = Found::new(&[script.clone(), all, script]).unwrap();
+    let found = FoundFiles::new(&[script.clone(), all, script]).unwrap();
     assert_eq!((found.files.len(), found.files[0].name.as_str()), (6, "script.py"));
-    assert_eq!((found.files[0].kind, found.passed_over), (Kind::Text, 1));
+    assert_eq!((found.files[0].kind, found.skipped_files), (Kind::Text, 1));
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn patterns_match_files_and_folders() {
     assert_eq!(of("**/{a,b}.txt"), ["2023/a.txt", "2024-1/a.txt", "2024-1/deep/b.txt"]);
     assert_eq!(of("2024-1/**"), ["a.txt", "deep/b.txt", "other.bin"]);
     assert_eq!(of("2024-[2-9]/*"), ["2024-2/c.jsonl"]);
-    let found = Found::new(&[inside(&folder, "2024-1/**")]).unwrap();
-    assert_eq!(found.passed_over, 0);
-    assert_eq!(Found::new(&[inside(&folder, "2024-*")]).unwrap().passed_over, 1);
+    let found = FoundFiles::new(&[inside(&folder, "2024-1/**")]).unwrap();
+    assert_eq!(found.skipped_files, 0);
+    assert_eq!(FoundFiles::new(&[inside(&folder, "2024-*")]).unwrap().skipped_files, 1);
 
     // What is there by this very name is no pattern.
     write(folder.path(), "odd[1].txt", b"x");
@@ -69,7 +69,7 @@ fn patterns_match_files_and_folders() {
 
 #[cfg(unix)]
 #[test]
-fn links_that_go_in_circles_end() {
+fn cyclic_links_end() {
     let folder = folder(&[("a/x.txt", b"x")]);
     std::os::unix::fs::symlink(folder.path(), folder.path().join("a/up")).unwrap();
     std::os::unix::fs::symlink(inside(&folder, "a/x.txt"), folder.path().join("link.txt")).unwrap();
@@ -78,7 +78,7 @@ fn links_that_go_in_circles_end() {
 }
 
 #[test]
-fn documents_are_read_where_they_lie() {
+fn documents_are_read_from_their_files() {
     let lines = "{\"text\": \"one\"}\n\n{\"prompt\": \"p\", \"completion\": \"c\", \"id\": 7}\r\n\
         {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"tools\": null}";
     let folder = folder(&[
@@ -104,12 +104,12 @@ fn documents_are_read_where_they_lie() {
     assert!(matches!(chat, Content::Chat { messages, tools: None } if messages[0].role() == "user"));
     assert_eq!(read(5), ("c.md:1".to_owned(), text("# third")));
     let bytes = (20 + lines.len() + 7) as u64;
-    assert_eq!(documents.extent(), Extent { files: 3, passed_over: 0, documents: 6, bytes });
+    assert_eq!(documents.size(), DataSize { files: 3, skipped_files: 0, documents: 6, bytes });
 }
 
 #[test]
-fn a_loader_says_how_much_there_is() {
+fn a_loader_reports_the_size_of_the_data() {
     let folder = folder(&[("a.txt", b"abc"), ("b.png", b"x")]);
     let loader = Loader::new(settings(&folder, json!({}))).unwrap();
-    assert_eq!(loader.extent(), Some(Extent { files: 1, passed_over: 1, documents: 1, bytes: 3 }));
+    assert_eq!(loader.size(), Some(DataSize { files: 1, skipped_files: 1, documents: 1, bytes: 3 }));
 }

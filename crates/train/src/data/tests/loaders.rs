@@ -29,14 +29,14 @@ fn error_of(settings: DataSettings) -> DataError {
 }
 
 #[test]
-fn random_tokens_belong_to_rows_not_to_ranks() {
+fn dummy_rows_do_not_depend_on_ranks() {
     let mut one = Loader::new(dummy(json!({}))).unwrap();
     let all: Vec<Row> = (0..6).flat_map(|_| one.next_batch(4, &[0..4]).unwrap().unwrap().rows).collect();
     let mut two = Loader::new(dummy(json!({}))).unwrap();
     for step in 0..6 {
         let batch = two.next_batch(4, &[0..1, 3..4]).unwrap().unwrap();
         assert_eq!(batch.rows, [all[4 * step].clone(), all[4 * step + 3].clone()]);
-        assert_eq!((batch.targets_of_mine, batch.real_rows), (100, 4));
+        assert_eq!((batch.own_targets, batch.real_rows), (100, 4));
     }
     assert_eq!(one.state(), two.state());
 
@@ -64,17 +64,17 @@ fn random_tokens_belong_to_rows_not_to_ranks() {
 }
 
 #[test]
-fn random_tokens_have_no_epochs() {
+fn dummy_data_has_no_epochs() {
     let settings = DataSettings { epochs: Epochs::Times(1), ..dummy(json!({})) };
     assert_eq!(error_of(settings), DataError::NoEpochs);
     assert_eq!(error_of(dummy(json!({"vocabulary": 0}))), DataError::NoVocabulary);
     let mut loader = Loader::new(dummy(json!({}))).unwrap();
     assert_eq!(loader.count_epoch(&mut |_| {}), Err(DataError::NoEpochs));
-    assert_eq!((loader.extent(), loader.eval_rows(0)), (None, Ok(Vec::new())));
+    assert_eq!((loader.size(), loader.eval_rows(0)), (None, Ok(Vec::new())));
 }
 
 #[test]
-fn counting_says_how_far_it_is_and_may_be_shared() {
+fn counting_reports_progress_and_can_be_shared() {
     let folder = folder(&[("x.jsonl", &lines(&["one", "two", "three"]))]);
     let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
     let mut seen = Vec::new();
@@ -84,18 +84,18 @@ fn counting_says_how_far_it_is_and_may_be_shared() {
 
     let mut first = loader.measure(0..2, &mut |_| {}).unwrap();
     let second = loader.measure(2..3, &mut |_| {}).unwrap();
-    let few = DataError::Place { what: "measure", number: 2, limit: 3 };
+    let few = DataError::Position { what: "measure", number: 2, limit: 3 };
     assert_eq!(loader.count(&first), Err(few));
     first.extend(second);
     assert_eq!(loader.count(&first), Ok(count));
-    let beyond = DataError::Place { what: "document", number: 4, limit: 3 };
+    let beyond = DataError::Position { what: "document", number: 4, limit: 3 };
     assert_eq!(loader.measure(2..4, &mut |_| {}), Err(beyond));
 }
 
 /// A rank that knows all lengths reads its own documents alone: others may be
 /// gone.
 #[test]
-fn a_rank_that_has_counted_reads_its_own_rows_alone() {
+fn after_counting_a_rank_reads_only_its_own_rows() {
     for packing in [true, false] {
         let folder = folder(&[("a.txt", b"xxxxxx"), ("b.txt", b"yyyyyy"), ("c.txt", b"zzzzzz")]);
         let changes = json!({"max_seq_len": 7, "packing": packing, "shuffle": false});
@@ -104,7 +104,7 @@ fn a_rank_that_has_counted_reads_its_own_rows_alone() {
         std::fs::remove_file(inside(&folder, "a.txt")).unwrap();
         let batch = loader.next_batch(3, &[2..3]).unwrap().unwrap();
         assert_eq!(batch.real_rows, 3, "packing: {packing}");
-        let vanished = DataError::Vanished { file: inside(&folder, "a.txt") };
+        let vanished = DataError::Deleted { file: inside(&folder, "a.txt") };
         let mut fresh = Loader::new(settings(&folder, json!({}))).unwrap();
         assert!(fresh.next_batch(1, &[0..1]).is_ok());
         loader
@@ -119,7 +119,7 @@ fn a_rank_that_has_counted_reads_its_own_rows_alone() {
 }
 
 #[test]
-fn the_order_has_a_name() {
+fn the_order_has_a_digest() {
     let texts: Vec<String> = (0..40).map(|number| format!("text {number}")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let folder = folder(&[("x.jsonl", &lines(&texts))]);
@@ -139,7 +139,7 @@ fn the_order_has_a_name() {
 }
 
 #[test]
-fn what_is_held_out_comes_in_the_order_of_files() {
+fn eval_rows_are_in_file_order() {
     let folder = folder(&[("train.txt", b"xxxx"), ("held/b.txt", b"bb"), ("held/a.txt", b"aa")]);
     let held = inside(&folder, "held");
     let changes = json!({
@@ -159,14 +159,14 @@ fn what_is_held_out_comes_in_the_order_of_files() {
 }
 
 #[test]
-fn a_template_may_come_from_a_file() {
+fn chat_templates_can_come_from_a_file() {
     let chat = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});
     let folder = folder(&[("x.jsonl", chat.to_string().as_bytes()), ("t.jinja", CHATML.as_bytes())]);
     let from_file = settings(&folder, json!({"chat_template": inside(&folder, "t.jinja")}));
     let from_model = DataSettings { templates: Arc::new(templates(CHATML)), ..settings(&folder, json!({})) };
     let rows = all_rows(&mut Loader::new(from_file.clone()).unwrap());
     assert_eq!(rows, all_rows(&mut Loader::new(from_model).unwrap()));
-    assert_eq!(rows[0].counted(), 2);
+    assert_eq!(rows[0].target_count(), 2);
 
     // The tokenizer gives special tokens their names.
     write(folder.path(), "t.jinja", b"{{ bos_token }}{{ messages[1].content }}{{ eos_token }}");
@@ -174,7 +174,7 @@ fn a_template_may_come_from_a_file() {
     write(folder.path(), "t.jinja", b"{% if %}");
     assert!(matches!(error_of(from_file.clone()), DataError::TemplateFile { .. }));
     std::fs::remove_file(inside(&folder, "t.jinja")).unwrap();
-    assert!(matches!(error_of(from_file), DataError::Read { .. }));
+    assert!(matches!(error_of(from_file), DataError::File(_)));
 }
 
 #[test]
@@ -197,15 +197,11 @@ fn a_changed_setting_is_named_on_restore() {
         assert_eq!(changed(settings(&folder, changes)), name);
     }
     let other = Some(Arc::new(tokenizer(Around::Both)));
-    assert_eq!(changed(DataSettings { tokenizer: other, ..settings(&folder, json!({})) }), "the tokenizer");
+    assert_eq!(changed(DataSettings { tokenizer: other, ..settings(&folder, json!({})) }), "tokenizer");
     let other: Arc<ChatTemplates> = Arc::new(templates("x"));
-    assert_eq!(
-        changed(DataSettings { templates: other, ..settings(&folder, json!({})) }),
-        "the chat template"
-    );
+    assert_eq!(changed(DataSettings { templates: other, ..settings(&folder, json!({})) }), "chat template");
 
-    // These do not matter: more epochs, another size of the model, a seed that
-    // data do not use.
+    // More epochs, another vocabulary and an unused seed do not matter.
     let more = DataSettings { epochs: Epochs::Times(9), vocabulary: 999, ..settings(&folder, json!({})) };
     assert_eq!(Loader::new(more).unwrap().restore(&state), Ok(()));
     let unshuffled = |seed| DataSettings { seed, ..settings(&folder, json!({"shuffle": false})) };
@@ -234,7 +230,7 @@ fn a_changed_file_is_named_on_restore() {
     assert_eq!(change(), FileChange::New { file: "c.txt".to_owned() });
     std::fs::remove_file(inside(&folder, "c.txt")).unwrap();
     std::fs::remove_file(inside(&folder, "a.txt")).unwrap();
-    assert_eq!(change(), FileChange::Gone { file: "a.txt".to_owned() });
+    assert_eq!(change(), FileChange::Missing { file: "a.txt".to_owned() });
     write(folder.path(), "a.txt", b"aa");
     let turned = json!({"paths": [inside(&folder, "b.txt"), inside(&folder, "a.txt")]});
     match Loader::new(settings(&folder, turned)).unwrap().restore(&state) {
@@ -255,15 +251,15 @@ fn a_changed_file_is_named_on_restore() {
 }
 
 #[test]
-fn a_place_that_does_not_exist_is_told() {
+fn an_invalid_position_is_an_error() {
     let folder = folder(&[("a.txt", b"aaaa"), ("b.txt", b"bbbb")]);
     let mut loader = Loader::new(settings(&folder, json!({}))).unwrap();
     let mut state = loader.state();
     state.position.place = 2;
-    assert_eq!(loader.restore(&state), Err(DataError::Place { what: "document", number: 2, limit: 2 }));
+    assert_eq!(loader.restore(&state), Err(DataError::Position { what: "document", number: 2, limit: 2 }));
     state.position.place = 1;
     state.position.offset = 6;
-    assert_eq!(loader.restore(&state), Err(DataError::Place { what: "token", number: 6, limit: 6 }));
+    assert_eq!(loader.restore(&state), Err(DataError::Position { what: "token", number: 6, limit: 6 }));
     // Numbers of a damaged file do no harm.
     state.position.offset = 0;
     for number in [&mut state.position.epoch, &mut state.position.documents] {
@@ -275,7 +271,7 @@ fn a_place_that_does_not_exist_is_told() {
 }
 
 #[test]
-fn batches_are_prepared_ahead_and_the_state_is_that_of_what_was_given() {
+fn prefetching_keeps_the_state_of_the_last_returned_batch() {
     let texts: Vec<String> = (0..30).map(|number| format!("text {number}")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let folder = folder(&[("x.jsonl", &lines(&texts))]);
@@ -300,11 +296,11 @@ fn batches_are_prepared_ahead_and_the_state_is_that_of_what_was_given() {
     assert!(ahead.next_batch().unwrap().is_some());
     drop(ahead);
     let refused = load().prefetched(2, vec![0..3]).map(|_| ());
-    assert_eq!(refused, Err(DataError::Mine { start: 0, end: 3, rows: 2 }));
+    assert_eq!(refused, Err(DataError::RowRange { start: 0, end: 3, rows: 2 }));
 }
 
 #[test]
-fn an_error_ahead_comes_when_its_batch_is_taken() {
+fn a_prefetch_error_is_returned_with_its_batch() {
     let mut text = lines(&["one", "two", "three"]);
     text.extend(b"{\"text\": 7}\n");
     let folder = folder(&[("x.jsonl", &text)]);

@@ -7,7 +7,7 @@ use weightloom_hub::text::{ChatTemplates, Message, Tokenizer};
 
 use super::stage::{Around, templates, tokenizer};
 use crate::config::TrainOn;
-use crate::data::Fate;
+use crate::data::DocumentStatus;
 use crate::data::error::DataError;
 use crate::data::record::{Content, Origin};
 use crate::data::sample::{Sample, Sampler, Templates};
@@ -18,7 +18,7 @@ pub(super) fn sampler(around: Around, template: &str) -> Sampler {
         tokenizer: Arc::new(tokenizer(around)),
         templates: Templates::Model(Arc::new(templates)),
         train_on: TrainOn::Completions,
-        longest: usize::MAX,
+        max_tokens: usize::MAX,
         vocabulary: 200,
     }
 }
@@ -31,7 +31,7 @@ pub(super) fn sample(sampler: &Sampler, content: Content) -> Result<Sample, Data
 pub(super) fn shown(tokenizer: &Tokenizer, sample: &Sample) -> String {
     let mut text = String::new();
     let mut before = false;
-    for (&token, &counts) in sample.tokens.iter().zip(&sample.counts) {
+    for (&token, &counts) in sample.tokens.iter().zip(&sample.mask) {
         if counts != before {
             text.push(if counts { '⟦' } else { '⟧' });
         }
@@ -57,7 +57,7 @@ fn prompt(around: Around, prompt: &str, completion: &str) -> String {
 }
 
 #[test]
-fn all_of_a_text_counts_but_its_first_token() {
+fn text_contributes_except_its_first_token() {
     assert_eq!(text(Around::Nothing, "hi"), "h⟦i</s>⟧");
     assert_eq!(text(Around::Bos, "hi"), "<s>⟦hi</s>⟧");
     assert_eq!(text(Around::Both, "hi"), "<s>⟦hi</s>⟧");
@@ -67,7 +67,7 @@ fn all_of_a_text_counts_but_its_first_token() {
 }
 
 #[test]
-fn a_text_without_tokens_of_its_own_is_left_out() {
+fn an_empty_text_is_skipped() {
     for around in [Around::Nothing, Around::Bos, Around::Both] {
         assert_eq!(text(around, ""), "");
         assert_eq!(text(around, "</s>"), "");
@@ -77,7 +77,7 @@ fn a_text_without_tokens_of_its_own_is_left_out() {
 }
 
 #[test]
-fn of_a_prompt_and_its_completion_the_latter_counts() {
+fn only_completions_contribute() {
     assert_eq!(prompt(Around::Nothing, "q: ", "yes"), "q: ⟦yes</s>⟧");
     assert_eq!(prompt(Around::Bos, "q: ", "yes"), "<s>q: ⟦yes</s>⟧");
     assert_eq!(prompt(Around::Both, "q: ", "yes"), "<s>q: ⟦yes</s>⟧");
@@ -91,7 +91,7 @@ fn of_a_prompt_and_its_completion_the_latter_counts() {
 }
 
 #[test]
-fn a_token_over_the_seam_is_learned() {
+fn a_token_across_the_boundary_contributes() {
     // The two are tokenized as one text: `ab` is one token, and its `b`
     // belongs to the completion.
     assert_eq!(prompt(Around::Bos, "xa", "bx"), "<s>x⟦abx</s>⟧");
@@ -104,7 +104,7 @@ fn a_token_over_the_seam_is_learned() {
 }
 
 #[test]
-fn without_masking_all_counts() {
+fn train_on_all_contributes_everything() {
     let mut sampler = sampler(Around::Bos, "{{ messages[0].content }}");
     sampler.train_on = TrainOn::All;
     let content = Content::Prompt { prompt: "q".to_owned(), completion: "a".to_owned() };
@@ -114,28 +114,28 @@ fn without_masking_all_counts() {
 }
 
 #[test]
-fn what_is_too_long_is_cut_off_at_the_end() {
+fn long_prompts_are_truncated_at_the_end() {
     let of = |longest: usize, completion: &str| {
         let mut sampler = sampler(Around::Bos, "");
-        sampler.longest = longest;
+        sampler.max_tokens = longest;
         let content = Content::Prompt { prompt: "qq".to_owned(), completion: completion.to_owned() };
         let sample = sample(&sampler, content).unwrap();
-        (shown(&sampler.tokenizer, &sample), sample.fate)
+        (shown(&sampler.tokenizer, &sample), sample.status)
     };
-    assert_eq!(of(6, "yx"), ("<s>qq⟦yx</s>⟧".to_owned(), Fate::Whole));
-    assert_eq!(of(5, "yx"), ("<s>qq⟦yx⟧".to_owned(), Fate::Truncated));
-    assert_eq!(of(4, "yx"), ("<s>qq⟦y⟧".to_owned(), Fate::Truncated));
-    // Nothing is left that counts.
-    assert_eq!(of(3, "yx"), (String::new(), Fate::LeftOut));
+    assert_eq!(of(6, "yx"), ("<s>qq⟦yx</s>⟧".to_owned(), DocumentStatus::Whole));
+    assert_eq!(of(5, "yx"), ("<s>qq⟦yx⟧".to_owned(), DocumentStatus::Truncated));
+    assert_eq!(of(4, "yx"), ("<s>qq⟦y⟧".to_owned(), DocumentStatus::Truncated));
+    // No token contributes.
+    assert_eq!(of(3, "yx"), (String::new(), DocumentStatus::Skipped));
     // Texts are not cut off: they become several rows.
     let mut long = sampler(Around::Bos, "");
-    long.longest = 3;
+    long.max_tokens = 3;
     let sample = sample(&long, Content::Text("hello".to_owned())).unwrap();
-    assert_eq!((sample.fate, sample.tokens.len()), (Fate::Whole, 6));
+    assert_eq!((sample.status, sample.tokens.len()), (DocumentStatus::Whole, 6));
 }
 
 #[test]
-fn a_token_that_the_model_does_not_have_is_told() {
+fn a_token_beyond_the_vocabulary_is_an_error() {
     let mut sampler = sampler(Around::Bos, "");
     sampler.vocabulary = 5;
     let token = sampler.tokenizer.id("h").unwrap();
@@ -145,7 +145,7 @@ fn a_token_that_the_model_does_not_have_is_told() {
 }
 
 #[test]
-fn a_text_that_cannot_be_encoded_is_told() {
+fn a_text_that_cannot_be_tokenized_is_an_error() {
     let file = r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}"#;
     let mut sampler = sampler(Around::Bos, "{{ messages[0].content }}");
     sampler.tokenizer = Arc::new(Tokenizer::from_json(file.as_bytes()).unwrap());

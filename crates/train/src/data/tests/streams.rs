@@ -106,7 +106,7 @@ fn expected(documents: &[Document], settings: &DataSettings, epochs: u64) -> Vec
 }
 
 /// The rows of a rank: of each of `micro` parts of a batch, its share.
-fn mine(rows: usize, micro: usize, ranks: usize, rank: usize) -> Vec<Range<usize>> {
+fn own_rows(rows: usize, micro: usize, ranks: usize, rank: usize) -> Vec<Range<usize>> {
     let cut = |range: &Range<usize>, parts: usize, part: usize| {
         let at = |part: usize| range.start + range.len() * part / parts;
         at(part)..at(part + 1)
@@ -160,15 +160,15 @@ fn run(settings: &DataSettings, stages: &[Stage]) -> (Vec<Row>, u64, DataState) 
             let mut whole: Vec<Option<Row>> = vec![None; stage.rows];
             let mut real = None;
             for (rank, loader) in loaders.iter_mut().enumerate() {
-                let mine = mine(stage.rows, stage.micro, stage.ranks, rank);
-                let batch = loader.next_batch(stage.rows, &mine).unwrap();
+                let own = own_rows(stage.rows, stage.micro, stage.ranks, rank);
+                let batch = loader.next_batch(stage.rows, &own).unwrap();
                 let before = *real.get_or_insert(batch.as_ref().map(|batch| batch.real_rows));
                 assert_eq!(before, batch.as_ref().map(|batch| batch.real_rows));
                 let Some(batch) = batch else { continue };
                 assert_eq!(batch.first_row, rows.len() as u64);
-                assert_eq!(batch.targets_of_mine, batch.rows.iter().map(Row::counted).sum::<u64>());
-                targets += batch.targets_of_mine;
-                let places: Vec<usize> = mine.into_iter().flatten().collect();
+                assert_eq!(batch.own_targets, batch.rows.iter().map(Row::target_count).sum::<u64>());
+                targets += batch.own_targets;
+                let places: Vec<usize> = own.into_iter().flatten().collect();
                 assert_eq!(places.len(), batch.rows.len());
                 for (place, row) in places.into_iter().zip(batch.rows) {
                     assert!(whole[place].replace(row).is_none());
@@ -183,7 +183,7 @@ fn run(settings: &DataSettings, stages: &[Stage]) -> (Vec<Row>, u64, DataState) 
                 match place < real {
                     true => rows.push(row),
                     false => assert_eq!(
-                        (row.length, row.counted(), row.inputs.len()),
+                        (row.length, row.target_count(), row.inputs.len()),
                         (0, 0, rows[0].inputs.len())
                     ),
                 }
@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn rows_are_the_same_for_any_ranks_and_restarts(
+    fn rows_do_not_depend_on_ranks_and_restarts(
         documents in prop::collection::vec(document(), 1..12),
         files in 1..4_usize,
         size in 1..14_usize,
@@ -233,21 +233,21 @@ proptest! {
         prop_assert_eq!(count.documents, documents.len() as u64);
         prop_assert_eq!(count.rows_in(epochs), expected.len() as u64);
         prop_assert_eq!(count.rows_in(1), count.rows);
-        prop_assert_eq!(count.left_out, tokens.iter().filter(|tokens| tokens.is_empty()).count() as u64);
+        prop_assert_eq!(count.skipped, tokens.iter().filter(|tokens| tokens.is_empty()).count() as u64);
 
         // What was said on the way is what was counted beforehand.
         prop_assert_eq!(state.position.rows, expected.len() as u64);
         let inputs: usize = expected.iter().map(|row| row.length).sum();
         prop_assert_eq!(state.position.tokens, inputs as u64);
         prop_assert_eq!(state.position.documents, count.documents * epochs);
-        prop_assert_eq!(state.position.left_out, count.left_out * epochs);
+        prop_assert_eq!(state.position.skipped, count.skipped * epochs);
         prop_assert_eq!(state.position.truncated, count.truncated * epochs);
     }
 
     /// Without an end, the stream goes on as with more epochs than are asked
     /// for.
     #[test]
-    fn a_stream_without_an_end_is_as_one_with_many_epochs(
+    fn an_endless_stream_equals_many_epochs(
         documents in prop::collection::vec("[xyz]{1,9}", 1..5), packed in any::<bool>(), size in 1..7_usize,
     ) {
         let documents: Vec<Document> = documents.into_iter().map(Document::Text).collect();

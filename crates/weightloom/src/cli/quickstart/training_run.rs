@@ -12,10 +12,9 @@ use weightloom::errors::Hint;
 use weightloom::gang::GangOptions;
 use weightloom::hub::Hub;
 use weightloom::launch::Launch;
-use weightloom::train::callback::{Callback, Control, View};
+use weightloom::train::callback::{Callback, CallbackResult, Control, TrainerState};
 use weightloom::train::config::{Config, read_file};
-use weightloom::train::engine::Stepped;
-use weightloom::train::spec::Specs;
+use weightloom::train::engine::StepResult;
 use weightloom::train::{End, TrainError, TrainRequest, train};
 
 use crate::cli::failure::Failure;
@@ -79,14 +78,9 @@ pub(super) fn run_config(
             callbacks.push(Box::new(LossWatcher { losses: &losses, bar: bar(&config, context.output) }));
         }
         train(TrainRequest {
-            config: &config,
-            hub: context.hub,
-            specs: &Specs::new(),
-            gang,
             stop: Arc::clone(context.stop),
             callbacks,
-            fetching: &(),
-            reading: &(),
+            ..TrainRequest::new(&config, context.hub, gang)
         })
         .map_err(Failure::from)
     };
@@ -161,23 +155,23 @@ struct LossWatcher<'a> {
 }
 
 impl Callback for LossWatcher<'_> {
-    fn step_end(&mut self, view: &View<'_>, stepped: &Stepped) -> Result<Control, TrainError> {
+    fn on_step_end(&mut self, state: &TrainerState<'_>, result: &StepResult) -> CallbackResult {
         let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
-        losses.first.get_or_insert(stepped.loss);
-        losses.last = Some(stepped.loss);
+        losses.first.get_or_insert(result.loss);
+        losses.last = Some(result.loss);
         losses.seconds = self.bar.elapsed().as_secs_f64();
-        self.bar.set_position(view.step);
-        self.bar.set_message(format!("loss {:.3}", stepped.loss));
-        Ok(Control::Go)
+        self.bar.set_position(state.step);
+        self.bar.set_message(format!("loss {:.3}", result.loss));
+        Ok(Control::Continue)
     }
 
-    fn train_begin(&mut self, _: &View<'_>) -> Result<Control, TrainError> {
+    fn on_train_begin(&mut self, _: &TrainerState<'_>) -> CallbackResult {
         self.bar.reset_elapsed();
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 
-    fn train_end(&mut self, _: &View<'_>) -> Result<Control, TrainError> {
+    fn on_train_end(&mut self, _: &TrainerState<'_>) -> CallbackResult {
         self.bar.finish_and_clear();
-        Ok(Control::Go)
+        Ok(Control::Continue)
     }
 }

@@ -1,0 +1,268 @@
+//! Saving and restoring the state of a run.
+//!
+//! Tensors are saved by name, each rank its shard, so a run can resume on any
+//! number of ranks. Weights that two pipeline stages share are saved by the
+//! first.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weightloom_checkpoint::formats::peft::PREFIX;
+use weightloom_checkpoint::plan::{LoadState, MissingKeys, UnexpectedKeys};
+use weightloom_checkpoint::{
+    Bytes, LoadOptions, LocalTensor, Observer, SaveFormat, SaveOptions, Saver, Sharding, Source, State,
+    Target, TensorSpec, load,
+};
+use weightloom_dtensor::DTensor;
+use weightloom_gang::Elements;
+use weightloom_nn::EMBEDDING;
+use weightloom_tensor::{HostMemory, Tensor};
+
+use crate::engine::{Engine, StageModel};
+use crate::error::TrainError;
+
+/// The name of the progress in a checkpoint.
+const PROGRESS: &str = "trainer";
+
+/// The tag of loaded states that stages with tied weights exchange.
+const LOADED: u32 = 0x3000_0002;
+
+/// The progress of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// Tokens processed.
+    pub tokens: u64,
+    /// Targets that contributed to the loss.
+    pub targets: u64,
+    /// State of the data loader.
+    pub data: serde_json::Value,
+    /// The lowest evaluation loss.
+    pub best: Option<f64>,
+    /// Name of the optimizer.
+    pub optimizer: String,
+}
+
+/// The bytes of a contiguous tensor.
+struct HeldTensor(Tensor);
+
+impl AsRef<[u8]> for HeldTensor {
+    fn as_ref(&self) -> &[u8] {
+        self.0.host_bytes().unwrap_or_default()
+    }
+}
+
+/// The shard of a tensor that this rank holds.
+fn spec(value: &DTensor) -> TensorSpec {
+    TensorSpec {
+        dtype: value.dtype(),
+        shape: value.shape().clone(),
+        sharding: Sharding::Layout(value.layout()),
+    }
+}
+
+/// Reads the progress in a checkpoint.
+fn read_progress(source: &Source) -> Result<Progress, TrainError> {
+    let wrong = |message: String| TrainError::Progress { location: source.storage.location(), message };
+    let bytes = source.read_bytes(PROGRESS)?.ok_or_else(|| wrong(format!("no `{PROGRESS}` entry")))?;
+    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
+impl Engine {
+    /// Whether a stage shares a parameter that the first stage saves.
+    fn is_duplicate(&self, stage: &StageModel, name: &str) -> bool {
+        name == EMBEDDING && stage.number > 0 && stage.decoder.config().head.tied
+    }
+
+    /// The names, specs and tensors that this rank saves.
+    fn local_tensors(&self) -> Vec<(String, TensorSpec, &Tensor, Section)> {
+        let mut all = Vec::new();
+        for stage in &self.stages {
+            let adapter = stage.adapter.is_some();
+            let trained = stage.trained();
+            match adapter {
+                true => {
+                    for (name, value) in &trained {
+                        let name = format!("{PREFIX}{name}");
+                        all.push((name, spec(value), value.to_local(), Section::Model));
+                    }
+                }
+                false => {
+                    for (name, value) in stage.decoder.parameters() {
+                        if !self.is_duplicate(stage, name) {
+                            all.push((name.clone(), spec(value), value.to_local(), Section::Model));
+                        }
+                    }
+                }
+            }
+            for (name, value) in trained {
+                if self.is_duplicate(stage, &name) {
+                    continue;
+                }
+                let states = stage.states.get(&name).into_iter().flatten();
+                for (kept, tensor) in self.optimizer.states().iter().zip(states) {
+                    all.push((format!("optimizer.{kept}.{name}"), spec(value), tensor, Section::Training));
+                }
+            }
+        }
+        all
+    }
+
+    /// Saves this rank's part of a checkpoint. Called by every rank. Returns how
+    /// long the caller was blocked: in the background, only while planning.
+    /// Until the save is complete, steps write new weights next to the old ones,
+    /// which are freed once written.
+    pub fn save(
+        &self,
+        saver: &mut Saver,
+        target: &Target,
+        progress: &Progress,
+        assets: BTreeMap<String, Vec<u8>>,
+        mode: SaveMode,
+    ) -> Result<Duration, TrainError> {
+        let mut state = State::new();
+        for (name, spec, tensor, section) in self.local_tensors() {
+            let bytes = match tensor.host_bytes() {
+                // The optimizer does not write to shared memory.
+                Some(_) => Bytes::Shared(Arc::new(HeldTensor(tensor.detach()))),
+                // A tensor that is not contiguous is copied.
+                None => Bytes::Owned(tensor.read_host(<[u8]>::to_vec)?),
+            };
+            let local = LocalTensor { spec, bytes };
+            match section {
+                Section::Model => state.model(name, local),
+                Section::Training => state.training(name, local),
+            };
+        }
+        let progress_error = |error: weightloom_checkpoint::SerializeError| TrainError::Progress {
+            location: "the run".to_owned(),
+            message: error.to_string(),
+        };
+        state.value(PROGRESS, progress).map_err(progress_error)?;
+        let options = SaveOptions {
+            format: SaveFormat::Native,
+            assets,
+            step: Some(progress.step),
+            ..SaveOptions::default()
+        };
+        match mode {
+            SaveMode::Background(observer) => Ok(saver.save_async(&state, target, &options, observer)?),
+            SaveMode::Blocking(observer) => Ok(saver.save(&state, target, &options, observer)?.stall),
+        }
+    }
+
+    /// Restores optimizer states and adapter matrices from a checkpoint, which may
+    /// come from another mesh, and returns its progress. Trained weights of the
+    /// model are loaded with the model. Called by every rank.
+    pub fn resume(&mut self, source: &Source, observer: &dyn Observer) -> Result<Progress, TrainError> {
+        let progress = read_progress(source)?;
+        if progress.optimizer != self.optimizer.name() {
+            let (found, selected) = (progress.optimizer, self.optimizer.name());
+            return Err(TrainError::OtherOptimizer { location: source.storage.location(), found, selected });
+        }
+        let names = self.optimizer.states();
+        let mut memories: Vec<(usize, String, Option<usize>, TensorSpec, HostMemory)> = Vec::new();
+        for (place, stage) in self.stages.iter().enumerate() {
+            for (name, value) in stage.trained() {
+                if self.is_duplicate(stage, &name) {
+                    continue;
+                }
+                let memory = || HostMemory::new(value.dtype(), value.to_local().shape());
+                if stage.adapter.is_some() {
+                    memories.push((place, name.clone(), None, spec(value), memory()?));
+                }
+                for state in 0..names.len() {
+                    memories.push((place, name.clone(), Some(state), spec(value), memory()?));
+                }
+            }
+        }
+        let mut state = LoadState::new();
+        for (_, name, kept, spec, memory) in &mut memories {
+            let name = match kept {
+                None => format!("{PREFIX}{name}"),
+                Some(kept) => format!("optimizer.{}.{name}", names[*kept]),
+            };
+            state.tensor(name, spec.clone(), memory.bytes_mut());
+        }
+        let options = LoadOptions {
+            missing: MissingKeys::Error,
+            unexpected: UnexpectedKeys::Ignore,
+            ..LoadOptions::default()
+        };
+        load(source, state, &*self.gangs.root, &options, observer)?;
+        for (place, name, kept, _, memory) in memories {
+            let stage = &mut self.stages[place];
+            let loaded = memory.into_tensor();
+            match kept {
+                None => {
+                    for (_, value) in stage.trained_mut().into_iter().filter(|(found, _)| *found == name) {
+                        let loaded = loaded.requires_grad();
+                        value.change_local(|local| {
+                            *local = loaded;
+                            Ok(())
+                        })?;
+                    }
+                }
+                Some(kept) => {
+                    let states = stage.states.get_mut(&name);
+                    if let Some(held) = states.and_then(|states| states.get_mut(kept)) {
+                        *held = loaded;
+                    }
+                }
+            }
+        }
+        self.share_tied_states()?;
+        Ok(progress)
+    }
+
+    /// Copies loaded states of tied weights from the first to the last stage.
+    fn share_tied_states(&mut self) -> Result<(), TrainError> {
+        let Some((first, last)) = self.tied_peer() else { return Ok(()) };
+        let rank = self.gangs.pp.rank();
+        let (begin, end) = (self.stage_index(0), self.stage_index(self.stage_count - 1));
+        if let (Some(begin), Some(end)) = (begin, end) {
+            // Both stages are on this rank.
+            if let Some(states) = self.stages[begin].states.get(EMBEDDING).cloned() {
+                self.stages[end].states.insert(EMBEDDING.to_owned(), states);
+            }
+        } else if rank == first {
+            let states = begin.and_then(|place| self.stages[place].states.get(EMBEDDING));
+            for tensor in states.into_iter().flatten() {
+                let sent = tensor.read_host(|bytes| {
+                    self.gangs.pp.send(Elements::from_bytes(tensor.dtype(), bytes)?, last, LOADED)
+                })?;
+                sent?;
+            }
+        } else if rank == last
+            && let Some(place) = end
+        {
+            for state in 0..self.optimizer.states().len() {
+                let like = self.stages[place].states.get(EMBEDDING).map(|states| states[state].clone());
+                let Some(like) = like else { continue };
+                let received = self.receive_local(like.dtype(), like.shape(), first, LOADED)?;
+                if let Some(states) = self.stages[place].states.get_mut(EMBEDDING) {
+                    states[state] = received;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The section of a checkpoint that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Section {
+    Model,
+    Training,
+}
+
+/// Whether a save blocks the caller.
+pub enum SaveMode<'a> {
+    /// Save in the background.
+    Background(Arc<dyn Observer + Send + Sync>),
+    /// Return when the checkpoint is complete.
+    Blocking(&'a dyn Observer),
+}

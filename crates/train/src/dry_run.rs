@@ -1,0 +1,118 @@
+//! Dry run: memory, communication and time of a run on any number of ranks,
+//! without data or weights.
+//!
+//! There are no formulas for transformers here. The training code itself runs
+//! the passes of each kind of stage on meta tensors, as one rank would, and the
+//! dry run measures what it stores, gathers, sends and computes. The pipeline
+//! program determines what is in memory at the same time.
+//!
+//! Only the first rank of each stage is measured, which never holds less than
+//! the others. Stages that differ only in the numbers of their layers are
+//! measured once, so the cost does not grow with the number of ranks.
+//!
+//! Not included: memory other than tensors (the program, copies of a background
+//! save), buffers inside kernels and collectives, and gradients that wait in the
+//! queue of a reduction thread.
+
+mod checkpoint;
+mod context;
+mod error;
+mod memory;
+mod passes;
+mod pipeline;
+mod report;
+mod stage;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+use weightloom_gang::GangSizes;
+use weightloom_nn::{DecoderConfig, Parallel, Stage};
+
+pub use error::DryRunError;
+pub use report::{
+    AxisTraffic, BatchReport, CheckpointReport, DataReport, DryRun, FlopReport, MemoryReport, MeshReport,
+    PipelineReport, RankReport, StageReport, TrafficItem,
+};
+
+use crate::config::Config;
+use crate::data::Loader;
+use context::RunContext;
+use stage::StageCosts;
+
+/// The inputs of a dry run.
+#[allow(missing_docs)]
+pub struct DryRunSettings<'a> {
+    pub config: &'a Config,
+    pub decoder: &'a DecoderConfig,
+    /// The tensor-parallel plan.
+    pub parallel: &'a Parallel,
+    /// All pipeline stages in order: `pp`, or `pp` × `vpp` if interleaved.
+    pub stages: &'a [Stage],
+    pub sizes: GangSizes,
+    pub world: usize,
+    /// The data loader, if the data is available.
+    pub data: Option<&'a Loader>,
+}
+
+/// The maximum number of steps in the digest of the data order.
+const STEPS_IN_ORDER: u64 = 1000;
+
+/// Predicts the costs of a run.
+pub fn run(settings: &DryRunSettings<'_>) -> Result<DryRun, DryRunError> {
+    let context = RunContext::new(settings)?;
+    let mut kinds: Vec<(stage::Kind, StageCosts)> = Vec::new();
+    let mut of_stage = Vec::with_capacity(context.stages.len());
+    for (number, stage) in context.stages.iter().enumerate() {
+        let kind = stage::Kind::of(&context, stage);
+        let known = kinds.iter().position(|(known, _)| *known == kind);
+        of_stage.push(match known {
+            Some(known) => known,
+            None => {
+                kinds.push((kind, StageCosts::new(&context, number)?));
+                kinds.len() - 1
+            }
+        });
+    }
+    let measured: Vec<&StageCosts> = of_stage.iter().map(|&kind| &kinds[kind].1).collect();
+    let ranks: Vec<RankReport> = (0..context.pp).map(|rank| rank_report(&context, &measured, rank)).collect();
+    let per_stage = (context.world / context.pp) as f64;
+    let flops = FlopReport {
+        per_step: ranks.iter().map(|rank| rank.flops as f64 * per_stage).sum(),
+        most_of_a_rank: ranks.iter().map(|rank| rank.flops).max().unwrap_or(0),
+    };
+    Ok(DryRun {
+        mesh: context.mesh_report(),
+        parameters: settings.decoder.parameter_count(),
+        batch: context.batch_report(),
+        flops,
+        pipeline: pipeline::report(&context, &measured)?,
+        checkpoint: checkpoint::report(&context, &of_stage)?,
+        data: data_report(settings),
+        ranks,
+    })
+}
+
+fn rank_report(context: &RunContext<'_>, measured: &[&StageCosts], rank: usize) -> RankReport {
+    let numbers: Vec<usize> = context.schedule.stages_of(rank).collect();
+    let stages =
+        numbers.iter().map(|&number| measured[number].report(number, &context.stages[number])).collect();
+    let traffic = traffic::of_rank(context, measured, rank);
+    let micros = context.micros as u64;
+    let flops = numbers.iter().map(|&number| measured[number].flops_of_step(micros));
+    RankReport {
+        pp_rank: rank,
+        rank: context.first_rank(rank),
+        stages,
+        memory: memory::of_rank(context, measured, rank),
+        by_axis: traffic::by_axis(&traffic),
+        traffic,
+        flops: flops.fold(0, u64::saturating_add),
+    }
+}
+
+fn data_report(settings: &DryRunSettings<'_>) -> DataReport {
+    let Some(loader) = settings.data else { return DataReport::NotAvailable };
+    let steps = settings.config.train.max_steps.unwrap_or(STEPS_IN_ORDER).min(STEPS_IN_ORDER);
+    DataReport::Order { steps, digest: loader.order_digest(steps, settings.config.train.global_batch_size) }
+}

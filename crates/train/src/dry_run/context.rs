@@ -1,0 +1,132 @@
+//! Settings of a dry run that are the same for every rank.
+
+use weightloom_layout::{DType, Mesh};
+use weightloom_nn::{ActivationCheckpointing, DecoderConfig, Parallel, Plan, Stage, Usage, parameters};
+
+use super::report::{BatchReport, MeshReport};
+use super::{DryRunError, DryRunSettings};
+use crate::config::{Config, GradientCheckpointing, PipelineSchedule};
+use crate::optimizer::{Optimizer, Patterns, from_config};
+use crate::pipeline::Schedule;
+
+/// The dtype of stored parameters, gradients and optimizer states.
+pub(super) const STORAGE_DTYPE: DType = DType::F32;
+
+/// Settings of a dry run that are the same for every rank.
+pub(super) struct RunContext<'a> {
+    pub(super) config: &'a Config,
+    pub(super) decoder: &'a DecoderConfig,
+    pub(super) parallel: &'a Parallel,
+    pub(super) stages: &'a [Stage],
+    pub(super) world: usize,
+    pub(super) pp: usize,
+    pub(super) mesh: Mesh,
+    pub(super) schedule: Schedule,
+    pub(super) optimizer: Box<dyn Optimizer>,
+    pub(super) frozen: Patterns,
+    /// Data-parallel ranks.
+    pub(super) dp: usize,
+    /// Rows per micro-batch.
+    pub(super) rows: usize,
+    pub(super) micros: usize,
+    pub(super) seq_len: usize,
+}
+
+impl<'a> RunContext<'a> {
+    pub(super) fn new(settings: &DryRunSettings<'a>) -> Result<Self, DryRunError> {
+        let DryRunSettings { config, decoder, parallel, stages, sizes, world, .. } = *settings;
+        decoder.check().map_err(weightloom_nn::NnError::from)?;
+        let (train, accelerator) = (&config.train, &config.train.accelerator);
+        let mesh = sizes.mesh(world)?;
+        let pp = sizes.pp;
+        let dp = world / (pp * sizes.tp);
+        let rows = train.global_batch_size;
+        if rows == 0 || !rows.is_multiple_of(dp) {
+            return Err(DryRunError::Rows { rows, dp });
+        }
+        let of_rank = rows / dp;
+        let at_once = train.micro_batch_size.unwrap_or(of_rank);
+        if at_once == 0 || !of_rank.is_multiple_of(at_once) {
+            return Err(DryRunError::MicroBatches { rows: of_rank, at_once });
+        }
+        let seq_len = config.data.max_seq_len;
+        if seq_len == 0 {
+            return Err(DryRunError::NoTokens);
+        }
+        let chunks = match accelerator.pp_schedule {
+            PipelineSchedule::Interleaved => accelerator.vpp,
+            PipelineSchedule::GPipe | PipelineSchedule::OneForwardOneBackward => 1,
+        };
+        let micros = of_rank / at_once;
+        let schedule = Schedule::new(accelerator.pp_schedule, pp, chunks, micros)?;
+        if stages.len() != schedule.stages {
+            return Err(DryRunError::Stages { found: stages.len(), ranks: pp, chunks });
+        }
+        let optimizer = from_config(&train.optimizer)?;
+        let frozen = Patterns::new("model.freeze_modules", &config.model.freeze_modules)?;
+        let specs = parameters(decoder, &Stage::whole(decoder.layers));
+        frozen.check(specs.iter().map(|spec| spec.name.as_str()))?;
+        Ok(Self {
+            config,
+            decoder,
+            parallel,
+            stages,
+            world,
+            pp,
+            mesh,
+            schedule,
+            optimizer,
+            frozen,
+            dp,
+            rows: at_once,
+            micros,
+            seq_len,
+        })
+    }
+
+    /// The first global rank of a pipeline rank.
+    pub(super) fn first_rank(&self, pp_rank: usize) -> usize {
+        pp_rank * (self.world / self.pp)
+    }
+
+    /// The parallel plan of a stage.
+    pub(super) fn plan(&self, number: usize) -> Result<Plan, DryRunError> {
+        let rank = self.first_rank(self.schedule.rank_of(number));
+        let mesh = self.mesh.sub_mesh(rank, &["rdp", "sdp", "tp"])?;
+        let specs = parameters(self.decoder, &self.stages[number]);
+        Ok(Plan::new(self.parallel, &specs, mesh)?.with_usage(self.usage()))
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        let train = &self.config.train;
+        train.accelerator.usage(train.precision, self.mesh_report().sdp)
+    }
+
+    pub(super) fn checkpointing(&self) -> ActivationCheckpointing {
+        match self.config.train.gradient_checkpointing {
+            GradientCheckpointing::Off => ActivationCheckpointing::Off,
+            GradientCheckpointing::Full => ActivationCheckpointing::Full,
+        }
+    }
+
+    pub(super) fn compute_dtype(&self) -> DType {
+        self.usage().dtype.unwrap_or(STORAGE_DTYPE)
+    }
+
+    pub(super) fn mesh_report(&self) -> MeshReport {
+        let size = |name: &str| self.mesh.axis(name).map_or(1, |axis| self.mesh.axis_size(axis));
+        MeshReport { world: self.world, pp: self.pp, rdp: size("rdp"), sdp: size("sdp"), tp: size("tp") }
+    }
+
+    pub(super) fn batch_report(&self) -> BatchReport {
+        let rows = self.config.train.global_batch_size;
+        BatchReport {
+            rows,
+            rows_of_rank: rows / self.dp,
+            rows_at_once: self.rows,
+            micro_batches: self.micros,
+            tokens_of_row: self.seq_len,
+            tokens: (rows as u64).saturating_mul(self.seq_len as u64),
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Costs of one stage on one rank, measured on meta tensors.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weightloom_dtensor::{CommRecord, DTensor, DistContext, DistOptions, Role};
+use weightloom_errors::nearest;
+use weightloom_layout::{Layout, Shape};
+use weightloom_nn::{Adapter, Decoder, EMBEDDING, ParameterSpec, Plan, Stage, parameters};
+use weightloom_tensor::{Device, Meter, Tensor, counted};
+
+use super::DryRunError;
+use super::context::{RunContext, STORAGE_DTYPE};
+use super::passes::Passes;
+use super::report::StageReport;
+use crate::optimizer::{StepInfo, initial_states};
+
+/// The properties of a stage that determine its costs.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Kind {
+    first: bool,
+    last: bool,
+    /// For each layer: whether it has experts, and whether it has a window.
+    layers: Vec<[bool; 2]>,
+    /// Whether each parameter is frozen.
+    frozen: Vec<bool>,
+}
+
+impl Kind {
+    pub(super) fn of(context: &RunContext<'_>, stage: &Stage) -> Self {
+        let config = context.decoder;
+        let experts = |layer| config.experts.as_ref().is_some_and(|experts| experts.layers.has(layer));
+        let window = |layer| config.attention.window.as_ref().is_some_and(|window| window.layers.has(layer));
+        let frozen = match context.config.model.freeze_modules.is_empty() {
+            true => Vec::new(),
+            false => {
+                parameters(config, stage).iter().map(|spec| context.frozen.matches(&spec.name)).collect()
+            }
+        };
+        Self {
+            first: stage.is_first(),
+            last: stage.is_last(),
+            layers: stage.layers.clone().map(|layer| [experts(layer), window(layer)]).collect(),
+            frozen,
+        }
+    }
+}
+
+/// One stage on one rank, with meta tensors.
+pub(super) struct DryStage {
+    pub(super) decoder: Decoder,
+    pub(super) adapter: Option<Adapter>,
+    pub(super) dist: Arc<DistContext>,
+    pub(super) meter: Meter,
+    states: Vec<Vec<Tensor>>,
+}
+
+impl DryStage {
+    /// Builds a stage with its optimizer, as an engine does.
+    pub(super) fn new(context: &RunContext<'_>, number: usize) -> Result<Self, DryRunError> {
+        let (stage, plan) = (context.stages[number].clone(), context.plan(number)?);
+        let rank = context.first_rank(context.schedule.rank_of(number));
+        let dist = DistContext::dry_run(rank, DistOptions { log_comm: true, ..DistOptions::default() });
+        let meter = Meter::new();
+        let (decoder, adapter, states) = meter.watch(|| -> Result<_, DryRunError> {
+            let specs = parameters(context.decoder, &stage);
+            let values = specs.into_iter().map(|spec| empty(&dist, &plan, spec)).collect::<Result<_, _>>()?;
+            let mut decoder = Decoder::new(context.decoder.clone(), stage, plan, Arc::clone(&dist), values)?;
+            let mut adapter = adapter(context, &decoder)?;
+            for (name, value) in decoder.parameters_mut() {
+                let role = match adapter.is_some() || context.frozen.matches(name) {
+                    true => Role::Frozen,
+                    false => Role::Trained,
+                };
+                *value = value.parameter(role);
+            }
+            for (_, value) in adapter.iter_mut().flat_map(Adapter::matrices_mut) {
+                *value = value.parameter(Role::Trained);
+            }
+            let states = trained(&decoder, adapter.as_ref())
+                .iter()
+                .map(|value| initial_states(&*context.optimizer, value.to_local()))
+                .collect::<Result<_, _>>()?;
+            Ok((decoder, adapter, states))
+        })?;
+        Ok(Self { decoder, adapter, dist, meter, states })
+    }
+
+    /// Reduces gradients and runs the optimizer, as an engine does. Returns the
+    /// communication.
+    fn step(&mut self, context: &RunContext<'_>) -> Result<Vec<CommRecord>, DryRunError> {
+        let Self { decoder, adapter, dist, meter, states } = self;
+        let values = trained(decoder, adapter.as_ref());
+        meter.watch(|| {
+            values.iter().try_for_each(DTensor::reduce_gradient)?;
+            let mut gradients = Vec::with_capacity(values.len());
+            for value in &values {
+                gradients.push(value.take_gradient()?);
+            }
+            let sent = dist.take_comm_log();
+            let info = StepInfo { number: 1, learning_rate: 1.0, weight_decay: 0.1, gradient_scale: 1.0 };
+            for ((value, gradient), states) in values.iter().zip(gradients).zip(states) {
+                // Without a gradient, the run itself reports an error.
+                let Some(gradient) = gradient else { continue };
+                let mut local = value.to_local().clone();
+                context.optimizer.step(&info, &mut local, gradient.to_local(), states)?;
+            }
+            Ok(sent)
+        })
+    }
+}
+
+/// The trained parameters.
+fn trained(decoder: &Decoder, adapter: Option<&Adapter>) -> Vec<DTensor> {
+    match adapter {
+        Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
+        None => {
+            let values = decoder.parameters().iter().map(|(_, value)| value);
+            values.filter(|value| value.tracks_gradient()).cloned().collect()
+        }
+    }
+}
+
+/// A meta parameter.
+fn empty(
+    dist: &Arc<DistContext>,
+    plan: &Plan,
+    spec: ParameterSpec,
+) -> Result<(String, DTensor), DryRunError> {
+    let layout = plan.layout_of(&spec.name);
+    let local = layout.local_shape(&spec.shape, dist.rank())?;
+    let local = Tensor::zeros(STORAGE_DTYPE, &local, Device::Meta)?;
+    Ok((spec.name, DTensor::from_local(dist, local, layout, &spec.shape)?))
+}
+
+/// The adapter of a LoRA run.
+fn adapter(context: &RunContext<'_>, decoder: &Decoder) -> Result<Option<Adapter>, DryRunError> {
+    let Some(lora) = &context.config.model.lora else { return Ok(None) };
+    let everywhere = parameters(context.decoder, &Stage::whole(context.decoder.layers));
+    let modules: Vec<(&str, &Shape)> = everywhere
+        .iter()
+        .filter(|spec| spec.shape.ndim() == 2 && !spec.name.starts_with("model.embed"))
+        .filter_map(|spec| Some((spec.name.strip_suffix(".weight")?, &spec.shape)))
+        .collect();
+    let last = |module: &str| module.rsplit('.').next().unwrap_or_default().to_owned();
+    let fits = |module: &str, target: &str| {
+        module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    if let Some(target) =
+        lora.target_modules.iter().find(|target| !modules.iter().any(|(module, _)| fits(module, target)))
+    {
+        let names: Vec<String> = modules.iter().map(|(module, _)| last(module)).collect();
+        let near = nearest(target, names.iter().map(String::as_str)).map(str::to_owned);
+        return Err(DryRunError::Target { target: target.clone(), near });
+    }
+    let mut adapter = Adapter::new();
+    for (module, shape) in modules {
+        let here = decoder.parameter(&format!("{module}.weight")).is_some();
+        if here && lora.target_modules.iter().any(|target| fits(module, target)) {
+            let a = Tensor::zeros(STORAGE_DTYPE, &[lora.rank, shape[1]], Device::Meta)?;
+            let b = Tensor::zeros(STORAGE_DTYPE, &[shape[0], lora.rank], Device::Meta)?;
+            adapter.add(decoder, module, [&a, &b], None, None, 1.0)?;
+        }
+    }
+    Ok(Some(adapter))
+}
+
+/// The costs of a stage on the rank that holds most of it.
+pub(super) struct StageCosts {
+    /// Elements.
+    parameters: u64,
+    trained: u64,
+    /// Bytes.
+    pub(super) parameter_bytes: u64,
+    pub(super) least_parameter_bytes: u64,
+    pub(super) gradient_bytes: u64,
+    pub(super) optimizer_bytes: u64,
+    /// Other memory, such as the whole matrix of which an adapter holds a shard.
+    pub(super) other_bytes: u64,
+    gathered: u64,
+    pub(super) passes: Passes,
+    /// Communication of the gradient reduction.
+    pub(super) reduction: Vec<CommRecord>,
+    /// Axes and sizes of the all-reduces of the gradient norm.
+    pub(super) norms: Vec<(&'static str, usize)>,
+    /// Temporary bytes of the optimizer step.
+    pub(super) step_peak: u64,
+    step_flops: u64,
+    /// Bytes of the gradient of tied weights on this stage.
+    pub(super) tied_bytes: u64,
+}
+
+impl StageCosts {
+    pub(super) fn new(context: &RunContext<'_>, number: usize) -> Result<Self, DryRunError> {
+        let mut stage = DryStage::new(context, number)?;
+        let held_at_rest = stage.meter.in_use();
+        let states = stage.states.iter().flatten();
+        let optimizer_bytes =
+            states.map(|state| state.shape().volume() as u64 * state.dtype().size() as u64).sum();
+        let values = trained(&stage.decoder, stage.adapter.as_ref());
+        let held: Vec<DTensor> = match &stage.adapter {
+            Some(adapter) => adapter.matrices().into_iter().map(|(_, value)| value.clone()).collect(),
+            None => Vec::new(),
+        };
+        let all = || stage.decoder.parameters().iter().map(|(_, value)| value).chain(&held);
+        let bytes = |values: &mut dyn Iterator<Item = &DTensor>| values.map(local_bytes).sum::<u64>();
+        let parameter_bytes = bytes(&mut all());
+        let gradient_bytes = bytes(&mut values.iter());
+        let elements = |bytes: u64| bytes / STORAGE_DTYPE.size() as u64;
+        let least_parameter_bytes = least_bytes(all())?;
+        let (gathered, norms) = (gathered(context, &stage.decoder), norm_axes(&values));
+        let tied_bytes = stage.decoder.parameter(EMBEDDING).map_or(0, local_bytes);
+        stage.dist.take_comm_log();
+        let passes = Passes::new(context, &stage)?;
+        drop(values);
+        drop(held);
+        stage.meter.reset_high_water();
+        let before = stage.meter.in_use();
+        let (reduction, costs) = counted(|| stage.step(context));
+        let reduction = reduction?;
+        Ok(Self {
+            parameters: elements(parameter_bytes),
+            trained: elements(gradient_bytes),
+            parameter_bytes,
+            least_parameter_bytes,
+            gradient_bytes,
+            optimizer_bytes,
+            other_bytes: held_at_rest.saturating_sub(parameter_bytes + optimizer_bytes),
+            gathered,
+            passes,
+            reduction,
+            norms,
+            step_peak: stage.meter.high_water() - before,
+            step_flops: costs.total().flops,
+            tied_bytes,
+        })
+    }
+
+    pub(super) fn report(&self, number: usize, stage: &Stage) -> StageReport {
+        StageReport {
+            number,
+            first_layer: stage.layers.start,
+            layers: stage.layers.len(),
+            parameters: self.parameters,
+            trained: self.trained,
+            forward_flops: self.passes.forward_flops,
+            backward_flops: self.passes.backward_flops,
+            activations: self.passes.activations,
+            kept_weights: self.passes.kept_weights,
+            gathered: self.gathered,
+            message: self.passes.message,
+        }
+    }
+
+    /// Flops of a step.
+    pub(super) fn flops_of_step(&self, micros: u64) -> u64 {
+        let passes = self.passes.forward_flops.saturating_add(self.passes.backward_flops);
+        passes.saturating_mul(micros).saturating_add(self.step_flops)
+    }
+}
+
+fn local_bytes(value: &DTensor) -> u64 {
+    value.to_local().shape().volume() as u64 * value.dtype().size() as u64
+}
+
+/// Bytes on the rank that holds least. Values with the same layout are computed
+/// once.
+fn least_bytes<'a>(values: impl Iterator<Item = &'a DTensor>) -> Result<u64, DryRunError> {
+    let mut alike: Vec<(&DTensor, u64)> = Vec::new();
+    for value in values {
+        let known = alike.iter_mut().find(|(known, _)| Arc::ptr_eq(known.spec(), value.spec()));
+        match known {
+            Some((_, times)) => *times += 1,
+            None => alike.push((value, 1)),
+        }
+    }
+    let Some((first, _)) = alike.first() else { return Ok(0) };
+    let mut held: BTreeMap<usize, u64> = first.layout().mesh().ranks().map(|rank| (rank, 0)).collect();
+    for (value, times) in alike {
+        for (rank, sum) in &mut held {
+            let local = value.layout().local_shape(value.shape(), *rank)?;
+            *sum += times * local.volume() as u64 * value.dtype().size() as u64;
+        }
+    }
+    Ok(held.into_values().min().unwrap_or(0))
+}
+
+/// Bytes of the gathered or cast weights of the layers that are in memory at the
+/// same time.
+fn gathered(context: &RunContext<'_>, decoder: &Decoder) -> u64 {
+    let dtype = context.compute_dtype();
+    let plan = decoder.plan();
+    let rank = decoder.dist().rank();
+    let of_layer = |number: usize| -> u64 {
+        let start = format!("model.layers.{number}.");
+        let values = decoder.parameters().iter().filter(|(name, _)| name.starts_with(&start));
+        values
+            .filter_map(|(name, value)| {
+                let used: Layout = plan.used_layout_of(name);
+                let as_held = used == value.layout() && dtype == value.dtype();
+                let local = used.local_shape(value.shape(), rank).ok().filter(|_| !as_held)?;
+                Some(local.volume() as u64 * dtype.size() as u64)
+            })
+            .sum()
+    };
+    let layers: Vec<u64> = decoder.stage().layers.clone().map(of_layer).collect();
+    let at_once = (context.usage().prefetch + 1).min(layers.len().max(1));
+    layers.windows(at_once).map(|some| some.iter().sum()).max().unwrap_or(0)
+}
+
+/// The axes and sizes of the all-reduces of the gradient norm: one for each set
+/// of axes that shards a gradient.
+fn norm_axes(values: &[DTensor]) -> Vec<(&'static str, usize)> {
+    let mut sets: Vec<Vec<usize>> = Vec::new();
+    let mut found = Vec::new();
+    for value in values {
+        let layout = value.layout();
+        let mut axes: Vec<usize> = layout.splits().iter().flat_map(|split| split.axes.to_vec()).collect();
+        axes.sort_unstable();
+        if !sets.contains(&axes) {
+            let mesh = layout.mesh();
+            let several = axes.iter().filter(|&&axis| mesh.axis_size(axis) > 1);
+            found.extend(several.map(|&axis| (mesh.axis_name(axis), mesh.axis_size(axis))));
+            sets.push(axes);
+        }
+    }
+    found
+}

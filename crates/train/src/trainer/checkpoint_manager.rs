@@ -1,0 +1,166 @@
+//! Saving, retaining and finding the checkpoints of a run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weightloom_checkpoint::{CheckpointFolder, Retention, Saver, ScoreOrder};
+use weightloom_errors::FileError;
+use weightloom_gang::{Gang, GangExt};
+use weightloom_hub::cards::RunCards;
+
+use crate::checkpointing::{Progress, SaveMode};
+use crate::config::{CheckpointConfig, Config, Resume};
+use crate::engine::Engine;
+use crate::error::TrainError;
+
+/// The checkpoints of a run, and the save in progress.
+pub(super) struct CheckpointManager {
+    config: CheckpointConfig,
+    folder: CheckpointFolder,
+    root: PathBuf,
+    saver: Saver,
+    gang: Arc<dyn Gang>,
+    /// The step of the save in progress.
+    pending: Option<u64>,
+    /// The last step that is saved or being saved.
+    last: Option<u64>,
+    scores: BTreeMap<u64, f64>,
+    assets: BTreeMap<String, Vec<u8>>,
+    /// The model family of the run's cards; `None` for a run without cards.
+    card_family: Option<String>,
+}
+
+impl CheckpointManager {
+    pub(super) fn new(config: &Config, gang: &Arc<dyn Gang>) -> Result<Self, TrainError> {
+        let config = config.train.checkpoint.clone();
+        let root = PathBuf::from(&config.output_dir).join("checkpoints");
+        Ok(Self {
+            folder: CheckpointFolder::new(&root),
+            root,
+            saver: Saver::new(Arc::clone(gang))?,
+            gang: Arc::clone(gang),
+            pending: None,
+            last: None,
+            scores: BTreeMap::new(),
+            assets: BTreeMap::new(),
+            card_family: None,
+            config,
+        })
+    }
+
+    /// The checkpoint to resume from. The first rank looks, so that all ranks
+    /// agree.
+    pub(super) fn find_resume_point(&mut self) -> Result<Option<PathBuf>, TrainError> {
+        let latest = match self.gang.rank() {
+            0 => self
+                .folder
+                .latest()
+                .map_err(|error| error.to_string())
+                .map(|found| found.map(|saved| saved.step)),
+            _ => Ok(None),
+        };
+        let latest: Result<Option<u64>, String> = self.gang.broadcast_object(Some(&latest), 0)?;
+        let latest = latest.map_err(|reason| TrainError::CheckpointFolder {
+            path: self.root.display().to_string(),
+            reason,
+        })?;
+        let folder = self.config.output_dir.clone();
+        match (self.config.resume, latest) {
+            (Resume::Auto | Resume::Always, None) if self.config.resume_from.is_some() => {
+                Ok(self.config.resume_from.as_ref().map(PathBuf::from))
+            }
+            (Resume::Never, Some(step)) => Err(TrainError::RunExists { folder, step }),
+            (Resume::Always, None) => Err(TrainError::NothingToResume { folder }),
+            (_, latest) => {
+                self.last = latest;
+                Ok(latest.map(|step| self.folder.path(step)))
+            }
+        }
+    }
+
+    /// Fails if another run has saved a checkpoint since this one looked. Called
+    /// by the first rank.
+    pub(super) fn check_unchanged(&self) -> Result<(), TrainError> {
+        let latest = self.folder.latest()?.map(|saved| saved.step);
+        match latest == self.last {
+            true => Ok(()),
+            false => Err(TrainError::InUse { folder: self.config.output_dir.clone() }),
+        }
+    }
+
+    /// Sets the files to save with the weights, and the family for cards.
+    pub(super) fn set_assets(&mut self, family: Option<String>, assets: BTreeMap<String, Vec<u8>>) {
+        (self.card_family, self.assets) = (family, assets);
+    }
+
+    /// Sets the evaluation loss of a step.
+    pub(super) fn set_score(&mut self, step: u64, loss: f64) {
+        self.scores.insert(step, loss);
+    }
+
+    pub(super) fn needs_save(&self, step: u64) -> bool {
+        self.last != Some(step)
+    }
+
+    /// The path of the last checkpoint.
+    pub(super) fn last(&self) -> Option<PathBuf> {
+        self.last.map(|step| self.folder.path(step))
+    }
+
+    /// Saves a checkpoint, or starts to in the background. Called by every rank.
+    /// Returns how long training was blocked.
+    pub(super) fn save(&mut self, engine: &Engine, progress: &Progress) -> Result<Duration, TrainError> {
+        let step = progress.step;
+        if self.gang.rank() == 0 {
+            std::fs::create_dir_all(&self.root).map_err(FileError::while_trying_to("create", &self.root))?;
+        }
+        self.gang.barrier()?;
+        let mode = match self.config.async_save {
+            true => SaveMode::Background(Arc::new(())),
+            false => SaveMode::Blocking(&()),
+        };
+        let target = self.folder.target(step);
+        let stall = engine.save(&mut self.saver, &target, progress, self.assets.clone(), mode)?;
+        self.pending = Some(step);
+        self.last = Some(step);
+        Ok(stall)
+    }
+
+    /// Completes a background save that has finished; whether there was one.
+    pub(super) fn poll(&mut self) -> Result<bool, TrainError> {
+        if self.pending.is_none() || self.saver.is_saving() {
+            return Ok(false);
+        }
+        self.wait()
+    }
+
+    /// Waits for the save in progress; whether there was one.
+    pub(super) fn wait(&mut self) -> Result<bool, TrainError> {
+        let Some(step) = self.pending.take() else { return Ok(false) };
+        self.saver.wait()?;
+        if self.gang.rank() == 0 {
+            self.finish(step)?;
+        }
+        Ok(true)
+    }
+
+    /// Stores the score of a checkpoint, deletes old checkpoints, and writes the
+    /// cards. Called by the first rank.
+    fn finish(&mut self, step: u64) -> Result<(), TrainError> {
+        if let Some(score) = self.scores.get(&step) {
+            self.folder.set_score(step, *score)?;
+        }
+        let some = |count: usize| (count > 0).then_some(count);
+        if let Some(last) = some(self.config.keep_last) {
+            let best = some(self.config.keep_best).map(|best| (best, ScoreOrder::LowerIsBetter));
+            self.folder.retain(&Retention { last: Some(last), best, every: None })?;
+        }
+        if let Some(family) = &self.card_family {
+            let cards = RunCards::new(&self.root).with("model_family", family.clone());
+            cards.write_cards(&self.root)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Dry run of a config.
+
+use std::sync::Arc;
+
+use weightloom_hub::Hub;
+use weightloom_hub::cards::ModelAddress;
+
+use super::build::load_tokenizer;
+use super::model_plan::ModelPlan;
+use crate::config::{Config, DataType};
+use crate::data::{DataSettings, Epochs, Loader};
+use crate::dry_run::{self, DryRun, DryRunSettings};
+use crate::error::TrainError;
+use crate::spec::SpecRegistry;
+
+/// Predicts memory, communication and time of a run on `world` ranks. Needs
+/// neither data nor weights, only the model config of the weights.
+pub fn dry_run(config: &Config, hub: &Hub, specs: &SpecRegistry, world: usize) -> Result<DryRun, TrainError> {
+    let spec = specs.find(hub, &config.model.name)?;
+    let weights_config = match (&config.model.weights_path, &config.model.arch) {
+        (Some(path), None) => Some(known_config(hub, path)?),
+        _ => None,
+    };
+    let plan = ModelPlan::new(config, &*spec, weights_config.as_ref(), world)?;
+    let ModelPlan { decoder, parallel, dims, stages, .. } = plan;
+    let data = loader(config, hub, decoder.vocabulary);
+    let settings = DryRunSettings {
+        config,
+        decoder: &decoder,
+        parallel: &parallel,
+        stages: &stages,
+        sizes: dims.gang_sizes(),
+        world,
+        data: data.as_ref(),
+    };
+    Ok(dry_run::run(&settings)?)
+}
+
+/// The model config of weights without downloading them: from their card, or
+/// from local files.
+fn known_config(hub: &Hub, path: &str) -> Result<serde_json::Map<String, serde_json::Value>, TrainError> {
+    let found = hub.resolve(path)?;
+    if let Some((_, config)) = found.known {
+        return Ok(config);
+    }
+    match found.address {
+        Some(ModelAddress::Path(_)) => Ok(hub.open(path, &())?.config().clone()),
+        _ => Err(TrainError::UnknownWeights { path: path.to_owned() }),
+    }
+}
+
+/// The data loader, if the data and the tokenizer are available locally.
+fn loader(config: &Config, hub: &Hub, vocabulary: usize) -> Option<Loader> {
+    let is_local =
+        |path: &str| matches!(hub.resolve(path).ok()?.address, Some(ModelAddress::Path(_))).then_some(());
+    if let Some(path) = config.model.tokenizer_path.as_deref().or(config.model.weights_path.as_deref()) {
+        is_local(path)?;
+    } else if config.data.r#type != DataType::Dummy {
+        return None;
+    }
+    let weights = match (&config.model.tokenizer_path, &config.model.weights_path) {
+        (None, Some(path)) => Some(hub.open(path, &()).ok()?),
+        _ => None,
+    };
+    let text = load_tokenizer(config, hub, weights.as_ref(), &()).ok()?;
+    let settings = DataSettings {
+        config: config.data.clone(),
+        tokenizer: text.tokenizer,
+        templates: Arc::new(text.templates),
+        seed: config.train.seed,
+        vocabulary,
+        epochs: Epochs::Endless,
+    };
+    Loader::new(settings).ok()
+}

@@ -1,0 +1,271 @@
+//! The loop of a run in progress.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use weightloom_gang::{Gang, GangExt};
+use weightloom_hub::text::Tokenizer;
+use weightloom_layout::ReduceOp;
+
+use super::End;
+use super::batch::micro_batches;
+use super::checkpoint_manager::CheckpointManager;
+use super::evaluate::HeldOut;
+use crate::callback::{Callback, CallbackResult, Control, EvalMetrics, Evaluator, TrainerState, for_each};
+use crate::checkpointing::Progress;
+use crate::config::Config;
+use crate::data::{Batch, Prefetched};
+use crate::engine::{Engine, StepHooks, StepSettings};
+use crate::error::TrainError;
+use crate::metrics::{Meter, Record, Sink, peak_memory};
+use crate::schedule::LearningRate;
+use crate::spec::SharedSpec;
+
+/// A run in progress on one rank.
+pub(super) struct Run<'a> {
+    pub(super) config: &'a Config,
+    pub(super) gang: Arc<dyn Gang>,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) callbacks: Vec<Box<dyn Callback + 'a>>,
+    pub(super) evaluators: Vec<Box<dyn Evaluator + 'a>>,
+    pub(super) engine: Engine,
+    pub(super) data: Prefetched,
+    pub(super) sinks: Vec<Box<dyn Sink>>,
+    pub(super) checkpoints: CheckpointManager,
+    pub(super) held_out: HeldOut,
+    pub(super) rates: LearningRate,
+    pub(super) micro_batch_size: usize,
+    pub(super) total: u64,
+    pub(super) epoch: u64,
+    pub(super) meter: Meter,
+    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    pub(super) spec: SharedSpec,
+    pub(super) progress: Progress,
+    pub(super) loss: Option<f64>,
+    pub(super) eval_loss: Option<f64>,
+    /// Whether a callback of this rank asked to stop.
+    pub(super) wants_stop: bool,
+    pub(super) stall: f64,
+}
+
+/// Passes the events of a step on to the callbacks, and clips as the spec says.
+struct CallbackHooks<'h, 'a> {
+    callbacks: &'h mut [Box<dyn Callback + 'a>],
+    wants_stop: &'h mut bool,
+    spec: &'h SharedSpec,
+    max_grad_norm: f64,
+}
+
+impl CallbackHooks<'_, '_> {
+    fn notify(&mut self, call: impl FnMut(&mut dyn Callback) -> CallbackResult) -> Result<(), TrainError> {
+        *self.wants_stop |= for_each(self.callbacks, call)? == Control::Stop;
+        Ok(())
+    }
+}
+
+impl StepHooks for CallbackHooks<'_, '_> {
+    fn microbatch_end(&mut self, done: usize, total: usize) -> Result<(), TrainError> {
+        self.notify(|callback| callback.on_substep_end(done, total))
+    }
+
+    fn clip(&mut self, gradient_norm: f64) -> Result<f64, TrainError> {
+        self.notify(|callback| callback.on_pre_optimizer_step(gradient_norm))?;
+        Ok(self.spec.clip_factor(gradient_norm, self.max_grad_norm))
+    }
+}
+
+/// Whether an evaluation or a save happens now, or only at its interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Now,
+    AtInterval,
+}
+
+impl Due {
+    fn now_if(condition: bool) -> Self {
+        if condition { Self::Now } else { Self::AtInterval }
+    }
+
+    fn is_due(self, step: u64, interval: u64) -> bool {
+        self == Self::Now || (interval > 0 && step.is_multiple_of(interval))
+    }
+}
+
+impl<'a> Run<'a> {
+    fn state(&self) -> TrainerState<'_> {
+        TrainerState {
+            config: self.config,
+            engine: &self.engine,
+            rank: self.gang.rank(),
+            world: self.gang.size(),
+            step: self.progress.step,
+            total_steps: self.total,
+            epoch: self.epoch,
+            seconds_left: self.meter.seconds_left(self.total.saturating_sub(self.progress.step)),
+        }
+    }
+
+    fn notify(
+        &mut self,
+        mut call: impl FnMut(&mut dyn Callback, &TrainerState<'_>) -> CallbackResult,
+    ) -> Result<(), TrainError> {
+        let mut callbacks = std::mem::take(&mut self.callbacks);
+        let state = self.state();
+        let control = for_each(&mut callbacks, |callback| call(callback, &state));
+        self.callbacks = callbacks;
+        self.wants_stop |= control? == Control::Stop;
+        Ok(())
+    }
+
+    pub(super) fn run(&mut self, resumed: Option<&Path>) -> Result<End, TrainError> {
+        self.notify(|callback, state| callback.on_init_end(state))?;
+        if let Some(path) = resumed {
+            self.notify(|callback, state| callback.on_resume(state, path))?;
+        }
+        self.notify(|callback, state| callback.on_train_begin(state))?;
+        self.notify(|callback, state| callback.on_epoch_begin(state))?;
+        let mut end = End::Finished;
+        while self.progress.step < self.total {
+            self.notify(|callback, state| callback.on_step_begin(state))?;
+            let Some(batch) = self.data.next_batch()? else { break };
+            self.step(&batch)?;
+            let last = self.progress.step == self.total;
+            let stopping = self.agree_to_stop()? && !last;
+            self.evaluate(Due::now_if(last))?;
+            self.save(Due::now_if(last || stopping))?;
+            if stopping {
+                end = End::Stopped;
+                break;
+            }
+        }
+        if self.checkpoints.needs_save(self.progress.step) && self.progress.step > 0 {
+            // The data ended before the last step.
+            self.evaluate(Due::Now)?;
+            self.save(Due::Now)?;
+        }
+        if self.checkpoints.wait()? {
+            self.checkpoint_saved()?;
+        }
+        self.notify(|callback, state| callback.on_train_end(state))?;
+        Ok(end)
+    }
+
+    fn step(&mut self, batch: &Batch) -> Result<(), TrainError> {
+        let begin = Instant::now();
+        let number = self.progress.step + 1;
+        let micros = micro_batches(&batch.rows, self.micro_batch_size, &self.engine)?;
+        let learning_rate = self.rates.at(number);
+        let mut hooks = CallbackHooks {
+            callbacks: &mut self.callbacks,
+            wants_stop: &mut self.wants_stop,
+            spec: &self.spec,
+            max_grad_norm: self.config.train.optimizer.max_grad_norm,
+        };
+        let result = self.engine.step(&StepSettings { number, learning_rate }, &micros, &mut hooks)?;
+        if !result.loss.is_finite() || !result.gradient_norm.is_finite() {
+            return Err(self.engine.diagnose_non_finite(number, &micros, &result)?);
+        }
+        self.loss = Some(result.loss);
+        self.progress.step = number;
+        let position = self.data.state().position;
+        let tokens = position.tokens - self.progress.tokens.min(position.tokens);
+        self.progress.tokens = position.tokens;
+        self.progress.targets += result.targets;
+        let reading = self.meter.step(tokens, begin.elapsed().as_secs_f64());
+        self.notify(|callback, state| callback.on_step_end(state, &result))?;
+        let interval = self.config.train.logging.logging_steps.max(1);
+        if number.is_multiple_of(interval) || number == self.total || number == 1 {
+            let record = Record {
+                epoch: Some(position.epoch as f64),
+                loss: Some(result.loss),
+                learning_rate: Some(learning_rate),
+                gradient_norm: Some(result.gradient_norm),
+                tokens: Some(self.progress.tokens),
+                tokens_per_second: Some(reading.tokens_per_second),
+                mfu: reading.mfu,
+                memory: peak_memory().process,
+                seconds: Some(begin.elapsed().as_secs_f64()),
+                ..Record::new(number)
+            };
+            self.sinks.record(&record)?;
+            self.notify(|callback, state| callback.on_log(state, &record))?;
+        }
+        if position.epoch != self.epoch {
+            self.notify(|callback, state| callback.on_epoch_end(state))?;
+            self.epoch = position.epoch;
+            self.notify(|callback, state| callback.on_epoch_begin(state))?;
+        }
+        Ok(())
+    }
+
+    /// Whether any rank asked to stop, so that all stop after the same step.
+    fn agree_to_stop(&self) -> Result<bool, TrainError> {
+        let mut votes = [u64::from(self.wants_stop || self.stop.load(Ordering::Relaxed))];
+        self.gang.all_reduce(&mut votes, ReduceOp::Sum)?;
+        Ok(votes[0] > 0)
+    }
+
+    fn evaluate(&mut self, due: Due) -> Result<(), TrainError> {
+        let step = self.progress.step;
+        if !due.is_due(step, self.config.train.eval.eval_steps) || self.held_out.evaluated_step == Some(step)
+        {
+            return Ok(());
+        }
+        self.held_out.evaluated_step = Some(step);
+        let tokenizer = self.tokenizer.as_deref();
+        let evaluation = self.held_out.evaluate(&self.engine, self.config, tokenizer)?;
+        if evaluation.loss.is_none() && evaluation.samples.is_empty() {
+            return Ok(());
+        }
+        let mut record = Record::new(step);
+        if let Some(loss) = evaluation.loss {
+            self.eval_loss = Some(loss);
+            self.checkpoints.set_score(step, loss);
+            self.progress.best = Some(self.progress.best.map_or(loss, |best| best.min(loss)));
+            record.scalars.insert("eval/loss".to_owned(), loss);
+            record.scalars.insert("eval/perplexity".to_owned(), loss.exp());
+        }
+        for (number, (prompt, text)) in evaluation.samples.iter().enumerate() {
+            record.texts.insert(format!("sample/{number}"), format!("{prompt}{text}"));
+        }
+        self.sinks.record(&record)?;
+        self.notify(|callback, state| callback.on_evaluate(state, &evaluation))
+    }
+
+    fn save(&mut self, due: Due) -> Result<(), TrainError> {
+        if self.checkpoints.poll()? {
+            self.checkpoint_saved()?;
+        }
+        let step = self.progress.step;
+        if !due.is_due(step, self.config.train.checkpoint.save_steps) || !self.checkpoints.needs_save(step) {
+            return Ok(());
+        }
+        if self.checkpoints.wait()? {
+            self.checkpoint_saved()?;
+        }
+        self.progress.data = serde_json::to_value(self.data.state()).map_err(|error| {
+            TrainError::Progress { location: "the run".to_owned(), message: error.to_string() }
+        })?;
+        self.stall += self.checkpoints.save(&self.engine, &self.progress)?.as_secs_f64();
+        // A blocking save is complete already.
+        if self.checkpoints.poll()? {
+            self.checkpoint_saved()?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint_saved(&mut self) -> Result<(), TrainError> {
+        let Some(path) = self.checkpoints.last() else { return Ok(()) };
+        self.notify(|callback, state| callback.on_save(state, &path))?;
+        let mut evaluators = std::mem::take(&mut self.evaluators);
+        for evaluator in &mut evaluators {
+            if let Some(EvalMetrics { scalars, texts }) = evaluator.evaluate(&self.state(), &path)? {
+                self.sinks.record(&Record { scalars, texts, ..Record::new(self.progress.step) })?;
+            }
+        }
+        self.evaluators = evaluators;
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Integration tests of the training crate.
+//!
+//! - `config`, `config_properties`, `examples`, `reference`: reading configs, and
+//!   the generated reference page.
+//! - `specs`, `parallel_dims`: model specs, and which parallel sizes fit a model.
+//! - `optimizers`, `schedules`, `events`: compared with PyTorch, transformers and
+//!   TensorBoard.
+//! - `pipeline`, `pipeline_errors`, `pipeline_timeline`: pipeline schedules.
+//! - `engine`, `parallelism`, `resume`, `torch_run`: training small models.
+//! - `dry_run`: dry runs of large models.
+//!
+//! Support: `setup` trains small models on thread ranks, `interpreter` executes
+//! pipeline schedules. `tests/memory.rs` is a binary by itself because it
+//! measures the allocator of the whole process.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+#![allow(clippy::print_stdout, reason = "how close runs are is worth knowing")]
+
+mod config;
+mod config_properties;
+mod dry_run;
+mod engine;
+mod events;
+mod examples;
+mod interpreter;
+mod optimizers;
+mod parallel_dims;
+mod parallelism;
+mod pipeline;
+mod pipeline_errors;
+mod pipeline_timeline;
+mod reference;
+mod resume;
+mod schedules;
+mod setup;
+mod specs;
+mod torch_run;
