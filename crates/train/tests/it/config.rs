@@ -1,5 +1,5 @@
-//! Reading a run's file: what it takes, and everything that it refuses, at
-//! once and in its place.
+//! Reading configs: accepted values, and all errors at once with their
+//! locations.
 
 use weightloom_errors::{Hint, SourceLocation};
 use weightloom_train::Config;
@@ -103,19 +103,19 @@ train:
 ";
     let errors = changed(text, &["train.max_stps=3", "train.schedule.min_lr_ratio=2", "oops"]).unwrap_err();
     let expected = "\
-21 errors in the configuration
+21 errors in the config
   run.yaml:1:1: model.name: required key is missing
-    hint: add it: The spec: a built-in one (`llama`), or the dotted name of one that was registered or is described in a file (`my_org.my_moe`).
+    hint: add it: Model spec: a built-in family (`llama`), or the dotted name of a registered spec or of a family described in a file (`my_org.my_moe`).
   run.yaml:2:3: model.nmae: unknown key
     hint: did you mean `name`?
   run.yaml:3:16: model.lora.rank: 0 is less than 1
-    hint: write 1 or more
+    hint: set it to 1 or more
   run.yaml:3:28: model.lora.dropout: 1.5 is not a number from 0 to below 1
-    hint: write a number from 0 to below 1
-  run.yaml:4:1: data.paths: is empty
-    hint: name files or folders, or set `data.type` to `dummy`
+    hint: set it to a number from 0 to below 1
+  run.yaml:4:1: data.paths: must not be empty
+    hint: list files or folders, or set `data.type` to `dummy`
   run.yaml:5:16: data.max_seq_len: 1 is less than 2
-    hint: write 2 or more
+    hint: set it to 2 or more
   run.yaml:6:11: data.format: expected one of `auto`, `text`, `prompt_completion`, `chat`, found `caht`
     hint: did you mean `chat`?
   run.yaml:8:3: train.lr: unknown key
@@ -125,7 +125,7 @@ train:
   run.yaml:12:3: train.shuffle: unknown key
     hint: did you mean `data.shuffle`?
   run.yaml:14:9: train.optimizer.lr: 0 is not a positive number
-    hint: write a positive number
+    hint: set it to a positive number
   run.yaml:15:12: train.optimizer.betas: expected 2 values, found 1
     hint: write 2 values
   run.yaml:16:16: train.optimizer.decay_all: expected true or false, found the string `yes`
@@ -133,14 +133,14 @@ train:
   run.yaml:17:5: train.optimizer.decay_all: duplicate key
     hint: remove one of them
   run.yaml:18:21: train.accelerator.cp: 2 is not supported yet
-    hint: write 1, or leave it out
+    hint: set it to 1, or remove it
   run.yaml:18:28: train.accelerator.tp: expected an integer, found the number 2.5
   run.yaml:19:11: train.epochs: environment variable `EPOCHS` is not set
     hint: set it, or add a default: `${env:EPOCHS:default}`
   override `train.max_stps=3`: train.max_stps: unknown key
     hint: did you mean `max_steps`?
   override `train.schedule.min_lr_ratio=2`: train.schedule.min_lr_ratio: 2 is not a number from 0 to 1
-    hint: write a number from 0 to 1
+    hint: set it to a number from 0 to 1
   override `oops`: missing `=`
     hint: write `key=value`, such as `train.optimizer.lr=1e-4`";
     assert_eq!(errors.to_string(), expected);
@@ -149,19 +149,19 @@ train:
 }
 
 #[test]
-fn one_fault_is_told_as_itself() {
+fn a_single_error_is_shown_as_itself() {
     let errors = changed(GOOD, &["train.seeed=1"]).unwrap_err();
     assert_eq!(errors.to_string(), "override `train.seeed=1`: train.seeed: unknown key");
     assert_eq!(errors.hint().as_deref(), Some("did you mean `seed`?"));
 }
 
 #[test]
-fn a_text_that_is_no_yaml_is_shown() {
+fn invalid_yaml_is_shown() {
     let found = fault("model:\n  name: [a, b\ndata: {}\n", &[]);
     let Problem::Syntax { snippet, .. } = &found.problem else { panic!("{found}") };
     assert_eq!(snippet, "3 | data: {}\n  |     ^");
     assert_eq!(found.origin, Origin::File(SourceLocation::at("run.yaml", 3, 5)));
-    // Overrides are still looked at.
+    // Overrides are still checked.
     let errors = changed("a: 'x", &["train.seeed=1", "data.paths.3=x"]).unwrap_err().errors;
     assert_eq!(errors.len(), 2, "{errors:?}");
     assert!(matches!(errors[1].problem, Problem::UnknownKey { .. }));
@@ -178,7 +178,7 @@ fn a_text_that_is_no_yaml_is_shown() {
 }
 
 #[test]
-fn bombs_do_not_go_off() {
+fn yaml_bombs_are_rejected() {
     let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..9 {
         let before = level - 1;
@@ -194,7 +194,7 @@ fn bombs_do_not_go_off() {
 }
 
 #[test]
-fn a_file_is_read_from_its_place() {
+fn configs_are_read_from_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.yaml");
     std::fs::write(&file, format!("\u{feff}{GOOD}")).unwrap();
@@ -391,7 +391,7 @@ train:
     assert_eq!(config.data.paths, ["a/llama/b.txt", "${env:NAME}", "x\ntrain: {seed: 1}"]);
     assert_eq!((config.train.max_steps, config.train.seed, config.train.epochs), (Some(12), 3, 12));
     assert_eq!(config.train.micro_batch_size, None);
-    // What a variable holds has to fit, too.
+    // The value of a variable is checked too.
     let wrong = get(&GOOD.replace("size: 8", "size: ${env:NAME}"), &[]).unwrap_err();
     assert!(wrong.to_string().starts_with("run.yaml:7:22: train.global_batch_size: expected an integer"));
     let missing = fault(&GOOD.replace("size: 8", "size: ${env:SIZE}"), &[]);
@@ -405,7 +405,7 @@ train:
 }
 
 #[test]
-fn values_that_make_no_sense_are_told() {
+fn values_that_violate_a_rule_are_errors() {
     let check = |given: &str, path: &str, rule: Rule| {
         let found = fault(GOOD, &given.split(' ').collect::<Vec<_>>());
         assert_eq!((found.path.as_str(), &found.problem), (path, &Problem::Rule(rule)), "{given}");

@@ -1,4 +1,4 @@
-//! What an engine measures, what it leaves alone, and what it refuses.
+//! Losses, frozen parameters and errors of an engine.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ fn a_batch_without_targets_teaches_nothing() {
     .unwrap();
 }
 
-/// An engine alone with a schedule and the first of its stages.
+/// An engine with the first stage of a schedule.
 fn engine(schedule: Schedule) -> Engine {
     let gangs = Gangs::new(solo(GangOptions::default()), &GangSizes::default()).unwrap();
     let dist = DistContext::new(Arc::clone(&gangs.root));
@@ -130,7 +130,7 @@ fn by_hand(actions: Vec<Action>) -> Schedule {
 fn a_stage_that_is_not_here_is_named() {
     let error = refusal(Schedule::new(PipelineSchedule::Interleaved, 1, 2, 1).unwrap(), 1);
     assert_eq!(error, TrainError::NoStage { number: 1, rank: 0 });
-    assert_eq!(error.to_string(), "rank 0 was to compute stage 1, which it does not have");
+    assert_eq!(error.to_string(), "cannot run stage 1 on rank 0: the rank does not have it");
     assert_eq!(error.hint(), None);
 }
 
@@ -138,7 +138,10 @@ fn a_stage_that_is_not_here_is_named() {
 fn a_schedule_that_goes_back_before_forth_is_named() {
     let error = refusal(by_hand(vec![Action::Backward { stage: 0, micro: 0 }]), 1);
     assert_eq!(error, TrainError::Schedule { stage: 0, micro: 0 });
-    assert_eq!(error.to_string(), "the schedule uses micro-batch 0 of stage 0 before it is there");
+    assert_eq!(
+        error.to_string(),
+        "the pipeline schedule uses micro-batch 0 of stage 0 before it is available"
+    );
 }
 
 #[test]
@@ -147,7 +150,7 @@ fn a_parameter_that_gets_no_gradient_is_named() {
     let name = "model.embed_tokens.weight".to_owned();
     assert_eq!(error, TrainError::NoGradient { name });
     assert_eq!(error.to_string(), "the loss does not depend on `model.embed_tokens.weight`");
-    assert_eq!(error.hint().unwrap(), "name it in `model.freeze_modules`");
+    assert_eq!(error.hint().unwrap(), "add it to `model.freeze_modules`");
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn too_few_and_too_many_micro_batches_are_refused() {
     for found in [0, 1, 3] {
         let error = refusal(Schedule::new(PipelineSchedule::GPipe, 1, 1, 2).unwrap(), found);
         assert_eq!(error, TrainError::MicroBatches { expected: 2, found });
-        assert_eq!(error.to_string(), format!("a step of 2 micro-batches was given {found}"));
-        assert_eq!(error.hint().unwrap(), "give 2 to every step");
+        assert_eq!(error.to_string(), format!("a step of 2 micro-batches got {found}"));
+        assert_eq!(error.hint().unwrap(), "pass 2 micro-batches");
     }
 }

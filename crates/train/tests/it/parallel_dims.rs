@@ -29,8 +29,8 @@ fn batch(max_seq_len: usize, global_batch_size: usize, micro_batch_size: Option<
     BatchSizes { max_seq_len, global_batch_size, micro_batch_size }
 }
 
-/// Faults by name, as they should be told, from the conditions as one would say
-/// them. What depends on a number that is none is not judged.
+/// The expected errors by name, from independently written conditions. Rules that
+/// involve an invalid number are not checked.
 fn expected(
     accelerator: &Accelerator,
     world: usize,
@@ -38,10 +38,10 @@ fn expected(
     batch: &BatchSizes,
 ) -> Vec<&'static str> {
     let Accelerator { dp_replicate, dp_shard, tp, pp, vpp, .. } = *accelerator;
-    let mut told = Vec::new();
+    let mut errors = Vec::new();
     let mut must = |holds: bool, name: &'static str| {
         if !holds {
-            told.push(name);
+            errors.push(name);
         }
     };
     for size in
@@ -94,7 +94,7 @@ fn expected(
             }
         }
     }
-    told
+    errors
 }
 
 fn name(fault: &ParallelDimError) -> &'static str {
@@ -215,7 +215,7 @@ fn a_run_of_many_ranks_is_resolved() {
 }
 
 /// The only fault, and its hint.
-fn told(
+fn error_of(
     accelerator: Accelerator,
     world: usize,
     decoder: &DecoderConfig,
@@ -227,144 +227,138 @@ fn told(
 }
 
 #[test]
-fn every_fault_says_what_would_fit() {
+fn every_error_suggests_sizes_that_fit() {
     let model = || decoder(12, 8, 6);
     let rows = batch(32, 24, None);
     let plain = Accelerator::default;
     let check = |accelerator: Accelerator, world: usize, fault: &str, hint: &str| {
-        assert_eq!(told(accelerator, world, &model(), &rows), (fault.to_owned(), hint.to_owned()));
+        assert_eq!(error_of(accelerator, world, &model(), &rows), (fault.to_owned(), hint.to_owned()));
     };
-    check(plain(), 0, "world is 0", "set world to 1 or more");
+    check(plain(), 0, "`world` is 0", "set world to 1 or more");
     check(
         Accelerator { dp_shard: 0, ..plain() },
         1,
-        "dp_shard is 0",
-        "set dp_shard to -1 for all ranks that are left, or to 1 or more",
+        "invalid `dp_shard`: 0",
+        "set dp_shard to 1 or more, or to -1 for all remaining ranks",
     );
-    check(Accelerator { ep: 4, ..plain() }, 1, "ep=4 is not supported yet", "set ep to 1, or leave it out");
+    check(Accelerator { ep: 4, ..plain() }, 1, "ep=4 is not supported yet", "set ep to 1, or remove it");
     check(
         Accelerator { dp_shard: 2, tp: 2, ..plain() },
         8,
-        "dp_replicate=1 × dp_shard=2 × tp=2 × pp=1 makes 4, but there are 8 ranks",
-        "if the others stay, dp_replicate can be 2, or dp_shard can be 4, or tp can be 4, or pp can be 2; \
-         or start 4 ranks",
+        "dp_replicate=1 × dp_shard=2 × tp=2 × pp=1 is 4, but there are 8 ranks",
+        "set dp_replicate to 2, or set dp_shard to 4, or set tp to 4, or set pp to 2; or start 4 ranks",
     );
     check(
         Accelerator { dp_shard: 3, ..plain() },
         8,
-        "dp_replicate=1 × dp_shard=3 × tp=1 × pp=1 makes 3, but there are 8 ranks",
-        "if the others stay, dp_shard can be 8; or start 3 ranks",
+        "dp_replicate=1 × dp_shard=3 × tp=1 × pp=1 is 3, but there are 8 ranks",
+        "set dp_shard to 8; or start 3 ranks",
     );
     check(
         Accelerator { tp: 4, pp: 3, ..plain() },
         8,
-        "8 ranks cannot be split by dp_replicate=1 × tp=4 × pp=3",
-        "if the others stay, pp can be 1, 2",
+        "dp_replicate=1 × tp=4 × pp=3 does not divide 8 ranks",
+        "set pp to 1, 2",
     );
     check(
         Accelerator { tp: 4, dp_replicate: 3, pp: 5, ..plain() },
         64,
-        "64 ranks cannot be split by dp_replicate=3 × tp=4 × pp=5",
+        "dp_replicate=3 × tp=4 × pp=5 does not divide 64 ranks",
         "start 60 or 120 ranks",
     );
     check(
         Accelerator { tp: 3, ..plain() },
         3,
-        "tp=3 does not divide 12 heads of queries and 8 of keys and values",
-        "tp can be 1, 2, 4",
+        "tp=3 does not divide 12 attention heads and 8 key-value heads",
+        "set tp to one of 1, 2, 4",
     );
     check(
         Accelerator { pp: 7, ..plain() },
         7,
-        "pp=7 × vpp=1 makes 7 stages, but there are 6 layers",
-        "pp × vpp can be 1 to 6",
+        "pp=7 × vpp=1 is 7 stages, but the model has 6 layers",
+        "use 1 to 6 stages (pp × vpp)",
     );
     check(
         Accelerator { pp: 2, vpp: 2, ..plain() },
         2,
-        "vpp=2 needs the interleaved schedule",
+        "vpp=2 requires the interleaved schedule",
         "set pp_schedule to interleaved, or vpp to 1",
     );
     let split = |split: &[usize]| Accelerator { pp: 2, layer_split: Some(split.to_vec()), ..plain() };
-    check(
-        split(&[2, 2, 2]),
-        2,
-        "layer_split has 3 numbers, but pp=2 × vpp=1 makes 2 stages",
-        "give 2 numbers",
-    );
-    check(split(&[6, 0]), 2, "layer_split leaves nothing for stage 1", "give every stage a layer");
+    check(split(&[2, 2, 2]), 2, "layer_split has 3 entries, but pp=2 × vpp=1 is 2 stages", "list 2 numbers");
+    check(split(&[6, 0]), 2, "layer_split has no layers for stage 1", "give every stage at least one layer");
     check(
         split(&[3, 4]),
         2,
-        "the numbers of layer_split add up to 7, but there are 6 layers",
-        "let them add up to 6",
+        "layer_split adds up to 7, but the model has 6 layers",
+        "make the entries add up to 6",
     );
     check(
         Accelerator { dp_replicate: 5, ..plain() },
         5,
-        "global_batch_size=24 cannot be split over dp_replicate=5 × dp_shard=1 ranks",
+        "dp_replicate=5 × dp_shard=1 does not divide global_batch_size=24",
         "set global_batch_size to 20 or 25",
     );
 }
 
 #[test]
-fn what_the_model_and_the_rows_say_is_told_too() {
+fn model_and_batch_rules_are_checked() {
     let text = |text: (&str, &str)| (text.0.to_owned(), text.1.to_owned());
     let plain = Accelerator::default;
     let tp = |tp| Accelerator { tp, ..plain() };
     assert_eq!(
-        told(tp(4), 4, &with_experts(decoder(8, 4, 2), 6), &batch(8, 8, None)),
-        text(("tp=4 does not divide the 6 numbers inside of an expert", "tp can be 1, 2"))
+        error_of(tp(4), 4, &with_experts(decoder(8, 4, 2), 6), &batch(8, 8, None)),
+        text(("tp=4 does not divide the expert intermediate size 6", "set tp to one of 1, 2"))
     );
     let shared = Accelerator { sequence_parallel: true, ..tp(4) };
     assert_eq!(
-        told(shared, 4, &decoder(8, 4, 2), &batch(30, 8, None)),
+        error_of(shared, 4, &decoder(8, 4, 2), &batch(30, 8, None)),
         text((
-            "sequence_parallel is on, but tp=4 does not divide max_seq_len=30",
+            "sequence_parallel requires tp=4 to divide max_seq_len=30",
             "set max_seq_len to 28 or 32, or sequence_parallel to false"
         ))
     );
     let learned = DecoderConfig { positions: PositionConfig::Learned, ..decoder(8, 4, 2) };
     assert_eq!(
-        told(plain(), 1, &learned, &batch(65, 8, None)),
+        error_of(plain(), 1, &learned, &batch(65, 8, None)),
         text((
-            "max_seq_len=65 is more than the 64 positions that the model has learned",
+            "max_seq_len=65 exceeds the 64 learned positions of the model",
             "set max_seq_len to 64 or less"
         ))
     );
-    // Angles go on.
+    // Rotary positions have no maximum.
     assert!(ParallelDims::new(&plain(), 1, &decoder(8, 4, 2), &batch(65, 8, None)).is_ok());
     assert_eq!(
-        told(plain(), 2, &decoder(8, 4, 2), &batch(8, 24, Some(8))),
+        error_of(plain(), 2, &decoder(8, 4, 2), &batch(8, 24, Some(8))),
         text((
-            "micro_batch_size=8 does not divide the 12 rows that a rank has in a step",
-            "micro_batch_size can be 1, 2, 3, 4, 6, 12"
+            "micro_batch_size=8 does not divide the 12 rows per rank",
+            "set micro_batch_size to one of 1, 2, 3, 4, 6, 12"
         ))
     );
     let interleaved = Accelerator { pp: 2, pp_schedule: PipelineSchedule::Interleaved, ..plain() };
-    let fault = "the interleaved schedule needs a multiple of pp=2 micro-batches, but there are 3";
+    let fault = "the interleaved schedule requires a multiple of pp=2 micro-batches, not 3";
     assert_eq!(
-        told(interleaved.clone(), 2, &decoder(8, 4, 2), &batch(8, 6, Some(2))),
-        text((fault, "micro_batch_size can be 1, 3"))
+        error_of(interleaved.clone(), 2, &decoder(8, 4, 2), &batch(8, 6, Some(2))),
+        text((fault, "set micro_batch_size to one of 1, 3"))
     );
     assert_eq!(
-        told(interleaved, 4, &decoder(8, 4, 2), &batch(8, 6, Some(1))),
+        error_of(interleaved, 4, &decoder(8, 4, 2), &batch(8, 6, Some(1))),
         text((fault, "set global_batch_size to 4 or 8, and micro_batch_size to 1"))
     );
 }
 
 #[test]
-fn several_faults_are_listed_and_nothing_overflows() {
+fn several_errors_are_listed_and_nothing_overflows() {
     let accelerator = Accelerator { tp: 3, cp: 2, dp_shard: 1, ..Accelerator::default() };
     let errors = ParallelDims::new(&accelerator, 4, &decoder(8, 4, 2), &batch(8, 8, None)).unwrap_err();
     let expected = "\
-3 sizes do not fit
+3 parallel sizes do not fit
   cp=2 is not supported yet
-    hint: set cp to 1, or leave it out
-  dp_replicate=1 × dp_shard=1 × tp=3 × pp=1 makes 3, but there are 4 ranks
-    hint: if the others stay, tp can be 4; or start 3 ranks
-  tp=3 does not divide 8 heads of queries and 4 of keys and values
-    hint: tp can be 1, 2, 4";
+    hint: set cp to 1, or remove it
+  dp_replicate=1 × dp_shard=1 × tp=3 × pp=1 is 3, but there are 4 ranks
+    hint: set tp to 4; or start 3 ranks
+  tp=3 does not divide 8 attention heads and 4 key-value heads
+    hint: set tp to one of 1, 2, 4";
     assert_eq!((errors.to_string().as_str(), errors.hint()), (expected, None));
     let most = usize::MAX;
     let huge = Accelerator {

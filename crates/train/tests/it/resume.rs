@@ -184,7 +184,7 @@ fn refusal(recipe: &Recipe, from: &Path, weights: Weights<'_>) -> TrainError {
         trainer.engine.resume(&Source::open(from).unwrap(), &()).unwrap_err()
     })
     .unwrap();
-    assert_eq!(refusals[0], refusals[1], "all ranks are told the same");
+    assert_eq!(refusals[0], refusals[1], "all ranks return the same error");
     refusals[0].clone()
 }
 
@@ -202,7 +202,7 @@ fn another_optimizer_is_named() {
             "{error}"
         );
         assert!(
-            error.to_string().ends_with("was trained with `adamw`, and the run asks for `sgd`"),
+            error.to_string().ends_with("was trained with `adamw`, but the config selects `sgd`"),
             "{error}"
         );
         assert!(error.hint().unwrap().contains("train.optimizer.kind: adamw"), "{error:?}");
@@ -229,5 +229,5 @@ fn a_checkpoint_of_something_else_is_refused() {
     saver.save(&state, &Target::Folder(other.clone()), &Default::default(), &()).unwrap();
     let error = refusal(&recipe, &other, Weights::New);
     assert!(matches!(&error, TrainError::Progress { .. }), "{error}");
-    assert_eq!(error.hint().unwrap(), "go on from a checkpoint that a training run saved");
+    assert_eq!(error.hint().unwrap(), "resume from a checkpoint that a training run saved");
 }

@@ -106,20 +106,20 @@ fn names_lead_to_built_in_registered_and_described_specs() {
 }
 
 #[test]
-fn a_name_is_given_once() {
+fn names_are_unique() {
     let mut specs = SpecRegistry::new();
     specs.register("my.spec", gentle()).unwrap();
     let twice = SpecError::Twice { name: "my.spec".to_owned() };
     assert_eq!(specs.register("my.spec", gentle()), Err(twice));
-    // What is built in cannot be replaced in silence.
+    // Built-in families cannot be replaced silently.
     specs.register("llama", gentle()).unwrap();
     let Err(error) = specs.find(&hub(&[]), "llama") else { panic!("two specs of one name") };
-    assert_eq!(error.to_string(), "there is a model spec `llama` already");
+    assert_eq!(error.to_string(), "duplicate model spec `llama`");
     assert!(error.hint().is_some());
 }
 
 #[test]
-fn what_is_no_name_is_told_as_such() {
+fn invalid_names_are_errors() {
     for (name, problem) in [
         ("", NameProblem::Empty),
         (".", NameProblem::EmptyComponent),
@@ -136,7 +136,7 @@ fn what_is_no_name_is_told_as_such() {
     ] {
         let expected = SpecError::Name { name: name.to_owned(), problem };
         let error = refused(&[examples()], name);
-        assert!(error.hint().is_some() && error.to_string().contains("is no name of a model spec"));
+        assert!(error.hint().is_some() && error.to_string().contains("invalid model spec name"));
         assert_eq!(error, expected);
         assert_eq!(SpecRegistry::new().register(name, gentle()), Err(expected));
     }
@@ -145,17 +145,17 @@ fn what_is_no_name_is_told_as_such() {
 }
 
 #[test]
-fn a_miss_lists_what_there_is_where_it_was_sought_and_what_to_do() {
+fn an_unknown_name_lists_specs_folders_and_a_fix() {
     let error = refused(&[], "lama");
     let expected = "\
-there is no model spec `lama`
+unknown model spec `lama`
   built in: gpt2, llama, mistral, qwen2, qwen3, qwen3_moe
   registered: none
-  searched: no folder, because a name without a dot is built in";
+  searched: none, because a name without a dot is built in";
     assert_eq!(error.to_string(), expected);
     let hint = error.hint().unwrap();
     assert!(
-        hint.starts_with("write `llama`; for a model of your own, describe it in my_org/my_model/model.yaml")
+        hint.starts_with("did you mean `llama`? to add a model, describe it in my_org/my_model/model.yaml")
     );
     assert!(hint.contains("WEIGHTLOOM_MODEL_PATH") && hint.contains("register a spec in code"), "{hint}");
 
@@ -174,26 +174,26 @@ there is no model spec `lama`
     let SpecError::Unknown { near, .. } = refused(&[examples()], "my_moe") else { panic!() };
     assert_eq!(near, ["my_org.my_moe"]);
     let error = refused(&[], "my_org.my_moe");
-    assert!(error.to_string().ends_with("searched: no folder, because the model path is empty"), "{error}");
+    assert!(error.to_string().ends_with("searched: none, because the model path is empty"), "{error}");
     assert!(error.hint().unwrap().contains("my_org/my_moe/model.yaml"));
 
     // Names of something else.
     let hint = refused(&[], "smollm2_135m_instruct").hint().unwrap();
     assert_eq!(
         hint,
-        "this is a card: set model.name to llama, and model.weights_path to smollm2_135m_instruct"
+        "`smollm2_135m_instruct` is a card: set `model.name` to `llama` and `model.weights_path` to `smollm2_135m_instruct`"
     );
     let mut hub = hub(&[]);
     hub.cards = weightloom_hub::cards::CardStore::new([]);
     let Err(error) = SpecRegistry::new().find(&hub, "qwen3_0_6b") else { panic!() };
     assert_eq!(
         error.hint().unwrap(),
-        "this is an arch: set model.name to qwen3, and model.arch to qwen3_0_6b"
+        "`qwen3_0_6b` is an arch: set `model.name` to `qwen3` and `model.arch` to `qwen3_0_6b`"
     );
 }
 
 #[test]
-fn what_is_found_and_broken_is_never_missing() {
+fn a_broken_description_is_not_reported_as_missing() {
     let place = tempfile::tempdir().unwrap();
     let path = [place.path().to_owned()];
     let folder = place.path().join("org/model");
@@ -235,7 +235,7 @@ fn what_is_found_and_broken_is_never_missing() {
 }
 
 #[test]
-fn a_configuration_is_the_arch_or_the_weights_with_changes() {
+fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     let spec = find(&[], "llama").unwrap();
     let mut wanted = model("llama");
     wanted.arch = Some("smollm2_135m".to_owned());
@@ -264,10 +264,10 @@ fn a_configuration_is_the_arch_or_the_weights_with_changes() {
     let error = refused(&plain, None);
     assert_eq!(
         error.to_string(),
-        "neither an arch nor weights are given, so the `vocab_size` of `llama` is not known"
+        "`vocab_size` of `llama` is unknown: neither `model.arch` nor `model.weights_path` is set"
     );
     assert!(
-        error.hint().unwrap().contains("model.arch to one of")
+        error.hint().unwrap().contains("`model.arch` to one of")
             && error.hint().unwrap().contains("smollm2_135m")
     );
     let mut unknown = wanted.clone();
@@ -291,7 +291,7 @@ fn a_configuration_is_the_arch_or_the_weights_with_changes() {
     assert!(matches!(refused(&plain, Some(&own)), SpecError::Config { .. }));
     own.insert("model_type".to_owned(), json!("qwen2"));
     let error = refused(&plain, Some(&own));
-    assert_eq!(error.to_string(), "the weights are of type `qwen2`, but `llama` reads llama");
+    assert_eq!(error.to_string(), "the weights have the model type `qwen2`, but `llama` reads llama");
     let mut bad = wanted;
     bad.config_overrides = map(json!({"num_key_value_heads": 2}));
     let config = spec.config(&bad, None).unwrap();
