@@ -1,5 +1,5 @@
-//! Sizes are taken exactly if everything divides what it must, and what does
-//! not is told with what would.
+//! Parallel sizes are accepted exactly if all rules hold; errors suggest sizes
+//! that fit.
 
 use crate::setup::models;
 use weightloom_errors::Hint;

@@ -279,10 +279,12 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     assert_eq!(
         (error.to_string().as_str(), error.hint().as_deref()),
         (
-            "model.config_overrides of `llama`: unknown key `num_hiden_layers`",
+            "invalid model.config_overrides for `llama`",
             Some("did you mean `num_hidden_layers`?")
         )
     );
+    let source = std::error::Error::source(&error).unwrap();
+    assert_eq!(source.to_string(), "unknown key `num_hiden_layers`");
     let mut all_odd = model("llama");
     all_odd.config_overrides = said.config_overrides.clone();
     all_odd.config_overrides.insert("num_hiden_layers".to_owned(), json!(3));
