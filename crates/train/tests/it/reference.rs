@@ -27,9 +27,9 @@ fn the_page_has_every_section_and_key() {
         assert!(page.contains(&format!("\n## `{section}`\n")), "{section}");
     }
     for row in [
-        "| `name` | text | required |",
+        "| `name` | string | required |",
         "| `betas` | list of 2 numbers | `[0.9, 0.95]` |",
-        "| `max_steps` | whole number, or `null` | `null` |",
+        "| `max_steps` | integer, or `null` | `null` |",
         "`1f1b`: Alternate one forward and one backward pass once the pipeline is full.",
     ] {
         assert!(page.contains(row), "{row}");
