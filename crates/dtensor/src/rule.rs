@@ -100,11 +100,11 @@ impl Rule {
             .get_mut(tensor)
             .and_then(|dims| dims.get_mut(dim))
         {
-            Some(place) => *place = Dim::Label { label, unit },
+            Some(entry) => *entry = Dim::Label { label, unit },
             None => *problem = Some(format!("it labels dim {dim} of tensor {tensor}, which does not exist")),
         };
-        inputs.into_iter().for_each(|place| set(of_inputs, place));
-        outputs.into_iter().for_each(|place| set(of_outputs, place));
+        inputs.into_iter().for_each(|position| set(of_inputs, position));
+        outputs.into_iter().for_each(|position| set(of_outputs, position));
         self
     }
 

@@ -139,10 +139,10 @@ fn batch(dist: &Arc<DistContext>, arrangement: &Arrangement, step: usize) -> Res
     let mut targets = Vec::with_capacity(BATCH * TIME);
     for row in 0..BATCH {
         let mut token = (stream.uniform(row as u64) * VOCABULARY as f32) as i64;
-        for place in 0..TIME {
+        for position in 0..TIME {
             tokens.push(token);
             token = (token * 7 + 3) % VOCABULARY as i64;
-            targets.push(if (row + place) % 9 == 4 { -1 } else { token });
+            targets.push(if (row + position) % 9 == 4 { -1 } else { token });
         }
     }
     let layout = Layout::new(arrangement.plan.mesh(), &arrangement.batch)?;

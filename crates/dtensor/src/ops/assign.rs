@@ -40,9 +40,10 @@ impl DTensor {
         }
         self.change_local(|local| {
             for (row, &start) in starts.iter().enumerate() {
-                let place = region.start()[0] + row;
-                let written =
-                    region.with_range(0, place..place + 1).with_range(CAPACITY, start..start + length);
+                let global_row = region.start()[0] + row;
+                let written = region
+                    .with_range(0, global_row..global_row + 1)
+                    .with_range(CAPACITY, start..start + length);
                 write(local, &region, &written, &source.to_local().narrow(0, row, 1)?, CAPACITY)?;
             }
             Ok(())
@@ -106,7 +107,7 @@ fn write(
     let from = here.start()[dim] - written.start()[dim];
     let source = source.narrow(dim, from, here.size()[dim])?;
     match here.relative_to(region) {
-        Some(place) => local.assign_region(&place, &source),
+        Some(target) => local.assign_region(&target, &source),
         None => Ok(()),
     }
 }

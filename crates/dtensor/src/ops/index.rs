@@ -79,11 +79,11 @@ fn embedding_part(
     let mut outside = Vec::with_capacity(chosen.shape().volume());
     let mut here = Vec::with_capacity(chosen.shape().volume());
     for (position, index) in chosen.to_vec::<i64>()?.into_iter().enumerate() {
-        let place = usize::try_from(index).ok().filter(|&index| index < classes);
-        let place = place.ok_or(TensorError::Index { op: "embedding", index, position, rows: classes })?;
-        let inside = (first..first + rows).contains(&place);
+        let class = usize::try_from(index).ok().filter(|&index| index < classes);
+        let class = class.ok_or(TensorError::Index { op: "embedding", index, position, rows: classes })?;
+        let inside = (first..first + rows).contains(&class);
         outside.push(!inside);
-        here.push(if inside { (place - first) as i64 } else { 0 });
+        here.push(if inside { (class - first) as i64 } else { 0 });
     }
     let mut dims = chosen.shape().to_vec();
     let here = Tensor::from_slice(&here, &dims)?;

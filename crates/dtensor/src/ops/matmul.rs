@@ -34,14 +34,17 @@ fn linear(call: &Call<'_>) -> Result<Rule> {
     let (bias, residual) = extras(call);
     let last = x.ndim() - 1;
     let mut rule = blank(call).term(&[0, 1]);
-    for place in bias.iter().chain(&residual) {
-        rule = rule.term(&[*place]);
+    for operand in bias.iter().chain(&residual) {
+        rule = rule.term(&[*operand]);
     }
     for dim in 0..last {
-        rule =
-            rule.label(x[dim], residual.map(|place| (place, dim)).into_iter().chain([(0, dim)]), [(0, dim)]);
+        rule = rule.label(
+            x[dim],
+            residual.map(|operand| (operand, dim)).into_iter().chain([(0, dim)]),
+            [(0, dim)],
+        );
     }
-    let columns = [Some((1, 0)), bias.map(|place| (place, 0)), residual.map(|place| (place, last))]
+    let columns = [Some((1, 0)), bias.map(|operand| (operand, 0)), residual.map(|operand| (operand, last))]
         .into_iter()
         .flatten();
     rule = rule.label(weight[0], columns, [(0, last)]);

@@ -26,7 +26,7 @@ fn shape(dims: &[usize]) -> Shape {
     Shape::new(dims).unwrap()
 }
 
-fn on<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<dyn Gang>) -> T + Sync) -> Vec<T> {
     threads::run(ranks, GangOptions::default(), work).unwrap()
 }
 
@@ -45,7 +45,7 @@ fn normal(dist: &Arc<DistContext>, dims: &[usize], layout: Layout) -> DTensor {
 
 #[test]
 fn implicit_redistribution_is_allowed_warned_about_or_refused() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let with_mode = |redistribution| {
             let options = DistOptions { redistribution, ..DistOptions::default() };
@@ -100,7 +100,7 @@ fn a_dry_run_has_the_comm_log_of_the_real_one() {
         (log, dist.take_comm_log())
     };
     let logged = || DistOptions { log_comm: true, ..DistOptions::default() };
-    let real = on(4, |gang| step(&DistContext::with_options(gang, logged()), Device::Cpu));
+    let real = on_ranks(4, |gang| step(&DistContext::with_options(gang, logged()), Device::Cpu));
     for (rank, log) in real.iter().enumerate() {
         assert_eq!(&step(&DistContext::dry_run(rank, logged()), Device::Meta), log);
     }
@@ -141,7 +141,7 @@ fn asking_for_shapes_costs_nothing() {
 /// recorded and then twice: its gradient is the sum of all.
 #[test]
 fn uses_without_a_tape_do_not_cost_later_ones_their_gradient() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[3, 4], Layout::replicated(mesh)).requires_grad();
@@ -165,7 +165,7 @@ fn uses_without_a_tape_do_not_cost_later_ones_their_gradient() {
 /// Targets may be pending themselves: they are looked up, not counted by share.
 #[test]
 fn pending_targets_are_settled_before_they_are_counted() {
-    let losses = on(2, |gang| {
+    let losses = on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let logits = normal(&dist, &[4, 5], Layout::replicated(mesh));
@@ -185,7 +185,7 @@ fn pending_targets_are_settled_before_they_are_counted() {
 
 #[test]
 fn many_parts_can_be_joined() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let layout = Layout::new(Mesh::new(&[("tp", 2)]).unwrap(), &[s(1)]).unwrap();
         let x = normal(&DistContext::new(gang), &[1, 4], layout);
         let joined = DTensor::cat(&vec![&x; 70], 0).unwrap();
@@ -228,7 +228,7 @@ impl DistributedOp for OverlappingRule {
 
 #[test]
 fn terms_that_share_an_operand_are_right() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = with_registry(gang, Registry::builder().register(OverlappingRule).unwrap().freeze());
         let whole = Tensor::normal(DType::F32, &[5], STREAM, 0).unwrap();
@@ -256,7 +256,7 @@ fn the_optimizer_does_not_depend_on_the_layout() {
     let mut moments = weightloom_tensor::Moments::zero(&expected).unwrap();
     AdamW::default().step(1, &mut expected, &gradient, &mut moments).unwrap();
     let norm = weightloom_tensor::global_norm(&[&gradient, &gradient]).unwrap();
-    on(3, |gang| {
+    on_ranks(3, |gang| {
         let mesh = Mesh::new(&[("dp", 3)]).unwrap();
         let dist = DistContext::new(gang);
         for held in [R, s(0), s(1)] {
@@ -289,7 +289,7 @@ fn the_optimizer_does_not_depend_on_the_layout() {
 /// Errors between ranks keep their type on the way through the tape.
 #[test]
 fn errors_keep_their_type() {
-    let outcomes = on(2, |gang| {
+    let outcomes = on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let rank = gang.rank();
         let dist = DistContext::new(gang);
@@ -304,7 +304,7 @@ fn errors_keep_their_type() {
     });
     let error = outcomes[0].clone().unwrap();
     assert!(error.is_ok() || matches!(error, Err(DTensorError::Gang(_))), "{error:?}");
-    let outcomes = on(2, |gang| {
+    let outcomes = on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let rank = gang.rank();
         let dist = DistContext::new(gang);
@@ -323,7 +323,7 @@ fn random_numbers_are_the_same_for_every_layout() {
     let expected = expected.to_vec::<f32>().unwrap();
     let uniform = Tensor::uniform(DType::F32, &dims, STREAM, 0).unwrap().to_vec::<f32>().unwrap();
     for count in [1, 2, 3, 4] {
-        on(count, |gang| {
+        on_ranks(count, |gang| {
             let mesh = Mesh::new(&[("a", count)]).unwrap();
             let dist = DistContext::new(gang);
             for placement in [R, s(0), s(1), P] {
@@ -341,7 +341,7 @@ fn random_numbers_are_the_same_for_every_layout() {
 
 #[test]
 fn a_local_function_can_be_mapped() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let rows = Layout::new(mesh, &[s(0)]).unwrap();
@@ -500,7 +500,7 @@ impl DistributedOp for CenteredRule {
 #[test]
 fn an_operation_can_replace_its_local_computation() {
     for count in [1, 2, 3] {
-        on(count, |gang| {
+        on_ranks(count, |gang| {
             let mesh = Mesh::new(&[("tp", count)]).unwrap();
             let registry = Registry::builder().register(CenteredRule).unwrap().freeze();
             let dist = with_registry(gang, registry);
@@ -519,7 +519,7 @@ fn an_operation_can_replace_its_local_computation() {
 
 #[test]
 fn bad_operands_are_named() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let other = Mesh::new(&[("dp", 2)]).unwrap();
         let dist = DistContext::new(Arc::clone(&gang));
@@ -583,7 +583,7 @@ impl CatWithItself for DTensor {
 /// are too large for f16: they pass through as in local tensors.
 #[test]
 fn odd_values_pass_through() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let (rows, whole) = (Layout::new(mesh, &[s(0)]).unwrap(), Layout::replicated(mesh));
@@ -611,7 +611,7 @@ fn odd_values_pass_through() {
 /// named, with its operand's dtype and the fix.
 #[test]
 fn numbers_that_are_not_finite_can_be_refused() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("tp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[4, 6], Layout::replicated(mesh)).cast(DType::F16).unwrap();
@@ -638,7 +638,7 @@ fn numbers_that_are_not_finite_can_be_refused() {
 /// A hook that fails on every rank ends the backward pass with its error.
 #[test]
 fn the_error_of_a_hook_is_returned() {
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
@@ -656,7 +656,7 @@ fn typed_errors_come_back_through_backward_by_downcast() {
     #[derive(Clone, Debug, PartialEq, thiserror::Error)]
     #[error("the disk is full")]
     struct DiskFull;
-    on(2, |gang| {
+    on_ranks(2, |gang| {
         let mesh = Mesh::new(&[("dp", 2)]).unwrap();
         let dist = DistContext::new(gang);
         let x = normal(&dist, &[4], Layout::new(mesh, &[s(0)]).unwrap()).requires_grad();
@@ -688,7 +688,7 @@ fn typed_errors_come_back_through_backward_by_downcast() {
 #[test]
 fn the_transformer_needs_no_implicit_redistribution() {
     for count in [2, 4] {
-        on(count, |gang| {
+        on_ranks(count, |gang| {
             let dist = explicit(gang);
             for arrangement in check::Arrangement::all(count).unwrap() {
                 // Six rows of a batch do not go into four evenly, so that joining
@@ -740,7 +740,7 @@ fn writing_in_place_is_writing_into_the_whole() {
         ([s(2), s(2)], [s(2), s(0)]),
         ([s(3), R], [R, s(3)]),
     ] {
-        on(4, |gang| {
+        on_ranks(4, |gang| {
             let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
             let dist = DistContext::new(Arc::clone(&gang));
             let distribute = |x: &Tensor, placements: &[Placement]| {

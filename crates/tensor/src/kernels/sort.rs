@@ -46,8 +46,8 @@ impl SortKernels for Meta {
 /// The direction of a cumulative sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    FromFirst,
-    FromLast,
+    Forward,
+    Reverse,
 }
 
 /// Cumulative sums of rows of this length. Half types are summed in `f32`.
@@ -63,8 +63,8 @@ pub(crate) fn cumsum<T: Float>(x: &Tensor, row: usize, direction: Direction) -> 
                 *out = T::narrow(sum);
             };
             match direction {
-                Direction::FromFirst => out.iter_mut().zip(x).for_each(&mut step),
-                Direction::FromLast => out.iter_mut().zip(x).rev().for_each(&mut step),
+                Direction::Forward => out.iter_mut().zip(x).for_each(&mut step),
+                Direction::Reverse => out.iter_mut().zip(x).rev().for_each(&mut step),
             }
         });
         Ok(())

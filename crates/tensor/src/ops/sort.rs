@@ -26,11 +26,11 @@ impl Function for Cumsum {
 
     fn forward(&self, _: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         check_float("cumsum", inputs[0].dtype())?;
-        Ok(vec![Self::run(&inputs[0], Direction::FromFirst)?])
+        Ok(vec![Self::run(&inputs[0], Direction::Forward)?])
     }
 
     fn backward(&self, _: Context, gradients: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![gradients[0].as_ref().map(|g| Self::run(g, Direction::FromLast)).transpose()?])
+        Ok(vec![gradients[0].as_ref().map(|g| Self::run(g, Direction::Reverse)).transpose()?])
     }
 }
 

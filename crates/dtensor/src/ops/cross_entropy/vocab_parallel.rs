@@ -61,9 +61,10 @@ impl VocabParallelCrossEntropy {
                 let (op, rows) = ("cross_entropy", self.classes);
                 return Err(TensorError::Index { op, index: target, position, rows });
             }
-            let place = class.filter(|class| counted && (self.first..self.first + here).contains(class));
-            index.push(place.map_or(0, |class| (class - self.first) as i64));
-            found.push(f32::from(u8::from(place.is_some())));
+            let local_class =
+                class.filter(|class| counted && (self.first..self.first + here).contains(class));
+            index.push(local_class.map_or(0, |class| (class - self.first) as i64));
+            found.push(f32::from(u8::from(local_class.is_some())));
             counts.push(f32::from(u8::from(counted)));
         }
         let rows = [targets.len(), 1];
@@ -99,7 +100,7 @@ impl VocabParallelCrossEntropy {
         // All sums over classes in one all-reduce.
         let sums = [weights.sum(&[1])?.reshape(&column)?, at_target, x.sum(&[1])?.reshape(&column)?];
         let sums = self.all_reduce(Tensor::cat(&sums.iter().collect::<Vec<_>>(), 1)?, ReduceOp::Sum)?;
-        let [total, at_target, of_all] = [0, 1, 2].map(|place| sums.narrow(1, place, 1));
+        let [total, at_target, of_all] = [0, 1, 2].map(|column| sums.narrow(1, column, 1));
         let (total, smoothing) = (total?, self.options.label_smoothing);
         let log = most.add(&total.log()?)?;
         let mut losses = log.sub(&at_target?.scale(1.0 - smoothing)?)?;
