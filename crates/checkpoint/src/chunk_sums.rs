@@ -1,4 +1,4 @@
-//! Sums of element hashes over stretches of every tensor: checksums and
+//! Sums of element hashes over chunks of every tensor: checksums and
 //! fingerprints at once, combined across ranks by one all-reduce.
 
 use std::collections::BTreeMap;
@@ -9,13 +9,13 @@ use weightloom_layout::{DType, ReduceOp, Region, Shape};
 
 use crate::fingerprint::{ElementSum, Fingerprint};
 
-/// Stretches that all tensors have together, about.
-const STRETCHES: u64 = 16_384;
+/// Number of chunks of a checkpoint, about.
+const CHUNKS: u64 = 16_384;
 
-/// The shortest stretch, in bytes.
-const SHORTEST: u64 = 1 << 20;
+/// The smallest chunk, in bytes.
+const SMALLEST: u64 = 1 << 20;
 
-/// Sums over stretches of tensors, filled by many threads.
+/// Sums over chunks of tensors, filled by many threads.
 #[derive(Debug, Default)]
 pub struct ChunkSums {
     chunk_size: u64,
@@ -30,52 +30,52 @@ pub struct ChunkSums {
     coverage: Vec<AtomicU64>,
 }
 
-/// What was added to one stretch.
+/// The sum of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChunkSum {
-    /// The sum.
+    /// The low half of the sum.
     pub(crate) low: u64,
-    /// Of so many elements.
+    /// Number of elements in it.
     pub(crate) count: u64,
 }
 
-/// Which halves of sums are wanted.
+/// Which halves of sums to compute.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Halves {
-    /// The lower ones: checksums.
+    /// The low half: checksums.
     Low,
-    /// Both: fingerprints.
+    /// Both halves: fingerprints.
     Both,
 }
 
-/// Where one tensor's sums are.
+/// The chunks of one tensor.
 #[derive(Clone, Debug)]
 struct TensorSums {
     number: usize,
     dtype: DType,
     shape: Shape,
-    /// Elements of one stretch.
+    /// Elements of one chunk.
     elements: u64,
     first: usize,
     count: usize,
 }
 
-/// The finished sums of one tensor.
+/// Fingerprint and checksums of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorChecksums {
     /// The tensor's fingerprint.
     pub fingerprint: Fingerprint,
-    /// The checksum of each stretch.
+    /// The checksum of each chunk.
     pub chunks: Vec<u64>,
 }
 
-/// Bytes of a stretch that suit tensors of so many bytes in all.
+/// The chunk size for a checkpoint of `total` bytes.
 pub fn chunk_size_for(total: u64) -> u64 {
-    (total / STRETCHES).next_power_of_two().max(SHORTEST)
+    (total / CHUNKS).next_power_of_two().max(SMALLEST)
 }
 
 impl ChunkSums {
-    /// Room for the sums of these tensors, in stretches of so many bytes.
+    /// Zero sums for these tensors, in chunks of `chunk_size` bytes.
     pub fn new<'a>(chunk_size: u64, tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>) -> Self {
         let mut sums = Self { chunk_size, ..Self::default() };
         let mut first = 0;
@@ -93,13 +93,13 @@ impl ChunkSums {
         sums
     }
 
-    /// Bytes of one stretch.
+    /// Bytes of one chunk.
     pub fn chunk_size(&self) -> u64 {
         self.chunk_size
     }
 
-    /// Adds elements that follow one another in the whole tensor. A tensor
-    /// without room is left out.
+    /// Adds elements that are contiguous in the whole tensor. Ignores tensors
+    /// without sums.
     pub fn add_run(&self, name: &str, position: u64, bytes: &[u8]) {
         if let Some(tensor) = self.tensors.get(name) {
             self.add(tensor, position, bytes, Halves::Both);
@@ -116,7 +116,7 @@ impl ChunkSums {
         while !rest.is_empty() {
             let chunk = position / tensor.elements;
             let until = ((chunk + 1) * tensor.elements - position) as usize * width;
-            let (part, behind) = rest.split_at(until.min(rest.len()));
+            let (part, after) = rest.split_at(until.min(rest.len()));
             let sum = match halves {
                 Halves::Both => ElementSum::of_run(width, position, part),
                 Halves::Low => ElementSum { low: ElementSum::low_of_run(width, position, part), high: 0 },
@@ -126,14 +126,13 @@ impl ChunkSums {
             self.counts[tensor.first + chunk as usize].fetch_add(count, Ordering::Relaxed);
             high = high.wrapping_add(sum.high);
             position += count;
-            rest = behind;
+            rest = after;
         }
         self.high[tensor.number].fetch_add(high, Ordering::Relaxed);
     }
 
-    /// Adds a region's elements, row-major in `bytes`, to the checksums alone,
-    /// if they have the tensor's own dtype: others say nothing about what was
-    /// saved.
+    /// Adds a region's elements, row-major in `bytes`, to the checksums, but not
+    /// to the fingerprint. Ignores elements of another dtype than was saved.
     pub(crate) fn add_checked(&self, name: &str, region: &Region, dtype: DType, bytes: &[u8]) {
         let Some(tensor) = self.tensors.get(name).filter(|tensor| tensor.dtype == dtype) else { return };
         let Ok(runs) = region.runs(&tensor.shape) else { return };
@@ -170,7 +169,7 @@ impl ChunkSums {
         self.coverage[tensor.number].load(Ordering::Relaxed) == expected
     }
 
-    /// What was added to each stretch, by tensor.
+    /// The sums of each chunk, by tensor.
     pub(crate) fn counted(&self) -> BTreeMap<String, Vec<ChunkSum>> {
         let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         let stretches = self.tensors.iter().map(|(name, tensor)| {
@@ -182,7 +181,7 @@ impl ChunkSums {
         stretches.collect()
     }
 
-    /// The finished sums by tensor.
+    /// Fingerprints and checksums by tensor.
     pub fn totals(&self) -> BTreeMap<String, TensorChecksums> {
         let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         let totals = self.tensors.iter().map(|(name, tensor)| {

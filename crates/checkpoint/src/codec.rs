@@ -1,4 +1,4 @@
-//! How stored bytes become elements.
+//! Codecs: how stored bytes encode elements.
 
 use smallvec::{SmallVec, smallvec};
 use weightloom_layout::{DType, Region};
@@ -6,26 +6,26 @@ use weightloom_layout::{DType, Region};
 use crate::formats::gguf::BlockFormat;
 use crate::index::{FileId, Tile};
 
-/// What the bytes of a tile mean.
+/// Encoding of a tile's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Codec {
-    /// Elements of the tensor's dtype, as they are.
+    /// Plain elements of the tensor's dtype.
     Raw,
-    /// Groups of quantised elements with scales of their own, as in GGUF.
+    /// Quantised blocks that contain their scales, as in GGUF.
     Blocks(BlockCodec),
-    /// Quantised elements whose scales and biases lie apart, as in MLX.
+    /// Quantised elements with separate scales and biases, as in MLX.
     Affine(Box<AffineCodec>),
 }
 
 /// Elements packed into blocks along one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCodec {
-    /// How a block is encoded.
+    /// The encoding of a block.
     pub format: BlockFormat,
     /// The dim along which elements are packed.
     pub dim: usize,
-    /// Elements of the first block that come before the region.
+    /// Elements of the first block before the region.
     pub lead: usize,
 }
 
@@ -39,7 +39,7 @@ pub struct AffineCodec {
     pub group: usize,
     /// The dim along which elements are packed.
     pub dim: usize,
-    /// Elements of the row that come before the region.
+    /// Elements of the row before the region.
     pub lead: usize,
     /// The first row's scales. They have the tensor's dtype.
     pub scales: GroupParams,
@@ -47,20 +47,19 @@ pub struct AffineCodec {
     pub biases: GroupParams,
 }
 
-/// Values beside packed elements.
+/// Where the scales or the biases of the groups are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupParams {
     /// In which file.
     pub file: FileId,
-    /// Where the first row's values begin.
+    /// The offset of the first row's values.
     pub offset: u64,
-    /// How far apart rows are along each dim of the tensor, in bytes; 0 for
-    /// the packed dim.
+    /// Bytes between rows along each dim of the tensor; 0 for the packed dim.
     pub strides: crate::index::Strides,
 }
 
 impl BlockCodec {
-    /// Bytes that `count` elements behind the lead take, in whole blocks.
+    /// Bytes of the blocks that hold `count` elements after the lead.
     pub(crate) fn row_bytes(&self, count: usize) -> u64 {
         let blocks = (self.lead + count).div_ceil(self.format.elements());
         blocks as u64 * self.format.bytes() as u64
@@ -68,15 +67,15 @@ impl BlockCodec {
 }
 
 impl AffineCodec {
-    /// First byte and length of the words that hold `count` elements behind
-    /// the lead, from the row's first word on.
+    /// Offset and length of the words that hold `count` elements after the
+    /// lead, relative to the row's first word.
     pub(crate) fn word_bytes(&self, count: usize) -> (u64, u64) {
         let first = self.lead * self.bits / 32 * 4;
         let end = ((self.lead + count) * self.bits).div_ceil(32) * 4;
         (first as u64, (end - first) as u64)
     }
 
-    /// First byte and length of the values beside `count` elements.
+    /// Offset and length of the scales or biases of `count` elements.
     pub(crate) fn side_bytes(&self, count: usize, width: usize) -> (u64, u64) {
         let first = self.lead / self.group * width;
         let end = (self.lead + count).div_ceil(self.group) * width;
@@ -85,7 +84,7 @@ impl AffineCodec {
 }
 
 impl Codec {
-    /// What a person calls it; `None` for plain elements.
+    /// The name of the encoding; `None` for plain elements.
     pub fn name(&self) -> Option<String> {
         match self {
             Self::Raw => None,
@@ -103,7 +102,7 @@ impl Codec {
         }
     }
 
-    /// The byte ranges that a tile lies in, from its first to its last byte.
+    /// The byte ranges that a tile covers, from its first to its last byte.
     pub(crate) fn spans(&self, tile: &Tile, dtype: DType) -> SmallVec<[(FileId, u64, u128); 3]> {
         if tile.region.is_empty() {
             return SmallVec::new();

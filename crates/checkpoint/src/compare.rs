@@ -11,7 +11,7 @@ use crate::error::CheckpointError;
 use crate::formats::Source;
 use crate::observer::Observer;
 use crate::read::{ReadOptions, ReadRequest, read};
-use crate::scan::{ScanOrder, ScannedTensor, walk};
+use crate::scan::{ScanOrder, ScannedTensor, scan};
 
 /// What differs between two checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -22,8 +22,8 @@ pub struct Comparison {
     pub only_second: Vec<String>,
     /// In both.
     pub both: BTreeMap<String, Difference>,
-    /// Things that are no tensors, such as counters, and that are not the same
-    /// bytes in both; none if one of both has no such things at all.
+    /// Entries other than tensors that differ; empty if one of the checkpoints
+    /// has none.
     pub other: Vec<String>,
 }
 
@@ -120,16 +120,16 @@ pub fn compare(
     let distances: Mutex<BTreeMap<String, Distance>> =
         Mutex::new(same_shape.iter().map(|tensor| (tensor.name.to_owned(), Distance::default())).collect());
     let options = ReadOptions { threads: Some(1), ..ReadOptions::default() };
-    walk(first, same_shape, ScanOrder::Any, "comparing", observer, |stretch| {
-        let name = stretch.tensor.name;
+    scan(first, same_shape, ScanOrder::Any, "comparing", observer, |chunk| {
+        let name = chunk.tensor.name;
         let Some(entry) = right.get(name) else { return Ok(()) };
-        let mut theirs = vec![0; stretch.region.volume() * entry.dtype.size()];
-        let (region, dtype) = (stretch.region.clone(), entry.dtype);
+        let mut theirs = vec![0; chunk.region.volume() * entry.dtype.size()];
+        let (region, dtype) = (chunk.region.clone(), entry.dtype);
         read(second, vec![ReadRequest { name, entry, dtype, region, into: &mut theirs }], &options, &())?;
         let mut distance = Distance::default();
-        if dtype != stretch.tensor.dtype || theirs != stretch.bytes {
+        if dtype != chunk.tensor.dtype || theirs != chunk.bytes {
             distance.bits = 1;
-            let (a, b) = (wide(stretch.tensor.dtype, stretch.bytes), wide(dtype, &theirs));
+            let (a, b) = (wide(chunk.tensor.dtype, chunk.bytes), wide(dtype, &theirs));
             a.iter().zip(&b).for_each(|(&a, &b)| distance.add(a, b));
         }
         let mut distances = distances.lock().unwrap_or_else(PoisonError::into_inner);

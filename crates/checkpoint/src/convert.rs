@@ -1,4 +1,4 @@
-//! From any format to any that can be written, a stretch at a time.
+//! Conversion from any format to any that can be written, chunk by chunk.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,41 +20,41 @@ use crate::save::{
     FolderFiles, OpenTarget, SaveFormat, SaveOptions, SequentialWriter, Target, WriteAccess, WriteBatch,
     WriteOutcome,
 };
-use crate::scan::{ScanOrder, ScannedTensor, walk};
+use crate::scan::{ScanOrder, ScannedTensor, scan};
 use crate::state::{Bytes, Section};
 use crate::storage::StorageError;
 use crate::verify::{Damage, DamagedChunk};
 
-/// The longest file that is taken along as it is.
+/// The longest asset that is copied.
 const MAX_ASSET: u64 = 64 << 20;
 
 /// How to convert.
 #[derive(Clone, Debug, Default)]
 pub struct ConvertOptions {
-    /// Into which form, how large the files are.
+    /// Format and file size of the result.
     pub save: SaveOptions,
-    /// The type that floating-point tensors shall have.
+    /// The dtype of floating-point tensors in the result.
     pub dtype: Option<DType>,
-    /// Which tensors are taken along; all unless names are given.
+    /// The names to convert; all by default.
     pub only: Option<Vec<String>>,
 }
 
-/// What a conversion did.
+/// Outcome of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertReport {
-    /// Tensors that were written.
+    /// Number of tensors written.
     pub tensors: usize,
-    /// Bytes of them.
+    /// Bytes of the tensors.
     pub bytes: u64,
-    /// What the source has and the result has not.
+    /// Entries of the source that the result lacks.
     pub left_out: Vec<String>,
-    /// Files that were taken along as they are.
+    /// Files that were copied.
     pub assets: Vec<String>,
     /// The fingerprint of the result.
     pub fingerprint: Fingerprint,
 }
 
-/// Writes what a source holds in another form.
+/// Writes a checkpoint in another format.
 pub fn convert(
     source: &Source,
     target: &Target,
@@ -87,27 +87,27 @@ pub fn convert(
             source
         }
     };
-    let chosen = Chosen::new(source, options, save.format)?;
+    let selection = Selection::new(source, options, save.format)?;
     let gang = solo(GangOptions::default());
     let assets = save.assets.keys().cloned().collect();
-    let opened = OpenTarget::open(target, &chosen.batch, &chosen.metadata, &save, &*gang)?;
-    let written = write_all(source, &chosen, &opened, observer);
+    let opened = OpenTarget::open(target, &selection.batch, &selection.metadata, &save, &*gang)?;
+    let written = write_all(source, &selection, &opened, observer);
     let (_, fingerprints) = opened.conclude(written, &*gang)?;
     let size = |tensor: &TensorMetadata| tensor.shape.volume() as u64 * tensor.dtype.size() as u64;
     Ok(ConvertReport {
-        tensors: chosen.metadata.tensors.len(),
-        bytes: chosen.metadata.tensors.values().map(size).sum(),
-        left_out: chosen.left_out,
+        tensors: selection.metadata.tensors.len(),
+        bytes: selection.metadata.tensors.values().map(size).sum(),
+        left_out: selection.left_out,
         assets,
         fingerprint: fingerprints.whole,
     })
 }
 
-/// Writes all tensors and bytes, and proves that the tensors are those that
-/// the source was saved with, if it knows.
+/// Writes all entries and compares the tensors with the source's fingerprints,
+/// if it has any.
 fn write_all(
     source: &Source,
-    chosen: &Chosen,
+    selection: &Selection,
     opened: &OpenTarget,
     observer: &dyn Observer,
 ) -> Result<WriteOutcome, CheckpointError> {
@@ -115,7 +115,7 @@ fn write_all(
     let missing = |name: &str| PlanError::NoSuchItem { name: name.to_owned() };
     let location_of = |name: &str| opened.location(name).ok_or_else(|| missing(name));
     let mut tensors = Vec::new();
-    for (name, tensor) in &chosen.metadata.tensors {
+    for (name, tensor) in &selection.metadata.tensors {
         let entry = source.index.tensors().get(name).ok_or_else(|| missing(name))?;
         tensors.push((location_of(name)?, ScannedTensor { name, entry, dtype: entry.dtype }, tensor.dtype));
     }
@@ -123,35 +123,35 @@ fn write_all(
     let targets: BTreeMap<&str, DType> =
         tensors.iter().map(|(_, tensor, dtype)| (tensor.name, *dtype)).collect();
     let sums = opened.empty_sums();
-    // What keeps its type is hashed once, for both sides.
+    // Tensors that keep their dtype are hashed once, for both sides.
     let turned = tensors.iter().filter(|(_, tensor, target)| tensor.dtype != *target);
     let before = source.manifest.as_ref().map(|manifest| {
         let tensors = turned.map(|(_, tensor, _)| (tensor.name, tensor.dtype, &tensor.entry.shape));
         ChunkSums::new(manifest.chunk_size, tensors)
     });
-    let walked = tensors.iter().map(|(_, tensor, _)| *tensor);
-    walk(source, walked, output.scan_order(), "converting", observer, |stretch| {
-        let ScannedTensor { name, dtype, .. } = stretch.tensor;
+    let scanned = tensors.iter().map(|(_, tensor, _)| *tensor);
+    scan(source, scanned, output.scan_order(), "converting", observer, |chunk| {
+        let ScannedTensor { name, dtype, .. } = chunk.tensor;
         if let Some(before) = &before {
-            before.add_run(name, stretch.position, stretch.bytes);
+            before.add_run(name, chunk.position, chunk.bytes);
         }
         let target = targets.get(name).copied().unwrap_or(dtype);
         let mut turned = Vec::new();
         let bytes = match target == dtype {
-            true => stretch.bytes,
+            true => chunk.bytes,
             false => {
-                turned.resize(stretch.bytes.len() / dtype.size() * target.size(), 0);
-                cast(dtype, stretch.bytes, target, &mut turned);
+                turned.resize(chunk.bytes.len() / dtype.size() * target.size(), 0);
+                cast(dtype, chunk.bytes, target, &mut turned);
                 &turned
             }
         };
-        sums.add_run(name, stretch.position, bytes);
-        output.write(location_of(name)?, stretch.position * target.size() as u64, bytes)
+        sums.add_run(name, chunk.position, bytes);
+        output.write(location_of(name)?, chunk.position * target.size() as u64, bytes)
     })?;
     if let (Some(manifest), Some(before)) = (&source.manifest, before) {
         let mut found = sums.totals();
         found.extend(before.totals());
-        // Bytes were checked when they were read.
+        // Other entries were checked when they were read.
         found.retain(|name, _| targets.contains_key(name.as_str()));
         let damaged = found.into_iter().filter(|(name, found)| {
             manifest.tensors.get(name).is_some_and(|said| said.fingerprint != found.fingerprint)
@@ -165,7 +165,7 @@ fn write_all(
             return Err(CheckpointError::Damaged(Damage { chunks }));
         }
     }
-    for (item, bytes) in &chosen.bytes {
+    for (item, bytes) in &selection.bytes {
         let name = &item.index.name;
         if !opened.is_in_frame(name) {
             sums.add_run(name, 0, bytes);
@@ -223,17 +223,17 @@ fn volume(manifest: &Manifest, tensor: &str) -> u64 {
     manifest.tensors.get(tensor).map_or(0, |said| said.shape.volume() as u64)
 }
 
-/// What is converted.
-struct Chosen {
+/// The entries to convert.
+struct Selection {
     metadata: Metadata,
-    /// Everything, without the tensors' bytes.
+    /// All entries, without the tensors' bytes.
     batch: WriteBatch<'static>,
-    /// What is not a tensor.
+    /// Entries that are not tensors.
     bytes: Vec<(WriteItem, Bytes<'static>)>,
     left_out: Vec<String>,
 }
 
-impl Chosen {
+impl Selection {
     fn new(source: &Source, options: &ConvertOptions, format: SaveFormat) -> Result<Self, CheckpointError> {
         let wanted =
             |name: &str| options.only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
@@ -241,7 +241,7 @@ impl Chosen {
         let (mut items, mut bytes, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         for (name, entry) in source.index.tensors() {
             let section = section_of(source, name);
-            // A plain model has no room for anything else.
+            // A plain model holds nothing else.
             let plain = matches!(format, SaveFormat::HuggingFace | SaveFormat::Peft);
             if !wanted(name) || plain && section == Section::Training {
                 left_out.push(name.clone());
@@ -278,8 +278,7 @@ fn section_of(source: &Source, name: &str) -> Section {
     said.map_or(Section::Model, |tensor| tensor.section)
 }
 
-/// Small files beside the tensors that belong to the model: its config, its
-/// tokenizer.
+/// Small files of the model: its config, its tokenizer.
 fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
     let known = |name: &str| {
         let kinds = [".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md"];
@@ -299,7 +298,7 @@ fn assets(source: &Source) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError>
     }
     let files = match source.storage.list() {
         Ok(files) => files,
-        // A web server gives out files, but no lists of them.
+        // Web servers do not list files.
         Err(StorageError::Unsupported { .. }) => return Ok(BTreeMap::new()),
         Err(error) => return Err(error.into()),
     };

@@ -1,5 +1,5 @@
-//! Where each tensor goes in safetensors files: offsets that every rank can
-//! work out alone.
+//! Layout of safetensors files to be written. Every rank computes the same
+//! offsets without communication.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,10 @@ use weightloom_layout::{DType, Shape};
 
 use crate::formats::safetensors::{INDEX_FILE, dtype_name};
 
-/// Data begin at a multiple of this, so that elements are aligned for whoever
-/// maps the file.
+/// Data begin at a multiple of this, so that mapped elements are aligned.
 const ALIGNMENT: usize = 64;
 
-/// Files and what is where in them.
+/// Files to be written and the location of every tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileLayout {
     /// The files.
@@ -26,13 +25,13 @@ pub struct FileLayout {
 pub struct PlannedFile {
     /// Its name.
     pub name: String,
-    /// Its first bytes.
+    /// Its header.
     pub header: Vec<u8>,
     /// Its length, header included.
     pub length: u64,
 }
 
-/// Where a tensor's bytes begin.
+/// Where a tensor begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorLocation {
     /// The number of the file.
@@ -42,9 +41,9 @@ pub struct TensorLocation {
 }
 
 impl FileLayout {
-    /// Puts tensors into as few files as hold at most `shard_size` bytes each;
-    /// a larger tensor has a file of its own. One file is called
-    /// `STEM.safetensors`, several `STEM-00001-of-00003.safetensors`.
+    /// Fills files up to `shard_size` bytes; a larger tensor gets a separate
+    /// file. A single file is called `STEM.safetensors`, several are called
+    /// `STEM-00001-of-00003.safetensors` and so on.
     pub fn of_tensors<'a>(
         stem: &str,
         tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>,
@@ -74,14 +73,14 @@ impl FileLayout {
             };
             // Wide elements first, so that all of them are aligned.
             shard.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.size()));
-            // What transformers asks for before it reads a file.
+            // Transformers requires it.
             let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
             layout.add_file(name, &shard, metadata);
         }
         layout
     }
 
-    /// One file, with these words about it.
+    /// One file with the given header metadata.
     pub fn one_file<'a>(
         name: &str,
         tensors: impl IntoIterator<Item = (&'a str, DType, &'a Shape)>,
@@ -124,7 +123,7 @@ impl FileLayout {
         self.files.push(PlannedFile { name, length: header.len() as u64 + end, header });
     }
 
-    /// Adds another layout's files behind these.
+    /// Appends another layout's files.
     pub fn join(&mut self, other: Self) {
         let before = self.files.len();
         self.files.extend(other.files);

@@ -1,13 +1,12 @@
-//! A hash of elements that does not depend on where they lie.
+//! Fingerprints: hashes of elements that do not depend on how they are stored.
 //!
-//! Each element is hashed with its position in the whole tensor, and the
-//! hashes are added up. So parts may be hashed in any order, on any rank, and
-//! from any format; sums of parts are the sum of the whole, and one all-reduce
-//! makes them so across ranks. Sums of fixed stretches of a tensor serve as
-//! checksums at the same time.
+//! Each element is hashed with its position in the whole tensor, and the hashes
+//! are added up. So regions may be hashed in any order, on any rank, and from
+//! any format, and one all-reduce combines the sums across ranks. Sums of
+//! fixed chunks of a tensor serve as checksums at the same time.
 //!
-//! This finds damage and mistakes. It is no defence against somebody who
-//! chooses elements to collide.
+//! Fingerprints detect damage and mistakes. They do not resist deliberate
+//! collisions.
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
@@ -26,7 +25,7 @@ const START: u64 = 0x2d35_8dcc_aa6c_78a5;
 /// A sum of element hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ElementSum {
-    /// Sum of the hashes; also what chunk checksums are.
+    /// Sum of the hashes, which is also the checksum of a chunk.
     pub low: u64,
     /// Sum of a second mix of them.
     pub high: u64,
@@ -47,14 +46,13 @@ impl AddAssign for ElementSum {
 }
 
 impl ElementSum {
-    /// The sum of elements that follow one another in the whole tensor, the
-    /// first of which has number `position`.
+    /// The sum of elements that are contiguous in the whole tensor, from the
+    /// element with number `position`.
     pub fn of_run(width: usize, position: u64, bytes: &[u8]) -> Self {
         pulp::Arch::new().dispatch(Run::<BOTH> { width, position, bytes })
     }
 
-    /// The lower half of the sum alone, which takes less time: enough to
-    /// compare checksums.
+    /// The low half of the sum, which is faster and suffices for checksums.
     pub fn low_of_run(width: usize, position: u64, bytes: &[u8]) -> u64 {
         pulp::Arch::new().dispatch(Run::<LOW> { width, position, bytes }).low
     }
@@ -81,7 +79,7 @@ impl ElementSum {
 const BOTH: u8 = 2;
 const LOW: u8 = 1;
 
-/// A run, of which so many halves of the sum are wanted.
+/// A run, and how many halves of its sum to compute.
 struct Run<'a, const HALVES: u8> {
     width: usize,
     position: u64,
@@ -134,7 +132,7 @@ fn sum<const WIDTH: usize, const HALVES: u8>(
 pub struct Fingerprint(pub u128);
 
 impl Fingerprint {
-    /// Of a tensor whose elements add up to `sum`.
+    /// The fingerprint of a tensor with this sum of elements.
     pub fn of_tensor(dtype: DType, shape: &Shape, sum: ElementSum) -> Self {
         let mut hash = Mixer::new();
         hash.text(dtype.name());
@@ -145,7 +143,7 @@ impl Fingerprint {
         hash.finish()
     }
 
-    /// Of a checkpoint with these tensors, in whatever order they come.
+    /// The fingerprint of a checkpoint with these tensors, in any order.
     pub fn of_whole<'a>(tensors: impl IntoIterator<Item = (&'a str, Self)>) -> Self {
         let mut sum = 0u128;
         for (name, Self(fingerprint)) in tensors {
@@ -168,9 +166,9 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// Text that is no fingerprint.
+/// Text that is not a fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no fingerprint, which has 32 hexadecimal digits")]
+#[error("invalid fingerprint `{text}`: expected 32 hexadecimal digits")]
 #[allow(missing_docs)]
 pub struct ParseFingerprintError {
     pub text: String,
@@ -305,7 +303,7 @@ mod tests {
         let whole = Fingerprint::of_whole([("a", one), ("b", one)]);
         assert_eq!(whole, Fingerprint::of_whole([("b", one), ("a", one)]));
         assert_ne!(whole, Fingerprint::of_whole([("a", one), ("c", one)]));
-        // Manifests hold such numbers: if these change, old ones turn wrong.
+        // Manifests contain fingerprints; a change would invalidate them.
         assert_eq!(text, "75c4975a31daea5a8702589c7faf12a6");
         assert_eq!(whole.to_string(), "012a9e1528411740204b6b3603f819bb");
     }

@@ -1,7 +1,7 @@
-//! A folder of checkpoints, one for each step that was saved.
+//! A folder of checkpoints, one per saved step.
 //!
-//! A checkpoint is there once its manifest is; whatever else lies in the
-//! folder is not looked at.
+//! A checkpoint counts once it has a manifest. Everything else in the folder is
+//! ignored.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,28 +35,28 @@ pub struct SavedCheckpoint {
     pub step: u64,
     /// Where it is.
     pub path: PathBuf,
-    /// How good it is, if that was said.
+    /// Its score, if one was set.
     pub score: Option<f64>,
 }
 
-/// Which checkpoints are kept. The last one always is; if nothing else is
-/// said, all are.
+/// Which checkpoints to keep. The last one is always kept; without any rule,
+/// all are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The last so many.
+    /// How many of the last ones.
     pub last: Option<usize>,
-    /// The best so many.
+    /// How many of the best ones.
     pub best: Option<(usize, ScoreOrder)>,
-    /// Those whose step is a multiple of this.
+    /// Those whose step is a multiple of this number.
     pub every: Option<u64>,
 }
 
-/// Which scores are better.
+/// The direction in which scores improve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScoreOrder {
-    /// The higher ones.
+    /// Higher scores are better.
     HigherIsBetter,
-    /// The lower ones.
+    /// Lower scores are better.
     LowerIsBetter,
 }
 
@@ -66,7 +66,7 @@ struct Score {
 }
 
 impl CheckpointFolder {
-    /// A folder, which need not exist yet.
+    /// The folder, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -76,7 +76,7 @@ impl CheckpointFolder {
         self.root.join(format!("step_{step}"))
     }
 
-    /// The place to save a step to.
+    /// The target to save a step to.
     pub fn target(&self, step: u64) -> Target {
         Target::Folder(self.path(step))
     }
@@ -107,7 +107,7 @@ impl CheckpointFolder {
         Ok(self.list()?.pop())
     }
 
-    /// The best of those that have a score; the later one of equals.
+    /// The checkpoint with the best score; the later one wins a tie.
     pub fn best(&self, better: ScoreOrder) -> Result<Option<SavedCheckpoint>, CheckpointError> {
         Ok(by_score(&self.list()?, better).into_iter().next())
     }
@@ -117,7 +117,7 @@ impl CheckpointFolder {
         self.latest()?.map(|saved| Source::open(saved.path)).transpose()
     }
 
-    /// Says how good a checkpoint is.
+    /// Sets the score of a checkpoint.
     pub fn set_score(&self, step: u64, score: f64) -> Result<(), CheckpointError> {
         let storage = LocalStorage::new(self.path(step));
         storage.length(MANIFEST_FILE)?;
@@ -125,8 +125,8 @@ impl CheckpointFolder {
         Ok(storage.put(SCORE_FILE, &json)?)
     }
 
-    /// Removes what an earlier removal left that was cut short. It is out of
-    /// sight, and no harm if it stays.
+    /// Removes the remains of an interrupted removal. Failures are harmless,
+    /// since the remains are hidden.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -137,15 +137,15 @@ impl CheckpointFolder {
         }
     }
 
-    /// Removes what need not be kept, and tells which steps those were. One
-    /// rank calls this, while none is saving.
+    /// Removes the checkpoints that need not be kept and returns their steps.
+    /// Call it on one rank, while no rank is saving.
     pub fn retain(&self, retention: &Retention) -> Result<Vec<u64>, CheckpointError> {
         let saved = self.list()?;
         self.sweep();
         let kept = kept(&saved, retention);
         let mut removed = Vec::new();
         for saved in saved.iter().filter(|saved| !kept.contains(&saved.step)) {
-            // Out of sight first: what is half removed must not be loaded.
+            // Hide it first: a half-removed checkpoint must not be loaded.
             let hidden = self.root.join(format!(".step_{}.removed", saved.step));
             let gone = remove_folder(&hidden)
                 .and_then(|()| fs::rename(&saved.path, &hidden))
@@ -170,13 +170,13 @@ fn step_of(path: &Path) -> Option<u64> {
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
-/// A score that cannot be read counts as none.
+/// The score; an unreadable one counts as none.
 fn read_score(path: &Path) -> Option<f64> {
     let bytes = LocalStorage::new(path).read_all(SCORE_FILE, MAX_SCORE).ok()?;
     serde_json::from_slice(&bytes).ok().map(|Score { score }| score).filter(|score| !score.is_nan())
 }
 
-/// Those with a score, the best first.
+/// The checkpoints with a score, the best first.
 fn by_score(saved: &[SavedCheckpoint], better: ScoreOrder) -> Vec<SavedCheckpoint> {
     let mut scored: Vec<SavedCheckpoint> =
         saved.iter().filter(|saved| saved.score.is_some()).cloned().collect();
@@ -251,7 +251,7 @@ mod tests {
             [2, 3, 4, 7]
         );
         assert!(folder.set_score(99, 1.0).is_err());
-        // A removal that was cut short is finished, and stands in nobody's way.
+        // An interrupted removal is finished and blocks nothing.
         fs::create_dir_all(_place.path().join(".step_8.removed/x")).unwrap();
         fs::create_dir(folder.path(9)).unwrap();
         fs::write(folder.path(9).join(MANIFEST_FILE), "{}").unwrap();

@@ -32,48 +32,38 @@ use peft::PeftError;
 use safetensors::SafetensorsError;
 use zip::ZipError;
 
-/// How the names of files end that are checkpoints of their own.
+/// Extensions of files that are checkpoints by themselves.
 const FILE_EXTENSIONS: [&str; 7] = ["safetensors", "gguf", "pt", "pth", "ckpt", "bin", "npz"];
 use consolidated::ConsolidatedError;
 use dcp::DcpError;
 use pickle::PickleError;
 use torch::TorchError;
 
-/// What is wrong with a file.
+/// Why a file cannot be parsed, by format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum FormatError {
-    /// Of a native checkpoint's manifest.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// Of a safetensors file or its index.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
-    /// Of a GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Of a quantised MLX folder.
     #[error(transparent)]
     Mlx(#[from] MlxError),
-    /// Of an array in a NumPy archive.
     #[error(transparent)]
     Npz(#[from] NpzError),
-    /// Of an adapter.
     #[error(transparent)]
     Peft(#[from] PeftError),
-    /// Of a folder of consolidated files.
     #[error(transparent)]
     Consolidated(#[from] ConsolidatedError),
-    /// Of a distributed checkpoint.
     #[error(transparent)]
     Dcp(#[from] DcpError),
-    /// Of a pickle.
     #[error(transparent)]
     Pickle(#[from] PickleError),
-    /// Of a file of `torch.save`.
     #[error(transparent)]
     Torch(#[from] TorchError),
-    /// Of a zip archive.
     #[error(transparent)]
     Zip(#[from] ZipError),
 }
@@ -96,36 +86,36 @@ impl Hint for FormatError {
     }
 }
 
-/// A checkpoint that can be read: what it holds, and the files that hold it.
+/// A checkpoint to read: its index and the storage of its files.
 #[derive(Clone)]
 pub struct Source {
-    /// What it holds.
+    /// Its tensors and where they are.
     pub index: Arc<Index>,
-    /// The place of its files.
+    /// The storage of its files.
     pub storage: Arc<dyn Storage>,
-    /// What a native checkpoint says of itself.
+    /// The manifest of a native checkpoint.
     pub manifest: Option<Arc<Manifest>>,
-    /// Whether files beside those with tensors belong to it.
+    /// Whether it is a single file or a folder with assets.
     pub scope: Scope,
 }
 
-/// What was opened as a checkpoint.
+/// The extent of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// One file; others in its folder are none of its business.
+    /// One file; other files of the folder are ignored.
     File,
-    /// A folder with all that is in it.
+    /// A folder with all its files.
     Folder,
 }
 
 impl Source {
-    /// A checkpoint of which the index is known.
+    /// A checkpoint with a known index.
     pub fn new(index: Index, storage: Arc<dyn Storage>) -> Self {
         Self { index: Arc::new(index), storage, manifest: None, scope: Scope::Folder }
     }
 
-    /// The same tensors under other names and in other forms. Checksums are
-    /// of the old names, so there are none under the new.
+    /// The tensors renamed and transformed. The result has no checksums, which
+    /// belong to the original names.
     pub fn with_keys(&self, keys: &KeyMap) -> Result<Self, CheckpointError> {
         let renamed = Self::new(keys.apply(&self.index)?, Arc::clone(&self.storage));
         Ok(Self { scope: self.scope, ..renamed })
@@ -149,9 +139,9 @@ impl Source {
         Self::open_file(Arc::new(LocalStorage::new(folder)), &name)
     }
 
-    /// Opens what a URL names: `s3://`, `gs://`, `az://`, `https://`,
-    /// `http://`, `file://`, or a plain path. If it ends like the name of a
-    /// checkpoint file, that file; otherwise the place as a whole.
+    /// Opens a URL (`s3://`, `gs://`, `az://`, `https://`, `http://`,
+    /// `file://`) or a path: a file if it has the extension of a checkpoint
+    /// file, otherwise a folder.
     pub fn open_url(url: &str) -> Result<Self, CheckpointError> {
         match Address::parse(url)? {
             Address::Local { path } => Self::open(path),
@@ -162,7 +152,7 @@ impl Source {
         }
     }
 
-    /// Opens one file of a place.
+    /// Opens one file of a storage.
     pub fn open_file(storage: Arc<dyn Storage>, name: &str) -> Result<Self, CheckpointError> {
         refuse_unfinished(&*storage, &[])?;
         let index = match name.rsplit_once('.').map(|(_, extension)| extension) {
@@ -175,7 +165,7 @@ impl Source {
         Ok(Self { scope: Scope::File, ..Self::new(index, storage) })
     }
 
-    /// Opens a place as a whole.
+    /// Opens all files of a storage as one checkpoint.
     pub fn open_folder(storage: Arc<dyn Storage>) -> Result<Self, CheckpointError> {
         let files = storage.list()?;
         let has = |name: &str| files.iter().any(|file| file.name == name);
@@ -209,8 +199,8 @@ impl Source {
         Ok(Self::new(index, storage))
     }
 
-    /// The adapter alone in a checkpoint of its training; `None` if this is no
-    /// such checkpoint.
+    /// The adapter in a training checkpoint of one; `None` for any other
+    /// checkpoint.
     pub fn as_adapter(&self) -> Result<Option<Self>, CheckpointError> {
         if self.manifest.is_none() {
             return Ok(None);
@@ -219,7 +209,7 @@ impl Source {
         Ok(index.map(|index| Self::new(index, Arc::clone(&self.storage))))
     }
 
-    /// Checks that bytes are those that were saved, where that is known.
+    /// Compares bytes with their checksum, if the checkpoint has one.
     pub(crate) fn check_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name)) else {
             return Ok(());
@@ -231,8 +221,8 @@ impl Source {
         Ok(())
     }
 
-    /// Reads bytes that are not a tensor, as they were saved, and checks them
-    /// where that is possible. Values that torch pickled are JSON.
+    /// Reads an entry that is not a tensor and compares it with its checksum,
+    /// if it has one. Values that torch pickled are returned as JSON.
     pub fn read_bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(place) = self.index.bytes_at(name) else { return Ok(None) };
         let bytes = match place {
@@ -246,7 +236,7 @@ impl Source {
         Ok(Some(bytes))
     }
 
-    /// Reads bytes as they are in their file.
+    /// Reads bytes without decoding.
     fn read_blob(&self, name: &str, blob: Blob) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; blob.length as usize];
         if blob.length > 0 {
@@ -255,8 +245,8 @@ impl Source {
         self.check_bytes(name, &bytes)?;
         Ok(bytes)
     }
-    /// Reads a file that was saved beside the tensors, such as `config.json`,
-    /// and checks that it is as it was saved. `None` if none was saved.
+    /// Reads an asset such as `config.json` and compares it with its checksum.
+    /// `None` if the manifest does not list it.
     pub fn read_asset(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(said) = self.manifest.as_ref().and_then(|manifest| manifest.assets.get(name)) else {
             return Ok(None);
@@ -269,9 +259,8 @@ impl Source {
     }
 }
 
-/// Refuses what a save left behind that did not come to its end: a folder
-/// under the name that it has until then, and parts of tensors without the
-/// manifest that puts them together.
+/// Refuses the remains of an interrupted save: a folder under its temporary
+/// name, or per-rank files without a manifest.
 fn refuse_unfinished(storage: &dyn Storage, files: &[StoredFile]) -> Result<(), CheckpointError> {
     let name = storage.folder().and_then(Path::file_name).map(|name| name.to_string_lossy());
     let partial = name.is_some_and(|name| name.starts_with('.') && name.ends_with(".partial"));

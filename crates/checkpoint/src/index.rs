@@ -1,5 +1,5 @@
-//! What a checkpoint holds and where: the one form that every format is
-//! parsed into.
+//! The index of a checkpoint: its tensors and where their bytes are. Every
+//! format is parsed into it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,20 +9,20 @@ use weightloom_layout::{DType, Region, Shape, TilingError, check_tiling};
 
 use crate::codec::Codec;
 
-/// The most dims that the parts of a tensor may be cut in.
+/// The most dims that a tensor may be split along.
 const MAX_CUT_DIMS: usize = 8;
 
-/// Bytes that a tensor whose elements are repeated may claim to have. Torch
-/// files can hold such tensors, and small ones do occur.
+/// The most bytes of a tensor with repeated elements (stride 0), which torch
+/// files can hold.
 const MOST_REPEATED: u64 = 1 << 34;
 
-/// Distances in bytes, one for each dim.
+/// Byte distances between neighbours, one per dim.
 pub type Strides = SmallVec<[u64; 4]>;
 
-/// What a checkpoint holds and where its bytes are.
+/// The tensors of a checkpoint and where their bytes are.
 ///
-/// An index is checked when it is made: every tile lies inside its file, and
-/// the tiles of a tensor cover it exactly once. Code behind it need not check
+/// Validated on construction: every tile lies inside its file, and the tiles of
+/// a tensor cover it exactly once. Code that uses an index need not check
 /// again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
@@ -33,7 +33,7 @@ pub struct Index {
     metadata: BTreeMap<String, String>,
 }
 
-/// The kinds of checkpoint that can be read.
+/// Formats of checkpoints that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
@@ -98,9 +98,9 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
-    /// Where the elements of a region are, if they lie one behind the other as
-    /// they are: in which file, and from which byte on.
-    pub fn in_one_piece(&self, region: &Region) -> Option<(FileId, u64)> {
+    /// The file and offset of a region, if its elements are stored contiguously
+    /// in row-major order without encoding.
+    pub fn contiguous_location(&self, region: &Region) -> Option<(FileId, u64)> {
         let tile = self.tiles.iter().find(|tile| tile.region.intersect(region).as_ref() == Some(region))?;
         if tile.codec != Codec::Raw {
             return None;
@@ -119,20 +119,20 @@ impl TensorEntry {
     }
 }
 
-/// A part of a tensor at a place in a file.
+/// A region of a tensor stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Which part of the tensor.
+    /// The region of the tensor.
     pub region: Region,
     /// In which file.
     pub file: FileId,
-    /// Where its first element is; for packed elements, where the first row's
-    /// first block is.
+    /// The offset of its first element; for packed elements, of the first block
+    /// of the first row.
     pub offset: u64,
-    /// How far apart neighbours along each dim are, in bytes. The packed dim
-    /// of a packed codec has stride 0.
+    /// Bytes between neighbours along each dim. The packed dim of a packed
+    /// codec has stride 0.
     pub strides: Strides,
-    /// What the bytes mean.
+    /// The encoding of the elements.
     pub codec: Codec,
 }
 
@@ -147,44 +147,38 @@ pub struct Blob {
     pub length: u64,
 }
 
-/// Where the bytes of a name are.
+/// Where the bytes of an entry are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BytesLocation<'a> {
     /// In a file, as they were saved.
     Raw(Blob),
-    /// In a file, as an archive of torch around a value.
+    /// In a file, as a pickled value in a torch archive.
     Pickled(Blob),
-    /// In the description of the whole, as JSON.
+    /// In the index's metadata, as JSON.
     Text(&'a str),
 }
 
-/// Why tiles do not make up a checkpoint.
+/// Why an index is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum IndexError {
-    /// A tile reaches past the end of its file.
     #[error("`{tensor}` needs bytes {start}..{end} of `{file}`, which has {length}")]
     PastEnd { tensor: String, file: String, start: u64, end: u128, length: u64 },
-    /// The tiles leave holes, overlap, or lie outside of the tensor.
-    #[error("the parts of `{tensor}` do not make it up: {source}")]
-    Tiling { tensor: String, source: TilingError },
-    /// A tile has another number of dims than its tensor.
-    #[error("`{tensor}` has {expected} dims, but a part of it has {found}")]
+    #[error("cannot assemble `{tensor}` from its tiles: {problem}")]
+    Tiling { tensor: String, problem: TilingError },
+    #[error("`{tensor}` has {expected} dims, but one of its tiles has {found}")]
     Dims { tensor: String, expected: usize, found: usize },
-    /// Parts cut in so many dims that comparing them would take too much.
-    #[error("`{tensor}` is cut in {dims} dims, more than {MAX_CUT_DIMS}")]
+    #[error("`{tensor}` is split along {dims} dims, more than {MAX_CUT_DIMS}")]
     CutDims { tensor: String, dims: usize },
-    /// A few bytes that claim to be very many elements.
-    #[error("`{tensor}` repeats its elements up to {bytes} bytes, more than anybody would want")]
+    #[error("`{tensor}` repeats its elements up to {bytes} bytes, more than {MOST_REPEATED}")]
     Repeated { tensor: String, bytes: u64 },
-    /// Two tensors of one name.
     #[error("there are two tensors `{tensor}`")]
     Twice { tensor: String },
 }
 
 impl Index {
-    /// Checks parts and makes an index of them.
+    /// Validates tensors and makes an index of them.
     pub fn new(
         format: Format,
         files: Vec<StoredFile>,
@@ -206,13 +200,13 @@ impl Index {
         Ok(self)
     }
 
-    /// Adds what the format says about the checkpoint as a whole.
+    /// Adds the format's metadata of the whole checkpoint.
     pub fn with_metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
         self
     }
 
-    /// The same under another kind: a PEFT folder is safetensors and more.
+    /// Changes the format: a PEFT folder is safetensors and more.
     pub fn with_format(mut self, format: Format) -> Self {
         self.format = format;
         self
@@ -233,13 +227,13 @@ impl Index {
                 self.check_span(name, file, offset, length)?;
             }
         }
-        // One tile that is the whole tensor needs no further proof.
+        // A single tile that is the whole tensor needs no further check.
         if let [tile] = entry.tiles.as_slice()
             && tile.region == Region::whole(&entry.shape)
         {
             return Ok(());
         }
-        // The proof looks at every corner of every part.
+        // The check visits every corner of every tile.
         let cut = |dim: &usize| entry.tiles.iter().any(|tile| tile.region.size()[*dim] != entry.shape[*dim]);
         let dims = (0..entry.shape.ndim()).filter(cut).count();
         if dims > MAX_CUT_DIMS {
@@ -247,7 +241,7 @@ impl Index {
         }
         let regions: Vec<Region> = entry.tiles.iter().map(|tile| tile.region.clone()).collect();
         check_tiling(&entry.shape, &regions)
-            .map_err(|source| IndexError::Tiling { tensor: name.to_owned(), source })
+            .map_err(|problem| IndexError::Tiling { tensor: name.to_owned(), problem })
     }
 
     fn check_span(&self, name: &str, file: FileId, offset: u64, length: u128) -> Result<(), IndexError> {
@@ -288,19 +282,19 @@ impl Index {
         &self.tensors
     }
 
-    /// What is not a tensor, by name.
+    /// Entries that are not tensors, by name.
     pub fn blobs(&self) -> &BTreeMap<String, Blob> {
         &self.blobs
     }
 
-    /// The names of all that is not a tensor.
+    /// The names of all entries that are not tensors.
     pub fn values(&self) -> impl Iterator<Item = &String> {
-        // Among the tensors of torch's own files stand plain values.
+        // Torch files mix plain values with tensors.
         let plain = (self.format == Format::Torch).then_some(self.metadata.keys());
         self.blobs.keys().chain(plain.into_iter().flatten())
     }
 
-    /// Where the bytes of a name are, if it has any.
+    /// Where the bytes of an entry are, if it is not a tensor.
     pub(crate) fn bytes_at(&self, name: &str) -> Option<BytesLocation<'_>> {
         match (self.blobs.get(name), self.format) {
             (Some(&blob), Format::Dcp) => Some(BytesLocation::Pickled(blob)),
@@ -311,7 +305,7 @@ impl Index {
         }
     }
 
-    /// What the format says about the checkpoint as a whole.
+    /// The format's metadata of the whole checkpoint.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -328,8 +322,8 @@ impl TensorEntry {
         self.shape.volume() as u64 * self.dtype.size() as u64
     }
 
-    /// The tensor as plain bytes, if it is like those that DCP keeps bytes
-    /// as: it has no other form for what is no value.
+    /// The tensor as plain bytes, if it looks like the tensors that we store
+    /// bytes as in DCP, which has no other encoding for them.
     fn as_bytes(&self) -> Option<Blob> {
         match (self.dtype, &*self.shape, self.tiles.as_slice()) {
             (DType::U8, [0], []) => Some(Blob { file: FileId(0), offset: 0, length: 0 }),
@@ -348,24 +342,24 @@ impl TensorEntry {
 }
 
 impl Tile {
-    /// A part whose elements follow one another, the last dim fastest.
+    /// A tile of contiguous elements in row-major order.
     pub fn contiguous(region: Region, file: FileId, offset: u64, dtype: DType) -> Self {
         let strides = row_major(region.size(), dtype.size() as u64);
         Self { region, file, offset, strides, codec: Codec::Raw }
     }
 
-    /// The byte ranges that the tile lies in: file, first byte, length.
+    /// The byte ranges that the tile covers: file, offset, length.
     pub fn spans(&self, dtype: DType) -> impl Iterator<Item = (FileId, u64, u128)> + '_ {
         self.codec.spans(self, dtype).into_iter()
     }
 
-    /// Bytes of its elements as stored, without what lies between them.
+    /// Bytes of its elements as stored, without gaps between them.
     fn stored(&self, dtype: DType) -> impl Iterator<Item = u64> + '_ {
         std::iter::once(self.codec.stored_bytes(&self.region, dtype))
     }
 }
 
-/// Strides of elements that follow one another, the last dim fastest.
+/// Strides of contiguous elements in row-major order.
 pub fn row_major(size: &[usize], width: u64) -> Strides {
     let mut strides: Strides = size.iter().map(|_| 0).collect();
     let mut stride = width;

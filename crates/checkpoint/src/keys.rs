@@ -1,9 +1,9 @@
-//! Names and forms of one program in those of another: what a checkpoint
-//! calls its tensors, turned into what a model calls them.
+//! Key maps: rules that rename and transform a checkpoint's tensors into those
+//! of a model.
 //!
-//! Rules are applied in order, each to all tensors that there are by then.
-//! `{}` in a name stands for one part between dots and is the same on both
-//! sides, in order: `layers.{}.q` → `model.layers.{}.self_attn.q_proj`.
+//! Rules apply in order, each to the result of the rules before it. `{}` in a
+//! name matches one segment between dots and is filled in on the other side in
+//! order: `layers.{}.q` → `model.layers.{}.self_attn.q_proj`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use weightloom_errors::Hint;
 use crate::index::{Index, IndexError, TensorEntry};
 use crate::view::ViewError;
 
-/// Rules that turn one set of names into another.
+/// Rules that rename and transform tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyMap {
@@ -25,93 +25,86 @@ pub struct KeyMap {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum KeyRule {
-    /// Another name.
+    /// Renames tensors.
     Rename {
-        /// The name there is.
+        /// The old name.
         from: String,
-        /// The name there shall be.
+        /// The new name.
         to: String,
     },
-    /// Leaves tensors out.
+    /// Drops tensors.
     Drop {
         /// Their name.
         key: String,
     },
-    /// Cuts a tensor along a dim.
+    /// Splits a tensor along a dim.
     Split {
-        /// The name there is.
+        /// The old name.
         from: String,
         /// The dim.
         dim: usize,
-        /// The names of the parts, and how large each is.
+        /// The names and sizes of the parts.
         into: Vec<(String, usize)>,
     },
-    /// Puts tensors one behind the other along a dim.
+    /// Concatenates tensors along a dim.
     Join {
-        /// The names there are, in order.
+        /// The old names, in order.
         from: Vec<String>,
         /// The dim.
         dim: usize,
-        /// The name of the whole.
+        /// The new name.
         to: String,
     },
-    /// Makes tensors of one shape one tensor with a new first dim.
+    /// Stacks tensors of one shape along a new first dim.
     Stack {
-        /// The names there are. The last place is the number of each, from 0.
+        /// The old names. The last `{}` is the index, from 0.
         from: String,
-        /// The name of all together, with one place fewer.
+        /// The new name, with one `{}` fewer.
         to: String,
     },
-    /// Makes a tensor as many as its first dim has elements.
+    /// Splits a tensor into the slices of its first dim.
     Unstack {
-        /// The name there is.
+        /// The old name.
         from: String,
-        /// The names of each. The last place is its number, from 0.
+        /// The new names. The last `{}` is the index, from 0.
         to: String,
     },
-    /// Exchanges the two dims of a matrix.
+    /// Transposes a matrix.
     Transpose {
         /// The name.
         key: String,
     },
-    /// ScanOrder a dim of `outer × inner × rest` elements into
+    /// Transposes a dim of `outer × inner × rest` elements to
     /// `outer × rest × inner`.
     Regroup {
         /// The name.
         key: String,
         /// The dim.
         dim: usize,
-        /// Groups of groups, such as heads.
+        /// Outer groups, such as heads.
         outer: usize,
-        /// Groups, such as halves of a head.
+        /// Inner groups, such as halves of a head.
         inner: usize,
     },
 }
 
-/// Why rules cannot be applied.
+/// Why rules cannot be applied or inverted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum KeyError {
-    /// Two tensors would have one name.
-    #[error("`{from}` would become `{to}`, which there is already")]
+    #[error("cannot rename `{from}` to `{to}`: the name is taken")]
     Taken { from: String, to: String },
-    /// The sides of a rule have different numbers of places.
-    #[error("`{from}` and `{to}` do not have the same number of `{{}}`")]
+    #[error("`{from}` and `{to}` have different numbers of `{{}}`")]
     Places { from: String, to: String },
-    /// A tensor cannot be seen as the rule wants.
-    #[error("`{key}`: {source}")]
-    View { key: String, source: ViewError },
-    /// Parts that do not add up.
-    #[error("`{key}` has {found} elements along dim {dim}, but its parts take {expected}")]
+    #[error("cannot transform `{key}`: {problem}")]
+    View { key: String, problem: ViewError },
+    #[error("cannot split `{key}`: dim {dim} has {found} elements, and the parts take {expected}")]
     Parts { key: String, dim: usize, expected: usize, found: usize },
-    /// A rule that cannot be turned around.
-    #[error("the rule for `{key}` cannot be turned around: {reason}")]
+    #[error("cannot invert the rule for `{key}`: {reason}")]
     OneWay { key: String, reason: &'static str },
-    /// A tensor to be joined is missing.
-    #[error("`{missing}` is missing, which should be joined into `{to}`")]
+    #[error("cannot join `{to}`: `{missing}` is missing")]
     NothingToJoin { missing: String, to: String },
-    /// The result is no checkpoint.
     #[error(transparent)]
     Index(#[from] IndexError),
 }
@@ -119,12 +112,12 @@ pub enum KeyError {
 impl Hint for KeyError {
     fn hint(&self) -> Option<String> {
         matches!(self, Self::Taken { .. })
-            .then(|| "drop or rename the other one in an earlier rule".to_owned())
+            .then(|| "drop or rename the other tensor in an earlier rule".to_owned())
     }
 }
 
 impl KeyMap {
-    /// The checkpoint under the new names. Nothing is read.
+    /// Applies the rules. Reads no tensor data.
     pub fn apply(&self, index: &Index) -> Result<Index, KeyError> {
         let mut tensors = index.tensors().clone();
         for rule in &self.rules {
@@ -136,8 +129,7 @@ impl KeyMap {
 }
 
 impl KeyMap {
-    /// The rules that lead back, as far as they do: what was dropped stays
-    /// away.
+    /// The inverse rules. Dropped tensors stay dropped.
     pub fn inverse(&self) -> Result<Self, KeyError> {
         let mut rules = Vec::with_capacity(self.rules.len());
         for (at, rule) in self.rules.iter().enumerate().rev() {
@@ -159,11 +151,11 @@ impl KeyRule {
                 each(tensors, from, |name, places, entry| Ok(vec![(fill(name, to, places)?, entry)]))
             }
             Self::Transpose { key } => each(tensors, key, |name, _, entry| {
-                let turned = entry.transpose(0, 1).map_err(|source| view(name, source))?;
+                let turned = entry.transpose(0, 1).map_err(|problem| view(name, problem))?;
                 Ok(vec![(name.to_owned(), turned)])
             }),
             Self::Regroup { key, dim, outer, inner } => each(tensors, key, |name, _, entry| {
-                let grouped = entry.regroup(*dim, *outer, *inner).map_err(|source| view(name, source))?;
+                let grouped = entry.regroup(*dim, *outer, *inner).map_err(|problem| view(name, problem))?;
                 Ok(vec![(name.to_owned(), grouped)])
             }),
             Self::Split { from, dim, into } => {
@@ -172,7 +164,7 @@ impl KeyRule {
             Self::Join { from, dim, to } => join(tensors, from, *dim, to),
             Self::Stack { from, to } => stack(tensors, from, to),
             Self::Unstack { from, to } => each(tensors, from, |name, places, entry| {
-                let parts = entry.unstack().map_err(|source| view(name, source))?;
+                let parts = entry.unstack().map_err(|problem| view(name, problem))?;
                 let named = |(number, part): (usize, TensorEntry)| {
                     let number = number.to_string();
                     let places: Vec<&str> = places.iter().copied().chain([number.as_str()]).collect();
@@ -183,7 +175,7 @@ impl KeyRule {
         }
     }
 
-    /// The way back. The rules before this one may say how large things are.
+    /// The inverse of the rule. Earlier rules may determine sizes.
     fn inverse(&self, earlier: &[Self]) -> Result<Option<Self>, KeyError> {
         let one_way = |key: &str, reason| KeyError::OneWay { key: key.to_owned(), reason };
         Ok(Some(match self {
@@ -197,7 +189,7 @@ impl KeyRule {
             },
             Self::Stack { from, to } => Self::Unstack { from: to.clone(), to: from.clone() },
             Self::Unstack { from, to } => Self::Stack { from: to.clone(), to: from.clone() },
-            Self::Join { to, .. } => return Err(one_way(to, "it does not say how large each part is")),
+            Self::Join { to, .. } => return Err(one_way(to, "the sizes of the parts are unknown")),
             Self::Regroup { key, dim, outer, inner } => {
                 let size = earlier.iter().rev().find_map(|rule| rule.size_of(key, *dim));
                 let groups = outer.checked_mul(*inner).filter(|groups| *groups > 0);
@@ -205,14 +197,14 @@ impl KeyRule {
                     .zip(groups)
                     .and_then(|(size, groups)| size.is_multiple_of(groups).then(|| size / groups));
                 let inner = rest.filter(|rest| *rest > 0).ok_or_else(|| {
-                    one_way(key, "it does not say how large the dim is, and no `split` before it does")
+                    one_way(key, "the size of the dim is unknown, and no earlier `split` sets it")
                 })?;
                 Self::Regroup { key: key.clone(), dim: *dim, outer: *outer, inner }
             }
         }))
     }
 
-    /// How large a rule makes a dim of a tensor, if it says so.
+    /// The size that the rule gives a dim of a tensor, if it does.
     fn size_of(&self, key: &str, asked: usize) -> Option<usize> {
         match self {
             Self::Split { dim, into, .. } if *dim == asked => {
@@ -223,8 +215,8 @@ impl KeyRule {
     }
 }
 
-fn view(key: &str, source: ViewError) -> KeyError {
-    KeyError::View { key: key.to_owned(), source }
+fn view(key: &str, problem: ViewError) -> KeyError {
+    KeyError::View { key: key.to_owned(), problem }
 }
 
 /// Replaces each tensor whose name matches by others.
@@ -269,7 +261,7 @@ fn split(
     let mut start = 0;
     let mut parts = Vec::with_capacity(into.len());
     for (to, size) in into {
-        let part = entry.narrow(dim, start..start + size).map_err(|source| view(name, source))?;
+        let part = entry.narrow(dim, start..start + size).map_err(|problem| view(name, problem))?;
         parts.push((fill(name, to, places)?, part));
         start += size;
     }
@@ -291,7 +283,7 @@ fn join(mut tensors: Tensors, from: &[String], dim: usize, to: &str) -> Result<T
             let part = tensors.remove(&name);
             parts.push(part.ok_or_else(|| KeyError::NothingToJoin { missing: name, to: whole.clone() })?);
         }
-        let joined = TensorEntry::join(dim, &parts).map_err(|source| view(&whole, source))?;
+        let joined = TensorEntry::join(dim, &parts).map_err(|problem| view(&whole, problem))?;
         if tensors.insert(whole.clone(), joined).is_some() {
             return Err(KeyError::Taken { from: first.clone(), to: whole });
         }
@@ -300,7 +292,7 @@ fn join(mut tensors: Tensors, from: &[String], dim: usize, to: &str) -> Result<T
 }
 
 fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError> {
-    // By what stands in all places but the last, then by number.
+    // By all captures but the last, then by index.
     let mut groups: BTreeMap<Vec<String>, BTreeMap<usize, String>> = BTreeMap::new();
     for name in tensors.keys() {
         let Some(mut places) = matches(from, name) else { continue };
@@ -319,7 +311,7 @@ fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError
             let missing = fill(from, from, &all)?;
             parts.push(found.ok_or_else(|| KeyError::NothingToJoin { missing, to: whole.clone() })?);
         }
-        let stacked = TensorEntry::stack(&parts).map_err(|source| view(&whole, source))?;
+        let stacked = TensorEntry::stack(&parts).map_err(|problem| view(&whole, problem))?;
         if tensors.insert(whole.clone(), stacked).is_some() {
             return Err(KeyError::Taken { from: from.to_owned(), to: whole });
         }
@@ -327,19 +319,19 @@ fn stack(mut tensors: Tensors, from: &str, to: &str) -> Result<Tensors, KeyError
     Ok(tensors)
 }
 
-/// What stands in the places of a pattern, if the name matches it.
+/// The captures of a pattern, if the name matches it.
 fn matches<'a>(pattern: &str, name: &'a str) -> Option<Vec<&'a str>> {
     let mut places = Vec::new();
     let mut pieces = pattern.split("{}");
     let mut rest = name.strip_prefix(pieces.next()?)?;
     for piece in pieces {
-        // A place ends at a dot, or with the name.
+        // A capture ends at a dot, or with the name.
         let end = rest.find('.').unwrap_or(rest.len());
         let (place, behind) = rest.split_at(end);
         if place.is_empty() {
             return None;
         }
-        // The place may be followed by more of the same part.
+        // More of the same segment may follow the capture.
         let (place, behind) = match piece.is_empty() || piece.starts_with('.') {
             true => (place, behind.strip_prefix(piece)?),
             false => {
@@ -354,7 +346,7 @@ fn matches<'a>(pattern: &str, name: &'a str) -> Option<Vec<&'a str>> {
     rest.is_empty().then_some(places)
 }
 
-/// A pattern with its places filled.
+/// A pattern with its captures filled in.
 fn fill(from: &str, pattern: &str, places: &[&str]) -> Result<String, KeyError> {
     let mut pieces = pattern.split("{}");
     let mut name = pieces.next().unwrap_or_default().to_owned();

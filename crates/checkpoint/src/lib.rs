@@ -1,10 +1,41 @@
 //! Checkpoints of any format, on any mesh.
 //!
-//! Every checkpoint is the same thing: tensors made up of tiles at byte
-//! offsets. Each format is parsed into one [`Index`]; loading, resharding,
-//! converting and inspecting are then one engine.
+//! Every checkpoint is a set of tensors made up of tiles at byte offsets. Each
+//! format is parsed into one [`Index`]; loading, resharding, converting and
+//! inspecting then share one engine. This crate handles bytes and knows nothing
+//! about tensors that compute.
 //!
-//! This crate knows bytes, not tensors that compute.
+//! ```
+//! use weightloom_checkpoint::plan::LoadState;
+//! use weightloom_checkpoint::{
+//!     LoadOptions, LocalTensor, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec, load,
+//! };
+//! use weightloom_gang::{GangOptions, solo};
+//! use weightloom_layout::{DType, Region, Shape};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("step_1");
+//! let shape = Shape::new(&[2, 4])?;
+//! let sharding = Sharding::Region(Region::whole(&shape));
+//! let spec = TensorSpec { dtype: DType::U8, shape, sharding };
+//!
+//! // Save a tensor from one rank.
+//! let mut state = State::new();
+//! state.model("w", LocalTensor { spec: spec.clone(), bytes: vec![7; 8].into() });
+//! let gang = solo(GangOptions::default());
+//! Saver::new(gang.clone())?.save(&state, &Target::Folder(path.clone()), &SaveOptions::default(), &())?;
+//!
+//! // Open the checkpoint and load the tensor again.
+//! let source = Source::open(&path)?;
+//! let mut bytes = [0; 8];
+//! let mut wanted = LoadState::new();
+//! wanted.tensor("w", spec, &mut bytes);
+//! load(&source, wanted, &*gang, &LoadOptions::default(), &())?;
+//! assert_eq!(bytes, [7; 8]);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod formats;
 pub mod storage;

@@ -1,4 +1,4 @@
-//! Loading: onto any mesh, from any source.
+//! Loading onto any mesh from any source.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,59 +18,58 @@ use crate::read::{ReadOptions, ReadReport, ReadRequest, read_verified};
 use crate::state::Sharding;
 use crate::verify::{Damage, check_sums};
 
-/// How to load.
+/// Options of a load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// How to read.
+    /// Options of reading.
     pub read: ReadOptions,
-    /// What to do about missing names.
+    /// What to do about missing entries.
     pub missing: MissingKeys,
-    /// What to do about unexpected names.
+    /// What to do about unexpected entries.
     pub unexpected: UnexpectedKeys,
-    /// Whether checksums are compared, where the source has them.
+    /// Whether to compare checksums, if the source has them.
     pub verify: Verify,
-    /// Who reads what several ranks want.
+    /// Which ranks read replicated tensors.
     pub replicas: ReplicaReads,
 }
 
 /// Whether checksums are compared while loading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Where the source has them.
+    /// If the source has them.
     #[default]
     Checksums,
     /// Never.
     Skip,
 }
 
-/// Who reads what several ranks want.
+/// Which ranks read replicated tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplicaReads {
-    /// Each for itself from a filesystem, whose cache all share; one for all
-    /// from places that are far away.
+    /// Each rank from a folder, whose page cache they share; one rank from
+    /// remote storage.
     #[default]
     Auto,
-    /// Each for itself.
+    /// Each rank reads its replica.
     Each,
-    /// One reads and sends to the others.
+    /// One rank reads and sends to the others.
     Once,
 }
 
-/// What a load did.
+/// Outcome of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// What this rank read.
+    /// Statistics of this rank's reads.
     pub read: ReadReport,
-    /// Bytes that this rank received from others instead of reading them.
+    /// Bytes received from other ranks.
     pub received: u64,
-    /// Bytes of all ranks' tensors that checksums were compared for.
+    /// Bytes that were compared with checksums, over all ranks.
     pub verified: u64,
 }
 
-/// Loads what a state asks for. Every rank of the gang.
+/// Loads a state. Every rank of the gang.
 ///
-/// Nothing is read before every name, shape and layout is known to fit, on
-/// every rank.
+/// Reads nothing before every name, shape and layout matches on every rank.
 pub fn load(
     source: &Source,
     state: LoadState<'_>,
@@ -78,15 +77,15 @@ pub fn load(
     options: &LoadOptions,
     observer: &dyn Observer,
 ) -> Result<LoadReport, CheckpointError> {
-    let copies = Shares::new(source, &state, gang, options.replicas);
-    let layouts = layouts(&state);
+    let replicas = ReplicaReaders::new(source, &state, gang, options.replicas);
+    let replica_counts = replica_counts(&state);
     let mut planner = StandardLoadPlanner::new(state);
     planner.missing = options.missing;
     planner.unexpected = options.unexpected;
-    load_planned(source, &mut planner, &copies, &layouts, gang, options, observer)
+    Load { source, replicas, replica_counts, gang, options, observer }.run(&mut planner)
 }
 
-/// Loads with a planner of one's own. Every rank of the gang.
+/// Loads with a custom planner. Every rank of the gang.
 pub fn load_with<'a>(
     source: &Source,
     planner: &mut dyn LoadPlanner<'a>,
@@ -94,13 +93,14 @@ pub fn load_with<'a>(
     options: &LoadOptions,
     observer: &dyn Observer,
 ) -> Result<LoadReport, CheckpointError> {
-    load_planned(source, planner, &Shares::default(), &BTreeMap::new(), gang, options, observer)
+    let (replicas, replica_counts) = (ReplicaReaders::default(), BTreeMap::new());
+    Load { source, replicas, replica_counts, gang, options, observer }.run(planner)
 }
 
-/// Tensors whose parts on all ranks make up so many copies of them.
-type Layouts = BTreeMap<String, u64>;
+/// Tensors with layouts, and how many replicas the ranks hold together.
+type ReplicaCounts = BTreeMap<String, u64>;
 
-fn layouts(state: &LoadState<'_>) -> Layouts {
+fn replica_counts(state: &LoadState<'_>) -> ReplicaCounts {
     let copies = |slot: &Slot<'_>| match slot {
         Slot::Tensor { spec, .. } => match spec.sharding {
             Sharding::Layout(layout) => {
@@ -114,55 +114,107 @@ fn layouts(state: &LoadState<'_>) -> Layouts {
     state.slots().iter().filter_map(|(name, slot)| Some((name.clone(), copies(slot)?))).collect()
 }
 
-fn load_planned<'a>(
-    source: &Source,
-    planner: &mut dyn LoadPlanner<'a>,
-    shares: &Shares,
-    layouts: &Layouts,
-    gang: &dyn Gang,
-    options: &LoadOptions,
-    observer: &dyn Observer,
-) -> Result<LoadReport, CheckpointError> {
-    let index = &*source.index;
-    let context = PlanContext { rank: gang.rank(), world: gang.size() };
-    let planned = planner.configure(index, context).and_then(|()| planner.local_plan(index));
-    let mut plan = collective_result(gang, planned.map_err(CheckpointError::from))?;
-    if planner.needs_global_plan() {
-        let local = gang.all_gather_objects(&plan)?;
-        let global = planner.global_plan(local.clone());
-        let own = global.and_then(|mut global| {
-            check_global_plan(&local, &global)?;
-            Ok(std::mem::take(&mut global[gang.rank()]))
-        });
-        plan = collective_result(gang, own.map_err(CheckpointError::from))?;
-    }
-    let plan = collective_result(gang, planner.finalize(plan).map_err(CheckpointError::from))?;
-    let sums = match (&source.manifest, options.verify) {
-        (Some(manifest), Verify::Checksums) => Some(ChunkSums::new(
-            manifest.chunk_size,
-            manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.dtype, &tensor.shape)),
-        )),
-        _ => None,
-    };
-    let read =
-        acquire_and_read(source, planner, &plan.tensors, shares, gang, options, sums.as_ref(), observer);
-    let mut report = collective_result(gang, read)?;
-    if let (Some(manifest), Some(sums)) = (&source.manifest, sums) {
-        let checked = check_sums(manifest, sums, layouts, gang)?;
-        report.verified = checked.bytes;
-        let whole = match checked.damage.as_slice() {
-            [] => Ok(()),
-            damage => Err(CheckpointError::Damaged(Damage { chunks: damage.to_vec() })),
+/// A load on one rank.
+struct Load<'l> {
+    source: &'l Source,
+    replicas: ReplicaReaders,
+    replica_counts: ReplicaCounts,
+    gang: &'l dyn Gang,
+    options: &'l LoadOptions,
+    observer: &'l dyn Observer,
+}
+
+impl Load<'_> {
+    fn run<'a>(&self, planner: &mut dyn LoadPlanner<'a>) -> Result<LoadReport, CheckpointError> {
+        let Self { source, gang, .. } = *self;
+        let plan = self.plan(planner)?;
+        let sums = match (&source.manifest, self.options.verify) {
+            (Some(manifest), Verify::Checksums) => Some(ChunkSums::new(
+                manifest.chunk_size,
+                manifest.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.dtype, &tensor.shape)),
+            )),
+            _ => None,
         };
-        collective_result(gang, whole)?;
+        let mut report = collective_result(gang, self.fill(planner, &plan.tensors, sums.as_ref()))?;
+        if let (Some(manifest), Some(sums)) = (&source.manifest, sums) {
+            let checked = check_sums(manifest, sums, &self.replica_counts, gang)?;
+            report.verified = checked.bytes;
+            let whole = match checked.damage.as_slice() {
+                [] => Ok(()),
+                damage => Err(CheckpointError::Damaged(Damage { chunks: damage.to_vec() })),
+            };
+            collective_result(gang, whole)?;
+        }
+        let applied = plan.bytes.iter().try_for_each(|(stored, wanted)| {
+            let missing = || LoadPlanError::NoSuchItem { name: stored.clone() };
+            let bytes = source.read_bytes(stored)?.ok_or_else(missing)?;
+            Ok(planner.apply_bytes(wanted, bytes)?)
+        });
+        collective_result(gang, applied)?;
+        Ok(report)
     }
-    let applied = plan.bytes.iter().try_for_each(|(stored, wanted)| {
-        let missing = || LoadPlanError::NoSuchItem { name: stored.clone() };
-        let bytes = source.read_bytes(stored)?.ok_or_else(missing)?;
-        Ok(planner.apply_bytes(wanted, bytes)?)
-    });
-    collective_result(gang, applied)?;
-    Ok(report)
+
+    /// This rank's plan.
+    fn plan(&self, planner: &mut dyn LoadPlanner<'_>) -> Result<LoadPlan, CheckpointError> {
+        let (index, gang) = (&*self.source.index, self.gang);
+        let context = PlanContext { rank: gang.rank(), world: gang.size() };
+        let planned = planner.configure(index, context).and_then(|()| planner.local_plan(index));
+        let mut plan = collective_result(gang, planned.map_err(CheckpointError::from))?;
+        if planner.needs_global_plan() {
+            let local = gang.all_gather_objects(&plan)?;
+            let global = planner.global_plan(local.clone());
+            let own = global.and_then(|mut global| {
+                check_global_plan(&local, &global)?;
+                Ok(std::mem::take(&mut global[gang.rank()]))
+            });
+            plan = collective_result(gang, own.map_err(CheckpointError::from))?;
+        }
+        collective_result(gang, planner.finalize(plan).map_err(CheckpointError::from))
+    }
+
+    /// Fills the destinations of all items.
+    fn fill<'a>(
+        &self,
+        planner: &mut dyn LoadPlanner<'a>,
+        items: &[ReadItem],
+        sums: Option<&ChunkSums>,
+    ) -> Result<LoadReport, CheckpointError> {
+        let mut destinations = Vec::new();
+        let read =
+            acquire(planner, items, &mut destinations).and_then(|()| self.read_own(&mut destinations, sums));
+        // Fail together before waiting for bytes of another rank.
+        let read = collective_result(self.gang, read)?;
+        let received = self.replicas.exchange(&mut destinations, self.gang, sums)?;
+        for (item, destination) in destinations {
+            planner.apply_tensor(item, destination)?;
+        }
+        Ok(LoadReport { read, received, ..LoadReport::default() })
+    }
+
+    /// Reads the tensors that this rank reads for itself and for others.
+    fn read_own(
+        &self,
+        destinations: &mut [(&ReadItem, Destination<'_>)],
+        sums: Option<&ChunkSums>,
+    ) -> Result<ReadReport, CheckpointError> {
+        let mut requests = Vec::new();
+        for (item, destination) in destinations {
+            let reader = self.replicas.reader(&item.destination.name);
+            if reader.is_some_and(|reader| reader != self.gang.rank()) {
+                continue;
+            }
+            let missing = || LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
+            let entry = self.source.index.tensors().get(&item.storage.name).ok_or_else(missing)?;
+            requests.push(ReadRequest {
+                entry,
+                name: &item.storage.name,
+                region: destination.region.clone(),
+                dtype: destination.dtype,
+                into: destination.bytes,
+            });
+        }
+        read_verified(self.source, requests, &self.options.read, sums, self.observer)
+    }
 }
 
 /// Refuses a global plan that has no plan for a rank, or in which no rank loads
@@ -184,30 +236,8 @@ fn destinations(plan: &LoadPlan) -> impl Iterator<Item = &str> {
     tensors.chain(plan.bytes.iter().map(|(_, wanted)| wanted.as_str()))
 }
 
-#[allow(clippy::too_many_arguments, reason = "the one place where all of a load comes together")]
-fn acquire_and_read<'a>(
-    source: &Source,
-    planner: &mut dyn LoadPlanner<'a>,
-    items: &[ReadItem],
-    shares: &Shares,
-    gang: &dyn Gang,
-    options: &LoadOptions,
-    sums: Option<&ChunkSums>,
-    observer: &dyn Observer,
-) -> Result<LoadReport, CheckpointError> {
-    let mut destinations = Vec::new();
-    let read = acquire(planner, items, &mut destinations)
-        .and_then(|()| read_own(source, &mut destinations, shares, gang.rank(), options, sums, observer));
-    // Nobody waits for what another could not read.
-    let read = collective_result(gang, read)?;
-    let received = shares.exchange(&mut destinations, gang, sums)?;
-    for (item, destination) in destinations {
-        planner.apply_tensor(item, destination)?;
-    }
-    Ok(LoadReport { read, received, ..LoadReport::default() })
-}
-
-/// The destinations of all items. One may have many; it is filled as a whole.
+/// The destinations of all items. A destination may have many items and is
+/// filled as a whole.
 fn acquire<'i, 'a>(
     planner: &mut dyn LoadPlanner<'a>,
     items: &'i [ReadItem],
@@ -230,70 +260,42 @@ fn acquire<'i, 'a>(
     Ok(())
 }
 
-/// Reads what this rank reads for itself and for others.
-fn read_own(
-    source: &Source,
-    destinations: &mut [(&ReadItem, Destination<'_>)],
-    shares: &Shares,
-    rank: usize,
-    options: &LoadOptions,
-    sums: Option<&ChunkSums>,
-    observer: &dyn Observer,
-) -> Result<ReadReport, CheckpointError> {
-    let mut wants = Vec::new();
-    for (item, destination) in destinations {
-        if shares.reader(&item.destination.name).is_some_and(|reader| reader != rank) {
-            continue;
-        }
-        let missing = || LoadPlanError::NoSuchItem { name: item.storage.name.clone() };
-        let entry = source.index.tensors().get(&item.storage.name).ok_or_else(missing)?;
-        wants.push(ReadRequest {
-            entry,
-            name: &item.storage.name,
-            region: destination.region.clone(),
-            dtype: destination.dtype,
-            into: destination.bytes,
-        });
-    }
-    read_verified(source, wants, &options.read, sums, observer)
-}
-
-/// Which rank reads what several want. Names without an entry are read by
-/// everyone for themselves.
+/// Which rank reads each replicated tensor. Every rank reads tensors without an
+/// entry itself.
 #[derive(Debug, Default)]
-struct Shares(BTreeMap<String, Vec<usize>>);
+struct ReplicaReaders(BTreeMap<String, Vec<usize>>);
 
-impl Shares {
+impl ReplicaReaders {
     fn new(source: &Source, state: &LoadState<'_>, gang: &dyn Gang, replicas: ReplicaReads) -> Self {
-        let far = source.storage.folder().is_none();
-        let once = replicas == ReplicaReads::Once || replicas == ReplicaReads::Auto && far;
+        let is_remote = source.storage.folder().is_none();
+        let once = replicas == ReplicaReads::Once || replicas == ReplicaReads::Auto && is_remote;
         if !once || gang.size() == 1 {
             return Self::default();
         }
-        let mut shares = BTreeMap::new();
+        let mut readers = BTreeMap::new();
         for (name, slot) in state.slots() {
             let Slot::Tensor { spec, .. } = slot else { continue };
             let Sharding::Layout(layout) = spec.sharding else { continue };
             let Ok(mut ranks) = layout.replicas(gang.rank()) else { continue };
             if ranks.len() > 1 {
-                // The work goes round among those who hold the same. By name:
-                // ranks may ask for different numbers of things.
+                // Spread the reads over the replicas by name, since ranks may ask
+                // for different sets of tensors.
                 ranks.sort_unstable();
                 let turn = (digest_of(name.as_bytes()).0 % ranks.len() as u128) as usize;
                 ranks.rotate_left(turn);
-                shares.insert(name.clone(), ranks);
+                readers.insert(name.clone(), ranks);
             }
         }
-        Self(shares)
+        Self(readers)
     }
 
     fn reader(&self, name: &str) -> Option<usize> {
         self.0.get(name).map(|ranks| ranks[0])
     }
 
-    /// Sends what this rank read for others, and receives what they read for
-    /// it. Sends never wait, so any order is good as long as all have the
-    /// same.
+    /// Sends tensors that this rank read for others, and receives those that
+    /// they read for it. Sends never wait, so any order works that is the same
+    /// on all ranks.
     fn exchange(
         &self,
         destinations: &mut [(&ReadItem, Destination<'_>)],

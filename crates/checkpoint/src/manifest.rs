@@ -1,7 +1,7 @@
-//! The manifest of a native checkpoint: what makes a folder of safetensors
-//! files a checkpoint that can be trusted and resumed from.
+//! The manifest of a native checkpoint, which adds checksums and training state
+//! to a folder of safetensors files.
 //!
-//! It is written last. A folder without one is no committed checkpoint.
+//! It is written last: a folder without one is not a committed checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -24,15 +24,15 @@ const MAX_MANIFEST: u64 = 1 << 30;
 /// The version that is written.
 const VERSION: u32 = 1;
 
-/// What a native checkpoint says of itself.
+/// Manifest of a native checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The version of this form.
+    /// The version of the manifest format.
     pub version: u32,
-    /// What wrote it.
+    /// The program that wrote it.
     pub writer: String,
-    /// The step of the training, if there is one.
+    /// The training step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// The fingerprint of all tensors.
@@ -42,7 +42,7 @@ pub struct Manifest {
     /// Bytes of one chunk; each chunk of a tensor has a checksum.
     #[serde(rename = "stretch")]
     pub chunk_size: u64,
-    /// How the tensors lie in the files.
+    /// How ranks divided the files.
     pub storage: FileSharing,
     /// The layouts that tensors were saved from.
     pub layouts: Vec<String>,
@@ -53,7 +53,7 @@ pub struct Manifest {
     /// Other files, such as `config.json`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub assets: BTreeMap<String, Asset>,
-    /// The ways to names whose dots are not those of nested state.
+    /// The paths of names of nested state.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub paths: Paths,
 }
@@ -81,29 +81,29 @@ pub struct ManifestFile {
     pub header: Fingerprint,
 }
 
-/// What the manifest says of one tensor.
+/// A tensor of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestTensor {
     /// The section that it belongs to.
     #[serde(rename = "part")]
     pub section: Section,
-    /// Whether it is a tensor, or bytes kept as one.
+    /// Whether it is a tensor, or bytes stored as one.
     pub kind: EntryKind,
-    /// The type of its elements.
+    /// Its dtype.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
-    /// The layout that it was saved from, by number.
+    /// The layout that it was saved from, as an index of `layouts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<usize>,
     /// Its fingerprint.
     pub fingerprint: Fingerprint,
-    /// The checksums of its stretches, 16 hexadecimal digits each.
+    /// The checksums of its chunks, 16 hexadecimal digits each.
     pub chunks: String,
 }
 
-/// What a stored tensor is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
@@ -123,31 +123,24 @@ pub struct Asset {
     pub digest: Fingerprint,
 }
 
-/// What is wrong with a manifest, or with what it speaks of.
+/// Why a manifest, or a file that it lists, is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ManifestError {
-    /// It is not JSON of the right form.
-    #[error("it is not a manifest: {message}")]
+    #[error("malformed manifest: {message}")]
     Form { message: String },
-    /// Its own digest does not fit.
-    #[error("it was changed or damaged after it was written")]
+    #[error("the manifest was changed or damaged after it was written")]
     Digest,
-    /// A version that we do not know.
-    #[error("it has version {found}, and {VERSION} is the latest known here")]
+    #[error("unsupported manifest version {found}; {VERSION} is the newest supported")]
     Version { found: u32 },
-    /// A file that is not as long as it was.
-    #[error("it has {found} bytes, but was saved with {expected}")]
+    #[error("the file has {found} bytes, but was saved with {expected}")]
     Length { expected: u64, found: u64 },
-    /// A file whose header was changed.
-    #[error("its header was changed or damaged after it was written")]
+    #[error("the header was changed or damaged after it was written")]
     Header,
-    /// A tensor that its file does not have, or has otherwise.
-    #[error("`{tensor}` is not in the files as it was saved")]
+    #[error("`{tensor}` is missing from the files, or has another dtype or shape")]
     Tensor { tensor: String },
-    /// Checksums that are no numbers, or not as many as there should be.
-    #[error("`{tensor}` has unreadable checksums")]
+    #[error("`{tensor}` has malformed checksums")]
     Checksums { tensor: String },
 }
 
@@ -156,7 +149,7 @@ impl Hint for ManifestError {
         match self {
             Self::Version { .. } => Some("update weightloom".to_owned()),
             _ => Some(format!(
-                "copy the checkpoint again; to use the safetensors files as they are, remove `{MANIFEST_FILE}`"
+                "copy the checkpoint again, or remove `{MANIFEST_FILE}` to use the safetensors files unverified"
             )),
         }
     }
@@ -178,7 +171,7 @@ pub(crate) fn digest_of(bytes: &[u8]) -> Fingerprint {
 }
 
 impl Manifest {
-    /// The manifest as the bytes of its file.
+    /// Serializes the manifest with its digest.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ManifestError> {
         let failed = |error: serde_json::Error| ManifestError::Form { message: error.to_string() };
         let manifest = serde_json::value::to_raw_value(self).map_err(failed)?;
@@ -186,7 +179,7 @@ impl Manifest {
         serde_json::to_vec(&Sealed { digest, manifest: &manifest }).map_err(failed)
     }
 
-    /// Reads a manifest and checks that it is as it was written.
+    /// Parses a manifest and compares it with its digest.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ManifestError> {
         let failed = |error: serde_json::Error| ManifestError::Form { message: error.to_string() };
         let sealed: Sealed<'_> = serde_json::from_slice(bytes).map_err(failed)?;
@@ -207,7 +200,7 @@ impl Manifest {
     /// The version that is written.
     pub(crate) const VERSION: u32 = VERSION;
 
-    /// Reads the manifest of a place.
+    /// Reads the manifest of a storage.
     pub fn read(storage: &dyn Storage) -> Result<Self, CheckpointError> {
         let bytes = storage.read_all(MANIFEST_FILE, MAX_MANIFEST)?;
         Self::from_bytes(&bytes).map_err(|error| CheckpointError::format(MANIFEST_FILE, error))
@@ -215,7 +208,7 @@ impl Manifest {
 }
 
 impl ManifestTensor {
-    /// The checksums of its stretches.
+    /// Parses the checksums of its chunks.
     pub fn checksums(&self, name: &str, stretch: u64) -> Result<Vec<u64>, ManifestError> {
         let failed = || ManifestError::Checksums { tensor: name.to_owned() };
         let elements = (stretch / self.dtype.size() as u64).max(1);

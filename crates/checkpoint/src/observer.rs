@@ -1,17 +1,17 @@
-//! Progress of long work, told to whoever watches.
+//! Progress of long operations.
 
-/// Watches long work. Called from several threads at once.
+/// Receives progress. Called from several threads at once.
 pub trait Observer: Sync {
-    /// Work begins that goes through so many bytes.
+    /// An operation over `total` bytes begins.
     fn begin(&self, work: &str, total: u64) {
         let _ = (work, total);
     }
 
-    /// So many more bytes are done.
+    /// Another `bytes` bytes are done.
     fn advance(&self, bytes: u64) {
         let _ = bytes;
     }
 }
 
-/// Nobody watches.
+/// Ignores progress.
 impl Observer for () {}

@@ -1,15 +1,14 @@
-//! Planners: who writes what, and who reads what from where.
+//! Planners: which rank writes and reads what.
 //!
 //! # Saving
 //!
 //! 1. [`SavePlanner::configure`]: every rank, with its state.
-//! 2. [`SavePlanner::derived_plan`]: every rank. If every rank can tell alone
-//!    what all ranks will do, the ranks compare a digest of it, and that is
-//!    all the planning there is.
-//! 3. Otherwise [`SavePlanner::local_plan`]: every rank says what it holds;
+//! 2. [`SavePlanner::derived_plan`]: every rank, if every rank can derive the
+//!    whole plan alone. The ranks then only compare a digest of it.
+//! 3. Otherwise [`SavePlanner::local_plan`]: every rank lists what it holds;
 //!    the plans are gathered, and
-//! 4. [`SavePlanner::global_plan`]: every rank makes the same plans for all of
-//!    them, so that none need be sent back.
+//! 4. [`SavePlanner::global_plan`]: every rank computes the same plans for all
+//!    ranks, so that none need be sent back.
 //! 5. [`SavePlanner::finalize`]: every rank, with its own plan.
 //! 6. [`SavePlanner::data`]: every rank, once for each of its items, while
 //!    they are written.

@@ -1,11 +1,10 @@
-//! The engine: wanted regions → byte extents → coalesced, parallel reads →
+//! The read engine: regions → byte extents → coalesced, parallel reads →
 //! decoding → destination buffers.
 //!
-//! A want is cut into jobs, each of which fills a contiguous stretch of its
-//! destination and owns it alone, so that threads need no locks and no
-//! `unsafe`. Within a job, stretches of the file that are near each other are
-//! read at once. Long stretches that need no decoding are read straight into
-//! their destination.
+//! A request is split into jobs, each of which owns a contiguous part of the
+//! destination, so that threads need neither locks nor `unsafe`. Within a job,
+//! extents of the file that are near each other are read at once. Long extents
+//! that need no decoding are read directly into the destination.
 
 mod extents;
 mod job;
@@ -27,30 +26,29 @@ pub use extents::{Extent, extents};
 use job::{Job, Jobs};
 pub(crate) use segment::{Order, order};
 
-/// A region of a tensor, and where its elements shall go.
+/// A region of a tensor to read, and the buffer for it.
 #[derive(Debug)]
 pub struct ReadRequest<'a> {
     /// The tensor.
     pub entry: &'a TensorEntry,
     /// Its name, for messages.
     pub name: &'a str,
-    /// Which part of it.
+    /// The region to read.
     pub region: Region,
-    /// As which type.
+    /// The dtype to read it as.
     pub dtype: DType,
-    /// Where to: as many bytes as the region takes, row-major.
+    /// The destination, row-major, exactly as long as the region.
     pub into: &'a mut [u8],
 }
 
 /// How to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The most memory for bytes on their way, over all threads.
+    /// The most memory for bytes in flight, over all threads.
     pub budget: usize,
-    /// Threads that read; by default, one for each core, and more for places
-    /// that are far away.
+    /// Threads that read; by default one per core, and 16 for remote storage.
     pub threads: Option<usize>,
-    /// How bytes come from a filesystem; by default what suits it.
+    /// How files of a folder are read; by default chosen by size.
     pub mode: Option<ReadMode>,
 }
 
@@ -60,14 +58,14 @@ impl Default for ReadOptions {
     }
 }
 
-/// What a read did.
+/// Statistics of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadReport {
-    /// Bytes that were asked of the storage.
+    /// Bytes read from storage.
     pub read: u64,
-    /// Bytes that were delivered.
+    /// Bytes written to destinations.
     pub delivered: u64,
-    /// How often the storage was asked.
+    /// Requests to storage.
     pub requests: u64,
 }
 
@@ -79,25 +77,24 @@ impl std::ops::AddAssign for ReadReport {
     }
 }
 
-/// A want that makes no sense.
+/// Why a read request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ReadRequestError {
-    /// A region that the tensor does not have.
-    #[error("`{tensor}` has no such part: {source}")]
-    Region { tensor: String, source: RegionError },
-    /// A buffer of the wrong size.
-    #[error("{region} of `{tensor}` as {dtype} takes {expected} bytes, but there is room for {found}")]
-    Room { tensor: String, region: Region, dtype: DType, expected: usize, found: usize },
+    #[error("cannot read from `{tensor}`: {problem}")]
+    Region { tensor: String, problem: RegionError },
+    #[error(
+        "cannot read {region} of `{tensor}` as {dtype}: it takes {expected} bytes, and the buffer has {found}"
+    )]
+    BufferLength { tensor: String, region: Region, dtype: DType, expected: usize, found: usize },
 }
 
-/// Bytes of one stretch that is read at once, at most and unless the budget is
-/// smaller. Less makes reading slower, even where what was read is hashed
-/// while it is still in a cache.
+/// The most bytes that are read at once. Less is slower, even where hashing
+/// would profit from a warmer cache.
 const STRETCH: usize = 4 << 20;
 
-/// Reads wanted regions into their destinations.
+/// Reads regions into their destinations.
 pub fn read(
     source: &Source,
     wants: Vec<ReadRequest<'_>>,
@@ -107,7 +104,7 @@ pub fn read(
     read_verified(source, wants, options, None, observer)
 }
 
-/// Reads wanted regions, and adds what was read to sums.
+/// Reads regions and adds their elements to checksums.
 pub(crate) fn read_verified(
     source: &Source,
     wants: Vec<ReadRequest<'_>>,
@@ -116,8 +113,7 @@ pub(crate) fn read_verified(
     observer: &dyn Observer,
 ) -> Result<ReadReport, CheckpointError> {
     let threads = options.threads.unwrap_or_else(|| default_threads(source)).max(1);
-    // A thread holds up to two stretches: as stored, and on the way to another
-    // type.
+    // A thread holds up to two buffers: stored bytes, and decoded elements.
     let stretch = (options.budget / threads / 2).clamp(4096, STRETCH);
     let mut jobs = Vec::new();
     let mut total = 0;
@@ -147,20 +143,20 @@ pub(crate) fn read_verified(
 fn default_threads(source: &Source) -> usize {
     match source.storage.folder() {
         Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
-        // Far away, waiting is what takes time.
+        // Remote reads are bound by latency.
         None => 16,
     }
 }
 
-/// Through the cache, unless so much is wanted of a filesystem that the cache
-/// could not hold it and would only push out what others need.
+/// Reads through the page cache, unless the read is so large that it would
+/// evict everything else.
 fn default_mode(source: &Source, total: u64) -> ReadMode {
     let memory = || -> Option<u64> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
     };
-    // Nobody looks for memory to read a little.
+    // Not worth looking up the available memory.
     if total < 1 << 32 || source.storage.folder().is_none() {
         return ReadMode::Cached;
     }
@@ -173,10 +169,10 @@ fn default_mode(source: &Source, total: u64) -> ReadMode {
 fn check(want: &ReadRequest<'_>) -> Result<(), ReadRequestError> {
     want.region
         .check_inside(&want.entry.shape)
-        .map_err(|source| ReadRequestError::Region { tensor: want.name.to_owned(), source })?;
+        .map_err(|problem| ReadRequestError::Region { tensor: want.name.to_owned(), problem })?;
     let expected = want.region.volume() * want.dtype.size();
     if want.into.len() != expected {
-        return Err(ReadRequestError::Room {
+        return Err(ReadRequestError::BufferLength {
             tensor: want.name.to_owned(),
             region: want.region.clone(),
             dtype: want.dtype,
@@ -187,7 +183,7 @@ fn check(want: &ReadRequest<'_>) -> Result<(), ReadRequestError> {
     Ok(())
 }
 
-/// What the threads of one read share.
+/// State shared by the threads of one read.
 struct Pool<'a> {
     source: &'a Source,
     stretch: usize,

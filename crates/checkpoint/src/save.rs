@@ -1,9 +1,10 @@
-//! Saving: plan, exchange, stage, write, sync, commit.
+//! Saving: plan, redistribute, stage, write, sync, commit.
 //!
-//! Nothing is ever taken for a checkpoint that is not one. On a filesystem the
-//! files are written into a folder beside the final one, synced, and the
-//! folder is renamed once its manifest is there. On an object store, the
-//! manifest is the last object. Older checkpoints are not touched.
+//! An incomplete save is never mistaken for a checkpoint. In a file system, the
+//! files are written to a folder with a temporary name, synced, and the folder
+//! is renamed once it has its manifest. In an object store, the manifest is the
+//! last object; plain folders, which have none, are removed again if the save
+//! fails. Older checkpoints are untouched.
 
 mod batch;
 mod commit;
@@ -34,23 +35,23 @@ use redistribute::redistribute;
 pub(crate) use sequential::SequentialWriter;
 pub use target::{SaveFormat, Target, TargetError};
 
-/// How to save.
+/// Options of a save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// In which form.
+    /// The format.
     pub format: SaveFormat,
-    /// Bytes of one model file at most.
+    /// The most bytes of one model file.
     pub shard_size: u64,
-    /// The most memory for copies of a save in the background. What does not
-    /// fit is written before the call returns.
+    /// The most memory for copies of a background save. State that does not fit
+    /// is written before the call returns.
     pub budget: u64,
-    /// Threads that write; by default, one for each core.
+    /// Threads that hash and write; by default one per core.
     pub threads: Option<usize>,
-    /// Files that belong to the model, such as `config.json`.
+    /// Files of the model, such as `config.json`.
     pub assets: BTreeMap<String, Vec<u8>>,
-    /// The step of the training.
+    /// The training step.
     pub step: Option<u64>,
-    /// The ways to names of nested state.
+    /// The paths of names of nested state.
     pub paths: Paths,
 }
 
@@ -68,7 +69,7 @@ impl Default for SaveOptions {
     }
 }
 
-/// What a save did.
+/// Outcome of a save.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveReport {
     /// The fingerprint of all tensors.
@@ -77,41 +78,41 @@ pub struct SaveReport {
     pub model: Fingerprint,
     /// Bytes that this rank wrote.
     pub bytes: u64,
-    /// For how long the caller was held up.
+    /// How long the caller was blocked.
     pub stall: Duration,
-    /// How long it took in all.
+    /// The total duration.
     pub total: Duration,
 }
 
 /// Saves checkpoints from the ranks of a gang, one at a time.
 pub struct Saver {
     gang: Arc<dyn Gang>,
-    /// The same ranks, for what goes on in the background.
+    /// The same ranks, for background saves.
     background: Arc<dyn Gang>,
     planner: Box<dyn SavePlanner>,
     pending: Option<Pending<Result<SaveReport, CheckpointError>>>,
 }
 
 impl Saver {
-    /// A saver with the standard planner. Every rank of the gang.
+    /// A saver with the default planner. Every rank of the gang.
     pub fn new(gang: Arc<dyn Gang>) -> Result<Self, GangError> {
         Self::with_planner(gang, Box::new(StandardSavePlanner::new()))
     }
 
-    /// A saver with another planner. Every rank of the gang.
+    /// A saver with a custom planner. Every rank of the gang.
     pub fn with_planner(gang: Arc<dyn Gang>, planner: Box<dyn SavePlanner>) -> Result<Self, GangError> {
         let everyone: Vec<usize> = (0..gang.size()).collect();
         let background = gang.sub_gang(&everyone)?;
         Ok(Self { gang, background, planner, pending: None })
     }
 
-    /// What this rank would write. Every rank of the gang.
+    /// The plan of a save, without saving. Every rank of the gang.
     pub fn plan(&mut self, state: &State<'_>) -> Result<(SavePlan, Metadata), CheckpointError> {
         plan_save(&mut *self.planner, state, &*self.gang)
     }
 
-    /// Saves and waits for it. Every rank of the gang. An earlier save that
-    /// failed in the background is told here, and nothing is saved.
+    /// Saves and waits. Every rank of the gang. If an earlier background save
+    /// failed, returns its error and saves nothing.
     pub fn save(
         &mut self,
         state: &State<'_>,
@@ -135,12 +136,11 @@ impl Saver {
         })
     }
 
-    /// Copies what there is to save and returns; the copy is written in the
-    /// background. Every rank of the gang. Returns for how long the caller was
-    /// held up.
+    /// Copies the state and writes the copy in the background. Every rank of the
+    /// gang. Returns how long the caller was blocked.
     ///
-    /// An earlier save that failed in the background is told here, and nothing
-    /// is saved. One that is still under way is waited for.
+    /// Waits for an earlier background save; if that failed, returns its error
+    /// and saves nothing.
     pub fn save_async(
         &mut self,
         state: &State<'_>,
@@ -174,8 +174,8 @@ impl Saver {
         Ok(stall)
     }
 
-    /// Waits for the save in the background, if there is one, and tells how it
-    /// went. Every rank of the gang.
+    /// Waits for the background save, if there is one, and returns its outcome.
+    /// Every rank of the gang.
     pub fn wait(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
         match self.pending.take() {
             Some(pending) => pending.wait()?.map(Some),
@@ -183,7 +183,7 @@ impl Saver {
         }
     }
 
-    /// Whether a save is under way in the background.
+    /// Whether a background save is running.
     pub fn is_saving(&mut self) -> bool {
         self.pending.as_mut().is_some_and(|pending| !pending.is_done())
     }

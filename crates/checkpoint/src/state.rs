@@ -1,4 +1,4 @@
-//! What a rank has to save, by name.
+//! The state that a rank saves, by name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,47 +8,47 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use weightloom_layout::{DType, Layout, LayoutError, Region, Shape};
 
-/// Everything that one rank has to save.
+/// The state of one rank.
 ///
-/// Names are unique over both parts. The model's tensors become a plain
-/// Hugging Face model; everything else lies beside it.
+/// Names are unique over both sections. The model's tensors become a plain
+/// Hugging Face model; the training state is stored beside it.
 #[derive(Clone, Debug, Default)]
 pub struct State<'a> {
     leaves: BTreeMap<String, Leaf<'a>>,
 }
 
-/// To which half of a checkpoint something belongs.
+/// Section of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
-    /// The model: what others load under these names.
+    /// The model's tensors.
     Model,
-    /// What a resume needs beside it: optimizer, data position, counters.
+    /// Everything else that a resume needs: optimizer, data position, counters.
     Training,
 }
 
-/// One thing to save.
+/// An entry of a state.
 #[derive(Clone, Debug)]
 pub struct Leaf<'a> {
-    /// To which half it belongs.
+    /// The section that it belongs to.
     pub section: Section,
-    /// What it is.
+    /// Its value.
     pub value: LeafValue<'a>,
 }
 
-/// What can be saved.
+/// Value of a leaf.
 #[derive(Clone, Debug)]
 pub enum LeafValue<'a> {
-    /// This rank's part of a tensor.
+    /// This rank's shard of a tensor.
     Tensor(LocalTensor<'a>),
-    /// Bytes that every rank that has them has alike.
+    /// Bytes, equal on every rank that has them.
     Bytes(Bytes<'a>),
 }
 
-/// One rank's part of a tensor.
+/// One rank's shard of a tensor.
 #[derive(Clone, Debug)]
 pub struct LocalTensor<'a> {
-    /// What the whole is, and which part this is.
+    /// The whole tensor and its sharding.
     pub spec: TensorSpec,
     /// This rank's elements, row-major.
     pub bytes: Bytes<'a>,
@@ -57,13 +57,12 @@ pub struct LocalTensor<'a> {
 /// Bytes to save.
 #[derive(Clone)]
 pub enum Bytes<'a> {
-    /// Somebody's, who may change them soon: a save in the background copies
-    /// them first.
+    /// The caller's bytes. A background save copies them first.
     Borrowed(&'a [u8]),
-    /// One's own.
+    /// Owned bytes.
     Owned(Vec<u8>),
-    /// Bytes that nobody changes as long as they are held here: a save in the
-    /// background holds them up, and copies nothing.
+    /// Bytes that do not change while they are shared. A background save keeps
+    /// a reference instead of a copy.
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>),
 }
 
@@ -104,7 +103,7 @@ impl From<Vec<u8>> for Bytes<'_> {
 }
 
 impl Bytes<'_> {
-    /// The same, without a copy if they stay.
+    /// The same bytes, without copying them.
     pub(crate) fn reborrow(&self) -> Bytes<'_> {
         match self {
             Self::Shared(bytes) => Bytes::Shared(Arc::clone(bytes)),
@@ -112,7 +111,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// The same, for as long as one likes; borrowed ones are copied.
+    /// Copies borrowed bytes.
     pub(crate) fn into_static(self) -> Bytes<'static> {
         match self {
             Self::Borrowed(bytes) => Bytes::Owned(bytes.to_vec()),
@@ -122,29 +121,29 @@ impl Bytes<'_> {
     }
 }
 
-/// What is known of a tensor without its elements.
+/// Dtype, shape and sharding of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// The type of its elements.
+    /// Its dtype.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
-    /// Which part of it a rank holds.
+    /// The region that each rank holds.
     pub sharding: Sharding,
 }
 
-/// Which part of a tensor a rank holds.
+/// How a tensor is divided among ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sharding {
-    /// What the layout says. Every rank knows every rank's part, so that a
-    /// plan needs no questions.
+    /// By a layout. Every rank knows the region of every rank, so that planning
+    /// needs no communication.
     Layout(Layout),
-    /// This box. What others hold they must tell.
+    /// This rank holds a region; the others report theirs.
     Region(Region),
 }
 
 impl TensorSpec {
-    /// The box that a rank holds; `None` if it holds nothing of it.
+    /// The region that a rank holds; `None` if the rank is outside the mesh.
     pub fn region(&self, rank: usize) -> Result<Option<Region>, LayoutError> {
         match &self.sharding {
             Sharding::Region(region) => Ok(Some(region.clone())),
@@ -155,27 +154,27 @@ impl TensorSpec {
 }
 
 impl<'a> State<'a> {
-    /// Nothing yet.
+    /// An empty state.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a tensor of the model. Whatever had the name before is replaced.
+    /// Adds a tensor of the model, or replaces the entry of that name.
     pub fn model(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
         self.insert(name, Leaf { section: Section::Model, value: LeafValue::Tensor(tensor) })
     }
 
-    /// Adds a tensor that belongs to the training.
+    /// Adds a tensor of the training state.
     pub fn training(&mut self, name: impl Into<String>, tensor: LocalTensor<'a>) -> &mut Self {
         self.insert(name, Leaf { section: Section::Training, value: LeafValue::Tensor(tensor) })
     }
 
-    /// Adds bytes.
+    /// Adds bytes to the training state.
     pub fn bytes(&mut self, name: impl Into<String>, bytes: impl Into<Bytes<'a>>) -> &mut Self {
         self.insert(name, Leaf { section: Section::Training, value: LeafValue::Bytes(bytes.into()) })
     }
 
-    /// Adds any value that serde can write, as JSON.
+    /// Adds a serializable value, as JSON.
     pub fn value<T: Serialize + ?Sized>(
         &mut self,
         name: impl Into<String>,
@@ -187,45 +186,45 @@ impl<'a> State<'a> {
         Ok(self.bytes(name, json))
     }
 
-    /// Adds anything.
+    /// Adds a leaf.
     pub fn insert(&mut self, name: impl Into<String>, leaf: Leaf<'a>) -> &mut Self {
         self.leaves.insert(name.into(), leaf);
         self
     }
 
-    /// Everything, by name.
+    /// All leaves, by name.
     pub fn leaves(&self) -> &BTreeMap<String, Leaf<'a>> {
         &self.leaves
     }
 }
 
-/// A value that JSON cannot hold.
+/// A value that cannot be serialized as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` cannot be written as JSON: {message}")]
+#[error("cannot serialize `{name}` as JSON: {message}")]
 #[allow(missing_docs)]
 pub struct SerializeError {
     pub name: String,
     pub message: String,
 }
 
-/// Nested state, before its names are joined.
+/// Nested state.
 #[derive(Clone, Debug)]
 pub enum Tree<'a> {
-    /// Something to save.
+    /// An entry.
     Leaf(Leaf<'a>),
     /// Children by name.
     Map(BTreeMap<String, Tree<'a>>),
-    /// Children by number.
+    /// Children by index.
     List(Vec<Tree<'a>>),
 }
 
-/// One step into nested state.
+/// One segment of a path into nested state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum PathSegment {
-    /// To the child with a number.
+    /// The index of a child.
     Index(usize),
-    /// To the child with a name.
+    /// The name of a child.
     Key(String),
 }
 
@@ -238,12 +237,12 @@ impl fmt::Display for PathSegment {
     }
 }
 
-/// The way to each name of a flattened tree.
+/// The path of each name of a flattened tree.
 pub type Paths = BTreeMap<String, Vec<PathSegment>>;
 
-/// Two ways that lead to one name.
+/// Two paths that flatten to one name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is both {first:?} and {second:?}")]
+#[error("paths {first:?} and {second:?} both flatten to `{name}`")]
 #[allow(missing_docs)]
 pub struct AmbiguousPath {
     pub name: String,
@@ -251,8 +250,8 @@ pub struct AmbiguousPath {
     pub second: Vec<PathSegment>,
 }
 
-/// Joins the names of nested state with dots. The paths tell the way back,
-/// since names may have dots of their own.
+/// Joins the names of nested state with dots. The paths lead back, since names
+/// may contain dots themselves.
 pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), AmbiguousPath> {
     let mut state = State::new();
     let mut paths = Paths::new();
@@ -279,8 +278,8 @@ pub fn flatten(tree: Tree<'_>) -> Result<(State<'_>, Paths), AmbiguousPath> {
     Ok((state, paths))
 }
 
-/// Makes nested state of names and the ways to them. Names without a path are
-/// children of the root. A list of which some are missing becomes a map.
+/// Restores nested state from names and their paths. Names without a path are
+/// children of the root. A list with missing items becomes a map.
 pub fn unflatten<'a>(leaves: BTreeMap<String, Leaf<'a>>, paths: &Paths) -> Tree<'a> {
     let rooted = leaves.into_iter().map(|(name, leaf)| match paths.get(&name) {
         Some(path) => (path.clone(), leaf),

@@ -1,4 +1,4 @@
-//! What a checkpoint's numbers are like.
+//! Statistics and fingerprints of tensors.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,22 +11,22 @@ use crate::error::CheckpointError;
 use crate::fingerprint::Fingerprint;
 use crate::formats::Source;
 use crate::observer::Observer;
-use crate::scan::{ScanOrder, ScannedTensor, walk};
+use crate::scan::{ScanOrder, ScannedTensor, scan};
 
-/// What a tensor's numbers are like.
+/// Statistics of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TensorStats {
-    /// The least of those that are numbers; `None` if none is.
+    /// The minimum, ignoring NaN; `None` if there is no other element.
     pub min: Option<f64>,
-    /// The greatest.
+    /// The maximum, ignoring NaN.
     pub max: Option<f64>,
-    /// Their mean.
+    /// The mean of the finite elements.
     pub mean: Option<f64>,
-    /// How many are not a number.
+    /// Number of NaN elements.
     pub nan: u64,
-    /// How many are infinite.
+    /// Number of infinite elements.
     pub infinite: u64,
-    /// How many are zero.
+    /// Number of zeros.
     pub zero: u64,
 }
 
@@ -83,23 +83,23 @@ impl Tally {
     }
 }
 
-fn walked(source: &Source) -> impl Iterator<Item = ScannedTensor<'_>> {
+fn scanned(source: &Source) -> impl Iterator<Item = ScannedTensor<'_>> {
     let tensors = source.index.tensors().iter();
     tensors.map(|(name, entry)| ScannedTensor { name, entry, dtype: entry.dtype })
 }
 
-/// Looks at every number of every tensor.
+/// Computes statistics of every tensor.
 pub fn stats(
     source: &Source,
     observer: &dyn Observer,
 ) -> Result<BTreeMap<String, TensorStats>, CheckpointError> {
-    // By position, so that sums do not depend on which thread came first.
+    // By position, so that sums do not depend on the order of threads.
     let parts: Mutex<BTreeMap<(&str, u64), Tally>> = Mutex::default();
-    walk(source, walked(source), ScanOrder::Any, "reading", observer, |stretch| {
+    scan(source, scanned(source), ScanOrder::Any, "reading", observer, |chunk| {
         let mut tally = Tally::default();
-        for_each_f64(stretch.tensor.dtype, stretch.bytes, |x| tally.add(x));
-        let name = source.index.tensors().get_key_value(stretch.tensor.name).map_or("", |(name, _)| name);
-        parts.lock().unwrap_or_else(PoisonError::into_inner).insert((name, stretch.position), tally);
+        for_each_f64(chunk.tensor.dtype, chunk.bytes, |x| tally.add(x));
+        let name = source.index.tensors().get_key_value(chunk.tensor.name).map_or("", |(name, _)| name);
+        parts.lock().unwrap_or_else(PoisonError::into_inner).insert((name, chunk.position), tally);
         Ok(())
     })?;
     let mut tallies: BTreeMap<String, Tally> =
@@ -113,9 +113,9 @@ pub fn stats(
 /// The fingerprints of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fingerprints {
-    /// Of the whole.
+    /// The fingerprint of the whole checkpoint.
     pub fingerprint: Fingerprint,
-    /// Of each tensor.
+    /// The fingerprint of each tensor.
     pub tensors: BTreeMap<String, Fingerprint>,
 }
 
@@ -128,7 +128,7 @@ pub fn fingerprint(source: &Source, observer: &dyn Observer) -> Result<Fingerpri
     Ok(Fingerprints { fingerprint: Fingerprint::of_whole(all), tensors })
 }
 
-/// Sums over stretches of so many bytes, of every tensor.
+/// The checksums of every tensor, in chunks of `chunk_size` bytes.
 pub(crate) fn totals(
     source: &Source,
     stretch: u64,
@@ -137,8 +137,8 @@ pub(crate) fn totals(
     let tensors = source.index.tensors().iter();
     let sums =
         ChunkSums::new(stretch, tensors.map(|(name, entry)| (name.as_str(), entry.dtype, &entry.shape)));
-    walk(source, walked(source), ScanOrder::Any, "reading", observer, |stretch| {
-        sums.add_run(stretch.tensor.name, stretch.position, stretch.bytes);
+    scan(source, scanned(source), ScanOrder::Any, "reading", observer, |chunk| {
+        sums.add_run(chunk.tensor.name, chunk.position, chunk.bytes);
         Ok(())
     })?;
     Ok(sums.totals())

@@ -1,4 +1,4 @@
-//! Where a checkpoint's files are.
+//! Storage of a checkpoint's files.
 
 mod address;
 mod direct;
@@ -24,24 +24,24 @@ use weightloom_errors::Hint;
 
 use crate::index::StoredFile;
 
-/// A place with files: a folder, or a prefix in an object store.
+/// A folder, or a prefix in an object store.
 ///
-/// Names are relative to the place, with `/` between folders. Implementations
+/// File names are relative to it, with `/` between folders. Implementations
 /// refuse names that lead out of it.
 pub trait Storage: Send + Sync {
-    /// Where this is, for messages.
+    /// Its location, for messages.
     fn location(&self) -> String;
 
-    /// The files that lie directly in the place, sorted by name.
+    /// The files at the top level, sorted by name.
     fn list(&self) -> Result<Vec<StoredFile>, StorageError>;
 
     /// The length of a file.
     fn length(&self, name: &str) -> Result<u64, StorageError>;
 
-    /// Reads exactly `into.len()` bytes from `offset` on.
+    /// Reads exactly `into.len()` bytes at `offset`.
     fn read_at(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), StorageError>;
 
-    /// The same in another way, where there are several.
+    /// As [`read_at`](Self::read_at), in a mode that the storage may ignore.
     fn read_with(
         &self,
         mode: ReadMode,
@@ -53,31 +53,29 @@ pub trait Storage: Send + Sync {
         self.read_at(name, offset, into)
     }
 
-    /// The bytes of a whole file in memory without reading them, where that is
-    /// possible. Only for files that nobody changes while the bytes are used.
+    /// Maps a whole file into memory, if the storage can. The file must not
+    /// change while the bytes are in use.
     fn map(&self, name: &str) -> Result<Option<SharedBytes>, StorageError> {
         let _ = name;
         Ok(None)
     }
 
-    /// Puts a whole file in its place, at once or not at all.
+    /// Writes a whole file atomically.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError>;
 
-    /// Begins a file that is written piece by piece and appears in its place
-    /// when it is finished.
+    /// Begins a file that is written in pieces and appears once it is finished.
     fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
         let _ = name;
         Err(StorageError::Unsupported { action: "write to", location: self.location() })
     }
 
-    /// Removes a file; it is no error if there is none.
+    /// Removes a file, if it exists.
     fn remove(&self, name: &str) -> Result<(), StorageError>;
 
-    /// The number of bytes that it is cheaper to read and throw away than to
-    /// ask a second time.
+    /// The gap in bytes up to which one larger read is cheaper than two.
     fn gap(&self) -> u64;
 
-    /// The folder, if this is one on a filesystem.
+    /// The folder, if the storage is one.
     fn folder(&self) -> Option<&Path> {
         None
     }
@@ -103,55 +101,48 @@ pub trait Storage: Send + Sync {
     }
 }
 
-/// Bytes that several hold.
+/// Bytes with shared ownership.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A file that is being written, in bounded memory however long it gets.
+/// A file that is being written in bounded memory.
 ///
-/// Dropped before it is finished, it leaves nothing behind.
+/// Dropping it before [`finish`](Self::finish) discards it.
 pub trait Upload: Send {
     /// Adds bytes at the end. After an error the file cannot be finished.
     fn write(&mut self, bytes: &[u8]) -> Result<(), StorageError>;
 
-    /// Puts the file in its place. Only then can it be seen.
+    /// Makes the file visible.
     fn finish(self: Box<Self>) -> Result<(), StorageError>;
 }
 
-/// How bytes come from a filesystem.
+/// How files of a folder are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Copied out of the system's cache. Good on every filesystem.
+    /// Through the page cache. Works well on every file system.
     Cached,
-    /// Through a memory map, which saves a call into the kernel for each
-    /// short run. Slow on network filesystems, and only for files that nobody
-    /// changes meanwhile.
+    /// Through a memory map, which saves a system call per short run. Slow on
+    /// network file systems, and only for files that do not change.
     Mapped,
-    /// Past the cache, for files larger than memory. Where the filesystem
-    /// cannot do that, as if cached.
+    /// Past the page cache (`O_DIRECT`), for files larger than memory. Falls
+    /// back to the cache where the file system does not support it.
     Direct,
 }
 
-/// Why a file could not be read or written.
+/// Why a file cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum StorageError {
-    /// There is no such file.
-    #[error("there is no `{file}` in {location}")]
+    #[error("cannot find `{file}` in {location}")]
     Missing { file: String, location: String },
-    /// The operating system refused.
     #[error("cannot {action} `{file}`: {message}")]
     Io { action: &'static str, file: String, kind: io::ErrorKind, message: String },
-    /// The file ends before the bytes that were asked for.
     #[error("`{file}` ends before byte {end}")]
     Short { file: String, end: u64 },
-    /// A file that should be small is not.
-    #[error("`{file}` has {length} bytes, more than the {limit} that such a file may have")]
+    #[error("cannot read `{file}`: it has {length} bytes, and the limit is {limit}")]
     TooLong { file: String, length: u64, limit: u64 },
-    /// A service said no, or nothing that makes sense.
     #[error("cannot {action} `{file}`: {fault}{}", detail(message))]
     Remote { action: &'static str, file: String, service: Service, fault: RemoteProblem, message: String },
-    /// It went wrong too often to try once more.
     #[error("cannot {action} `{file}`, gave up after {attempts} attempts: {fault}{}", detail(message))]
     GaveUp {
         action: &'static str,
@@ -161,26 +152,19 @@ pub enum StorageError {
         fault: RemoteProblem,
         message: String,
     },
-    /// A file became another one while it was read.
     #[error("`{file}` changed while it was read")]
     Changed { file: String },
-    /// A server gives out whole files only.
-    #[error("the server cannot give out parts of `{file}`")]
+    #[error("cannot read ranges of `{file}`: the server sends whole files only")]
     NoRanges { file: String },
-    /// The kind of place cannot do this.
     #[error("cannot {action} {location}")]
     Unsupported { action: &'static str, location: String },
-    /// A URL of a kind that is not known.
-    #[error("`{url}` is not the URL of a kind of storage that is known")]
+    #[error("unsupported storage URL `{url}`")]
     UnknownScheme { url: String },
-    /// A URL that cannot be used.
-    #[error("`{url}` cannot be used: {problem}")]
+    #[error("invalid URL `{url}`: {problem}")]
     Url { url: String, problem: &'static str },
-    /// A setting of a service that it does not have.
-    #[error("there is no setting `{key}` for {location}")]
+    #[error("unknown setting `{key}` for {location}")]
     UnknownSetting { key: String, location: String },
-    /// A name that leads out of the checkpoint.
-    #[error("`{name}` is not the name of a file inside the checkpoint")]
+    #[error("file name `{name}` leads out of the checkpoint")]
     Outside { name: String },
 }
 
@@ -193,23 +177,23 @@ impl StorageError {
 impl Hint for StorageError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Missing { .. } => Some("check the path; `ls` shows what is there".to_owned()),
+            Self::Missing { .. } => Some("check the path".to_owned()),
             Self::Io { kind: io::ErrorKind::StorageFull, .. } => Some(
-                "make room, or choose another place; nothing that was complete has been touched".to_owned(),
+                "free some space, or choose another disk; complete checkpoints are untouched".to_owned(),
             ),
             Self::Io { kind: io::ErrorKind::PermissionDenied, .. } => {
-                Some("check who owns the folder and its permissions".to_owned())
+                Some("check the owner and the permissions of the folder".to_owned())
             }
-            Self::Short { .. } => Some("the file was cut off; copy or download it again".to_owned()),
+            Self::Short { .. } => Some("copy or download the file again; it is truncated".to_owned()),
             Self::Remote { service, fault, .. } | Self::GaveUp { service, fault, .. } => {
                 remote_hint(*service, *fault)
             }
             Self::Changed { .. } => {
-                Some("somebody is writing there; wait until it is finished, and open it again".to_owned())
+                Some("wait until the other program has finished writing, then open it again".to_owned())
             }
             Self::NoRanges { .. } => Some("download the file and open it from disk".to_owned()),
             Self::Unsupported { .. } => {
-                Some("web servers can only be read, file by file; use S3, Google, Azure or a folder".to_owned())
+                Some("use S3, Google Cloud Storage, Azure or a folder; web servers are read-only and list no files".to_owned())
             }
             Self::UnknownScheme { .. } if cfg!(feature = "object-store") => {
                 Some("use s3://, gs://, az://, https://, http://, file:// or a path".to_owned())
@@ -219,17 +203,17 @@ impl Hint for StorageError {
                     .to_owned(),
             ),
             Self::UnknownSetting { .. } => {
-                Some("settings are named like the environment variables of the service".to_owned())
+                Some("use the names of the service's environment variables".to_owned())
             }
             Self::Outside { .. } => {
-                Some("the checkpoint is damaged or made to harm; get it from elsewhere".to_owned())
+                Some("get the checkpoint from a source that you trust; it is damaged or malicious".to_owned())
             }
             _ => None,
         }
     }
 }
 
-/// What a service adds to a fault, if it adds anything.
+/// The service's message in parentheses, if it has one.
 fn detail(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
@@ -258,7 +242,7 @@ fn remote_hint(service: Service, fault: RemoteProblem) -> Option<String> {
     }
 }
 
-/// Refuses names that are absolute or lead out of the place.
+/// Refuses names that are absolute or lead out of the storage.
 pub(crate) fn check_name(name: &str) -> Result<(), StorageError> {
     let inside = !name.is_empty()
         && !name.contains(['\\', '\0'])

@@ -1,4 +1,4 @@
-//! Comparing what was read with what was saved.
+//! Comparison of elements with their checksums.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,28 +12,28 @@ use crate::manifest::{EntryKind, MANIFEST_FILE, Manifest, digest_of};
 use crate::observer::Observer;
 use crate::stats::totals;
 
-/// A stretch of a tensor whose elements are not those that were saved.
+/// A chunk of a tensor whose elements differ from those saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedChunk {
     /// The tensor.
     pub tensor: String,
-    /// The first element of the stretch.
+    /// Its first element.
     pub start: u64,
     /// One past its last.
     pub end: u64,
 }
 
-/// Everything that is damaged.
+/// All damaged chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The stretches.
+    /// The chunks.
     pub chunks: Vec<DamagedChunk>,
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
-        write!(f, "{} of the checkpoint's stretches are not as they were saved:", self.chunks.len())?;
+        write!(f, "{} chunks of the checkpoint are damaged:", self.chunks.len())?;
         for chunk in self.chunks.iter().take(SHOWN) {
             write!(f, "\n  `{}`, elements {}..{}", chunk.tensor, chunk.start, chunk.end)?;
         }
@@ -44,7 +44,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// What a comparison found.
+/// Outcome of a comparison.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checked {
     /// Bytes that were compared.
@@ -52,11 +52,11 @@ pub(crate) struct Checked {
     pub(crate) damage: Vec<DamagedChunk>,
 }
 
-/// Compares sums with the manifest's. Every rank.
+/// Compares sums with those of the manifest. Every rank.
 ///
-/// A stretch that this rank has whole is compared at once. Where layouts say
-/// that the ranks together have so many copies of a tensor, so are their sums
-/// together, which covers shards of any form.
+/// A chunk that this rank holds whole is compared by itself. Where the ranks
+/// together hold a known number of copies of a tensor, their combined sums are
+/// compared, which covers shards of any shape.
 pub(crate) fn check_sums(
     manifest: &Manifest,
     sums: ChunkSums,
@@ -76,8 +76,8 @@ pub(crate) fn check_sums(
             let end = (start + elements).min(tensor.shape.volume() as u64);
             let length = end - start;
             let (own, all) = (own[number], all[number]);
-            let together = copies.get(name).copied().filter(|copies| all.count == copies * length);
-            let wrong = match together {
+            let replicas = copies.get(name).copied().filter(|copies| all.count == copies * length);
+            let wrong = match replicas {
                 Some(copies) => expected.wrapping_mul(copies) != all.low,
                 None if own.count == length => expected != own.low,
                 None => continue,
@@ -91,12 +91,12 @@ pub(crate) fn check_sums(
     Ok(checked)
 }
 
-/// What a check of a whole checkpoint found.
+/// Outcome of verifying a whole checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Tensors that were read.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Bytes of them.
+    /// Bytes of the tensors.
     pub bytes: u64,
     /// Whether the checkpoint has checksums, and every byte was compared with
     /// them. Without, everything can be read, and the files are as long as
@@ -130,8 +130,7 @@ pub fn verify(source: &Source, observer: &dyn Observer) -> Result<VerifyReport, 
                 damage.push(DamagedChunk { tensor: name.clone(), start, end });
             }
         }
-        // The sums of all stretches may be right and the fingerprint wrong
-        // only if the manifest is.
+        // Right chunks with a wrong fingerprint mean that the manifest is wrong.
         if damage.is_empty() && found.is_none_or(|found| found.fingerprint != tensor.fingerprint) {
             damage.push(DamagedChunk { tensor: name.clone(), start: 0, end: tensor.shape.volume() as u64 });
         }

@@ -1,45 +1,43 @@
-//! Tensors made of parts of others, without reading any: cut, joined,
-//! transposed, regrouped. Only where bytes go is changed, so whoever wants a
-//! part of the result reads that part alone.
+//! Views of stored tensors: narrow, join, stack, transpose, regroup.
+//!
+//! A view only rearranges tiles and reads nothing, so that reading a region of
+//! it reads that region alone.
 
 use weightloom_layout::{Dims, Region, Shape};
 
 use crate::codec::{Codec, GroupParams};
 use crate::index::{Strides, TensorEntry, Tile};
 
-/// Why tensors cannot be seen in another way.
+/// Why a view is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ViewError {
-    /// A dim that the tensor does not have.
-    #[error("there is no dim {dim} in a tensor of shape {shape}")]
+    #[error("dim {dim} is out of range for shape {shape}")]
     NoSuchDim { dim: usize, shape: Shape },
-    /// A range outside of the tensor.
-    #[error("{start}..{end} is not inside of dim {dim} of {shape}")]
+    #[error("range {start}..{end} is out of bounds for dim {dim} of shape {shape}")]
     Range { dim: usize, start: usize, end: usize, shape: Shape },
-    /// Tensors that cannot be joined.
-    #[error("{first} and {second} cannot be joined along dim {dim}")]
+    #[error("cannot join {first} and {second} along dim {dim}")]
     Join { first: String, second: String, dim: usize },
-    /// Nothing to join.
-    #[error("there is nothing to join")]
+    #[error("cannot join zero tensors")]
     Nothing,
-    /// A dim that does not split into groups.
-    #[error("dim {dim} of {shape} is not {outer} × {inner} × a whole number, or is stored in parts")]
+    #[error(
+        "cannot regroup dim {dim} of {shape}: it is not a multiple of {outer} × {inner}, or is stored in several tiles"
+    )]
     Groups { dim: usize, shape: Shape, outer: usize, inner: usize },
 }
 
 impl Tile {
-    /// The part of the tile in a region, which must be inside of it.
-    fn part(&self, region: &Region) -> Self {
+    /// The sub-tile in a region, which must be inside the tile.
+    fn sub_tile(&self, region: &Region) -> Self {
         let ahead: Dims = region.start().iter().zip(self.region.start()).map(|(a, b)| a - b).collect();
-        let behind = |strides: &Strides| -> u64 {
+        let distance = |strides: &Strides| -> u64 {
             ahead.iter().zip(strides).map(|(&steps, &stride)| steps as u64 * stride).sum()
         };
         let mut tile = self.clone();
         tile.region = region.clone();
-        // The packed dim has stride 0, so only the lead tells.
-        tile.offset += behind(&self.strides);
+        // The packed dim has stride 0; `lead` counts its elements.
+        tile.offset += distance(&self.strides);
         match &mut tile.codec {
             Codec::Raw => {}
             Codec::Blocks(blocks) => {
@@ -50,8 +48,8 @@ impl Tile {
             }
             Codec::Affine(affine) => {
                 affine.lead += ahead[affine.dim];
-                affine.scales.offset += behind(&affine.scales.strides);
-                affine.biases.offset += behind(&affine.biases.strides);
+                affine.scales.offset += distance(&affine.scales.strides);
+                affine.biases.offset += distance(&affine.biases.strides);
             }
         }
         tile
@@ -92,7 +90,7 @@ impl TensorEntry {
         }
     }
 
-    /// The part of the tensor in a range of one dim.
+    /// The tensor in a range of one dim.
     pub fn narrow(&self, dim: usize, range: std::ops::Range<usize>) -> Result<Self, ViewError> {
         self.check_dim(dim)?;
         if range.start > range.end || range.end > self.shape[dim] {
@@ -102,7 +100,7 @@ impl TensorEntry {
         let wanted = Region::whole(&self.shape).with_range(dim, range.clone());
         let tiles = self.tiles.iter().filter_map(|tile| {
             let part = tile.region.intersect(&wanted).filter(|part| !part.is_empty())?;
-            let mut tile = tile.part(&part);
+            let mut tile = tile.sub_tile(&part);
             let moved = part.range(dim).start - range.start;
             tile.region = part.with_range(dim, moved..moved + part.size()[dim]);
             Some(tile)
@@ -110,7 +108,7 @@ impl TensorEntry {
         Ok(Self { dtype: self.dtype, shape: wanted.shape(), tiles: tiles.collect() })
     }
 
-    /// Tensors one behind the other along a dim.
+    /// Concatenates tensors along a dim.
     pub fn join(dim: usize, parts: &[Self]) -> Result<Self, ViewError> {
         let first = parts.first().ok_or(ViewError::Nothing)?;
         first.check_dim(dim)?;
@@ -166,12 +164,12 @@ impl TensorEntry {
         Ok(Self { dtype: self.dtype, tiles: tiles.collect(), shape })
     }
 
-    /// Tensors of one shape as one with a new first dim, as many as there are.
+    /// Stacks tensors of one shape along a new first dim.
     pub fn stack(parts: &[Self]) -> Result<Self, ViewError> {
         Self::join(0, &parts.iter().map(Self::lifted).collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// The tensors that [`stack`](Self::stack) would make this one of.
+    /// The inverse of [`stack`](Self::stack).
     pub fn unstack(&self) -> Result<Vec<Self>, ViewError> {
         self.check_dim(0)?;
         let lower = |values: &[usize]| -> Dims { values[1..].iter().copied().collect() };
@@ -200,7 +198,7 @@ impl TensorEntry {
         (0..self.shape[0]).map(one).collect()
     }
 
-    /// The tensor with two dims exchanged.
+    /// Swaps two dims.
     pub fn transpose(&self, first: usize, second: usize) -> Result<Self, ViewError> {
         self.check_dim(first)?;
         self.check_dim(second)?;
@@ -212,10 +210,10 @@ impl TensorEntry {
         Ok(Self { dtype: self.dtype, shape, tiles })
     }
 
-    /// The tensor with a dim of `outer × inner × rest` elements turned into
-    /// `outer × rest × inner`: what takes rotary weights from interleaved
-    /// pairs to halves is `regroup(0, heads, head_size / 2)`, and back is
-    /// `regroup(0, heads, 2)`.
+    /// Transposes a dim of `outer × inner × rest` elements to
+    /// `outer × rest × inner`: `regroup(0, heads, head_size / 2)` takes rotary
+    /// weights from interleaved pairs to halves, and `regroup(0, heads, 2)`
+    /// takes them back.
     pub fn regroup(&self, dim: usize, outer: usize, inner: usize) -> Result<Self, ViewError> {
         self.check_dim(dim)?;
         let size = self.shape[dim];
@@ -235,7 +233,7 @@ impl TensorEntry {
                     // Elements `place`, `place + rest`, … of the group.
                     let from = group * inner * rest + place;
                     let to = (group * rest + place) * inner;
-                    let one = tile.part(&tile.region.with_range(dim, from..from + 1));
+                    let one = tile.sub_tile(&tile.region.with_range(dim, from..from + 1));
                     let mut spread = one.clone();
                     spread.region = tile.region.with_range(dim, to..to + inner);
                     spread.strides[dim] *= rest as u64;

@@ -1,9 +1,8 @@
-//! `consolidated.NN.pth`: one file of `torch.save` for each model-parallel
-//! rank, as Meta publishes Llama.
+//! `consolidated.NN.pth`: one `torch.save` file per model-parallel rank, as Meta
+//! publishes Llama.
 //!
-//! The files do not say how tensors were cut; their names do. A name that is
-//! not known is an error, since a guess would give a wrong model. Names stay
-//! as they are.
+//! Only the tensors' names determine how they were split. An unknown name is an
+//! error, since a guess could give a wrong model. Names stay unchanged.
 
 use std::collections::BTreeMap;
 
@@ -15,45 +14,39 @@ use crate::error::CheckpointError;
 use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
 use crate::storage::Storage;
 
-/// The first file, by which such a folder is known.
+/// The first file, which identifies the format.
 pub const FIRST_FILE: &str = "consolidated.00.pth";
 
-/// What is wrong with a folder of consolidated files.
+/// Why a folder of consolidated files cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ConsolidatedError {
-    /// A gap in the numbers.
-    #[error("`{file}` is missing, but there is one with a higher number")]
+    #[error("`{file}` is missing, but a file with a higher number exists")]
     Missing { file: String },
-    /// A tensor that only some files have.
-    #[error("it does not have `{tensor}`, which another file has")]
+    #[error("`{tensor}` is missing, but another file has it")]
     NotInFile { tensor: String },
-    /// A tensor whose parts differ in shape or dtype.
     #[error("`{tensor}` is {found} of {dtype} here, but {expected} of {expected_dtype} in the first file")]
     Differs { tensor: String, found: Shape, dtype: DType, expected: Shape, expected_dtype: DType },
-    /// A name that does not say how the tensor was cut.
-    #[error("nothing says how `{tensor}` was cut into {files} files")]
+    #[error("cannot tell along which dim `{tensor}` was split into {files} files")]
     Unknown { tensor: String, files: usize },
-    /// Embeddings that do not add up to the width of the model.
     #[error("`{tensor}` is {shape} in each of {files} files, which does not fit a model of width {width}")]
     Width { tensor: String, shape: Shape, files: usize, width: usize },
-    /// A shape that cannot be.
-    #[error("`{tensor}` would have an impossible shape: {source}")]
-    Shape { tensor: String, source: ShapeError },
+    #[error("the merged shape of `{tensor}` is invalid: {problem}")]
+    Shape { tensor: String, problem: ShapeError },
 }
 
 impl Hint for ConsolidatedError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Missing { .. } | Self::Width { .. } => {
-                Some("copy or download the folder again, with all of its files".to_owned())
+                Some("copy or download the whole folder again".to_owned())
             }
             Self::NotInFile { .. } | Self::Differs { .. } => {
-                Some("the folder mixes files of two checkpoints; copy or download it again".to_owned())
+                Some("copy or download the folder again; it mixes files of two checkpoints".to_owned())
             }
             Self::Unknown { .. } => Some(
-                "only the names of Llama are known; convert the checkpoint with the program that wrote it"
+                "convert the checkpoint with the program that wrote it; only Llama's tensor names are supported"
                     .to_owned(),
             ),
             Self::Shape { .. } => None,
@@ -99,31 +92,36 @@ fn sequence(files: &[StoredFile]) -> Result<Vec<String>, CheckpointError> {
     }
 }
 
-/// How a tensor was cut.
-enum Cut {
-    /// Every file has all of it.
-    Nowhere,
-    /// Every file has a part along one dim.
+/// How a tensor was split.
+enum Split {
+    /// Replicated in every file.
+    Replicated,
+    /// Split along one dim.
     Along(usize),
 }
 
-fn cut(tensor: &str, shape: &Shape, files: usize, width: Option<usize>) -> Result<Cut, ConsolidatedError> {
+fn split_of(
+    tensor: &str,
+    shape: &Shape,
+    files: usize,
+    width: Option<usize>,
+) -> Result<Split, ConsolidatedError> {
     let unknown = || ConsolidatedError::Unknown { tensor: tensor.to_owned(), files };
     // A single file is checked only for being one of several.
     if tensor == "rope.freqs" || (files == 1 && (tensor != "tok_embeddings.weight" || width.is_none())) {
-        return Ok(Cut::Nowhere);
+        return Ok(Split::Replicated);
     }
     let (path, kind) = tensor.rsplit_once('.').ok_or_else(unknown)?;
     let layer = path.rsplit('.').next().unwrap_or(path);
-    let cut = match (layer, kind) {
-        (norm, "weight" | "bias") if norm == "norm" || norm.ends_with("_norm") => Cut::Nowhere,
-        ("wq" | "wk" | "wv" | "w1" | "w3" | "output", "weight" | "bias") => Cut::Along(0),
-        ("wo" | "w2", "weight") => Cut::Along(1),
-        ("wo" | "w2", "bias") => Cut::Nowhere,
-        // Llama 3 cuts the vocabulary, earlier ones the width.
+    let split = match (layer, kind) {
+        (norm, "weight" | "bias") if norm == "norm" || norm.ends_with("_norm") => Split::Replicated,
+        ("wq" | "wk" | "wv" | "w1" | "w3" | "output", "weight" | "bias") => Split::Along(0),
+        ("wo" | "w2", "weight") => Split::Along(1),
+        ("wo" | "w2", "bias") => Split::Replicated,
+        // Llama 3 splits the vocabulary, earlier versions the width.
         ("tok_embeddings", "weight") => match (&shape[..], width) {
-            (&[_, columns], Some(width)) if columns == width => Cut::Along(0),
-            (&[_, columns], Some(width)) if columns.checked_mul(files) == Some(width) => Cut::Along(1),
+            (&[_, columns], Some(width)) if columns == width => Split::Along(0),
+            (&[_, columns], Some(width)) if columns.checked_mul(files) == Some(width) => Split::Along(1),
             (_, Some(width)) => {
                 let (tensor, shape) = (tensor.to_owned(), shape.clone());
                 return Err(ConsolidatedError::Width { tensor, shape, files, width });
@@ -132,13 +130,13 @@ fn cut(tensor: &str, shape: &Shape, files: usize, width: Option<usize>) -> Resul
         },
         _ => return Err(unknown()),
     };
-    match cut {
-        Cut::Along(dim) if dim >= shape.ndim() => Err(unknown()),
-        cut => Ok(cut),
+    match split {
+        Split::Along(dim) if dim >= shape.ndim() => Err(unknown()),
+        split => Ok(split),
     }
 }
 
-/// Puts the parts of a tensor together.
+/// Merges the shards of a tensor.
 fn merge(
     tensor: &str,
     names: &[String],
@@ -164,14 +162,14 @@ fn merge(
     }
     let failed = |error: ConsolidatedError| CheckpointError::format(FIRST_FILE, error);
     let first = parts[0];
-    let Cut::Along(dim) = cut(tensor, &first.shape, parts.len(), width).map_err(failed)? else {
+    let Split::Along(dim) = split_of(tensor, &first.shape, parts.len(), width).map_err(failed)? else {
         return Ok(first.clone());
     };
     let size = first.shape[dim];
     let mut sizes = first.shape.to_vec();
     sizes[dim] = size.saturating_mul(parts.len());
     let shape = Shape::new(&sizes)
-        .map_err(|source| failed(ConsolidatedError::Shape { tensor: tensor.to_owned(), source }))?;
+        .map_err(|problem| failed(ConsolidatedError::Shape { tensor: tensor.to_owned(), problem }))?;
     let whole = Region::whole(&shape);
     let place = |(number, part): (usize, &&TensorEntry)| {
         let region = whole.with_range(dim, number * size..(number + 1) * size);

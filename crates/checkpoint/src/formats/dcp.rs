@@ -1,13 +1,12 @@
 //! Folders of `torch.distributed.checkpoint`.
 //!
-//! Three forms are read. The usual one has a pickled `.metadata` and
-//! `*.distcp` files whose items are archives of `torch.save`, one after
-//! another. The second has the same `.metadata`, but each file's tensors are
-//! one safetensors file behind the other items. The third, which is meant for
-//! Hugging Face, has no `.metadata`: each rank's safetensors file says where
-//! its parts begin.
+//! Three variants are read. The default one has a pickled `.metadata` and
+//! `*.distcp` files of consecutive `torch.save` archives. The second has the
+//! same `.metadata`, but the tensors of each file form one safetensors file
+//! after the other items. The third, for Hugging Face, has no `.metadata`: each
+//! rank's safetensors file contains the offsets of its shards.
 //!
-//! The first form is written, too: see [`DcpRank`].
+//! The first variant can also be written; see [`DcpRank`].
 
 mod read;
 mod records;
@@ -23,60 +22,52 @@ pub use write::{DcpFile, DcpItem, DcpItemLayout, DcpRank, DcpValue, file_name, m
 use weightloom_errors::Hint;
 use weightloom_layout::{RegionError, ShapeError, TilingError};
 
-/// The name of the file that describes the others.
+/// The metadata file.
 pub const METADATA_FILE: &str = ".metadata";
 
-/// The most dims that a tensor in several parts may have: proving that the
-/// parts make it up takes time that doubles with each dim.
+/// The most dims of a sharded tensor: the cost of checking that its chunks
+/// cover it doubles with each dim.
 const MAX_CUT_DIMS: usize = 8;
 
-/// What is wrong with a distributed checkpoint.
+/// Why a DCP folder cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum DcpError {
     #[error("`{field}` of {entry} is missing or malformed")]
     Field { entry: String, field: &'static str },
-    /// A part that is in no file.
-    #[error("it does not say which file has the part of `{name}` at {offsets:?}")]
+    #[error("cannot locate the chunk of `{name}` at {offsets:?}")]
     NoPlace { name: String, offsets: Vec<usize> },
-    /// Data that were compressed or encrypted on their way into the file.
-    #[error("`{name}` was changed by {transforms} when it was written")]
+    #[error("cannot read `{name}`: it was transformed by {transforms} when it was written")]
     Transformed { name: String, transforms: String },
-    /// A dtype that we do not have.
-    #[error("`{tensor}` has dtype {dtype}, which is not supported")]
+    #[error("`{tensor}` has unsupported dtype {dtype}")]
     DType { tensor: String, dtype: String },
-    /// A shape that cannot be.
-    #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape { tensor: String, source: ShapeError },
-    /// A part that cannot be.
-    #[error("`{tensor}` has an impossible part: {source}")]
-    Region { tensor: String, source: RegionError },
-    /// A tensor in parts with too many dims.
-    #[error("`{tensor}` has {dims} dims, but in parts it may have at most {MAX_CUT_DIMS}")]
+    #[error("`{tensor}` has an invalid shape: {problem}")]
+    Shape { tensor: String, problem: ShapeError },
+    #[error("`{tensor}` has an invalid chunk: {problem}")]
+    Region { tensor: String, problem: RegionError },
+    #[error("`{tensor}` has {dims} dims, and a sharded tensor may have at most {MAX_CUT_DIMS}")]
     Dims { tensor: String, dims: usize },
-    /// What is in the file is not what the description says.
-    #[error("the part of `{tensor}` at byte {offset} is not what the checkpoint's description says")]
+    #[error("the chunk of `{tensor}` at byte {offset} does not match the checkpoint's metadata")]
     ChunkMismatch { tensor: String, offset: u64 },
     #[error("cannot decode the value `{name}`: {message}")]
     Value { name: String, message: String },
-    /// Two parts that disagree about their tensor.
-    #[error("parts of `{tensor}` disagree about its shape or dtype")]
+    #[error("chunks of `{tensor}` disagree about its shape or dtype")]
     Disagree { tensor: String },
-    /// Two values of one name.
-    #[error("there are two values `{name}`")]
+    #[error("the name `{name}` occurs twice")]
     Twice { name: String },
-    /// Parts that do not make up their tensor.
-    #[error("the parts of `{tensor}` do not make it up: {source}")]
-    Tiling { tensor: String, source: TilingError },
+    #[error("cannot assemble `{tensor}` from its chunks: {problem}")]
+    Tiling { tensor: String, problem: TilingError },
 }
 
 impl Hint for DcpError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Transformed { .. } => Some("save it again without extensions".to_owned()),
+            Self::Transformed { .. } => {
+                Some("save it again without extensions of the storage writer".to_owned())
+            }
             Self::NoPlace { .. } | Self::ChunkMismatch { .. } => {
-                Some("the folder mixes files of two checkpoints; copy or save it again".to_owned())
+                Some("copy or save the folder again; it mixes files of two checkpoints".to_owned())
             }
             _ => None,
         }

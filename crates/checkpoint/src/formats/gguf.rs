@@ -1,9 +1,8 @@
 //! GGUF, versions 2 and 3, in one file or in parts.
 //!
-//! Tensors get the names, shapes and order of rows that they have in Hugging
-//! Face checkpoints, where the architecture is known: what a converter
-//! rearranged is put back by tiles, so that no element is touched. Packed
-//! tensors are `f32` once decoded.
+//! For known architectures, tensors get the names, shapes and row order of
+//! Hugging Face checkpoints: tiles undo the converter's rearrangements without
+//! touching an element. Packed tensors decode to `f32`.
 
 mod header;
 mod names;
@@ -26,85 +25,63 @@ use header::Header;
 use names::Names;
 use tensor::TensorLayout;
 
-/// Tensors begin at multiples of this unless the file says otherwise.
+/// The default alignment of tensors.
 const ALIGNMENT: u64 = 32;
 
-/// What is wrong with a GGUF file.
+/// Why a GGUF file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum GgufError {
-    /// It does not begin as such files do.
-    #[error("it is no GGUF file")]
+    #[error("not a GGUF file")]
     NotGguf,
-    /// The other byte order.
-    #[error("it is in big-endian byte order, which is not supported")]
+    #[error("unsupported byte order: big-endian")]
     BigEndian,
-    /// A version that we do not know.
-    #[error("it has version {version}; versions 2 and 3 are supported")]
+    #[error("unsupported GGUF version {version}; 2 and 3 are supported")]
     Version { version: u32 },
-    /// The file ends before what it claims to hold.
-    #[error("it needs {end} bytes, but has {length}")]
+    #[error("the header needs {end} bytes, but the file has {length}")]
     Short { end: u64, length: u64 },
-    /// Metadata of absurd length.
-    #[error("its metadata are longer than {limit} bytes")]
+    #[error("the header is longer than {limit} bytes")]
     HeaderTooLong { limit: u64 },
-    /// Text that is not UTF-8.
-    #[error("the text of {of} is not valid UTF-8")]
+    #[error("the text of {of} is not UTF-8")]
     NotText {
-        /// What the text is of: a key, or what it is called.
+        /// A key, or a description of the text.
         of: String,
     },
-    /// A type of metadata that we do not know.
-    #[error("`{key}` has values of unknown type {kind}")]
+    #[error("`{key}` has unknown value type {kind}")]
     ValueType { key: String, kind: u32 },
-    /// Arrays nested too deeply.
     #[error("`{key}` has arrays nested deeper than {limit}")]
     Depth { key: String, limit: usize },
-    /// A key comes twice.
-    #[error("it has the key `{key}` twice")]
+    #[error("the key `{key}` occurs twice")]
     KeyTwice { key: String },
-    /// An alignment that is no power of two.
-    #[error("its alignment is {found}, which is no power of two")]
+    #[error("the alignment {found} is not a power of two")]
     Alignment { found: String },
-    /// Too many dims.
     #[error("`{tensor}` has {count} dims, more than {limit}")]
     Dims { tensor: String, count: u32, limit: u32 },
-    /// A shape that cannot be.
-    #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape { tensor: String, source: ShapeError },
-    /// A type of elements that we do not decode.
-    #[error("`{tensor}` has type {kind}, which is not supported")]
+    #[error("`{tensor}` has an invalid shape: {problem}")]
+    Shape { tensor: String, problem: ShapeError },
+    #[error("`{tensor}` has unsupported type {kind}")]
     TensorType {
         tensor: String,
         /// The name of its type, or the number.
         kind: String,
     },
-    /// Rows that are not whole blocks.
-    #[error("`{tensor}` has rows of {row} elements, which are no whole blocks of {format}")]
+    #[error("`{tensor}` has rows of {row} elements, which is not a multiple of {format}'s block size")]
     Row { tensor: String, row: usize, format: BlockFormat },
-    /// An offset that cannot be.
-    #[error("`{tensor}` is said to begin at byte {offset} of the data, which cannot be")]
+    #[error("`{tensor}` has an invalid offset {offset}")]
     Offset { tensor: String, offset: u64 },
-    /// Two tensors share bytes.
     #[error("`{tensor}` begins before `{before}` ends")]
     Overlap { tensor: String, before: String },
-    /// Two tensors have one name.
-    #[error("it has `{tensor}` twice")]
+    #[error("the tensor `{tensor}` occurs twice")]
     Twice { tensor: String },
-    /// Rows cannot be put in order without the number of heads.
-    #[error("the order of rows of `{tensor}` depends on `{key}`, which is missing")]
+    #[error("cannot reorder the rows of `{tensor}`: `{key}` is missing")]
     NoCount { tensor: String, key: String },
-    /// Rows that heads cannot share.
-    #[error("`{tensor}` has {rows} rows, which {heads} heads cannot have halves of")]
+    #[error("cannot reorder the rows of `{tensor}`: {rows} rows do not split into halves of {heads} heads")]
     Heads { tensor: String, rows: u64, heads: u64 },
-    /// Stacked experts that are none.
-    #[error("`{tensor}` should stack experts in the first of three dims, but has shape {shape}")]
+    #[error("`{tensor}` should have three dims, experts first, but has shape {shape}")]
     Experts { tensor: String, shape: Shape },
-    /// One of several parts, but under a name of its own.
-    #[error("it is one of {count} parts, but is not named as such")]
+    #[error("one of {count} parts without a part number in its name")]
     PartName { count: u64 },
-    /// More than one checkpoint in a folder.
     #[error("`{other}` is another checkpoint in the same folder")]
     Several { other: String },
 }
@@ -112,9 +89,9 @@ pub enum GgufError {
 impl Hint for GgufError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Short { .. } => Some("the file was cut off; copy or download it again".to_owned()),
+            Self::Short { .. } => Some("copy or download the file again; it is truncated".to_owned()),
             Self::BigEndian | Self::Version { .. } => {
-                Some("convert the model again with a present llama.cpp".to_owned())
+                Some("convert the model again with a current llama.cpp".to_owned())
             }
             Self::TensorType { .. } => {
                 let names: Vec<&str> = BlockFormat::ALL.iter().map(|format| format.name()).collect();
@@ -129,19 +106,19 @@ impl Hint for GgufError {
     }
 }
 
-/// All metadata of a file, with types, in the order of the file. Of a
-/// checkpoint in parts, that of the first, whichever is named.
+/// The metadata of a file, in file order. For a checkpoint in parts, that of the
+/// first part.
 pub fn read_metadata(storage: &dyn Storage, name: &str) -> Result<Vec<(String, GgufValue)>, CheckpointError> {
     let first = parts(name).first().cloned().unwrap_or_default();
     Ok(Header::read(storage, &first)?.metadata)
 }
 
-/// Indexes one file, or all parts if it is one of several.
+/// Indexes one file, or all parts of a checkpoint if it is one of several.
 pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointError> {
     let names = parts(name);
     let headers: Vec<Header> =
         names.iter().map(|name| Header::read(storage, name)).collect::<Result<_, _>>()?;
-    // What a checkpoint says of itself is in its first part.
+    // The first part has the metadata.
     let metadata = headers.first().map_or(&[][..], |header| &header.metadata);
     let tensor_names = Names::new(metadata);
     let mut files = Vec::new();
@@ -201,8 +178,8 @@ fn entries(
         }
         let end = info.offset + layout.bytes;
         before = Some((&info.name, end));
-        // Checked here rather than by the index, so that parts are made only
-        // of tensors that are really there.
+        // Checked here rather than by the index, so that tiles are only made of
+        // tensors that exist.
         if data + end > header.length {
             let (tensor, file, start) = (info.name.clone(), name.to_owned(), data + info.offset);
             let (end, length) = (u128::from(data + end), header.length);
@@ -218,7 +195,7 @@ fn alignment(metadata: &[(String, GgufValue)]) -> Result<u64, GgufError> {
     let Some(value) = value_at(metadata, "general.alignment") else {
         return Ok(ALIGNMENT);
     };
-    // Up to a size that cannot make sums overflow.
+    // Limited so that sums cannot overflow.
     value
         .as_count()
         .filter(|&count| count.is_power_of_two() && count <= 1 << 30)
@@ -233,8 +210,8 @@ fn count_at(metadata: &[(String, GgufValue)], key: &str) -> Option<u64> {
     value_at(metadata, key).and_then(GgufValue::as_count)
 }
 
-/// The files that a checkpoint is in: those of `name-00001-of-00003.gguf`, or
-/// the one that is named.
+/// The files of a checkpoint: all of `name-00001-of-00003.gguf`, or a single
+/// file.
 fn parts(name: &str) -> Vec<String> {
     let of = |name: &str| -> Option<Vec<String>> {
         let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;

@@ -1,9 +1,8 @@
-//! MLX folders: safetensors whose quantised weights lie in three tensors.
+//! MLX folders: safetensors with quantised weights in three tensors each.
 //!
-//! `X.weight` holds packed words, `X.scales` and `X.biases` one value for each
-//! group of elements. The three become one tensor `X.weight` of the scales'
-//! dtype. How many bits and how large groups are is in `config.json`; what it
-//! says must fit the shapes.
+//! `X.weight` holds packed words, `X.scales` and `X.biases` one value per group
+//! of elements. The three become one tensor `X.weight` of the scales' dtype.
+//! Bits and group size come from `config.json` and must match the shapes.
 
 mod affine;
 
@@ -20,33 +19,27 @@ use crate::error::CheckpointError;
 use crate::index::{Format, Index, Strides, TensorEntry, Tile, row_major};
 use crate::storage::Storage;
 
-/// The file that says how weights are quantised.
+/// The file with the quantisation parameters.
 const CONFIG: &str = "config.json";
 
 /// The longest config that is read.
 const MAX_CONFIG: u64 = 1 << 24;
 
-/// What is wrong with a quantised MLX folder.
+/// Why a quantised MLX folder cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum MlxError {
-    /// The config is not JSON.
-    #[error("it is not valid: {message}")]
+    #[error("malformed JSON: {message}")]
     Config { message: String },
-    /// A way to quantise that we do not decode.
-    #[error("`{module}` is quantised in mode {mode}, which is not supported")]
+    #[error("`{module}` is quantised in unsupported mode {mode}")]
     Mode { module: String, mode: String },
-    /// Bits or a group size that cannot be.
-    #[error("`{module}` is said to have {bits} bits in groups of {group}, which cannot be")]
+    #[error("`{module}` has unsupported quantisation: {bits} bits in groups of {group}")]
     Numbers { module: String, bits: u64, group: u64 },
-    /// Scales without biases.
     #[error("`{module}` has scales but no biases")]
     NoBiases { module: String },
-    /// Scales or biases of a dtype that they cannot have.
-    #[error("`{tensor}` has dtype {dtype}")]
+    #[error("`{tensor}` has unsupported dtype {dtype}")]
     DType { tensor: String, dtype: DType },
-    /// Shapes that do not fit one another, or not the config.
     #[error(
         "`{module}` has words {words}, scales {scales} and biases {biases}, which are not {bits} bits in groups of {group}"
     )]
@@ -57,18 +50,18 @@ impl Hint for MlxError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Mode { .. } => {
-                Some("use a model that was quantised in mode affine, or not at all".to_owned())
+                Some("use a model quantised in mode `affine`, or an unquantised one".to_owned())
             }
             Self::Shapes { .. } | Self::NoBiases { .. } => Some(format!(
-                "`{CONFIG}` belongs to another model, or files are missing; copy or download the folder again"
+                "copy or download the folder again; `{CONFIG}` belongs to another model, or files are missing"
             )),
             _ => None,
         }
     }
 }
 
-/// Puts quantised weights together, where a folder's config says that they
-/// are; an index of other tensors stays as it is.
+/// Joins the three tensors of each quantised weight, if the folder's config
+/// has quantisation parameters.
 pub(crate) fn join_quantised(storage: &dyn Storage, index: Index) -> Result<Index, CheckpointError> {
     let modules: Vec<String> = quantised_modules(&index);
     if modules.is_empty() || !storage.exists(CONFIG)? {
@@ -82,8 +75,8 @@ pub(crate) fn join_quantised(storage: &dyn Storage, index: Index) -> Result<Inde
     };
     let mut tensors = index.tensors().clone();
     for module in modules {
-        if let Some(numbers) = Numbers::of(section, &module).map_err(failed)? {
-            join(&mut tensors, &module, numbers).map_err(failed)?;
+        if let Some(params) = QuantParams::of(section, &module).map_err(failed)? {
+            join(&mut tensors, &module, params).map_err(failed)?;
         }
     }
     let joined = Index::new(Format::Mlx, index.files().to_vec(), tensors)?;
@@ -100,8 +93,8 @@ fn quantised_modules(index: &Index) -> Vec<String> {
         .collect()
 }
 
-/// The part of a config that says how MLX quantised. Other tools use the
-/// second name for methods of their own, which they name.
+/// The section of a config with MLX's quantisation parameters. Other tools use
+/// the second key too, with a `quant_method`.
 fn section(config: &Value) -> Option<&Value> {
     let own = config.get("quantization").filter(|section| section.is_object());
     own.or_else(|| {
@@ -110,16 +103,15 @@ fn section(config: &Value) -> Option<&Value> {
     })
 }
 
-/// How one module is quantised.
+/// Quantisation parameters of one module.
 #[derive(Clone, Copy, Debug)]
-struct Numbers {
+struct QuantParams {
     bits: usize,
     group: usize,
 }
 
-impl Numbers {
-    /// What a config says of a module; `None` if it says that the module is
-    /// not quantised.
+impl QuantParams {
+    /// The parameters of a module; `None` if the config excludes it.
     fn of(section: &Value, module: &str) -> Result<Option<Self>, MlxError> {
         let own = match section.get(module) {
             Some(Value::Bool(false)) => return Ok(None),
@@ -130,7 +122,7 @@ impl Numbers {
         if mode != "affine" {
             return Err(MlxError::Mode { module: module.to_owned(), mode: mode.to_owned() });
         }
-        // What MLX takes where nothing is said.
+        // MLX's defaults.
         let number = |key: &str, usual| own.get(key).and_then(Value::as_u64).unwrap_or(usual);
         let (bits, group) = (number("bits", 4), number("group_size", 64));
         let known = matches!(bits, 2..=6 | 8) && matches!(group, 16 | 32 | 64 | 128);
@@ -145,7 +137,7 @@ impl Numbers {
 fn join(
     tensors: &mut BTreeMap<String, TensorEntry>,
     module: &str,
-    Numbers { bits, group }: Numbers,
+    QuantParams { bits, group }: QuantParams,
 ) -> Result<(), MlxError> {
     let weight = format!("{module}.weight");
     let mut take =
@@ -158,7 +150,7 @@ fn join(
             return Err(MlxError::DType { tensor: name.clone(), dtype: entry.dtype });
         }
     }
-    let joined = shape_of(&words.shape, &scales.shape, Numbers { bits, group })
+    let joined = shape_of(&words.shape, &scales.shape, QuantParams { bits, group })
         .filter(|_| scales.shape == biases.shape)
         .and_then(|shape| {
             let dim = shape.ndim() - 1;
@@ -182,8 +174,8 @@ fn join(
     Ok(())
 }
 
-/// The shape of the elements, if that of the scales fits the words.
-fn shape_of(words: &[usize], scales: &[usize], Numbers { bits, group }: Numbers) -> Option<Shape> {
+/// The shape of the elements, if the shapes of words and scales match.
+fn shape_of(words: &[usize], scales: &[usize], QuantParams { bits, group }: QuantParams) -> Option<Shape> {
     let ((&row, outer), (&groups, scale_outer)) = (words.split_last()?, scales.split_last()?);
     let elements = groups.checked_mul(group)?;
     if outer != scale_outer || elements.checked_mul(bits)? != row.checked_mul(32)? {
@@ -192,8 +184,7 @@ fn shape_of(words: &[usize], scales: &[usize], Numbers { bits, group }: Numbers)
     Shape::new(&[outer, &[elements]].concat()).ok()
 }
 
-/// Where rows begin and how far apart they are, if their values follow one
-/// another.
+/// File, offset and strides of rows, if their values are contiguous.
 fn rows(entry: &TensorEntry) -> Option<(crate::index::FileId, u64, Strides)> {
     let [tile] = entry.tiles.as_slice() else { return None };
     let mut strides = row_major(&entry.shape, entry.dtype.size() as u64);

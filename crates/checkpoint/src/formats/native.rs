@@ -12,8 +12,8 @@ use crate::manifest::{
 };
 use crate::storage::Storage;
 
-/// Indexes the checkpoint that a manifest describes. Every file must have the
-/// length and the header that it was committed with.
+/// Indexes the checkpoint of a manifest. Every file must have the length and the
+/// header that it was committed with.
 pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, CheckpointError> {
     let mut files = Vec::new();
     let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
@@ -47,7 +47,7 @@ pub fn index(storage: &dyn Storage, manifest: &Manifest) -> Result<Index, Checkp
     }
     for (name, said) in &manifest.tensors {
         let found = tensors.contains_key(name) || blobs.contains_key(name);
-        // In chunks, nobody writes what has no elements.
+        // No rank writes a shard of an empty tensor.
         let unwritten = manifest.storage == FileSharing::PerRank && said.shape.volume() == 0;
         if !found && !unwritten {
             return Err(damaged(ManifestError::Tensor { tensor: name.clone() }));
@@ -83,8 +83,7 @@ fn header_of(storage: &dyn Storage, file: &ManifestFile) -> Result<Header, Check
     Header::parse(&bytes[8..], length).map_err(|error| CheckpointError::format(&file.name, error))
 }
 
-/// The stored tensor as a part of what the manifest says it is; `None` if it
-/// is not.
+/// The stored tensor as a tile of the manifest's tensor; `None` if they differ.
 fn placed(
     arrangement: FileSharing,
     name: &str,
@@ -107,19 +106,18 @@ fn placed(
     }
 }
 
-/// The file that a rank uploads.
+/// The file of one rank's shards.
 pub(crate) fn chunks_file(rank: usize) -> String {
     format!("chunks-{rank:05}.safetensors")
 }
 
-/// Whether a file has the name of one that a rank uploads.
+/// Whether a file is named like one of a rank's shards.
 pub(crate) fn is_chunks_file(name: &str) -> bool {
     let rank = name.strip_prefix("chunks-").and_then(|rest| rest.strip_suffix(".safetensors"));
     rank.is_some_and(|rank| rank.len() >= 5 && rank.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// How a rank's own file says where its parts begin: the header's metadata,
-/// one entry for each tensor.
+/// The offsets of a rank's shards, as header metadata with one entry per tensor.
 pub(crate) fn chunk_metadata<'a>(
     parts: impl IntoIterator<Item = (&'a str, &'a Region)>,
 ) -> BTreeMap<String, String> {

@@ -1,7 +1,7 @@
 //! NumPy archives: a zip of `.npy` files, as `numpy.savez` and MLX write them.
 //!
-//! Only stored entries can be indexed where they are. Entries that are no
-//! arrays are kept as bytes.
+//! Only stored entries can be indexed in place. Entries other than arrays are
+//! kept as bytes.
 
 mod header;
 
@@ -18,30 +18,23 @@ use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry, Tile, r
 use crate::storage::Storage;
 use header::{Header, Order};
 
-/// What is wrong with an array in an archive.
+/// Why an array of an archive cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum NpzError {
-    /// It does not begin as arrays do.
-    #[error("`{array}` is no NumPy array")]
+    #[error("`{array}` is not a NumPy array")]
     NotArray { array: String },
-    /// A version that we do not know.
-    #[error("`{array}` has version {major}.{minor} of the NumPy format, which is not supported")]
+    #[error("`{array}` has unsupported NumPy format version {major}.{minor}")]
     Version { array: String, major: u8, minor: u8 },
-    /// The header does not fit, or is absurdly long.
-    #[error("the header of `{array}` claims {claimed} bytes, but at most {limit} are possible")]
+    #[error("the header of `{array}` claims {claimed} bytes, and at most {limit} fit")]
     HeaderLength { array: String, claimed: u64, limit: u64 },
-    /// The header does not say what it must.
-    #[error("the header of `{array}` is not valid")]
+    #[error("the header of `{array}` is malformed")]
     Header { array: String },
-    /// A dtype that we do not have.
-    #[error("`{array}` has dtype {dtype}, which is not supported")]
+    #[error("`{array}` has unsupported dtype {dtype}")]
     DType { array: String, dtype: String },
-    /// A shape that cannot be.
-    #[error("`{array}` has an impossible shape: {source}")]
-    Shape { array: String, source: ShapeError },
-    /// Data that are not as long as shape and dtype say.
+    #[error("`{array}` has an invalid shape: {problem}")]
+    Shape { array: String, problem: ShapeError },
     #[error("`{array}` has {found} bytes of data instead of {expected}")]
     Length { array: String, expected: u64, found: u64 },
 }
@@ -50,7 +43,7 @@ impl Hint for NpzError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Length { .. } | Self::HeaderLength { .. } => {
-                Some("the file is damaged; copy or download it again".to_owned())
+                Some("copy or download the file again; it is damaged".to_owned())
             }
             Self::DType { .. } => Some("save arrays of little-endian numbers".to_owned()),
             _ => None,
@@ -85,7 +78,7 @@ pub fn read_file(storage: &dyn Storage, name: &str) -> Result<Index, CheckpointE
 
 fn place(array: &str, header: &Header, end: u64) -> Result<TensorEntry, NpzError> {
     let array = || array.to_owned();
-    let shape = Shape::new(&header.shape).map_err(|source| NpzError::Shape { array: array(), source })?;
+    let shape = Shape::new(&header.shape).map_err(|problem| NpzError::Shape { array: array(), problem })?;
     let dtype = header.dtype;
     let (expected, found) = (shape.volume() as u64 * dtype.size() as u64, end - header.data);
     if expected != found {

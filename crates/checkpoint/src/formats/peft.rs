@@ -1,8 +1,8 @@
-//! Adapter folders: those of PEFT, and those of MLX. [`to_peft`] turns all into
-//! the former, [`to_mlx`] into the latter.
+//! Adapter folders of PEFT and MLX. [`to_peft`] and [`to_mlx`] convert between
+//! them.
 //!
-//! The adapter's config is kept as text under the name of its file, because
-//! tensors alone do not say how strongly they count.
+//! The index's metadata contain the adapter's config, because tensors alone do
+//! not determine their scale.
 
 mod export;
 mod mlx;
@@ -18,11 +18,11 @@ use crate::error::CheckpointError;
 use crate::index::{Format, Index, StoredFile};
 use crate::storage::Storage;
 
-/// What PEFT puts before the names of modules.
+/// PEFT's prefix of module names.
 pub const PREFIX: &str = "base_model.model.";
 
-/// Options of PEFT that change what a low-rank update computes, and that nobody
-/// here does: they must be off.
+/// Options of PEFT that change what a low-rank update computes and are not
+/// supported: they must be off.
 pub const MUST_BE_OFF: [&str; 10] = [
     "use_qalora",
     "use_bdlora",
@@ -36,49 +36,39 @@ pub const MUST_BE_OFF: [&str; 10] = [
     "velora_config",
 ];
 
-/// The file that tells an adapter from a model, and the key of its text in the
-/// index.
+/// The config file of an adapter, and the key of its text in the index's
+/// metadata.
 pub const CONFIG: &str = "adapter_config.json";
 
 /// The longest config that is read.
 const MAX_CONFIG: u64 = 1 << 24;
 
-/// What is wrong with an adapter.
+/// Why an adapter cannot be read or converted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PeftError {
-    /// The config is not text, not JSON or not there.
-    #[error("its config is not valid: {message}")]
+    #[error("malformed config: {message}")]
     Config { message: String },
-    /// No adapter at all.
-    #[error("a checkpoint of kind {format} is no adapter")]
+    #[error("a {format} checkpoint is not an adapter")]
     NotAdapter { format: Format },
-    /// Trained weights that are not low-rank.
-    #[error("it holds weights of kind {kind}, which PEFT has no form for")]
+    #[error("PEFT does not support weights of kind {kind}")]
     Kind {
-        /// The kind, in the words of the config.
+        /// The config's `fine_tune_type`.
         kind: String,
     },
-    /// The config does not say how strongly the adapter counts.
-    #[error("its config has no `lora_parameters.scale`")]
+    #[error("`lora_parameters.scale` is missing")]
     NoScale,
-    /// The config says it in two ways.
-    #[error("its config has scale {scale} and alpha {alpha}, which versions of MLX take differently")]
+    #[error("scale {scale} together with alpha {alpha} is ambiguous between versions of MLX")]
     Alpha { scale: String, alpha: String },
-    /// A tensor that belongs to no low-rank adapter.
-    #[error("`{tensor}` is no part of a low-rank adapter")]
+    #[error("`{tensor}` does not belong to a low-rank adapter")]
     NotLowRank { tensor: String },
-    /// A tensor of other dims than PEFT has.
-    #[error("`{tensor}` has shape {shape}, which PEFT has no form for")]
+    #[error("`{tensor}` has shape {shape}, and PEFT needs a matrix")]
     Dims { tensor: String, shape: Shape },
-    /// An option of PEFT that MLX does not have.
-    #[error("MLX has no form for an adapter with `{key}` {value}")]
+    #[error("MLX does not support adapters with `{key}` {value}")]
     NotInMlx { key: String, value: String },
-    /// One half of an adapter.
     #[error("`{module}` has only one of `lora_a` and `lora_b`")]
     Half { module: String },
-    /// Modules of different rank.
     #[error("`{module}` has rank {found}, others have {expected}")]
     Rank { module: String, found: usize, expected: usize },
 }
@@ -86,7 +76,7 @@ pub enum PeftError {
 impl Hint for PeftError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NoScale => Some(format!("add what the adapter was trained with to `{CONFIG}`")),
+            Self::NoScale => Some(format!("add the scale that the adapter was trained with to `{CONFIG}`")),
             Self::Alpha { .. } => Some(format!(
                 "remove `alpha` from `{CONFIG}`; if the adapter was trained when MLX still had it, multiply \
                  `scale` by alpha / rank"
@@ -94,13 +84,13 @@ impl Hint for PeftError {
             Self::NotInMlx { .. } => {
                 Some("merge the adapter into its model, and convert the model".to_owned())
             }
-            Self::Kind { .. } => Some("load the weights as a checkpoint of their own".to_owned()),
+            Self::Kind { .. } => Some("load the weights as a checkpoint instead of an adapter".to_owned()),
             _ => None,
         }
     }
 }
 
-/// Indexes an adapter folder; `None` if it is none.
+/// Indexes an adapter folder; `None` if the folder is not one.
 pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Option<Index>, CheckpointError> {
     let has = |name: &str| files.iter().any(|file| file.name == name);
     if !has(CONFIG) {

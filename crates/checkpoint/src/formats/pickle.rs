@@ -1,14 +1,14 @@
-//! A pickle machine that runs nothing.
+//! A pickle reader that executes nothing.
 //!
-//! Pickles are programs. This machine knows the instructions that build
-//! values, and a short list of names (`globals.rs`) that it keeps as names:
-//! calls are recorded, never made. Every other name is refused, and there is
-//! no switch that changes that.
+//! Pickles are programs. This reader supports the opcodes that build values,
+//! and a short list of globals (`globals.rs`) that it keeps as names: calls are
+//! recorded, never made. Every other name is refused, without any switch to
+//! allow it.
 //!
-//! Values live in one arena and refer to each other by number. An instruction
-//! makes at most one node, and there are no loops, so time and memory are
-//! bounded by the length of the input whatever it does with shared parts.
-//! Walks over the result have a budget for the same reason.
+//! Values live in one arena and refer to each other by number. An opcode makes
+//! at most one node, and there are no loops, so time and memory are bounded by
+//! the length of the input. Traversals of the result have a budget, since
+//! shared values can expand exponentially.
 
 mod globals;
 mod json;
@@ -20,39 +20,29 @@ pub(crate) use write::PickleWriter;
 
 use weightloom_errors::Hint;
 
-/// What is wrong with a pickle.
+/// Why a pickle cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PickleError {
-    /// The input ends inside an instruction, or before the last one.
-    #[error("its pickle ends too early, at byte {at}")]
+    #[error("the pickle is truncated at byte {at}")]
     Truncated { at: usize },
-    /// An instruction that is not known.
-    #[error("its pickle has an instruction {code:#04x} at byte {at}, which is not supported")]
+    #[error("unsupported pickle opcode {code:#04x} at byte {at}")]
     Instruction { at: usize, code: u8 },
-    /// A protocol of the future.
-    #[error("its pickle has protocol {version}, but 5 is the newest that is known")]
+    #[error("unsupported pickle protocol {version}; 5 is the newest supported")]
     Protocol { version: u8 },
-    /// A class or function that is not on the list.
-    #[error("its pickle wants to use `{module}.{name}`, which is refused")]
+    #[error("the pickle uses `{module}.{name}`, which is not allowed")]
     Global { module: String, name: String },
-    /// An instruction whose operands are not there or not of the right kind.
-    #[error("its pickle has instruction {code:#04x} at byte {at} without fitting operands")]
+    #[error("pickle opcode {code:#04x} at byte {at} has wrong operands")]
     Operands { at: usize, code: u8 },
-    /// Text that is not UTF-8.
-    #[error("its pickle has text at byte {at} that is not UTF-8")]
+    #[error("the pickle has text at byte {at} that is not UTF-8")]
     Text { at: usize },
-    /// A reference to something that was not kept.
-    #[error("its pickle refers to part {index}, which does not exist")]
+    #[error("the pickle refers to memo {index}, which does not exist")]
     Memo { index: u32 },
-    /// Values nested too deeply.
-    #[error("its values are nested more than {limit} deep")]
+    #[error("values are nested more than {limit} deep")]
     Deep { limit: usize },
-    /// Values that refer to the same parts over and over, or to themselves.
-    #[error("its values repeat their parts more often than the length of the pickle allows")]
+    #[error("shared values expand to more than the length of the pickle allows")]
     Shared,
-    /// A value that is something else than it should be.
     #[error("`{name}` should be {expected}")]
     Unexpected { name: String, expected: &'static str },
 }
@@ -61,20 +51,20 @@ impl Hint for PickleError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Global { .. } => Some(
-                "names that could run code are never used; if you trust the file, load it with the program that \
-                 wrote it and save only tensors, numbers and text"
+                "if you trust the file, load it with the program that wrote it and save only tensors, numbers and \
+                 text; names that could run code are never used"
                     .to_owned(),
             ),
-            Self::Truncated { .. } => Some("the file was cut off; copy or download it again".to_owned()),
+            Self::Truncated { .. } => Some("copy or download the file again; it is truncated".to_owned()),
             Self::Deep { .. } | Self::Shared => {
-                Some("the file is damaged or made to harm; get it from elsewhere".to_owned())
+                Some("get the file from a source that you trust; it is damaged or malicious".to_owned())
             }
             _ => None,
         }
     }
 }
 
-/// The most levels that values are nested where they are walked over.
+/// The deepest nesting of values.
 pub(crate) const MAX_DEPTH: usize = 100;
 
 /// A value. Texts and bytes are borrowed from the input.
@@ -82,11 +72,11 @@ pub(crate) const MAX_DEPTH: usize = 100;
 pub(crate) enum Value<'a> {
     /// `None`.
     None,
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// A number that fits.
+    /// An integer that fits.
     Int(i64),
-    /// A number that does not: two's complement, lowest byte first.
+    /// A larger integer: two's complement, little endian.
     Long(&'a [u8]),
     /// A floating-point number.
     Float(f64),
@@ -94,9 +84,9 @@ pub(crate) enum Value<'a> {
     Text(&'a str),
     /// Bytes.
     Bytes(&'a [u8]),
-    /// A class or function from the list.
+    /// A known class or function.
     Global(Global),
-    /// Anything that has parts.
+    /// A value with parts.
     Node(u32),
 }
 
@@ -111,18 +101,18 @@ pub(crate) enum Node<'a> {
     Persistent(Value<'a>),
 }
 
-/// A call that was not made.
+/// A recorded call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Object<'a> {
-    /// What would have been called.
+    /// The callee.
     pub(crate) class: Global,
-    /// With which arguments: a tuple.
+    /// The arguments, a tuple.
     pub(crate) arguments: Value<'a>,
-    /// What would have been put into the result.
+    /// The state that `BUILD` would set.
     pub(crate) state: Option<Value<'a>>,
 }
 
-/// A pickle that was read.
+/// A parsed pickle.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
@@ -136,12 +126,12 @@ impl<'a> Pickle<'a> {
         machine::run(input)
     }
 
-    /// The value that the pickle is of.
+    /// The pickled value.
     pub(crate) fn root(&self) -> Value<'a> {
         self.root
     }
 
-    /// How many bytes a walk over the values may make of them.
+    /// The budget of a traversal.
     pub(crate) fn budget(&self) -> Budget {
         Budget { left: self.length.saturating_mul(64).saturating_add(1 << 16) }
     }
@@ -170,7 +160,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// A call that was not made.
+    /// The recorded call, if the value is one.
     pub(crate) fn object(&self, value: Value<'a>) -> Option<&Object<'a>> {
         match self.node(value)? {
             Node::Object(object) => Some(object),
@@ -178,13 +168,13 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The value of an object's field, `None` if it has no such field.
+    /// The value of an object's field.
     pub(crate) fn field(&self, object: &Object<'a>, name: &str) -> Option<Value<'a>> {
         let pairs = self.pairs(object.state?)?;
         pairs.iter().find(|(key, _)| *key == Value::Text(name)).map(|(_, value)| *value)
     }
 
-    /// Sizes or offsets: a tuple of numbers that are not negative.
+    /// A tuple of non-negative integers.
     pub(crate) fn sizes(&self, value: Value<'a>) -> Option<Vec<usize>> {
         self.items(value)?.iter().map(Value::size).collect()
     }
@@ -199,7 +189,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The number, if it is one that is not negative.
+    /// The value as a non-negative integer.
     pub(crate) fn size(&self) -> Option<usize> {
         match self {
             Self::Int(number) => usize::try_from(*number).ok(),
@@ -207,7 +197,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The offset or length, if it is one.
+    /// The value as an offset or length.
     pub(crate) fn length(&self) -> Option<u64> {
         match self {
             Self::Int(number) => u64::try_from(*number).ok(),
@@ -216,17 +206,17 @@ impl<'a> Value<'a> {
     }
 }
 
-/// What a value costs beside its bytes: about what it takes in memory.
+/// The cost of a value besides its bytes, about what it takes in memory.
 const VISIT: usize = 32;
 
-/// What a walk may still visit, so that shared parts do not multiply.
+/// The remaining cost of a traversal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: usize,
 }
 
 impl Budget {
-    /// Pays for one value and so many bytes that are made of it.
+    /// Pays for one value that produces `bytes` bytes.
     pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), PickleError> {
         self.left = self.left.checked_sub(bytes.saturating_add(VISIT)).ok_or(PickleError::Shared)?;
         Ok(())

@@ -1,9 +1,8 @@
 //! Safetensors: one file, a folder with an index, or a folder without.
 //!
-//! The header is parsed here rather than by the crate of the same name so that
-//! errors name the tensor, a key that comes twice is noticed, and a dtype that
-//! we do not have is refused for the tensor that has it. The crate is what our
-//! tests compare with.
+//! The header is parsed here rather than by the `safetensors` crate, so that
+//! errors name the tensor, duplicate keys are noticed, and an unsupported dtype
+//! only affects the tensor that has it. The tests compare with the crate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,45 +19,34 @@ use crate::storage::Storage;
 /// The longest header that is read, as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The name of the file that says which tensor is in which file.
+/// The index file of a sharded model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// What is wrong with a safetensors file or its index.
+/// Why a safetensors file or its index cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum SafetensorsError {
-    /// Too short to have a header.
-    #[error("it has {length} bytes, too few for a header")]
+    #[error("{length} bytes are too few for a header")]
     NoHeader { length: u64 },
-    /// The header does not fit into the file, or is absurdly long.
-    #[error("its header claims {claimed} bytes, but at most {limit} are possible")]
+    #[error("the header claims {claimed} bytes, and at most {limit} fit")]
     HeaderLength { claimed: u64, limit: u64 },
-    /// The header is not JSON of the right form.
-    #[error("its header is not valid: {message}")]
+    #[error("malformed header: {message}")]
     Header { message: String },
-    /// A key comes twice.
-    #[error("its header has `{tensor}` twice")]
+    #[error("the header has `{tensor}` twice")]
     Twice { tensor: String },
-    /// A dtype that we do not have.
-    #[error("`{tensor}` has dtype {dtype}, which is not supported")]
+    #[error("`{tensor}` has unsupported dtype {dtype}")]
     DType { tensor: String, dtype: String },
-    /// A shape that cannot be.
-    #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape { tensor: String, source: ShapeError },
-    /// Offsets that do not fit dtype and shape.
-    #[error("`{tensor}` of {expected} bytes is said to be at {start}..{end}")]
+    #[error("`{tensor}` has an invalid shape: {problem}")]
+    Shape { tensor: String, problem: ShapeError },
+    #[error("`{tensor}` takes {expected} bytes, but its offsets are {start}..{end}")]
     Offsets { tensor: String, expected: u64, start: u64, end: u64 },
-    /// Tensors that overlap, or a gap between them.
-    #[error("`{tensor}` begins at byte {start} of the data, but the one before it ends at {end}")]
+    #[error("`{tensor}` begins at byte {start} of the data, but the previous tensor ends at {end}")]
     NotAdjacent { tensor: String, start: u64, end: u64 },
-    /// Data that belong to no tensor, or data missing.
-    #[error("its tensors end at byte {expected}, but the file has {length}")]
+    #[error("the tensors end at byte {expected}, but the file has {length} bytes")]
     Length { expected: u64, length: u64 },
-    /// The folder's index names a tensor that its file does not have.
-    #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
+    #[error("`{tensor}` is mapped to `{file}`, which does not have it")]
     NotInFile { tensor: String, file: String },
-    /// The same tensor in two files.
     #[error("`{tensor}` is also in `{other}`")]
     TwoFiles { tensor: String, other: String },
 }
@@ -67,27 +55,27 @@ impl Hint for SafetensorsError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NoHeader { .. } | Self::HeaderLength { .. } | Self::Length { .. } => {
-                Some("the file was cut off or is no safetensors file; copy or download it again".to_owned())
+                Some("copy or download the file again; it is truncated or not a safetensors file".to_owned())
             }
             Self::NotInFile { .. } => {
-                Some("the folder mixes files of two checkpoints; copy or download it again".to_owned())
+                Some("copy or download the folder again; it mixes files of two checkpoints".to_owned())
             }
             Self::TwoFiles { .. } => {
-                Some(format!("open one of the files, or add a `{INDEX_FILE}` that says which one counts"))
+                Some(format!("open one of the files, or add a `{INDEX_FILE}` that names the right one"))
             }
             _ => None,
         }
     }
 }
 
-/// What a header says of one tensor.
+/// A tensor of a header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
-    /// The dtype, in the format's words.
+    /// The dtype, by its safetensors name.
     pub dtype: String,
     /// The shape.
     pub shape: Vec<usize>,
-    /// First byte, and one past the last, from the end of the header on.
+    /// First byte, and one past the last, relative to the end of the header.
     pub data_offsets: (u64, u64),
 }
 
@@ -102,7 +90,7 @@ pub struct Header {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// The format's word for a dtype.
+/// The safetensors name of a dtype.
 pub fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "F64",
@@ -128,8 +116,8 @@ fn dtype_of(name: &str) -> Option<DType> {
 }
 
 impl Header {
-    /// Parses the JSON behind the length and checks that the data are
-    /// exactly those of the tensors.
+    /// Parses the JSON after the length and checks that the tensors cover the
+    /// data exactly.
     pub fn parse(json: &[u8], file_length: u64) -> Result<Self, SafetensorsError> {
         let raw: RawHeader = serde_json::from_slice(json)
             .map_err(|error| SafetensorsError::Header { message: error.to_string() })?;
@@ -139,7 +127,7 @@ impl Header {
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(SafetensorsError::Twice { tensor: pair[0].to_owned() });
         }
-        // Empty tensors may share an offset with the one behind them.
+        // An empty tensor may share its offset with the next one.
         tensors.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
         let data = 8 + json.len() as u64;
         let mut end = 0;
@@ -157,7 +145,7 @@ impl Header {
     }
 }
 
-/// The header's JSON, with keys that come twice kept.
+/// The header's JSON, with duplicate keys.
 #[derive(Default)]
 struct RawHeader {
     tensors: Vec<(String, TensorInfo)>,
@@ -188,14 +176,14 @@ impl<'de> Deserialize<'de> for RawHeader {
     }
 }
 
-/// Reads and checks a file's header. Gives the file's length too.
+/// Reads and validates a file's header. Returns the file's length too.
 pub fn read_header(storage: &dyn Storage, name: &str) -> Result<(Header, u64), CheckpointError> {
     let (bytes, length) = read_header_bytes(storage, name)?;
     let header = Header::parse(&bytes[8..], length).map_err(|error| CheckpointError::format(name, error))?;
     Ok((header, length))
 }
 
-/// Reads a file's header with its length in front, as it is.
+/// Reads the bytes of a file's header, with the length prefix.
 pub(crate) fn read_header_bytes(
     storage: &dyn Storage,
     name: &str,
@@ -217,7 +205,7 @@ pub(crate) fn read_header_bytes(
     Ok((bytes, length))
 }
 
-/// The entry of one tensor of a file.
+/// The index entry of one tensor of a file.
 pub(crate) fn entry(
     tensor: &str,
     info: &TensorInfo,
@@ -227,7 +215,7 @@ pub(crate) fn entry(
     let dtype = dtype_of(&info.dtype)
         .ok_or_else(|| SafetensorsError::DType { tensor: tensor.to_owned(), dtype: info.dtype.clone() })?;
     let shape = Shape::new(&info.shape)
-        .map_err(|source| SafetensorsError::Shape { tensor: tensor.to_owned(), source })?;
+        .map_err(|problem| SafetensorsError::Shape { tensor: tensor.to_owned(), problem })?;
     let expected = (shape.volume() as u64).saturating_mul(dtype.size() as u64);
     let (start, end) = info.data_offsets;
     if end - start != expected {
@@ -286,8 +274,8 @@ struct FolderIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Indexes a folder. With an index file, the files that it names; without one,
-/// all safetensors files.
+/// Indexes a folder: the files that its index lists, or all safetensors files if
+/// it has none.
 pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Index, CheckpointError> {
     let Some(index) = files.iter().find(|file| file.name == INDEX_FILE) else {
         let names = files.iter().map(|file| file.name.clone());

@@ -1,8 +1,8 @@
 //! Files of `torch.save`: a zip archive with a pickle that describes tensors,
-//! and one stored entry for each storage.
+//! and one stored entry per storage.
 //!
-//! Dicts and lists become dotted names. What is no tensor is kept as JSON in
-//! the index's metadata, under its dotted name.
+//! Dicts and lists become dotted names. Values other than tensors become JSON in
+//! the index's metadata, under their dotted names.
 
 mod archive;
 mod tensor;
@@ -24,64 +24,50 @@ use crate::error::CheckpointError;
 use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
 use crate::storage::Storage;
 
-/// The name of the file that says which tensor is in which file.
+/// The index file of a sharded model.
 pub const INDEX_FILE: &str = "pytorch_model.bin.index.json";
 
 /// The name of a model's only file.
 pub const MODEL_FILE: &str = "pytorch_model.bin";
 
-/// The name that a file's only tensor gets, if it is not in a dict.
+/// The name of a tensor that is not in a dict.
 const BARE: &str = "tensor";
 
 /// The longest index file that is read.
 const MAX_INDEX: u64 = 100_000_000;
 
-/// What is wrong with a file of `torch.save`.
+/// Why a file of `torch.save` cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum TorchError {
-    /// A form that torch no longer writes.
-    #[error("it has the {form} form of old torch versions, whose tensors cannot be found without running it")]
+    #[error("unsupported {form} format of old torch versions")]
     Legacy { form: &'static str },
-    /// A program rather than a checkpoint.
-    #[error("it is a TorchScript program")]
+    #[error("not a checkpoint, but a TorchScript program")]
     Script,
-    /// Not a file of torch.
-    #[error("it is no file of `torch.save`")]
+    #[error("not a file of `torch.save`")]
     Unknown,
-    /// No pickle in the archive, or two.
-    #[error("it should have one `data.pkl`, but has {count}")]
+    #[error("expected one `data.pkl`, found {count}")]
     Pickles { count: usize },
-    /// Bytes in another order.
-    #[error("its bytes are in `{order}` order")]
+    #[error("unsupported byte order `{order}`")]
     ByteOrder { order: String },
-    /// A kind of tensor that has no plain elements.
-    #[error("`{tensor}` is a {kind} tensor, which is not supported")]
+    #[error("`{tensor}` is an unsupported {kind} tensor")]
     Kind { tensor: String, kind: String },
-    /// A dtype that we do not have.
-    #[error("`{tensor}` has dtype {dtype}, which is not supported")]
+    #[error("`{tensor}` has unsupported dtype {dtype}")]
     DType { tensor: String, dtype: String },
-    /// A shape that cannot be.
-    #[error("`{tensor}` has an impossible shape: {source}")]
-    Shape { tensor: String, source: ShapeError },
-    /// A description that torch would not write.
-    #[error("the description of `{tensor}` is damaged")]
+    #[error("`{tensor}` has an invalid shape: {problem}")]
+    Shape { tensor: String, problem: ShapeError },
+    #[error("the description of `{tensor}` is malformed")]
     Description { tensor: String },
-    /// A storage that the archive does not have.
     #[error("`{tensor}` is in storage `{storage}`, which is missing")]
     Storage { tensor: String, storage: String },
-    /// Elements outside of the storage.
     #[error("`{tensor}` needs {needed} bytes of a storage that has {length}")]
     PastStorage { tensor: String, needed: u128, length: u64 },
-    /// Two values of one dotted name.
-    #[error("there are two values `{name}`")]
+    #[error("the name `{name}` occurs twice")]
     Twice { name: String },
-    /// The folder's index is not JSON of the right form.
-    #[error("it is not valid: {message}")]
+    #[error("malformed JSON: {message}")]
     Index { message: String },
-    /// The folder's index names a tensor that its file does not have.
-    #[error("it says that `{tensor}` is in `{file}`, which does not have it")]
+    #[error("`{tensor}` is mapped to `{file}`, which does not have it")]
     NotInFile { tensor: String, file: String },
 }
 
@@ -100,10 +86,10 @@ impl Hint for TorchError {
                 "save it as a dense tensor, as `dequantize()`, `to_dense()` or `clone()` give".to_owned(),
             ),
             Self::NotInFile { .. } => {
-                Some("the folder mixes files of two checkpoints; copy or download it again".to_owned())
+                Some("copy or download the folder again; it mixes files of two checkpoints".to_owned())
             }
             Self::Storage { .. } | Self::PastStorage { .. } => {
-                Some("the file is damaged; copy or download it again".to_owned())
+                Some("copy or download the file again; it is damaged".to_owned())
             }
             _ => None,
         }
@@ -148,7 +134,7 @@ pub fn read_folder(storage: &dyn Storage, files: &[StoredFile]) -> Result<Index,
     for name in names {
         let (contents, length) = read_contents(storage, name, FileId(stored.len() as u32))?;
         stored.push(StoredFile { name: name.clone(), length });
-        // What the index does not name does not belong to the model.
+        // Tensors that the index does not list do not belong to the model.
         let wanted = contents.tensors.into_iter().filter(|(tensor, _)| weight_map.get(tensor) == Some(name));
         tensors.extend(wanted);
     }
@@ -171,13 +157,14 @@ pub(crate) fn read_contents(
     let failed = |error: FormatError| CheckpointError::format(name, error);
     let pickle = Pickle::read(&archive.pickle).map_err(|error| failed(error.into()))?;
     let budget = pickle.budget();
-    let mut walk = Walk { pickle: &pickle, archive: &archive, file, budget, contents: Contents::default() };
-    walk.value("", pickle.root(), 0).map_err(failed)?;
-    Ok((walk.contents, length))
+    let mut flattener =
+        Flattener { pickle: &pickle, archive: &archive, file, budget, contents: Contents::default() };
+    flattener.value("", pickle.root(), 0).map_err(failed)?;
+    Ok((flattener.contents, length))
 }
 
-/// ScanOrder nested values into dotted names.
-struct Walk<'w, 'a> {
+/// Flattens nested values to dotted names.
+struct Flattener<'w, 'a> {
     pickle: &'w Pickle<'a>,
     archive: &'w Archive,
     file: FileId,
@@ -185,7 +172,7 @@ struct Walk<'w, 'a> {
     contents: Contents,
 }
 
-impl<'a> Walk<'_, 'a> {
+impl<'a> Flattener<'_, 'a> {
     fn value(&mut self, name: &str, value: Value<'a>, depth: usize) -> Result<(), FormatError> {
         self.budget.spend(name.len())?;
         if depth > MAX_DEPTH {

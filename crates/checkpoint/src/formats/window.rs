@@ -1,20 +1,20 @@
-//! Reads of small pieces near one another, in few calls.
+//! Small reads near one another, in few calls.
 //!
-//! Headers lie scattered over a file, often the end of one archive beside the
-//! beginning of the next. A window reads a little more than was asked for and
-//! keeps the last pieces, so that the neighbour costs nothing.
+//! Headers are scattered over a file, often the end of one archive next to the
+//! beginning of the next. A window reads ahead and caches the last pieces, so
+//! that neighbours are free.
 
 use std::collections::VecDeque;
 
 use crate::storage::{Storage, StorageError};
 
-/// How much is read at once, if the file has it.
+/// Bytes that are read at once.
 const AHEAD: usize = 8 << 10;
 
-/// How many pieces are kept.
+/// Number of cached pieces.
 const KEPT: usize = 4;
 
-/// A file looked at through small pieces.
+/// A file with a cache of small pieces.
 pub(crate) struct Window<'a> {
     storage: Option<&'a dyn Storage>,
     name: &'a str,
@@ -28,7 +28,7 @@ impl<'a> Window<'a> {
         Ok(Self { storage: Some(storage), name, length: storage.length(name)?, pieces: VecDeque::new() })
     }
 
-    /// A window on bytes that are there already, under a name for errors.
+    /// A window on bytes in memory; `name` is for errors.
     pub(crate) fn on(bytes: &[u8], name: &'a str) -> Self {
         let pieces = VecDeque::from([(0, bytes.to_vec())]);
         Self { storage: None, name, length: bytes.len() as u64, pieces }
@@ -44,8 +44,8 @@ impl<'a> Window<'a> {
         self.length
     }
 
-    /// `length` bytes from `offset` on. Nothing is allocated for bytes that
-    /// the file does not have.
+    /// `length` bytes at `offset`. Allocates nothing for bytes past the end of
+    /// the file.
     pub(crate) fn bytes(&mut self, offset: u64, length: usize) -> Result<&[u8], StorageError> {
         let end = offset.saturating_add(length as u64);
         let short = || StorageError::Short { file: self.name.to_owned(), end };

@@ -1,10 +1,9 @@
 //! Zip archives as other formats use them: a directory of byte ranges.
 //!
-//! An archive may be a whole file or lie inside one. Data are never read and
-//! never unpacked: entries are indexed where they are, which only stored
-//! (uncompressed) entries allow. Every local header is compared with the
-//! directory and no two entries may share bytes, so that a small file cannot
-//! pretend to be a large one.
+//! An archive may be a whole file or part of one. Entries are indexed in place,
+//! which only stored (uncompressed) entries allow. Every local header is
+//! compared with the directory, and no two entries may share bytes, so that a
+//! small file cannot claim to be a large one.
 
 mod read;
 mod write;
@@ -38,65 +37,50 @@ const ELSEWHERE: u32 = u32::MAX;
 const EXTRA_64: u16 = 1;
 
 const ENCRYPTED: u16 = 1;
-/// Sizes and checksum follow the data rather than stand before them.
+/// Sizes and checksum follow the data instead of preceding them.
 const FOLLOWS: u16 = 1 << 3;
 const UTF8: u16 = 1 << 11;
 
-/// What is wrong with a zip archive.
+/// Why a zip archive cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ZipError {
-    /// The archive is said to reach past the end of its file.
     #[error("an archive of {length} bytes cannot begin at byte {start}")]
     Place { start: u64, length: u64 },
-    /// No end record.
-    #[error("it is no zip archive, or its end is missing")]
+    #[error("not a zip archive, or its end is missing")]
     NoEnd,
-    /// Parts that cannot be read alone.
-    #[error("it is one part of a zip archive that was split")]
+    #[error("multi-part zip archives are not supported")]
     Split,
-    /// The end records contradict each other or the place they are at.
     #[error(
-        "the end of the archive says that a directory of {length} bytes is at byte {offset}, which cannot be"
+        "the archive's end record claims a directory of {length} bytes at byte {offset}, which does not fit"
     )]
     Directory {
-        /// Where it is said to begin, from the archive's first byte on.
+        /// Relative to the archive's first byte.
         offset: u64,
         length: u64,
     },
-    /// The directory does not consist of the entries that it should.
-    #[error("its directory is damaged at entry {entry}")]
+    #[error("the archive's directory is damaged at entry {entry}")]
     Damaged { entry: u64 },
-    /// A name that is no text.
     #[error("the name of entry {entry} is not UTF-8")]
     Name { entry: u64 },
-    /// A name too long to write.
-    #[error("a name of {length} bytes does not fit into an archive")]
+    #[error("a name of {length} bytes is too long for an archive")]
     NameLength { length: usize },
-    /// Two entries of one name.
-    #[error("it has `{name}` twice")]
+    #[error("the entry `{name}` occurs twice")]
     Twice { name: String },
-    /// The header before the data is not the one of the directory.
-    #[error("what stands before the data of `{name}` is not what the directory says")]
+    #[error("the local header of `{name}` does not match the directory")]
     Header { name: String },
-    /// Entries that share bytes with each other or with the directory.
-    #[error("the data of `{name}` reach into what follows")]
+    #[error("the data of `{name}` overlap the next entry")]
     Overlap { name: String },
-    /// Data that are encrypted.
     #[error("`{name}` is encrypted")]
     Encrypted { name: String },
-    /// Data that are compressed.
     #[error("`{name}` is compressed (method {method})")]
     Compressed { name: String, method: u16 },
-    /// An entry that must be there is not.
-    #[error("it has no `{name}`")]
+    #[error("the entry `{name}` is missing")]
     Missing { name: String },
-    /// Data that do not have the checksum of the directory.
     #[error("`{name}` is damaged: its checksum is {found:08x}, not {expected:08x}")]
     Checksum { name: String, expected: u32, found: u32 },
-    /// An entry that should be small is not.
-    #[error("`{name}` has {length} bytes, more than the {limit} that it may have")]
+    #[error("`{name}` has {length} bytes, and the limit is {limit}")]
     TooLong { name: String, length: u64, limit: u64 },
 }
 
@@ -104,13 +88,13 @@ impl Hint for ZipError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NoEnd | Self::Directory { .. } | Self::Damaged { .. } | Self::Checksum { .. } => {
-                Some("the file was cut off or damaged; copy or download it again".to_owned())
+                Some("copy or download the file again; it is truncated or damaged".to_owned())
             }
             Self::Compressed { .. } => Some(
                 "unpack it and save it without compression, as `torch.save` and `numpy.savez` do".to_owned(),
             ),
             Self::Twice { .. } | Self::Header { .. } | Self::Overlap { .. } => {
-                Some("the file is damaged or made to harm; get it from elsewhere".to_owned())
+                Some("get the file from a source that you trust; it is damaged or malicious".to_owned())
             }
             _ => None,
         }
@@ -120,7 +104,7 @@ impl Hint for ZipError {
 /// How an entry's data are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// As they are.
+    /// Uncompressed.
     Stored,
     /// Compressed, by the number of the method; 8 is deflate.
     Compressed(u16),
@@ -137,8 +121,7 @@ pub struct Entry {
     pub length: u64,
     /// How they are stored.
     pub method: Method,
-    /// Their CRC-32; 0 also says that the writer left it out, as torch does
-    /// when asked to.
+    /// Their CRC-32; 0 if the writer omitted it, as torch can be told to.
     pub checksum: u32,
 }
 
@@ -182,7 +165,7 @@ mod tests {
 
     fn whole(bytes: &[u8]) -> Result<Vec<Entry>, ZipError> {
         entries(bytes, 0, bytes.len() as u64).map_err(|error| match error {
-            CheckpointError::Format { source: crate::FormatError::Zip(error), .. } => error,
+            CheckpointError::Format { problem: crate::FormatError::Zip(error), .. } => error,
             other => panic!("{other}"),
         })
     }

@@ -1,8 +1,8 @@
-//! The plan that every rank can make alone, because layouts tell what all
+//! The plan that every rank derives alone, since layouts determine what all
 //! ranks hold.
 //!
-//! The work is a few additions for each tensor and rank: what depends on a
-//! layout and a shape is worked out once for all tensors that share them.
+//! The cost is a few additions per tensor and rank: tiles depend only on layout
+//! and shape, and are computed once for all tensors that share both.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::balance::WriteLoad;
 use super::items::{MetadataIndex, WriteData, WriteItem};
 use super::save::{PlanError, Subject, SubjectKind};
 
-/// The parts of a tensor and who holds them.
+/// The tiles of a tensor and the ranks that hold them.
 #[derive(Debug)]
 pub(super) struct Tiles {
     /// In ascending order, none empty.
@@ -21,13 +21,13 @@ pub(super) struct Tiles {
     /// The ranks that hold each, ascending; equally many for all.
     holders: Vec<u32>,
     copies: usize,
-    /// The parts by volume, the largest first.
+    /// Numbers of tiles by volume, the largest first.
     by_volume: Vec<(usize, Vec<u32>)>,
 }
 
 impl Tiles {
     fn new(name: &str, layout: Layout, shape: &Shape) -> Result<Self, PlanError> {
-        let failed = |source| PlanError::Layout { name: name.to_owned(), source };
+        let failed = |problem| PlanError::Layout { name: name.to_owned(), problem };
         if layout.pending().next().is_some() {
             return Err(PlanError::Pending { name: name.to_owned(), layout: layout.to_string() });
         }
@@ -50,7 +50,7 @@ impl Tiles {
         let copies = groups.first().map_or(1, |(_, holders)| holders.len());
         let (regions, holders): (Vec<Region>, Vec<Vec<u32>>) = groups.into_iter().unzip();
         check_tiling(shape, &regions)
-            .map_err(|source| PlanError::Tiling { name: name.to_owned(), source })?;
+            .map_err(|problem| PlanError::Tiling { name: name.to_owned(), problem })?;
         let mut by_volume: FxHashMap<usize, Vec<u32>> = FxHashMap::default();
         for (number, region) in regions.iter().enumerate() {
             by_volume.entry(region.volume()).or_default().push(number as u32);
@@ -66,12 +66,12 @@ impl Tiles {
     }
 }
 
-/// What was worked out for layouts and shapes.
+/// Tiles by layout and shape.
 #[derive(Debug, Default)]
 pub(super) struct TileCache(FxHashMap<(LayoutId, Shape), Arc<Tiles>>);
 
 impl TileCache {
-    /// Items that subjects are written in, of those that were derived.
+    /// Number of items that the subjects are written in.
     pub(super) fn count(&self, subjects: &[Subject]) -> usize {
         let items = |subject: &Subject| match &subject.kind {
             SubjectKind::Laid { layout, shape, .. } => {
@@ -99,7 +99,7 @@ enum Shared<'a> {
     Bytes { subject: &'a Subject },
 }
 
-/// What rank `me` of `world` writes, and how much each rank does.
+/// The items of rank `me` of `world`, and the load of every rank.
 pub(super) fn derive(
     subjects: &[Subject],
     cache: &mut TileCache,
@@ -117,7 +117,7 @@ pub(super) fn derive(
             tensors.push((subject, cache.get(&subject.name, *layout, shape)?));
         }
     }
-    // What only one rank has, that rank writes.
+    // Tiles without replicas.
     for (subject, tiles) in tensors.iter().filter(|(_, tiles)| tiles.copies == 1) {
         for (&holder, region) in tiles.holders.iter().zip(&tiles.regions) {
             load.add(holder as usize, region.volume() as u64 * subject.width());
@@ -126,7 +126,7 @@ pub(super) fn derive(
             }
         }
     }
-    // The rest by size, then by name.
+    // Replicas, by size, then by name.
     let mut shared: Vec<(u64, Shared<'_>)> = Vec::new();
     for (subject, tiles) in tensors.iter().filter(|(_, tiles)| tiles.copies > 1) {
         for (volume, numbers) in &tiles.by_volume {

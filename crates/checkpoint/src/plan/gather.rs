@@ -1,5 +1,5 @@
-//! The plan that is made of what all ranks say, for state whose parts do not
-//! follow from layouts.
+//! The plan computed from the gathered local plans, for state whose shards do
+//! not follow from layouts.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use super::save::{PlanError, Version};
 use crate::fingerprint::Fingerprint;
 use crate::state::Section;
 
-/// What all ranks say of one name.
+/// What the local plans contain about one name.
 #[derive(Default)]
-struct Told {
-    /// Ranks by what they say the thing is.
+struct Gathered {
+    /// Ranks by the description of the entry.
     versions: BTreeMap<String, Vec<usize>>,
-    /// Ranks by the part that they hold.
+    /// Ranks by the region that they hold.
     holders: BTreeMap<Option<Region>, Vec<u32>>,
     kind: Option<Kind>,
 }
@@ -27,43 +27,43 @@ enum Kind {
     Bytes { section: Section, length: u64, digest: Fingerprint },
 }
 
-/// The plans of all ranks, from what each holds.
+/// The plans of all ranks, from their local plans.
 pub(super) fn global_plan(plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
     let world = plans.len();
-    let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    let mut gathered: BTreeMap<String, Gathered> = BTreeMap::new();
     let mut redistributions: BTreeMap<String, Redistribution> = BTreeMap::new();
     for (rank, plan) in plans.iter().enumerate() {
         for exchange in &plan.redistributions {
             let name = exchange.name.clone();
-            // Ranks that have no part of a tensor need not know of it.
+            // Ranks outside a tensor's mesh need not know of it.
             match redistributions.get(&name) {
                 Some(known) if known != exchange => return Err(PlanError::Redistributions { name, rank }),
                 _ => drop(redistributions.insert(name, exchange.clone())),
             }
         }
         for item in &plan.items {
-            told.entry(item.index.name.clone()).or_default().hear(rank, item);
+            gathered.entry(item.index.name.clone()).or_default().add(rank, item);
         }
     }
     let mut metadata = Metadata::default();
     let mut items: Vec<Vec<WriteItem>> = vec![Vec::new(); world];
     let mut load = WriteLoad::new(world);
     let mut shared = Vec::new();
-    for (name, told) in &told {
-        let (kind, regions) = told.agreed(name)?;
+    for (name, entry) in &gathered {
+        let (kind, regions) = entry.agreed(name)?;
         match kind {
             Kind::Bytes { length, .. } => {
                 metadata.bytes.insert(name.clone(), length);
             }
             Kind::Tensor { section, dtype, ref shape } => {
                 check_tiling(shape, &regions)
-                    .map_err(|source| PlanError::Tiling { name: name.clone(), source })?;
+                    .map_err(|problem| PlanError::Tiling { name: name.clone(), problem })?;
                 let entry =
                     TensorMetadata { section, dtype, shape: shape.clone(), layout: None, chunks: regions };
                 metadata.tensors.insert(name.clone(), entry);
             }
         }
-        for (region, holders) in &told.holders {
+        for (region, holders) in &entry.holders {
             if region.as_ref().is_some_and(Region::is_empty) {
                 continue;
             }
@@ -77,7 +77,7 @@ pub(super) fn global_plan(plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metada
             }
         }
     }
-    // The order of names and regions is kept among equals.
+    // A stable sort: ties stay in the order of names and regions.
     shared.sort_by_key(|(item, _)| std::cmp::Reverse(item.bytes()));
     for (item, holders) in shared {
         let chosen = load.assign(holders, item.bytes());
@@ -91,8 +91,8 @@ pub(super) fn global_plan(plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metada
     Ok((plans.collect(), metadata))
 }
 
-impl Told {
-    fn hear(&mut self, rank: usize, item: &WriteItem) {
+impl Gathered {
+    fn add(&mut self, rank: usize, item: &WriteItem) {
         let (version, region, kind) = match &item.data {
             WriteData::Tensor { dtype, shape, region } => (
                 format!("{dtype} of shape {shape}"),
@@ -110,7 +110,7 @@ impl Told {
         self.kind.get_or_insert(kind);
     }
 
-    /// What it is, if all ranks say the same, and its distinct parts.
+    /// The kind that all ranks agree on, and the distinct regions.
     fn agreed(&self, name: &str) -> Result<(Kind, Vec<Region>), PlanError> {
         match (&self.kind, self.versions.len()) {
             (Some(kind), 1) => Ok((kind.clone(), self.holders.keys().flatten().cloned().collect())),

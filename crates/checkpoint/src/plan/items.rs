@@ -1,4 +1,4 @@
-//! What plans are made of.
+//! The items of plans.
 
 use std::collections::BTreeMap;
 
@@ -8,63 +8,63 @@ use weightloom_layout::{DType, Layout, Region, Shape};
 use crate::fingerprint::Fingerprint;
 use crate::state::Section;
 
-/// Names a thing in a checkpoint, or a part of it.
+/// Identifies an entry of a checkpoint, or a region of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MetadataIndex {
     /// The name.
     pub name: String,
-    /// Where the part begins; `None` for what has no parts.
+    /// Where the region begins; `None` for entries that are not tensors.
     pub offset: Option<Vec<usize>>,
-    /// Which of the parts it is, once that is decided.
+    /// The number of the stored tile, once it is known.
     pub ordinal: Option<usize>,
 }
 
 impl MetadataIndex {
-    /// A thing as a whole.
+    /// A whole entry.
     pub fn whole(name: impl Into<String>) -> Self {
         Self { name: name.into(), offset: None, ordinal: None }
     }
 
-    /// The part that begins at an offset.
+    /// A region of a tensor.
     pub fn part(name: impl Into<String>, region: &Region) -> Self {
         Self { name: name.into(), offset: Some(region.start().to_vec()), ordinal: None }
     }
 }
 
-/// One thing that one rank writes.
+/// One write of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteItem {
-    /// What it is called.
+    /// The entry.
     pub index: MetadataIndex,
-    /// To which half of the checkpoint it belongs.
+    /// The section that it belongs to.
     pub section: Section,
-    /// What it is.
+    /// The data.
     pub data: WriteData,
 }
 
-/// What is written.
+/// Data of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WriteData {
-    /// A part of a tensor.
+    /// A region of a tensor.
     Tensor {
-        /// The type of its elements.
+        /// The tensor's dtype.
         dtype: DType,
         /// The tensor's global shape.
         shape: Shape,
-        /// Which part.
+        /// The region.
         region: Region,
     },
     /// Bytes.
     Bytes {
-        /// How many.
+        /// Number of bytes.
         length: u64,
-        /// A hash of them, by which ranks see that they have the same.
+        /// A hash of the bytes, by which ranks compare them.
         digest: Fingerprint,
     },
 }
 
 impl WriteItem {
-    /// Bytes that it takes.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         match &self.data {
             WriteData::Tensor { dtype, region, .. } => region.volume() as u64 * dtype.size() as u64,
@@ -73,18 +73,18 @@ impl WriteItem {
     }
 }
 
-/// One box that one rank reads.
+/// One read of one rank: the intersection of a stored tile and a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadItem {
-    /// What it is called where it goes.
+    /// The destination.
     pub destination: MetadataIndex,
-    /// Where in the destination it goes.
+    /// The offset in the destination.
     pub destination_offsets: Vec<usize>,
-    /// What it is called in the checkpoint.
+    /// The stored tile.
     pub storage: MetadataIndex,
-    /// Where in the stored part it is.
+    /// The offset in the stored tile.
     pub storage_offsets: Vec<usize>,
-    /// How large the box is.
+    /// The sizes of the intersection.
     pub lengths: Vec<usize>,
 }
 
@@ -96,7 +96,7 @@ pub struct ReadItem {
 pub struct Redistribution {
     /// The tensor.
     pub name: String,
-    /// The type of its elements.
+    /// Its dtype.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
@@ -112,12 +112,12 @@ pub struct Redistribution {
     pub run_after: u64,
 }
 
-/// What one rank writes.
+/// The writes of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavePlan {
-    /// Redistributions that come first, in this order, on all ranks.
+    /// Redistributions before the writes, in this order on all ranks.
     pub redistributions: Vec<Redistribution>,
-    /// What is then written.
+    /// The writes.
     pub items: Vec<WriteItem>,
 }
 
@@ -128,37 +128,37 @@ impl SavePlan {
     }
 }
 
-/// What one rank reads.
+/// The reads of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadPlan {
-    /// Boxes of tensors.
+    /// Reads of tensors.
     pub tensors: Vec<ReadItem>,
-    /// Names of bytes, in the checkpoint and where they go.
+    /// Entries that are not tensors: name in the checkpoint, name in the state.
     pub bytes: Vec<(String, String)>,
 }
 
-/// What a checkpoint holds as a whole.
+/// Everything that a checkpoint will hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// The tensors.
     pub tensors: BTreeMap<String, TensorMetadata>,
-    /// Bytes by name: how many.
+    /// Lengths of entries that are not tensors.
     pub bytes: BTreeMap<String, u64>,
 }
 
-/// What a checkpoint says of one tensor.
+/// Metadata of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorMetadata {
-    /// To which half it belongs.
+    /// The section that it belongs to.
     pub section: Section,
-    /// The type of its elements.
+    /// Its dtype.
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
     /// The layout that it is written from, if it has one.
     #[serde(with = "optional_layout_text")]
     pub layout: Option<Layout>,
-    /// The parts that are written, where they do not follow from a layout.
+    /// The regions that are written, where they do not follow from a layout.
     pub chunks: Vec<Region>,
 }
 

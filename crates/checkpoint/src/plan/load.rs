@@ -1,4 +1,4 @@
-//! Planning a load.
+//! Planning of loads.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::save::{PlanContext, PlanError};
 use crate::index::Index;
 use crate::state::{Sharding, TensorSpec};
 
-/// Decides what each rank reads and where it goes. The steps are told in the
-/// module's documentation.
+/// Decides what each rank reads, and into which memory. The [module](super)
+/// documents the order of calls.
 pub trait LoadPlanner<'a> {
-    /// Looks at the checkpoint. Every rank.
+    /// Inspects the checkpoint. Every rank.
     fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError>;
 
     /// What this rank reads. Every rank.
@@ -30,48 +30,48 @@ pub trait LoadPlanner<'a> {
         Ok(plans)
     }
 
-    /// A last look at this rank's plan. Every rank.
+    /// Makes last changes to this rank's plan. Every rank.
     fn finalize(&mut self, plan: LoadPlan) -> Result<LoadPlan, LoadPlanError> {
         Ok(plan)
     }
 
-    /// Where the elements of an item's destination go, and which part of the
-    /// stored tensor they are. Called once for each destination, however many
-    /// items it has; all of them must come from one stored tensor.
+    /// The memory of an item's destination, and the region of the stored tensor
+    /// that fills it. Called once per destination, however many items it has;
+    /// all of them must come from one stored tensor.
     fn acquire_tensor(&mut self, item: &ReadItem) -> Result<Destination<'a>, LoadPlanError>;
 
-    /// Takes the destination back, filled.
+    /// Receives the filled destination.
     fn apply_tensor(&mut self, item: &ReadItem, filled: Destination<'a>) -> Result<(), LoadPlanError>;
 
-    /// Takes bytes.
+    /// Receives the bytes of an entry.
     fn apply_bytes(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), LoadPlanError>;
 }
 
-/// Where elements go.
+/// Memory for a region of a stored tensor.
 #[derive(Debug)]
 pub struct Destination<'a> {
-    /// Which part of the stored tensor.
+    /// The region of the stored tensor.
     pub region: Region,
-    /// As which type.
+    /// The dtype to load it as.
     pub dtype: DType,
     /// The memory, row-major.
     pub bytes: &'a mut [u8],
 }
 
-/// Everything that one rank wants from a checkpoint.
+/// The state that one rank loads into.
 #[derive(Debug, Default)]
 pub struct LoadState<'a> {
     slots: BTreeMap<String, Slot<'a>>,
 }
 
-/// One thing that is wanted.
+/// An entry to load.
 #[derive(Debug)]
 pub enum Slot<'a> {
-    /// This rank's part of a tensor.
+    /// This rank's shard of a tensor.
     Tensor {
-        /// What the whole is, and which part this is.
+        /// The whole tensor and its sharding.
         spec: TensorSpec,
-        /// Where its elements go.
+        /// The memory for the shard.
         into: &'a mut [u8],
     },
     /// Bytes.
@@ -79,77 +79,77 @@ pub enum Slot<'a> {
 }
 
 impl<'a> LoadState<'a> {
-    /// Nothing yet.
+    /// An empty state.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Asks for this rank's part of a tensor.
+    /// Adds this rank's shard of a tensor.
     pub fn tensor(&mut self, name: impl Into<String>, spec: TensorSpec, into: &'a mut [u8]) -> &mut Self {
         self.slots.insert(name.into(), Slot::Tensor { spec, into });
         self
     }
 
-    /// Asks for bytes.
+    /// Adds an entry of bytes.
     pub fn bytes(&mut self, name: impl Into<String>, into: &'a mut Vec<u8>) -> &mut Self {
         self.slots.insert(name.into(), Slot::Bytes(into));
         self
     }
 
-    /// What is wanted, by name.
+    /// The entries, by name.
     pub fn slots(&self) -> &BTreeMap<String, Slot<'a>> {
         &self.slots
     }
 }
 
-/// What to do about names that are wanted but not there.
+/// What to do about entries of the state that the checkpoint lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingKeys {
-    /// Refuse to load.
+    /// Fail.
     #[default]
     Error,
-    /// Leave the destination as it is.
+    /// Keep the destination unchanged.
     Keep,
 }
 
-/// What to do about names that are there but not wanted.
+/// What to do about entries of the checkpoint that the state lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnexpectedKeys {
-    /// Refuse to load.
+    /// Fail.
     #[default]
     Error,
-    /// Leave them where they are.
+    /// Ignore them.
     Ignore,
 }
 
-/// What a name that fits nothing might have been.
+/// A name without a counterpart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmatchedKey {
     /// The name.
     pub name: String,
-    /// A name of the other side that is close.
+    /// A similar name on the other side.
     pub near: Option<String>,
 }
 
-/// A tensor that has another shape than it should.
+/// A tensor whose shape differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeMismatch {
     /// Its name.
     pub name: String,
-    /// What is wanted.
+    /// The shape in the state.
     pub wanted: Shape,
-    /// What is there.
+    /// The shape in the checkpoint.
     pub found: Shape,
 }
 
-/// Everything about a checkpoint that does not fit what is wanted.
+/// Differences between a checkpoint and a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateMismatch {
-    /// Wanted, but not there.
+    /// In the state only.
     pub missing: Vec<UnmatchedKey>,
-    /// There, but not wanted.
+    /// In the checkpoint only.
     pub unexpected: Vec<UnmatchedKey>,
-    /// There with another shape.
+    /// With another shape.
     pub shapes: Vec<ShapeMismatch>,
 }
 
@@ -162,26 +162,21 @@ impl StateMismatch {
 impl std::fmt::Display for StateMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let stray = |stray: &UnmatchedKey| match &stray.near {
-            Some(near) => format!("\n    {} (near `{near}`)", stray.name),
+            Some(near) => format!("\n    {} (did you mean `{near}`?)", stray.name),
             None => format!("\n    {}", stray.name),
         };
         let list = |names: &[UnmatchedKey]| names.iter().map(stray).collect::<String>();
         if !self.missing.is_empty() {
-            write!(
-                f,
-                "\n  {} wanted, but not in the checkpoint:{}",
-                self.missing.len(),
-                list(&self.missing)
-            )?;
+            write!(f, "\n  {} missing from the checkpoint:{}", self.missing.len(), list(&self.missing))?;
         }
         if !self.unexpected.is_empty() {
             let count = self.unexpected.len();
-            write!(f, "\n  {count} in the checkpoint, but not wanted:{}", list(&self.unexpected))?;
+            write!(f, "\n  {count} unexpected in the checkpoint:{}", list(&self.unexpected))?;
         }
         if !self.shapes.is_empty() {
-            write!(f, "\n  {} of another shape:", self.shapes.len())?;
+            write!(f, "\n  {} with another shape:", self.shapes.len())?;
             for ShapeMismatch { name, wanted, found } in &self.shapes {
-                write!(f, "\n    {name}: {wanted} wanted, {found} in the checkpoint")?;
+                write!(f, "\n    {name}: {wanted} expected, {found} in the checkpoint")?;
             }
         }
         Ok(())
@@ -193,20 +188,15 @@ impl std::fmt::Display for StateMismatch {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum LoadPlanError {
-    /// The checkpoint does not fit.
-    #[error("the checkpoint does not fit:{0}")]
+    #[error("the checkpoint does not match the state:{0}")]
     StateMismatch(Box<StateMismatch>),
-    /// A layout does not fit its tensor.
-    #[error("`{name}` cannot be laid out: {source}")]
-    Layout { name: String, source: LayoutError },
-    /// A layout in which values are still to be combined.
-    #[error("`{name}` cannot be loaded into {layout}, where values are still to be combined")]
+    #[error("cannot lay out `{name}`: {problem}")]
+    Layout { name: String, problem: LayoutError },
+    #[error("cannot load `{name}` into {layout}: its values would be partial sums")]
     Pending { name: String, layout: String },
-    /// The items of one destination come from two tensors.
-    #[error("`{name}` would be filled from `{first}` and `{second}`")]
+    #[error("cannot load `{name}` from two tensors, `{first}` and `{second}`")]
     TwoSources { name: String, first: String, second: String },
-    /// A rank has no part of what it asks for.
-    #[error("rank {rank} asks for `{name}`, of which it holds nothing")]
+    #[error("rank {rank} asks for `{name}`, but is outside its mesh")]
     NotHeld { name: String, rank: usize },
     #[error("cannot load `{name}`: the plan names it, but it does not exist")]
     NoSuchItem { name: String },
@@ -214,7 +204,6 @@ pub enum LoadPlanError {
     PlanCount { expected: usize, found: usize },
     #[error("no rank's plan loads {}, which the local plans load", name_list(names, 8))]
     Dropped { names: Vec<String> },
-    /// Shared with saving.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
@@ -228,25 +217,25 @@ fn missing_ranks(found: usize, expected: usize) -> String {
     }
 }
 
-/// The planner that is used unless another is given.
+/// The default planner.
 #[derive(Debug, Default)]
 pub struct StandardLoadPlanner<'a> {
-    /// What to do about missing names.
+    /// What to do about missing entries.
     pub missing: MissingKeys,
-    /// What to do about unexpected names.
+    /// What to do about unexpected entries.
     pub unexpected: UnexpectedKeys,
     state: LoadState<'a>,
     context: Option<PlanContext>,
 }
 
 impl<'a> StandardLoadPlanner<'a> {
-    /// Plans for a state, strictly.
+    /// A planner for a state that refuses any mismatch.
     pub fn new(state: LoadState<'a>) -> Self {
         Self { state, ..Self::default() }
     }
 
-    fn misfit(&self, index: &Index) -> StateMismatch {
-        let mut misfit = StateMismatch::default();
+    fn mismatch(&self, index: &Index) -> StateMismatch {
+        let mut mismatch = StateMismatch::default();
         let near =
             |name: &str, there: &mut dyn Iterator<Item = &str>| nearest(name, there).map(str::to_owned);
         for (name, slot) in &self.state.slots {
@@ -255,7 +244,7 @@ impl<'a> StandardLoadPlanner<'a> {
                 Slot::Tensor { spec, .. } => match index.tensors().get(name) {
                     Some(entry) => {
                         if entry.shape != spec.shape {
-                            misfit.shapes.push(ShapeMismatch {
+                            mismatch.shapes.push(ShapeMismatch {
                                 name: name.clone(),
                                 wanted: spec.shape.clone(),
                                 found: entry.shape.clone(),
@@ -268,24 +257,24 @@ impl<'a> StandardLoadPlanner<'a> {
             };
             if !found && self.missing == MissingKeys::Error {
                 let near = near(name, &mut index.tensors().keys().map(String::as_str));
-                misfit.missing.push(UnmatchedKey { name: name.clone(), near });
+                mismatch.missing.push(UnmatchedKey { name: name.clone(), near });
             }
         }
         if self.unexpected == UnexpectedKeys::Error {
             for name in index.tensors().keys().filter(|name| !self.state.slots.contains_key(*name)) {
                 let near = near(name, &mut self.state.slots.keys().map(String::as_str));
-                misfit.unexpected.push(UnmatchedKey { name: name.clone(), near });
+                mismatch.unexpected.push(UnmatchedKey { name: name.clone(), near });
             }
         }
-        misfit
+        mismatch
     }
 }
 
 impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
     fn configure(&mut self, index: &Index, context: PlanContext) -> Result<(), LoadPlanError> {
         self.context = Some(context);
-        let misfit = self.misfit(index);
-        if misfit.is_empty() { Ok(()) } else { Err(LoadPlanError::StateMismatch(Box::new(misfit))) }
+        let mismatch = self.mismatch(index);
+        if mismatch.is_empty() { Ok(()) } else { Err(LoadPlanError::StateMismatch(Box::new(mismatch))) }
     }
 
     fn local_plan(&mut self, index: &Index) -> Result<LoadPlan, LoadPlanError> {
@@ -300,7 +289,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
             };
             let Some(entry) = index.tensors().get(name) else { continue };
             let region = match wanted(name, spec, context.rank) {
-                // A rank outside of the mesh may list what it holds nothing of.
+                // A rank outside the mesh may list the tensor with empty memory.
                 Err(LoadPlanError::NotHeld { .. }) if into.is_empty() => continue,
                 region => region?,
             };
@@ -339,7 +328,7 @@ impl<'a> LoadPlanner<'a> for StandardLoadPlanner<'a> {
     }
 
     fn apply_tensor(&mut self, _item: &ReadItem, _filled: Destination<'a>) -> Result<(), LoadPlanError> {
-        // The destination was the caller's own memory.
+        // The destination is the caller's memory.
         Ok(())
     }
 
@@ -361,6 +350,6 @@ fn wanted(name: &str, spec: &TensorSpec, rank: usize) -> Result<Region, LoadPlan
         return Err(LoadPlanError::Pending { name: name.to_owned(), layout: layout.to_string() });
     }
     let region =
-        spec.region(rank).map_err(|source| LoadPlanError::Layout { name: name.to_owned(), source })?;
+        spec.region(rank).map_err(|problem| LoadPlanError::Layout { name: name.to_owned(), problem })?;
     region.ok_or_else(|| LoadPlanError::NotHeld { name: name.to_owned(), rank })
 }

@@ -1,4 +1,4 @@
-//! Planning a save.
+//! Planning of saves.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::error::CheckpointError;
 use crate::fingerprint::{Fingerprint, Mixer};
 use crate::state::{Bytes, LeafValue, Section, Sharding, State};
 
-/// Which rank plans, and among how many.
+/// The rank that plans, and the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanContext {
     /// The rank.
@@ -23,29 +23,30 @@ pub struct PlanContext {
     pub world: usize,
 }
 
-/// Decides what each rank writes. The steps are told in the module's
-/// documentation.
+/// Decides what each rank writes. The [module](super) documents the order of
+/// calls.
 pub trait SavePlanner: Send {
-    /// Looks at the state. Every rank.
+    /// Inspects the state. Every rank.
     fn configure(&mut self, state: &State<'_>, context: PlanContext) -> Result<(), PlanError>;
 
-    /// A digest of all that the plan depends on, if every rank can make it
-    /// alone; `None` if ranks must tell each other. Every rank.
+    /// A digest of everything that the plan depends on, if every rank can derive
+    /// it alone; `None` if the ranks must gather their plans. Every rank.
     fn derivable(&self) -> Option<Fingerprint> {
         None
     }
 
-    /// This rank's plan, made alone. Called if all ranks gave the same digest.
+    /// This rank's plan, derived alone. Called if all ranks returned the same
+    /// digest.
     fn derived_plan(&mut self) -> Result<(SavePlan, Metadata), PlanError>;
 
-    /// What this rank holds, copies included. Every rank.
+    /// Everything that this rank holds, replicas included. Every rank.
     fn local_plan(&mut self) -> Result<SavePlan, PlanError>;
 
-    /// What each rank writes, from what each holds. Every rank, with the same
+    /// The plan of every rank, from the local plans. Every rank, with the same
     /// result.
     fn global_plan(&mut self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError>;
 
-    /// A last look at this rank's plan. Every rank.
+    /// Makes last changes to this rank's plan. Every rank.
     fn finalize(&mut self, plan: SavePlan) -> Result<SavePlan, PlanError> {
         Ok(plan)
     }
@@ -59,37 +60,27 @@ pub trait SavePlanner: Send {
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum PlanError {
-    /// Ranks have different things under one name.
     #[error("ranks disagree on `{name}`: {}", Versions(versions))]
     Disagreement { name: String, versions: Vec<Version> },
-    /// The parts do not make up the tensor.
-    #[error("the parts of `{name}` do not make it up: {source}")]
-    Tiling { name: String, source: TilingError },
-    /// Values that are still to be combined.
-    #[error("`{name}` in {layout} is still to be combined across ranks")]
+    #[error("cannot assemble `{name}` from the ranks' shards: {problem}")]
+    Tiling { name: String, problem: TilingError },
+    #[error("cannot save `{name}` in {layout}: its values are partial sums")]
     Pending { name: String, layout: String },
-    /// The layout does not fit the tensor.
-    #[error("`{name}` cannot be laid out: {source}")]
-    Layout { name: String, source: LayoutError },
-    /// A buffer that is not the rank's part.
-    #[error("rank {rank} holds {found} bytes of `{name}`, but its part {region} has {expected}")]
+    #[error("cannot lay out `{name}`: {problem}")]
+    Layout { name: String, problem: LayoutError },
+    #[error("rank {rank} holds {found} bytes of `{name}`, but its shard {region} has {expected}")]
     Length { name: String, rank: usize, region: Region, expected: usize, found: usize },
-    /// A layout that names a rank that there is not.
-    #[error("`{name}` is laid out over rank {rank}, but there are {world} ranks")]
+    #[error("the layout of `{name}` includes rank {rank}, but there are {world} ranks")]
     NoSuchRank { name: String, rank: usize, world: usize },
-    /// Ranks want to exchange a tensor in different ways before they write.
-    #[error("rank {rank} would exchange `{name}` in another way before writing than the ranks before it")]
+    #[error("rank {rank} plans another redistribution of `{name}` than the ranks before it")]
     Redistributions { name: String, rank: usize },
     #[error("planned writes to `{file}` overlap at byte {offset}")]
     Overlap { file: String, offset: u64 },
-    /// A planner that has no plan for a rank.
     #[error("the planner has no plan for rank {rank}")]
     NoPlan { rank: usize },
-    /// An item that the state does not have.
-    #[error("`{name}` was planned, but the state does not have it")]
+    #[error("cannot save `{name}`: it is planned, but missing from the state")]
     NoSuchItem { name: String },
-    /// A planner that was not configured.
-    #[error("the planner was not given a state")]
+    #[error("the planner was not configured")]
     NotConfigured,
 }
 
@@ -97,22 +88,22 @@ impl Hint for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Disagreement { .. } => {
-                Some("what differs between ranks needs names that differ, such as `rng.rank3`".to_owned())
+                Some("give values that differ between ranks different names, such as `rng.rank3`".to_owned())
             }
-            Self::Pending { .. } => Some("redistribute it to a layout without pending sums first".to_owned()),
+            Self::Pending { .. } => Some("redistribute it to a layout without partial sums first".to_owned()),
             Self::NoSuchRank { .. } => Some("save from the ranks that the mesh was made for".to_owned()),
-            Self::Layout { source, .. } => source.hint(),
+            Self::Layout { problem, .. } => problem.hint(),
             _ => None,
         }
     }
 }
 
-/// What a name is for some ranks.
+/// One version of an entry on which ranks disagree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// What it is.
+    /// Its description.
     pub what: String,
-    /// For whom.
+    /// The ranks that have it.
     pub ranks: Vec<usize>,
 }
 
@@ -133,7 +124,7 @@ impl fmt::Display for Versions<'_> {
     }
 }
 
-/// Runs the life cycle up to this rank's plan. Every rank of the gang.
+/// Plans a save with a planner. Every rank of the gang.
 pub fn plan_save(
     planner: &mut dyn SavePlanner,
     state: &State<'_>,
@@ -141,7 +132,7 @@ pub fn plan_save(
 ) -> Result<(SavePlan, Metadata), CheckpointError> {
     let context = PlanContext { rank: gang.rank(), world: gang.size() };
     let configured = planner.configure(state, context);
-    // A rank that cannot go on still takes part, so that all learn of it.
+    // A rank that failed still takes part, so that all ranks learn of it.
     let digest = configured.as_ref().ok().and_then(|()| planner.derivable());
     let alone = agree(gang, digest)?;
     crate::collective_result(gang, configured.map_err(CheckpointError::from))?;
@@ -177,7 +168,7 @@ fn agree(gang: &dyn Gang, digest: Option<Fingerprint>) -> Result<Agreement, Gang
     Ok(if same { Agreement::Alone } else { Agreement::Gather })
 }
 
-/// What is planned for, without its elements.
+/// An entry to plan, without its elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) name: String,
@@ -192,11 +183,11 @@ pub(super) enum SubjectKind {
     Bytes { length: u64, digest: Fingerprint },
 }
 
-/// The planner that is used unless another is given.
+/// The default planner.
 #[derive(Debug, Default)]
 pub struct StandardSavePlanner {
-    /// Bytes of a run below which ranks exchange a tensor before they write
-    /// it. 0 for never.
+    /// Run length in bytes below which a tensor is redistributed before it is
+    /// written; 0 for never.
     pub redistribute_below: u64,
     context: Option<PlanContext>,
     subjects: Vec<Subject>,
@@ -214,18 +205,15 @@ impl StandardSavePlanner {
         Self { redistribute_below: 8 << 10, ..Self::default() }
     }
 
-    /// What all ranks together write, as far as [`derived_plan`] tells it: how
-    /// much each does, and how many items there are.
-    ///
-    /// [`derived_plan`]: SavePlanner::derived_plan
+    /// The load of every rank under the derived plan, and the number of items.
     pub fn derived_load(&mut self) -> Result<(WriteLoad, usize), PlanError> {
         let context = self.context.ok_or(PlanError::NotConfigured)?;
         let (_, load) = derive(&self.subjects, &mut self.tiles, context.rank, context.world)?;
         Ok((load, self.tiles.count(&self.subjects)))
     }
 
-    /// A digest of all that the plan depends on; `None` if it depends on what
-    /// only other ranks know.
+    /// A digest of everything that the plan depends on; `None` if it depends on
+    /// regions that only other ranks know.
     fn digest_of(&self, context: PlanContext) -> Option<Fingerprint> {
         let mut hash = Mixer::new();
         hash.number(context.world as u64);
@@ -252,7 +240,7 @@ impl StandardSavePlanner {
                 }
             }
         }
-        // A tensor may be written from one layout and held in another.
+        // The layout that a tensor is held in may differ from the written one.
         for redistribution in &self.redistributions {
             hash.text(&redistribution.name);
             hash.text(&redistribution.from.to_string());
@@ -300,7 +288,7 @@ impl SavePlanner for StandardSavePlanner {
                 LeafValue::Tensor(tensor) => {
                     let spec = &tensor.spec;
                     let (dtype, shape) = (spec.dtype, spec.shape.clone());
-                    let failed = |source| PlanError::Layout { name: name.clone(), source };
+                    let failed = |problem| PlanError::Layout { name: name.clone(), problem };
                     let region = spec.region(context.rank).map_err(failed)?;
                     let volume = region.as_ref().map_or(0, Region::volume);
                     if tensor.bytes.len() != volume * dtype.size() {
@@ -318,7 +306,7 @@ impl SavePlanner for StandardSavePlanner {
                         }
                         Sharding::Layout(layout) => {
                             let written = written_from(*layout, &shape, dtype, self.redistribute_below);
-                            if let Some(run) = written.exchanged {
+                            if let Some(run) = written.redistributed {
                                 self.redistributions.push(Redistribution {
                                     name: name.clone(),
                                     dtype,
@@ -374,7 +362,7 @@ impl SavePlanner for StandardSavePlanner {
                 }
                 SubjectKind::Laid { layout, shape, .. } => layout
                     .region_of(shape, context.rank)
-                    .map_err(|source| PlanError::Layout { name: subject.name.clone(), source })?,
+                    .map_err(|problem| PlanError::Layout { name: subject.name.clone(), problem })?,
             };
             items.push(subject.item(region));
         }
@@ -399,14 +387,14 @@ impl SavePlanner for StandardSavePlanner {
 /// The layout that a tensor is written from.
 struct Written {
     layout: Layout,
-    /// Bytes of a run that were too few, if it is exchanged.
-    exchanged: Option<u64>,
+    /// The original run length, if the tensor is redistributed.
+    redistributed: Option<u64>,
 }
 
-/// Moves the axes that cut inner dims to the first one if the runs would be
-/// too short, so that each rank has whole rows.
+/// Moves shards of inner dims to the first one if the runs would be too short,
+/// so that each rank holds whole rows.
 fn written_from(layout: Layout, shape: &Shape, dtype: DType, below: u64) -> Written {
-    let as_is = Written { layout, exchanged: None };
+    let as_is = Written { layout, redistributed: None };
     let run = run_bytes(layout, shape, dtype);
     if run >= below || layout.pending().next().is_some() {
         return as_is;
@@ -418,13 +406,13 @@ fn written_from(layout: Layout, shape: &Shape, dtype: DType, below: u64) -> Writ
     let placements: Vec<Placement> = layout.placements().iter().map(to_rows).collect();
     match Layout::new(layout.mesh(), &placements) {
         Ok(rows) if run_bytes(rows, shape, dtype) >= run.saturating_mul(4) => {
-            Written { layout: rows, exchanged: Some(run) }
+            Written { layout: rows, redistributed: Some(run) }
         }
         _ => as_is,
     }
 }
 
-/// Bytes of the longest run that a rank's part has in the whole tensor.
+/// Bytes of the first run of a rank's shard in the whole tensor.
 fn run_bytes(layout: Layout, shape: &Shape, dtype: DType) -> u64 {
     let first = layout.mesh().ranks().next().unwrap_or(0);
     let region = layout.region_of(shape, first);

@@ -1,4 +1,4 @@
-//! Which bytes a read would ask for, without reading them.
+//! The byte extents of a region, without reading them.
 
 use weightloom_layout::Region;
 
@@ -6,7 +6,7 @@ use super::segment::Segments;
 use crate::codec::{AffineCodec, Codec, GroupParams};
 use crate::index::{FileId, TensorEntry, Tile};
 
-/// Bytes of a file that follow one another.
+/// A contiguous byte range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
     /// The file.
@@ -17,8 +17,8 @@ pub struct Extent {
     pub end: u64,
 }
 
-/// The bytes that hold a region of a tensor, in the order of the files. What
-/// is no more than `gap` bytes apart is read at once.
+/// The extents that hold a region of a tensor, in file order. Extents at most
+/// `gap` bytes apart are merged.
 pub fn extents(entry: &TensorEntry, region: &Region, gap: u64) -> Vec<Extent> {
     let mut found = Vec::new();
     for tile in &entry.tiles {
@@ -46,7 +46,7 @@ pub fn extents(entry: &TensorEntry, region: &Region, gap: u64) -> Vec<Extent> {
                 rows(tile, &part, region, tile.file, skip, words, &mut found);
                 let (skip, values) = here.side_bytes(count, entry.dtype.size());
                 for side in [&affine.scales, &affine.biases] {
-                    rows(&beside(tile, side), &part, region, side.file, skip, values, &mut found);
+                    rows(&params_tile(tile, side), &part, region, side.file, skip, values, &mut found);
                 }
             }
         }
@@ -64,8 +64,8 @@ pub fn extents(entry: &TensorEntry, region: &Region, gap: u64) -> Vec<Extent> {
     joined
 }
 
-/// A tile whose rows are those of the values beside it.
-pub(super) fn beside(tile: &Tile, side: &GroupParams) -> Tile {
+/// The tile with the rows of its scales or biases.
+pub(super) fn params_tile(tile: &Tile, side: &GroupParams) -> Tile {
     Tile { file: side.file, offset: side.offset, strides: side.strides.clone(), ..tile.clone() }
 }
 

@@ -1,9 +1,9 @@
-//! One job of a read: a stretch of a destination, filled by one thread.
+//! One job of a read: a contiguous part of a destination, filled by one thread.
 
 use weightloom_layout::{DType, Region};
 
-use super::extents::beside;
-use super::segment::{Order, Places, Segment, Segments, order};
+use super::extents::params_tile;
+use super::segment::{Order, Repeats, Segment, Segments, order};
 use super::{Pool, ReadRequest};
 use crate::cast::cast;
 use crate::codec::{AffineCodec, BlockCodec, Codec, GroupParams};
@@ -11,13 +11,13 @@ use crate::error::CheckpointError;
 use crate::formats::mlx::AffineRun;
 use crate::index::{FileId, TensorEntry, Tile};
 
-/// Bytes from which on a stretch is read straight into its destination.
+/// The shortest run that is read directly into its destination.
 const STRAIGHT: usize = 32 << 10;
 
-/// Segments that are gathered into one read at most.
+/// The most segments that are gathered into one read.
 const GATHERED: usize = 1 << 16;
 
-/// A stretch of a destination.
+/// A contiguous part of a destination.
 pub(super) struct Job<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a TensorEntry,
@@ -27,18 +27,18 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// The job that fills all of a want.
+    /// The job that fills a whole request.
     pub(super) fn of(want: ReadRequest<'a>) -> Self {
         let ReadRequest { entry, name, region, dtype, into } = want;
         Self { name, entry, region, dtype, into }
     }
 
-    /// The first stretch of about so many bytes, and the rest.
+    /// Splits off about `stretch` bytes.
     pub(super) fn first(self, stretch: usize) -> (Self, Option<Self>) {
-        // A transposed tile is read in the order of its file, which fills all
-        // of the destination little by little.
+        // A transposed tile is read in file order, which fills the whole
+        // destination little by little.
         let whole = self.entry.tiles.iter().any(|tile| order(tile) == Order::Other);
-        // Dims before this one are single, so its steps follow one another.
+        // Outer dims have size 1, so steps of this dim are contiguous.
         let dim = self.region.size().iter().position(|&size| size > 1);
         let Some(dim) = dim.filter(|_| self.into.len() > stretch && !whole) else { return (self, None) };
         let Self { name, entry, region, dtype, into } = self;
@@ -52,24 +52,24 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Jobs that are still to be done, the next one last. They are cut when they
-/// are asked for: a list of all would grow as the budget shrinks.
+/// Open jobs, the next one last. They are split lazily: a list of all would grow
+/// as the budget shrinks.
 pub(super) struct Jobs<'a> {
     open: Vec<Job<'a>>,
     stretch: usize,
 }
 
 impl<'a> Jobs<'a> {
-    /// In the order of the files: disks and caches like it.
+    /// Sorts the jobs by file and offset, for disks and caches.
     pub(super) fn new(mut jobs: Vec<Job<'a>>, stretch: usize) -> Self {
-        jobs.sort_by_key(|job| std::cmp::Reverse(job.place()));
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.location()));
         Self { open: jobs, stretch }
     }
 
     pub(super) fn next(&mut self) -> Option<Job<'a>> {
         loop {
             match self.open.pop()?.first(self.stretch) {
-                // A single step may be too long still, and is looked at again.
+                // A single step may still be too long and is split again.
                 (first, Some(rest)) => self.open.extend([rest, first]),
                 (first, None) if first.into.is_empty() => {}
                 (first, None) => return Some(first),
@@ -79,8 +79,8 @@ impl<'a> Jobs<'a> {
 }
 
 impl Job<'_> {
-    /// Where in the files the job begins.
-    pub(super) fn place(&self) -> (FileId, u64) {
+    /// The first file and offset of the job.
+    pub(super) fn location(&self) -> (FileId, u64) {
         let tiles = self.entry.tiles.iter();
         let first = tiles.filter_map(|tile| {
             let part = tile.region.intersect(&self.region)?;
@@ -98,7 +98,7 @@ impl Job<'_> {
             sums.add_checked(self.name, &self.region, self.dtype, self.into);
             return Ok(());
         }
-        // Checksums are of elements as they were saved.
+        // Checksums cover elements as they were saved.
         let mut saved = vec![0; self.region.volume() * self.entry.dtype.size()];
         let (name, entry, region) = (self.name, self.entry, self.region.clone());
         Job { name, entry, region, dtype: entry.dtype, into: &mut saved }.fill(pool, staging)?;
@@ -131,8 +131,8 @@ impl Job<'_> {
     ) -> Result<(), CheckpointError> {
         let width = self.entry.dtype.size();
         let segments = Segments::new(tile, width as u64, part, &self.region);
-        let places = segments.places();
-        let straight = self.entry.dtype == self.dtype && places.is_single();
+        let repeats = segments.repeats();
+        let straight = self.entry.dtype == self.dtype && repeats.is_single();
         let mut gathered = Gathered::default();
         for whole in segments {
             if straight && whole.step == 1 && whole.count * width >= STRAIGHT {
@@ -140,24 +140,24 @@ impl Job<'_> {
                 pool.fetch(tile.file, whole.offset, &mut self.into[start..start + whole.count * width])?;
                 continue;
             }
-            for segment in pieces(whole, width, pool.stretch) {
+            for segment in split_segment(whole, width, pool.stretch) {
                 let end = segment.offset + (segment.count * width) as u64;
                 if !gathered.takes(segment.offset, end, pool) {
-                    self.scatter(pool, tile.file, &mut gathered, &places, staging)?;
+                    self.scatter(pool, tile.file, &mut gathered, &repeats, staging)?;
                 }
                 gathered.add(segment, end);
             }
         }
-        self.scatter(pool, tile.file, &mut gathered, &places, staging)
+        self.scatter(pool, tile.file, &mut gathered, &repeats, staging)
     }
 
-    /// Reads what was gathered and puts it where it belongs.
+    /// Reads the gathered segments and scatters them to the destination.
     fn scatter(
         &mut self,
         pool: &Pool<'_>,
         file: FileId,
         gathered: &mut Gathered,
-        places: &Places,
+        repeats: &Repeats,
         staging: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
         let Some(first) = gathered.segments.first() else { return Ok(()) };
@@ -168,8 +168,8 @@ impl Job<'_> {
         for segment in gathered.segments.drain(..) {
             let from = (segment.offset - start) as usize;
             let bytes = &staging[from..from + segment.count * width];
-            for place in places.each() {
-                put(self.entry.dtype, bytes, self.dtype, segment.target + place, segment.step, self.into);
+            for distance in repeats.each() {
+                put(self.entry.dtype, bytes, self.dtype, segment.target + distance, segment.step, self.into);
             }
         }
         Ok(())
@@ -227,10 +227,10 @@ impl Job<'_> {
         let (skip, words) = here.word_bytes(count);
         let (side_skip, side) = here.side_bytes(count, width);
         let mut values = vec![0.0; count];
-        // Rows of one job are near each other: the values beside them are
-        // read at once.
-        let scales = self.beside(pool, tile, &affine.scales, part, side_skip, side)?;
-        let biases = self.beside(pool, tile, &affine.biases, part, side_skip, side)?;
+        // Rows of one job are near each other: their scales and biases are read
+        // at once.
+        let scales = self.group_params(pool, tile, &affine.scales, part, side_skip, side)?;
+        let biases = self.group_params(pool, tile, &affine.biases, part, side_skip, side)?;
         for (row, segment) in Segments::new(tile, 0, part, &self.region).enumerate() {
             staging.resize(words as usize, 0);
             pool.fetch(tile.file, segment.offset + skip, staging)?;
@@ -249,8 +249,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The values beside all rows of a part.
-    fn beside(
+    /// The scales or biases of all rows of a region.
+    fn group_params(
         &self,
         pool: &Pool<'_>,
         tile: &Tile,
@@ -258,30 +258,30 @@ impl Job<'_> {
         part: &Region,
         skip: u64,
         length: u64,
-    ) -> Result<Beside, CheckpointError> {
-        let rows = Segments::new(&beside(tile, side), 0, part, &self.region);
+    ) -> Result<ParamRows, CheckpointError> {
+        let rows = Segments::new(&params_tile(tile, side), 0, part, &self.region);
         let starts: Vec<u64> = rows.map(|row| row.offset + skip).collect();
         let (first, last) = (starts.iter().min().copied(), starts.iter().max().copied());
         let (first, end) = (first.unwrap_or(0), last.unwrap_or(0) + length);
-        // Rows far apart, as of a transposed tensor, are read one by one.
+        // Rows that are far apart, as in a transposed tensor, are read one by one.
         if end - first > starts.len() as u64 * length * 2 {
             let mut bytes = vec![0; starts.len() * length as usize];
             for (start, into) in starts.iter().zip(bytes.chunks_exact_mut((length as usize).max(1))) {
                 pool.fetch(side.file, *start, into)?;
             }
             let starts = (0..starts.len()).map(|row| row * length as usize).collect();
-            return Ok(Beside { bytes, starts, length: length as usize });
+            return Ok(ParamRows { bytes, starts, length: length as usize });
         }
         let mut bytes = vec![0; (end - first) as usize];
         pool.fetch(side.file, first, &mut bytes)?;
         let starts = starts.iter().map(|start| (start - first) as usize).collect();
-        Ok(Beside { bytes, starts, length: length as usize })
+        Ok(ParamRows { bytes, starts, length: length as usize })
     }
 
     /// Puts decoded values into the destination.
     fn put_values(&mut self, values: &[f32], segment: Segment) {
-        // Decoded values have the tensor's precision before they have
-        // another, so that a part is what the whole would be.
+        // Round to the tensor's dtype first, so that a region equals the same
+        // region of the whole.
         let bytes: &[u8] = bytemuck::cast_slice(values);
         if self.entry.dtype == DType::F32 || self.entry.dtype == self.dtype {
             put(DType::F32, bytes, self.dtype, segment.target, segment.step, self.into);
@@ -293,14 +293,14 @@ impl Job<'_> {
     }
 }
 
-/// The values beside rows, row by row.
-struct Beside {
+/// Scales or biases, row by row.
+struct ParamRows {
     bytes: Vec<u8>,
     starts: Vec<usize>,
     length: usize,
 }
 
-impl Beside {
+impl ParamRows {
     fn row(&self, row: usize) -> &[u8] {
         &self.bytes[self.starts[row]..][..self.length]
     }
@@ -320,8 +320,8 @@ fn put(from: DType, bytes: &[u8], to: DType, target: usize, step: usize, into: &
     }
 }
 
-/// Cuts a segment that is longer than what may be read at once.
-fn pieces(whole: Segment, width: usize, stretch: usize) -> impl Iterator<Item = Segment> {
+/// Splits a segment that is too long for one read.
+fn split_segment(whole: Segment, width: usize, stretch: usize) -> impl Iterator<Item = Segment> {
     let most = (stretch / width).max(1);
     (0..whole.count).step_by(most).map(move |start| Segment {
         offset: whole.offset + (start * width) as u64,
@@ -331,7 +331,7 @@ fn pieces(whole: Segment, width: usize, stretch: usize) -> impl Iterator<Item = 
     })
 }
 
-/// Segments that will be read at once.
+/// Segments to read at once.
 #[derive(Default)]
 struct Gathered {
     segments: Vec<Segment>,
@@ -339,7 +339,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Whether a further segment is near enough to be read with these.
+    /// Whether another segment is near enough to be read together.
     fn takes(&self, offset: u64, end: u64, pool: &Pool<'_>) -> bool {
         let Some(first) = self.segments.first() else { return true };
         offset >= self.end

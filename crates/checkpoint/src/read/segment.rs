@@ -1,24 +1,24 @@
-//! Where elements lie in a file and where they go, as runs that follow one
-//! another in the file.
+//! Segments: runs of elements that are contiguous in a file, with their
+//! destinations.
 
 use weightloom_layout::{Dims, Region};
 
 use crate::index::Tile;
 
-/// Elements that follow one another in a file, or one row of packed ones.
+/// Contiguous elements of a file, or one row of packed elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
-    /// Where the first byte is in the file.
+    /// The offset of the first byte in the file.
     pub(super) offset: u64,
-    /// Where the first element goes, counted in elements of the destination.
+    /// The destination of the first element, in elements.
     pub(super) target: usize,
-    /// How many elements.
+    /// Number of elements.
     pub(super) count: usize,
-    /// How far apart they are in the destination, in elements.
+    /// Their distance in the destination, in elements.
     pub(super) step: usize,
 }
 
-/// One dim of a walk.
+/// One dim of an iteration.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     size: usize,
@@ -28,11 +28,11 @@ struct Axis {
     target: usize,
 }
 
-/// Goes through the elements of a part of a tile in the order of the file.
+/// Iterates over a region of a tile in file order.
 pub(super) struct Segments {
     outer: Vec<Axis>,
     inner: Axis,
-    /// Dims along which the same bytes come again and again.
+    /// Dims along which the same bytes repeat.
     repeats: Vec<Axis>,
     index: Vec<usize>,
     offset: u64,
@@ -65,10 +65,10 @@ impl Segments {
                 _ => axes.push(axis),
             }
         }
-        // The order of the file; dims that are near each other come last.
+        // File order: the smallest strides come last.
         axes.sort_by_key(|axis| std::cmp::Reverse(axis.source));
         if packed.is_none() {
-            // Dims that continue each other in both places are one.
+            // Merge dims that are contiguous on both sides.
             while let Some(&axis) = axes.last() {
                 let follows = inner.source * inner.size as u64 == axis.source;
                 let alike = inner.size == 1 || inner.target * inner.size == axis.target;
@@ -84,22 +84,21 @@ impl Segments {
         Self { index: vec![0; axes.len()], outer: axes, inner, repeats, offset, target, remaining }
     }
 
-    /// Where else each element goes.
-    pub(super) fn places(&self) -> Places {
-        Places(self.repeats.clone())
+    /// The destinations of repeated elements.
+    pub(super) fn repeats(&self) -> Repeats {
+        Repeats(self.repeats.clone())
     }
 }
 
-/// All places of an element that is stored once and comes again and again.
-pub(super) struct Places(Vec<Axis>);
+/// The destinations of an element that is stored once and repeated.
+pub(super) struct Repeats(Vec<Axis>);
 
-impl Places {
+impl Repeats {
     pub(super) fn is_single(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How far behind the first place each is, in elements of the destination;
-    /// the first one is 0.
+    /// Distances from the first destination, in elements; the first one is 0.
     pub(super) fn each(&self) -> impl Iterator<Item = usize> {
         let count: usize = self.0.iter().map(|axis| axis.size).product();
         (0..count).map(|number| {
@@ -143,15 +142,15 @@ impl Iterator for Segments {
     }
 }
 
-/// Whether a tile's elements come in the order of the tensor, so that a
-/// stretch of the tensor is a stretch of the file.
+/// Whether a tile's elements are stored in the order of the tensor, so that a
+/// range of the tensor is a range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Tensor,
     Other,
 }
 
-/// In which order a tile's elements lie.
+/// The order of a tile's elements.
 pub(crate) fn order(tile: &Tile) -> Order {
     let dims: Dims = (0..tile.region.ndim()).filter(|&dim| tile.region.size()[dim] > 1).collect();
     let last = dims.last().copied();

@@ -1,35 +1,35 @@
-//! A URL that says where a checkpoint is, taken apart.
+//! Locations of checkpoints: paths and URLs.
 //!
-//! Whatever is shown of it has neither query nor user name in it: both may be
+//! Displayed URLs contain neither query nor user name, since both may be
 //! secrets.
 
 use super::StorageError;
 use super::remote_problem::Service;
 
-/// Where a checkpoint is.
+/// Location of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// On a filesystem.
+    /// A path of the local file system.
     Local {
         /// The path.
         path: String,
     },
-    /// Behind a service.
+    /// A remote location.
     Remote(Remote),
 }
 
-/// A place, or a file in it, behind a service.
+/// A folder or a file of a remote service.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Remote {
-    /// Which service.
+    /// The service.
     pub service: Service,
-    /// What comes before `://`.
+    /// The URL scheme.
     scheme: String,
-    /// The bucket, the container, or the server with its port.
+    /// The bucket, the container, or the host with its port.
     pub authority: String,
-    /// The names of folders and perhaps of a file, decoded.
+    /// The decoded segments of the path.
     pub segments: Vec<String>,
-    /// What comes after the question mark.
+    /// The query string.
     query: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Address {
-    /// Takes a URL apart. What has no `://` is a path.
+    /// Parses a URL. Text without `://` is a path.
     pub fn parse(url: &str) -> Result<Self, StorageError> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Ok(Self::Local { path: url.to_owned() });
@@ -54,7 +54,7 @@ impl Address {
             "http" | "https" => Service::Web,
             "file" => {
                 let path = rest.strip_prefix("localhost").unwrap_or(rest);
-                let path = percent_decode(path).ok_or_else(|| bad("its escapes are wrong"))?;
+                let path = percent_decode(path).ok_or_else(|| bad("invalid percent escape"))?;
                 return Ok(Self::Local { path });
             }
             _ => return Err(StorageError::UnknownScheme { url: redact(url) }),
@@ -66,18 +66,18 @@ impl Address {
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.contains('@') {
-            return Err(bad("it has a user name in it, which is not used"));
+            return Err(bad("user names are not supported"));
         }
         if authority.is_empty() {
-            return Err(bad("it names no bucket or server"));
+            return Err(bad("missing bucket or host"));
         }
         if query.is_some() && service != Service::Web {
-            return Err(bad("it has a query, which is not used"));
+            return Err(bad("query strings are not supported"));
         }
         let segments = path.split('/').filter(|segment| !segment.is_empty()).map(|segment| {
             percent_decode(segment)
                 .filter(|name| !matches!(name.as_str(), "." | "..") && !name.contains(['/', '\\', '\0']))
-                .ok_or_else(|| bad("a part of its path is no name"))
+                .ok_or_else(|| bad("invalid path segment"))
         });
         let segments = segments.collect::<Result<_, _>>()?;
         Ok(Self::Remote(Remote { service, scheme, authority: authority.to_owned(), segments, query }))
@@ -85,7 +85,7 @@ impl Address {
 }
 
 impl Remote {
-    /// The place, as it may be shown.
+    /// The URL without secrets.
     pub fn shown(&self) -> String {
         let mut shown = format!("{}://{}", self.scheme, self.authority);
         for segment in &self.segments {
@@ -101,7 +101,7 @@ impl Remote {
         if extensions.contains(&extension) { self.segments.pop() } else { None }
     }
 
-    /// The URL as a web server wants it, query and all. Not to be shown.
+    /// The URL with its query. Do not display it.
     #[cfg(feature = "object-store")]
     pub(super) fn web_url(&self) -> String {
         let mut url = format!("{}://{}/", self.scheme, self.authority);
@@ -125,7 +125,7 @@ impl Remote {
     }
 }
 
-/// A text with the queries and user names of its URLs left out.
+/// Removes queries and user names from the URLs of a text.
 pub(crate) fn redact(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -143,7 +143,7 @@ pub(crate) fn redact(text: &str) -> String {
     shown
 }
 
-/// A part of a URL without its percent signs; none if they stand for no text.
+/// Decodes percent escapes; `None` if the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -159,7 +159,7 @@ pub fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Puts percent signs where a URL needs them.
+/// Percent-encodes a segment.
 #[cfg(feature = "object-store")]
 fn encode(segment: &str) -> String {
     let mut encoded = String::with_capacity(segment.len());

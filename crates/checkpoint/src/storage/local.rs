@@ -1,4 +1,4 @@
-//! A folder on a filesystem.
+//! A folder of the local file system.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use super::mapped::MappedFile;
 use super::{ReadMode, Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
 
-/// A folder on a filesystem. Files stay open once they were read.
+/// A folder of the local file system. Files stay open after the first read.
 #[derive(Debug)]
 pub struct LocalStorage {
     folder: PathBuf,
@@ -158,8 +158,8 @@ impl Storage for LocalStorage {
 
     fn create(&self, name: &str) -> Result<Box<dyn Upload>, StorageError> {
         let path = self.path(name)?;
-        // Behind the whole name: `model.json` and `model.safetensors` may be
-        // under way at once.
+        // Appended to the whole name: `model.json` and `model.safetensors` may be
+        // written at the same time.
         let mut partial = path.clone().into_os_string();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -210,7 +210,7 @@ impl Upload for LocalUpload {
 
     fn finish(self: Box<Self>) -> Result<(), StorageError> {
         let placed = self.file.sync_all().and_then(|()| fs::rename(&self.partial, &self.path));
-        // What was read so far is no longer what is there.
+        // Handles of the replaced file are stale.
         forget(&self.open, &self.name);
         let folder = self.path.parent().unwrap_or(Path::new(""));
         placed.and_then(|()| sync_folder(folder)).map_err(|error| self.failed(&error))
@@ -219,8 +219,7 @@ impl Upload for LocalUpload {
 
 impl Drop for LocalUpload {
     fn drop(&mut self) {
-        // Finished, it has moved away; there is nothing to be done about any
-        // other error.
+        // A finished file has been renamed; other errors cannot be handled here.
         let _ = fs::remove_file(&self.partial);
     }
 }
@@ -232,7 +231,7 @@ fn forget(open: &Mutex<OpenFiles>, name: &str) {
     open.direct.remove(name);
 }
 
-/// Makes renames in a folder last.
+/// Makes renames in a folder durable.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     #[cfg(unix)]
     File::open(folder)?.sync_all()?;
@@ -241,7 +240,7 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads at a position as much as there is, at most all that is asked for.
+/// Reads up to `into.len()` bytes at an offset.
 pub(super) fn read_at_most(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     #[cfg(unix)]
     use std::os::unix::fs::FileExt as _;

@@ -5,8 +5,8 @@
 //! A map shows the file as it is, not as it was: if another program changes
 //! it, bytes change under a reader, and if it is cut short, the process is
 //! killed. No program can rule that out by itself. So maps are used only if a
-//! caller asks for them, which is to say that nobody writes to the files while
-//! they are used; nothing here makes one by default. Checkpoints are written
+//! caller asks for them and so guarantees that the files do not change; nothing
+//! here makes one by default. Checkpoints are written
 //! under another name and renamed, by us and by others, so replacing one leaves
 //! the mapped file as it is. Reads copy bytes out at once; only who asks for
 //! the map itself keeps it.
@@ -23,8 +23,8 @@ pub(super) struct MappedFile(Mmap);
 impl MappedFile {
     pub(super) fn new(file: &File) -> io::Result<Self> {
         // SAFETY: the map is read only, of plain bytes, for which any value is
-        // valid; whoever asked for it says that the file stays as it is. See
-        // the top of the file.
+        // valid; the caller guarantees that the file does not change. See the
+        // top of this file.
         let map = unsafe { MmapOptions::new().map(file)? };
         Ok(Self(map))
     }

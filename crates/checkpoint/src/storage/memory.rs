@@ -1,5 +1,4 @@
-//! Files in memory, for tests and for checkpoints that need not outlive the
-//! process.
+//! Files in memory, for tests and short-lived checkpoints.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Storage, StorageError, Upload, check_name};
 use crate::index::StoredFile;
 
-/// Files in memory. A clone is a copy of them.
+/// Files in memory. Cloning copies them.
 #[derive(Debug, Default)]
 pub struct MemoryStorage(Arc<Files>);
 
@@ -20,19 +19,19 @@ impl Clone for MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// A place with one file.
+    /// A storage with one file.
     pub fn one(name: &str, bytes: &[u8]) -> Self {
         Self::default().with(name, bytes)
     }
 
-    /// The same with one file more, or another one in its place.
+    /// Adds or replaces a file.
     #[must_use]
     pub fn with(self, name: &str, bytes: &[u8]) -> Self {
         self.change(|files| files.insert(name.to_owned(), bytes.to_vec()));
         self
     }
 
-    /// What lies directly in another place.
+    /// A copy of another storage's files.
     pub fn copy_of(place: &dyn Storage) -> Result<Self, StorageError> {
         let mut files = BTreeMap::new();
         for file in place.list()? {
@@ -47,7 +46,7 @@ impl MemoryStorage {
         self.change(|files| files.clone())
     }
 
-    /// Looks at files, or changes them in place.
+    /// Calls `how` with the files, which it may change.
     pub fn change<T>(&self, how: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> T) -> T {
         how(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,23 +1,23 @@
-//! What went wrong at the far end, and which far end it was.
+//! Remote services and their problems.
 
 use std::fmt;
 
-/// The kinds of place that are not a folder.
+/// Remote services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Service {
-    /// Amazon S3, and whatever speaks its protocol.
+    /// Amazon S3 and compatible services.
     S3,
     /// Google Cloud Storage.
     Google,
     /// Azure Blob Storage.
     Azure,
-    /// A plain web server, which can only be read.
+    /// A web server, read-only.
     Web,
 }
 
 impl Service {
-    /// What to look at if the service does not know who is asking.
+    /// A hint for failed authentication.
     pub(crate) fn credentials(self) -> &'static str {
         match self {
             Self::S3 => {
@@ -32,28 +32,28 @@ impl Service {
                 "check AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, and \
                  that they may use this container; for a public container set AZURE_SKIP_SIGNATURE=true"
             }
-            Self::Web => "the server wants a login; download the file and open it from disk",
+            Self::Web => "download the file and open it from disk; the server requires a login",
         }
     }
 }
 
-/// What went wrong at the far end.
+/// Why a remote request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteProblem {
-    /// It answered with an HTTP status that means no.
+    /// An HTTP error status.
     Status(u16),
-    /// It did not answer in time.
+    /// No response in time.
     Timeout,
-    /// It cannot be reached.
+    /// The connection could not be made.
     Unreachable,
     /// The connection broke.
     Cut,
-    /// It answered something that makes no sense.
+    /// An unexpected response.
     Malformed,
-    /// There are no credentials, nor anybody who gives some out.
+    /// No credentials were found.
     NoCredentials,
-    /// Its settings are wrong, so that nobody was asked.
+    /// The settings are invalid; no request was sent.
     Settings,
 }
 
@@ -67,13 +67,13 @@ impl RemoteProblem {
 impl fmt::Display for RemoteProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Status(status) => write!(f, "the answer was {status}"),
-            Self::Timeout => f.write_str("there was no answer in time"),
-            Self::Unreachable => f.write_str("the server cannot be reached"),
-            Self::Cut => f.write_str("the connection broke"),
-            Self::Malformed => f.write_str("the answer makes no sense"),
-            Self::NoCredentials => f.write_str("there are no credentials"),
-            Self::Settings => f.write_str("the settings are wrong"),
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::Timeout => f.write_str("no response in time"),
+            Self::Unreachable => f.write_str("cannot reach the server"),
+            Self::Cut => f.write_str("connection lost"),
+            Self::Malformed => f.write_str("unexpected response"),
+            Self::NoCredentials => f.write_str("no credentials found"),
+            Self::Settings => f.write_str("invalid settings"),
         }
     }
 }

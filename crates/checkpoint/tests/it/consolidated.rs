@@ -53,7 +53,8 @@ fn a_name_that_is_not_known_is_no_guess() {
     }
     let error = files.open(None).unwrap_err();
     assert!(
-        error.contains("nothing says how `layers.0.feed_forward.w9.weight` was cut into 2 files"),
+        error
+            .contains("cannot tell along which dim `layers.0.feed_forward.w9.weight` was split into 2 files"),
         "{error}"
     );
 }

@@ -97,7 +97,7 @@ fn each_part_costs_one_read() {
 fn a_missing_file_is_noticed() {
     let mut files = Memory::of("dcp/plain");
     files.0.remove("__0_0.distcp");
-    assert_eq!(files.open(None).unwrap_err(), "there is no `__0_0.distcp` in memory");
+    assert_eq!(files.open(None).unwrap_err(), "cannot find `__0_0.distcp` in memory");
     let mut files = Memory::of("dcp/plain");
     let other = files.0["__0_0.distcp"].clone();
     files.0.insert("__1_0.distcp".to_owned(), other);
@@ -110,10 +110,7 @@ fn a_description_that_wants_to_run_something_is_refused_by_name() {
     let program = b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93\x8c\x04pass\x85R.";
     files.0.insert(".metadata".to_owned(), program.to_vec());
     let error = files.open(None).unwrap_err();
-    assert_eq!(
-        error,
-        "`.metadata` cannot be used: its pickle wants to use `builtins.exec`, which is refused"
-    );
+    assert_eq!(error, "cannot read `.metadata`: the pickle uses `builtins.exec`, which is not allowed");
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn files_that_change_after_they_were_opened_are_noticed() {
     // Open files outlive their names.
     fs::remove_file(&model).unwrap();
     load_on(1, &source).pop().unwrap().unwrap();
-    assert!(texts(vec![Source::open(&older).map(|_| ())])[0].contains("there is no `model.safetensors`"));
+    assert!(texts(vec![Source::open(&older).map(|_| ())])[0].contains("cannot find `model.safetensors`"));
     fs::write(&model, &bytes).unwrap();
     let source = Source::open(&older).unwrap();
     fs::File::options().write(true).open(&model).unwrap().set_len(bytes.len() as u64 - 1).unwrap();
@@ -221,7 +221,7 @@ fn files_that_change_after_they_were_opened_are_noticed() {
     for ranks in [1, 2, 3] {
         let told = texts(load_on(ranks, &source));
         assert!(
-            told.iter().all(|text| text.contains("there is no `model.safetensors` in memory")),
+            told.iter().all(|text| text.contains("cannot find `model.safetensors` in memory")),
             "{told:?}"
         );
     }

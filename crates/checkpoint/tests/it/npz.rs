@@ -18,7 +18,7 @@ fn open(bytes: &[u8]) -> Result<Source, CheckpointError> {
 
 fn error(bytes: &[u8]) -> FormatError {
     match open(bytes).err().expect("it should be refused") {
-        CheckpointError::Format { source, .. } => source,
+        CheckpointError::Format { problem: source, .. } => source,
         other => panic!("{other}"),
     }
 }

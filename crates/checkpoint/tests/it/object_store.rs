@@ -288,7 +288,7 @@ fn patience_ends_with_an_error_that_says_why() {
     let error = read(&storage, "file", 0, 1000).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cannot read `file`, gave up after 3 attempts: the answer was 503 (SlowDown: Reduce your request rate.)"
+        "cannot read `file`, gave up after 3 attempts: status 503 (SlowDown: Reduce your request rate.)"
     );
     assert!(error.hint().unwrap().contains("fewer requests"));
     // Time is a limit as well, and so is what the service asks for.

@@ -57,7 +57,7 @@ fn with_config(config: &Value) -> Index {
 
 fn error(index: &Index) -> PeftError {
     match to_peft(index, None).expect_err("it should be refused") {
-        CheckpointError::Format { source: FormatError::Peft(error), .. } => error,
+        CheckpointError::Format { problem: FormatError::Peft(error), .. } => error,
         other => panic!("{other}"),
     }
 }
@@ -216,7 +216,7 @@ fn magnitudes_go_along() {
 #[test]
 fn what_mlx_has_no_form_for_is_a_typed_error() {
     let error = |index: &Index| match to_mlx(index).expect_err("it should be refused") {
-        CheckpointError::Format { source: FormatError::Peft(error), .. } => error,
+        CheckpointError::Format { problem: FormatError::Peft(error), .. } => error,
         other => panic!("{other}"),
     };
     for (key, value) in [

@@ -70,7 +70,7 @@ pub fn manifest(input: &[u8]) -> Outcome {
     };
     let bytes = manifest.to_bytes().map_err(|error| CheckpointError::Format {
         file: "weightloom.json".to_owned(),
-        source: error.into(),
+        problem: error.into(),
     })?;
     let folder = Arc::new(NATIVE.clone().with("weightloom.json", &bytes));
     let source = Source::open_folder(folder)?;

@@ -16,17 +16,17 @@ use crate::formats::window::Window;
 use crate::index::{Blob, FileId, Format, Index, StoredFile, TensorEntry, Tile};
 use crate::storage::Storage;
 
-/// The longest description that is read: some hundred bytes for each part.
+/// The longest metadata file that is read: some hundred bytes per chunk.
 const MAX_METADATA: u64 = 512 << 20;
 
 /// The longest header of the safetensors form.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// What archives begin with.
+/// The first bytes of an archive.
 const ARCHIVE: &[u8] = b"PK\x03\x04";
 
-/// The files of a folder that describe it: one, or one for each rank if the
-/// ranks did not speak with each other when they saved.
+/// The metadata files of a folder: one, or one per rank if the ranks saved
+/// without communicating.
 pub fn descriptions(files: &[StoredFile]) -> Vec<&str> {
     let rank = |name: &str| name.strip_prefix("__")?.strip_suffix(METADATA_FILE)?.parse::<u32>().ok();
     let names = || files.iter().map(|file| file.name.as_str());
@@ -40,7 +40,7 @@ pub fn descriptions(files: &[StoredFile]) -> Vec<&str> {
     }
 }
 
-/// Indexes a folder by the files that describe it.
+/// Indexes a folder by its metadata files.
 pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index, CheckpointError> {
     let mut inputs = Vec::new();
     for &name in descriptions {
@@ -65,7 +65,7 @@ pub fn read_folder(storage: &dyn Storage, descriptions: &[&str]) -> Result<Index
     Ok(index.with_metadata(notes(&description)))
 }
 
-/// What the description says beside where things are.
+/// Metadata for the index: version and paths.
 fn notes(description: &Description<'_>) -> BTreeMap<String, String> {
     let version = description.version.map(|version| ("dcp.version".to_owned(), version.to_owned()));
     let paths = Some(&description.paths).filter(|paths| !paths.is_null());
@@ -106,7 +106,7 @@ fn find_blobs(
     Ok(blobs)
 }
 
-/// A part that has to be looked at in its file.
+/// A chunk whose header must be read.
 struct StoredChunk<'d, 'a> {
     tensor: usize,
     record: &'d TensorRecord<'a>,
@@ -132,8 +132,8 @@ fn find_tensors(
     }
     for (name, mut parts) in parts {
         let file = files.id(name)?;
-        // In the order of the file, the end of one item and the beginning of
-        // the next are read at once.
+        // In file order, the end of one item and the beginning of the next are
+        // read at once.
         parts.sort_by_key(|part| part.place.offset);
         let mut reader = ChunkReader { window: Window::new(files.storage, name)?, end: 0, header: None };
         for part in parts {
@@ -150,7 +150,7 @@ fn find_tensors(
     Ok(tensors)
 }
 
-/// A tensor without tiles, and the parts that it is made of.
+/// A tensor without tiles, and its chunks.
 fn plan<'d, 'a>(
     description: &'d Description<'a>,
     tensor: usize,
@@ -159,16 +159,16 @@ fn plan<'d, 'a>(
     let name = || record.name.to_owned();
     let dtype = dtype_of(record.dtype)
         .ok_or_else(|| DcpError::DType { tensor: name(), dtype: record.dtype.to_owned() })?;
-    let shape = Shape::new(&record.sizes).map_err(|source| DcpError::Shape { tensor: name(), source })?;
+    let shape = Shape::new(&record.sizes).map_err(|problem| DcpError::Shape { tensor: name(), problem })?;
     if record.chunks.len() > 1 && shape.ndim() > MAX_CUT_DIMS {
         return Err(DcpError::Dims { tensor: name(), dims: shape.ndim() });
     }
     let mut parts = Vec::new();
     for chunk in &record.chunks {
         let region = Region::new(&chunk.offsets, &chunk.sizes)
-            .map_err(|source| DcpError::Region { tensor: name(), source })?;
-        region.check_inside(&shape).map_err(|source| DcpError::Region { tensor: name(), source })?;
-        // Ranks without a share of a tensor have empty parts.
+            .map_err(|problem| DcpError::Region { tensor: name(), problem })?;
+        region.check_inside(&shape).map_err(|problem| DcpError::Region { tensor: name(), problem })?;
+        // Ranks without a shard have empty chunks.
         if region.is_empty() {
             continue;
         }
@@ -180,10 +180,10 @@ fn plan<'d, 'a>(
     Ok((TensorEntry { dtype, shape, tiles: Vec::new() }, parts))
 }
 
-/// Looks at the parts of one file.
+/// Reads the chunk headers of one file.
 struct ChunkReader<'a> {
     window: Window<'a>,
-    /// Where the item before ends.
+    /// Where the previous item ends.
     end: u64,
     /// The safetensors header that was read last.
     header: Option<EmbeddedHeader>,
@@ -216,10 +216,10 @@ impl ChunkReader<'_> {
         CheckpointError::format(self.window.name(), error)
     }
 
-    /// A part that is an archive of its own.
+    /// A chunk stored as a `torch.save` archive.
     fn archived(&mut self, chunk: &StoredChunk<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
         let StorageInfo { offset, length, .. } = chunk.place;
-        // Items follow one another, so no byte is looked at twice.
+        // Items must not overlap.
         if offset < self.end {
             return Err(self.differs(chunk));
         }
@@ -236,8 +236,8 @@ impl ChunkReader<'_> {
         Ok(Tile { region, file, offset: placed.offset, strides: placed.strides, codec: Codec::Raw })
     }
 
-    /// A part in the safetensors file that begins where all the parts of this
-    /// file are said to be.
+    /// A chunk in a safetensors file at the offset that all chunks of this file
+    /// share.
     fn bare(&mut self, chunk: &StoredChunk<'_, '_>, file: FileId) -> Result<Tile, CheckpointError> {
         let start = chunk.place.offset;
         if self.header.as_ref().is_none_or(|held| held.start != start) {

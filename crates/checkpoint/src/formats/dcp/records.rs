@@ -1,4 +1,4 @@
-//! What `.metadata` says, as plain records.
+//! The records of `.metadata`.
 
 use rustc_hash::FxHashMap;
 use serde_json::Value as Json;
@@ -7,21 +7,21 @@ use super::DcpError;
 use crate::formats::FormatError;
 use crate::formats::pickle::{Budget, Global, Object, Pickle, Record, Value};
 
-/// The description of a checkpoint.
+/// The contents of `.metadata`.
 #[derive(Debug)]
 pub(super) struct Description<'a> {
     pub(super) tensors: Vec<TensorRecord<'a>>,
-    /// Names of what is no tensor.
+    /// Names of entries that are not tensors.
     pub(super) values: Vec<&'a str>,
-    /// Where parts are, by name and first index; values have no index.
+    /// Locations by name and offsets; values have no offsets.
     pub(super) places: FxHashMap<(&'a str, Option<Vec<usize>>), StorageInfo<'a>>,
     pub(super) version: Option<&'a str>,
-    /// Dotted names, and the keys that they were made of.
+    /// The paths of flattened names.
     pub(super) paths: Json,
 }
 
 impl Description<'_> {
-    /// Adds what another rank says. What several ranks have counts once.
+    /// Adds the metadata of another rank. Shared entries count once.
     pub(super) fn merge(&mut self, other: Self) -> Result<(), DcpError> {
         let mut known: FxHashMap<&str, usize> = FxHashMap::default();
         known.extend(self.tensors.iter().enumerate().map(|(number, record)| (record.name, number)));
@@ -51,24 +51,24 @@ impl Description<'_> {
     }
 }
 
-/// A tensor and its parts.
+/// A tensor and its chunks.
 #[derive(Debug)]
 pub(super) struct TensorRecord<'a> {
     pub(super) name: &'a str,
-    /// In torch's words.
+    /// By torch's name.
     pub(super) dtype: &'static str,
     pub(super) sizes: Vec<usize>,
     pub(super) chunks: Vec<Chunk>,
 }
 
-/// A part of a tensor.
+/// A chunk of a tensor.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) offsets: Vec<usize>,
     pub(super) sizes: Vec<usize>,
 }
 
-/// Where an item is.
+/// The location of an item.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StorageInfo<'a> {
     pub(super) file: &'a str,

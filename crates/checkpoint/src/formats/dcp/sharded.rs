@@ -1,5 +1,5 @@
-//! Folders that torch writes for Hugging Face, one safetensors file for each
-//! rank, each of which says where its parts begin.
+//! Folders that torch writes for Hugging Face: one safetensors file per rank,
+//! with the offsets of its shards in the header.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,25 @@ use crate::formats::safetensors::{self, read_header};
 use crate::index::{FileId, Format, Index, StoredFile, TensorEntry, Tile};
 use crate::storage::Storage;
 
-/// The header's key for where parts begin.
+/// The header's key of the offsets.
 const SHARDING: &str = "DCP_SHARDING_INFO";
 
-/// What a header says of one part.
+/// The offsets of one shard.
 #[derive(Debug, Deserialize)]
 struct ShardingInfo {
     saved_offsets: Vec<usize>,
 }
 
-/// The files of a folder that are one for each rank.
+/// The per-rank files of a folder.
 pub fn shards(files: &[StoredFile]) -> Vec<&str> {
     let is_shard = |name: &&str| name.starts_with("shard-") && name.ends_with(".safetensors");
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).filter(is_shard).collect();
     let indexed = files.iter().any(|file| file.name == safetensors::INDEX_FILE);
-    // An index names whole tensors.
+    // An index file lists whole tensors.
     if indexed { Vec::new() } else { names }
 }
 
-/// Indexes the files of all ranks together.
+/// Indexes the files of all ranks.
 pub fn read_sharded(storage: &dyn Storage, names: &[&str]) -> Result<Index, CheckpointError> {
     let mut files = Vec::new();
     let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
@@ -49,7 +49,7 @@ pub fn read_sharded(storage: &dyn Storage, names: &[&str]) -> Result<Index, Chec
                 .map_err(|error| CheckpointError::format(name, error))?;
             let start = &saved.get(tensor).ok_or_else(|| malformed(format!("`{tensor}`")))?.saved_offsets;
             let region = Region::new(start, &whole.shape)
-                .map_err(|source| failed(DcpError::Region { tensor: tensor.clone(), source }))?;
+                .map_err(|problem| failed(DcpError::Region { tensor: tensor.clone(), problem }))?;
             add(&mut tensors, tensor, whole, region).map_err(failed)?;
         }
     }
@@ -62,7 +62,7 @@ pub fn read_sharded(storage: &dyn Storage, names: &[&str]) -> Result<Index, Chec
     Ok(Index::new(Format::Dcp, files, tensors)?)
 }
 
-/// Adds a part to its tensor, which is as large as its parts need.
+/// Adds a shard to its tensor, whose shape grows to hold it.
 fn add(
     tensors: &mut BTreeMap<String, TensorEntry>,
     name: &str,
@@ -71,9 +71,9 @@ fn add(
 ) -> Result<(), DcpError> {
     let needed: Vec<usize> = (0..region.ndim()).map(|dim| region.range(dim).end).collect();
     let shape = |sizes: &[usize]| {
-        Shape::new(sizes).map_err(|source| DcpError::Shape { tensor: name.to_owned(), source })
+        Shape::new(sizes).map_err(|problem| DcpError::Shape { tensor: name.to_owned(), problem })
     };
-    // Ranks without a share of a tensor have empty parts.
+    // Ranks without a shard have empty ones.
     let tiles = part.tiles.into_iter().filter(|_| !region.is_empty());
     let tiles = tiles.map(|tile| Tile { region: region.clone(), ..tile });
     let Some(known) = tensors.get_mut(name) else {
@@ -86,7 +86,7 @@ fn add(
     }
     let sizes: Vec<usize> = known.shape.iter().zip(&needed).map(|(a, b)| *a.max(b)).collect();
     known.shape = shape(&sizes)?;
-    // A tensor that every rank has is written by every rank.
+    // Every rank writes its replica.
     if !known.tiles.iter().any(|tile| tile.region == region) {
         known.tiles.extend(tiles);
     }

@@ -1,4 +1,4 @@
-//! Values that are not tensors: archives of `torch.save` with a pickle alone.
+//! Values other than tensors: `torch.save` archives with only a pickle.
 
 use serde_json::Value as Json;
 
@@ -19,7 +19,7 @@ pub fn read_value(name: &str, bytes: &[u8]) -> Result<Json, CheckpointError> {
     read().map_err(|error| CheckpointError::format(name, error))
 }
 
-/// What every archive has beside its pickle and its data.
+/// Entries of every archive besides its pickle and its data.
 pub(super) const FIXED: [(&str, &[u8]); 2] = [("archive/byteorder", b"little"), ("archive/version", b"3\n")];
 
 /// The name of an archive's pickle.

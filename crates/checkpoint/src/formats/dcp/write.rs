@@ -1,12 +1,12 @@
 //! Writing a folder that `torch.distributed.checkpoint.load` reads.
 //!
-//! Where everything will lie follows from names, shapes and dtypes alone, so
-//! ranks write their files without asking each other, and whoever knows all
-//! the items writes `.metadata` last.
+//! Offsets follow from names, shapes and dtypes alone, so ranks write their
+//! files without communicating. `.metadata` comes last, once all items are
+//! known.
 //!
-//! An item is an archive around raw data. Torch does not look at the data's
-//! checksum when it loads, so it may be left out (0), as torch itself does
-//! when asked to; other programs that unpack archives want the right one.
+//! An item is an archive around raw data. Torch ignores the data's checksum when
+//! it loads, so it may be omitted (0), as torch can do itself; other programs
+//! that unpack archives need the right one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,15 +22,15 @@ use crate::formats::pickle::PickleWriter;
 use crate::formats::torch::dtype_name;
 use crate::formats::zip::{ZipError, ZipLayout};
 
-/// What items begin at multiples of, so that data are aligned in the file.
+/// Alignment of items, and so of their data.
 const ALIGNMENT: u64 = 64;
 
 const RECORDS: &str = "torch.distributed.checkpoint.metadata";
 
-/// The entry with the data, which is the last one.
+/// The number of the entry with the data, the last one.
 const DATA: usize = 3;
 
-/// A part of a tensor that a rank writes.
+/// A region of a tensor that a rank writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DcpItem {
     /// The tensor's dotted name.
@@ -39,20 +39,20 @@ pub struct DcpItem {
     pub dtype: DType,
     /// Its global shape.
     pub shape: Shape,
-    /// Which part.
+    /// The region.
     pub region: Region,
 }
 
-/// A value that is no tensor.
+/// A value other than a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DcpValue {
     /// Its dotted name.
     pub name: String,
-    /// What it is.
+    /// The value.
     pub value: Json,
 }
 
-/// What one rank writes.
+/// The items of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DcpRank {
     /// Its tensors, in the order of the file.
@@ -61,35 +61,35 @@ pub struct DcpRank {
     pub values: Vec<DcpValue>,
 }
 
-/// A rank's file: what is where.
+/// Layout of a rank's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DcpFile {
-    /// Bytes of the values and where they begin, in the order given.
+    /// Offsets and bytes of the values, in the order given.
     pub values: Vec<(u64, Vec<u8>)>,
     /// The tensors, in the order given.
     pub items: Vec<DcpItemLayout>,
-    /// Bytes of the whole file. What nobody writes may have any value.
+    /// Bytes of the whole file. Gaps may have any value.
     pub length: u64,
 }
 
-/// A tensor's place in a file.
+/// Layout of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DcpItemLayout {
-    /// Where the item begins.
+    /// The offset of the item.
     pub offset: u64,
-    /// How long it is.
+    /// Its length.
     pub length: u64,
-    /// What stands at `offset`, directly before the data.
+    /// The bytes at `offset`, directly before the data.
     pub prefix: Vec<u8>,
-    /// Where the data are: the part's elements, row by row.
+    /// The byte range of the elements, row-major.
     pub data: Range<u64>,
     layout: ZipLayout,
     fixed: [u32; DATA],
 }
 
 impl DcpItemLayout {
-    /// What stands directly behind the data, up to the item's end. `checksum`
-    /// is the CRC-32 of the data, or 0 if nobody computed it.
+    /// The bytes directly after the data, up to the item's end. `checksum` is
+    /// the CRC-32 of the data, or 0 to omit it.
     pub fn suffix(&self, checksum: u32) -> Vec<u8> {
         let mut bytes = self.layout.descriptor(DATA, checksum);
         let [pickle, order, version] = self.fixed;
@@ -104,7 +104,7 @@ pub fn file_name(rank: usize) -> String {
 }
 
 impl DcpRank {
-    /// Says where everything in the rank's file will be.
+    /// Computes the layout of the rank's file.
     pub fn lay_out(&self) -> Result<DcpFile, ZipError> {
         let mut file = DcpFile { values: Vec::new(), items: Vec::new(), length: 0 };
         for value in &self.values {
@@ -194,7 +194,7 @@ fn contiguous(sizes: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The class of storages of a dtype. Newer dtypes have none.
+/// The storage class of a dtype. Newer dtypes have none.
 fn storage_class(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::F64 => "DoubleStorage",
@@ -211,21 +211,21 @@ fn storage_class(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// The parts of a tensor, and where each of them is.
+/// The chunks of a tensor with their locations.
 struct Gathered<'a> {
     first: &'a DcpItem,
     parts: Vec<(&'a Region, Stored)>,
 }
 
-/// Where an item is.
+/// The location of an item.
 struct Stored {
     rank: usize,
     offset: u64,
     length: u64,
 }
 
-/// The bytes of `.metadata` for what all ranks write. The parts of every
-/// tensor must make it up exactly once.
+/// The bytes of `.metadata` for the items of all ranks, which must cover every
+/// tensor exactly once.
 pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
     let mut tensors: BTreeMap<&str, Gathered<'_>> = BTreeMap::new();
     let mut values: BTreeMap<&str, Stored> = BTreeMap::new();
@@ -257,7 +257,7 @@ pub fn metadata(ranks: &[DcpRank]) -> Result<Vec<u8>, FormatError> {
         }
         let regions: Vec<Region> = tensor.parts.iter().map(|(region, _)| (*region).clone()).collect();
         check_tiling(shape, &regions)
-            .map_err(|source| DcpError::Tiling { tensor: name.to_owned(), source })?;
+            .map_err(|problem| DcpError::Tiling { tensor: name.to_owned(), problem })?;
     }
     Ok(write_metadata(&tensors, &values))
 }
@@ -277,7 +277,7 @@ fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str
                     dict.bare_object(RECORDS, "BytesStorageMetadata");
                 }
             });
-            // Which keys a dotted name was made of: here, of one.
+            // The path of each name: here, a single key.
             fields.text("planner_data");
             fields.dict(|dict| {
                 for name in tensors.keys().chain(values.keys()) {
@@ -289,11 +289,11 @@ fn write_metadata(tensors: &BTreeMap<&str, Gathered<'_>>, values: &BTreeMap<&str
             fields.dict(|dict| {
                 for (name, tensor) in tensors {
                     for (number, (region, stored)) in tensor.parts.iter().enumerate() {
-                        write_place(dict, name, Some((region.start(), number)), stored);
+                        write_storage_info(dict, name, Some((region.start(), number)), stored);
                     }
                 }
                 for (name, stored) in values {
-                    write_place(dict, name, None, stored);
+                    write_storage_info(dict, name, None, stored);
                 }
             });
             fields.text("storage_meta");
@@ -310,7 +310,7 @@ fn write_tensor(writer: &mut PickleWriter, tensor: &Gathered<'_>) {
         state.dict(|fields| {
             fields.text("properties");
             fields.object(RECORDS, "TensorProperties", |state| {
-                // Five fields, which torch has read since it had this class.
+                // Five fields, as every version of torch reads them.
                 state.tuple(|tuple| {
                     tuple.global("torch", dtype_name(tensor.first.dtype));
                     tuple.global("torch.serialization", "_get_layout");
@@ -342,7 +342,12 @@ fn write_tensor(writer: &mut PickleWriter, tensor: &Gathered<'_>) {
     });
 }
 
-fn write_place(writer: &mut PickleWriter, name: &str, part: Option<(&[usize], usize)>, stored: &Stored) {
+fn write_storage_info(
+    writer: &mut PickleWriter,
+    name: &str,
+    part: Option<(&[usize], usize)>,
+    stored: &Stored,
+) {
     writer.object(RECORDS, "MetadataIndex", |state| {
         state.dict(|fields| {
             fields.text("fqn");

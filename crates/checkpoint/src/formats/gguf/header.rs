@@ -1,8 +1,7 @@
 //! The header of a GGUF file: counts, metadata, and where tensors are.
 //!
-//! It has no length of its own, so that it is read in pieces that double.
-//! Numbers in it are claims: nothing is allocated for them before the bytes
-//! that would bear them out have been read.
+//! Its length is unknown, so it is read in pieces of doubling size. Counts are
+//! not trusted: nothing is allocated before the bytes that justify it are read.
 
 use rustc_hash::FxHashSet;
 
@@ -24,7 +23,7 @@ const MAX_DEPTH: usize = 4;
 /// The most dims that a tensor of the format has.
 const MAX_DIMS: u32 = 4;
 
-/// What the header of a file says.
+/// The parsed header.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) metadata: Vec<(String, GgufValue)>,
@@ -35,7 +34,7 @@ pub(super) struct Header {
     pub(super) length: u64,
 }
 
-/// What the header says of one tensor.
+/// A tensor of the header.
 #[derive(Debug)]
 pub(super) struct TensorInfo {
     pub(super) name: String,
@@ -43,7 +42,7 @@ pub(super) struct TensorInfo {
     pub(super) shape: Vec<u64>,
     /// The number of its type.
     pub(super) kind: u32,
-    /// Where it begins, from the beginning of the data on.
+    /// Its offset from the beginning of the data.
     pub(super) offset: u64,
 }
 
@@ -82,7 +81,7 @@ impl Header {
     }
 }
 
-/// A file from its beginning, read as far as it is looked at.
+/// Reads a file from its beginning, as far as needed.
 struct HeaderReader<'a> {
     storage: &'a dyn Storage,
     name: &'a str,
@@ -129,7 +128,7 @@ impl HeaderReader<'_> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A length and so many bytes of text.
+    /// A length-prefixed string.
     fn text(&mut self, of: &str) -> Result<String, CheckpointError> {
         let count = self.u64()?;
         let text = self.take(count)?.to_vec();
@@ -187,8 +186,8 @@ impl HeaderReader<'_> {
         Ok(bytes.as_chunks().0.iter().map(|&bytes| number(bytes)).collect())
     }
 
-    /// Values that have lengths of their own; each takes bytes of the file, so
-    /// that a false count ends with the file.
+    /// Values of variable length. Each takes bytes of the file, so that a false
+    /// count ends with the file.
     fn each<T>(
         &mut self,
         count: u64,

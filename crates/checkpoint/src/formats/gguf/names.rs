@@ -1,9 +1,8 @@
-//! What GGUF names are in Hugging Face checkpoints, and how their elements
-//! were rearranged on the way.
+//! GGUF tensor names in Hugging Face checkpoints, and how the converter
+//! rearranged their elements.
 //!
-//! Names without a counterpart stay as they are. `rope_freqs.weight` is one:
-//! Hugging Face computes it from the model's config, but a GGUF file holds it
-//! nowhere else.
+//! Names without a counterpart stay unchanged, such as `rope_freqs.weight`, which
+//! Hugging Face computes from the model's config.
 
 use super::value::GgufValue;
 use super::{GgufError, value_at};
@@ -20,13 +19,13 @@ enum Family {
     Gpt2,
 }
 
-/// Heads of queries, for all layers or each.
+/// Query heads, for all layers or per layer.
 const HEADS: &str = "llama.attention.head_count";
 
-/// Heads of keys and values.
+/// Key and value heads.
 const KEY_HEADS: &str = "llama.attention.head_count_kv";
 
-/// What the metadata say that names depend on.
+/// The metadata that names depend on.
 pub(super) struct Names<'a> {
     family: Option<Family>,
     heads: Option<&'a GgufValue>,
@@ -40,18 +39,18 @@ pub(super) struct HfTensor {
     pub(super) rearrangement: Rearrangement,
 }
 
-/// How a stored tensor becomes the one of a Hugging Face checkpoint.
+/// How the converter rearranged a tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rearrangement {
     None,
-    /// Rows are columns.
+    /// Transposed.
     Transposed,
     /// Rows of each head alternate between its two halves.
     Interleaved {
         heads: u64,
     },
-    /// The first dim counts experts, each a tensor of its own: the name stops
-    /// before the expert's number, behind which this comes.
+    /// Stacked experts: each becomes a tensor whose name is the prefix, the
+    /// expert's number and this suffix.
     Experts {
         rest: &'static str,
     },
@@ -69,7 +68,7 @@ impl<'a> Names<'a> {
         Self { family, heads: value_at(metadata, HEADS), key_heads: value_at(metadata, KEY_HEADS) }
     }
 
-    /// Where a stored tensor belongs.
+    /// The Hugging Face tensor of a stored one.
     pub(super) fn hf_tensor(&self, stored: &str) -> Result<HfTensor, GgufError> {
         let same = || HfTensor { name: stored.to_owned(), rearrangement: Rearrangement::None };
         let Some((family, (path, kind))) = self.family.zip(stored.rsplit_once('.')) else {
@@ -109,7 +108,7 @@ impl<'a> Names<'a> {
         self.heads.and_then(|heads| count_of(heads, layer)).ok_or_else(missing)
     }
 
-    /// Heads of keys; as many as queries have unless said otherwise.
+    /// Key heads; by default as many as query heads.
     fn key_heads(&self, tensor: &str, layer: usize) -> Result<u64, GgufError> {
         match self.key_heads.and_then(|heads| count_of(heads, layer)) {
             Some(heads) => Ok(heads),
@@ -164,7 +163,7 @@ fn in_layer(family: Family, part: &str) -> Option<&'static str> {
     })
 }
 
-/// Module and what follows an expert's number, for tensors that stack experts.
+/// Module and suffix of tensors that stack experts.
 fn experts(family: Family, part: &str) -> Option<(&'static str, &'static str)> {
     Some(match (family, part) {
         (Family::QwenExperts, "ffn_gate_exps") => ("mlp", "gate_proj.weight"),
@@ -193,7 +192,7 @@ mod tests {
         let names = Names::new(&metadata);
         let rearrangement = |stored: &str| names.hf_tensor(stored).map(|hf_tensor| hf_tensor.rearrangement);
         assert_eq!(rearrangement("blk.1.attn_q.weight"), Ok(Rearrangement::Interleaved { heads: 8 }));
-        // Keys have as many heads as queries unless said otherwise.
+        // By default there are as many key heads as query heads.
         assert_eq!(rearrangement("blk.0.attn_k.bias"), Ok(Rearrangement::Interleaved { heads: 4 }));
         assert!(matches!(rearrangement("blk.2.attn_q.weight"), Err(GgufError::NoCount { .. })));
     }

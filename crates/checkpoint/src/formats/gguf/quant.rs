@@ -90,7 +90,7 @@ block_formats! {
 }
 
 /// Names of tensor types that cannot be decoded, for error messages.
-const UNSUPPORTED: [(u32, &str); 15] = [
+const UNSUPPORTED: &[(u32, &str)] = &[
     (9, "Q8_1"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),

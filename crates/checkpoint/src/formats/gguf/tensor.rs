@@ -1,4 +1,4 @@
-//! From what a GGUF file says of a tensor to tiles.
+//! From the header's tensors to tiles.
 
 use weightloom_layout::{DType, Region, Shape};
 
@@ -9,11 +9,11 @@ use super::quant::{BlockFormat, unsupported_name};
 use crate::codec::{BlockCodec, Codec};
 use crate::index::{FileId, Strides, TensorEntry, Tile, row_major};
 
-/// The most heads or experts that a tensor is taken apart into. A false count
-/// must not become millions of tiles.
+/// The most heads or experts of a tensor. A false count must not become millions
+/// of tiles.
 const MAX_PARTS: u64 = 4096;
 
-/// What the bytes of a tensor are.
+/// Elements of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Elements {
     Plain(DType),
@@ -38,7 +38,7 @@ impl Elements {
     }
 }
 
-/// A tensor whose sizes fit its type.
+/// A tensor with a shape that fits its type.
 pub(super) struct TensorLayout {
     elements: Elements,
     shape: Shape,
@@ -56,7 +56,7 @@ impl TensorLayout {
             Elements::from_id(info.kind).map_err(|kind| GgufError::TensorType { tensor: tensor(), kind })?;
         let sizes: Vec<usize> =
             info.shape.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
-        let shape = Shape::new(&sizes).map_err(|source| GgufError::Shape { tensor: tensor(), source })?;
+        let shape = Shape::new(&sizes).map_err(|problem| GgufError::Shape { tensor: tensor(), problem })?;
         let volume = shape.volume() as u64;
         let bytes = match elements {
             Elements::Plain(dtype) => volume * dtype.size() as u64,
@@ -153,7 +153,7 @@ impl TensorLayout {
     /// first half, row 2j + 1 of its second.
     fn interleaved(self, tensor: &str, heads: u64) -> Result<TensorEntry, GgufError> {
         let rows = self.shape.first().copied().unwrap_or(0) as u64;
-        // Of a vector that is packed, every other element has no stride.
+        // Every other element of a packed vector has no stride.
         if let (Elements::Packed(format), 1) = (self.elements, self.shape.ndim()) {
             return Err(GgufError::TensorType { tensor: tensor.to_owned(), kind: format.to_string() });
         }

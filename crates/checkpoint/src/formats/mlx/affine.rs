@@ -15,14 +15,14 @@ use weightloom_layout::DType;
 /// Elements that are decoded at once.
 const STEP: usize = 32;
 
-/// Packed elements that follow one another in one row.
+/// Contiguous packed elements of one row.
 #[derive(Clone, Copy, Debug)]
 pub struct AffineRun<'a> {
     /// Bits of one element: 2, 3, 4, 5, 6 or 8.
     pub bits: usize,
     /// Elements that share a scale and a bias.
     pub group: usize,
-    /// Elements of the row that come before the run.
+    /// Elements of the row before the run.
     pub lead: usize,
     /// The dtype of scales and biases.
     pub dtype: DType,
@@ -70,9 +70,8 @@ impl AffineRun<'_> {
         }
     }
 
-    /// The bits of 32 elements, eight elements at a time, with others behind
-    /// them. Some may come before the run or behind it, in words that are not
-    /// given.
+    /// The bits of 32 elements, eight elements per word, followed by unrelated
+    /// bits. Elements outside the run may be in words that are not given.
     fn step<const BITS: usize>(&self, start: usize) -> [u64; STEP / 8] {
         let (byte, first) = (start / 8 * BITS, self.lead * BITS / 32 * 4);
         let (skip, from) = (first.saturating_sub(byte), byte.saturating_sub(first));
@@ -100,8 +99,8 @@ fn unpack<const BITS: usize>(eights: [u64; STEP / 8]) -> [f32; STEP] {
     array::from_fn(|at| f32::from(bytes[at / 8][at % 8]))
 }
 
-/// Eight numbers that follow one another, each in a byte of its own. Halves are
-/// moved apart three times, by counts that are known to the compiler.
+/// Spreads eight packed numbers to one byte each: moves halves apart three
+/// times, by constant counts.
 fn spread<const BITS: usize>(word: u64) -> [u8; 8] {
     let low = |count: usize| (1 << count) - 1;
     let halves = word & low(4 * BITS) | word >> (4 * BITS) << 32;
@@ -150,7 +149,7 @@ fn scale_and_shift(dtype: DType, scale: f32, bias: f32, values: &mut [f32; STEP]
 fn to_bf16(value: f32) -> f32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
-    // What is no number must not be rounded to infinity.
+    // NaN must not round to infinity.
     if value.is_nan() { value } else { f32::from_bits(rounded) }
 }
 

@@ -1,8 +1,7 @@
 //! The header of a `.npy` file: a Python dictionary in text.
 //!
-//! Writers put three keys into it, whose values are a string, a truth value
-//! and numbers. Only those are read; whatever else Python could write there
-//! is refused.
+//! Writers use three keys, whose values are a string, a boolean and integers.
+//! Everything else is refused.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ use crate::formats::window::Window;
 /// The longest header that is read; that of an array has some hundred bytes.
 const MAX_HEADER: u64 = 1 << 16;
 
-/// What a header says.
+/// A parsed header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) dtype: DType,
@@ -104,19 +103,19 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
     text[1..].split_once(quote).filter(|(inside, _)| !inside.contains('\\'))
 }
 
-/// Numbers with commas between them, and perhaps one behind.
+/// Integers separated by commas, with an optional trailing comma.
 fn sizes(text: &str) -> Option<Vec<usize>> {
     let text = text.trim();
     if text.is_empty() {
         return Some(Vec::new());
     }
     let text = text.strip_suffix(',').unwrap_or(text);
-    // Python 2 wrote long numbers with an L behind.
+    // Python 2 appended an L to long integers.
     text.split(',').map(|size| size.trim().trim_end_matches('L').parse().ok()).collect()
 }
 
-/// By NumPy's word. It has none for `bf16`: MLX and others write two bytes
-/// without meaning, which nothing else is written as.
+/// By NumPy's name. It has none for `bf16`, which MLX and others write as two
+/// opaque bytes.
 fn dtype_of(word: &str) -> Option<DType> {
     Some(match word {
         "<f8" => DType::F64,

@@ -1,4 +1,4 @@
-//! Adapters in the form that PEFT loads.
+//! Conversion of adapters to PEFT.
 //!
 //! MLX keeps both factors transposed and multiplies by `scale`, PEFT by
 //! `lora_alpha / r`. Factors are turned by strides, not by copying.
@@ -182,8 +182,7 @@ impl Modules {
     fn tensors(self) -> Tensors {
         let mut tensors = BTreeMap::new();
         for (module, parts) in self.0 {
-            // PEFT keeps embeddings as parameters of their own, without a
-            // `weight` below them.
+            // PEFT stores embeddings as parameters without a `weight` suffix.
             let embeds = matches!(module.rsplit('.').next(), Some("embed_tokens" | "wte"));
             let [down, up] = match embeds {
                 true => ["lora_embedding_A", "lora_embedding_B"],

@@ -58,7 +58,7 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
         let (half, place) = match part {
             "A.weight" | "embedding_A" => ("lora_a", 0),
             "B.weight" | "embedding_B" => ("lora_b", 1),
-            // One number for each output: there is nothing to turn.
+            // One number per output, without anything to transpose.
             "magnitude_vector" | "magnitude_vector.weight" => {
                 tensors.insert(format!("{module}.m"), entry.clone());
                 magnitudes.insert(module);
@@ -72,15 +72,15 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
         tensors.insert(format!("{module}.{half}"), turned);
     }
     let rank = one_rank(&ranks)?;
-    // MLX tells DoRA for all modules or for none.
-    let told = config.get("use_dora").and_then(Value::as_bool).unwrap_or(false);
+    // MLX uses DoRA for all modules or for none.
+    let use_dora = config.get("use_dora").and_then(Value::as_bool).unwrap_or(false);
     let kind = match magnitudes.len() {
-        0 if !told => "lora",
+        0 if !use_dora => "lora",
         count if count == ranks.len() && magnitudes.iter().all(|module| ranks.contains_key(module)) => "dora",
         _ => {
             let value = match magnitudes.len() {
-                0 => told.to_string(),
-                count => format!("{told}, with {count} magnitudes for {} modules", ranks.len()),
+                0 => use_dora.to_string(),
+                count => format!("{use_dora}, with {count} magnitudes for {} modules", ranks.len()),
             };
             return Err(PeftError::NotInMlx { key: "use_dora".to_owned(), value });
         }
@@ -104,7 +104,7 @@ fn from_peft(adapter: &Index, config: &Map<String, Value>) -> Result<(Tensors, V
     Ok((tensors, made))
 }
 
-/// Refuses what MLX has no form for.
+/// Refuses options that MLX does not support.
 fn check(config: &Map<String, Value>) -> Result<(), PeftError> {
     let refuse =
         |key: &str, value: &Value| PeftError::NotInMlx { key: key.to_owned(), value: value.to_string() };
@@ -145,18 +145,17 @@ fn one_rank(ranks: &BTreeMap<&str, [Option<usize>; 2]>) -> Result<usize, PeftErr
 /// The number of a module's layer, if it is in one, and its name there.
 fn in_layer(module: &str) -> (Option<u64>, &str) {
     let mut rest = module;
-    while let Some((word, behind)) = rest.split_once('.') {
+    while let Some((word, after)) = rest.split_once('.') {
         if let Ok(layer) = word.parse() {
-            return (Some(layer), behind);
+            return (Some(layer), after);
         }
-        rest = behind;
+        rest = after;
     }
     (None, module)
 }
 
-/// How many of the last layers are adapted. A number is told only if all are
-/// for certain; -1 stands for all, and where nothing was trained MLX adds
-/// zeros.
+/// The number of adapted layers if all layers certainly are, and otherwise -1,
+/// which means all: MLX adds zeros where nothing was trained.
 fn layers(modules: &[&str], config: &Map<String, Value>) -> i64 {
     let found: Option<BTreeSet<u64>> = modules.iter().map(|module| in_layer(module).0).collect();
     let chosen = config.get("layers_to_transform").is_some_and(|layers| !layers.is_null());

@@ -1,4 +1,4 @@
-//! The names that a pickle may use. None of them is ever called.
+//! The globals that a pickle may use. None of them is ever called.
 
 /// A class or function that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,11 @@ pub(crate) enum Global {
     Tensor,
     /// How to make a tensor.
     Rebuild(Rebuild),
-    /// The type of a storage: torch's word for its dtype.
+    /// A storage class, by torch's name of its dtype.
     Storage(&'static str),
-    /// A storage whose dtype the tensor says.
+    /// A storage whose dtype is given by the tensor.
     Untyped,
-    /// A dtype, in torch's words.
+    /// A dtype, by torch's name.
     DType(&'static str),
     /// How a quantised tensor was quantised.
     Quantiser,

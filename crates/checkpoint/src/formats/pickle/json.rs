@@ -1,7 +1,7 @@
-//! Plain values as JSON: numbers, texts, lists, dicts.
+//! Conversion of plain values to JSON.
 //!
-//! JSON lacks a few things, so: sets and tuples become lists, bytes lists of
-//! numbers, keys text, and numbers that JSON has no form for text.
+//! Sets and tuples become lists, bytes become lists of numbers, keys become
+//! text, and numbers that JSON cannot represent become text.
 
 use serde_json::Value as Json;
 
@@ -15,17 +15,17 @@ impl<'a> Pickle<'a> {
         value: Value<'a>,
         budget: &mut Budget,
     ) -> Result<Json, PickleError> {
-        Walk { pickle: self, name, budget }.value(value, 0)
+        JsonConverter { pickle: self, name, budget }.value(value, 0)
     }
 }
 
-struct Walk<'w, 'a> {
+struct JsonConverter<'w, 'a> {
     pickle: &'w Pickle<'a>,
     name: &'w str,
     budget: &'w mut Budget,
 }
 
-impl<'a> Walk<'_, 'a> {
+impl<'a> JsonConverter<'_, 'a> {
     fn unexpected(&self, expected: &'static str) -> PickleError {
         PickleError::Unexpected { name: self.name.to_owned(), expected }
     }
@@ -83,7 +83,7 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    /// The few calls whose results are plain.
+    /// The few calls with plain results.
     fn object(&mut self, object: &Object<'a>, depth: usize) -> Result<Json, PickleError> {
         let arguments = self.pickle.items(object.arguments).unwrap_or_default();
         match (object.class, arguments) {

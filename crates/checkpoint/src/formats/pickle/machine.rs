@@ -1,4 +1,4 @@
-//! The instructions: a stack, marks in it, and a memo.
+//! The opcodes: a stack with marks, and a memo.
 
 use super::{Global, Node, Object, Pickle, PickleError, Value};
 
@@ -33,7 +33,7 @@ const STOP: u8 = b'.';
 struct Machine<'a> {
     input: &'a [u8],
     at: usize,
-    /// Where the instruction that is run begins, for errors.
+    /// Where the current opcode begins, for errors.
     begin: usize,
     code: u8,
     stack: Vec<Value<'a>>,
@@ -47,7 +47,7 @@ impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<(), PickleError> {
         match self.code {
             0x80 => self.protocol(),
-            // A frame says how much follows, which only a stream needs.
+            // The length of a frame, which only streams need.
             0x95 => self.array::<8>().map(|_| ()),
             b'(' => {
                 self.marks.push(self.stack.len());
@@ -210,8 +210,7 @@ impl<'a> Machine<'a> {
             let value = self.memo.get(slot).copied().flatten().ok_or(PickleError::Memo { index })?;
             return self.push(value);
         }
-        // Writers number what they keep from 0 on, so a number cannot be
-        // larger than the input is long.
+        // Memo numbers count from 0, so none can exceed the input's length.
         if slot > self.input.len() {
             return Err(PickleError::Memo { index });
         }
@@ -312,7 +311,7 @@ impl<'a> Machine<'a> {
         self.push(Value::Global(global))
     }
 
-    /// Records a call. Two that every checkpoint has are values of their own.
+    /// Records a call, except two that become plain values.
     fn call(&mut self) -> Result<(), PickleError> {
         let arguments = self.pop()?;
         let Value::Global(class) = self.pop()? else { return Err(self.operands()) };

@@ -50,7 +50,7 @@ fn names_that_could_run_something_are_refused_by_name() {
     // A dotted name reaches attributes of what is allowed.
     refused(b"\x80\x04\x8c\x05torch\x8c\x0bSize.__init\x93.", "torch", "Size.__init");
     let error = json_of(b"cos\nsystem\n.").unwrap_err();
-    assert_eq!(error.to_string(), "its pickle wants to use `os.system`, which is refused");
+    assert_eq!(error.to_string(), "the pickle uses `os.system`, which is not allowed");
     assert!(error.hint().unwrap().contains("never"));
 }
 

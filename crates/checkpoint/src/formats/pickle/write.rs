@@ -115,7 +115,7 @@ impl PickleWriter {
         self.bytes.extend([b')', 0x81]);
     }
 
-    /// What was written last stands for an object kept elsewhere.
+    /// Turns the last value into a persistent id.
     pub(crate) fn persistent(&mut self) {
         self.bytes.push(b'Q');
     }

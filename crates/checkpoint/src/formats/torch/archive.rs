@@ -64,7 +64,7 @@ const LEGACY: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19
 /// Where tar archives, which torch wrote before that, say what they are.
 const TAR: (u64, &[u8]) = (257, b"ustar");
 
-/// Tells archives from what torch wrote before it wrote archives.
+/// Refuses the formats of old torch versions.
 pub(super) fn check_kind(window: &mut Window<'_>) -> Result<(), CheckpointError> {
     let length = window.length();
     let mut begins = |offset: u64, with: &[u8]| -> Result<_, CheckpointError> {

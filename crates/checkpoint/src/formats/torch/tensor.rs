@@ -80,7 +80,7 @@ pub(crate) fn place<'a>(
     }) else {
         return Err(damaged().into());
     };
-    // Bits such as `neg` say that elements are not what is stored.
+    // Bits such as `neg` mean that the stored elements must be transformed.
     let bits = rest.get(attributes).and_then(|&bits| pickle.pairs(bits)).unwrap_or_default();
     if let Some((bit, _)) = bits.iter().find(|(_, set)| *set != Value::Bool(false)) {
         return Err(kind(&format!("lazily changed ({})", bit.text().unwrap_or("?"))).into());
@@ -105,7 +105,7 @@ pub(crate) fn place<'a>(
     let steps = pickle.sizes(stride).filter(|steps| steps.len() == sizes.len()).ok_or_else(damaged)?;
     let offset = offset.length().ok_or_else(damaged)?;
     let shape =
-        Shape::new(&sizes).map_err(|source| TorchError::Shape { tensor: tensor.to_owned(), source })?;
+        Shape::new(&sizes).map_err(|problem| TorchError::Shape { tensor: tensor.to_owned(), problem })?;
     let entry = archive.storages.get(key);
     let missing = || TorchError::Storage { tensor: tensor.to_owned(), storage: key.to_owned() };
     let range = entry.ok_or_else(missing)?.range()?;
@@ -120,7 +120,7 @@ pub(crate) fn place<'a>(
     if needed > u128::from(length) {
         return Err(TorchError::PastStorage { tensor: tensor.to_owned(), needed, length }.into());
     }
-    // A dim of one element may have any stride, which nobody follows.
+    // A dim of one element may have any stride.
     let mut strides = row_major(&shape, width);
     for (dim, &step) in steps.iter().enumerate().filter(|&(dim, _)| sizes[dim] > 1) {
         strides[dim] = step as u64 * width;

@@ -1,4 +1,4 @@
-//! Reading a directory, and comparing it with what stands before the data.
+//! Reading the directory of an archive and comparing it with local headers.
 
 use std::collections::BTreeSet;
 
@@ -212,8 +212,8 @@ fn extra_64(extra: &[u8]) -> &[u8] {
     &[]
 }
 
-/// Compares the local header with the directory and finds the data behind it,
-/// which must end before `limit`.
+/// Compares the local header with the directory and locates the data, which
+/// must end before `limit`.
 fn locate(window: &mut Window<'_>, start: u64, entry: &Listed, limit: u64) -> Result<Entry, CheckpointError> {
     let file = window.name();
     let failed = |error: ZipError| CheckpointError::format(file, error);
@@ -222,12 +222,12 @@ fn locate(window: &mut Window<'_>, start: u64, entry: &Listed, limit: u64) -> Re
     if entry.flags & ENCRYPTED != 0 {
         return Err(failed(ZipError::Encrypted { name: entry.name.clone() }));
     }
-    let behind = |length: u64| entry.header.checked_add(length).filter(|&end| end <= limit);
-    behind(LOCAL_SIZE).ok_or_else(overlap)?;
+    let end_of = |length: u64| entry.header.checked_add(length).filter(|&end| end <= limit);
+    end_of(LOCAL_SIZE).ok_or_else(overlap)?;
     let header = window.bytes(start + entry.header, LOCAL_SIZE as usize)?;
     let local = Local::parse(header).ok_or_else(differs)?;
     let text = local.name + local.extra;
-    let data = behind(LOCAL_SIZE + text as u64).ok_or_else(overlap)?;
+    let data = end_of(LOCAL_SIZE + text as u64).ok_or_else(overlap)?;
     let text = window.bytes(start + entry.header + LOCAL_SIZE, text)?;
     let (name, extra) = text.split_at(local.name);
     if name != entry.name.as_bytes() || !local.agrees(entry, extra) {
@@ -248,7 +248,7 @@ fn locate(window: &mut Window<'_>, start: u64, entry: &Listed, limit: u64) -> Re
     })
 }
 
-/// The header that stands before an entry's data.
+/// The local header before an entry's data.
 struct Local {
     flags: u16,
     method: u16,
@@ -273,8 +273,8 @@ impl Local {
         Some(Self { flags, method, checksum, packed, unpacked, name, extra })
     }
 
-    /// Whether it says the same as the directory. Sizes that follow the data
-    /// need not stand here.
+    /// Whether it matches the directory. Sizes that follow the data may be
+    /// absent here.
     fn agrees(&self, entry: &Listed, extra: &[u8]) -> bool {
         if self.method != entry.method || self.flags & ENCRYPTED != 0 {
             return false;

@@ -1,9 +1,8 @@
-//! Where everything in an archive to be written will lie, before there are
-//! any data.
+//! The layout of an archive to be written, known before its data.
 //!
-//! The archive is written in any order by whoever has the data: for each entry
-//! its header, its data, its descriptor; then the directory. Checksums come
-//! behind the data, so that nothing that was written has to change.
+//! Its parts can be written in any order: header, data and descriptor of each
+//! entry, then the directory. Checksums follow the data, so that nothing is
+//! written twice.
 
 use std::ops::Range;
 
@@ -12,7 +11,7 @@ use super::{
     LOCAL, LOCAL_SIZE, LOCATOR, LOCATOR_SIZE, UTF8, ZipError,
 };
 
-/// What data are aligned to, so that they can be mapped and read in vectors.
+/// Alignment of data, for mapping and vector loads.
 const ALIGNMENT: u64 = 64;
 
 /// The extra field that fills the room before aligned data; the letters are
@@ -22,7 +21,7 @@ const PADDING: u16 = 0x4246;
 /// The version of the format that has 64-bit sizes.
 const VERSION: u16 = 45;
 
-/// The places of all parts of an archive.
+/// Layout of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZipLayout {
     entries: Vec<Planned>,
@@ -99,7 +98,7 @@ impl ZipLayout {
         self.entries[entry].data.clone()
     }
 
-    /// What stands directly before the data of an entry.
+    /// The bytes directly before the data of an entry.
     pub fn header(&self, entry: usize) -> Vec<u8> {
         let entry = &self.entries[entry];
         let mut bytes = Vec::new();
@@ -129,8 +128,8 @@ impl ZipLayout {
         bytes
     }
 
-    /// What stands directly behind the data of an entry. A checksum of 0 says
-    /// that there is none, as `torch.save` does when asked to leave it out.
+    /// The bytes directly after the data of an entry. A checksum of 0 means that
+    /// there is none, as in files that `torch.save` wrote without checksums.
     pub fn descriptor(&self, entry: usize, checksum: u32) -> Vec<u8> {
         let entry = &self.entries[entry];
         let mut bytes = Vec::new();
@@ -145,8 +144,8 @@ impl ZipLayout {
         bytes
     }
 
-    /// The directory and the end records, which stand behind the last
-    /// descriptor. There is one checksum for each entry.
+    /// The directory and the end records, which follow the last descriptor.
+    /// Takes one checksum per entry.
     pub fn directory(&self, checksums: &[u32]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (entry, checksum) in self.entries.iter().zip(checksums) {

@@ -69,7 +69,7 @@ pub(super) fn q5(block: &[u8; 176], into: &mut [f32; COUNT]) {
 }
 
 /// 128 bytes of the lower four bits, 64 bytes of the upper two, 16 signed
-/// scales, the scale of scales; 32 stands for zero.
+/// scales, the scale of scales; 32 means zero.
 pub(super) fn q6(block: &[u8; 210], into: &mut [f32; COUNT]) {
     let scale = half_at(block, 208);
     for (group, values) in into.chunks_exact_mut(16).enumerate() {

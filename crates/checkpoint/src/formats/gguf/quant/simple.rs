@@ -7,7 +7,7 @@ use super::half_at;
 
 const COUNT: usize = 32;
 
-/// Scale, 16 bytes of two elements each; 8 stands for zero.
+/// Scale, 16 bytes of two elements each; 8 means zero.
 pub(super) fn q4_0(block: &[u8; 18], into: &mut [f32; COUNT]) {
     let scale = half_at(block, 0);
     let (low, high) = into.split_at_mut(COUNT / 2);
@@ -27,7 +27,7 @@ pub(super) fn q4_1(block: &[u8; 20], into: &mut [f32; COUNT]) {
     }
 }
 
-/// Scale, the fifth bits, 16 bytes of two elements each; 16 stands for zero.
+/// Scale, the fifth bits, 16 bytes of two elements each; 16 means zero.
 pub(super) fn q5_0(block: &[u8; 22], into: &mut [f32; COUNT]) {
     let scale = half_at(block, 0);
     let fifth = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
