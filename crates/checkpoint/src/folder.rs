@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_committed_is_listed_and_steps_are_numbers() {
+    fn only_committed_steps_are_listed() {
         let (place, folder) = folder_of(&[9, 10, 100]);
         fs::create_dir(place.path().join("step_200")).unwrap();
         fs::create_dir(place.path().join(".step_300.partial")).unwrap();

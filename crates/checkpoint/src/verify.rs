@@ -33,7 +33,9 @@ pub struct Damage {
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
-        write!(f, "{} chunks of the checkpoint are damaged:", self.chunks.len())?;
+        let count = self.chunks.len();
+        let plural = if count == 1 { "" } else { "s" };
+        write!(f, "the checkpoint is damaged in {count} chunk{plural}:")?;
         for chunk in self.chunks.iter().take(SHOWN) {
             write!(f, "\n  `{}`, elements {}..{}", chunk.tensor, chunk.start, chunk.end)?;
         }

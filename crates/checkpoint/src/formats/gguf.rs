@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_told_by_their_names() {
+    fn parts_are_recognized_by_name() {
         assert_eq!(parts("a-b-00002-of-00002.gguf"), ["a-b-00001-of-00002.gguf", "a-b-00002-of-00002.gguf"]);
         for single in
             ["a.gguf", "a-00003-of-00002.gguf", "a-1-of-2.gguf", "a-00000-of-00001.gguf", "-of-.gguf"]

@@ -121,7 +121,7 @@ pub struct Entry {
     pub length: u64,
     /// How they are stored.
     pub method: Method,
-    /// Their CRC-32; 0 if the writer omitted it, as torch can be told to.
+    /// Their CRC-32; 0 if the writer omitted it, as torch can be messages to.
     pub checksum: u32,
 }
 
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_found_wherever_the_archive_lies() {
+    fn written_archives_are_read_at_any_offset() {
         let inner = archive(&[("a/one", b"1"), ("a/two", b"twenty-two"), ("a/none", b"")]);
         let mut bytes = vec![7; 100];
         bytes.extend(&inner);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_is_not_shown() {
+    fn secrets_are_not_displayed() {
         let place = remote("https://host:8080/a/b.safetensors?signature=hidden");
         assert!(!format!("{place:?}").contains("hidden"));
         for url in ["https://me:hidden@host/a", "s3://bucket/a?token=hidden", "ftp://me:hidden@host/a?hidden"]
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_place_is_refused() {
+    fn invalid_urls_are_refused() {
         for url in
             ["s3://", "s3:///x", "s3://b/%zz", "s3://b/%2e%2e/x", "s3://b/a%2fb", "http://h/%ff", "x://y"]
         {

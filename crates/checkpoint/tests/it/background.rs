@@ -1,5 +1,5 @@
 //! Saves in the background: what is saved is what there was when the call
-//! returned, within the memory allowed, and failures are told.
+//! returned, within the memory allowed, and failures are messages.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn save(path: &Path, budget: u64) -> String {
 }
 
 #[test]
-fn what_is_saved_is_what_there_was_when_the_call_returned() {
+fn a_background_save_stores_the_state_at_the_call() {
     let folder = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for budget in [0, 1000, 1 << 30] {
@@ -49,7 +49,7 @@ fn what_is_saved_is_what_there_was_when_the_call_returned() {
 }
 
 #[test]
-fn a_failure_in_the_background_is_told_at_the_next_call() {
+fn a_background_failure_is_reported_by_the_next_call() {
     let place = tempfile::tempdir().unwrap();
     let folder = CheckpointFolder::new(place.path());
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
@@ -62,10 +62,10 @@ fn a_failure_in_the_background_is_told_at_the_next_call() {
         // Before the background writes, the folder under it vanishes.
         let watcher = Vanish { folder: place.path().join(".step_2.partial") };
         saver.save_async(&state(&locals), &folder.target(2), &options, Arc::new(watcher)).unwrap();
-        let told = saver.save(&state(&locals), &folder.target(3), &options, &()).unwrap_err();
+        let messages = saver.save(&state(&locals), &folder.target(3), &options, &()).unwrap_err();
         assert!(
-            matches!(&told, CheckpointError::Storage(_) | CheckpointError::Ranks { .. }),
-            "rank {rank}: {told}"
+            matches!(&messages, CheckpointError::Storage(_) | CheckpointError::Ranks { .. }),
+            "rank {rank}: {messages}"
         );
         // Told once; then saving goes on.
         saver.save(&state(&locals), &folder.target(4), &options, &()).unwrap();

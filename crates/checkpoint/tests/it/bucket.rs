@@ -130,7 +130,7 @@ fn refusal(status: &'static str) -> Harm {
 }
 
 #[test]
-fn a_bad_line_loses_nothing() {
+fn an_unreliable_connection_loses_nothing() {
     let server = S3::start();
     let proxy = Proxy::start(server.address);
     let storage: Arc<dyn Storage> = Arc::new(s3::open(proxy.address, "s3://bucket/bad"));

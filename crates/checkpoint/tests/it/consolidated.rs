@@ -41,7 +41,7 @@ fn files_of_different_models_do_not_mix() {
 }
 
 #[test]
-fn a_name_that_is_not_known_is_no_guess() {
+fn an_unknown_name_is_an_error() {
     let mut files = Memory::of("consolidated/width");
     for bytes in files.0.values_mut() {
         let name = b"feed_forward.w3";

@@ -81,7 +81,7 @@ fn load_whole(memory: MemoryStorage, gang: &dyn Gang) -> Result<(), CheckpointEr
     let options = LoadOptions { read, ..LoadOptions::default() };
     load(&source, wanted(&mut found, &mut blob, &mut counters), gang, &options, &())?;
     for (expected, found) in expected.iter().zip(&found) {
-        assert_eq!(expected.bytes, found.bytes, "{} was damaged, and nobody noticed", expected.name);
+        assert_eq!(expected.bytes, found.bytes, "the damage of {} was not noticed", expected.name);
     }
     for name in source.manifest.iter().flat_map(|manifest| manifest.assets.keys()) {
         let asset = source.read_asset(name)?.unwrap();

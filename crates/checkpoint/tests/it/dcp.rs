@@ -63,7 +63,7 @@ fn values_are_read_without_running_anything() {
 }
 
 #[test]
-fn the_names_and_what_they_were_made_of_are_kept() {
+fn names_and_their_paths_are_kept() {
     let source = open("plain");
     let metadata = source.index.metadata();
     assert_eq!(metadata["dcp.version"], "1.0.0");
@@ -105,7 +105,7 @@ fn a_missing_file_is_noticed() {
 }
 
 #[test]
-fn a_description_that_wants_to_run_something_is_refused_by_name() {
+fn metadata_that_would_run_code_is_refused_by_name() {
     let mut files = Memory::of("dcp/grid");
     let program = b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93\x8c\x04pass\x85R.";
     files.0.insert(".metadata".to_owned(), program.to_vec());
@@ -150,7 +150,7 @@ fn write(rank: &DcpRank, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_we_write_we_read() {
+fn written_folders_read_back() {
     let whole = |dtype: DType| item(dtype.name(), dtype, &[3], region(&[0], &[3]));
     let values = json!({"a": [1, 2.5, null], "b": {"c": "text"}});
     let ranks = [

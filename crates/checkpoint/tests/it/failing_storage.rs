@@ -1,5 +1,5 @@
 //! What goes wrong around a checkpoint: full disks, locked folders, files that
-//! vanish, ranks that fail. Everybody is told, nobody waits for ever, and what
+//! vanish, ranks that fail. Everybody is messages, nobody waits for ever, and what
 //! was complete stays as it was.
 
 use std::env;
@@ -98,7 +98,7 @@ const TASK: &str = "WEIGHTLOOM_TEST_FULL";
 /// length of files.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_told_and_leaves_room_as_before() {
+fn a_full_disk_is_reported_and_frees_its_space() {
     if let Ok(folder) = env::var(TASK) {
         return fill(Path::new(&folder));
     }
@@ -113,7 +113,7 @@ fn a_full_disk_is_told_and_leaves_room_as_before() {
             .unwrap()
     };
     let again =
-        r#"exec "$0" --exact failing_storage::a_full_disk_is_told_and_leaves_room_as_before --nocapture"#;
+        r#"exec "$0" --exact failing_storage::a_full_disk_is_reported_and_frees_its_space --nocapture"#;
     let mounted = run(&format!(
         r#"exec unshare -m bash -c 'mount -t tmpfs -o size=200k none "$1" && {again}' "$0" "$1""#
     ));
@@ -145,10 +145,10 @@ fn fill(folder: &Path) {
         Err(CheckpointError::Storage(StorageError::Io { kind, .. })) => Some(*kind),
         _ => None,
     });
-    let told = texts(outcomes);
+    let messages = texts(outcomes);
     assert!(
-        told.iter().any(|text| text.starts_with("rank ")),
-        "the other rank is told whose disk it was: {told:?}"
+        messages.iter().any(|text| text.starts_with("rank ")),
+        "the other rank is messages whose disk it was: {messages:?}"
     );
     assert_eq!(names(folder), ["older"], "what was written in vain is gone");
     let mut out = io::stdout().lock();
@@ -167,14 +167,14 @@ fn places_that_cannot_be_written_are_named() {
     fs::write(&file, b"").unwrap();
     // Below a file, and in a filesystem where nobody may make folders.
     for path in [file.join("step_1"), PathBuf::from("/proc/weightloom/step_1")] {
-        let told = texts(save(&Target::Folder(path.clone())));
+        let messages = texts(save(&Target::Folder(path.clone())));
         let name = path.parent().unwrap().display().to_string();
-        assert!(told.iter().all(|text| text.contains(&name)), "{told:?}");
-        assert!(told[1].starts_with("rank 0: cannot "), "{told:?}");
+        assert!(messages.iter().all(|text| text.contains(&name)), "{messages:?}");
+        assert!(messages[1].starts_with("rank 0: cannot "), "{messages:?}");
     }
     for path in ["/", "..", ""] {
-        let told = save(&Target::Folder(PathBuf::from(path)));
-        assert!(told.iter().all(Result::is_err), "{path}: {told:?}");
+        let messages = save(&Target::Folder(PathBuf::from(path)));
+        assert!(messages.iter().all(Result::is_err), "{path}: {messages:?}");
     }
     assert_whole(&older);
 }
@@ -185,9 +185,12 @@ fn nothing_that_exists_is_overwritten() {
     let file = folder.path().join("file");
     fs::write(&file, b"mine").unwrap();
     for path in [&older, &file] {
-        let told = save(&Target::Folder(path.clone()));
-        assert!(matches!(told[0], Err(CheckpointError::Target(TargetError::Exists { .. }))), "{told:?}");
-        assert!(told[1].as_ref().unwrap_err().to_string().starts_with("rank 0: `"), "{told:?}");
+        let messages = save(&Target::Folder(path.clone()));
+        assert!(
+            matches!(messages[0], Err(CheckpointError::Target(TargetError::Exists { .. }))),
+            "{messages:?}"
+        );
+        assert!(messages[1].as_ref().unwrap_err().to_string().starts_with("rank 0: `"), "{messages:?}");
     }
     let objects = folder.path().join("objects");
     fs::create_dir(&objects).unwrap();
@@ -219,10 +222,10 @@ fn files_that_change_after_they_were_opened_are_noticed() {
     let source = Source::open_folder(memory.clone()).unwrap();
     memory.change(|files| files.remove("model.safetensors"));
     for ranks in [1, 2, 3] {
-        let told = texts(load_on(ranks, &source));
+        let messages = texts(load_on(ranks, &source));
         assert!(
-            told.iter().all(|text| text.contains("cannot find `model.safetensors` in memory")),
-            "{told:?}"
+            messages.iter().all(|text| text.contains("cannot find `model.safetensors` in memory")),
+            "{messages:?}"
         );
     }
 }
@@ -266,9 +269,12 @@ fn a_rank_that_fails_is_named_on_all_ranks() {
         let planner = |rank: usize| -> Box<dyn SavePlanner> {
             Box::new(Failing { inner: StandardSavePlanner::new(), fails: rank == lost })
         };
-        let told = texts(save_with(&target, planner));
-        assert!(told[lost].starts_with("`what this rank lost`"), "{told:?}");
-        assert!(told[1 - lost].starts_with(&format!("rank {lost}: `what this rank lost`")), "{told:?}");
+        let messages = texts(save_with(&target, planner));
+        assert!(messages[lost].starts_with("cannot save `what this rank lost`"), "{messages:?}");
+        assert!(
+            messages[1 - lost].starts_with(&format!("rank {lost}: cannot save `what this rank lost`")),
+            "{messages:?}"
+        );
     }
     assert_eq!(names(folder.path()), ["older"]);
     save(&target).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
@@ -290,8 +296,8 @@ fn a_rank_that_is_gone_does_not_hold_up_the_others() {
         }
         saver.save(&state(&locals), &Target::Folder(path.clone()), &SaveOptions::default(), &()).map(Some)
     });
-    let told = outcomes.unwrap().remove(0).unwrap_err().to_string();
-    assert!(told.contains("rank 1"), "{told}");
+    let messages = outcomes.unwrap().remove(0).unwrap_err().to_string();
+    assert!(messages.contains("rank 1"), "{messages}");
     assert!(started.elapsed() < Duration::from_secs(10));
     assert!(!path.exists());
     assert_whole(&older);
@@ -375,17 +381,20 @@ fn a_load_that_fails_at_any_read_says_so() {
                 Ok(source) => load_on(ranks, &source),
                 Err(error) => vec![Err(error)],
             };
-            let told: Vec<String> =
+            let messages: Vec<String> =
                 outcomes.iter().filter_map(|rank| Some(rank.as_ref().err()?.to_string())).collect();
-            if told.is_empty() {
+            if messages.is_empty() {
                 break;
             }
-            assert!(told.iter().all(|text| text.contains("the cable is out")), "{failures}: {told:?}");
+            assert!(
+                messages.iter().all(|text| text.contains("the cable is out")),
+                "{failures}: {messages:?}"
+            );
             failures += 1;
         }
         assert!(failures > 12, "{failures}");
     }
-    assert!(started.elapsed() < Duration::from_secs(15), "nobody waited for a rank that had failed");
+    assert!(started.elapsed() < Duration::from_secs(15), "no rank waited for one that had failed");
 }
 
 #[test]
@@ -398,8 +407,8 @@ fn a_save_that_fails_at_any_write_says_so_and_can_be_done_again() {
             assert!(most > 4);
             break;
         }
-        let told = texts(outcomes);
-        assert!(told.iter().all(|text| text.contains("the cable is out")), "{most}: {told:?}");
+        let messages = texts(outcomes);
+        assert!(messages.iter().all(|text| text.contains("the cable is out")), "{most}: {messages:?}");
         storage.mend();
         assert!(Source::open_folder(storage.clone()).is_err());
         save(&target).into_iter().for_each(|rank| assert!(rank.is_ok(), "{rank:?}"));
@@ -408,7 +417,7 @@ fn a_save_that_fails_at_any_write_says_so_and_can_be_done_again() {
 }
 
 #[test]
-fn a_save_that_failed_in_the_background_is_told_at_the_next_call() {
+fn a_failed_background_save_is_reported_by_the_next_call() {
     let (folder, older) = with_older();
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
     let storage = Arc::new(Fragile::new(MemoryStorage::default(), 3));
@@ -419,8 +428,8 @@ fn a_save_that_failed_in_the_background_is_told_at_the_next_call() {
         let state = state(&locals);
         let mut saver = Saver::new(gang).unwrap();
         saver.save_async(&state, &Target::Objects(storage.clone()), &options, Arc::new(())).unwrap();
-        let told = saver.save(&state, &newer, &options, &()).unwrap_err().to_string();
-        assert!(told.contains("the cable is out"), "{told}");
+        let messages = saver.save(&state, &newer, &options, &()).unwrap_err().to_string();
+        assert!(messages.contains("the cable is out"), "{messages}");
         // Told once; then there is nothing in the way.
         saver.save_async(&state, &newer, &options, Arc::new(())).unwrap();
         assert!(saver.wait().unwrap().is_some());

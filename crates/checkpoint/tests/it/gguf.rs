@@ -47,7 +47,7 @@ fn version_2_is_read_too() {
 }
 
 #[test]
-fn parts_are_one_checkpoint_whichever_is_named() {
+fn parts_form_one_checkpoint_whichever_is_opened() {
     for part in 1..=3 {
         let found = Source::open(fixtures("gguf").join(format!("parts-0000{part}-of-00003.gguf"))).unwrap();
         assert_eq!(found.index.files().len(), 3);
@@ -90,7 +90,7 @@ fn metadata_have_types_and_text() {
 }
 
 #[test]
-fn what_is_cut_off_anywhere_is_an_error() {
+fn truncation_anywhere_is_an_error() {
     for stem in FILES {
         let file = bytes(&format!("{stem}.gguf"));
         // Padding behind the last tensor may go.

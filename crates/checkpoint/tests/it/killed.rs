@@ -73,17 +73,17 @@ fn kill_saves() {
     }
 
     let Watch { kills, partials, phases, committed_unsaid, saved, interrupted, retaken, .. } = watch;
-    let told = format!(
+    let messages = format!(
         "{kills} kills: {partials} left an unfinished folder, by its number of files {phases:?}; \
          {committed_unsaid} came between a commit and its report; {saved} saves were committed, {retaken} of \
          {interrupted} that were cut short before"
     );
-    say(&told);
+    say(&messages);
     assert!(kills > 500);
     // Not all at one moment: before, within and behind the writing.
-    assert!(partials > kills / 4 && partials < kills, "{told}");
-    assert!(phases.len() >= 5, "{told}");
-    assert!(saved > 50 && retaken > 20, "{told}");
+    assert!(partials > kills / 4 && partials < kills, "{messages}");
+    assert!(phases.len() >= 5, "{messages}");
+    assert!(saved > 50 && retaken > 20, "{messages}");
 }
 
 /// What was found after all kills so far.

@@ -54,7 +54,7 @@ impl Head {
     }
 }
 
-/// Serves connections on a free port, each on a thread of its own.
+/// Serves connections on a free port, one thread each.
 pub fn serve<F: Fn(TcpStream) + Send + Sync + 'static>(handle: F) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -11,8 +11,8 @@
 //!
 //! Support: [`model`] is a model to save, [`elementwise`] and [`bytewise`] are
 //! simple readers to compare with, [`loopback`] has servers on this machine.
-//! Tests that count allocations are in `tests/memory`, a binary of its own,
-//! because the allocator counts all threads.
+//! Tests that count allocations are in `tests/memory`, a separate binary,
+//! because its allocator counts all threads.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 

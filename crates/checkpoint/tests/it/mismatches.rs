@@ -1,4 +1,4 @@
-//! Checkpoints that do not fit what is wanted: everything is told at once,
+//! Checkpoints that do not fit what is wanted: everything is messages at once,
 //! before anything is read.
 
 use crate::model::{blank, bytes_of, locals, state};
@@ -25,7 +25,7 @@ fn whole(dtype: DType, dims: &[usize]) -> TensorSpec {
 }
 
 #[test]
-fn everything_that_does_not_fit_is_told_at_once() {
+fn all_mismatches_are_reported_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let source = saved(&folder);
     let gang = solo(GangOptions::default());
@@ -51,7 +51,7 @@ fn everything_that_does_not_fit_is_told_at_once() {
 }
 
 #[test]
-fn what_may_be_missing_is_left_alone() {
+fn missing_keys_may_be_kept() {
     let folder = tempfile::tempdir().unwrap();
     let source = saved(&folder);
     let gang = solo(GangOptions::default());
@@ -85,7 +85,7 @@ fn names_are_turned_while_loading() {
 }
 
 #[test]
-fn a_misfit_on_one_rank_is_told_on_all() {
+fn a_mismatch_on_one_rank_fails_on_all() {
     let folder = tempfile::tempdir().unwrap();
     let source = saved(&folder);
     let mesh = Mesh::new(&[("a", 2)]).unwrap();
@@ -154,7 +154,7 @@ fn ranks_that_ask_for_different_things_still_share() {
 }
 
 #[test]
-fn files_beside_the_tensors_take_nobodys_place() {
+fn assets_never_replace_other_files() {
     let folder = tempfile::tempdir().unwrap();
     let mesh = Mesh::new(&[("a", 1)]).unwrap();
     let locals = locals(mesh, 0, 0);

@@ -139,7 +139,7 @@ fn a_checkpoint_is_the_same_from_a_bucket_as_from_a_folder() {
 
 /// Runs itself a second time, in the environment that it is about.
 #[test]
-fn the_environment_says_where_and_who() {
+fn settings_come_from_the_environment() {
     const FOLDER: &str = "WEIGHTLOOM_TEST_FOLDER";
     if let Some(folder) = std::env::var_os(FOLDER) {
         assert_same(&Source::open(&folder).unwrap(), &Source::open_url("s3://bucket/model").unwrap());
@@ -152,7 +152,7 @@ fn the_environment_says_where_and_who() {
     let server = S3::start();
     copy(&LocalStorage::new(folder.path()), &s3::open(server.address, "s3://bucket/model"));
     let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "object_store::the_environment_says_where_and_who"])
+        .args(["--exact", "object_store::settings_come_from_the_environment"])
         .envs(s3::options(server.address).settings)
         .env(FOLDER, folder.path())
         .stdout(std::process::Stdio::null())
@@ -182,7 +182,7 @@ fn broken(retries: u32, timeout: Duration) -> (S3, Proxy, ObjectStorage, ObjectS
 }
 
 #[test]
-fn reads_survive_what_passes() {
+fn reads_survive_transient_failures() {
     let (_server, proxy, storage, direct) = broken(4, Duration::from_secs(1));
     let bytes = noise(1_000_000);
     direct.put("file", &bytes).unwrap();
@@ -204,7 +204,7 @@ fn reads_survive_what_passes() {
 }
 
 #[test]
-fn a_read_goes_on_where_it_was_cut_off() {
+fn an_interrupted_read_resumes() {
     let (_server, proxy, storage, direct) = broken(4, Duration::from_secs(20));
     let bytes = noise(200_000);
     direct.put("file", &bytes).unwrap();
@@ -219,7 +219,7 @@ fn a_read_goes_on_where_it_was_cut_off() {
 }
 
 #[test]
-fn writes_survive_what_passes() {
+fn writes_survive_transient_failures() {
     let (server, proxy, storage, direct) = broken(4, Duration::from_secs(2));
     let large = noise(11_000_000);
     for (number, harm) in PASSING.into_iter().enumerate() {
@@ -370,7 +370,7 @@ fn refusals_name_what_to_check_and_nothing_secret() {
 }
 
 #[test]
-fn nobody_there_is_an_error_too() {
+fn an_unreachable_server_is_an_error() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = s3::open(address, "s3://bucket").list().unwrap_err();
     let StorageError::GaveUp { fault, attempts: 5, .. } = &error else { panic!("{error:?}") };

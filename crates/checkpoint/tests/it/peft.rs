@@ -31,7 +31,7 @@ fn a_peft_folder_keeps_its_names_and_its_config() {
 }
 
 #[test]
-fn mlx_adapters_become_what_peft_loads() {
+fn mlx_adapters_convert_to_peft() {
     for name in ["mlx", "mlx-dora", "mlx-npz"] {
         let found = open(name);
         assert_eq!(found.index.format(), Format::Mlx);
@@ -63,7 +63,7 @@ fn error(index: &Index) -> PeftError {
 }
 
 #[test]
-fn what_peft_has_no_form_for_is_a_typed_error() {
+fn options_that_peft_lacks_are_typed_errors() {
     let config = |parameters: Value| json!({"fine_tune_type": "lora", "lora_parameters": parameters});
     assert_eq!(error(&with_config(&json!({}))), PeftError::NoScale);
     assert_eq!(error(&with_config(&config(json!({"rank": 2})))), PeftError::NoScale);
@@ -106,7 +106,7 @@ fn tensors_must_make_up_adapters() {
 }
 
 #[test]
-fn a_config_without_weights_is_no_adapter() {
+fn a_config_without_weights_is_not_an_adapter() {
     let folder = |weights: &str| {
         let files = MemoryStorage::one(CONFIG, b"{}").with(weights, &[]);
         Source::open_folder(Arc::new(files)).err().unwrap()
@@ -183,7 +183,7 @@ fn whole_alphas_come_back_whole_through_any_rank() {
 }
 
 #[test]
-fn a_scale_by_the_root_of_the_rank_is_told_as_a_number() {
+fn rslora_converts_to_a_scale() {
     let there = to_mlx(&peft_with(&json!({"use_rslora": true}))).unwrap();
     let scale = json_of(&there.config)["lora_parameters"]["scale"].as_f64().unwrap();
     assert!((scale - 6.0 / 2f64.sqrt()).abs() < 1e-12);
@@ -214,7 +214,7 @@ fn magnitudes_go_along() {
 }
 
 #[test]
-fn what_mlx_has_no_form_for_is_a_typed_error() {
+fn options_that_mlx_lacks_are_typed_errors() {
     let error = |index: &Index| match to_mlx(index).expect_err("it should be refused") {
         CheckpointError::Format { problem: FormatError::Peft(error), .. } => error,
         other => panic!("{other}"),

@@ -1,5 +1,5 @@
 //! Plans: made alone or together they are the same, they are balanced, and
-//! what does not fit is told by name and rank.
+//! what does not fit is messages by name and rank.
 
 use std::sync::Arc;
 
@@ -245,7 +245,7 @@ fn a_plan_is_made_again_when_anything_changes() {
 }
 
 #[test]
-fn one_saver_saves_what_is_held_in_another_layout_next_time() {
+fn a_saver_follows_a_change_of_layout() {
     let mesh = Mesh::new(&[("tp", 2)]).unwrap();
     let shape = Shape::new(&[64, 64]).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -283,7 +283,7 @@ fn tensors_of_some_ranks_only_are_exchanged_by_those() {
     let path = folder.path().join("x");
     threads::run(4, GangOptions::default(), |gang: Arc<dyn Gang>| {
         let rank = gang.rank();
-        // Two stages of a pipeline, each with a tensor of its own.
+        // Two stages of a pipeline, each with its own tensor.
         let stage = rank / 2;
         let mesh = Mesh::with_ranks(&[("tp", 2)], &[stage * 2, stage * 2 + 1]).unwrap();
         let layout = Layout::new(mesh, &[Placement::Shard(1)]).unwrap();

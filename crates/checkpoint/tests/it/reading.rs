@@ -73,7 +73,7 @@ fn part(
 }
 
 #[test]
-fn parts_are_parts_of_the_whole_and_extents_are_what_is_read() {
+fn regions_equal_the_whole_and_extents_match_reads() {
     let mut seed = 1u64;
     let mut random = |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -35,7 +35,7 @@ fn views_ties_and_nesting_are_read_where_they_are() {
 }
 
 #[test]
-fn what_is_no_tensor_is_kept_as_json() {
+fn other_values_are_kept_as_json() {
     let source = open("torch/state.pt");
     let kept: Vec<(&str, &str)> =
         source.index.metadata().iter().map(|(name, json)| (name.as_str(), json.as_str())).collect();
@@ -67,7 +67,7 @@ fn a_file_without_checksums_and_one_of_a_bare_tensor() {
 }
 
 #[test]
-fn a_folder_with_an_index_has_what_the_index_names() {
+fn an_index_selects_the_tensors_of_a_folder() {
     let source = open("torch/sharded");
     assert_tensors(&source, "torch/sharded.expected.safetensors");
     let mut files = Memory::of("torch/sharded");
@@ -112,7 +112,7 @@ fn old_forms_are_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_pickle_that_wants_to_run_something_is_refused_by_name() {
+fn a_pickle_that_would_run_code_is_refused_by_name() {
     // The pickle of a real file, with one name replaced by another as long.
     let mut files = Memory::of("torch/no_checksums.pth");
     let bytes = files.0.get_mut("no_checksums.pth").unwrap();

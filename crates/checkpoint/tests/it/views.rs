@@ -157,7 +157,7 @@ fn rules_stack_and_lead_back() {
     assert!(one_way.inverse().is_err());
 }
 
-/// Tensors of one dim, one behind the other in a file.
+/// Consecutive one-dimensional tensors of a file.
 fn flat(folder: &tempfile::TempDir, parts: &[(&str, Vec<u16>)]) -> Source {
     let values: Vec<u16> = parts.iter().flat_map(|(_, values)| values.iter().copied()).collect();
     std::fs::write(folder.path().join("data"), bytemuck::cast_slice(&values)).unwrap();

@@ -188,7 +188,7 @@ fn data_that_overlap_or_are_elsewhere_are_refused() {
         &gguf(&[entry(b'a', 16, 0), entry(b'b', 16, 32)]),
         "`b` begins before `a` ends",
     );
-    // The index says which file it is, in words of its own.
+    // The index reports the file in another message.
     let past = gguf(&[entry(b'a', 16, 1 << 40)]);
     refused("past the end", past.len(), || probe::gguf(&past), &["`model.gguf`", "`a` needs bytes"]);
     let wrapped = gguf(&[entry(b'a', 16, u64::MAX - 31)]);
@@ -213,7 +213,7 @@ fn the_sealed_seed_is_a_valid_manifest() {
 }
 
 #[test]
-fn manifests_cannot_ask_for_what_is_not_there() {
+fn manifests_cannot_list_missing_tensors() {
     let _turn = turn();
     let tensor = |shape: Value, kind: &str| {
         let fingerprint = "0".repeat(32);
@@ -357,7 +357,7 @@ fn no_input_makes_a_parser_panic_or_take_much_memory() {
     let _turn = turn();
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     let mut random = Random(5);
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     // Made once, and not counted as anybody's memory.
     assert!(!NATIVE.files().is_empty());
     for (name, parse) in PARSERS {
@@ -382,7 +382,7 @@ fn no_input_makes_a_parser_panic_or_take_much_memory() {
             );
         }
         assert!(opened > 0, "no input of `{name}` is ever what it should be");
-        told.push(format!("{name}: {opened} of 2500 opened, {} KiB at most", most >> 10));
+        messages.push(format!("{name}: {opened} of 2500 opened, {} KiB at most", most >> 10));
     }
-    writeln!(std::io::stdout(), "{}", told.join("\n")).unwrap();
+    writeln!(std::io::stdout(), "{}", messages.join("\n")).unwrap();
 }

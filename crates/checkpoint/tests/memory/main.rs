@@ -1,7 +1,7 @@
 //! Memory that reading takes, counted by a global allocator.
 //!
-//! A binary of its own: the allocator counts all threads, so other tests must
-//! not run beside these, which take turns.
+//! A separate binary: the allocator counts all threads, so other tests must not
+//! run at the same time. The tests here take turns.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 

@@ -61,8 +61,8 @@ pub fn folder_index(input: &[u8]) -> Outcome {
     open_folder(folder)
 }
 
-/// What a manifest says, under a digest that is right: whoever makes one to
-/// harm can do that too. Beside the files of real checkpoints.
+/// A manifest under a valid digest, which an attacker can compute too, with the
+/// files of real checkpoints.
 pub fn manifest(input: &[u8]) -> Outcome {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else {
         // Not even the form is right; the parser shall say so itself.
@@ -126,7 +126,7 @@ pub fn dcp_items(input: &[u8]) -> Outcome {
     open_folder(folder)
 }
 
-/// A value that is no tensor: the pickle in its archive.
+/// A value other than a tensor: the pickle in its archive.
 pub fn dcp_value(input: &[u8]) -> Outcome {
     dcp::read_value("value", &torch_archive(input)).map(|_| ())
 }

@@ -36,7 +36,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn names_that_could_run_something_are_refused_by_name() {
+fn globals_that_could_run_code_are_refused_by_name() {
     let refused = |input: &[u8], module: &str, name: &str| {
         let expected = PickleError::Global { module: module.to_owned(), name: name.to_owned() };
         assert_eq!(json_of(input), Err(expected));
