@@ -1,5 +1,5 @@
 //! Saves in the background: what is saved is what there was when the call
-//! returned, within the memory allowed, and failures are messages.
+//! returned, within the memory allowed, and failures are reported.
 
 use std::path::Path;
 use std::sync::Arc;

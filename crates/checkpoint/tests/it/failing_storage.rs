@@ -1,5 +1,5 @@
 //! What goes wrong around a checkpoint: full disks, locked folders, files that
-//! vanish, ranks that fail. Everybody is messages, nobody waits for ever, and what
+//! vanish, ranks that fail. Every rank reports the failure, none waits forever, and what
 //! was complete stays as it was.
 
 use std::env;
@@ -148,7 +148,7 @@ fn fill(folder: &Path) {
     let messages = texts(outcomes);
     assert!(
         messages.iter().any(|text| text.starts_with("rank ")),
-        "the other rank is messages whose disk it was: {messages:?}"
+        "the other rank names the rank whose disk it was: {messages:?}"
     );
     assert_eq!(names(folder), ["older"], "what was written in vain is gone");
     let mut out = io::stdout().lock();

@@ -1,4 +1,4 @@
-//! Checkpoints that do not fit what is wanted: everything is messages at once,
+//! Checkpoints that do not fit what is wanted: every mismatch is reported at once,
 //! before anything is read.
 
 use crate::model::{blank, bytes_of, locals, state};

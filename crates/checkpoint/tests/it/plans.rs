@@ -1,5 +1,5 @@
-//! Plans: made alone or together they are the same, they are balanced, and
-//! what does not fit is messages by name and rank.
+//! Save plans: derived and gathered plans are equal and balanced, and conflicts
+//! name the tensor and the ranks.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ pub enum Harm {
     Reset,
     /// The request is read, then the connection is closed.
     Close,
-    /// The server does as it is messages, but the answer is lost.
+    /// The server handles the request, but the response is lost.
     LoseAnswer,
     /// The connection is closed after so many bytes of the body.
     CutBody(usize),
