@@ -121,7 +121,7 @@ pub struct Entry {
     pub length: u64,
     /// How they are stored.
     pub method: Method,
-    /// Their CRC-32; 0 if the writer omitted it, as torch can be messages to.
+    /// Their CRC-32; 0 if the writer omitted it, as torch does on request.
     pub checksum: u32,
 }
 
