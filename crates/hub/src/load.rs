@@ -216,7 +216,8 @@ impl ShardMemory {
         let entry = source.index.tensors().get(&spec.name).filter(|entry| entry.dtype == dtype);
         // Files with checksums must be read, and empty shards have no position.
         let mappable = read_mode == Some(ReadMode::Mapped) && source.manifest.is_none() && !region.is_empty();
-        if let Some((file, offset)) = entry.filter(|_| mappable).and_then(|entry| entry.contiguous_location(&region))
+        if let Some((file, offset)) =
+            entry.filter(|_| mappable).and_then(|entry| entry.contiguous_location(&region))
         {
             let name = source.index.files().get(file.0 as usize).map_or("", |file| file.name.as_str());
             let bytes = source.storage.map(name).map_err(weightloom_checkpoint::CheckpointError::from)?;
