@@ -205,6 +205,6 @@ fn parts_that_do_not_make_up_a_tensor_are_not_described() {
     let other = item("a", DType::F16, &[4], region(&[2], &[2]));
     assert_eq!(
         error(&[rank(vec![first]), rank(vec![other])]),
-        "parts of `a` disagree about its shape or dtype"
+        "chunks of `a` disagree about its shape or dtype"
     );
 }

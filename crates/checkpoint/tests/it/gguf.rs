@@ -69,7 +69,7 @@ fn a_folder_holds_one_checkpoint() {
     assert_same(&folder(&parts).unwrap(), &expected("parts"));
     assert_same(&folder(&["gpt2.gguf"]).unwrap(), &expected("gpt2"));
     let error = folder(&["gpt2.gguf", "llama.gguf"]).err().unwrap().to_string();
-    assert_eq!(error, "`gpt2.gguf` cannot be used: `llama.gguf` is another checkpoint in the same folder");
+    assert_eq!(error, "cannot read `gpt2.gguf`: `llama.gguf` is another checkpoint in the same folder");
     let error = folder(&parts[..2]).err().unwrap().to_string();
     assert_eq!(error, "cannot find `parts-00003-of-00003.gguf` in memory");
 }

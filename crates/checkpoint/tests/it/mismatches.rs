@@ -38,12 +38,12 @@ fn all_mismatches_are_reported_at_once() {
     let text = error.to_string();
     assert!(matches!(error, CheckpointError::LoadPlan(LoadPlanError::StateMismatch(_))), "{text}");
     for line in [
-        "1 wanted, but not in the checkpoint:",
-        "model.layers.0.k.weight (near `model.layers.0.q.weight`)",
-        "6 in the checkpoint, but not wanted:",
+        "1 missing from the checkpoint:",
+        "model.layers.0.k.weight (did you mean `model.layers.0.q.weight`?)",
+        "6 unexpected in the checkpoint:",
         "model.layers.0.norm.weight",
-        "1 of another shape:",
-        "model.embed.weight: 36x24 wanted, 37x24 in the checkpoint",
+        "1 with another shape:",
+        "model.embed.weight: 36x24 expected, 37x24 in the checkpoint",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
@@ -100,7 +100,11 @@ fn a_mismatch_on_one_rank_fails_on_all() {
         load(&source, wanted, &*gang, &LoadOptions::default(), &()).unwrap_err()
     })
     .unwrap();
-    assert!(errors[0].to_string().starts_with("rank 1: the checkpoint does not fit"), "{}", errors[0]);
+    assert!(
+        errors[0].to_string().starts_with("rank 1: the checkpoint does not match the state"),
+        "{}",
+        errors[0]
+    );
     assert!(matches!(errors[1], CheckpointError::LoadPlan(_)));
 }
 

@@ -73,5 +73,5 @@ fn configs_that_do_not_fit_are_typed_errors() {
     let odd = changed("odd", true.into());
     assert_eq!(odd, MlxError::NoBiases { module: "odd".to_owned() });
     let broken = open_with("{").err().unwrap().to_string();
-    assert!(broken.starts_with("`config.json` cannot be used: it is not valid: EOF"), "{broken}");
+    assert!(broken.starts_with("cannot read `config.json`: malformed JSON: EOF"), "{broken}");
 }

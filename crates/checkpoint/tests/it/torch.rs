@@ -75,7 +75,7 @@ fn an_index_selects_the_tensors_of_a_folder() {
     *index = String::from_utf8(index.clone()).unwrap().replace("\"b\"", "\"c\"").into_bytes();
     let error = files.open(None).unwrap_err();
     assert!(
-        error.ends_with("says that `c` is in `pytorch_model-00002-of-00002.bin`, which does not have it"),
+        error.ends_with("`c` is mapped to `pytorch_model-00002-of-00002.bin`, which does not have it"),
         "{error}"
     );
 }
