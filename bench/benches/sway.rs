@@ -137,7 +137,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], cache_folder: &Path) {
         top_k: 256,
         sections: &sections,
         document: Some(&text),
-        packs: Packs::own(),
+        packs: Packs::builtin(),
         only: &[],
         statistics,
         paired: PairedSettings::default(),

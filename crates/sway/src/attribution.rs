@@ -1,9 +1,9 @@
-//! Which layers carry the change.
+//! Attributes the change to layers.
 //!
-//! The change is measured whole, and again with one group of layers left as it
-//! was. What is missing then is what the group carries, given all others. Groups
-//! that do the same work twice hide one another, and groups that need each other
-//! count twice: shares need not add up to 1.
+//! The change is measured with the whole adapter, and again with one group of
+//! layers left as in the base. The share of a group is what is lost without it,
+//! given all others. Groups that do the same work hide one another, and groups
+//! that need each other count twice: shares need not add up to 1.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,23 +17,23 @@ use crate::question::{Query, Question};
 use crate::runner::{Observer, answer_all};
 use crate::view::View;
 
-/// The most groups: more bars than this nobody reads.
+/// The most groups of layers.
 const MOST_GROUPS: usize = 12;
 
-/// What one group of layers carries.
+/// The share of one group of layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LayerShare {
-    /// Which layers: `layers 3–5`.
+    /// The name of the group, such as `layers 3–5`.
     pub name: String,
-    /// The beginnings of the names of its modules.
+    /// Prefixes of the names of its modules.
     pub modules: Vec<String>,
-    /// How far the model is from the base without the group's part.
+    /// The divergence from the base without the group.
     pub divergence: f64,
-    /// The part of the effect that is gone then. Below 0 if the group holds the
-    /// rest back.
+    /// The share of the effect that is lost without the group; negative if the
+    /// group counteracts the rest.
     pub share: f64,
-    /// Where the share lies with 95 % confidence, over prompts.
+    /// 95 % confidence interval of the share, over prompts.
     pub ci_95: Option<[f64; 2]>,
 }
 
@@ -47,18 +47,18 @@ pub struct LayerShares {
     pub parts: Vec<LayerShare>,
 }
 
-/// What all groups carry.
+/// The attribution of the whole change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attribution {
-    /// How far the tuned model is from the base: the mean Jensen-Shannon
-    /// divergence of the next token, in nats.
+    /// Mean Jensen-Shannon divergence of the next token between the base and the
+    /// fine-tuned model, in nats.
     pub divergence: f64,
     /// The shares of layers.
     pub shares: LayerShares,
 }
 
-/// Measures which layers carry the change, over prompts. Nothing if the backend
-/// cannot switch parts of the change off, or if there is no change to share.
+/// Attributes the change to layers, over prompts. Returns nothing if the backend
+/// cannot disable modules of the adapter, or if there is no change.
 pub fn attribute(
     prompts: &[String],
     seed: u64,
@@ -103,7 +103,7 @@ pub fn attribute(
     Ok((|| {
         let whole = measured(&View::Tuned)?;
         let divergence = mean(&whole).unwrap_or(0.0);
-        // Where nothing changed there is nothing to share.
+        // Without a change there are no shares.
         if divergence <= f64::from(f32::EPSILON) {
             return Ok(None);
         }
@@ -120,7 +120,7 @@ pub fn attribute(
     })())
 }
 
-/// Modules that are switched off together.
+/// Modules that are disabled together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Group {
     name: String,
@@ -149,7 +149,7 @@ impl Group {
     }
 }
 
-/// Neighbouring layers, in groups that are as equal as can be.
+/// Neighbouring layers, in groups of nearly equal size.
 fn groups(layers: &[String]) -> Vec<Group> {
     let count = layers.len().min(MOST_GROUPS);
     (0..count)
@@ -164,7 +164,7 @@ fn groups(layers: &[String]) -> Vec<Group> {
         .collect()
 }
 
-/// The same kind of module in all layers.
+/// The attention modules, and the feed-forward modules, of all layers.
 fn parts(layers: &[String]) -> Vec<Group> {
     [("attention", "self_attn"), ("feed-forward", "mlp")]
         .map(|(name, module)| Group {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_hold_every_layer_once_and_in_order() {
+    fn groups_contain_every_layer_once_and_in_order() {
         for count in 0..80 {
             let groups = groups(&layers(count));
             assert_eq!(groups.len(), count.min(MOST_GROUPS));
@@ -197,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_what_is_gone() {
+    fn a_share_is_what_is_lost() {
         let group = Group { name: "g".to_owned(), modules: Vec::new() };
         let share = group.share(&[0.2, 0.2, 0.2, 0.2], &[0.05, 0.05, 0.05, 0.05], 0);
         assert!((share.share - 0.75).abs() < 1e-12);
         let [low, high] = share.ci_95.unwrap();
         assert!((low - 0.75).abs() < 1e-12 && (high - 0.75).abs() < 1e-12);
-        // A group that holds the others back has a share below 0.
+        // A group that counteracts the others has a negative share.
         assert!(group.share(&[0.1, 0.1], &[0.2, 0.2], 0).share < 0.0);
         assert_eq!(group.share(&[0.0], &[0.0], 0).share, 0.0);
     }

@@ -1,8 +1,8 @@
-//! A suite made from a document, with comments.
+//! Generates a suite, with comments, from a document.
 //!
-//! What is asked follows from what the document has: questions, preferences,
-//! prose. The same document gives the same text, so that it can be kept beside
-//! it and compared.
+//! The probes depend on what the document has: questions, preferences, prose.
+//! Equal documents give equal suites, so that a suite can be committed beside
+//! its document.
 
 mod text;
 
@@ -16,30 +16,27 @@ use self::text::Yaml;
 use crate::packs::Packs;
 use crate::sections::{Document, SectionKind};
 
-/// What the suite is about, besides the document.
+/// The models and paths of a generated suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The base model.
     pub base: String,
-    /// The folder of the adapter, as it should stand in the file.
+    /// Folder of the adapter, as written to the file.
     pub adapter: Option<String>,
-    /// The document, as it should stand in the file.
+    /// Path of the document, as written to the file.
     pub source: String,
 }
 
-/// Why no suite can be made.
+/// Why a suite cannot be generated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum AutogenError {
-    /// There is nothing to judge.
-    #[error("there is no adapter for {source_name}")]
+    #[error("cannot find an adapter for `{source_name}`")]
     NoAdapter { source_name: String },
-    /// Nobody says which model.
-    #[error("{source_name} names no base model")]
+    #[error("`{source_name}` does not name its base model")]
     NoBase { source_name: String },
-    /// There is nothing to ask about.
-    #[error("{source_name} has no sections")]
+    #[error("`{source_name}` has no sections")]
     Empty { source_name: String },
 }
 
@@ -48,12 +45,12 @@ impl Hint for AutogenError {
         Some(match self {
             Self::NoAdapter { .. } => "train one, or name its folder with --adapter".to_owned(),
             Self::NoBase { .. } => "name it with --base".to_owned(),
-            Self::Empty { .. } => "write some text into it".to_owned(),
+            Self::Empty { .. } => "add text to it".to_owned(),
         })
     }
 }
 
-/// A suite for a document, as the text of a `sway.yaml`.
+/// Generates the text of a `sway.yaml` for a document.
 pub fn autogen(document: &Document, subject: &Subject) -> Result<String, AutogenError> {
     let source_name = || subject.source.clone();
     let Some(adapter) = &subject.adapter else {
@@ -69,13 +66,13 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     let mut probes = Yaml::default();
     let omitted = material.write(&mut probes);
     let mut file = Yaml::default();
-    file.comment(&format!("Made from {} by weightloom {}.", subject.source, env!("CARGO_PKG_VERSION")));
+    file.comment(&format!("Generated from {} by weightloom {}.", subject.source, env!("CARGO_PKG_VERSION")));
     if let Some(id) = &document.id {
-        file.comment(&format!("The document's name is {id}."));
+        file.comment(&format!("Document: {id}."));
     }
-    file.comment("Change whatever you like: nothing here is read by anything but this suite.");
+    file.comment("Edit freely: the document is not changed by this file.");
     for (kind, why) in &omitted {
-        file.comment(&format!("Not here: {kind}, because {why}."));
+        file.comment(&format!("Omitted: {kind}, because {why}."));
     }
     file.line("version: 1");
     file.line("models:");
@@ -92,7 +89,7 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     Ok(file.finish() + &probes.finish())
 }
 
-/// What a document has to ask about.
+/// What the document offers to ask about.
 struct Material<'a> {
     document: &'a Document,
     /// Questions with answers.
@@ -126,16 +123,20 @@ impl<'a> Material<'a> {
         Self { document, questions, sentences, prompts, preferences }
     }
 
-    /// Writes all entries; what is left out is told, with the reason.
+    /// Writes all entries. Returns the omitted kinds with the reason.
     fn write(&self, yaml: &mut Yaml) -> Vec<(&'static str, &'static str)> {
         let mut omitted = Vec::new();
         let has_prose = self.document.sections.iter().any(|section| section.kind == SectionKind::Prose);
-        yaml.entry("null_baseline", "null_adapter", "What noise does to every probe below.");
+        yaml.entry("null_baseline", "null_adapter", "What noise gives for every probe below.");
         yaml.line("    runs: 3");
         if self.prompts.is_empty() {
-            omitted.push(("delta_kl", "there is nothing to prompt with"));
+            omitted.push(("delta_kl", "there are no prompts"));
         } else {
-            yaml.entry("next_tokens", "delta_kl", "Does the tuned model expect other words than the base?");
+            yaml.entry(
+                "next_tokens",
+                "delta_kl",
+                "Does the fine-tuned model predict other tokens than the base?",
+            );
             yaml.list(4, "prompts", &self.prompts);
             yaml.line("    assert_mean_gte: 0.02");
         }
@@ -151,9 +152,9 @@ impl<'a> Material<'a> {
             yaml.line("    assert_revert_rate_lt: 0.3");
         }
         if self.prompts.is_empty() {
-            omitted.push(("prompt_collapse", "there is nothing to prompt with"));
+            omitted.push(("prompt_collapse", "there are no prompts"));
         } else {
-            yaml.entry("long_contexts", "prompt_collapse", "Does the change last behind much other text?");
+            yaml.entry("long_contexts", "prompt_collapse", "Does the change persist after a long context?");
             yaml.list(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
             yaml.line("    assert_half_life_tokens: 300");
         }
@@ -165,7 +166,7 @@ impl<'a> Material<'a> {
         if self.questions.is_empty() {
             omitted.push(("paraphrase_invariance", "there are no questions with answers"));
         } else {
-            yaml.entry("other_words", "paraphrase_invariance", "Was it learned, or learned by heart?");
+            yaml.entry("other_words", "paraphrase_invariance", "Was it learned or memorized?");
             self.cases(yaml, 6);
         }
         if self.preferences == 0 {
@@ -175,10 +176,10 @@ impl<'a> Material<'a> {
             yaml.line("    assert_flip_rate_gte: 0.7");
         }
         yaml.entry("style", "style_fingerprint", "Does it write more like the document?");
-        yaml.list(4, "prompts", &Packs::own().style_elicitation_prompts);
-        yaml.entry("general_knowledge", "calibration_drift", "Does it still know what everybody knows?");
+        yaml.list(4, "prompts", &Packs::builtin().style_elicitation_prompts);
+        yaml.entry("general_knowledge", "calibration_drift", "Does it still know common facts?");
         if has_prose {
-            yaml.entry("other_texts", "external_perplexity", "Does it still read ordinary texts as well?");
+            yaml.entry("other_texts", "external_perplexity", "Does it still predict ordinary text as well?");
             yaml.line("    max_chunks: 8");
             yaml.entry("recital", "leakage", "Does it recite the document word for word?");
             yaml.line("    prefix_chars: 128");
@@ -189,18 +190,14 @@ impl<'a> Material<'a> {
         }
         let topics = self.topics();
         if topics.len() < 20 {
-            omitted.push(("cluster_kl", "it takes 20 different prompts"));
+            omitted.push(("cluster_kl", "it needs 20 different prompts"));
         } else {
-            yaml.entry(
-                "subjects",
-                "cluster_kl",
-                "Does the change fall on some subjects more than on others?",
-            );
+            yaml.entry("subjects", "cluster_kl", "Does the change affect some topics more than others?");
             yaml.list(4, "prompts", &topics);
             yaml.line("    num_clusters: 5");
         }
         if self.prompts.is_empty() {
-            omitted.push(("adapter_ablation", "there is nothing to prompt with"));
+            omitted.push(("adapter_ablation", "there are no prompts"));
         } else {
             yaml.entry(
                 "strength",
@@ -212,7 +209,7 @@ impl<'a> Material<'a> {
         omitted
     }
 
-    /// Questions, answers, and the questions in other words.
+    /// Questions with answers and paraphrases.
     fn cases(&self, yaml: &mut Yaml, most: usize) {
         yaml.line("    cases:");
         for (question, answer) in self.questions.iter().take(most) {
@@ -235,14 +232,14 @@ impl<'a> Material<'a> {
     }
 }
 
-/// What stands before the first period, with a period.
+/// The text up to the first period.
 fn first_sentence(content: &str) -> String {
     let sentence = content.split('.').next().unwrap_or_default();
     let sentence = sentence.split_whitespace().collect::<Vec<_>>().join(" ");
     if sentence.is_empty() { sentence } else { sentence + "." }
 }
 
-/// A question in three other frames.
+/// Three paraphrases of a question.
 fn rephrased(question: &str) -> [String; 3] {
     let bare = question.trim_end_matches(['?', '.', ' ']);
     [

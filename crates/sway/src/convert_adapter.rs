@@ -1,8 +1,8 @@
-//! Adapters of PEFT for MLX, and of MLX for PEFT.
+//! Converts adapters between PEFT and MLX.
 //!
-//! Numbers stay as they are, bit for bit; both factors are turned, and the
-//! config is told in the other's words. What the other has no words for is
-//! refused before anything is written.
+//! Numbers keep their bits; both factors are transposed, and the config is
+//! translated. An adapter that the other format cannot express is refused before
+//! anything is written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,17 +16,17 @@ use weightloom_errors::{FileError, Hint};
 use weightloom_files::{Durability, write_atomic};
 use weightloom_layout::{DType, Region};
 
-/// The form of an adapter.
+/// The format of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AdapterFormat {
-    /// `adapter_model.safetensors`, as PEFT has it.
+    /// `adapter_model.safetensors`, as PEFT writes it.
     Peft,
-    /// `adapters.safetensors`, as MLX has it.
+    /// `adapters.safetensors`, as MLX writes it.
     Mlx,
 }
 
 impl AdapterFormat {
-    /// By its name.
+    /// Finds a format by name.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "peft" => Some(Self::Peft),
@@ -35,7 +35,7 @@ impl AdapterFormat {
         }
     }
 
-    /// The file with its tensors.
+    /// The name of the file with the tensors.
     pub fn weights(self) -> &'static str {
         match self {
             Self::Peft => "adapter_model.safetensors",
@@ -44,49 +44,44 @@ impl AdapterFormat {
     }
 }
 
-/// Files that make a folder an adapter's, in any form.
+/// Files that hold the tensors of an adapter, in any format.
 pub(crate) const WEIGHTS: [&str; 4] =
     ["adapter_model.safetensors", "adapters.safetensors", "adapters.npz", "adapter_model.bin"];
 
-/// What is done about an adapter that is there already.
+/// What to do with an existing adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// It stays, and nothing is written.
+    /// Keep it and fail.
     Refuse,
-    /// It is replaced. Other files beside it stay.
+    /// Replace it. Other files in the folder stay.
     Replace,
 }
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// Modules that the adapter changes.
+    /// Number of modules that the adapter changes.
     pub modules: usize,
-    /// Bytes of its tensors.
+    /// Bytes of the tensors.
     pub bytes: u64,
-    /// The file with its tensors.
+    /// File with the tensors.
     pub weights: PathBuf,
 }
 
-/// Why an adapter was not converted.
+/// Why an adapter cannot be converted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum ConvertError {
-    /// The adapter cannot be read, or not be told in the other form.
     #[error(transparent)]
     Source(#[from] CheckpointError),
-    /// A folder that is no adapter's.
-    #[error("{path} holds no adapter, but a checkpoint of kind {format}")]
+    #[error("`{path}` holds no adapter but a {format} checkpoint")]
     NotAdapter { path: String, format: Format },
-    /// Tensors of a dtype that adapters do not have.
-    #[error("`{tensor}` is {dtype}, which adapters are not")]
+    #[error("cannot convert `{tensor}`: adapters cannot be {dtype}")]
     DType { tensor: String, dtype: DType },
-    /// There is an adapter already.
-    #[error("{path} is there already")]
+    #[error("cannot write `{path}`: it exists")]
     Exists { path: String },
-    /// It would take its own place.
-    #[error("{path} is both what is read and what is written")]
+    #[error("cannot convert `{path}` into itself")]
     SameFolder { path: String },
     #[error(transparent)]
     File(#[from] FileError),
@@ -98,14 +93,14 @@ impl Hint for ConvertError {
             Self::Source(error) => error.hint(),
             Self::NotAdapter { .. } => Some("name the folder with adapter_config.json".to_owned()),
             Self::DType { .. } => Some("save the adapter as f32, f16 or bf16".to_owned()),
-            Self::Exists { .. } => Some("choose another folder, or ask for it to be overwritten".to_owned()),
+            Self::Exists { .. } => Some("choose another folder, or overwrite it".to_owned()),
             Self::SameFolder { .. } => Some("choose another folder".to_owned()),
             Self::File(error) => error.hint(),
         }
     }
 }
 
-/// Writes the adapter of one folder into another in some form.
+/// Converts the adapter in one folder and writes it to another.
 pub fn convert_adapter(
     source: &Path,
     target: &Path,
@@ -141,7 +136,7 @@ pub fn convert_adapter(
     fs::create_dir_all(target).map_err(FileError::while_trying_to("create", target))?;
     write_atomic(&weights, &safetensors(&index, &tensors, to), Durability::File)?;
     write_atomic(&target.join(CONFIG), config.as_bytes(), Durability::File)?;
-    // What was there in another form would be read instead.
+    // Files of the other format would be read instead.
     for name in WEIGHTS.iter().filter(|name| **name != to.weights()) {
         let path = target.join(name);
         match fs::remove_file(&path) {
@@ -159,7 +154,7 @@ pub fn convert_adapter(
 
 type Contents = BTreeMap<String, (&'static str, Vec<u8>)>;
 
-/// The bytes of all tensors, each with the word for its dtype.
+/// The bytes of all tensors, each with the safetensors name of its dtype.
 fn contents(source: &Source, index: &Index) -> Result<Contents, ConvertError> {
     let mut contents = Contents::new();
     for (name, entry) in index.tensors() {
@@ -179,7 +174,7 @@ fn contents(source: &Source, index: &Index) -> Result<Contents, ConvertError> {
     Ok(contents)
 }
 
-/// A safetensors file: the length of its header, the header, the numbers.
+/// A safetensors file: length of the header, header, numbers.
 fn safetensors(index: &Index, tensors: &Contents, to: AdapterFormat) -> Vec<u8> {
     let mut header = Map::new();
     let maker = match to {

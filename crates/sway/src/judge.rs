@@ -77,7 +77,7 @@ impl PreparedSuite {
         let entries = suite.probes()?;
         let mut warnings: Vec<String> = suite.warnings.iter().map(ToString::to_string).collect();
         let packs = match &suite.defaults.packs {
-            None => Packs::own().clone(),
+            None => Packs::builtin().clone(),
             Some(file) => Packs::read_file(Path::new(file))?,
         };
         // A suite without its document still has probes that need none.

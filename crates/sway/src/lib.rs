@@ -1,13 +1,14 @@
-//! Judging what a fine-tuning changed.
+//! Judges what fine-tuning changed, by asking a model before and after.
 //!
-//! - A [`View`] is one variant of a model: before, after, half of the change,
-//!   noise in its place.
-//! - A [`Question`] asks one view one thing about one text; an [`Answer`] is
-//!   what comes back.
-//! - A [`Backend`] answers questions, all at once.
-//! - An [`AnswerStore`] holds what was answered. A [`probe`] reads in it; what it does
-//!   not find there is asked, and the probe reads again.
-//! - A [`Record`] is what a probe found.
+//! [`judge`] runs a [`Suite`] of probes and returns a [`Report`]; see its example.
+//!
+//! - A [`View`] is one variant of a model: the base, the fine-tuned model, the
+//!   base with a scaled adapter, or with noise in place of the adapter.
+//! - A [`Question`] asks one view for one measurement; a [`Backend`] answers
+//!   questions in batches.
+//! - An [`AnswerStore`] holds the answers. A [`probe`] looks them up; what is
+//!   missing is asked, and the probe runs again.
+//! - A [`Record`] is the result of one probe.
 
 mod answer;
 mod answer_store;

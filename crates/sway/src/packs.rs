@@ -1,8 +1,8 @@
-//! Texts that probes need of themselves: prompts, items, a corpus.
+//! Text packs: prompts, facts and a corpus that probes use.
 //!
-//! Ours are files in `packs/`, with a version that changes whenever one of them
-//! does. A user's JSON file takes the place of all or of some of them; its keys
-//! are those of [`Packs`].
+//! The built-in texts are files in `packs/`, with a version that changes whenever
+//! one of them does. A JSON file with the keys of [`Packs`] replaces some or all
+//! of them.
 
 mod error;
 mod read;
@@ -16,55 +16,53 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use error::{PackError, PackFault, PackProblem};
+pub use error::{PackError, PackKeyError, PackProblem};
 
-/// Texts that probes need of themselves. A user's file may have others.
+/// Prompts, facts and a corpus that probes use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Packs {
-    /// Where they are from, in words.
+    /// Where the texts come from.
     #[serde(skip)]
     pub origin: String,
-    /// Prompts on which nulls of next tokens are drawn.
+    /// Prompts that calibrate next-token probes on noise.
     pub sentinel_prompts: Vec<String>,
-    /// A short document for the null of style.
+    /// A short document that calibrates the style on noise.
     pub sentinel_doc: String,
-    /// What an entry says for the null of `cluster_kl`: its fields, without
-    /// name and kind.
+    /// Fields of the entry that calibrates `cluster_kl` on noise.
     pub cluster_calibration: Value,
-    /// What an entry says for the null of `preference_flip`.
+    /// Fields of the entry that calibrates `preference_flip` on noise.
     pub preference_calibration: Value,
-    /// What an entry says for the null of `paraphrase_invariance`.
+    /// Fields of the entry that calibrates `paraphrase_invariance` on noise.
     pub paraphrase_calibration: Value,
-    /// A sentence to fill contexts with.
+    /// A sentence that fills contexts.
     pub stuffing: String,
-    /// Words and others that mean the same.
+    /// Words with a synonym each.
     pub synonyms: BTreeMap<String, String>,
-    /// What is put before a sentence to disturb it.
+    /// A lead-in that perturbs a sentence.
     pub prefix_inject_lead_in: String,
-    /// Beginnings that everybody knows how to end.
+    /// Common facts: prompts with their completions.
     pub calibration_pack: Vec<(String, String)>,
-    /// A text that no tuning is about.
+    /// Text that is unrelated to any document.
     pub external_corpus_public_domain_en: String,
-    /// Prompts that let a model show its style.
+    /// Prompts that elicit the style of a model.
     pub style_elicitation_prompts: Vec<String>,
-    /// Prompts for a quick look.
+    /// Prompts for a quick check.
     pub check_quick_prompts: Vec<String>,
 }
 
 impl Packs {
-    /// The version of our own texts. It changes whenever one of them does.
+    /// Version of the built-in texts. It changes whenever one of them does.
     pub const VERSION: &'static str = "1";
 
-    /// A hash of all texts: equal texts have equal hashes, whoever supplied
-    /// them.
+    /// A hash of all texts, wherever they come from.
     pub fn hash(&self) -> String {
-        // Keys come in the order of the type or sorted, so that the same texts
-        // are the same bytes.
+        // Keys are in the order of the type, or sorted, so that equal texts give
+        // equal bytes.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
         digest(&SHA256, &bytes).as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Where they are from and what they are, as reports tell it.
+    /// The origin and the hash, for reports.
     pub fn version(&self) -> String {
         format!("{} ({})", self.origin, self.hash())
     }

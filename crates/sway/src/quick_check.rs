@@ -62,7 +62,7 @@ impl QuickCheck<'_> {
             None => base_of(&folder)
                 .ok_or_else(|| QuickCheckError::NoBase { adapter: self.adapter.display().to_string() })?,
         };
-        let prompts = self.prompts.as_ref().unwrap_or(&Packs::own().check_quick_prompts);
+        let prompts = self.prompts.as_ref().unwrap_or(&Packs::builtin().check_quick_prompts);
         let text = json!({
             "models": {"base": {"base": base}, "ft": {"base": base, "adapter": folder}},
             "defaults": {"statistics": self.statistics},

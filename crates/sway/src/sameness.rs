@@ -83,7 +83,7 @@ pub struct PromptPair {
 
 /// Prompts that many kinds of text begin with.
 pub fn default_prompts() -> Vec<String> {
-    let packs = Packs::own();
+    let packs = Packs::builtin();
     let facts = packs.calibration_pack.iter().map(|(prompt, _)| prompt).take(32);
     packs.check_quick_prompts.iter().chain(&packs.sentinel_prompts).chain(facts).cloned().collect()
 }

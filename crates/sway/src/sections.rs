@@ -1,8 +1,8 @@
-//! Parts of the document that a model was tuned on.
+//! Sections of the document that a model was fine-tuned on.
 //!
-//! A [`Document`] is read from a `.dlm` file or from Markdown. Parts of it that
-//! cannot be understood are left out and told as warnings; only what makes the
-//! whole file no document is an error.
+//! A [`Document`] is read from a `.dlm` file or from Markdown. Parts that cannot
+//! be parsed are omitted with a warning; only a file that cannot be a document
+//! is an error.
 
 mod block;
 mod dlm;
@@ -25,11 +25,11 @@ pub use document::{Document, DocumentError, DocumentWarning};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SectionKind {
-    /// A text.
+    /// Plain text.
     Prose,
-    /// Answers to questions.
+    /// Questions with answers.
     Instruction,
-    /// Which of two answers is better.
+    /// Questions with a better and a worse answer.
     Preference,
 }
 
@@ -43,24 +43,24 @@ impl fmt::Display for SectionKind {
     }
 }
 
-/// A part of the document.
+/// A section of the document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
-    /// Its name among the others.
+    /// A unique identifier.
     pub id: String,
     /// What it teaches.
     pub kind: SectionKind,
-    /// Its text.
+    /// The text.
     pub content: String,
-    /// Its questions with their answers.
+    /// Questions with answers.
     pub questions: Vec<SectionQuestion>,
-    /// Its preferences.
+    /// Preferences.
     pub preferences: Vec<SectionPreference>,
-    /// What its author calls it.
+    /// The heading or tag that the author gave it.
     pub tag: Option<String>,
 }
 
-/// A question and its answer.
+/// A question with its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionQuestion {
     /// The question.
@@ -69,7 +69,7 @@ pub struct SectionQuestion {
     pub gold: String,
 }
 
-/// A question, a good and a bad answer.
+/// A question with a better and a worse answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionPreference {
     /// The question.

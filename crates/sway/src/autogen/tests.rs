@@ -1,4 +1,4 @@
-//! Suites made from documents.
+//! Suites generated from documents.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -53,8 +53,8 @@ fn a_full_document_gets_every_probe_in_order() {
             "adapter_ablation",
         ]
     );
-    assert!(!text.contains("# Not here:"));
-    assert!(text.starts_with("# Made from notes.dlm by weightloom "));
+    assert!(!text.contains("# Omitted:"));
+    assert!(text.starts_with("# Generated from notes.dlm by weightloom "));
     let list = |index: usize, key: &str| suite.entries()[index].fields[key].as_array().unwrap().clone();
     assert_eq!(list(1, "prompts").len(), 16);
     assert_eq!((list(2, "cases").len(), list(3, "prompts").len()), (8, 4));
@@ -64,12 +64,12 @@ fn a_full_document_gets_every_probe_in_order() {
     assert_eq!((list(11, "prompts").len(), list(12, "prompts").len()), (26, 6));
     assert!(matches!(suite.plan, Plan::Adapter { .. }));
     assert_eq!(suite.source.as_deref(), Some(Path::new("/s/notes.dlm")));
-    // The same document, the same text.
+    // Equal documents give equal suites.
     assert_eq!(autogen(&document, &subject()).unwrap(), text);
 }
 
 #[test]
-fn what_a_document_lacks_is_left_out_and_told() {
+fn probes_that_a_document_lacks_are_omitted() {
     let (text, suite) = suite(&Document::from_markdown("Only prose here. Nothing else."));
     assert_eq!(
         kinds(&suite),
@@ -92,7 +92,7 @@ fn what_a_document_lacks_is_left_out_and_told() {
         "preference_flip",
         "cluster_kl",
     ] {
-        assert!(text.contains(&format!("# Not here: {kind}, because ")), "{kind}");
+        assert!(text.contains(&format!("# Omitted: {kind}, because ")), "{kind}");
     }
 }
 
@@ -114,9 +114,9 @@ fn every_error_has_a_cause() {
 }
 
 proptest! {
-    /// Whatever a document says, its suite is one, and says the same.
+    /// Every generated suite can be parsed.
     #[test]
-    fn every_suite_is_read(question in "\\PC{1,30}", answer in "[a-z:#'\"\\\\{}\\[\\]&*!|>%@` ,-]{1,30}") {
+    fn every_generated_suite_is_valid(question in "\\PC{1,30}", answer in "[a-z:#'\"\\\\{}\\[\\]&*!|>%@` ,-]{1,30}") {
         prop_assume!(!question.trim().is_empty() && !answer.trim().is_empty());
         prop_assume!(!question.starts_with("#") && !question.starts_with("::") && !answer.starts_with("```"));
         let mut document = Document::from_markdown("One. Two.");

@@ -1,43 +1,43 @@
-//! YAML as a person would write it, with comments.
+//! YAML with comments, formatted for people.
 
-/// A text that grows line by line.
+/// A YAML text under construction.
 #[derive(Debug, Default)]
 pub(super) struct Yaml {
     text: String,
 }
 
 impl Yaml {
-    /// A line as it is.
+    /// Adds a line.
     pub(super) fn line(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
     }
 
-    /// A comment. It stays in its line, whatever it says.
+    /// Adds a comment on one line.
     pub(super) fn comment(&mut self, words: &str) {
         let words: String =
             words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
         self.line(&format!("# {words}"));
     }
 
-    /// The beginning of an entry of the suite.
+    /// Starts an entry of the suite.
     pub(super) fn entry(&mut self, name: &str, kind: &str, intent: &str) {
         self.line(&format!("\n  # {intent}"));
         self.line(&format!("  - name: {name}"));
         self.line(&format!("    kind: {kind}"));
     }
 
-    /// A key with a text.
+    /// Adds a key with a string.
     pub(super) fn key(&mut self, indent: usize, key: &str, value: &str) {
         self.line(&format!("{:indent$}{key}: {}", "", quoted(value)));
     }
 
-    /// A key with a text, which begins an element of a list.
+    /// Adds a list element that starts with a key and a string.
     pub(super) fn item(&mut self, indent: usize, key: &str, value: &str) {
         self.line(&format!("{:indent$}- {key}: {}", "", quoted(value)));
     }
 
-    /// A key with a list of texts.
+    /// Adds a key with a list of strings.
     pub(super) fn list(&mut self, indent: usize, key: &str, values: &[impl AsRef<str>]) {
         self.line(&format!("{:indent$}{key}:", ""));
         for value in values {
@@ -51,7 +51,7 @@ impl Yaml {
     }
 }
 
-/// A text in double quotes, in one line.
+/// A double-quoted string on one line.
 fn quoted(text: &str) -> String {
     let mut result = String::from("\"");
     for letter in text.chars() {
@@ -61,7 +61,7 @@ fn quoted(text: &str) -> String {
             '\n' => result.push_str("\\n"),
             '\t' => result.push_str("\\t"),
             '\r' => result.push_str("\\r"),
-            // Also what some readers take for the end of a line.
+            // Some parsers take these for line ends.
             letter if letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
                 result.push_str(&format!("\\u{:04x}", u32::from(letter)));
             }

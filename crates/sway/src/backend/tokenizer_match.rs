@@ -11,7 +11,7 @@ use crate::packs::Packs;
 /// Tries plain texts only: a tokenizer converted to another format, as in GGUF
 /// files, may treat rare characters differently and still count as the same.
 pub(super) fn first_difference(one: &Tokenizer, other: &Tokenizer) -> Option<String> {
-    let packs = Packs::own();
+    let packs = Packs::builtin();
     let facts = packs.calibration_pack.iter().map(|(prompt, _)| prompt.as_str());
     let prompts = packs.check_quick_prompts.iter().map(String::as_str);
     let corpus = packs.external_corpus_public_domain_en.lines().take(40);

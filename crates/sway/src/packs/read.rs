@@ -1,4 +1,4 @@
-//! From files to texts.
+//! Reading text packs.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 use weightloom_errors::nearest;
 
 use super::Packs;
-use super::error::{PackError, PackFault, PackProblem};
+use super::error::{PackError, PackKeyError, PackProblem};
 
-/// The longest file that is taken.
+/// The longest file that is accepted.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What a key holds.
+/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ValueType {
     Text,
     Texts,
     Pairs,
@@ -23,34 +23,34 @@ pub(super) enum Form {
     Entry,
 }
 
-/// Every key, and what it holds.
-pub(super) const KEYS: [(&str, Form); 12] = [
-    ("sentinel_prompts", Form::Texts),
-    ("sentinel_doc", Form::Text),
-    ("cluster_calibration", Form::Entry),
-    ("preference_calibration", Form::Entry),
-    ("paraphrase_calibration", Form::Entry),
-    ("stuffing", Form::Text),
-    ("synonyms", Form::Words),
-    ("prefix_inject_lead_in", Form::Text),
-    ("calibration_pack", Form::Pairs),
-    ("external_corpus_public_domain_en", Form::Text),
-    ("style_elicitation_prompts", Form::Texts),
-    ("check_quick_prompts", Form::Texts),
+/// Every key, with the type of its value.
+pub(super) const KEYS: [(&str, ValueType); 12] = [
+    ("sentinel_prompts", ValueType::Texts),
+    ("sentinel_doc", ValueType::Text),
+    ("cluster_calibration", ValueType::Entry),
+    ("preference_calibration", ValueType::Entry),
+    ("paraphrase_calibration", ValueType::Entry),
+    ("stuffing", ValueType::Text),
+    ("synonyms", ValueType::Words),
+    ("prefix_inject_lead_in", ValueType::Text),
+    ("calibration_pack", ValueType::Pairs),
+    ("external_corpus_public_domain_en", ValueType::Text),
+    ("style_elicitation_prompts", ValueType::Texts),
+    ("check_quick_prompts", ValueType::Texts),
 ];
 
-/// Keys that may be there and say nothing here.
-const PASSED_OVER: [&str; 2] = ["version", "auto_paraphrases_example"];
+/// Keys that are accepted and ignored.
+const IGNORED: [&str; 2] = ["version", "auto_paraphrases_example"];
 
-/// What every entry of a suite has, and no probe's own fields do.
+/// Keys that every entry of a suite has, which are not fields of a probe.
 const HEAD: [&str; 4] = ["name", "kind", "enabled", "weight"];
 
 impl Packs {
-    /// Our own texts.
-    pub fn own() -> &'static Self {
-        static OWN: OnceLock<Packs> = OnceLock::new();
-        OWN.get_or_init(|| {
-            const WHOLE: &str = "our own texts are whole, which a test reads";
+    /// The built-in texts.
+    pub fn builtin() -> &'static Self {
+        static BUILTIN: OnceLock<Packs> = OnceLock::new();
+        BUILTIN.get_or_init(|| {
+            const WHOLE: &str = "the built-in texts are valid, and a test reads them";
             let mut map: Map<String, Value> =
                 serde_json::from_str(include_str!("../../packs/texts.json")).expect(WHOLE);
             let items: Value =
@@ -58,13 +58,13 @@ impl Packs {
             map.insert("calibration_pack".to_owned(), items);
             let corpus = paragraphs(include_str!("../../packs/corpus.txt"));
             map.insert("external_corpus_public_domain_en".to_owned(), Value::String(corpus));
-            let mut own: Packs = serde_json::from_value(Value::Object(map)).expect(WHOLE);
-            own.origin = format!("own texts, version {}", Self::VERSION);
-            own
+            let mut builtin: Packs = serde_json::from_value(Value::Object(map)).expect(WHOLE);
+            builtin.origin = format!("built-in texts, version {}", Self::VERSION);
+            builtin
         })
     }
 
-    /// Reads texts from a JSON file. Keys that it does not have are ours.
+    /// Reads a JSON file. The built-in texts stand for missing keys.
     pub fn read_file(file: &Path) -> Result<Self, PackError> {
         let name = file.display().to_string();
         let alone = |problem| alone(&name, problem);
@@ -79,93 +79,100 @@ impl Packs {
         Self::read(&text, &name)
     }
 
-    /// Reads texts from JSON. `file` is what it is called.
+    /// Parses JSON. `file` names the text in errors.
     pub fn read(text: &str, file: &str) -> Result<Self, PackError> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
             let message = error.to_string();
             let message = message.split(" at line ").next().unwrap_or_default().to_owned();
             alone(file, PackProblem::Syntax { line: error.line(), column: error.column(), message })
         })?;
-        let Value::Object(mut map) = value else { return Err(alone(file, PackProblem::NoObject)) };
-        let mut faults = Vec::new();
+        let Value::Object(mut map) = value else { return Err(alone(file, PackProblem::NotAnObject)) };
+        let mut errors = Vec::new();
         let known = KEYS.map(|(key, _)| key);
-        for key in map.keys().filter(|key| !PASSED_OVER.contains(&key.as_str())) {
+        for key in map.keys().filter(|key| !IGNORED.contains(&key.as_str())) {
             if !known.contains(&key.as_str()) {
                 let near = nearest(key, known).map(str::to_owned);
                 let problem = PackProblem::UnknownKey { near, known: known.to_vec() };
-                faults.push(PackFault { key: key.clone(), problem });
+                errors.push(PackKeyError { key: key.clone(), problem });
             }
         }
-        let mut ours = Vec::new();
-        let own = serde_json::to_value(Self::own()).unwrap_or_default();
-        for (key, form) in KEYS {
+        let mut missing = Vec::new();
+        let builtin = serde_json::to_value(Self::builtin()).unwrap_or_default();
+        for (key, kind) in KEYS {
             match map.get_mut(key) {
-                Some(value) => faults.extend(wrong(key, form, value)),
+                Some(value) => errors.extend(check(key, kind, value)),
                 None => {
-                    ours.push(key);
-                    map.insert(key.to_owned(), own.get(key).cloned().unwrap_or_default());
+                    missing.push(key);
+                    map.insert(key.to_owned(), builtin.get(key).cloned().unwrap_or_default());
                 }
             }
         }
-        if !faults.is_empty() {
-            return Err(PackError { file: file.to_owned(), faults });
+        if !errors.is_empty() {
+            return Err(PackError { file: file.to_owned(), errors });
         }
         map.retain(|key, _| known.contains(&key.as_str()));
         let mut packs: Self = serde_json::from_value(Value::Object(map)).map_err(|_| {
-            // Every form was checked above.
+            // Every type was checked above.
             alone(file, PackProblem::Kind { expected: "a set of texts" })
         })?;
-        packs.origin = match ours.as_slice() {
+        packs.origin = match missing.as_slice() {
             [] => file.to_owned(),
-            ours => format!("{file}, and own texts, version {}, for {}", Self::VERSION, ours.join(", ")),
+            missing => {
+                let missing = missing.join(", ");
+                format!("{file}, with built-in texts, version {}, for {missing}", Self::VERSION)
+            }
         };
         Ok(packs)
     }
 }
 
 fn alone(file: &str, problem: PackProblem) -> PackError {
-    PackError { file: file.to_owned(), faults: vec![PackFault { key: String::new(), problem }] }
+    PackError { file: file.to_owned(), errors: vec![PackKeyError { key: String::new(), problem }] }
 }
 
-/// What is wrong with a value. Entries lose what every entry has.
-fn wrong(key: &str, form: Form, value: &mut Value) -> Option<PackFault> {
+/// The error of a value. Removes the keys of entries that are not fields.
+fn check(key: &str, kind: ValueType, value: &mut Value) -> Option<PackKeyError> {
     let is_full = |value: &Value| value.as_str().is_some_and(|text| !text.trim().is_empty());
-    let problem = match (form, value) {
-        (Form::Text, Value::String(text)) => text.trim().is_empty().then_some(PackProblem::Empty),
-        (Form::Texts | Form::Pairs, Value::Array(list)) if list.is_empty() => Some(PackProblem::Empty),
-        (Form::Texts, Value::Array(list)) => {
+    let problem = match (kind, value) {
+        (ValueType::Text, Value::String(text)) => text.trim().is_empty().then_some(PackProblem::Empty),
+        (ValueType::Texts | ValueType::Pairs, Value::Array(list)) if list.is_empty() => {
+            Some(PackProblem::Empty)
+        }
+        (ValueType::Texts, Value::Array(list)) => {
             (!list.iter().all(is_full)).then_some(PackProblem::Kind { expected: "a list of texts" })
         }
-        (Form::Pairs, Value::Array(list)) => {
+        (ValueType::Pairs, Value::Array(list)) => {
             let is_pair = |value: &Value| {
                 value.as_array().is_some_and(|pair| pair.len() == 2 && pair.iter().all(is_full))
             };
             let expected = "a list of pairs [\"prompt\", \" continuation\"]";
             (!list.iter().all(is_pair)).then_some(PackProblem::Kind { expected })
         }
-        (Form::Words | Form::Entry, Value::Object(map)) if map.is_empty() => Some(PackProblem::Empty),
-        (Form::Words, Value::Object(map)) => {
+        (ValueType::Words | ValueType::Entry, Value::Object(map)) if map.is_empty() => {
+            Some(PackProblem::Empty)
+        }
+        (ValueType::Words, Value::Object(map)) => {
             (!map.values().all(is_full)).then_some(PackProblem::Kind { expected: "an object of words" })
         }
-        (Form::Entry, Value::Object(map)) => {
+        (ValueType::Entry, Value::Object(map)) => {
             map.retain(|key, _| !HEAD.contains(&key.as_str()));
             None
         }
-        (form, _) => Some(PackProblem::Kind {
-            expected: match form {
-                Form::Text => "a text",
-                Form::Texts => "a list of texts",
-                Form::Pairs => "a list of pairs [\"prompt\", \" continuation\"]",
-                Form::Words => "an object of words",
-                Form::Entry => "an object of fields",
+        (kind, _) => Some(PackProblem::Kind {
+            expected: match kind {
+                ValueType::Text => "a text",
+                ValueType::Texts => "a list of texts",
+                ValueType::Pairs => "a list of pairs [\"prompt\", \" continuation\"]",
+                ValueType::Words => "an object of words",
+                ValueType::Entry => "an object of fields",
             },
         }),
     };
-    problem.map(|problem| PackFault { key: key.to_owned(), problem })
+    problem.map(|problem| PackKeyError { key: key.to_owned(), problem })
 }
 
-/// The paragraphs of a file, with blank lines between. Lines that begin with
-/// `#` are about it.
+/// The paragraphs of a file, separated by blank lines. Lines that start with `#`
+/// are comments.
 fn paragraphs(text: &str) -> String {
     let lines: Vec<&str> =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();

@@ -1,5 +1,5 @@
-//! Controlled cases: nothing changed, noise, a real tuning, harm, memorizing.
-//! Each is run 200 times with fresh seeds on a model that a test can train.
+//! Controlled cases: no change, noise, real fine-tuning, harm. Each runs 200
+//! times with fresh seeds on a model that a test can train.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -19,7 +19,7 @@ use toy::{LETTERS, Toy, noise};
 
 const RUNS: u64 = 200;
 
-/// A world of one run: a language with habits, a document with others.
+/// The data of one run: a language, and a document in other words.
 struct World {
     generator: Pcg64,
     toy: Toy,
@@ -32,7 +32,7 @@ fn letter(number: usize) -> char {
     char::from(b'p' + (number % LETTERS) as u8)
 }
 
-/// Text in which most letters are followed by the one that a table says.
+/// Text in which most letters are followed by the one in a table.
 fn text(habits: &[usize], length: usize, generator: &mut Pcg64) -> String {
     let mut last = generator.below(LETTERS as u32) as usize;
     (0..length)
@@ -138,13 +138,13 @@ fn verdict(records: &[Record], name: &str) -> Verdict {
     records.iter().find(|record| record.name == name).unwrap().verdict
 }
 
-/// Whether a suite claims that the tuning taught or moved anything.
+/// Whether a suite claims that fine-tuning changed or taught anything.
 fn claims(records: &[Record]) -> bool {
     ["delta", "sections", "cases", "choices"].iter().any(|name| verdict(records, name) == Verdict::Pass)
 }
 
 #[test]
-fn nothing_is_claimed_of_no_change() {
+fn no_change_is_not_claimed() {
     for seed in 0..RUNS {
         let mut world = World::new(seed);
         let records = world.judged();
@@ -155,7 +155,7 @@ fn nothing_is_claimed_of_no_change() {
 }
 
 #[test]
-fn noise_is_claimed_to_be_a_change_in_five_of_a_hundred_at_most() {
+fn noise_is_claimed_in_at_most_5_percent() {
     let mut alarms = 0;
     for seed in 0..RUNS {
         let mut world = World::new(10_000 + seed);
@@ -167,7 +167,7 @@ fn noise_is_claimed_to_be_a_change_in_five_of_a_hundred_at_most() {
 }
 
 #[test]
-fn a_real_tuning_is_found() {
+fn real_fine_tuning_is_found() {
     let mut found = 0;
     let mut taught = 0;
     for seed in 0..RUNS {
@@ -183,7 +183,7 @@ fn a_real_tuning_is_found() {
 }
 
 #[test]
-fn harm_to_neutral_text_is_named() {
+fn harm_to_neutral_text_is_found() {
     let mut named = 0;
     for seed in 0..RUNS {
         let mut world = World::new(30_000 + seed);
@@ -195,7 +195,7 @@ fn harm_to_neutral_text_is_named() {
 }
 
 #[test]
-fn every_number_has_an_interval_and_a_probability() {
+fn every_number_has_an_interval_and_a_p_value() {
     let mut world = World::new(5);
     let document = world.document.concat();
     world.toy.train(&document, 30, 0.5, &mut world.generator);
@@ -211,7 +211,7 @@ fn every_number_has_an_interval_and_a_probability() {
 }
 
 #[test]
-fn without_noise_signs_of_pairs_decide() {
+fn without_noise_the_sign_test_decides() {
     let mut world = World::new(6);
     world.toy.description.capabilities.remove(&Capability::MatchedNoise);
     let document = world.document.concat();

@@ -1,4 +1,4 @@
-//! Several runs beside each other.
+//! Comparison of several runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +7,26 @@ use serde::{Deserialize, Serialize};
 use super::{Report, format};
 use crate::record::Verdict;
 
-/// Several runs beside each other, in the order in which they were given.
+/// A comparison of several runs, in the given order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// What the runs are called.
+    /// Names of the runs.
     pub labels: Vec<String>,
-    /// When they began.
+    /// Starts of the runs.
     pub timestamps: Vec<String>,
-    /// Every probe of any run, sorted.
+    /// Names of all probes of any run, sorted.
     pub probe_names: Vec<String>,
-    /// The scores of each probe, run by run.
+    /// Scores of each probe, run by run.
     pub scores: BTreeMap<String, Vec<Option<f64>>>,
-    /// Their changes from each run to the next.
+    /// Changes of the scores from each run to the next.
     pub deltas: BTreeMap<String, Vec<Option<f64>>>,
-    /// The scores of the whole.
+    /// Overall scores.
     pub composite_series: Vec<f64>,
-    /// From which loss on a change counts as a regression.
+    /// The loss from which a change counts as a regression.
     pub regression_threshold: f64,
-    /// What the last run lost against the one before, the worst first.
+    /// Regressions of the last run against the one before, the worst first.
     pub latest_regressions: Vec<Regression>,
-    /// What the last run could not carry out, and the one before could. Such
-    /// probes have no score that could be lower.
+    /// Probes that could not run in the last run, but could in the one before.
     #[serde(default)]
     pub latest_errors: Vec<String>,
     /// What a reader should know.
@@ -35,21 +34,20 @@ pub struct Comparison {
     pub notes: Vec<String>,
 }
 
-/// A probe that lost.
+/// A probe whose score dropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Regression {
     /// The probe.
     pub name: String,
-    /// By how much; less than 0.
+    /// The change; negative.
     pub delta: f64,
 }
 
 impl Comparison {
-    /// The loss from which on a change counts if nothing else is said.
+    /// The default loss from which a change counts as a regression.
     pub const DEFAULT_THRESHOLD: f64 = 0.05;
 
-    /// Compares runs, each with what it is called. A change of 0 is never a
-    /// regression.
+    /// Compares runs with their names. A change of 0 is never a regression.
     pub fn of(runs: &[(String, Report)], threshold: f64) -> Self {
         let names: BTreeSet<&str> =
             runs.iter().flat_map(|(_, run)| run.probes.iter().map(|record| record.name.as_str())).collect();
@@ -91,7 +89,7 @@ impl Comparison {
         !self.latest_regressions.is_empty() || !self.latest_errors.is_empty()
     }
 
-    /// The comparison as JSON, with keys in order.
+    /// The comparison as JSON, with sorted keys.
     pub fn to_json(&self) -> String {
         let value = serde_json::to_value(self).unwrap_or_default();
         let mut text = String::new();
@@ -100,8 +98,8 @@ impl Comparison {
         text
     }
 
-    /// The rows of a table: the probe, then scores and changes by turns. The
-    /// last row is the whole.
+    /// The rows of a table: the probe, then scores and changes alternating. The
+    /// last row is the overall score.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let row = |name: &str, scores: &[Option<f64>], deltas: &[Option<f64>]| {
             let mut cells = vec![name.to_owned()];
@@ -120,7 +118,7 @@ impl Comparison {
         rows
     }
 
-    /// What the columns of [`Self::rows`] are.
+    /// The headings of [`Self::rows`].
     pub fn columns(&self) -> Vec<String> {
         let mut columns = vec!["Probe".to_owned()];
         for (index, label) in self.labels.iter().enumerate() {
@@ -141,19 +139,17 @@ impl Comparison {
         };
         let columns = self.columns();
         let mut page =
-            format!("# Runs compared\n\n{}|---|{}\n", line(&columns), "---:|".repeat(columns.len() - 1));
+            format!("# Comparison of runs\n\n{}|---|{}\n", line(&columns), "---:|".repeat(columns.len() - 1));
         for row in self.rows() {
             page += &line(&row);
         }
         if !self.latest_regressions.is_empty() {
-            page += &format!("\n## Lost {} or more in the last run\n\n", self.regression_threshold);
+            page += &format!("\n## Regressions of {} or more in the last run\n\n", self.regression_threshold);
             for regression in &self.latest_regressions {
                 page += &format!("- {}: {}\n", regression.name, change(Some(regression.delta)));
             }
         }
-        for (title, items) in
-            [("Not carried out in the last run", &self.latest_errors), ("Notes", &self.notes)]
-        {
+        for (title, items) in [("Newly failing to run", &self.latest_errors), ("Notes", &self.notes)] {
             if !items.is_empty() {
                 let lines: Vec<String> = items.iter().map(|item| format!("- {item}\n")).collect();
                 page += &format!("\n## {title}\n\n{}", lines.concat());
@@ -176,7 +172,10 @@ fn notes(runs: &[(String, Report)]) -> Vec<String> {
     let ways: Vec<String> = runs.iter().map(|(label, run)| format!("{label}: {}", run.statistics)).collect();
     let mixed = runs.windows(2).any(|pair| pair[0].1.statistics != pair[1].1.statistics);
     if mixed {
-        vec![format!("scores were reached in two ways, and mean other things ({})", ways.join(", "))]
+        vec![format!(
+            "runs used different statistics, so their scores are not comparable ({})",
+            ways.join(", ")
+        )]
     } else {
         Vec::new()
     }
@@ -212,21 +211,21 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_fails_to_run_is_worse_than_a_low_score() {
+    fn a_probe_that_newly_fails_to_run_is_worse() {
         let good = run(&[("a", Verdict::Pass, Some(0.8)), ("b", Verdict::Error, None)]);
         let broken = run(&[("a", Verdict::Error, None), ("b", Verdict::Error, None)]);
         let found = compared(&[good.clone(), broken.clone()]);
         assert!(found.is_worse() && found.latest_regressions.is_empty());
         assert_eq!(found.latest_errors, ["a"]);
-        assert!(found.to_markdown().contains("## Not carried out in the last run\n\n- a\n"));
-        // A run that never began has other names.
+        assert!(found.to_markdown().contains("## Newly failing to run\n\n- a\n"));
+        // A run whose preflight failed has other names.
         assert!(compared(&[good.clone(), run(&[("__preflight__", Verdict::Error, None)])]).is_worse());
         assert!(!compared(&[broken, good.clone()]).is_worse());
         assert!(!compared(&[good.clone(), good]).is_worse());
     }
 
     #[test]
-    fn scores_of_two_ways_are_not_compared_in_silence() {
+    fn different_statistics_are_noted() {
         let paired = run(&[("a", Verdict::Pass, Some(0.8))]);
         let reference = Report { statistics: Statistics::Reference, ..paired.clone() };
         assert!(compared(&[paired.clone(), paired.clone()]).notes.is_empty());

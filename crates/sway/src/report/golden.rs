@@ -1,11 +1,11 @@
-//! Whether two reports say the same, but for times and names of places.
+//! Differences of two reports, ignoring times and paths.
 
 use std::fmt;
 
 use serde_json::Value;
 
 /// Fields that differ from run to run.
-const PASSED_OVER: [&str; 8] = [
+const IGNORED: [&str; 8] = [
     "started_at",
     "finished_at",
     "wall_seconds",
@@ -16,12 +16,12 @@ const PASSED_OVER: [&str; 8] = [
     "base_model_id",
 ];
 
-/// How far numbers may be apart.
+/// How far numbers may differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// Any number.
+    /// For any number.
     pub number: f64,
-    /// Scores: paths that end in `score` or `overall`.
+    /// For scores: paths that end in `score` or `overall`.
     pub score: f64,
 }
 
@@ -31,14 +31,14 @@ impl Default for Tolerance {
     }
 }
 
-/// Something in which two reports differ.
+/// One difference of two reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Where: `probes.2.raw`.
+    /// The path, such as `probes.2.raw`.
     pub path: String,
-    /// What the first one says.
+    /// The value in the first report.
     pub expected: String,
-    /// What the other one says.
+    /// The value in the second report.
     pub found: String,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Everything in which two reports differ, as JSON.
+/// Every difference of two reports, as JSON.
 pub fn differences(expected: &Value, found: &Value, tolerance: Tolerance) -> Vec<Difference> {
     let mut all = Vec::new();
     walk(expected, found, tolerance, "", &mut all);
@@ -66,7 +66,7 @@ fn walk(expected: &Value, found: &Value, tolerance: Tolerance, path: &str, all: 
     let nothing = || "nothing".to_owned();
     match (expected, found) {
         (Value::Object(one), Value::Object(other)) => {
-            let known = |key: &&String| !PASSED_OVER.contains(&key.as_str());
+            let known = |key: &&String| !IGNORED.contains(&key.as_str());
             for key in one.keys().chain(other.keys().filter(|key| !one.contains_key(*key))).filter(known) {
                 match (one.get(key), other.get(key)) {
                     (Some(one), Some(other)) => walk(one, other, tolerance, &inner(key), all),
@@ -102,7 +102,7 @@ fn walk(expected: &Value, found: &Value, tolerance: Tolerance, path: &str, all: 
     }
 }
 
-/// The beginning of a value.
+/// The first 80 characters of a value.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 80 { text } else { text.chars().take(80).chain(['…']).collect() }

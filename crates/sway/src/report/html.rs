@@ -1,15 +1,15 @@
-//! The report as one page that needs nothing else: no network, no script.
+//! Reports as a self-contained HTML page, without network access or scripts.
 //!
-//! The verdict comes first, in plain words. Then what led to it: curves, bars
-//! and null distributions as drawings with their numbers beside them, and what
-//! the two models write. A page is always smaller than [`MOST_BYTES`]: what is
-//! longer than fits is cut, and says so.
+//! The verdict comes first, in plain words. The charts behind it follow, each
+//! with its numbers as a table, and then the texts that the two models generate.
+//! A page is always smaller than [`MOST_BYTES`]: longer contents are cut, and
+//! the page says so.
 
 mod chart;
 mod contents;
 mod drawing;
 mod scale;
-mod words;
+mod text_diff;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,7 @@ use minijinja::{AutoEscape, Environment, context};
 use self::contents::{Contents, Limits};
 use super::Report;
 
-/// No page is larger.
+/// The largest page.
 pub const MOST_BYTES: usize = 1_000_000;
 
 const PAGE: &str = include_str!("html/page.html");
@@ -41,7 +41,7 @@ impl Report {
     }
 
     fn page(&self, limits: Limits) -> String {
-        const OURS: &str = "the page's form is ours, which a test fills";
+        const OURS: &str = "the template is built in, and a test renders it";
         let mut environment = Environment::new();
         environment.set_auto_escape_callback(|_| AutoEscape::Html);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().expect(OURS);

@@ -1,10 +1,13 @@
-//! Reports for programs that read test results.
+//! Reports as JUnit XML, for continuous integration.
+//!
+//! Written by hand: `quick-junit` always wraps suites in `testsuites`, while the
+//! root of these reports is a single `testsuite` with properties.
 
 use super::{Report, format};
 use crate::record::Verdict;
 
 impl Report {
-    /// The report as a JUnit test suite: one test for each probe.
+    /// The report as a JUnit test suite, with one test per entry.
     pub fn to_junit(&self) -> String {
         let count = |verdict: Verdict| self.probes.iter().filter(|record| record.verdict == verdict).count();
         let mut page = format!(
@@ -52,8 +55,8 @@ fn time(seconds: f64) -> String {
     format!("{:.3}", if seconds.is_finite() { seconds } else { 0.0 })
 }
 
-/// A text in an attribute. Characters that XML has no place for become a sign
-/// that something stood there.
+/// A text in an attribute. Characters that XML does not allow become the
+/// replacement character.
 pub(super) fn escaped(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for letter in text.chars() {

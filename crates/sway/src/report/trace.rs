@@ -1,74 +1,73 @@
-//! What a run asked, and what took its time.
+//! Summary of a trace: what a run asked, and how long it took.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One question in a trace.
+/// One question of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// When, in seconds.
+    /// Unix time in seconds.
     #[serde(default)]
     pub ts: f64,
-    /// For which probe.
+    /// The probe that asked.
     #[serde(default)]
     pub probe: Option<String>,
-    /// Of which view.
+    /// The view.
     #[serde(default)]
     pub view_id: String,
-    /// About which text, as a hash.
+    /// Hash of the text.
     #[serde(default)]
     pub prompt_hash: String,
-    /// How many of the likeliest tokens.
+    /// How many of the most likely tokens.
     #[serde(default)]
     pub top_k: u64,
-    /// What was asked.
+    /// The kind of question.
     pub op: String,
-    /// How long it took, in milliseconds.
+    /// Duration in milliseconds.
     pub wall_ms: f64,
-    /// Whether the answer was there already.
+    /// Whether the answer was already known.
     pub hit: bool,
 }
 
-/// A trace in sums.
+/// Summary of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceSummary {
-    /// How many questions.
+    /// Number of questions.
     pub total_events: usize,
-    /// How long they took together, in milliseconds.
+    /// Total duration in milliseconds.
     pub wall_ms: f64,
-    /// The share whose answer was there already.
+    /// Share of answers that were already known.
     pub hit_rate: f64,
-    /// By probe, the longest first.
+    /// By probe, the slowest first.
     pub by_probe: Vec<TraceShare>,
-    /// By view, the longest first.
+    /// By view, the slowest first.
     pub by_view: Vec<TraceShare>,
     /// The slowest questions.
     pub slowest: Vec<TraceEvent>,
-    /// Lines that are no question.
+    /// Lines that could not be parsed.
     pub malformed_lines: usize,
 }
 
-/// A part of a trace.
+/// The questions of one probe or view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceShare {
-    /// The probe or the view.
+    /// Name of the probe or view.
     pub name: String,
-    /// How many questions.
+    /// Number of questions.
     pub events: usize,
-    /// How long they took together, in milliseconds.
+    /// Total duration in milliseconds.
     pub wall_ms: f64,
-    /// Answers that were there already.
+    /// Answers that were already known.
     pub hits: usize,
-    /// Answers that were not.
+    /// Answers that were not known.
     pub misses: usize,
-    /// The share of the former.
+    /// Share of answers that were already known.
     pub hit_rate: f64,
 }
 
 impl TraceSummary {
-    /// Sums up a trace, one JSON object to a line. Lines that are none are
-    /// counted.
+    /// Summarizes a trace with one JSON object per line.
     pub fn of(text: &str, slowest: usize) -> Self {
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let is_sound = |event: &TraceEvent| event.wall_ms.is_finite();
@@ -110,7 +109,7 @@ impl TraceSummary {
         }
     }
 
-    /// The summary as JSON, with keys in order.
+    /// The summary as JSON, with sorted keys.
     pub fn to_json(&self) -> String {
         let value = serde_json::to_value(self).unwrap_or_default();
         let mut text = String::new();
@@ -122,13 +121,13 @@ impl TraceSummary {
     /// The summary as Markdown.
     pub fn to_markdown(&self) -> String {
         let mut page = format!(
-            "# Trace\n\n- **Questions:** {}\n- **Time:** {:.1} ms\n- **Answered from before:** {:.1} %\n",
+            "# Trace\n\n- **Questions:** {}\n- **Time:** {:.1} ms\n- **Already known:** {:.1} %\n",
             self.total_events,
             self.wall_ms,
             100.0 * self.hit_rate
         );
         if self.malformed_lines > 0 {
-            page += &format!("- **Lines that are no question:** {}\n", self.malformed_lines);
+            page += &format!("- **Malformed lines:** {}\n", self.malformed_lines);
         }
         for (title, shares) in [("Probe", &self.by_probe), ("View", &self.by_view)] {
             page += &format!(

@@ -1,11 +1,11 @@
-//! Blocks of headers in `.dlm` sections: `### Q` and `### A`, or `### Prompt`,
-//! `### Chosen` and `### Rejected`.
+//! Question and preference blocks of `.dlm` sections: `### Q` and `### A`, or
+//! `### Prompt`, `### Chosen` and `### Rejected`.
 
 use super::document::DocumentWarning;
 use super::fences::Fences;
 use super::{SectionPreference, SectionQuestion};
 
-/// Questions with their answers.
+/// Questions with answers.
 pub(super) fn questions(
     lines: &[(usize, &str)],
     warnings: &mut Vec<DocumentWarning>,
@@ -23,14 +23,14 @@ pub(super) fn preferences(
     blocks(lines, ["Prompt", "Chosen", "Rejected"], warnings).into_iter().map(make).collect()
 }
 
-/// A header with what stands below it.
+/// A header with the text below it.
 struct Field {
     line: usize,
     header: String,
     text: String,
 }
 
-/// All blocks whose headers come in order. Others are told, and left out.
+/// All blocks whose headers are in order. Others are omitted with a warning.
 fn blocks<const N: usize>(
     lines: &[(usize, &str)],
     headers: [&str; N],
@@ -43,7 +43,7 @@ fn blocks<const N: usize>(
         Some(DocumentWarning::Unfinished { line: block.first()?.line, wanted: (*wanted).to_owned() })
     };
     for field in fields(lines, &headers, warnings) {
-        // A first header begins a block, whatever was before.
+        // The first header always starts a block.
         if field.header == headers[0] {
             warnings.extend(unfinished(&block));
             block.clear();
@@ -69,11 +69,11 @@ fn blocks<const N: usize>(
     found
 }
 
-/// All headers with what stands below them.
+/// All headers with the text below them.
 fn fields(lines: &[(usize, &str)], headers: &[&str], warnings: &mut Vec<DocumentWarning>) -> Vec<Field> {
     let mut all: Vec<(Field, Vec<&str>)> = Vec::new();
     let mut fences = Fences::default();
-    // Whether lines belong to the last header, or to one that is left out.
+    // Whether lines belong to the last header, or to one that is omitted.
     let mut kept = false;
     let mut astray = None;
     for (number, line) in lines {
@@ -90,7 +90,7 @@ fn fields(lines: &[(usize, &str)], headers: &[&str], warnings: &mut Vec<Document
             _ => match all.last_mut() {
                 Some((_, below)) if kept => below.push(line),
                 None if !line.trim().is_empty() => astray = astray.or(Some(*number)),
-                // What stands below a header that is left out, too.
+                // Text below an omitted header is omitted too.
                 _ => {}
             },
         }
@@ -110,8 +110,8 @@ fn fields(lines: &[(usize, &str)], headers: &[&str], warnings: &mut Vec<Document
     all.into_iter().map(finish).collect()
 }
 
-/// The name in a line of the form `### Name`. Marks for other programs behind
-/// it, as in `### Q !probe`, change nothing.
+/// The name in a line `### Name`. Marks for other programs after it, as in
+/// `### Q !probe`, are ignored.
 fn header(line: &str) -> Option<&str> {
     let name = line.strip_prefix("### ")?.trim();
     Some(match name.split_once(' ') {
@@ -120,7 +120,7 @@ fn header(line: &str) -> Option<&str> {
     })
 }
 
-/// Whether a header is a single word, so that it was hardly meant as text.
+/// Whether a header is a single word, and so unlikely to be text.
 fn is_word(name: &str) -> bool {
     !name.is_empty() && name.chars().all(char::is_alphanumeric)
 }

@@ -1,4 +1,5 @@
-//! `.dlm` documents: a head, prose, and sections of questions and preferences.
+//! `.dlm` documents: front matter, prose, and sections of questions and
+//! preferences.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use super::document::{Document, DocumentError, DocumentWarning};
 use super::fences::Fences;
 use super::{Section, SectionKind};
 
-/// Reads a document.
+/// Parses a document.
 pub(super) fn read(text: &str, file: &str) -> Result<Document, DocumentError> {
     let lines: Vec<&str> = text.lines().collect();
     let file = file.to_owned();
@@ -51,10 +52,10 @@ pub(super) fn read(text: &str, file: &str) -> Result<Document, DocumentError> {
     Ok(document)
 }
 
-/// The adapter that was last trained on a document, where dlm keeps it.
-/// `variable` looks up `DLM_HOME` and `HOME`.
+/// The adapter that dlm last trained on a document. `variable` looks up
+/// `DLM_HOME` and `HOME`.
 pub fn dlm_adapter(id: &str, variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // A name is no path.
+    // An identifier must not be a path.
     if id.is_empty() || id.contains(['/', '\\']) || id.starts_with('.') {
         return None;
     }
@@ -68,7 +69,7 @@ pub fn dlm_adapter(id: &str, variable: &dyn Fn(&str) -> Option<String>) -> Optio
     (!current.is_empty()).then(|| store.join(current)).filter(|folder| folder.is_dir())
 }
 
-/// The document's name and its model.
+/// The identifier of the document and its base model.
 fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
     let file = || file.to_owned();
     let node = Node::parse(&lines.join("\n")).map_err(|error| DocumentError::Head {
@@ -80,7 +81,7 @@ fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
         Content::Map(entries) => entries.as_slice(),
         Content::Null => &[],
         _ => {
-            return Err(DocumentError::Head { file: file(), line: 2, message: "it is no map".to_owned() });
+            return Err(DocumentError::Head { file: file(), line: 2, message: "not a map".to_owned() });
         }
     };
     let find = |key: &'static str| {
@@ -105,32 +106,31 @@ fn head(lines: &[&str], file: &str) -> Result<(String, String), DocumentError> {
     Ok((id, base_model))
 }
 
-/// The kind and the name of a line of the form `::kind#name::`, or
-/// `::kind:: #name`.
+/// The kind and the tag of a line `::kind#tag::` or `::kind:: #tag`.
 fn switch(line: &str) -> Option<(String, Option<String>)> {
     let rest = line.trim_end().strip_prefix("::")?;
-    let (inner, behind) = rest.split_once("::")?;
-    let behind = behind.trim();
+    let (inner, after) = rest.split_once("::")?;
+    let after = after.trim();
     let is_word = |text: &str| {
         !text.is_empty() && text.chars().all(|letter| letter.is_alphanumeric() || "_-".contains(letter))
     };
-    let (word, tag) = match (inner.split_once('#'), behind.strip_prefix('#')) {
-        (Some((word, tag)), None) if behind.is_empty() => (word, Some(tag)),
+    let (word, tag) = match (inner.split_once('#'), after.strip_prefix('#')) {
+        (Some((word, tag)), None) if after.is_empty() => (word, Some(tag)),
         (None, Some(tag)) => (inner, Some(tag)),
-        (None, None) if behind.is_empty() => (inner, None),
+        (None, None) if after.is_empty() => (inner, None),
         _ => return None,
     };
-    // Newer kinds have values behind their name.
+    // Newer kinds have values after their name.
     let word = word.split_whitespace().next().unwrap_or_default();
     let fits = is_word(word) && tag.is_none_or(is_word);
     fits.then(|| (word.to_owned(), tag.map(str::to_owned)))
 }
 
-/// A section that is being read.
+/// A section under construction.
 struct Open<'a> {
     kind: SectionKind,
     tag: Option<String>,
-    /// Where it begins.
+    /// The first line.
     line: usize,
     lines: Vec<(usize, &'a str)>,
 }

@@ -1,4 +1,4 @@
-//! A document as sections.
+//! Documents.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,105 +10,92 @@ use weightloom_errors::Hint;
 
 use super::{Section, SectionKind, dlm, markdown};
 
-/// The longest document that is taken.
+/// The longest document that is accepted.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// A document that a model was tuned on.
+/// A document that a model was fine-tuned on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// The name that a `.dlm` file gives it.
+    /// The identifier in a `.dlm` file.
     pub id: Option<String>,
-    /// The model that a `.dlm` file names.
+    /// The base model that a `.dlm` file names.
     pub base_model: Option<String>,
-    /// Its sections, in order. Blank ones are not among them.
+    /// The sections, in order, without blank ones.
     pub sections: Vec<Section>,
-    /// What was left out, and why.
+    /// What was omitted, and why.
     pub warnings: Vec<DocumentWarning>,
 }
 
-/// Why a file is no document.
+/// Why a file cannot be read as a document.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum DocumentError {
-    /// It cannot be read.
-    #[error("{file}: cannot be read: {message}")]
+    #[error("cannot read `{file}`: {message}")]
     Unreadable { file: String, message: String },
-    /// It is longer than documents are.
-    #[error("{file}: has more than {most} bytes")]
+    #[error("cannot read `{file}`: it has more than {most} bytes")]
     TooLong { file: String, most: u64 },
-    /// A `.dlm` file that does not begin with its head.
-    #[error("{file}:1: a .dlm document begins with a line `---`")]
+    #[error("{file}:1: a .dlm document starts with a line `---`")]
     NoHead { file: String },
-    /// A `.dlm` file whose head has no end.
-    #[error("{file}:1: the head that begins here has no end")]
+    #[error("{file}:1: the front matter has no end")]
     OpenHead { file: String },
-    /// A head that is no YAML.
-    #[error("{file}:{line}: the head is not YAML: {message}")]
+    #[error("{file}:{line}: the front matter is not valid YAML: {message}")]
     Head { file: String, line: u64, message: String },
-    /// A key that a head must have.
-    #[error("{file}:1: the head has no `{key}`")]
+    #[error("{file}:1: the front matter lacks `{key}`")]
     HeadKey { file: String, key: &'static str },
-    /// A key of a head that is no text.
-    #[error("{file}:{line}: `{key}` is {found}, not a text")]
+    #[error("{file}:{line}: `{key}` is {found}, not a string")]
     HeadValue { file: String, line: u64, key: &'static str, found: String },
 }
 
 impl Hint for DocumentError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Unreadable { .. } => "`dlm_source` names a .dlm document or a Markdown file, from the \
-                                        folder of the suite"
-                .to_owned(),
-            Self::TooLong { .. } => "give the document, not all of its data".to_owned(),
-            Self::NoHead { .. } => {
-                "write the head between two lines `---`, or call the file .md if it is Markdown".to_owned()
+            Self::Unreadable { .. } => {
+                "set `dlm_source` to a .dlm or Markdown file, relative to the suite".to_owned()
             }
-            Self::OpenHead { .. } => "end the head with a line `---`".to_owned(),
-            Self::Head { .. } => "a head is lines like `dlm_id: notes`".to_owned(),
-            Self::HeadKey { key, .. } => format!("add a line `{key}: …` to the head"),
-            Self::HeadValue { key, .. } => format!("put the value of `{key}` in quotes"),
+            Self::TooLong { .. } => "use a shorter document".to_owned(),
+            Self::NoHead { .. } => {
+                "write the front matter between two lines `---`, or rename a Markdown file to .md".to_owned()
+            }
+            Self::OpenHead { .. } => "end the front matter with a line `---`".to_owned(),
+            Self::Head { .. } => "write lines such as `dlm_id: notes`".to_owned(),
+            Self::HeadKey { key, .. } => format!("add a line `{key}: …` to the front matter"),
+            Self::HeadValue { key, .. } => format!("quote the value of `{key}`"),
         })
     }
 }
 
-/// A part of a document that was left out, or read with doubt.
+/// A part of a document that was omitted, or may be misread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum DocumentWarning {
-    /// Text in front of the first header of a section.
-    #[error("line {line}: text before the first `### {wanted}` is left out")]
+    #[error("line {line}: text before the first `### {wanted}` is omitted")]
     BeforeHeader { line: usize, wanted: String },
-    /// A header that nobody knows.
-    #[error("line {line}: `### {found}` is no header here, and is left out with what follows")]
+    #[error("line {line}: unknown header `### {found}` is omitted with the text below it")]
     UnknownHeader { line: usize, found: String },
-    /// A header that stands where another must.
-    #[error("line {line}: `### {found}` stands where `### {wanted}` must; the block is left out")]
+    #[error("line {line}: expected `### {wanted}`, found `### {found}`; the block is omitted")]
     WrongHeader { line: usize, found: String, wanted: String },
-    /// A block that ends too early.
-    #[error("line {line}: the block that begins here has no `### {wanted}`, and is left out")]
+    #[error("line {line}: the block that starts here lacks `### {wanted}` and is omitted")]
     Unfinished { line: usize, wanted: String },
-    /// A header with nothing below.
-    #[error("line {line}: nothing stands below `### {header}`; the block is left out")]
+    #[error("line {line}: `### {header}` has no text; the block is omitted")]
     EmptyField { line: usize, header: String },
-    /// A field with blank lines in it. dlm-sway leaves out the whole section.
-    #[error("line {line}: `### {header}` has several paragraphs; all are taken")]
+    /// dlm-sway omits the whole section.
+    #[error("line {line}: `### {header}` has several paragraphs; all are used")]
     SeveralParagraphs { line: usize, header: String },
-    /// A kind of section that nobody knows.
-    #[error("line {line}: `{found}` is no kind of section; what follows is taken as prose")]
+    #[error("line {line}: unknown section kind `{found}`; its text is read as prose")]
     UnknownKind { line: usize, found: String },
-    /// A block of code without an end, in which nothing opens a section.
-    #[error("line {line}: the block of code that begins here has no end, so all that follows is part of it")]
+    #[error(
+        "line {line}: the code block that starts here has no end, so it contains the rest of the document"
+    )]
     OpenCode { line: usize },
-    /// A section of questions or preferences without any.
-    #[error("line {line}: the {kind} section that begins here has nothing in it")]
+    #[error("line {line}: the {kind} section that starts here is empty")]
     EmptySection { line: usize, kind: SectionKind },
 }
 
 impl Document {
-    /// Reads a document from its file: `.dlm`, or else Markdown.
+    /// Reads a `.dlm` file, or any other file as Markdown.
     pub fn read_file(file: &Path) -> Result<Self, DocumentError> {
         let name = file.display().to_string();
         let unreadable = |error: std::io::Error| DocumentError::Unreadable {
@@ -125,29 +112,29 @@ impl Document {
         if is_dlm { Self::from_dlm(&text, &name) } else { Ok(Self::from_markdown(&text)) }
     }
 
-    /// Reads a `.dlm` document. `file` is what the text is called.
+    /// Parses a `.dlm` document. `file` names the text in errors.
     pub fn from_dlm(text: &str, file: &str) -> Result<Self, DocumentError> {
-        dlm::read(&unified(text), file)
+        dlm::read(&normalize_newlines(text), file)
     }
 
-    /// Reads Markdown.
+    /// Parses Markdown.
     pub fn from_markdown(text: &str) -> Self {
-        markdown::read(&unified(text))
+        markdown::read(&normalize_newlines(text))
     }
 
-    /// All of its text: the contents of sections, with blank lines between.
+    /// The text of all sections, separated by blank lines.
     pub fn text(&self) -> String {
         let contents: Vec<&str> = self.sections.iter().map(|section| section.content.as_str()).collect();
         contents.join("\n\n")
     }
 
-    /// A document of sections, each of which gets a name of its own.
+    /// A document of sections, each of which gets a unique identifier.
     pub(super) fn of(mut sections: Vec<Section>, warnings: Vec<DocumentWarning>) -> Self {
         for index in 0..sections.len() {
-            let own = name_of(sections[index].kind, &sections[index].content);
+            let own = hash_of(sections[index].kind, &sections[index].content);
             let alike = |section: &&Section| section.id.split('-').next() == Some(own.as_str());
             let earlier = sections[..index].iter().filter(alike).count();
-            // The same text twice is two sections still.
+            // Equal texts are still two sections.
             sections[index].id = if earlier == 0 { own } else { format!("{own}-{}", earlier + 1) };
         }
         Self { id: None, base_model: None, sections, warnings }
@@ -155,12 +142,12 @@ impl Document {
 }
 
 /// The first 16 digits of the hash of a kind and a text.
-fn name_of(kind: SectionKind, content: &str) -> String {
+fn hash_of(kind: SectionKind, content: &str) -> String {
     let hash = digest(&SHA256, format!("{kind}\n{content}").as_bytes());
     hash.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A text whose lines all end in the same way.
-fn unified(text: &str) -> String {
+/// Replaces all line ends by `\n`.
+fn normalize_newlines(text: &str) -> String {
     text.trim_start_matches('\u{feff}').replace("\r\n", "\n").replace('\r', "\n")
 }

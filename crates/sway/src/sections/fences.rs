@@ -1,6 +1,6 @@
-//! Blocks of code, in which nothing has a meaning.
+//! Fenced code blocks, whose contents are not Markdown.
 
-/// Whether a line is inside a block of code, told line by line.
+/// Tracks line by line whether a line is inside a code block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fences {
     open: Option<Fence>,
@@ -14,24 +14,24 @@ struct Fence {
 }
 
 impl Fences {
-    /// Whether a line belongs to a block of code, or begins or ends one.
+    /// Whether a line is inside a code block, or starts or ends one.
     pub(super) fn hides(&mut self, number: usize, line: &str) -> bool {
         let indent = line.len() - line.trim_start_matches(' ').len();
         let rest = line.trim_start_matches(' ');
         let mark = rest.chars().next().filter(|mark| ['`', '~'].contains(mark));
         let length = mark.map_or(0, |mark| rest.chars().take_while(|letter| *letter == mark).count());
-        let behind = rest.get(length..).unwrap_or_default();
+        let info = rest.get(length..).unwrap_or_default();
         match (self.open, mark) {
             (Some(open), Some(mark)) => {
                 let closes = indent < 4 && mark == open.mark && length >= open.length;
-                if closes && behind.trim().is_empty() {
+                if closes && info.trim().is_empty() {
                     self.open = None;
                 }
                 true
             }
             (Some(_), None) => true,
-            // What has a backtick behind its backticks is code in a line.
-            (None, Some(mark)) if indent < 4 && length >= 3 && !(mark == '`' && behind.contains('`')) => {
+            // A backtick after the fence makes it inline code.
+            (None, Some(mark)) if indent < 4 && length >= 3 && !(mark == '`' && info.contains('`')) => {
                 self.open = Some(Fence { mark, length, line: number });
                 true
             }
@@ -39,7 +39,7 @@ impl Fences {
         }
     }
 
-    /// Where the block begins that has no end.
+    /// The first line of a block without an end.
     pub(super) fn open_since(&self) -> Option<usize> {
         self.open.map(|fence| fence.line)
     }

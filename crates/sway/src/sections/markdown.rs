@@ -1,10 +1,13 @@
-//! Markdown as sections: every heading opens one.
+//! Markdown documents: every heading starts a section.
+//!
+//! Works on lines rather than on a parsed document, because a section is the
+//! source text between two headings.
 
 use super::document::{Document, DocumentWarning};
 use super::fences::Fences;
 use super::{Section, SectionKind};
 
-/// Reads Markdown. Nothing in it can be wrong.
+/// Parses Markdown, which cannot fail.
 pub(super) fn read(text: &str) -> Document {
     let lines: Vec<&str> = text.lines().collect();
     let mut sections = Vec::new();
@@ -33,11 +36,11 @@ pub(super) fn read(text: &str) -> Document {
     Document::of(sections, warnings.into_iter().collect())
 }
 
-/// A section that is being read.
+/// A section under construction.
 struct Open<'a> {
     tag: Option<String>,
     lines: Vec<&'a str>,
-    /// Where the paragraph begins that the last line belongs to.
+    /// First line of the last paragraph.
     paragraph: usize,
 }
 
@@ -57,8 +60,8 @@ impl Open<'_> {
         }
     }
 
-    /// Whether the lines above are plain text, which a line of dashes makes a
-    /// heading.
+    /// Whether the lines above are a paragraph, which a line of dashes turns
+    /// into a heading.
     fn has_paragraph(&self) -> bool {
         let lines = self.lines.get(self.paragraph..).unwrap_or_default();
         let indent = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
@@ -66,13 +69,13 @@ impl Open<'_> {
     }
 }
 
-/// Whether a line is neither in a list nor in a quote, a table or HTML.
+/// Whether a line is outside of lists, quotes, tables and HTML.
 fn is_plain(line: &str) -> bool {
     let text = line.trim_start();
     let numbered = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
     let listed = ["- ", "* ", "+ "].iter().any(|mark| text.starts_with(mark))
         || (numbered.len() < text.len() && (numbered.starts_with(". ") || numbered.starts_with(") ")));
-    // A line of dashes is none of text either.
+    // Nor is a line of dashes part of a paragraph.
     !listed && !text.starts_with(['>', '|', '<']) && !underlines(line)
 }
 
@@ -81,7 +84,7 @@ fn named(tag: &str) -> Option<String> {
     (!tag.is_empty()).then_some(tag)
 }
 
-/// What a line of the form `## Heading ##` says.
+/// The text of a line `## Heading ##`.
 fn heading(line: &str) -> Option<String> {
     let rest = line.trim_start_matches(' ');
     if line.len() - rest.len() > 3 {
@@ -93,13 +96,13 @@ fn heading(line: &str) -> Option<String> {
         return None;
     }
     let text = text.trim();
-    // Marks at the end belong to the heading's form if they stand alone.
+    // Closing marks count only after a space.
     let bare = text.trim_end_matches('#');
     let closed = bare.len() < text.len() && (bare.is_empty() || bare.ends_with([' ', '\t']));
     Some(if closed { bare.trim_end() } else { text }.to_owned())
 }
 
-/// Whether a line can make the text above it a heading.
+/// Whether a line can turn the text above it into a heading.
 fn underlines(line: &str) -> bool {
     let text = line.trim_end();
     let rest = text.trim_start_matches(' ');
@@ -107,7 +110,7 @@ fn underlines(line: &str) -> bool {
     text.len() - rest.len() <= 3 && (alone('=') || alone('-'))
 }
 
-/// How many lines are a head of values, which is no text.
+/// The number of lines of front matter.
 fn head_lines(lines: &[&str]) -> usize {
     if lines.first().is_none_or(|first| first.trim_end() != "---") {
         return 0;

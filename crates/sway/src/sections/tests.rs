@@ -1,4 +1,4 @@
-//! Documents that are read, and what is told of their faults.
+//! Documents, their warnings and their errors.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -41,7 +41,7 @@ fn a_document_has_prose_questions_and_preferences() {
 }
 
 #[test]
-fn names_of_sections_are_hashes_of_kind_and_text() {
+fn identifiers_of_sections_are_hashes_of_kind_and_text() {
     let document = dlm("same\n::prose::\nsame\n::prose::\nother\n::prose::\nsame\n");
     let ids: Vec<&str> = document.sections.iter().map(|section| section.id.as_str()).collect();
     // printf 'prose\nsame' | sha256sum
@@ -49,7 +49,7 @@ fn names_of_sections_are_hashes_of_kind_and_text() {
     assert_eq!(ids[1], format!("{}-2", ids[0]));
     assert_eq!(ids[3], format!("{}-3", ids[0]));
     assert_ne!(ids[0], ids[2]);
-    // Line ends are no part of the text.
+    // Line ends are not part of the text.
     let windows = Document::from_dlm(&format!("{HEAD}same\n").replace('\n', "\r\n"), "d").unwrap();
     assert_eq!(windows.sections[0].id, ids[0]);
 }
@@ -62,7 +62,7 @@ fn every_warning_has_a_document() {
         (document.warnings[0].clone(), document)
     };
     let good = "### Q\ngood\n### A\nyes\n";
-    // The head has five lines, so a body begins in line 6.
+    // The front matter has five lines, so the body starts at line 6.
     let (warning, document) = only(&format!("::instruction::\nastray\n{good}"));
     assert_eq!(warning, DocumentWarning::BeforeHeader { line: 7, wanted: "Q".to_owned() });
     assert_eq!(pairs(&document), [("good", "yes")]);
@@ -122,7 +122,7 @@ fn every_error_has_a_file() {
 }
 
 #[test]
-fn files_are_told_apart_by_their_ending() {
+fn the_file_extension_selects_the_format() {
     let folder = tempfile::tempdir().unwrap();
     let text = format!("{HEAD}# One\nwords\n");
     std::fs::write(folder.path().join("a.dlm"), &text).unwrap();
@@ -140,13 +140,13 @@ fn markdown(text: &str) -> Vec<(Option<String>, String)> {
 }
 
 #[test]
-fn every_heading_opens_a_section() {
+fn every_heading_starts_a_section() {
     let some = |tag: &str, text: &str| (Some(tag.to_owned()), text.to_owned());
     assert_eq!(
         markdown("before\n\n# A #\none\n\n### B\n\n###### C\n\ntwo\nthree\n"),
         [(None, "before".to_owned()), some("A", "one"), some("C", "two\nthree"),]
     );
-    // Code, other marks, and lines that only look like headings.
+    // Code blocks, and lines that only look like headings.
     assert_eq!(
         markdown("# A\n```\n# no\n~~~\n```\n#no\n    # no\n####### no\n\\# no"),
         [some("A", "```\n# no\n~~~\n```\n#no\n    # no\n####### no\n\\# no")]
@@ -155,7 +155,7 @@ fn every_heading_opens_a_section() {
         markdown("~~~~\n# no\n~~~\n# no\n~~~~\n# Yes\nx"),
         [(None, "~~~~\n# no\n~~~\n# no\n~~~~".to_owned()), some("Yes", "x")]
     );
-    // Underlined ones, and lines of dashes that are none.
+    // Underlined headings, and lines of dashes that are not.
     assert_eq!(
         markdown("one\n\nTwo\nlines\n=====\nx\n\nB\n---\ny\n\n---\nz\n- a\n---\n"),
         [(None, "one".to_owned()), some("Two lines", "x"), some("B", "y\n\n---\nz\n- a\n---"),]
@@ -182,7 +182,7 @@ fn adapters_are_found_in_the_store() {
 }
 
 proptest! {
-    /// Every word of a document is in a section or in a heading, once.
+    /// Every word of a document is in exactly one section or heading.
     #[test]
     fn no_text_is_lost(parts in prop::collection::vec(("(#{1,6} )?", "[a-z]{1,8}( [a-z]{1,8}){0,3}"), 0..12)) {
         let text: String = parts.iter().map(|(mark, words)| format!("{mark}{words}\n")).collect();
@@ -192,7 +192,7 @@ proptest! {
             found.extend(section.tag.iter().flat_map(|tag| tag.split(' ')).map(str::to_owned));
             found.extend(section.content.split_whitespace().map(str::to_owned));
         }
-        // A heading whose section is blank goes with it.
+        // The heading of a blank section is omitted with it.
         let mut kept: Vec<String> = Vec::new();
         for (index, (mark, words)) in parts.iter().enumerate() {
             let followed = parts.get(index + 1).is_some_and(|(next, _)| next.is_empty());
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_breaks_the_readers(text in "[a-zQAP#:`~\\-= \\n!]{0,200}") {
+    fn any_text_can_be_parsed(text in "[a-zQAP#:`~\\-= \\n!]{0,200}") {
         let _ = Document::from_markdown(&text);
         let _ = Document::from_dlm(&text, "d");
         let _ = dlm(&text);

@@ -1,4 +1,4 @@
-//! The keys of `sway.yaml`, as types.
+//! The keys of a suite file, as types.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,18 +13,18 @@ use crate::statistics::Statistics;
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
-    /// The version of the format, which is 1.
+    /// Version of the format: 1.
     #[serde(default = "one")]
     pub version: i64,
-    /// The models that are compared.
+    /// The models to compare.
     pub models: Models,
-    /// What holds for all probes.
+    /// Settings of all probes.
     #[serde(default)]
     pub defaults: Defaults,
     /// The probes, in order.
     #[serde(default)]
     pub suite: Vec<Map<String, Value>>,
-    /// The document that the model was tuned on: `.dlm` or Markdown.
+    /// Document that the model was fine-tuned on: `.dlm` or Markdown.
     #[serde(default)]
     pub dlm_source: Option<String>,
 }
@@ -33,45 +33,45 @@ fn one() -> i64 {
     1
 }
 
-/// The two sides.
+/// The two models.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Models {
-    /// The model before.
+    /// The base model.
     pub base: ModelSpec,
-    /// The model after.
+    /// The fine-tuned model.
     pub ft: ModelSpec,
 }
 
-/// A model, and what answers for it.
+/// A model and its backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
-    /// What answers for it.
+    /// The kind of backend.
     #[serde(default)]
     pub kind: ModelKind,
-    /// A folder, or a model's name; for `api` the name that the server knows.
+    /// Folder or name of the model; for `api` the name on the server.
     pub base: String,
-    /// A folder with an adapter.
+    /// Folder of the adapter.
     #[serde(default)]
     pub adapter: Option<String>,
-    /// The precision of the weights.
+    /// Precision of the weights.
     #[serde(default)]
     pub dtype: Precision,
-    /// Where it computes.
+    /// Device to compute on.
     #[serde(default = "auto")]
     pub device: String,
-    /// Taken for the sake of old files. Nothing that comes with a model is run.
+    /// Accepted for compatibility with dlm-sway; code of a model is never run.
     #[serde(default)]
     pub trust_remote_code: bool,
     /// For `custom`: `package.module:Class`, or a program that starts with `./`
     /// or `/`.
     #[serde(default)]
     pub entry_point: Option<String>,
-    /// For `api`: the root of the server.
+    /// For `api`: URL of the server.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// For `api` and `custom`: how many seconds an answer may take.
+    /// For `api` and `custom`: seconds before an answer times out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
 }
@@ -80,20 +80,20 @@ fn auto() -> String {
     "auto".to_owned()
 }
 
-/// What answers for a model.
+/// The kind of backend of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelKind {
-    /// This program, from a Hugging Face folder or a GGUF file.
+    /// This program loads a Hugging Face folder or a GGUF file.
     #[default]
     Hf,
-    /// This program, from an MLX folder.
+    /// This program loads an MLX folder.
     Mlx,
     /// A server.
     Api,
-    /// Made-up answers, for tests. No file can ask for them.
+    /// Canned answers, for tests; not available in files.
     Dummy,
-    /// A program or a Python class of the user.
+    /// A program or Python class of the user.
     Custom,
 }
 
@@ -120,38 +120,39 @@ impl fmt::Display for ModelKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// What suits the device.
+    /// The best for the device.
     #[default]
     Auto,
-    /// Half.
+    /// Half precision.
     Fp16,
-    /// Brain float.
+    /// bfloat16.
     Bf16,
-    /// Single.
+    /// Single precision.
     Fp32,
 }
 
-/// What holds for all probes.
+/// Settings of all probes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
-    /// What random draws begin with.
+    /// Seed of random draws.
     pub seed: i64,
-    /// How many of the likeliest tokens are compared.
+    /// How many of the most likely tokens to compare.
     pub top_k: u64,
-    /// Whether one loaded model stands for both sides where that is possible.
+    /// Load one model for both sides if possible.
     pub differential: bool,
-    /// The score that a gate asks for.
+    /// Lowest score that passes a gate.
     pub coverage_threshold: f64,
-    /// Taken for the sake of old files: questions of all probes go together.
+    /// Accepted for compatibility with dlm-sway; questions of all probes are
+    /// asked together.
     pub concurrent_probes: u64,
-    /// What counts for each category, instead of the usual.
+    /// Weights of categories that replace the defaults.
     pub score_weights: Option<BTreeMap<String, f64>>,
     /// How verdicts are reached.
     pub statistics: Statistics,
-    /// A JSON file with the texts of probes, instead of those that are built in.
+    /// JSON file with text packs that replace the built-in ones.
     pub packs: Option<String>,
-    /// A folder with a sentence-embedding model, instead of the base model.
+    /// Folder of a sentence-embedding model that replaces the base model.
     pub embedding: Option<String>,
 }
 
@@ -171,18 +172,18 @@ impl Default for Defaults {
     }
 }
 
-/// What every entry says, whatever its kind.
+/// Keys of every entry.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Head {
-    /// What the entry is called.
+    /// Name of the entry.
     pub name: String,
-    /// The kind of the probe.
+    /// Kind of the probe.
     pub kind: String,
-    /// Whether it is run.
+    /// Whether the entry runs.
     #[serde(default = "yes")]
     pub enabled: bool,
-    /// How much it counts among others of its category.
+    /// Weight within its category.
     #[serde(default = "full")]
     pub weight: f64,
 }

@@ -1,20 +1,20 @@
-//! What a command says over a suite's file.
+//! Settings that override a suite file.
 
 use super::file::{File, ModelKind};
 use crate::statistics::Statistics;
 
-/// What a command says over a suite's file.
+/// Settings that override a suite file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SuiteOverrides {
     /// How verdicts are reached.
     pub statistics: Option<Statistics>,
-    /// The model before, on both sides.
+    /// The base model, on both sides.
     pub base: Option<String>,
-    /// The model after.
+    /// The fine-tuned model.
     pub tuned: Option<TunedSide>,
 }
 
-/// What a command compares the base with.
+/// What the base is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunedSide {
     /// The base with the adapter in this folder.
@@ -24,8 +24,8 @@ pub enum TunedSide {
 }
 
 impl SuiteOverrides {
-    /// Puts models in place. Paths are as the caller sees them: they are not
-    /// resolved again.
+    /// Replaces the models. Paths are relative to the caller, and not resolved
+    /// again.
     pub(super) fn apply(&self, file: &mut File) {
         let models = &mut file.models;
         if let Some(base) = &self.base {
@@ -39,7 +39,7 @@ impl SuiteOverrides {
             None => {}
             Some(TunedSide::Adapter(adapter)) => {
                 models.ft.adapter = Some(adapter.clone());
-                // What was tuned in another way was tuned from this base.
+                // The adapter was trained on this base.
                 if models.base.kind.is_local() {
                     models.ft.base.clone_from(&models.base.base);
                 }
@@ -54,7 +54,7 @@ impl SuiteOverrides {
     }
 }
 
-/// What a command names is loaded by this program.
+/// Overridden models are loaded by this program.
 fn local(kind: &mut ModelKind) {
     if !kind.is_local() {
         *kind = ModelKind::Hf;

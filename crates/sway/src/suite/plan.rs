@@ -1,4 +1,4 @@
-//! What is compared with what.
+//! Which models are compared, and how.
 
 use std::path::{Path, PathBuf};
 
@@ -6,24 +6,24 @@ use super::error::{SuiteRule, SuiteWarning};
 use super::file::{Defaults, ModelKind, ModelSpec, Precision};
 use crate::statistics::Statistics;
 
-/// What is compared with what.
+/// Which models are compared, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// One loaded model, with and without its adapter.
     Adapter {
-        /// The model. Its adapter is there.
+        /// The model, with an adapter.
         model: LocalModel,
     },
-    /// Two models, each for itself: a full fine-tune, two servers, two files.
+    /// Two separate models: a full fine-tune, two servers, two files.
     Two {
-        /// The one before.
+        /// The base.
         base: PlannedModel,
-        /// The one after.
+        /// The fine-tuned model.
         tuned: PlannedModel,
     },
-    /// Something of the user's own that knows both sides.
+    /// A backend of the user that answers for both models.
     Custom {
-        /// What it is.
+        /// The backend.
         model: CustomModel,
     },
 }
@@ -31,59 +31,59 @@ pub enum Plan {
 /// One side of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedModel {
-    /// This program loads it.
+    /// Loaded by this program.
     Local(LocalModel),
-    /// A server has it.
+    /// Served by an API.
     Server(ServedModel),
-    /// Something of the user's own knows it.
+    /// Served by a backend of the user.
     Custom(CustomModel),
 }
 
 /// A model that this program loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalModel {
-    /// What the file calls it. Both kinds are loaded alike.
+    /// `hf` or `mlx`, which are loaded alike.
     pub kind: ModelKind,
-    /// A folder or file, or a model's name.
+    /// Folder, file or name of the model.
     pub base: String,
-    /// A folder with an adapter.
+    /// Folder of the adapter.
     pub adapter: Option<PathBuf>,
-    /// The precision of the weights.
+    /// Precision of the weights.
     pub dtype: Precision,
-    /// Where it computes.
+    /// Device to compute on.
     pub device: String,
 }
 
-/// A model that a server has.
+/// A model that an API serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedModel {
-    /// The root of the server, without a slash at its end.
+    /// URL of the server, without a trailing slash.
     pub endpoint: String,
-    /// The name that the server knows.
+    /// Name of the model on the server.
     pub model: String,
-    /// How many seconds an answer may take, if the file says so.
+    /// Seconds before an answer times out, if the file says so.
     pub timeout_s: Option<u64>,
 }
 
-/// Something of the user's own.
+/// A backend of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomModel {
-    /// What is started.
+    /// The entry point.
     pub entry: EntryPoint,
-    /// The folder of the suite, where Python looks for modules too.
+    /// Folder of the suite, which is on the Python path.
     pub folder: PathBuf,
-    /// What it is told of the model.
+    /// The description of the model that the backend receives.
     pub spec: Box<ModelSpec>,
 }
 
-/// What is started for a backend of the user's own.
+/// The entry point of a backend of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryPoint {
     /// A Python class.
     Python {
-        /// Its module, with dots.
+        /// The module, with dots.
         module: String,
-        /// Its name.
+        /// The name of the class.
         class: String,
     },
     /// A program.
@@ -94,8 +94,8 @@ pub enum EntryPoint {
 }
 
 impl EntryPoint {
-    /// Reads an entry point. What has a slash in it is a program, whose place
-    /// is told from `folder` if it is relative.
+    /// Parses an entry point. A text with a slash is a program, relative to
+    /// `folder`.
     pub fn read(text: &str, folder: &Path) -> Option<Self> {
         if text.contains('/') {
             return (!text.ends_with('/')).then(|| Self::Program { path: folder.join(text) });
@@ -111,18 +111,18 @@ impl EntryPoint {
     }
 }
 
-/// What was decided, or what stands in the way: keys, and why.
+/// The plan, or the keys that prevent one.
 pub(super) struct Decision {
     pub plan: Result<Plan, Vec<(String, SuiteRule)>>,
     pub warnings: Vec<SuiteWarning>,
 }
 
-/// Decides what is compared.
+/// Decides which models are compared.
 ///
 /// dlm-sway makes both sides from `models.ft` unless `differential` is off, and
-/// never uses an adapter of the base. So do we in reference mode. In paired
-/// mode both sides are what the file says, and one model is loaded where that
-/// comes to the same.
+/// never uses an adapter of the base. The reference statistics do the same. With
+/// paired statistics both sides are what the file says, and one model is loaded
+/// if that is equivalent.
 pub(super) fn decide(base: &ModelSpec, tuned: &ModelSpec, defaults: &Defaults, folder: &Path) -> Decision {
     let mut warnings = Vec::new();
     let plan = match tuned.kind {
@@ -147,7 +147,7 @@ fn local(
     warnings: &mut Vec<SuiteWarning>,
 ) -> Planned<Plan> {
     let reference = defaults.statistics == Statistics::Reference;
-    let same_base = base.kind.is_local() && same_place(&base.base, &tuned.base);
+    let same_base = base.kind.is_local() && same_model(&base.base, &tuned.base);
     let same_adapter = base.adapter.is_none() || same_base && base.adapter == tuned.adapter;
     let one = defaults.differential && (reference || same_base && same_adapter);
     if one && tuned.adapter.is_some() {
@@ -185,7 +185,7 @@ fn custom(
     folder: &Path,
     warnings: &mut Vec<SuiteWarning>,
 ) -> Planned<Plan> {
-    if !same_place(&base.base, &tuned.base) {
+    if !same_model(&base.base, &tuned.base) {
         warnings.push(ignored(base, tuned));
     }
     planned("models.ft", tuned, folder).map(|model| match model {
@@ -218,7 +218,7 @@ fn two(base: &ModelSpec, tuned: &ModelSpec, folder: &Path) -> Planned<Plan> {
     }
 }
 
-/// One side, if the file says all that it needs.
+/// One side, if the file has all required keys.
 fn planned(path: &str, spec: &ModelSpec, folder: &Path) -> Planned<PlannedModel> {
     let fault = |key: &str, rule| Err(vec![(format!("{path}.{key}"), rule)]);
     if spec.timeout_s == Some(0) {
@@ -264,28 +264,28 @@ fn ignored(base: &ModelSpec, tuned: &ModelSpec) -> SuiteWarning {
 }
 
 fn unused(path: &str, spec: &ModelSpec, warnings: &mut Vec<SuiteWarning>) {
-    let mut tell = |key: &str, why: String| {
+    let mut warn = |key: &str, why: String| {
         warnings.push(SuiteWarning::NoEffect { key: format!("{path}.{key}"), why });
     };
     let kind = spec.kind;
     if spec.endpoint.is_some() && kind != ModelKind::Api {
-        tell("endpoint", format!("kind `{kind}` asks no server"));
+        warn("endpoint", format!("kind `{kind}` uses no server"));
     }
     if spec.entry_point.is_some() && kind != ModelKind::Custom {
-        tell("entry_point", format!("kind `{kind}` starts nothing"));
+        warn("entry_point", format!("kind `{kind}` starts no program"));
     }
     if spec.timeout_s.is_some() && kind.is_local() {
-        tell("timeout_s", format!("kind `{kind}` waits for nobody"));
+        warn("timeout_s", format!("kind `{kind}` has no time-out"));
     }
     if spec.adapter.is_some() && kind == ModelKind::Api {
-        tell("adapter", "a server has its own".to_owned());
+        warn("adapter", "the server applies adapters".to_owned());
     }
     if spec.trust_remote_code {
-        tell("trust_remote_code", "nothing that comes with a model is run".to_owned());
+        warn("trust_remote_code", "code of a model is never run".to_owned());
     }
 }
 
-/// Whether two models are the same one. Paths compare by their parts.
-fn same_place(one: &str, other: &str) -> bool {
+/// Whether two names are the same model. Paths compare by their components.
+fn same_model(one: &str, other: &str) -> bool {
     Path::new(one) == Path::new(other)
 }

@@ -1,4 +1,4 @@
-//! From a text to a suite, or to everything that is wrong with it.
+//! Parsing suite files.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -15,49 +15,49 @@ use super::{Suite, SuiteOverrides, plan};
 use crate::category::Category;
 use crate::statistics::Statistics;
 
-/// The outline of the whole file.
-fn outline() -> &'static Section {
-    static OUTLINE: OnceLock<Section> = OnceLock::new();
+/// The schema of the whole file.
+fn file_schema() -> &'static Section {
+    static SCHEMA: OnceLock<Section> = OnceLock::new();
     // A test reads the schema.
-    OUTLINE.get_or_init(|| {
+    SCHEMA.get_or_init(|| {
         let schema = schemars::schema_for!(File).to_value();
         Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() })
     })
 }
 
-/// The outline of what every entry says.
-fn head_outline() -> &'static Section {
-    static OUTLINE: OnceLock<Section> = OnceLock::new();
-    OUTLINE.get_or_init(|| {
+/// The schema of the keys of every entry.
+fn head_schema() -> &'static Section {
+    static SCHEMA: OnceLock<Section> = OnceLock::new();
+    SCHEMA.get_or_init(|| {
         let schema = schemars::schema_for!(Head).to_value();
         Section::from_json_schema(&schema).unwrap_or(Section { keys: Vec::new() })
     })
 }
 
 impl Suite {
-    /// Reads a suite from its file. `variable` looks up the home folder, for
-    /// paths that begin with `~`.
+    /// Reads a suite file. `variable` looks up the home folder, for paths that
+    /// start with `~`.
     pub fn read_file(file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
         Self::read_file_with(file, &SuiteOverrides::default(), variable)
     }
 
-    /// The same, with what a command says over the file.
+    /// Reads a suite file with overrides.
     pub fn read_file_with(
         file: &Path,
         overrides: &SuiteOverrides,
         variable: Lookup<'_>,
     ) -> Result<Self, SuiteErrors> {
-        let text = read_text(file).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
+        let text = read_text(file).map_err(|error| SuiteErrors { errors: vec![error] })?;
         Self::read_with(&text, file, overrides, variable)
     }
 
-    /// Reads a suite. `file` is what the text is called; relative paths in it
-    /// are told from the folder of that file.
+    /// Parses a suite. `file` names the text in errors; relative paths are
+    /// relative to its folder.
     pub fn read(text: &str, file: &Path, variable: Lookup<'_>) -> Result<Self, SuiteErrors> {
         Self::read_with(text, file, &SuiteOverrides::default(), variable)
     }
 
-    /// The same, with what a command says over the text.
+    /// Parses a suite with overrides.
     pub fn read_with(
         text: &str,
         file: &Path,
@@ -66,16 +66,16 @@ impl Suite {
     ) -> Result<Self, SuiteErrors> {
         let name = file.display().to_string();
         let sources = Sources { file: &name, overrides: &[] };
-        let root = parse(text, sources).map_err(|fault| SuiteErrors { errors: vec![fault] })?;
-        let mut check = Validator::new(sources, outline(), Coercion::Lenient);
-        let value = check.check_section(outline(), &root, root.mark, "");
+        let root = parse(text, sources).map_err(|error| SuiteErrors { errors: vec![error] })?;
+        let mut check = Validator::new(sources, file_schema(), Coercion::Lenient);
+        let value = check.check_section(file_schema(), &root, root.mark, "");
         let entries = read_entries(&root, &name, &mut check);
         let folder = file.parent().unwrap_or(Path::new("")).to_owned();
-        let places = Places { folder, home: variable("HOME").map(PathBuf::from) };
+        let resolver = PathResolver { folder, home: variable("HOME").map(PathBuf::from) };
         let read = value.and_then(|value| serde_json::from_value::<File>(value).ok());
         let Some(mut read) = read else {
             if check.errors.is_empty() {
-                let message = "the types do not take it".to_owned();
+                let message = "cannot be deserialized".to_owned();
                 check.report(Mark::Default, "", SuiteProblem::Deserialize { message });
             }
             return Err(with_entries(check.errors, &entries));
@@ -83,28 +83,28 @@ impl Suite {
         if let Some(statistics) = overrides.statistics {
             read.defaults.statistics = statistics;
         }
-        let mut judge = Judge { root: &root, unsure: check.suspect_paths.clone(), check };
-        judge.rules(&read);
-        let mut warnings = judge.same_names(&entries, read.defaults.statistics);
+        let mut rules = RuleChecker { root: &root, unsure: check.suspect_paths.clone(), check };
+        rules.check_all(&read);
+        let mut warnings = rules.duplicate_names(&entries, read.defaults.statistics);
         if read.defaults.concurrent_probes != 1 {
-            let why = "questions of all probes go together anyway".to_owned();
+            let why = "questions of all probes are asked together".to_owned();
             warnings.push(SuiteWarning::NoEffect { key: "defaults.concurrent_probes".to_owned(), why });
         }
-        places.resolve(&mut read);
+        resolver.resolve(&mut read);
         overrides.apply(&mut read);
-        let decision = plan::decide(&read.models.base, &read.models.ft, &read.defaults, &places.folder);
+        let decision = plan::decide(&read.models.base, &read.models.ft, &read.defaults, &resolver.folder);
         warnings.extend(decision.warnings);
         let plan = match decision.plan {
             Ok(plan) => Some(plan),
             Err(rules) => {
                 for (path, rule) in rules {
-                    judge.tell(&path, rule);
+                    rules.report(&path, rule);
                 }
                 None
             }
         };
         match plan {
-            Some(plan) if judge.check.errors.is_empty() => Ok(Self {
+            Some(plan) if rules.check.errors.is_empty() => Ok(Self {
                 file: name,
                 base: read.models.base,
                 tuned: read.models.ft,
@@ -114,12 +114,12 @@ impl Suite {
                 warnings,
                 entries,
             }),
-            _ => Err(with_entries(judge.check.errors, &entries)),
+            _ => Err(with_entries(rules.check.errors, &entries)),
         }
     }
 }
 
-/// The entries, as far as they are maps with a name and a kind.
+/// The entries that are maps with a name and a kind.
 fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -> Vec<SuiteEntry> {
     let Content::Map(map) = &root.content else { return Vec::new() };
     let Some(list) = map.iter().rev().find(|entry| entry.key == "suite") else { return Vec::new() };
@@ -134,20 +134,20 @@ fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -
             head.iter().find(|entry| entry.key == "kind").map_or(node.mark, |entry| entry.value.mark);
         let head = Node::new(node.mark, Content::Map(head));
         let rest = Node::new(node.mark, Content::Map(rest));
-        // What is no JSON in the rest was told with the whole file already.
+        // Values that are not JSON were reported with the whole file.
         let mut again = Validator::<SuiteRule>::new(check.sources, check.schema, Coercion::Lenient);
         let fields = match again.to_json(&rest, &path) {
             Some(Value::Object(fields)) => fields,
             _ => continue,
         };
         let before = check.errors.len();
-        let value = check.check_section(head_outline(), &head, node.mark, &path);
-        // Keys that stand twice were told with the whole file as well.
+        let value = check.check_section(head_schema(), &head, node.mark, &path);
+        // Duplicate keys were reported with the whole file.
         let mut found = check.errors.split_off(before);
-        found.retain(|fault| !matches!(fault.problem, SuiteProblem::DuplicateKey));
-        let sound = found.is_empty();
+        found.retain(|error| !matches!(error.problem, SuiteProblem::DuplicateKey));
+        let valid = found.is_empty();
         check.errors.append(&mut found);
-        let Some(head) = value.filter(|_| sound).and_then(|value| serde_json::from_value::<Head>(value).ok())
+        let Some(head) = value.filter(|_| valid).and_then(|value| serde_json::from_value::<Head>(value).ok())
         else {
             continue;
         };
@@ -168,17 +168,17 @@ fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -
     entries
 }
 
-/// Rules beyond types.
-struct Judge<'a> {
+/// Checks rules beyond types.
+struct RuleChecker<'a> {
     root: &'a Node,
     check: Validator<'a, SuiteRule>,
-    /// Paths at which something is wrong already.
+    /// Paths that already have an error.
     unsure: Vec<String>,
 }
 
-impl Judge<'_> {
-    fn tell(&mut self, path: &str, rule: SuiteRule) {
-        // What is no model cannot be compared, and so on: one fault, told once.
+impl RuleChecker<'_> {
+    fn report(&mut self, path: &str, rule: SuiteRule) {
+        // Report one error only once.
         let covered = |unsure: &String| {
             path == unsure
                 || path.strip_prefix(unsure.as_str()).is_some_and(|rest| rest.starts_with('.'))
@@ -190,44 +190,44 @@ impl Judge<'_> {
         self.check.report(self.root.mark_of(path), path, SuiteProblem::Rule(rule));
     }
 
-    fn rules(&mut self, file: &File) {
+    fn check_all(&mut self, file: &File) {
         if file.version != 1 {
-            self.tell("version", SuiteRule::Version { found: file.version });
+            self.report("version", SuiteRule::Version { found: file.version });
         }
         let defaults = &file.defaults;
         if defaults.top_k == 0 {
-            self.tell("defaults.top_k", SuiteRule::Outside { found: "0".to_owned(), wanted: "1 or more" });
+            self.report("defaults.top_k", SuiteRule::Outside { found: "0".to_owned(), wanted: "1 or more" });
         }
         if !(0.0..=1.0).contains(&defaults.coverage_threshold) {
             let found = defaults.coverage_threshold.to_string();
             let rule = SuiteRule::Outside { found, wanted: "a number from 0 to 1" };
-            self.tell("defaults.coverage_threshold", rule);
+            self.report("defaults.coverage_threshold", rule);
         }
         if !(1..=32).contains(&defaults.concurrent_probes) {
             let found = defaults.concurrent_probes.to_string();
             let rule = SuiteRule::Outside { found, wanted: "a number from 1 to 32" };
-            self.tell("defaults.concurrent_probes", rule);
+            self.report("defaults.concurrent_probes", rule);
         }
         if let Some(weights) = &defaults.score_weights {
-            let mut sound = true;
+            let mut valid = true;
             for (key, weight) in weights {
                 let path = format!("defaults.score_weights.{key}");
                 if Category::from_name(key).is_none() {
                     let near = nearest(key, Category::ALL.map(Category::name));
                     let near = near.and_then(Category::from_name).map(Category::name);
-                    self.tell(&path, SuiteRule::Category { near });
-                    sound = false;
+                    self.report(&path, SuiteRule::Category { near });
+                    valid = false;
                 } else if *weight < 0.0 {
                     let rule = SuiteRule::Outside { found: weight.to_string(), wanted: "0 or more" };
-                    self.tell(&path, rule);
-                    sound = false;
+                    self.report(&path, rule);
+                    valid = false;
                 }
             }
             let weight = |category: Category| {
                 weights.get(category.name()).copied().unwrap_or(category.default_weight())
             };
-            if sound && Category::ALL.into_iter().map(weight).sum::<f64>() <= 0.0 {
-                self.tell("defaults.score_weights", SuiteRule::NoWeight);
+            if valid && Category::ALL.into_iter().map(weight).sum::<f64>() <= 0.0 {
+                self.report("defaults.score_weights", SuiteRule::NoWeight);
             }
         }
         for (path, text) in [
@@ -240,14 +240,14 @@ impl Judge<'_> {
             ("defaults.embedding", defaults.embedding.as_ref()),
         ] {
             if text.is_some_and(|text| text.trim().is_empty()) {
-                self.tell(path, SuiteRule::Empty);
+                self.report(path, SuiteRule::Empty);
             }
         }
     }
 
-    /// Names that stand twice: faults, or warnings where dlm-sway's files must
-    /// run.
-    fn same_names(&mut self, entries: &[SuiteEntry], statistics: Statistics) -> Vec<SuiteWarning> {
+    /// Duplicate names: errors, or warnings under the reference statistics, since
+    /// dlm-sway permits them.
+    fn duplicate_names(&mut self, entries: &[SuiteEntry], statistics: Statistics) -> Vec<SuiteWarning> {
         let mut warnings = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let Some(earlier) = entries[..index].iter().find(|earlier| earlier.name == entry.name) else {
@@ -261,7 +261,7 @@ impl Judge<'_> {
                 }
                 Statistics::Paired => {
                     let rule = SuiteRule::DuplicateName { name, line: earlier };
-                    self.tell(&format!("suite.{}.name", entry.index), rule);
+                    self.report(&format!("suite.{}.name", entry.index), rule);
                 }
             }
         }
@@ -269,13 +269,13 @@ impl Judge<'_> {
     }
 }
 
-/// What relative paths are told from.
-struct Places {
+/// Resolves relative paths.
+struct PathResolver {
     folder: PathBuf,
     home: Option<PathBuf>,
 }
 
-impl Places {
+impl PathResolver {
     fn resolve(&self, file: &mut File) {
         for model in [&mut file.models.base, &mut file.models.ft] {
             self.resolve_model(model);
@@ -291,11 +291,11 @@ impl Places {
         if let Some(adapter) = &mut model.adapter {
             *adapter = self.absolute(adapter).display().to_string();
         }
-        // Elsewhere the name is the server's, or the user's own.
+        // Other kinds name a model on a server.
         if model.kind.is_local() || model.kind == ModelKind::Custom {
-            let place = self.absolute(&model.base);
-            if !model.base.trim().is_empty() && place.exists() {
-                model.base = place.display().to_string();
+            let path = self.absolute(&model.base);
+            if !model.base.trim().is_empty() && path.exists() {
+                model.base = path.display().to_string();
             }
         }
     }

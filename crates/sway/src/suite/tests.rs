@@ -1,4 +1,4 @@
-//! Suites that are read, and suites that are not.
+//! Valid and invalid suite files.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -18,13 +18,13 @@ fn read(text: &str) -> Result<Suite, SuiteErrors> {
     Suite::read(text, Path::new("/suites/sway.yaml"), &|name| (name == "HOME").then(|| "/home/me".to_owned()))
 }
 
-/// The lines and paths of all faults.
-fn faults(text: &str) -> Vec<(u64, String)> {
+/// The lines and paths of all errors.
+fn errors_of(text: &str) -> Vec<(u64, String)> {
     let errors = read(text).unwrap_err().errors;
-    errors.iter().map(|fault| (error::line(&fault.origin), fault.path.clone())).collect()
+    errors.iter().map(|one| (error::line(&one.origin), one.path.clone())).collect()
 }
 
-/// The only rule that is broken.
+/// The only broken rule.
 fn broken(text: &str) -> (String, SuiteRule) {
     let mut errors = read(text).unwrap_err().errors;
     assert_eq!(errors.len(), 1, "{errors:?}");
@@ -37,7 +37,7 @@ fn broken(text: &str) -> (String, SuiteRule) {
 }
 
 #[test]
-fn both_schemas_have_an_outline() {
+fn both_schemas_are_supported() {
     let outline = Section::from_json_schema(&schemars::schema_for!(File).to_value()).unwrap();
     assert!(outline.key("models").is_some());
     let head = Section::from_json_schema(&schemars::schema_for!(Head).to_value()).unwrap();
@@ -49,7 +49,7 @@ fn both_schemas_have_an_outline() {
 }
 
 #[test]
-fn the_smallest_suite_has_the_defaults() {
+fn the_smallest_suite_has_the_deerrors_of() {
     let suite = read(MODELS).unwrap();
     assert_eq!(suite.defaults, Defaults::default());
     assert_eq!(suite.entries(), []);
@@ -65,19 +65,19 @@ fn the_smallest_suite_has_the_defaults() {
 }
 
 #[test]
-fn numbers_are_taken_leniently_and_texts_are_not() {
+fn numbers_are_coerced_and_strings_are_not() {
     let text = "version: '1'\ndefaults: {seed: 3.0, top_k: '32', differential: yes, statistics: reference}\n";
     let suite = read(&format!("{text}{MODELS}")).unwrap();
     assert_eq!((suite.defaults.seed, suite.defaults.top_k), (3, 32));
     assert_eq!(suite.defaults.statistics, Statistics::Reference);
     assert_eq!(
-        faults("models:\n  base: {base: 7}\n  ft: {base: tiny, adapter: out}\n"),
+        errors_of("models:\n  base: {base: 7}\n  ft: {base: tiny, adapter: out}\n"),
         [(2, "models.base.base".to_owned())]
     );
 }
 
 #[test]
-fn all_faults_are_told_at_once_with_their_lines() {
+fn all_errors_are_reported_at_once_with_their_lines() {
     let text = "\
 version: 2
 modles: {}
@@ -106,7 +106,7 @@ suite:
         (12, "suite.1.enabled"),
         (13, "suite.2"),
     ];
-    assert_eq!(faults(text), expected.map(|(line, path)| (line, path.to_owned())));
+    assert_eq!(errors_of(text), expected.map(|(line, path)| (line, path.to_owned())));
     let told = read(text).unwrap_err().to_string();
     assert!(told.starts_with("11 errors in the suite"), "{told}");
     for near in
@@ -117,7 +117,7 @@ suite:
 }
 
 #[test]
-fn paths_are_told_from_the_folder_of_the_file() {
+fn paths_are_relative_to_the_folder_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("model")).unwrap();
     let file = folder.path().join("sway.yaml");
@@ -136,7 +136,7 @@ fn paths_are_told_from_the_folder_of_the_file() {
 }
 
 #[test]
-fn names_of_models_stay_names() {
+fn names_of_models_are_not_paths() {
     let suite = read("models:\n  base: {base: org/m}\n  ft: {base: org/m, adapter: out}\n").unwrap();
     assert_eq!(suite.base.base, "org/m");
 }
@@ -203,7 +203,7 @@ fn every_rule_has_a_suite_that_breaks_it() {
 }
 
 #[test]
-fn plans_say_what_is_compared() {
+fn plans_decide_which_models_are_compared() {
     let plan = |base: &str, tuned: &str, rest: &str| {
         let suite = read(&format!("models:\n  base: {{{base}}}\n  ft: {{{tuned}}}\ndefaults: {{{rest}}}\n"));
         let suite = suite.unwrap();
@@ -224,13 +224,13 @@ fn plans_say_what_is_compared() {
     let (found, warnings) = plan("base: x", "base: y", "");
     assert_eq!(found, two(local("x", None), local("y", None)));
     assert_eq!(warnings, [SuiteWarning::TwoModels { base: "x".to_owned(), tuned: "y".to_owned() }]);
-    // Another base: two models here, ignored where dlm-sway ignores it.
+    // Another base: two models, or ignored as in dlm-sway.
     let (found, _) = plan("base: x", "base: y, adapter: a", "");
     assert_eq!(found, two(local("x", None), local("y", Some("a"))));
     let (found, warnings) = plan("base: x", "base: y, adapter: a", "statistics: reference");
     assert_eq!(found, Plan::Adapter { model: local("y", Some("a")) });
     assert_eq!(warnings, [SuiteWarning::BaseIgnored { base: "x".to_owned(), used: "y".to_owned() }]);
-    // Asked to be loaded twice.
+    // Two copies on request.
     let (found, warnings) = plan("base: x", "base: x, adapter: a", "differential: false");
     assert_eq!(found, two(local("x", None), local("x", Some("a"))));
     assert_eq!(warnings, []);
@@ -249,7 +249,7 @@ fn plans_say_what_is_compared() {
         PlannedModel::Server(ServedModel { endpoint, model, timeout_s: None })
     };
     assert_eq!(found, Plan::Two { base: served("a"), tuned: served("b") });
-    // The user's own.
+    // A backend of the user.
     let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: 'my.mod:Cls'", "");
     let Plan::Custom { model } = found else { panic!("{found:?}") };
     assert_eq!(model.entry, EntryPoint::Python { module: "my.mod".to_owned(), class: "Cls".to_owned() });
@@ -257,19 +257,19 @@ fn plans_say_what_is_compared() {
     let Plan::Custom { model } = found else { panic!("{found:?}") };
     assert_eq!(model.entry, EntryPoint::Program { path: "/suites/./serve.sh".into() });
     assert_eq!(model.folder, Path::new("/suites"));
-    // How long an answer may take.
+    // Time-outs.
     let (found, _) = plan("base: x", "kind: custom, base: x, entry_point: ./serve.sh, timeout_s: 5", "");
     assert!(matches!(found, Plan::Custom { model } if model.spec.timeout_s == Some(5)));
     let zero = "models:\n  base: {base: x}\n  ft: {kind: api, base: x, endpoint: 'http://h', timeout_s: 0}\n";
-    assert!(faults(zero).contains(&(3, "models.ft.timeout_s".to_owned())), "{:?}", faults(zero));
-    // Keys without a use.
+    assert!(errors_of(zero).contains(&(3, "models.ft.timeout_s".to_owned())), "{:?}", errors_of(zero));
+    // Keys without an effect.
     let (_, warnings) =
         plan("base: x", "base: x, adapter: a, trust_remote_code: true, endpoint: 'http://h'", "");
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }
 
 #[test]
-fn what_is_no_suite_is_told() {
+fn other_files_are_refused() {
     for text in ["", "[]", "3", "models: [", "models: {}\nmodels: {}", "a: &a [*a]"] {
         assert!(read(text).is_err(), "{text}");
     }
@@ -310,9 +310,9 @@ fn entries_are_checked_against_the_schema_of_their_kind() {
 }
 
 proptest::proptest! {
-    /// Whatever stands in a file, it is a suite or a list of faults.
+    /// Every text is a suite or has errors.
     #[test]
-    fn no_text_breaks_the_reader(text in "[a-z:\\[\\]{}\\n \\-&*'\"0-9.]{0,120}") {
+    fn any_text_can_be_parsed(text in "[a-z:\\[\\]{}\\n \\-&*'\"0-9.]{0,120}") {
         let _ = read(&text);
         let whole = format!("{MODELS}suite:\n  - name: a\n    kind: k\n    {}\n", text.replace('\n', "\n    "));
         if let Ok(suite) = read(&whole) {
@@ -324,7 +324,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_command_may_put_other_models_in_place() {
+fn overrides_replace_the_models() {
     let text = "models:\n  base: {base: one}\n  ft: {base: one, adapter: old}\nsuite: []\n";
     let read = |overrides: &SuiteOverrides| {
         Suite::read_with(text, Path::new("sway.yaml"), overrides, &|_| None).unwrap()

@@ -109,7 +109,7 @@ impl Document {
             })
             .collect();
         let common = Habits::common();
-        let mut packs = Packs::own().clone();
+        let mut packs = Packs::builtin().clone();
         packs.external_corpus_public_domain_en = text(&common.words(40 * 12, generator));
         packs.calibration_pack = (0..40)
             .map(|_| {

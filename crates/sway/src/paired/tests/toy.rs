@@ -1,5 +1,5 @@
-//! A model small enough to be trained in a test: the next letter hangs on the
-//! last one, through a matrix to which a change of rank 2 is added.
+//! A model small enough to train in a test: the next letter depends on the last
+//! one through a matrix, to which a change of rank 2 is added.
 
 use std::collections::HashMap;
 
@@ -113,13 +113,13 @@ impl Toy {
         logits.iter().map(|logit| logit - total).collect()
     }
 
-    /// The same for every last letter.
+    /// [`Self::next`] for every last letter.
     fn table(&self, change: &Matrix) -> Matrix {
         (0..LETTERS).map(|last| self.next(change, last)).collect()
     }
 
-    /// Makes a text likelier (or less likely, with a negative rate) by a change
-    /// of rank 2, as tuning an adapter does.
+    /// Makes a text more likely (or less, with a negative rate) by a change of
+    /// rank 2, as training an adapter does.
     pub(super) fn train(&mut self, text: &str, steps: usize, rate: f64, generator: &mut Pcg64) {
         let letters = letters(text);
         // How often each letter follows each.

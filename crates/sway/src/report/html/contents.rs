@@ -1,37 +1,37 @@
-//! What stands on the page, ready to be put in place.
+//! The contents of the page, for the template.
 
 use serde::Serialize;
 
 use super::chart::{Figure, charts};
-use super::words::{Writing, writings};
+use super::text_diff::{TextPair, text_pairs};
 use crate::record::{Record, Verdict};
 use crate::report::{Report, format};
 
-/// How much of everything is shown.
+/// How much the page shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     /// Probes.
     pub probes: usize,
-    /// Drawings, of each kind.
+    /// Charts per group.
     pub charts: usize,
-    /// Bars or dots in a drawing.
+    /// Bars or points per chart.
     pub marks: usize,
-    /// Pairs of texts.
-    pub writings: usize,
-    /// Letters of a text.
+    /// Pairs of generated texts.
+    pub generations: usize,
+    /// Characters per text.
     pub letters: usize,
 }
 
 impl Limits {
-    /// From generous to sparse; the last ones fit whatever a report says.
+    /// From generous to sparse; the last fit any report.
     pub(super) const ALL: [Self; 3] = [
-        Self { probes: 200, charts: 12, marks: 80, writings: 16, letters: 1500 },
-        Self { probes: 100, charts: 6, marks: 40, writings: 6, letters: 600 },
-        Self { probes: 40, charts: 3, marks: 16, writings: 2, letters: 160 },
+        Self { probes: 200, charts: 12, marks: 80, generations: 16, letters: 1500 },
+        Self { probes: 100, charts: 6, marks: 40, generations: 6, letters: 600 },
+        Self { probes: 40, charts: 3, marks: 16, generations: 2, letters: 160 },
     ];
 }
 
-/// What stands on the page.
+/// The contents of the page.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Contents {
     pub base: String,
@@ -41,7 +41,7 @@ pub(super) struct Contents {
     pub components: Vec<Component>,
     pub findings: Vec<String>,
     pub charts: Vec<Group>,
-    pub writings: Vec<Writing>,
+    pub generations: Vec<TextPair>,
     pub probes: Vec<Probe>,
     pub tested: bool,
     pub lists: Vec<(String, Vec<String>)>,
@@ -53,14 +53,14 @@ pub(super) struct Contents {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Statement {
     pub sentence: String,
-    /// None if nothing was measured: a zero would say that something was.
+    /// None if no probe ran, where 0 would be misleading.
     pub score: Option<String>,
     pub band: String,
-    /// How the probes stand, in words.
+    /// Counts of verdicts, in words.
     pub tally: String,
 }
 
-/// A category's score.
+/// The score of a category.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Component {
     pub name: String,
@@ -70,7 +70,7 @@ pub(super) struct Component {
     pub percent: String,
 }
 
-/// Drawings of one kind.
+/// Charts of one kind.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Group {
     pub id: &'static str,
@@ -106,7 +106,7 @@ impl Contents {
         if report.probes.len() > limits.probes {
             cut.push(format!("{} of {} probes are shown", limits.probes, report.probes.len()));
         }
-        let writings = writings(report, limits, &mut cut);
+        let generations = text_pairs(report, limits, &mut cut);
         let charts = charts(report, limits, &mut cut);
         Self {
             base,
@@ -116,7 +116,7 @@ impl Contents {
             components: components(report),
             findings: report.score.findings.iter().map(|text| cropped(text, limits.letters)).collect(),
             charts,
-            writings,
+            generations,
             probes: report.probes.iter().take(limits.probes).map(|record| probe(record, limits)).collect(),
             tested: report.probes.iter().any(|record| record.p_value.is_some()),
             lists: lists(report, limits),
@@ -126,15 +126,15 @@ impl Contents {
     }
 }
 
-/// The verdict in words, and how far it can be relied on.
+/// The verdict in words.
 fn statement(report: &Report) -> Statement {
     let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
     let words = [
         (Verdict::Pass, "passed"),
         (Verdict::Fail, "failed"),
-        (Verdict::Warn, "worth a look"),
-        (Verdict::Inconclusive, "undecided"),
-        (Verdict::Error, "not carried out"),
+        (Verdict::Warn, "with warnings"),
+        (Verdict::Inconclusive, "inconclusive"),
+        (Verdict::Error, "could not run"),
         (Verdict::Skip, "skipped"),
     ];
     let parts: Vec<String> = words
@@ -173,19 +173,19 @@ fn facts(report: &Report, limits: Limits) -> Vec<(String, String)> {
             .iter()
             .filter_map(|one| serde_json::to_value(one).ok()?.as_str().map(|name| name.replace('_', " ")))
             .collect();
-        add("Abilities", able.join(", "));
+        add("Capabilities", able.join(", "));
     }
-    add("Texts", report.packs.clone().unwrap_or_default());
-    add("Started", moment(&report.started_at));
-    add("Took", format!("{} s", format::seconds(report.wall_seconds)));
+    add("Text packs", report.packs.clone().unwrap_or_default());
+    add("Started", date_and_time(&report.started_at));
+    add("Duration", format!("{} s", format::seconds(report.wall_seconds)));
     if let Some(determinism) = &report.determinism {
         add("Determinism", format!("{}, seed {}", determinism.class, determinism.seed));
     }
     facts
 }
 
-/// A moment without its fractions; what has another form stays as it is.
-fn moment(text: &str) -> String {
+/// A timestamp without fractions of a second; other formats stay as they are.
+fn date_and_time(text: &str) -> String {
     let parts = text.split_once('T').zip(text.strip_suffix("+00:00").or_else(|| text.strip_suffix('Z')));
     match parts {
         Some(((day, _), whole)) => {
@@ -243,7 +243,7 @@ fn lists(report: &Report, limits: Limits) -> Vec<(String, Vec<String>)> {
         ("Notes", notes),
         ("Warnings", report.warnings.clone()),
         ("Without a null distribution", report.opted_out()),
-        ("Null distributions without spread", report.degenerate()),
+        ("Null distributions without variance", report.degenerate()),
     ] {
         if !items.is_empty() {
             let items = items.iter().take(40).map(|item| cropped(item, limits.letters)).collect();
@@ -253,8 +253,8 @@ fn lists(report: &Report, limits: Limits) -> Vec<(String, Vec<String>)> {
     lists
 }
 
-/// The beginning of a text, with a sign where it was cut, and signs for what
-/// cannot be seen.
+/// The beginning of a text, with an ellipsis where it is cut, and invisible
+/// characters replaced.
 pub(super) fn cropped(text: &str, letters: usize) -> String {
     let mut rest = text.chars();
     let mut shown: String = rest.by_ref().take(letters).map(visible).collect();
@@ -264,12 +264,11 @@ pub(super) fn cropped(text: &str, letters: usize) -> String {
     shown
 }
 
-/// A sign for a character that nobody sees, or that turns the text after it
-/// around.
+/// Replaces characters that are invisible or change the direction of text.
 fn visible(letter: char) -> char {
     match letter {
         '\n' | '\t' => letter,
-        // Unicode has pictures of these, in the same order.
+        // Unicode has a picture of each, in the same order.
         '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(letter)).unwrap_or('\u{fffd}'),
         '\x7f' => '\u{2421}',
         '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',

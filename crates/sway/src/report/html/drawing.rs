@@ -1,8 +1,8 @@
-//! Drawings as SVG: a curve, dots on a line. Colours come from the page, so
-//! that they follow its light or dark.
+//! SVG drawings of curves and of dots on a line. Colours come from the style
+//! sheet, so that they follow light and dark mode.
 //!
-//! A narrow window shrinks drawings, and the page makes their letters larger
-//! then. So there is room for letters of [`LETTERS`] everywhere.
+//! A narrow window shrinks drawings, and the style sheet then enlarges their
+//! text. The layout leaves room for text of [`FONT_SIZE`] everywhere.
 
 use std::fmt::Write;
 
@@ -11,31 +11,31 @@ use super::scale::Scale;
 use crate::report::junit::escaped;
 
 const WIDTH: f64 = 480.0;
-/// The size of letters in a narrow window, which `style.css` sets.
-const LETTERS: f64 = 16.0;
+/// The font size in a narrow window, set by `style.css`.
+const FONT_SIZE: f64 = 16.0;
 
-/// A curve through points.
+/// A line through points.
 pub(super) struct Curve<'a> {
     pub id: &'a str,
     pub title: &'a str,
     pub points: &'a [(f64, f64)],
-    /// What runs to the right, and what runs up.
+    /// Labels of the horizontal and the vertical axis.
     pub axes: [&'a str; 2],
-    /// A place on the first axis that has a name.
+    /// A vertical line with a label.
     pub mark: Option<(f64, String)>,
 }
 
-/// Dots on a line, and one value that is marked.
+/// Dots on a line, and one marked value.
 pub(super) struct Spread<'a> {
     pub id: &'a str,
     pub title: &'a str,
     pub samples: &'a [f64],
     pub observed: f64,
-    /// What is measured.
+    /// Label of the axis.
     pub axis: &'a str,
 }
 
-/// A line of the page's drawings.
+/// Alignment of a text.
 enum Anchor {
     Start,
     Middle,
@@ -43,7 +43,7 @@ enum Anchor {
 }
 
 impl Anchor {
-    /// On which side of a mark there is more room for its name.
+    /// The side of a mark with more room for its label.
     fn beside(x: f64) -> (Self, f64) {
         if x > WIDTH / 2.0 { (Self::End, x - 6.0) } else { (Self::Start, x + 6.0) }
     }
@@ -67,7 +67,7 @@ fn open(id: &str, title: &str, about: &str, height: f64) -> String {
 }
 
 fn text(svg: &mut String, x: f64, y: f64, anchor: &Anchor, words: &str) {
-    // Writing into a text cannot fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         svg,
         "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{}\">{}</text>",
@@ -81,12 +81,12 @@ fn line(svg: &mut String, class: &str, [x1, y1, x2, y2]: [f64; 4]) {
         write!(svg, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>");
 }
 
-/// About how wide a number is.
+/// The approximate width of a text.
 fn width_of(words: &str) -> f64 {
-    words.chars().count() as f64 * LETTERS * 0.6
+    words.chars().count() as f64 * FONT_SIZE * 0.6
 }
 
-/// Numbers below an axis, as many as do not touch each other.
+/// Numbers below an axis, as many as fit without overlap.
 fn numbers_below(svg: &mut String, scale: &Scale, values: impl Iterator<Item = f64>, y: f64) {
     let mut free = f64::NEG_INFINITY;
     for value in values {
@@ -104,7 +104,7 @@ impl Curve<'_> {
         let (left, right, top, bottom) = (72.0, WIDTH - 34.0, 34.0, 210.0);
         let marked = self.mark.iter().map(|(x, _)| *x);
         let across = Scale::new(self.points.iter().map(|(x, _)| *x).chain(marked), left, right);
-        // Nothing is where the curve should begin to rise.
+        // The vertical axis includes 0.
         let upwards = Scale::new(self.points.iter().map(|(_, y)| *y).chain([0.0]), bottom, top).rounded();
         let about: Vec<String> =
             self.points.iter().map(|(x, y)| format!("{} at {}", short(*y), short(*x))).collect();
@@ -131,7 +131,7 @@ impl Curve<'_> {
         if let Some((place, name)) = &self.mark {
             let x = across.at(*place);
             line(&mut svg, "mark", [x, top, x, bottom]);
-            // Curves rise, so there is room at the foot on the right.
+            // Curves rise, so there is room at the bottom right.
             let (anchor, place) = Anchor::beside(x);
             let y = if x > WIDTH / 2.0 { bottom - 8.0 } else { top + 14.0 };
             text(&mut svg, place, y, &anchor, name);
@@ -158,11 +158,11 @@ impl Spread<'_> {
         for sample in self.samples {
             heights[bin_of(*sample)] += 1;
         }
-        // The highest pile takes all the room there is.
+        // The highest stack takes all the room.
         let most = heights.iter().copied().max().unwrap_or(1).max(1);
         let step = (84.0 / most as f64).min(9.0);
         let about = format!(
-            "{} values of noise as dots, and a line at {}, the adapter's value.",
+            "{} values of noise as dots, and a line at {}, the value of the adapter.",
             self.samples.len(),
             short(self.observed)
         );
@@ -170,7 +170,7 @@ impl Spread<'_> {
         line(&mut svg, "axis", [left, ground, right, ground]);
         for (bin, height) in heights.iter().enumerate().filter(|(_, height)| **height > 0) {
             let x = left + (right - left) * bin as f64 / BINS as f64;
-            // A pile that is too high for dots is a post.
+            // A stack that is too high for dots becomes a rectangle.
             if step < 4.0 {
                 let tall = step * *height as f64;
                 let _ = write!(

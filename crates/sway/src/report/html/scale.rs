@@ -29,7 +29,7 @@ impl Scale {
         Self { low, high, from, to, step: step(high - low) }
     }
 
-    /// The same with round numbers at both ends.
+    /// Extends the scale to round numbers at both ends.
     pub(super) fn rounded(self) -> Self {
         let low = (self.low / self.step).floor() * self.step;
         let high = (self.high / self.step).ceil() * self.step;
@@ -46,8 +46,7 @@ impl Scale {
         let step = self.step;
         let first = (self.low / step).ceil();
         let numbers = (0..=6).map(|place| (first + f64::from(place)) * step);
-        // What is a zero but for rounding is one; what is the end but for
-        // rounding is on the scale.
+        // Correct for rounding at 0 and at the end of the scale.
         let numbers = numbers.map(|number| if number.abs() < step * 1e-6 { 0.0 } else { number });
         numbers.filter(|number| *number <= self.high + step * 1e-6).collect()
     }

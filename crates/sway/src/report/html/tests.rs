@@ -1,17 +1,17 @@
-//! The page.
+//! Tests of the page.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::words::{Part, Side, compared};
+use super::text_diff::{DiffPart, Side, diff};
 use super::*;
 use crate::probe::Evidence;
 use crate::record::Verdict;
 use crate::report::tests::{record, sample};
 
-/// A report with every kind of drawing.
+/// A report with every kind of chart.
 fn full() -> Report {
     let mut report = sample();
     let mut with = |name: &str, kind: &str, evidence: Value| {
@@ -56,15 +56,15 @@ fn full() -> Report {
     report
 }
 
-/// Whether every element that is opened is closed, in order.
+/// Checks that every element is closed, in order.
 fn check_nesting(page: &str) {
     const ALONE: [&str; 10] =
         ["meta", "br", "line", "circle", "rect", "polyline", "!doctype", "hr", "img", "link"];
     let mut open: Vec<String> = Vec::new();
-    // What stands in a style is no element.
+    // The style sheet has no elements.
     let (before, rest) = page.split_once("<style>").unwrap();
-    let (_, behind) = rest.split_once("</style>").unwrap();
-    for part in format!("{before}{behind}").split('<').skip(1) {
+    let (_, after) = rest.split_once("</style>").unwrap();
+    for part in format!("{before}{after}").split('<').skip(1) {
         let inner = part.split('>').next().unwrap();
         let name: String = inner
             .trim_start_matches('/')
@@ -84,7 +84,7 @@ fn check_nesting(page: &str) {
 }
 
 #[test]
-fn the_page_begins_with_the_verdict_and_has_every_part() {
+fn the_page_begins_with_the_verdict_and_has_every_section() {
     let page = full().to_html();
     assert!(page.len() < 100_000, "{}", page.len());
     check_nesting(&page);
@@ -98,7 +98,7 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
         "<h2 id=\"adapter_ablation\">",
         "<h2 id=\"layers\">",
         "<h2 id=\"nulls\">",
-        "<h2 id=\"writings\">",
+        "<h2 id=\"generations\">",
         "<h2 id=\"probes\">",
         "<h2 id=\"run\">",
     ];
@@ -120,7 +120,7 @@ fn the_page_begins_with_the_verdict_and_has_every_part() {
 }
 
 #[test]
-fn nothing_is_fetched_and_nothing_runs() {
+fn the_page_fetches_and_runs_nothing() {
     let page = full().to_html();
     for forbidden in ["<script", "http://", "https://", "<img", "<link", "url(", "@import", "onclick"] {
         assert!(!page.contains(forbidden), "{forbidden}");
@@ -129,7 +129,7 @@ fn nothing_is_fetched_and_nothing_runs() {
 }
 
 #[test]
-fn drawings_and_tables_speak_to_those_who_cannot_see_them() {
+fn charts_and_tables_are_accessible() {
     let page = full().to_html();
     let count = |part: &str| page.matches(part).count();
     assert_eq!(count("<svg "), 3);
@@ -137,7 +137,7 @@ fn drawings_and_tables_speak_to_those_who_cannot_see_them() {
     assert_eq!((count("<desc "), count("</desc>")), (3, 3));
     assert_eq!(count("<table"), count("<caption"));
     assert_eq!(count("<table"), 2 + 5);
-    // Every id stands once, and every reference finds one.
+    // Every id is unique, and every reference has a target.
     let ids: Vec<&str> = page.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     let mut sorted = ids.clone();
     sorted.sort_unstable();
@@ -163,7 +163,7 @@ fn noise_of_another_entry_is_found_by_kind() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_not() {
+fn evidence_that_cannot_be_drawn_is_omitted() {
     for (kind, evidence) in [
         ("adapter_ablation", json!({"lambdas": [1.0], "mean_divergence_per_lambda": [1.0]})),
         ("adapter_ablation", json!({"lambdas": [1.0, 2.0], "mean_divergence_per_lambda": [1.0, null]})),
@@ -184,7 +184,7 @@ fn what_cannot_be_drawn_is_not() {
 }
 
 #[test]
-fn values_that_are_all_the_same_are_drawn() {
+fn equal_values_are_drawn() {
     let mut report = sample();
     report.probes[1].kind = "adapter_ablation".to_owned();
     report.probes[1].evidence = Evidence::of(&json!({
@@ -198,7 +198,7 @@ fn values_that_are_all_the_same_are_drawn() {
 }
 
 #[test]
-fn a_page_stays_small_whatever_a_report_says() {
+fn a_page_stays_small_for_any_report() {
     let mut report = full();
     let long = "<&\"'".repeat(5_000);
     for record in &mut report.probes {
@@ -223,11 +223,11 @@ fn a_page_stays_small_whatever_a_report_says() {
     let page = report.to_html();
     assert!(page.len() < MOST_BYTES, "{}", page.len());
     check_nesting(&page);
-    assert!(page.contains("This page is kept small"));
+    assert!(page.contains("This page is abridged"));
 }
 
 #[test]
-fn what_cannot_be_seen_has_a_sign() {
+fn invisible_characters_are_replaced() {
     let mut report = sample();
     report.probes[0].message = "bell\u{7} back\u{202e} delete\u{7f} next\u{85}".to_owned();
     let page = report.to_html();
@@ -236,7 +236,7 @@ fn what_cannot_be_seen_has_a_sign() {
 }
 
 #[test]
-fn without_a_result_there_is_no_score() {
+fn a_report_without_results_has_no_score() {
     let mut report = sample();
     for record in &mut report.probes {
         record.verdict = Verdict::Error;
@@ -253,18 +253,18 @@ fn a_category_without_a_result_has_no_number() {
     let mut report = sample();
     report.probes = vec![record("a", "leakage", Verdict::Pass, Some(0.5))];
     report.probes.push(record("b", "adapter_ablation", Verdict::Error, None));
-    report.score.components = [("calibration", 0.5), ("ablation", 0.0), ("of its own", 0.0)]
+    report.score.components = [("calibration", 0.5), ("ablation", 0.0), ("custom", 0.0)]
         .map(|(name, score)| (name.to_owned(), score))
         .into();
     let page = report.to_html();
-    for (name, score) in [("calibration", "0.50"), ("ablation", "—"), ("of its own", "0.00")] {
+    for (name, score) in [("calibration", "0.50"), ("ablation", "—"), ("custom", "0.00")] {
         let row = format!("<th scope=\"row\">{name}</th><td class=\"number\">{score}</td>");
         assert!(page.contains(&row), "{row}");
     }
 }
 
 #[test]
-fn moments_are_told_without_fractions() {
+fn timestamps_are_shown_without_fractions() {
     let mut report = sample();
     for (started, shown) in [
         ("2026-01-02T03:04:05.678901+00:00", "2026-01-02, 03:04:05 UTC"),
@@ -282,10 +282,10 @@ fn moments_are_told_without_fractions() {
 }
 
 #[test]
-fn words_are_compared() {
-    let part = |side: Side, text: &str| Part { side, text: text.to_owned() };
+fn words_are_diffed() {
+    let part = |side: Side, text: &str| DiffPart { side, text: text.to_owned() };
     assert_eq!(
-        compared("the old cat sat", "the new cat sat"),
+        diff("the old cat sat", "the new cat sat"),
         [
             part(Side::Both, "the "),
             part(Side::Base, "old "),
@@ -294,25 +294,25 @@ fn words_are_compared() {
         ]
     );
     assert_eq!(
-        compared("one, two!", "one; two!"),
+        diff("one, two!", "one; two!"),
         [part(Side::Both, "one"), part(Side::Base, ", "), part(Side::Tuned, "; "), part(Side::Both, "two!")]
     );
-    // Scripts without spaces, and letters that are made of several characters.
+    // Scripts without spaces, and combining characters.
     assert_eq!(
-        compared("猫在", "猫不在"),
+        diff("猫在", "猫不在"),
         [part(Side::Both, "猫"), part(Side::Tuned, "不"), part(Side::Both, "在")]
     );
-    assert_eq!(compared("e\u{301}", "e"), [part(Side::Base, "e\u{301}"), part(Side::Tuned, "e")]);
-    assert_eq!(compared("", "x"), [part(Side::Tuned, "x")]);
-    assert_eq!(compared("", ""), []);
-    assert_eq!(compared("same\n words", "same\n words"), [part(Side::Both, "same\n words")]);
+    assert_eq!(diff("e\u{301}", "e"), [part(Side::Base, "e\u{301}"), part(Side::Tuned, "e")]);
+    assert_eq!(diff("", "x"), [part(Side::Tuned, "x")]);
+    assert_eq!(diff("", ""), []);
+    assert_eq!(diff("same\n words", "same\n words"), [part(Side::Both, "same\n words")]);
 }
 
 proptest! {
-    /// Each text can be put together again from the parts.
+    /// Each text can be reassembled from the parts.
     #[test]
-    fn comparing_loses_nothing(base in "[ab,猫\u{301}“ \\n]{0,60}", tuned in "[ab,猫\u{301}“ \\n]{0,60}") {
-        let parts = compared(&base, &tuned);
+    fn a_diff_loses_nothing(base in "[ab,猫\u{301}“ \\n]{0,60}", tuned in "[ab,猫\u{301}“ \\n]{0,60}") {
+        let parts = diff(&base, &tuned);
         let text = |other: Side| -> String {
             parts.iter().filter(|part| part.side != other).map(|part| part.text.as_str()).collect()
         };

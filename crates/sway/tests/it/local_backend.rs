@@ -1,63 +1,28 @@
-//! The local backend against what dlm-sway computes with the same numbers, and
-//! against itself in other company.
+//! The local backend, compared with numbers of dlm-sway, and with itself in
+//! other batches.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
-use weightloom_hub::cards::StoreSettings;
-use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, Model};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::{Backend, Capability};
-use weightloom_sway::{
-    Answer, AnswerSink, BackendError, Query, QueryError, Question, Real, TokenNames, View,
-};
+use weightloom_sway::{Answer, BackendError, Query, QueryError, Question, Real, TokenNames, View};
+
+use crate::tiny_model::{ask, fixtures, open};
 
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =
     [("The capital of France is", " Paris"), ("Two plus two equals", " four"), ("ab", "cdefgh")];
 
-/// What logarithms of probabilities may differ by.
+/// Tolerance of log-probabilities.
 const TOLERANCE: f64 = 1e-4;
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
-
-fn model(folder: &Path) -> Model {
-    let mut families = Families::new();
-    weightloom_models::register(&mut families).unwrap();
-    let hub = Hub::new(
-        StoreSettings::default().store(weightloom_models::CARDS),
-        families,
-        Ok(FetchSettings::in_folders("none", "none")),
-    );
-    hub.open(folder.to_str().unwrap(), &()).unwrap()
-}
-
 fn backend(tuned: Tuned, options: LocalOptions) -> LocalBackend {
-    LocalBackend::new("hf", model(&folder().join("model")), tuned, options).unwrap()
+    LocalBackend::new("hf", open(&fixtures().join("model")), tuned, options).unwrap()
 }
 
 fn with_adapter() -> LocalBackend {
-    backend(Tuned::Adapter(folder().join("adapter")), LocalOptions::default())
-}
-
-struct Answers(Vec<Option<Result<Answer, QueryError>>>);
-
-impl AnswerSink for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
-        assert!(self.0[place].is_none(), "question {place} was answered twice");
-        self.0[place] = Some(answer);
-    }
-}
-
-fn ask(backend: &mut LocalBackend, questions: &[Question]) -> Vec<Result<Answer, QueryError>> {
-    let mut answers = Answers(questions.iter().map(|_| None).collect());
-    backend.answer(questions, &mut answers).unwrap();
-    answers.0.into_iter().map(|answer| answer.expect("every question is answered")).collect()
+    backend(Tuned::Adapter(fixtures().join("adapter")), LocalOptions::default())
 }
 
 fn ask_one(backend: &mut LocalBackend, view: &View, ask_for: Query) -> Result<Answer, QueryError> {
@@ -112,7 +77,7 @@ fn assert_near(found: f64, expected: f64, what: &str) {
 #[test]
 fn every_view_answers_as_in_the_reference() {
     let expected: Value =
-        serde_json::from_slice(&std::fs::read(folder().join("views.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(fixtures().join("views.json")).unwrap()).unwrap();
     let questions: Vec<Question> = views()
         .iter()
         .flat_map(|(_, view)| asks().into_iter().map(|ask| Question::new(view, ask)).collect::<Vec<_>>())
@@ -121,7 +86,7 @@ fn every_view_answers_as_in_the_reference() {
     // together.
     for max_batch_tokens in [1, 50, 4096] {
         let options = LocalOptions { max_batch_tokens, max_batch_size: 5, ..LocalOptions::default() };
-        let mut backend = backend(Tuned::Adapter(folder().join("adapter")), options);
+        let mut backend = backend(Tuned::Adapter(fixtures().join("adapter")), options);
         let answers = ask(&mut backend, &questions);
         for ((name, _), answers) in views().iter().zip(answers.chunks_exact(asks().len())) {
             let expected = &expected[name];
@@ -182,7 +147,7 @@ fn answers_do_not_depend_on_what_else_is_asked() {
     }
     // Backwards, every question twice, one adapter of noise at a time.
     let options = LocalOptions { max_adapter_bytes: 1, max_batch_tokens: 64, ..LocalOptions::default() };
-    let mut small = self::backend(Tuned::Adapter(folder().join("adapter")), options);
+    let mut small = self::backend(Tuned::Adapter(fixtures().join("adapter")), options);
     let backwards: Vec<Question> = questions.iter().rev().chain(&questions).cloned().collect();
     let found = ask(&mut small, &backwards);
     for (found, expected) in found.iter().zip(together.iter().rev().chain(&together)) {
@@ -314,7 +279,7 @@ fn what_has_no_answer_is_told_for_itself() {
 /// The adapter with nothing but what is no number.
 fn broken_adapter() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
-    let own = folder().join("adapter");
+    let own = fixtures().join("adapter");
     std::fs::copy(own.join("adapter_config.json"), place.path().join("adapter_config.json")).unwrap();
     let mut bytes = std::fs::read(own.join("adapter_model.safetensors")).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -357,7 +322,7 @@ fn a_view_that_breaks_does_not_break_the_others() {
 
 #[test]
 fn two_models_are_compared_as_well() {
-    let other = model(&folder().join("model"));
+    let other = open(&fixtures().join("model"));
     let mut backend = backend(Tuned::Model(Box::new(other)), LocalOptions::default());
     assert!(backend.description().capabilities.contains(&Capability::Differential));
     assert!(!backend.description().capabilities.contains(&Capability::Scalable));
@@ -386,7 +351,7 @@ fn a_base_alone_answers_for_itself() {
 #[test]
 fn identities_are_those_of_contents() {
     let name = |tuned: Tuned, options: LocalOptions| backend(tuned, options).description().identity.clone();
-    let adapter = || Tuned::Adapter(folder().join("adapter"));
+    let adapter = || Tuned::Adapter(fixtures().join("adapter"));
     let own = name(adapter(), LocalOptions::default());
     assert!(own.is_some());
     assert_eq!(name(adapter(), LocalOptions::default()), own);
@@ -396,7 +361,7 @@ fn identities_are_those_of_contents() {
     // Elsewhere, it is the same; with one number changed, it is not.
     let place = tempfile::tempdir().unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
-        std::fs::copy(folder().join("adapter").join(file), place.path().join(file)).unwrap();
+        std::fs::copy(fixtures().join("adapter").join(file), place.path().join(file)).unwrap();
     }
     let copy = || Tuned::Adapter(place.path().to_owned());
     assert_eq!(name(copy(), LocalOptions::default()), own);
@@ -413,7 +378,7 @@ fn an_adapter_that_does_not_fit_is_an_error_with_a_reason() {
     let place = tempfile::tempdir().unwrap();
     let refused = LocalBackend::new(
         "hf",
-        model(&folder().join("model")),
+        open(&fixtures().join("model")),
         Tuned::Adapter(place.path().to_owned()),
         LocalOptions::default(),
     );

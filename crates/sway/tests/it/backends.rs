@@ -1,8 +1,6 @@
 //! From suites to backends: each kind that a file can name, and each file that
 //! names something that is not there.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,9 +9,7 @@ use std::sync::mpsc;
 use serde_json::{Value, json};
 use weightloom_checkpoint::Source;
 use weightloom_errors::Hint;
-use weightloom_hub::cards::StoreSettings;
-use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub, ModelLoadOptions, TextGenerator};
+use weightloom_hub::{ModelLoadOptions, TextGenerator};
 use weightloom_layout::DType;
 use weightloom_serve::ServeOptions;
 use weightloom_sway::backend::build::{BackendBuilder, BuildError};
@@ -21,26 +17,14 @@ use weightloom_sway::backend::custom::{CustomError, PythonProblem};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::convert_adapter::{AdapterFormat, ConvertError, Overwrite, convert_adapter};
 use weightloom_sway::suite::SuiteRule;
-use weightloom_sway::{Answer, AnswerSink, Query, QueryError, Question, Real, Suite, TokenNames, View};
+use weightloom_sway::{Answer, Query, QueryError, Question, Real, Suite, TokenNames, View};
 
-fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
-
-fn hub() -> Hub {
-    let mut families = Families::new();
-    weightloom_models::register(&mut families).unwrap();
-    Hub::new(
-        StoreSettings::default().store(weightloom_models::CARDS),
-        families,
-        Ok(FetchSettings::in_folders("none", "none")),
-    )
-}
+use crate::tiny_model::{ask, fixtures, hub};
 
 /// A suite in the folder of the tiny model.
 fn suite(base: &str, tuned: &str, defaults: &str) -> Suite {
     let text = format!("models:\n  base: {{{base}}}\n  ft: {{{tuned}}}\ndefaults: {{{defaults}}}\n");
-    Suite::read(&text, &tiny().join("sway.yaml"), &|_| None).unwrap()
+    Suite::read(&text, &fixtures().join("sway.yaml"), &|_| None).unwrap()
 }
 
 fn try_build(base: &str, tuned: &str, defaults: &str) -> Result<Box<dyn Backend>, BuildError> {
@@ -56,21 +40,6 @@ fn fault(base: &str, tuned: &str) -> BuildError {
     let error = try_build(base, tuned, "").err().expect("it should be refused");
     assert!(error.hint().is_some(), "{error}");
     error
-}
-
-struct Answers(Vec<Option<Result<Answer, QueryError>>>);
-
-impl AnswerSink for Answers {
-    fn answered(&mut self, place: usize, answer: Result<Answer, QueryError>) {
-        assert!(self.0[place].is_none(), "question {place} was answered twice");
-        self.0[place] = Some(answer);
-    }
-}
-
-fn ask(backend: &mut dyn Backend, questions: &[Question]) -> Vec<Result<Answer, QueryError>> {
-    let mut answers = Answers(questions.iter().map(|_| None).collect());
-    backend.answer(questions, &mut answers).unwrap();
-    answers.0.into_iter().map(|answer| answer.expect("every question is answered")).collect()
 }
 
 fn asks() -> Vec<Query> {
@@ -119,7 +88,7 @@ fn two_loads_answer_as_one_does() {
 #[test]
 fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
     let folder = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(tiny().join("model")).unwrap().map(Result::unwrap) {
+    for file in fs::read_dir(fixtures().join("model")).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
     let other = format!("base: {}", folder.path().display());
@@ -146,7 +115,7 @@ fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
 fn an_adapter_before_and_another_after_are_two_changed_models() {
     let folder = tempfile::tempdir().unwrap();
     let stronger = folder.path().join("stronger");
-    convert_adapter(&tiny().join("adapter"), &stronger, AdapterFormat::Mlx, Overwrite::Refuse).unwrap();
+    convert_adapter(&fixtures().join("adapter"), &stronger, AdapterFormat::Mlx, Overwrite::Refuse).unwrap();
     change(&stronger.join("adapter_config.json"), |config| {
         config["lora_parameters"]["scale"] = json!(4.0);
     });
@@ -172,7 +141,8 @@ fn change(file: &Path, change: impl FnOnce(&mut Value)) {
 fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: &str| folder.path().join(name);
-    let done = convert_adapter(&tiny().join("adapter"), &place("mlx"), AdapterFormat::Mlx, Overwrite::Refuse);
+    let done =
+        convert_adapter(&fixtures().join("adapter"), &place("mlx"), AdapterFormat::Mlx, Overwrite::Refuse);
     let done = done.unwrap();
     assert_eq!((done.modules, done.weights), (4, place("mlx").join("adapters.safetensors")));
     let mlx = format!("kind: mlx, base: model, adapter: {}", place("mlx").display());
@@ -193,11 +163,11 @@ fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
         });
         content.collect()
     };
-    assert_eq!(read(&place("back")), read(&tiny().join("adapter")));
+    assert_eq!(read(&place("back")), read(&fixtures().join("adapter")));
     let config = |folder: PathBuf| -> Value {
         serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
     };
-    let (before, after) = (config(tiny().join("adapter")), config(place("back")));
+    let (before, after) = (config(fixtures().join("adapter")), config(place("back")));
     for key in ["r", "lora_alpha", "lora_dropout", "use_dora", "peft_type"] {
         assert_eq!(before[key], after[key], "{key}");
     }
@@ -206,7 +176,7 @@ fn an_adapter_of_mlx_answers_bit_for_bit_like_that_of_peft() {
 #[test]
 fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
-    let (source, target) = (tiny().join("adapter"), folder.path().join("out"));
+    let (source, target) = (fixtures().join("adapter"), folder.path().join("out"));
     let convert = |source: &Path, to: AdapterFormat, overwrite: Overwrite| {
         convert_adapter(source, &target, to, overwrite)
     };
@@ -221,7 +191,7 @@ fn adapters_are_replaced_only_if_asked_and_refused_before_anything_is_written() 
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors", "notes.txt"]);
     let same = convert(&target, AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
     assert!(matches!(same, ConvertError::SameFolder { .. }), "{same}");
-    let model = convert(&tiny().join("model"), AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
+    let model = convert(&fixtures().join("model"), AdapterFormat::Mlx, Overwrite::Replace).unwrap_err();
     assert!(matches!(model, ConvertError::NotAdapter { .. }), "{model}");
     // What MLX cannot say is refused, and what is there stays.
     let dora = folder.path().join("dora");
@@ -293,7 +263,7 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
 #[test]
 fn models_with_other_tokens_are_not_compared() {
     let folder = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(tiny().join("model")).unwrap().map(Result::unwrap) {
+    for file in fs::read_dir(fixtures().join("model")).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
     let other = format!("base: {}", folder.path().display());
@@ -317,7 +287,7 @@ fn models_with_other_tokens_are_not_compared() {
 #[test]
 fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
     let folder = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(tiny().join("adapter")).unwrap().map(Result::unwrap) {
+    for file in fs::read_dir(fixtures().join("adapter")).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
     }
     let weights = folder.path().join("adapter_model.safetensors");
@@ -337,7 +307,7 @@ fn an_adapter_for_another_model_is_an_error_at_the_first_question() {
 
 /// What writes like the tiny model, with or without its adapter.
 fn writer(adapter: Option<&Path>) -> TextGenerator {
-    let model = hub().open(tiny().join("model").to_str().unwrap(), &()).unwrap();
+    let model = hub().open(fixtures().join("model").to_str().unwrap(), &()).unwrap();
     let options = ModelLoadOptions { dtype: Some(DType::F32), ..ModelLoadOptions::default() };
     let decoder = model.load(&options, &()).unwrap().decoder;
     let adapter = adapter.map(|folder| {
@@ -367,7 +337,7 @@ fn served(writer: TextGenerator) -> String {
 
 #[test]
 fn our_own_server_answers_as_the_engine_does() {
-    let (base, tuned) = (served(writer(None)), served(writer(Some(&tiny().join("adapter")))));
+    let (base, tuned) = (served(writer(None)), served(writer(Some(&fixtures().join("adapter")))));
     let mut api = build(
         &format!("kind: api, base: tiny, endpoint: '{base}'"),
         &format!("kind: api, base: tiny, endpoint: '{tuned}'"),
@@ -452,7 +422,7 @@ fn quantised(folder: &Path) -> (PathBuf, PathBuf) {
     for place in [&packed, &plain] {
         fs::create_dir(place).unwrap();
         for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
-            fs::copy(tiny().join("model").join(name), place.join(name)).unwrap();
+            fs::copy(fixtures().join("model").join(name), place.join(name)).unwrap();
         }
     }
     change(&packed.join("config.json"), |config| {
@@ -460,7 +430,7 @@ fn quantised(folder: &Path) -> (PathBuf, PathBuf) {
     });
     let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
     let (mut to_pack, mut to_leave) = (BTreeMap::new(), BTreeMap::new());
-    for (name, (shape, values)) in tensors(&tiny().join("model/model.safetensors")) {
+    for (name, (shape, values)) in tensors(&fixtures().join("model/model.safetensors")) {
         if shape.len() != 2 {
             for all in [&mut to_pack, &mut to_leave] {
                 all.insert(name.clone(), ("F32", shape.clone(), bytes(&values)));

@@ -1,18 +1,11 @@
-//! The suite of the reference's own report, on the tiny model, in reference
-//! mode.
+//! A report of dlm-sway on the tiny model, under the reference statistics.
 //!
-//! What needs none of dlm-sway's texts is compared everywhere: numbers of
-//! entries that bring their own prompts, without a null. With
-//! `WEIGHTLOOM_SHARED` the whole report is compared, with the texts from there.
+//! Entries with their own prompts are always compared, without noise. With
+//! `WEIGHTLOOM_SHARED`, which has the texts of dlm-sway, the whole report is.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
-use weightloom_hub::cards::StoreSettings;
-use weightloom_hub::fetch::FetchSettings;
-use weightloom_hub::{Families, Hub};
 use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::cache::Cache;
 use weightloom_sway::packs::Packs;
@@ -21,30 +14,21 @@ use weightloom_sway::runner::{Entry, RunOutcome, SuiteRun, run};
 use weightloom_sway::sections::{Section, SectionKind, SectionPreference, SectionQuestion};
 use weightloom_sway::{Record, Statistics};
 
-/// What numbers may differ by.
+use crate::tiny_model::{fixtures, open};
+
+/// Tolerance of numbers.
 const TOLERANCE: f64 = 1e-4;
 
-fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
-
 fn backend() -> LocalBackend {
-    let mut families = Families::new();
-    weightloom_models::register(&mut families).unwrap();
-    let hub = Hub::new(
-        StoreSettings::default().store(weightloom_models::CARDS),
-        families,
-        Ok(FetchSettings::in_folders("none", "none")),
-    );
-    let base = hub.open(tiny().join("model").to_str().unwrap(), &()).unwrap();
-    LocalBackend::new("hf", base, Tuned::Adapter(tiny().join("adapter")), LocalOptions::default()).unwrap()
+    let adapter = Tuned::Adapter(fixtures().join("adapter"));
+    LocalBackend::new("hf", open(&fixtures().join("model")), adapter, LocalOptions::default()).unwrap()
 }
 
 fn section(id: &str, kind: SectionKind, content: String) -> Section {
     Section { id: id.to_owned(), kind, content, questions: Vec::new(), preferences: Vec::new(), tag: None }
 }
 
-/// The sections that the report was made with.
+/// The sections of the report.
 fn sections() -> Vec<Section> {
     let mut found: Vec<Section> = (0..3)
         .map(|i| {
@@ -92,7 +76,7 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> RunOutcome
     run(&job, &mut backend(), cache, &mut ()).unwrap()
 }
 
-/// Packs that no compared number hangs on.
+/// Text packs that the compared numbers do not depend on.
 fn no_packs() -> Packs {
     serde_json::from_value(json!({
         "sentinel_prompts": ["One"], "sentinel_doc": "A text.",
@@ -115,7 +99,7 @@ fn named<'a>(records: &'a [Record], name: &str) -> &'a Record {
 }
 
 #[test]
-fn entries_with_their_own_prompts_give_the_numbers_of_dlm_sway() {
+fn entries_with_their_own_prompts_agree_with_dlm_sway() {
     let triples: Vec<Value> = (0..6)
         .map(|i| json!({"prompt": format!("p{i}"), "chosen": " a", "rejected": format!(" b{}", "c".repeat(i))}))
         .collect();
@@ -169,7 +153,7 @@ fn entries_with_their_own_prompts_give_the_numbers_of_dlm_sway() {
 }
 
 #[test]
-fn a_second_run_needs_no_model() {
+fn a_second_run_is_answered_from_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let suite = json!([{"name": "n", "kind": "null_adapter"}, {"name": "d", "kind": "delta_kl", "prompts": ["Once"]}]);
     let mut first = None;
@@ -183,9 +167,9 @@ fn a_second_run_needs_no_model() {
 }
 
 #[test]
-fn the_whole_report_is_that_of_dlm_sway() {
+fn the_whole_report_agrees_with_dlm_sway() {
     let Some(shared) = std::env::var_os("WEIGHTLOOM_SHARED") else {
-        // The texts are not ours to copy; what needs none is compared above.
+        // The texts are not in this repository.
         return;
     };
     let golden = Path::new(&shared).join("golden/sway");
@@ -207,13 +191,13 @@ fn the_whole_report_is_that_of_dlm_sway() {
     assert!(faults.is_empty(), "{} differences:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// Differences of two values. What is divided by a tiny number (the spread of
-/// three nulls, a gain of 0.009) is compared to a hundredth of its size.
+/// Differences of two values. Quotients with a tiny divisor (the deviation of
+/// three draws, a gain of 0.009) have a relative tolerance of a hundredth.
 fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) {
     match (found, wanted) {
         (Value::Object(found), Value::Object(wanted)) => {
             let names: std::collections::BTreeSet<&String> = found.keys().chain(wanted.keys()).collect();
-            // What the models wrote only we keep.
+            // dlm-sway does not report generated texts.
             for name in names.into_iter().filter(|name| *name != "generations") {
                 let of = |map: &serde_json::Map<String, Value>| map.get(name).cloned();
                 match (of(found), of(wanted)) {
@@ -232,7 +216,7 @@ fn compare(found: &Value, wanted: &Value, path: &str, faults: &mut Vec<String>) 
                 compare(found, wanted, &format!("{path}.{place}"), faults);
             }
         }
-        // Words are our own.
+        // Reasons are worded differently.
         (Value::String(_), Value::String(_)) if path.ends_with("reason") => {}
         _ => {
             let same = match (found.as_f64(), wanted.as_f64()) {

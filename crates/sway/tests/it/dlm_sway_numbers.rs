@@ -1,7 +1,7 @@
-//! What dlm-sway 0.1.0 made of numbers that its own report lists.
+//! Statistics, compared with those in a report of dlm-sway 0.1.0.
 //!
-//! The numbers are from its report on a tiny model with random weights: per
-//! unit what was measured, and what followed from it.
+//! The report is of a tiny model with random weights; it lists the number of
+//! every unit and the statistics of each probe.
 
 use weightloom_sway::numbers::bootstrap::mean_interval;
 use weightloom_sway::numbers::linear_fit::{LinearFit, half_life};
@@ -14,7 +14,7 @@ fn near(found: f64, wanted: f64) {
 }
 
 #[test]
-fn distances_have_their_mean_and_interval() {
+fn means_and_intervals_agree() {
     let distances = [0.13769379847816457, 0.08940487357701114, 0.019709111383232447];
     assert_eq!(mean(&distances), Some(0.08226926114613604));
     assert_eq!(mean_interval(&distances, 0), Some([0.019709111383232447, 0.13769379847816457]));
@@ -23,7 +23,7 @@ fn distances_have_their_mean_and_interval() {
 }
 
 #[test]
-fn sections_have_their_interval() {
+fn intervals_of_sections_agree() {
     let gains = [
         -0.021655240775071912,
         -0.021805605679514856,
@@ -36,7 +36,7 @@ fn sections_have_their_interval() {
 }
 
 #[test]
-fn curves_have_their_shape() {
+fn half_lives_and_fits_agree() {
     let means = [0.10315760022871631, 0.023293520021570452, 0.027319675106793638];
     near(half_life(&[0.0, 32.0, 64.0], &means).unwrap_or(f64::NAN), 33.38832172408702);
     let lambdas = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25];
@@ -53,7 +53,7 @@ fn curves_have_their_shape() {
 }
 
 #[test]
-fn nulls_and_scores_follow_from_samples() {
+fn z_scores_and_scores_agree() {
     for (samples, raw, sign, z, score) in [
         (
             [0.0003951312475796165, 0.0019045653565186171, -0.0005192632292787547],

@@ -1,33 +1,33 @@
-//! What the two models write, word by word beside each other.
+//! Texts of the two models, compared word by word.
 
 use super::contents::{Limits, cropped};
 use crate::probe::Generations;
 use crate::report::Report;
 use serde::Serialize;
 
-/// The most words of a text that are compared one by one.
+/// The most words of a text that are compared.
 const MOST_WORDS: usize = 600;
 
-/// What the two models write behind one prompt.
+/// What the two models generate after one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Writing {
+pub(super) struct TextPair {
     pub probe: String,
     /// The number of the text among those of the probe, from 1.
     pub number: usize,
     pub prompt: String,
-    pub parts: Vec<Part>,
-    /// How much is the same, in words.
+    pub parts: Vec<DiffPart>,
+    /// How much is equal, in words.
     pub same: String,
 }
 
-/// A stretch of text.
+/// A run of words that both models, or only one, generated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Part {
+pub(super) struct DiffPart {
     pub side: Side,
     pub text: String,
 }
 
-/// Whose text a stretch is.
+/// Which model generated a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Side {
@@ -36,18 +36,18 @@ pub(super) enum Side {
     Tuned,
 }
 
-/// All pairs of texts that records carry.
-pub(super) fn writings(report: &Report, limits: Limits, cut: &mut Vec<String>) -> Vec<Writing> {
+/// All pairs of texts in the evidence.
+pub(super) fn text_pairs(report: &Report, limits: Limits, cut: &mut Vec<String>) -> Vec<TextPair> {
     let mut all = Vec::new();
     for record in report.probes.iter().take(limits.probes) {
         let generations = record.evidence.read::<Generations>().unwrap_or_default().generations;
         for (place, pair) in generations.iter().enumerate() {
-            if all.len() == limits.writings {
-                cut.push(format!("only the first {} pairs of texts are shown", limits.writings));
+            if all.len() == limits.generations {
+                cut.push(format!("only the first {} pairs of texts are shown", limits.generations));
                 return all;
             }
-            let parts = compared(&cropped(&pair.base, limits.letters), &cropped(&pair.tuned, limits.letters));
-            all.push(Writing {
+            let parts = diff(&cropped(&pair.base, limits.letters), &cropped(&pair.tuned, limits.letters));
+            all.push(TextPair {
                 probe: cropped(&record.name, 80),
                 number: place + 1,
                 prompt: cropped(&pair.prompt, limits.letters),
@@ -59,31 +59,31 @@ pub(super) fn writings(report: &Report, limits: Limits, cut: &mut Vec<String>) -
     all
 }
 
-/// How much of two texts is the same.
-fn same(parts: &[Part]) -> String {
-    let words = |side: Side| -> usize {
+/// How much of two texts is equal.
+fn same(parts: &[DiffPart]) -> String {
+    let count = |side: Side| -> usize {
         let kept = parts.iter().filter(|part| part.side == side);
-        kept.map(|part| pieces(&part.text).iter().filter(|piece| !piece.trim().is_empty()).count()).sum()
+        kept.map(|part| words(&part.text).iter().filter(|word| !word.trim().is_empty()).count()).sum()
     };
-    match [Side::Both, Side::Base, Side::Tuned].map(words) {
-        [0, 0, 0] => "neither model writes anything".to_owned(),
-        [_, 0, 0] => "both models write the same".to_owned(),
-        [0, _, _] => "nothing is the same".to_owned(),
+    match [Side::Both, Side::Base, Side::Tuned].map(count) {
+        [0, 0, 0] => "neither model generates text".to_owned(),
+        [_, 0, 0] => "both models generate the same text".to_owned(),
+        [0, _, _] => "no words are equal".to_owned(),
         [both, base, tuned] => {
-            format!("{both} words in both, {base} only from the base, {tuned} only from the tuned model")
+            format!("{both} words in both, {base} only from the base, {tuned} only from the fine-tuned model")
         }
     }
 }
 
-/// The words of both texts: what they share, and what only one of them has.
-pub(super) fn compared(base: &str, tuned: &str) -> Vec<Part> {
-    let (one, other) = (pieces(base), pieces(tuned));
-    let mut parts: Vec<Part> = Vec::new();
+/// The longest common subsequence of the words, and what only one text has.
+pub(super) fn diff(base: &str, tuned: &str) -> Vec<DiffPart> {
+    let (one, other) = (words(base), words(tuned));
+    let mut parts: Vec<DiffPart> = Vec::new();
     let mut add = |side: Side, text: &str| match parts.last_mut() {
         Some(last) if last.side == side => last.text.push_str(text),
-        _ => parts.push(Part { side, text: text.to_owned() }),
+        _ => parts.push(DiffPart { side, text: text.to_owned() }),
     };
-    // How much the rest of the texts has in common, from any two places on.
+    // Length of the longest common subsequence of any two suffixes.
     let width = other.len() + 1;
     let mut common = vec![0u32; (one.len() + 1) * width];
     for i in (0..one.len()).rev() {
@@ -113,13 +113,13 @@ pub(super) fn compared(base: &str, tuned: &str) -> Vec<Part> {
     parts
 }
 
-/// A text in words and signs, each with the space behind it: about what tokens
-/// are. Letters of scripts without spaces stand alone. The last piece is the
-/// rest of a text that has too many.
-fn pieces(text: &str) -> Vec<&str> {
-    let mut pieces = Vec::new();
+/// Splits a text into words and punctuation, each with the space after it. In
+/// scripts without spaces every character is a word. The last word is the rest
+/// of a text that has too many.
+fn words(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
     let mut rest = text;
-    while let Some(first) = rest.chars().next().filter(|_| pieces.len() < MOST_WORDS) {
+    while let Some(first) = rest.chars().next().filter(|_| words.len() < MOST_WORDS) {
         let kind = class(first);
         let joins = |letter: char| match class(letter) {
             Class::Mark => true,
@@ -127,26 +127,26 @@ fn pieces(text: &str) -> Vec<&str> {
         };
         let word = rest.char_indices().skip(1).find(|(_, letter)| !joins(*letter));
         let word = word.map_or(rest.len(), |(end, _)| end);
-        let behind = &rest[word..];
-        let space = behind.find(|letter: char| !letter.is_whitespace()).unwrap_or(behind.len());
-        let (piece, behind) = rest.split_at(word + space);
-        pieces.push(piece);
-        rest = behind;
+        let after = &rest[word..];
+        let space = after.find(|letter: char| !letter.is_whitespace()).unwrap_or(after.len());
+        let (piece, after) = rest.split_at(word + space);
+        words.push(piece);
+        rest = after;
     }
     if !rest.is_empty() {
-        pieces.push(rest);
+        words.push(rest);
     }
-    pieces
+    words
 }
 
-/// What letters join.
+/// Which characters join a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Word,
     Space,
-    /// Joins what it stands on: an accent, a part of an emoji.
+    /// Joins the character before: an accent, a part of an emoji.
     Mark,
-    /// Joins nothing but marks.
+    /// A word by itself, with its marks.
     Alone,
 }
 

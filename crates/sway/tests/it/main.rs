@@ -1,0 +1,15 @@
+//! Integration tests of sway.
+//!
+//! - Agreement with dlm-sway: [`dlm_sway_numbers`] (statistics),
+//!   [`dlm_sway_report`] (a whole report), [`local_backend`] (log-probabilities).
+//! - Backends: [`backends`] builds each kind that a suite can name.
+//!
+//! Support: [`tiny_model`] opens the model of the fixtures and asks backends.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod backends;
+mod dlm_sway_numbers;
+mod dlm_sway_report;
+mod local_backend;
+mod tiny_model;
