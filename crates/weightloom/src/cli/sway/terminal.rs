@@ -1,4 +1,4 @@
-//! A report in a terminal.
+//! Reports on the terminal.
 
 use weightloom::sway::attribution::{LayerShare, LayerShares};
 use weightloom::sway::report::format;
@@ -6,25 +6,25 @@ use weightloom::sway::{Category, Record, Report, Verdict};
 
 use super::super::output::table;
 
-/// The cells of a bar.
+/// Cells of a bar.
 const CELLS: usize = 10;
 
-/// Parts of a model that are named, where there are more.
+/// The most parts of a model that are listed.
 const MOST_PARTS: usize = 6;
 
-/// How much fits into a line.
+/// How much fits on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
-    /// Everything about a probe.
+    /// Every column.
     Wide,
-    /// Its numbers; what it says stands below.
+    /// The numbers; messages are below the table.
     Middle,
-    /// What matters most.
+    /// The most important columns.
     Narrow,
 }
 
 impl Width {
-    /// That of the terminal. A file takes lines of any length.
+    /// The width of the terminal. A file takes lines of any length.
     fn of_terminal() -> Self {
         match terminal_size::terminal_size() {
             Some((columns, _)) if columns.0 < 80 => Self::Narrow,
@@ -34,7 +34,7 @@ impl Width {
     }
 }
 
-/// A report as a terminal shows it.
+/// Renders a report for the terminal.
 pub(in crate::cli) fn render(report: &Report) -> String {
     rendered(report, Width::of_terminal())
 }
@@ -53,7 +53,7 @@ fn rendered(report: &Report, width: Width) -> String {
     for (title, items) in [
         ("Findings", report.score.findings.clone()),
         ("Without a null distribution", report.opted_out()),
-        ("Null distributions without spread", report.degenerate()),
+        ("Null distributions without variance", report.degenerate()),
         ("Notes", report.all_notes()),
         ("Warnings", report.warnings.clone()),
     ] {
@@ -79,8 +79,8 @@ fn head(report: &Report) -> String {
     lines.join("\n")
 }
 
-/// Categories as bars, those of the usual order first. Where nothing is known
-/// there is no bar: an empty one would read as a bad result.
+/// Categories as bars, known ones first. A category without a result has no bar:
+/// an empty one would look like a bad result.
 fn categories(report: &Report) -> String {
     let place = |name: &str| Category::ALL.iter().position(|category| category.name() == name);
     let mut names: Vec<&String> = report.score.components.keys().collect();
@@ -97,8 +97,8 @@ fn categories(report: &Report) -> String {
         };
         let weight = report.score.weights.get(*name).copied().unwrap_or(0.0);
         let counts = match known {
-            None => "nothing is known".to_owned(),
-            Some(_) if weight == 0.0 => "for information".to_owned(),
+            None => "no result".to_owned(),
+            Some(_) if weight == 0.0 => "not weighted".to_owned(),
             Some(_) => format!("weight {weight:.2}"),
         };
         format!("{name:width$}  {bar}  {:>4}  {counts}", format::score(known))
@@ -108,7 +108,7 @@ fn categories(report: &Report) -> String {
 
 fn probes(report: &Report, width: Width) -> String {
     let tested = report.probes.iter().any(|record| record.p_adjusted.is_some());
-    // Each column, whether it holds numbers, and how much room it needs.
+    // Each column, whether it holds numbers, and the width it needs.
     let all = [
         ("probe", false, Width::Narrow),
         ("kind", false, Width::Wide),
@@ -117,7 +117,7 @@ fn probes(report: &Report, width: Width) -> String {
         ("raw", true, Width::Narrow),
         ("95 %", false, Width::Middle),
         ("z", true, Width::Wide),
-        ("p, all counted", true, Width::Middle),
+        ("adjusted p", true, Width::Middle),
         ("note", false, Width::Wide),
     ];
     let fits = |room: Width| match width {
@@ -147,8 +147,8 @@ fn probes(report: &Report, width: Width) -> String {
     table.to_string()
 }
 
-/// What is gone of the change without each layer and each kind of module, if
-/// that was asked: the largest first.
+/// The shares of layers and of kinds of modules in the change, the largest
+/// first, if they were measured.
 fn layers(report: &Report) -> Option<String> {
     let shares = report
         .probes
@@ -170,10 +170,10 @@ fn layers(report: &Report) -> Option<String> {
     };
     let lines: Vec<String> = [shares.layers, shares.parts].iter().filter_map(|one| line(one)).collect();
     (!lines.is_empty())
-        .then(|| format!("Where the change is: how much of it goes with each part\n{}", lines.join("\n")))
+        .then(|| format!("Layers of the change: share of the effect lost without each\n{}", lines.join("\n")))
 }
 
-/// What needs a look stands out.
+/// Failures are in upper case.
 fn shown(verdict: Verdict) -> String {
     match verdict {
         Verdict::Fail | Verdict::Error => verdict.to_string().to_uppercase(),
@@ -198,7 +198,7 @@ fn last_line(report: &Report) -> String {
     parts.join(" · ")
 }
 
-/// A text in one line, without what a terminal would obey.
+/// A text on one line, without control characters.
 fn flat(text: &str) -> String {
     let printable: String =
         text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_terminals_get_fewer_columns_and_notes_below() {
+    fn narrow_terminals_show_fewer_columns_and_notes_below() {
         let [wide, middle, narrow] =
             [Width::Wide, Width::Middle, Width::Narrow].map(|width| rendered(&report(), width));
         assert!(
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_parts_are_named() {
+    fn the_largest_parts_are_listed() {
         let text = rendered(&report(), Width::Wide);
         let wanted =
             "layer 8 80 %, layer 7 70 %, layer 6 60 %, layer 5 50 %, layer 4 40 %, layer 3 30 %, 3 more";
@@ -249,13 +249,10 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_measured_has_no_number() {
+    fn categories_without_a_result_have_no_number() {
         let text = rendered(&report(), Width::Wide);
-        assert!(text.contains("█░░░░░  0.50  weight 0.30") && text.contains("—  nothing is known"), "{text}");
+        assert!(text.contains("█░░░░░  0.50  weight 0.30") && text.contains("—  no result"), "{text}");
         let text = rendered(&Report::default(), Width::Wide);
-        assert!(
-            text.contains("No probe was run") && !text.contains("Score") && !text.contains('┆'),
-            "{text}"
-        );
+        assert!(text.contains("No probe ran") && !text.contains("Score") && !text.contains('┆'), "{text}");
     }
 }
