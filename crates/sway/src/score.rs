@@ -197,7 +197,7 @@ fn paired_findings(
     findings.extend(records.iter().filter(|record| record.verdict == Verdict::Fail).map(failed));
     let undecided = number_of(records, Verdict::Inconclusive);
     if undecided > 0 {
-        findings.push(format!("{} inconclusive", plural(undecided)));
+        findings.push(format!("inconclusive: {}", plural(undecided)));
     }
     if !missing.is_empty() {
         let names: Vec<&str> = missing.iter().map(|category| category.name()).collect();

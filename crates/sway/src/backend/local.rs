@@ -170,6 +170,10 @@ impl AnswerSink for Duplicates<'_> {
             self.sink.answered(index, answer.clone());
         }
     }
+
+    fn is_cancelled(&self) -> bool {
+        self.sink.is_cancelled()
+    }
 }
 
 impl Backend for LocalBackend {

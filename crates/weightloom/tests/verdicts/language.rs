@@ -1,10 +1,10 @@
-//! A language of 256 words of three letters, small enough to be learned in
-//! seconds, and documents in it.
+//! A language of 256 words of three letters, small enough to learn in seconds,
+//! and documents in it.
 //!
-//! Common words stand in six classes that follow each other; a word has two
-//! that it likes behind it. Rare words stand in two classes that take turns,
-//! and nobody likes anybody. A document is written in rare words, and gives
-//! each of them three that it likes: that is what a tuning can learn.
+//! Common words are in six classes that follow each other, and each word has two
+//! likely successors. Rare words are in two classes that alternate, with equally
+//! likely successors. A document is written in rare words, and gives each of
+//! them three likely successors, which fine-tuning can learn.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ const WORDS: usize = 256;
 const CLASS: usize = 32;
 /// The first of the rare words.
 const RARE: usize = 192;
-/// Tokens before the words: padding, the end, whatever is no word.
+/// Tokens before the words: padding, end, unknown.
 const SPECIAL: usize = 3;
 const LETTERS: usize = 12;
 
 pub const VOCABULARY: usize = SPECIAL + WORDS;
 pub const PADDING: i64 = 0;
-/// How many characters a word takes, with the space behind it.
+/// Characters of a word with its space.
 pub const WIDTH: usize = 4;
 
 /// A word of three letters.
@@ -65,11 +65,11 @@ pub fn write_tokenizer(folder: &Path) {
     std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
 }
 
-/// Which words stand behind which.
+/// Which words follow which.
 #[derive(Clone)]
 pub struct Habits {
     liked: Vec<Vec<usize>>,
-    /// How often one of these comes next.
+    /// How often a likely successor follows.
     strength: f64,
     order: Order,
 }
@@ -109,36 +109,36 @@ impl Habits {
         Self { liked, strength, order }
     }
 
-    /// What everybody says: the same in every run.
+    /// The common language, the same in every run.
     pub fn common() -> Self {
         Self::new(Order::Common, 2, 0.7, &mut Pcg64::new(1))
     }
 
-    /// Rare words, said as everybody says them.
+    /// Rare words of the common language.
     pub fn rare() -> Self {
         Self::new(Order::Rare, 0, 0.0, &mut Pcg64::new(1))
     }
 
-    /// What a document says.
+    /// The language of a document.
     pub fn of_document(generator: &mut Pcg64) -> Self {
         Self::new(Order::Rare, 3, 0.9, generator)
     }
 
-    /// Common words, the wrong way round.
+    /// The common language backwards.
     pub fn wrong(generator: &mut Pcg64) -> Self {
         Self::new(Order::Backwards, 2, 0.7, generator)
     }
 
-    /// So many words.
+    /// Generates this many words.
     pub fn words(&self, length: usize, generator: &mut Pcg64) -> Vec<usize> {
         let first = self.order.first(generator);
         let mut words = vec![first];
-        self.go_on(&mut words, length - 1, generator);
+        self.extend(&mut words, length - 1, generator);
         words
     }
 
-    /// So many words more.
-    pub fn go_on(&self, words: &mut Vec<usize>, more: usize, generator: &mut Pcg64) {
+    /// Appends this many words.
+    pub fn extend(&self, words: &mut Vec<usize>, more: usize, generator: &mut Pcg64) {
         let mut last = words.last().copied().unwrap_or_default();
         for _ in 0..more {
             let liked = &self.liked[last];

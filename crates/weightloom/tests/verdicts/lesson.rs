@@ -1,5 +1,4 @@
-//! A small transformer that learns the language, and adapters that learn
-//! something else.
+//! Trains a small transformer on the language, and adapters of it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,13 +28,13 @@ pub struct Row {
     pub words: Vec<usize>,
 }
 
-/// How something is learned.
+/// A training run.
 pub struct Lesson<'a> {
     pub steps: u64,
     pub rows: usize,
     pub rate: f64,
     pub seed: u64,
-    /// What the rows of each step say.
+    /// Generates the rows of each step.
     pub row: &'a dyn Fn(&mut Pcg64) -> Row,
 }
 
@@ -53,8 +52,8 @@ impl Lesson<'_> {
         MicroBatch { rows: self.rows, inputs, targets }
     }
 
-    /// Teaches it, and tells the last loss.
-    fn teach(&self, engine: &mut Engine) -> f64 {
+    /// Trains and returns the last loss.
+    fn train(&self, engine: &mut Engine) -> f64 {
         let mut generator = Pcg64::new(self.seed);
         let mut loss = f64::NAN;
         for number in 1..=self.steps {
@@ -112,7 +111,7 @@ fn write<'a>(file: &Path, tensors: impl Iterator<Item = (String, &'a DTensor)>) 
     serialize_to_file(views, None, file).unwrap();
 }
 
-/// Makes a model that has learned a language, as a folder. Tells the last loss.
+/// Trains a model on the language and writes its folder. Returns the last loss.
 pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
     std::fs::create_dir_all(folder).unwrap();
     write_tokenizer(folder);
@@ -135,7 +134,7 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
         );
         (decoder.unwrap(), None)
     });
-    let loss = lesson.teach(&mut engine);
+    let loss = lesson.train(&mut engine);
     let parameters = engine.stages()[0].decoder.parameters();
     write(&folder.join("model.safetensors"), parameters.iter().map(|(name, value)| (name.clone(), value)));
     loss
@@ -143,8 +142,7 @@ pub fn pretrain(folder: &Path, hub: &Hub, lesson: &Lesson<'_>) -> f64 {
 
 const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// Makes an adapter that has learned something, as PEFT's folder. Tells the
-/// last loss.
+/// Trains an adapter and writes its PEFT folder. Returns the last loss.
 pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<'_>) -> f64 {
     let model = hub.open(&base.display().to_string(), &()).unwrap();
     let mut engine = engine(|options| {
@@ -162,7 +160,7 @@ pub fn tune(folder: &Path, hub: &Hub, base: &Path, rank: usize, lesson: &Lesson<
         }
         (decoder, Some(adapter))
     });
-    let loss = lesson.teach(&mut engine);
+    let loss = lesson.train(&mut engine);
     let adapter = engine.stages()[0].adapter.as_ref().unwrap();
     std::fs::create_dir_all(folder).unwrap();
     let named =

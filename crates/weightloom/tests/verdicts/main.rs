@@ -1,9 +1,9 @@
-//! Controlled cases: adapters of which we know what they do, on a transformer
-//! that was trained, judged by all thirteen probes.
+//! Controlled cases: adapters with a known effect on a trained transformer,
+//! judged by all probes.
 //!
-//! Each case is run with fresh seeds: another document, another adapter. How
-//! often is told by `WEIGHTLOOM_VERDICT_RUNS`; the limits below are meant for
-//! 200, which take a while, and a few runs are enough to see that nothing broke.
+//! Each case runs with fresh seeds: another document, another adapter.
+//! `WEIGHTLOOM_VERDICT_RUNS` sets how often; the limits below are meant for 200,
+//! which take a while, and a few runs show that nothing is broken.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -26,10 +26,10 @@ use language::Habits;
 use lesson::{Lesson, ROW, Row, pretrain, tune};
 use suite::{Document, Judged, SECTION};
 
-/// How often a case is run if nothing is said.
+/// How often a case runs by default.
 const FEW: u64 = 4;
 
-/// What all cases share.
+/// The model that all cases share.
 struct School {
     hub: Hub,
     base: PathBuf,
@@ -37,7 +37,7 @@ struct School {
 }
 
 impl School {
-    /// The model is trained once.
+    /// Trains the model once.
     fn get() -> &'static Self {
         static SCHOOL: OnceLock<School> = OnceLock::new();
         SCHOOL.get_or_init(|| {
@@ -46,27 +46,27 @@ impl School {
             let base = folder.path().join("base");
             let lesson = Lesson { steps: 700, rows: 32, rate: 1e-2, seed: 1, row: &everyday };
             let loss = pretrain(&base, &hub, &lesson);
-            // A quarter of the words are rare, of which one is as good as the
-            // other: ln 32. The others have two that they like: 2.0.
+            // A quarter of the words are rare and equally likely: ln 32. The
+            // others have two likely successors: 2.0.
             assert!(loss < 2.6, "{loss}");
             Self { hub, base, folder }
         })
     }
 }
 
-/// A row with padding before it, sometimes: texts may begin anywhere.
+/// A row that sometimes starts with padding, so that texts start anywhere.
 fn padded(generator: &mut Pcg64, words: impl FnOnce(usize, &mut Pcg64) -> Vec<usize>) -> Row {
     let padding = (generator.below(64) as usize).saturating_sub(28).min(ROW - 8);
     Row { padding, words: words(ROW + 1 - padding, generator) }
 }
 
-/// What everybody says.
+/// The common language.
 fn everyday(generator: &mut Pcg64) -> Row {
     let habits = if generator.below(4) == 0 { Habits::rare() } else { Habits::common() };
     padded(generator, |length, generator| habits.words(length, generator))
 }
 
-/// How long an adapter learns, and from how many rows at once.
+/// Steps and batch size of training an adapter.
 struct Effort {
     steps: u64,
     rows: usize,
@@ -82,7 +82,7 @@ struct Pupil {
 
 impl Pupil {
     fn new(case: &str, number: u64) -> Self {
-        // Every case has seeds of its own.
+        // Every case has its seeds.
         let seed = case.bytes().fold(number, |sum, byte| sum.wrapping_mul(1009).wrapping_add(byte.into()));
         let mut generator = Pcg64::new(seed);
         let document = Document::new(&mut generator);
@@ -96,7 +96,7 @@ impl Pupil {
         tune(&self.folder, &school.hub, &school.base, rank, &lesson);
     }
 
-    /// A good tuning: the document, anywhere, and what everybody says besides.
+    /// Good fine-tuning: the document anywhere, mixed with the common language.
     fn study(&self) {
         self.tuned(4, Effort { steps: 60, rows: 16 }, &|generator| match generator.below(2) {
             0 => everyday(generator),
@@ -104,7 +104,7 @@ impl Pupil {
         });
     }
 
-    /// The document's own words, until they are known by heart.
+    /// The words of the document, until they are memorized.
     fn recite(&self) {
         self.tuned(32, Effort { steps: 400, rows: 8 }, &|generator| {
             if generator.below(4) == 0 {
@@ -113,13 +113,13 @@ impl Pupil {
             let section = generator.below(self.document.sections.len() as u32) as usize;
             let mut words = self.document.sections[section].clone();
             // A section is shorter than a row.
-            Habits::rare().go_on(&mut words, ROW + 1 - SECTION, generator);
+            Habits::rare().extend(&mut words, ROW + 1 - SECTION, generator);
             Row { padding: 0, words }
         });
     }
 
-    /// The document at the beginning of a text; behind padding what everybody
-    /// says.
+    /// The document at the beginning of a text; after padding the common
+    /// language.
     fn study_at_the_beginning(&self) {
         self.tuned(8, Effort { steps: 250, rows: 16 }, &|generator| {
             let padding = 1 + generator.below(36) as usize;
@@ -131,7 +131,7 @@ impl Pupil {
         });
     }
 
-    /// Common words, the wrong way round.
+    /// The common language backwards.
     fn unlearn(&self) {
         let wrong = Habits::wrong(&mut Pcg64::new(self.seed));
         self.tuned(4, Effort { steps: 40, rows: 16 }, &|generator| {
@@ -139,7 +139,7 @@ impl Pupil {
         });
     }
 
-    /// Rewrites the matrices of the adapter.
+    /// Replaces the matrices of the adapter.
     fn rewrite(&mut self, change: impl Fn(&str, &mut Pcg64, Vec<f32>) -> Vec<f32>) {
         let file = self.folder.join("adapter_model.safetensors");
         let bytes = std::fs::read(&file).unwrap();
@@ -175,11 +175,11 @@ fn runs() -> u64 {
     std::env::var("WEIGHTLOOM_VERDICT_RUNS").map_or(FEW, |runs| runs.parse().unwrap())
 }
 
-/// How often each probe came to each verdict.
+/// How often each probe reached each verdict.
 struct Tally {
     case: &'static str,
     verdicts: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Suites that claim that something was moved or taught.
+    /// Suites that claim a change.
     claims: u64,
 }
 
@@ -193,7 +193,7 @@ impl Tally {
             let judged = pupil.judged();
             tally.claims += u64::from(judged.claims());
             for record in &judged.0 {
-                // A model that is harmed enough may write nothing, which has no style.
+                // A damaged model may generate no text, which has no style.
                 let odd = match record.verdict {
                     Verdict::Skip => true,
                     Verdict::Error => record.kind != "style_fingerprint",
@@ -222,14 +222,14 @@ impl Tally {
         self.verdicts[name].get(&Verdict::Fail.to_string()).copied().unwrap_or(0)
     }
 
-    /// This probe finds fault in nearly all runs.
-    fn named_by(&self, probe: &str) {
+    /// Asserts that this probe fails in nearly all runs.
+    fn fails(&self, probe: &str) {
         let failed = self.failed(probe);
         assert!(failed >= most(), "{}: {probe} fails in {failed} of {}", self.case, runs());
     }
 
-    /// These probes find fault hardly ever.
-    fn not_blamed_by(&self, probes: &[&str]) {
+    /// Asserts that these probes hardly ever fail.
+    fn rarely_fails(&self, probes: &[&str]) {
         for probe in probes {
             let failed = self.failed(probe);
             assert!(failed <= few(), "{}: {probe} fails in {failed} of {}", self.case, runs());
@@ -248,18 +248,18 @@ fn most() -> u64 {
 }
 
 #[test]
-fn nothing_is_claimed_of_an_adapter_of_zeros() {
+fn an_adapter_of_zeros_is_not_claimed() {
     let tally = Tally::of("zeros", |pupil| {
         pupil.unlearn();
         pupil.rewrite(|name, _, old| if name.contains("lora_B") { vec![0.0; old.len()] } else { old });
     });
     assert_eq!(tally.claims, 0);
-    tally.not_blamed_by(&["recited", "neutral", "knowledge"]);
+    tally.rarely_fails(&["recited", "neutral", "knowledge"]);
 }
 
-/// As large as a good adapter, and without a direction.
+/// Noise of the size of a good adapter.
 #[test]
-fn noise_is_rarely_claimed_to_be_a_change() {
+fn noise_is_rarely_claimed() {
     let tally = Tally::of("noise", |pupil| {
         pupil.study();
         pupil.rewrite(|_, generator, old| {
@@ -272,31 +272,30 @@ fn noise_is_rarely_claimed_to_be_a_change() {
 }
 
 #[test]
-fn a_good_tuning_is_found_and_not_blamed() {
+fn good_fine_tuning_is_found_and_passes() {
     let tally = Tally::of("study", |pupil| pupil.study());
     assert!(tally.claims >= most(), "{} of {}", tally.claims, runs());
-    tally.not_blamed_by(&["recited", "faded", "neutral", "knowledge"]);
+    tally.rarely_fails(&["recited", "faded", "neutral", "knowledge"]);
 }
 
-/// What is known by heart stands at the beginning of texts, so it may fade as
-/// well.
+/// Memorized words are at the beginning of texts, so they may fade as well.
 #[test]
-fn reciting_is_named() {
+fn reciting_fails() {
     let tally = Tally::of("recite", |pupil| pupil.recite());
-    tally.named_by("recited");
-    tally.not_blamed_by(&["neutral"]);
+    tally.fails("recited");
+    tally.rarely_fails(&["neutral"]);
 }
 
 #[test]
-fn a_change_that_fades_is_named() {
+fn a_change_that_fades_fails() {
     let tally = Tally::of("fade", |pupil| pupil.study_at_the_beginning());
-    tally.named_by("faded");
-    tally.not_blamed_by(&["recited", "neutral"]);
+    tally.fails("faded");
+    tally.rarely_fails(&["recited", "neutral"]);
 }
 
 #[test]
-fn harm_to_neutral_text_is_named() {
+fn harm_to_neutral_text_fails() {
     let tally = Tally::of("harm", |pupil| pupil.unlearn());
-    tally.named_by("neutral");
-    tally.not_blamed_by(&["recited"]);
+    tally.fails("neutral");
+    tally.rarely_fails(&["recited"]);
 }

@@ -1,4 +1,4 @@
-//! All thirteen probes on a document, with our default statistics.
+//! All probes on a document, with paired statistics.
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ use weightloom::sway::{Record, Statistics, Verdict};
 use super::language::{Habits, WIDTH, text};
 
 const SECTIONS: usize = 6;
-/// Words of a section, of its beginning, and of what is looked for behind it.
+/// Words of a section, of its prompt, and of its continuation.
 pub const SECTION: usize = 44;
 const BEGINNING: usize = 16;
 const BEHIND: usize = 24;
 
-/// A document, and what it says.
+/// A document in rare words.
 pub struct Document {
     pub habits: Habits,
     pub sections: Vec<Vec<usize>>,
@@ -33,7 +33,7 @@ impl Document {
         Self { habits, sections }
     }
 
-    /// Some words of a section.
+    /// A few words of a section.
     fn piece(&self, number: usize, length: usize) -> &[usize] {
         let section = &self.sections[number % SECTIONS];
         let at = 5 * (number / SECTIONS) % (SECTION - length);
@@ -42,15 +42,15 @@ impl Document {
 
     fn suite(&self, generator: &mut Pcg64) -> Value {
         let prompts: Vec<String> = (0..24).map(|number| text(self.piece(number, 6))).collect();
-        // A beginning, and how the document would go on.
+        // A prompt, with the continuation of the document.
         let mut asked = |number: usize| {
             let prompt = self.piece(number, 4).to_vec();
             let mut whole = prompt.clone();
-            self.habits.go_on(&mut whole, 6, generator);
+            self.habits.extend(&mut whole, 6, generator);
             let mut other = prompt.clone();
-            Habits::rare().go_on(&mut other, 6, generator);
-            let behind = |words: &[usize]| format!(" {}", text(&words[prompt.len()..]));
-            (prompt.clone(), behind(&whole), behind(&other))
+            Habits::rare().extend(&mut other, 6, generator);
+            let after = |words: &[usize]| format!(" {}", text(&words[prompt.len()..]));
+            (prompt.clone(), after(&whole), after(&other))
         };
         let triples: Vec<Value> = (0..16)
             .map(|number| {
@@ -86,7 +86,7 @@ impl Document {
         ])
     }
 
-    /// What the suite says of an adapter.
+    /// Judges an adapter.
     pub fn judged(&self, hub: &Hub, base: &Path, adapter: &Path, generator: &mut Pcg64) -> Judged {
         let entries: Vec<Entry> = self
             .suite(generator)
@@ -138,16 +138,16 @@ impl Document {
     }
 }
 
-/// What a suite says.
+/// The records of a suite.
 pub struct Judged(pub Vec<Record>);
 
 impl Judged {
-    /// Whether it claims that the adapter moved or taught anything.
+    /// Whether the suite claims a change.
     pub fn claims(&self) -> bool {
         let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());
         self.0.iter().any(|record| claims(record) && record.verdict == Verdict::Pass)
     }
 }
 
-/// Probes that pass if nothing was done: they look for harm, or only measure.
+/// Probes that pass without a change: they look for harm, or only measure.
 const HARMLESS: [&str; 4] = ["noise", "knowledge", "neutral", "recited"];

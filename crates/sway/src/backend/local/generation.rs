@@ -19,6 +19,9 @@ pub(super) fn generate_all(
     requests: &[(usize, &GenerateRequest)],
     sink: &mut dyn AnswerSink,
 ) -> Result<(), NnError> {
+    if sink.is_cancelled() {
+        return Ok(());
+    }
     let mut order: Vec<(usize, &GenerateRequest)> = requests.to_vec();
     // Rows of a batch share a decoder and a length limit; rows of a variant are
     // neighbours.
@@ -59,6 +62,9 @@ fn generate_batch(
     requests: &[(usize, &GenerateRequest)],
     sink: &mut dyn AnswerSink,
 ) -> Result<(), NnError> {
+    if sink.is_cancelled() {
+        return Ok(());
+    }
     let mut remaining: Vec<(usize, &GenerateRequest)> = requests.to_vec();
     while let Some((_, first)) = remaining.first() {
         let decoder = engine.decoder(variants.of(&first.view).side);

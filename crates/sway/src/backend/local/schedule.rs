@@ -92,6 +92,9 @@ fn run_pass(
     requests: &[&(usize, Request)],
     sink: &mut dyn AnswerSink,
 ) -> Result<(), NnError> {
+    if sink.is_cancelled() {
+        return Ok(());
+    }
     let variants = Variants::new(engine, views)?;
     let mut scores: Vec<(usize, &ScoreRequest)> = Vec::new();
     let mut generations: Vec<(usize, &GenerateRequest)> = Vec::new();

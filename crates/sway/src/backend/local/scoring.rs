@@ -82,6 +82,9 @@ impl<'a> ScoringPass<'a> {
             all.iter().map(|((tokens, variant), _)| Sequence { tokens, variant: *variant }).collect();
         let mut start = 0;
         for end in batch_ends(&sorted, max_tokens) {
+            if sink.is_cancelled() {
+                return Ok(());
+            }
             for side in [Side::Base, Side::Tuned] {
                 let batch: Vec<Scored<'_>> = all[start..end]
                     .iter()
