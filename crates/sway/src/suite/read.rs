@@ -96,8 +96,8 @@ impl Suite {
         warnings.extend(decision.warnings);
         let plan = match decision.plan {
             Ok(plan) => Some(plan),
-            Err(rules) => {
-                for (path, rule) in rules {
+            Err(broken) => {
+                for (path, rule) in broken {
                     rules.report(&path, rule);
                 }
                 None

@@ -8,7 +8,7 @@ use weightloom_sway::backend::local::{LocalBackend, LocalOptions, Tuned};
 use weightloom_sway::backend::{Backend, Capability};
 use weightloom_sway::{Answer, BackendError, Query, QueryError, Question, Real, TokenNames, View};
 
-use crate::tiny_model::{ask, fixtures, open};
+use crate::tiny_model::{Answers, ask, fixtures, open};
 
 const PROMPTS: [&str; 4] = ["The capital of", "Once upon a time", "naïve — ünïcode ✓", "x"];
 const PAIRS: [(&str, &str); 3] =

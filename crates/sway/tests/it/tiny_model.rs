@@ -29,7 +29,8 @@ pub fn open(folder: &Path) -> Model {
     hub().open(folder.to_str().unwrap(), &()).unwrap()
 }
 
-struct Answers(Vec<Option<Result<Answer, QueryError>>>);
+/// Collects answers, at most one per question.
+pub struct Answers(pub Vec<Option<Result<Answer, QueryError>>>);
 
 impl AnswerSink for Answers {
     fn answered(&mut self, index: usize, answer: Result<Answer, QueryError>) {
