@@ -1,9 +1,8 @@
 //! Cards, the stores they come from, and names of models.
 //!
-//! A card is a YAML document that says what a name means: which family and
-//! arch a model has, where its checkpoint lies, which tokenizer belongs to
-//! it. A card may build on another (`base:`), and every field of the result
-//! knows which line of which file it came from.
+//! A card is a YAML document that describes a model under a name: family, arch,
+//! checkpoint, tokenizer. A card can inherit from another one (`base:`), and
+//! every field of the result records the file and line of its origin.
 //!
 //! ```yaml
 //! name: small
@@ -20,28 +19,25 @@
 //!   rope: {_del_: [scale], theta: 500000.0}
 //! ```
 //!
-//! # What is inherited
+//! # Inheritance
 //!
-//! A field of the nearer card replaces that of its base. The config maps
-//! (`model_config`, `tokenizer_config`, `dataset_config`) are merged instead,
-//! as [`Patch`] says. A card lists under `_del_` the fields that it does not
-//! want to inherit, and under `_set_` those that it wants exactly so, without
-//! a merge.
+//! A field of a card replaces that of its base. The config maps
+//! (`model_config`, `tokenizer_config`, `dataset_config`) are merged by
+//! [`Patch`] instead. `_del_` lists fields not to inherit; `_set_` sets fields
+//! without a merge.
 //!
-//! What describes the bytes behind a `checkpoint` (`checkpoint_path`,
-//! `revision`, `sha256`, `size`) is not inherited by a card that writes a
-//! `checkpoint` of its own: a derived model would be checked against the sums
-//! of another. Cards of the same name before the `@` are the same model and
-//! inherit it all the same. `tokenizer_path` goes with `tokenizer` likewise.
+//! A card with its own `checkpoint` does not inherit `checkpoint_path`,
+//! `revision`, `sha256` and `size`, which describe the bytes of the base's
+//! checkpoint. Cards with the same name before the `@` are the same model and do
+//! inherit them. The same holds for `tokenizer` and `tokenizer_path`.
 //!
 //! # Names
 //!
-//! `name@env` is what the name means in one environment. Asked for `name`, a
-//! store tries its environments in order and then the plain card; `name@`
-//! means the plain card, `name@env` that one and no other. Bases are looked up
-//! in the same way, but a base of the card's own name means the plain card,
-//! or, in the plain card itself, the one of an earlier source that it
-//! overrides.
+//! `name@env` is the card of a name for one environment. For `name`, a store
+//! tries its environments in order and then the plain card; `name@` is the plain
+//! card, `name@env` exactly that one. Bases are looked up the same way, except
+//! that a base with the card's own name is the plain card or, in the plain card
+//! itself, the card of an earlier source that it overrides.
 
 mod address;
 mod card;

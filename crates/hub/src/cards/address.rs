@@ -1,76 +1,65 @@
-//! What a user types to name a model: a card, a path, or an address of a
-//! service.
+//! Addresses of models: a card, a path, or a URL.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use weightloom_checkpoint::StorageError;
 use weightloom_checkpoint::storage::{Address, percent_decode};
-use weightloom_errors::{Hint, nearest};
+use weightloom_errors::{Hint, name_list, nearest};
 
 use super::store::CardStore;
 
-/// The beginnings of addresses.
+/// Supported URL schemes.
 const SCHEMES: [&str; 7] = ["hf", "s3", "gs", "az", "https", "http", "file"];
 
-/// Where a model is.
+/// Address of a model.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelAddress {
-    /// What a card says.
+    /// A card, by name.
     Card(String),
     /// A folder or a file.
     Path(PathBuf),
-    /// A repository of Hugging Face: `hf://org/name[@revision][/sub]`. In a
-    /// revision, `/` is written as `%2F`; `refs/pr/1` may stand as it is.
+    /// A repository on Hugging Face: `hf://org/name[@revision][/sub]`. In a
+    /// revision, `/` is written as `%2F`, except in `refs/pr/1`.
     HuggingFace {
-        /// The repository, `org/name`, or `name` for some old ones.
+        /// `org/name`; some old repositories have no organisation.
         repo: String,
         /// A branch, a tag or a commit.
         revision: Option<String>,
-        /// A file or folder in it.
+        /// A file or folder in the repository.
         sub: Option<String>,
     },
     /// In an object store: `s3://`, `gs://`, `az://`.
     Object(String),
-    /// On a web server. The query may be secret, so it is not shown.
+    /// A web server. The query may be secret and is not printed.
     Http(String),
 }
 
-/// Why a text does not say where a model is.
+/// An invalid address of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum AddressError {
-    /// Nothing.
-    #[error("no model is named")]
+    #[error("empty model name")]
     Empty,
-    /// An address of a kind that is not known.
-    #[error("`{scheme}://` is not a kind of address that is known")]
+    #[error("unknown scheme `{scheme}://`")]
     Scheme { scheme: String },
-    /// An address that cannot be used.
-    #[error("`{address}` cannot be used: {problem}")]
+    #[error("invalid address `{address}`: {problem}")]
     Unusable { address: String, problem: &'static str },
-    /// The page of a repository.
-    #[error("`{address}` is a page for people, not a file")]
+    #[error("`{address}` is a web page, not a file")]
     WebPage { address: String, meant: String },
-    /// What looks like a repository.
-    #[error("`{text}` is neither a file nor a folder")]
+    #[error("cannot find file or folder `{text}`")]
     BareRepository { text: String },
-    /// A path to nothing.
-    #[error("there is no file or folder `{}`", path.display())]
+    #[error("cannot find file or folder `{}`", path.display())]
     NoPath { path: PathBuf },
-    /// No card, and no path.
-    #[error("`{text}` is neither the name of a card nor a file or folder")]
+    #[error("cannot find a card, file or folder `{text}`")]
     Unknown { text: String, near: Vec<String> },
-    /// A path that only a shell understands.
-    #[error("`{path}` begins with `~`, which only a shell replaces")]
+    #[error("cannot expand `~` in `{path}`")]
     Home { path: String },
-    /// A relative path where it is relative to nothing.
-    #[error("`{path}` is a relative path, but relative to no folder")]
+    #[error("cannot resolve the relative path `{path}` without a folder")]
     NoFolder { path: String },
-    /// A revision in the address and another one beside it.
-    #[error("the revision is `{one}`, but in the address it is `{other}`")]
+    #[error("conflicting revisions: `{one}`, and `{other}` in the address")]
     TwoRevisions { one: String, other: String },
 }
 
@@ -78,37 +67,34 @@ impl Hint for AddressError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Scheme { scheme } => Some(match nearest(scheme, SCHEMES) {
-                _ if scheme == "hg" || scheme == "huggingface" => "write hf://org/name".to_owned(),
+                _ if scheme == "hg" || scheme == "huggingface" => "use hf://org/name".to_owned(),
                 Some(near) => format!("did you mean {near}://?"),
                 None => "use hf://, s3://, gs://, az://, https://, http://, file:// or a path".to_owned(),
             }),
-            Self::WebPage { meant, .. } => Some(format!("write {meant}")),
-            Self::BareRepository { text } => Some(format!("for a model of Hugging Face, write hf://{text}")),
+            Self::WebPage { meant, .. } => Some(format!("use {meant}")),
+            Self::BareRepository { text } => Some(format!("for a model on Hugging Face, use hf://{text}")),
             Self::Unknown { near, .. } => {
-                let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
-                (!near.is_empty()).then(|| format!("did you mean {}?", near.join(" or ")))
+                (!near.is_empty()).then(|| format!("did you mean {}?", name_list(near, 3)))
             }
-            Self::Home { .. } => Some("write the whole path".to_owned()),
-            Self::NoFolder { .. } => Some("write the whole path".to_owned()),
-            Self::TwoRevisions { .. } => Some("keep one of the two".to_owned()),
+            Self::Home { .. } | Self::NoFolder { .. } => Some("use an absolute path".to_owned()),
+            Self::TwoRevisions { .. } => Some("remove one of them".to_owned()),
             _ => None,
         }
     }
 }
 
 impl ModelAddress {
-    /// Reads what a user typed. `exists` says whether there is a file or a
-    /// folder.
+    /// Parses user input. `exists` tests whether a path exists.
     ///
-    /// A word that is the name of a card means the card, even if there is a
-    /// file of that name; `./word` means the file.
+    /// The name of a card takes precedence over a file of the same name; `./name`
+    /// is always the file.
     pub fn parse(
         text: &str,
         cards: &CardStore,
         exists: &dyn Fn(&Path) -> bool,
     ) -> Result<Self, AddressError> {
         let text = text.trim();
-        if let Some(address) = scheme(text)? {
+        if let Some(address) = parse_url(text)? {
             return Ok(address);
         }
         if cards.knows(text) {
@@ -130,23 +116,23 @@ impl ModelAddress {
         }
     }
 
-    /// Reads what a card says. Paths that are relative are so to `folder`.
-    pub(super) fn written(text: &str, folder: Option<&Path>) -> Result<Self, AddressError> {
+    /// Parses an address in a card. Relative paths are relative to `folder`.
+    pub(super) fn from_card(text: &str, folder: Option<&Path>) -> Result<Self, AddressError> {
         let text = text.trim();
-        if let Some(address) = scheme(text)? {
+        if let Some(address) = parse_url(text)? {
             return Ok(address);
         }
         match folder {
             _ if Path::new(text).is_absolute() => Ok(Self::Path(PathBuf::from(text))),
-            // Components leave out what `.` stands for.
+            // `components` removes `.`.
             Some(folder) => Ok(Self::Path(folder.join(text).components().collect())),
             None => Err(AddressError::NoFolder { path: text.to_owned() }),
         }
     }
 }
 
-/// An address with `://`. `None` if the text is none.
-fn scheme(text: &str) -> Result<Option<ModelAddress>, AddressError> {
+/// Parses an address with `://`; `None` if the text has none.
+fn parse_url(text: &str) -> Result<Option<ModelAddress>, AddressError> {
     if text.is_empty() || text.contains('\0') {
         return Err(AddressError::Empty);
     }
@@ -172,7 +158,7 @@ fn scheme(text: &str) -> Result<Option<ModelAddress>, AddressError> {
             Ok(Some(ModelAddress::Path(PathBuf::from(path))))
         }
         Ok(Address::Local { .. }) => {
-            let problem = "it needs a whole path, such as file:///models/x";
+            let problem = "expected an absolute path, such as file:///models/x";
             Err(AddressError::Unusable { address: text.to_owned(), problem })
         }
         Ok(Address::Remote(_)) if scheme.starts_with("http") => Ok(Some(ModelAddress::Http(text.to_owned()))),
@@ -185,13 +171,13 @@ fn scheme(text: &str) -> Result<Option<ModelAddress>, AddressError> {
 fn hugging_face(text: &str, rest: &str) -> Result<ModelAddress, AddressError> {
     let bad = |problem| AddressError::Unusable { address: text.to_owned(), problem };
     if rest.contains(['?', '#']) {
-        return Err(bad("it has a query, which is not used"));
+        return Err(bad("queries are not supported"));
     }
     let rest = rest.trim_end_matches('/');
     let mut segments = rest.split('/');
     let first = segments.next().unwrap_or_default();
     if matches!(first, "datasets" | "spaces") {
-        return Err(bad("it is no model"));
+        return Err(bad("not a model repository"));
     }
     // Old repositories have no organisation.
     let (org, last) = match first.contains('@') {
@@ -207,30 +193,30 @@ fn hugging_face(text: &str, rest: &str) -> Result<ModelAddress, AddressError> {
         None => (last, None),
     };
     if !is_word(name) || org.is_some_and(|org| !is_word(org)) {
-        return Err(bad("it names no repository, as hf://org/name does"));
+        return Err(bad("expected hf://org/name"));
     }
     let mut sub: Vec<&str> = segments.collect();
     let revision = match revision {
-        // The only revisions with slashes that are common.
+        // The only common revisions with slashes.
         Some("refs") if sub.len() >= 2 && matches!(sub[0], "pr" | "convert") => {
             let rest = sub.split_off(2);
             Some(format!("refs/{}", std::mem::replace(&mut sub, rest).join("/")))
         }
         Some(revision) => {
             let revision = percent_decode(revision).filter(|text| is_revision(text));
-            Some(revision.ok_or_else(|| bad("its revision is none"))?)
+            Some(revision.ok_or_else(|| bad("invalid revision"))?)
         }
         None => None,
     };
     if sub.iter().any(|part| matches!(*part, "" | "." | "..") || part.contains(['\\', '\0'])) {
-        return Err(bad("a part of its path is no name"));
+        return Err(bad("invalid component in its path"));
     }
     let repo = org.map_or_else(|| name.to_owned(), |org| format!("{org}/{name}"));
     let sub = (!sub.is_empty()).then(|| sub.join("/"));
     Ok(ModelAddress::HuggingFace { repo, revision, sub })
 }
 
-/// The address of the repository whose page this is.
+/// The `hf://` address of a repository's web page.
 fn repository_page(rest: &str) -> Option<String> {
     let path = rest.split(['?', '#']).next()?.trim_end_matches('/');
     let (host, path) = path.split_once('/')?;
@@ -276,13 +262,13 @@ impl fmt::Display for ModelAddress {
             }
             Self::Object(url) | Self::Http(url) => match Address::parse(url) {
                 Ok(Address::Remote(remote)) => f.write_str(&remote.shown()),
-                _ => f.write_str("an address that cannot be used"),
+                _ => f.write_str("invalid address"),
             },
         }
     }
 }
 
-/// Like the text, without what may be secret.
+/// Like `Display`, which leaves out secrets.
 impl fmt::Debug for ModelAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self {
@@ -305,8 +291,8 @@ mod tests {
 
     fn parse(text: &str) -> Result<ModelAddress, AddressError> {
         let store = CardStore::new([CardSource::built_in(&[("a.yaml", "name: small\n---\nname: both\n")])]);
-        let there = ["both", "folder", "org/there", "a b/model.gguf", "/abs"];
-        ModelAddress::parse(text, &store, &|path| there.iter().any(|other| Path::new(other) == path))
+        let existing = ["both", "folder", "org/there", "a b/model.gguf", "/abs"];
+        ModelAddress::parse(text, &store, &|path| existing.iter().any(|other| Path::new(other) == path))
     }
 
     fn hub(repo: &str, revision: Option<&str>, sub: Option<&str>) -> Result<ModelAddress, AddressError> {
@@ -332,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_repository_is_refused_with_the_address_it_has() {
+    fn a_bare_repository_is_rejected_with_its_address() {
         let error = parse("meta-llama/Llama-3.2-1B").unwrap_err();
-        assert!(error.hint().unwrap().ends_with("write hf://meta-llama/Llama-3.2-1B"));
+        assert!(error.hint().unwrap().ends_with("use hf://meta-llama/Llama-3.2-1B"));
         assert!(parse("org/name@v1").unwrap_err().hint().unwrap().ends_with("hf://org/name@v1"));
         let page = parse("https://huggingface.co/org/name/tree/main/sub?x=1").unwrap_err();
-        assert_eq!(page.hint().unwrap(), "write hf://org/name@main/sub");
+        assert_eq!(page.hint().unwrap(), "use hf://org/name@main/sub");
     }
 
     #[test]
@@ -396,7 +382,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_typed_has_an_answer(text in "((hf|file|s3|http|x)://)?[a-z@/.%~ \\PC]{0,20}") {
+        fn any_input_parses_or_fails(text in "((hf|file|s3|http|x)://)?[a-z@/.%~ \\PC]{0,20}") {
             if let Ok(address @ ModelAddress::HuggingFace { .. }) = parse(&text) {
                 prop_assert_eq!(parse(&address.to_string()), Ok(address));
             }

@@ -1,4 +1,4 @@
-//! A card with all that it inherits.
+//! Cards with inherited fields.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::fields::{Resolved, whole_number};
 use super::merge::Patch;
 use super::value::{Field, Kind, Origin, Value};
 
-/// What a name means, with everything that it inherits.
+/// A card with all inherited fields.
 ///
-/// The fields of a card are checked when it is made, so the getters of known
-/// fields do not fail.
+/// Fields are checked on construction, so the getters of known fields do not
+/// fail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Card {
     name: String,
@@ -20,16 +20,16 @@ pub struct Card {
     configs: BTreeMap<String, Patch>,
 }
 
-/// The checksums of a checkpoint, in lower case.
+/// SHA-256 sums of a checkpoint, in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sums {
-    /// Of the only file.
+    /// Of a single file.
     Whole(String),
-    /// Of files by name.
+    /// Of files, by name.
     Files(BTreeMap<String, String>),
 }
 
-/// The getters of fields that are texts.
+/// Getters of string fields.
 macro_rules! texts {
     ($($(#[$about:meta])* $name:ident)*) => {
         $($(#[$about])* pub fn $name(&self) -> Option<&str> {
@@ -43,18 +43,17 @@ impl Card {
         Self { name, lineage, fields: resolved.fields, configs: resolved.configs }
     }
 
-    /// Its name, with the environment that was chosen.
+    /// The name, with the selected environment.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where the card is written, and then the cards that it builds on, the
-    /// nearest first.
+    /// Origins of the card and its bases, nearest first.
     pub fn lineage(&self) -> &[Origin] {
         &self.lineage
     }
 
-    /// A field, and where it came from.
+    /// A field with its origin.
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.fields.get(name)
     }
@@ -222,7 +221,7 @@ impl Card {
         let Some(field) = self.fields.get(name) else { return Ok(None) };
         let text = field.value.as_text().unwrap_or_default();
         let folder = field.origin.location().folder();
-        match ModelAddress::written(text, folder.as_deref()) {
+        match ModelAddress::from_card(text, folder.as_deref()) {
             Ok(address) => Ok(Some(address)),
             Err(AddressError::NoFolder { path }) => {
                 Err(CardError::Relative { name: name.to_owned(), path, origin: field.origin.clone() })

@@ -1,8 +1,8 @@
-//! One YAML document, which is one card, read when it is first needed.
+//! A YAML document with one card, parsed on first use.
 //!
-//! A file is cut at the lines that begin a document, which YAML allows to
-//! stand nowhere else. So a document that is broken takes none of its
-//! neighbours with it, and one that nobody asks for is never parsed.
+//! Files are split at document markers, which YAML allows nowhere else. So an
+//! invalid document does not affect its neighbours, and unused ones are never
+//! parsed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,12 +18,12 @@ use super::name::CardName;
 use super::source::SourceKind;
 use super::value::{CardLocation, Field, Origin, Value};
 
-/// A document of a file, or a card that was made without one.
+/// A document of a file, or a card created in code.
 #[derive(Debug)]
 pub(super) struct Document {
     location: CardLocation,
     form: Form,
-    /// The name, if it can be told without parsing the rest.
+    /// The name, if it is known without parsing.
     glimpsed: Option<Arc<str>>,
     parsed: OnceLock<Result<Parsed, SourceProblem>>,
 }
@@ -34,7 +34,7 @@ enum Form {
     Json(Map<String, serde_json::Value>),
 }
 
-/// What was found in a document.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) struct Parsed {
     pub name: Arc<str>,
@@ -55,7 +55,7 @@ impl Document {
                 });
             }
         };
-        // A mark at the beginning of the file is no content.
+        // A byte order mark is not content.
         let mut start = text.len() - text.trim_start_matches('\u{feff}').len();
         let (mut start_line, mut offset, mut number) = (1, start, 0);
         for line in text[start..].split_inclusive('\n') {
@@ -77,18 +77,18 @@ impl Document {
         documents
     }
 
-    /// A card that is in no file.
+    /// A card without a file.
     pub fn made(source: SourceKind, file: &Arc<Path>, fields: Map<String, serde_json::Value>) -> Self {
         let location = CardLocation::new(source, file, 0);
         Self { location, form: Form::Json(fields), glimpsed: None, parsed: OnceLock::new() }
     }
 
-    /// Where it begins.
+    /// The first line.
     pub fn location(&self) -> &CardLocation {
         &self.location
     }
 
-    /// The name of its card. Parses only if it must.
+    /// The name of the card; parses only if necessary.
     pub fn name(&self) -> Result<&Arc<str>, &SourceProblem> {
         match &self.glimpsed {
             Some(name) => Ok(name),
@@ -96,7 +96,7 @@ impl Document {
         }
     }
 
-    /// What stands in it.
+    /// The parsed contents.
     pub fn parsed(&self) -> Result<&Parsed, &SourceProblem> {
         let parsed = self.parsed.get_or_init(|| {
             let parsed = self.parse()?;
@@ -111,7 +111,7 @@ impl Document {
         parsed.as_ref()
     }
 
-    /// Whether somebody has asked for more than the name.
+    /// Whether the document has been parsed.
     #[cfg(test)]
     pub fn is_parsed(&self) -> bool {
         self.parsed.get().is_some()
@@ -157,7 +157,7 @@ impl Document {
         }
     }
 
-    /// A location in the document as a line of the file.
+    /// A position in the document as a line of the file.
     fn line(&self, mark: Mark) -> u32 {
         let within = match mark {
             Mark::At { line, .. } => u32::try_from(line.saturating_sub(1)).unwrap_or(0),
@@ -192,14 +192,14 @@ fn marker(line: &str) -> Option<Marker> {
     }
 }
 
-/// Whether a line is more than a comment, a directive or a bare marker.
+/// Whether a line has content beyond a comment, directive or marker.
 fn has_content(line: &str) -> bool {
     let line = line.strip_prefix("---").filter(|_| marker(line).is_some()).unwrap_or(line).trim();
     !line.is_empty() && !line.starts_with(['#', '%'])
 }
 
-/// The name of a card whose keys all stand at the beginnings of lines, and
-/// whose name is a plain word. All that looks different has to be parsed.
+/// The name of a card in plain block style with a plain word as its name.
+/// Anything else has to be parsed.
 fn glimpse(text: &str) -> Option<Arc<str>> {
     let mut found = None;
     for line in text.lines() {
@@ -213,7 +213,7 @@ fn glimpse(text: &str) -> Option<Arc<str>> {
         }
         if key == "name" {
             let value = value.split(" #").next().unwrap_or_default().trim_matches(' ');
-            // What begins with a letter is no number; `null` is no name.
+            // A word that starts with a letter is not a number; `null` is not a name.
             let plain = value.starts_with(|c: char| c.is_ascii_alphabetic())
                 && !["null", "true", "false"].contains(&value.to_ascii_lowercase().as_str())
                 && CardName::parse(value).is_some()
@@ -226,7 +226,7 @@ fn glimpse(text: &str) -> Option<Arc<str>> {
     found.map(Arc::from)
 }
 
-/// Gives values their origins.
+/// Adds origins to values.
 struct Reader<'a> {
     name: &'a Arc<str>,
     document: &'a Document,
@@ -253,7 +253,7 @@ impl Reader<'_> {
     }
 }
 
-/// The value, if it is neither list nor map; those are empty.
+/// A scalar value; lists and maps are returned empty.
 fn scalar(node: &Node) -> Value {
     let number = |number: Option<Number>| match (number, node.number_text.clone()) {
         (Some(number), Some(written)) => Value::Number { number, written },

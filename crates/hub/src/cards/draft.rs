@@ -1,21 +1,21 @@
-//! A card that a program makes.
+//! Cards created in code.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
-/// The fields of a card, as yet unchecked: they are when a store reads them.
+/// Unchecked fields of a card; a store checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CardDraft {
     fields: Map<String, Value>,
 }
 
 impl CardDraft {
-    /// A card of this name.
+    /// A card with a name.
     pub fn new(name: &str) -> Self {
         Self { fields: Map::new() }.with("name", name)
     }
 
-    /// The same with one more field.
+    /// Adds a field.
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.fields.insert(field.to_owned(), value.into());
         self
@@ -36,7 +36,7 @@ impl CardDraft {
     }
 }
 
-/// The name first, and then the base: that is what a reader looks for.
+/// Name and base first, for readers.
 impl Serialize for CardDraft {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         const FIRST: [&str; 2] = ["name", "base"];

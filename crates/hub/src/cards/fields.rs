@@ -1,4 +1,4 @@
-//! The fields of cards: what they are called and what may stand in them.
+//! Fields of cards: names, types and inheritance.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -7,7 +7,7 @@ use super::error::CardError;
 use super::merge::{self, Patch};
 use super::value::{Field, Kind, Value};
 
-/// All fields, and what they hold. Maps are configs, which merge.
+/// All fields with their types. Maps are configs, which are merged.
 const FIELDS: [(&str, Kind); 21] = [
     ("base", Kind::Text),
     ("checkpoint", Kind::Text),
@@ -20,8 +20,8 @@ const FIELDS: [(&str, Kind); 21] = [
     ("model_config", Kind::Map),
     ("model_family", Kind::Text),
     ("name", Kind::Text),
-    // From other programs' cards. Nothing in a file is ever executed here, so
-    // there is nothing to restrict.
+    // From cards of other programs. We never execute code from a file, so there
+    // is nothing to restrict.
     ("restrict", Kind::Bool),
     ("revision", Kind::Text),
     ("sha256", Kind::Sums),
@@ -34,50 +34,50 @@ const FIELDS: [(&str, Kind); 21] = [
     ("url", Kind::Text),
 ];
 
-/// The other names that configs have.
+/// Aliases of configs.
 const OVERRIDES: &str = "_overrides";
 
-/// What belongs to the bytes behind an address.
+/// Fields that describe the bytes at an address.
 const ATTACHED: [(&str, &[&str]); 2] =
     [("checkpoint", &["checkpoint_path", "revision", "sha256", "size"]), ("tokenizer", &["tokenizer_path"])];
 
-/// What fields are called.
+/// Names of all fields.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().map(|(name, _)| *name)
 }
 
-/// What one card says, which changes what its base says.
+/// Fields of one card, relative to its base.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Written {
     fields: BTreeMap<String, Said>,
 }
 
-/// What a card says about a field.
+/// Effect of a card on a field.
 #[derive(Clone, Debug)]
 enum Said {
-    /// It shall not be inherited.
+    /// Not inherited.
     Deleted,
-    /// Its value.
+    /// A new value.
     Is(Field),
-    /// A change of a config.
+    /// A patch of a config.
     Changes(Patch),
-    /// A config that does not care for what is below.
+    /// A config that replaces the inherited one.
     Replaces(Patch),
 }
 
-/// The fields of a card and its bases together.
+/// Fields of a card with those of its bases.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Resolved {
     pub fields: BTreeMap<String, Field>,
     pub configs: BTreeMap<String, Patch>,
 }
 
-/// Whose model a card is about.
+/// Whether a card describes the model of its base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Same {
-    /// That of the cards below.
+    /// The same model.
     Name,
-    /// Another.
+    /// Another model.
     Other,
 }
 
@@ -122,7 +122,7 @@ impl Written {
         Ok(())
     }
 
-    /// The value of a field that is no config.
+    /// The value of a field that is not a config.
     pub fn get(&self, name: &str) -> Option<&Field> {
         match self.fields.get(name)? {
             Said::Is(field) => Some(field),
@@ -132,7 +132,7 @@ impl Written {
 }
 
 impl Resolved {
-    /// All fields, with what configs make of nothing.
+    /// All fields, with configs applied to an empty map.
     pub fn finish(mut self) -> Self {
         for (name, patch) in &self.configs {
             self.fields.insert(name.clone(), patch.clone().alone());
@@ -140,7 +140,7 @@ impl Resolved {
         self
     }
 
-    /// What is left when one more card has had its say.
+    /// Applies one more card.
     pub fn change(&mut self, written: &Written, same: Same) {
         for (address, attached) in ATTACHED {
             if same == Same::Other && written.fields.contains_key(address) {
@@ -169,8 +169,7 @@ impl Resolved {
     }
 }
 
-/// The true name of a field and what it holds. `None` for fields that are not
-/// ours.
+/// Canonical name and type of a field; `None` for custom fields.
 fn known(key: &str, field: &Field) -> Result<(String, Option<Kind>), CardError> {
     if key.starts_with("x-") {
         return Ok((key.to_owned(), None));
@@ -191,7 +190,7 @@ fn check(name: &str, kind: Option<Kind>, field: &Field) -> Result<(), CardError>
         Kind::InnerPath => text.is_some_and(is_inside),
         Kind::Bool => matches!(field.value, Value::Bool(_)),
         Kind::WholeNumber => whole_number(&field.value).is_some(),
-        // Read as a change, which has its own errors.
+        // Parsed as a patch, with its own errors.
         Kind::Map => true,
         Kind::Sums => match &field.value {
             Value::Map(sums) => {
@@ -220,7 +219,7 @@ fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Whether a path cannot lead out of the folder it is relative to.
+/// Whether a relative path stays in its folder.
 fn is_inside(path: &str) -> bool {
     !path.is_empty()
         && !path.contains(['\\', '\0'])

@@ -1,9 +1,8 @@
-//! A config that changes another one.
+//! Patches of configs.
 //!
-//! Configs of cards are not values but changes: of the base card's config, and
-//! in the end of what the arch says. So changes can be put together before it
-//! is known what they will be applied to, and it does not matter in which
-//! order they are put together.
+//! Configs of cards are patches: of the base card's config, and finally of the
+//! arch's. Patches can be combined before their target is known, and combining
+//! is associative.
 
 use std::collections::BTreeMap;
 
@@ -15,27 +14,25 @@ pub(super) const DELETE: &str = "_del_";
 /// Sets keys without a merge.
 pub(super) const SET: &str = "_set_";
 
-/// A map that changes another map, the one *below*:
+/// A map that patches another map, the *target*:
 ///
-/// 1. Keys that it lists under `_del_` (a list of keys, or one key) are
-///    removed from the map below. It is no error if they are not there.
-/// 2. Keys in the map under `_set_` are given exactly the value that stands
-///    there, whatever was below.
-/// 3. Of the other keys, a map changes the map that is below under that key in
-///    the same way. If no map is there, it changes an empty one, which takes
-///    the location of what is there. Any other value, a list too, replaces what
-///    is below.
+/// 1. Keys under `_del_` (a list of keys, or one key) are removed from the
+///    target, if it has them.
+/// 2. Keys under `_set_` get exactly the given value.
+/// 3. Of the other keys, a map patches the target's map under that key, or an
+///    empty map if there is none. Any other value, including a list, replaces
+///    the target's.
 ///
-/// A key that is both deleted and given a value starts from nothing. A key
-/// must not be both under `_set_` and beside it. `_set_` and `_del_` have no
-/// meaning inside values that replace, and are refused there.
+/// A key that is deleted and given a value starts empty. A key must not be both
+/// under `_set_` and beside it. `_set_` and `_del_` are errors inside values
+/// that replace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
     changes: BTreeMap<String, Change>,
     origin: Origin,
 }
 
-/// What happens to one key.
+/// Effect on one key.
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Delete,
@@ -44,7 +41,7 @@ enum Change {
 }
 
 impl Patch {
-    /// Reads a map as a change. `name` is what the map is called in messages.
+    /// Parses a map. `name` is its name in messages.
     pub fn read(name: &str, field: &Field) -> Result<Self, CardError> {
         let Value::Map(map) = &field.value else {
             return Err(CardError::expected(name, Kind::Map, field));
@@ -87,7 +84,7 @@ impl Patch {
         Ok(Self { changes, origin: field.origin.clone() })
     }
 
-    /// This change, and then another one.
+    /// Combines this patch with a later one.
     pub fn then(mut self, above: Self) -> Self {
         for (key, change) in above.changes {
             let below = self.changes.remove(&key);
@@ -103,7 +100,7 @@ impl Patch {
         Self { changes: self.changes, origin: above.origin }
     }
 
-    /// What the change makes of a value. If that is no map, of an empty map.
+    /// Applies the patch to a value; anything but a map counts as empty.
     pub fn apply(self, below: Option<Field>) -> Field {
         let mut map = match below.map(|field| field.value) {
             Some(Value::Map(map)) => map,
@@ -121,20 +118,20 @@ impl Patch {
         Field { value: Value::Map(map), origin: self.origin }
     }
 
-    /// What the change makes of nothing: the values that it sets.
+    /// Applies the patch to an empty map.
     pub fn alone(self) -> Field {
         self.apply(None)
     }
 
-    /// What the change makes of JSON, such as the config of an arch.
+    /// Applies the patch to JSON, such as the config of an arch.
     pub fn over(&self, below: &serde_json::Value) -> serde_json::Value {
         let below = Field::from_json(below, &self.origin);
         self.clone().apply(Some(below)).value.to_json()
     }
 
-    /// Where a key was last changed. Keys of inner maps stand behind dots.
+    /// Origin of the last change of a key; dots separate nested keys.
     pub fn origin(&self, path: &str) -> Option<&Origin> {
-        // Keys may have dots in them, so each dot may be part of a key.
+        // A dot may also be part of a key.
         let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
         let mut found = ends.filter_map(|end| {
             let rest = path[end..].strip_prefix('.').unwrap_or_default();
@@ -184,7 +181,7 @@ pub(super) fn set_keys<'a>(name: &str, set: &'a Field) -> Result<Vec<(&'a str, &
     Ok(map.iter().map(|(key, value)| (key.as_str(), value)).collect())
 }
 
-/// Refuses directives where they mean nothing.
+/// Rejects misplaced directives.
 fn plain(name: &str, field: &Field) -> Result<(), CardError> {
     match &field.value {
         Value::List(fields) => fields.iter().try_for_each(|field| plain(name, field)),

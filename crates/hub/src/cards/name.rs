@@ -1,28 +1,28 @@
-//! The name of a card, with the environment that it is for.
+//! Names of cards, with an optional environment.
 
 use std::fmt;
 
-/// A name of a card: letters, digits, `.`, `_` and `-`, and perhaps `@` with
-/// an environment behind it.
+/// Name of a card: letters, digits, `.`, `_` and `-`, optionally followed by `@`
+/// and an environment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CardName {
     plain: String,
     env: Wanted,
 }
 
-/// What a name says about environments.
+/// The environment in a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wanted {
-    /// Nothing.
+    /// Not specified (`name`).
     Any,
-    /// None shall be used (`name@`).
+    /// No environment (`name@`).
     Plain,
-    /// This one (`name@env`).
+    /// A specific one (`name@env`).
     Env(String),
 }
 
 impl CardName {
-    /// Takes a name apart. `None` if it is none.
+    /// Parses a name; `None` if it is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let (plain, env) = match text.split_once('@') {
             None => (text, Wanted::Any),

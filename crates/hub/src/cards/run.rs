@@ -1,4 +1,4 @@
-//! A training run that publishes its checkpoints as cards.
+//! Cards for the checkpoints of a training run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use super::draft::CardDraft;
 use super::name::CardName;
 use super::source::{CardSource, SourceKind};
 
-/// The cards of a training run: `checkpoint_step_N` for each checkpoint,
-/// `last_checkpoint`, and `best_checkpoint` if some have scores.
+/// Cards of a training run: `checkpoint_step_N` for each checkpoint,
+/// `last_checkpoint`, and `best_checkpoint` if there are scores.
 #[derive(Clone, Debug)]
 pub struct RunCards {
     root: PathBuf,
@@ -23,25 +23,20 @@ pub struct RunCards {
     fields: Vec<(String, Value)>,
 }
 
-/// Why a run could not publish its cards.
+/// Why the cards of a run cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum RunError {
-    /// The checkpoints cannot be listed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The file cannot be written.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A path that YAML cannot hold.
-    #[error("`{}` is not a text", path.display())]
+    #[error("cannot write the path `{}` in YAML: it is not UTF-8", path.display())]
     NotText { path: PathBuf },
-    /// A prefix that makes no names.
-    #[error("`{prefix}` cannot begin the name of a card")]
+    #[error("invalid prefix `{prefix}` for card names")]
     Prefix { prefix: String },
-    /// The cards cannot be written as YAML.
-    #[error("the cards cannot be written as YAML: {message}")]
+    #[error("cannot write cards as YAML: {message}")]
     Yaml { message: String },
 }
 
@@ -58,34 +53,31 @@ impl Hint for RunError {
 }
 
 impl RunCards {
-    /// The run that saves its checkpoints in a folder as `step_N`.
+    /// A run with checkpoints `step_N` in a folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let (prefix, better) = (String::new(), ScoreOrder::LowerIsBetter);
         Self { root: root.into(), prefix, better, fields: Vec::new() }
     }
 
-    /// The same with a field that all its cards have, such as `model_family`
-    /// or `model_config`.
+    /// Adds a field to all cards, such as `model_family` or `model_config`.
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.fields.push((field.to_owned(), value.into()));
         self
     }
 
-    /// The same, and which scores are better. If nothing is said, the lower
-    /// ones are, as for a loss.
+    /// Sets the order of scores; by default lower is better, as for a loss.
     pub fn with_better(mut self, better: ScoreOrder) -> Self {
         self.better = better;
         self
     }
 
-    /// The same with a prefix before all names, so that several runs can
-    /// publish themselves in one location.
+    /// Prefixes all names, so that several runs can share a folder.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.prefix);
         self
     }
 
-    /// The cards, whose checkpoints are whole paths.
+    /// The cards, with absolute paths.
     pub fn drafts(&self) -> Result<Vec<CardDraft>, RunError> {
         self.drafts_in(None)
     }
@@ -95,9 +87,8 @@ impl RunCards {
         Ok(CardSource::cards(SourceKind::Run, &self.root.display().to_string(), self.drafts()?))
     }
 
-    /// Publishes the cards in a folder, as one file that is replaced at once.
-    /// Checkpoints below the folder are named relative to it, so that it can
-    /// be moved with them. Tells which file it is.
+    /// Writes the cards atomically to a file in a folder and returns its path.
+    /// Checkpoints below the folder get relative paths, so that it can be moved.
     pub fn write_cards(&self, folder: &Path) -> Result<PathBuf, RunError> {
         let drafts = self.drafts_in(Some(&absolute(folder)?))?;
         let yaml = serde_saphyr::to_string_multiple(&drafts)
@@ -140,7 +131,7 @@ impl RunCards {
     fn step(&self, saved: &SavedCheckpoint, folder: Option<&Path>) -> Result<CardDraft, RunError> {
         let path = absolute(&saved.path)?;
         let relative = folder.and_then(|folder| path.strip_prefix(folder).ok());
-        // The dot says that it is a path, whatever is in it.
+        // The dot marks it as a path.
         let path = relative.map_or_else(|| path.clone(), |relative| Path::new(".").join(relative));
         let text = path.to_str().ok_or_else(|| RunError::NotText { path: path.clone() })?;
         let mut draft = CardDraft::new("");

@@ -1,34 +1,33 @@
-//! Which folders are searched for cards.
+//! Folders and environments of cards.
 
 use std::path::PathBuf;
 
 use super::source::{CardSource, SourceKind};
 use super::store::CardStore;
 
-/// Cards for all who use the machine.
+/// Cards for all users of the machine.
 const SYSTEM: &str = "/etc/weightloom/assets";
-/// The environment whose cards are always tried.
+/// The environment that is always tried.
 const USER: &str = "user";
 
-/// The folders of cards, and the environments.
+/// Folders and environments of cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// Folders, of which later ones override earlier ones.
+    /// Folders; later ones override earlier ones.
     pub folders: Vec<(SourceKind, PathBuf)>,
-    /// Environments, in the order in which they are tried.
+    /// Environments, in the order of lookup.
     pub environments: Vec<String>,
 }
 
 impl StoreSettings {
-    /// The folders that variables name, and those that were named when the
-    /// program was started, in this order: `/etc/weightloom/assets`,
+    /// Folders from environment variables and the command line, in this order: `/etc/weightloom/assets`,
     /// `WEIGHTLOOM_ASSET_DIR`, `$XDG_CONFIG_HOME/weightloom/assets` (or
     /// `~/.config/weightloom/assets`), `WEIGHTLOOM_USER_ASSET_DIR`, `extra`.
     ///
-    /// Variables that are empty count as not set.
+    /// Empty variables count as unset.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<String>, extra: &[PathBuf]) -> Self {
         let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        // The rule for the variable says that relative paths are invalid.
+        // The XDG specification makes relative paths invalid.
         let configs = folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
         let configs = configs.or_else(|| folder("HOME").map(|home| home.join(".config")));
         let user = configs.map(|configs| configs.join("weightloom").join("assets"));
@@ -37,7 +36,7 @@ impl StoreSettings {
         folders.extend(user.map(|path| (SourceKind::User, path)));
         folders.extend(folder("WEIGHTLOOM_USER_ASSET_DIR").map(|path| (SourceKind::User, path)));
         folders.extend(extra.iter().map(|path| (SourceKind::AssetDir, path.clone())));
-        // A folder that is named twice must not be at odds with itself.
+        // A repeated folder must not conflict with itself.
         let mut unique: Vec<(SourceKind, PathBuf)> = Vec::new();
         for (kind, path) in folders.into_iter().rev() {
             if unique.iter().all(|(_, other)| *other != path) {
@@ -53,7 +52,7 @@ impl StoreSettings {
         self.folders.iter().map(|(kind, path)| CardSource::folder(*kind, path)).collect()
     }
 
-    /// A store of cards that are built in and those in the folders.
+    /// A store of the built-in cards and those in the folders.
     pub fn store(&self, built_in: &[(&str, &str)]) -> CardStore {
         let sources = std::iter::once(CardSource::built_in(built_in)).chain(self.sources());
         CardStore::new(sources).with_environments(self.environments.iter().cloned())

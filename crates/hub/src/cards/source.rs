@@ -1,4 +1,4 @@
-//! Where cards come from: built in, a folder, or a program that makes them.
+//! Sources of cards: built in, a folder, or code.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,9 +11,9 @@ use super::document::Document;
 use super::draft::CardDraft;
 use super::error::SourceProblem;
 
-/// The longest file of cards that is read.
+/// Limit for card files.
 const MAX_FILE: u64 = 4 << 20;
-/// How deep folders may lie in each other.
+/// Limit for nested folders.
 const MAX_FOLDERS: usize = 16;
 
 /// A kind of source.
@@ -22,13 +22,13 @@ const MAX_FOLDERS: usize = 16;
 pub enum SourceKind {
     /// Part of the program.
     BuiltIn,
-    /// For all who use the machine.
+    /// For all users of the machine.
     System,
-    /// For one who uses it.
+    /// For one user.
     User,
-    /// Named when the program was started.
+    /// From the command line.
     AssetDir,
-    /// A training run that publishes itself.
+    /// From a training run.
     Run,
 }
 
@@ -44,8 +44,7 @@ impl fmt::Display for SourceKind {
     }
 }
 
-/// Cards that belong together. What cannot be read of them is kept as a
-/// [`SourceProblem`].
+/// A set of cards. Unreadable files are kept as [`SourceProblem`]s.
 #[derive(Debug)]
 pub struct CardSource {
     kind: SourceKind,
@@ -54,8 +53,8 @@ pub struct CardSource {
 }
 
 impl CardSource {
-    /// Cards that are part of the program: names of files and what is in them.
-    /// They are in no folder, so relative paths mean nothing in them.
+    /// Built-in cards: names and contents of files. Relative paths are invalid in
+    /// them.
     pub fn built_in(files: &[(&str, &str)]) -> Self {
         let mut source = Self::empty(SourceKind::BuiltIn);
         for (name, text) in files {
@@ -64,14 +63,12 @@ impl CardSource {
         source
     }
 
-    /// All files below a folder whose names end in `.yaml` or `.yml`, by name.
-    /// Files and folders whose names begin with a dot are left out. A folder
-    /// that is not there has no cards, which is only a problem if it was named
-    /// when the program was started.
+    /// All `.yaml` and `.yml` files below a folder, except hidden ones. A missing
+    /// folder is empty, and a problem only if it comes from the command line.
     pub fn folder(kind: SourceKind, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref();
         let mut source = Self::empty(kind);
-        // Cards say where they are, so that has to hold in other folders too.
+        // Origins must be valid from other folders, too.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -85,7 +82,7 @@ impl CardSource {
         source
     }
 
-    /// Cards that a program made. `label` says in messages where they are.
+    /// Cards created in code. `label` replaces the file name in messages.
     pub fn cards(kind: SourceKind, label: &str, drafts: impl IntoIterator<Item = CardDraft>) -> Self {
         let mut source = Self::empty(kind);
         let file: Arc<Path> = Arc::from(Path::new(label));
@@ -94,7 +91,7 @@ impl CardSource {
         source
     }
 
-    /// What kind of source it is.
+    /// The kind of source.
     pub fn kind(&self) -> SourceKind {
         self.kind
     }
@@ -111,7 +108,7 @@ impl CardSource {
         self.problems.push(SourceProblem::Unreadable { path: path.to_owned(), message: error.to_string() });
     }
 
-    /// `seen` are the folders on the way, which links may lead back to.
+    /// `seen` are the parent folders, to detect cyclic links.
     fn walk(&mut self, folder: &Path, depth: usize, seen: &mut BTreeSet<PathBuf>) {
         let entries = fs::canonicalize(folder).and_then(|canonical| {
             if depth > MAX_FOLDERS || !seen.insert(canonical) {

@@ -1,4 +1,4 @@
-//! All cards of all sources, by name.
+//! Lookup of cards by name.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -14,19 +14,29 @@ use super::name::{CardName, Wanted};
 use super::source::CardSource;
 use super::value::{CardLocation, Field, Origin};
 
-/// How many cards may build on each other.
+/// Limit for chains of bases.
 const MAX_BASES: usize = 64;
-/// How many names a hint has at most.
+/// Limit for names in a hint.
 const MAX_NEAR: usize = 3;
 
-/// Cards of several sources, of which later ones override earlier ones.
+/// Cards of several sources; later ones override earlier ones.
 ///
-/// A card is parsed when somebody asks for it, and only then.
+/// Cards are parsed on first use.
+///
+/// ```
+/// use weightloom_hub::cards::{CardSource, CardStore};
+///
+/// let text = "name: small\nlicense: mit\n---\nname: large\nbase: small\nmodel_arch: 1b\n";
+/// let store = CardStore::new([CardSource::built_in(&[("cards.yaml", text)])]);
+/// let card = store.card("large")?;
+/// assert_eq!((card.license(), card.model_arch()), (Some("mit"), Some("1b")));
+/// # Ok::<(), weightloom_hub::cards::CardError>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct CardStore {
     sources: Vec<CardSource>,
     environments: Vec<String>,
-    /// Where each name is, by source.
+    /// Documents by name and source.
     index: BTreeMap<Arc<str>, Vec<Spot>>,
 }
 
@@ -37,18 +47,18 @@ struct Spot {
     document: usize,
 }
 
-/// A card that overrides others of its name.
+/// A card that overrides others with the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
     /// The name.
     pub name: String,
-    /// Where the card is that is used.
+    /// Location of the card in effect.
     pub winner: CardLocation,
-    /// Where those are that are not, the last source first.
+    /// Locations of the overridden cards, last source first.
     pub losers: Vec<CardLocation>,
 }
 
-/// One card of those that build on each other.
+/// One card in a chain of bases.
 struct Link<'a> {
     name: CardName,
     spot: Spot,
@@ -56,12 +66,11 @@ struct Link<'a> {
     parsed: &'a Parsed,
 }
 
-/// A card that cannot be used: its number, counted from the one that was
-/// asked for, and why.
+/// An unusable card: its position in the chain, and the reason.
 type Failed = (usize, CardError);
 
 impl CardStore {
-    /// A store of sources, the most important one last.
+    /// A store of sources; the last one has priority.
     pub fn new(sources: impl IntoIterator<Item = CardSource>) -> Self {
         let sources: Vec<CardSource> = sources.into_iter().collect();
         let mut index: BTreeMap<Arc<str>, Vec<Spot>> = BTreeMap::new();
@@ -75,18 +84,18 @@ impl CardStore {
         Self { sources, environments: Vec::new(), index }
     }
 
-    /// The same with environments, which are tried in order.
+    /// Sets the environments, in the order of lookup.
     pub fn with_environments(mut self, environments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.environments = environments.into_iter().map(Into::into).collect();
         self
     }
 
-    /// The environments that are tried, in order.
+    /// The environments, in the order of lookup.
     pub fn environments(&self) -> &[String] {
         &self.environments
     }
 
-    /// The card that a name means.
+    /// Looks up a card.
     pub fn card(&self, name: &str) -> Result<Card, CardError> {
         let asked = CardName::parse(name).ok_or_else(|| CardError::BadName { name: name.to_owned() })?;
         let environments = self.environments_for(&asked);
@@ -96,18 +105,18 @@ impl CardStore {
         self.resolve(found, environments)
     }
 
-    /// Whether a name means a card, be it a broken one.
+    /// Whether a card exists, valid or not.
     pub fn knows(&self, name: &str) -> bool {
         CardName::parse(name).is_some_and(|asked| self.find(&asked, self.environments_for(&asked)).is_some())
     }
 
-    /// The names of all cards as they are written, sorted.
+    /// Full names of all cards, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(|name| &**name)
     }
 
-    /// All cards, by name. Each is the one of just that name, so that `name`
-    /// is what [`CardStore::card`] gives for `name@`.
+    /// All cards, by their exact names: `name` is the card that
+    /// [`CardStore::card`] returns for `name@`.
     pub fn cards(&self) -> impl Iterator<Item = (&str, Result<Card, CardError>)> {
         self.names().map(|name| {
             let card = match name.contains('@') {
@@ -118,9 +127,8 @@ impl CardStore {
         })
     }
 
-    /// Everything in the sources that cannot be used: files and documents
-    /// that cannot be read, and cards that a source has twice. Parses all
-    /// documents.
+    /// All problems in the sources: unreadable files, invalid documents and
+    /// duplicate cards. Parses all documents.
     pub fn problems(&self) -> Vec<SourceProblem> {
         let mut problems = Vec::new();
         for source in &self.sources {
@@ -136,7 +144,7 @@ impl CardStore {
         problems
     }
 
-    /// The cards that override others.
+    /// Cards that override others.
     pub fn overrides(&self) -> Vec<Override> {
         let overrides = self.index.iter().filter_map(|(name, spots)| {
             let winner = spots.last()?;
@@ -149,7 +157,7 @@ impl CardStore {
         overrides.collect()
     }
 
-    /// Names that may be meant by one that is not there.
+    /// Suggestions for an unknown name.
     pub(super) fn near(&self, name: &str) -> Vec<String> {
         let plain = name.split('@').next().unwrap_or(name);
         let same = self.names().filter(|other| other.split('@').next() == Some(plain));
@@ -173,7 +181,7 @@ impl CardStore {
         }
     }
 
-    /// The name, as it is written, of the card that a name means.
+    /// The full name of the card for a name.
     fn find(&self, asked: &CardName, environments: &[String]) -> Option<CardName> {
         let plain = asked.plain();
         let there = |name: String| CardName::parse(&name).filter(|_| self.index.contains_key(name.as_str()));
@@ -201,7 +209,7 @@ impl CardStore {
                 Some(below) if below.name.plain() != link.name.plain() => Same::Other,
                 _ => Same::Name,
             };
-            // Checked when the chain was made.
+            // Checked when the chain was built.
             if let Ok(written) = &link.parsed.written {
                 resolved.change(written, same);
             }
@@ -216,7 +224,7 @@ impl CardStore {
         }
     }
 
-    /// A card and all that it builds on, itself first.
+    /// A card and its bases, itself first.
     fn chain(&self, leaf: CardName, environments: &[String]) -> Result<Vec<Link<'_>>, Failed> {
         let mut chain: Vec<Link<'_>> = Vec::new();
         let mut next = Some((leaf, self.sources.len()));
@@ -239,7 +247,7 @@ impl CardStore {
         Ok(chain)
     }
 
-    /// The card of just this name in the last of the sources before `limit`.
+    /// The card with an exact name in the last source before `limit`.
     fn link(&self, name: CardName, limit: usize) -> Result<Link<'_>, CardError> {
         let card = name.to_string();
         let spots = self.index.get(card.as_str()).map(Vec::as_slice).unwrap_or_default();
@@ -260,7 +268,7 @@ impl CardStore {
         }
     }
 
-    /// Which card a base means, and before which source it is.
+    /// The card of a base, and the limit of its sources.
     fn base(
         &self,
         link: &Link<'_>,
@@ -277,7 +285,7 @@ impl CardStore {
         let own = asked.plain() == link.name.plain();
         let found = self.find(&asked, if own { &[] } else { environments });
         match found {
-            // Its own name: what it overrides.
+            // The card's own name refers to the one it overrides.
             Some(name) if name == link.name => {
                 let spots = self.index.get(name.to_string().as_str()).map(Vec::as_slice).unwrap_or_default();
                 match spots.iter().any(|spot| spot.source < link.spot.source) {
@@ -295,7 +303,7 @@ fn base_of<'a>(link: &Link<'a>) -> Option<&'a Field> {
     link.parsed.written.as_ref().ok()?.get("base")
 }
 
-/// The error of cards that build on each other.
+/// The error for cyclic bases.
 fn cycle(links: &[Link<'_>]) -> CardError {
     let names = links.iter().chain(links.first()).map(|link| link.name.to_string());
     let first = &links[0];
@@ -309,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_that_nobody_asks_for_is_not_parsed() {
+    fn unused_cards_are_not_parsed() {
         let card =
             |n: usize| format!("---\n# Card {n}.\nname: c{n}\nbase: c{}\nmodel_config:\n  a: {n}\n", n / 2);
         let text: String = (1..100).map(card).collect();

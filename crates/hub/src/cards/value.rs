@@ -50,21 +50,21 @@ pub enum Kind {
     Bool,
     /// A number.
     Number,
-    /// A number of bytes or the like: whole, and not below 0.
+    /// A non-negative integer.
     WholeNumber,
-    /// A text.
+    /// A string.
     Text,
     /// A list.
     List,
-    /// A list of texts.
+    /// A list of strings.
     Texts,
     /// A map.
     Map,
     /// 64 hex digits.
     Sha256,
-    /// 64 hex digits, or a map from file names to such.
+    /// 64 hex digits, or a map from file names to 64 hex digits.
     Sums,
-    /// A path that is relative and stays inside of what it is relative to.
+    /// A relative path without `..`.
     InnerPath,
 }
 
@@ -106,7 +106,7 @@ impl Origin {
         Self { card: Arc::clone(card), location }
     }
 
-    /// The name of the card that wrote it.
+    /// The name of the card.
     pub fn card(&self) -> &str {
         &self.card
     }
@@ -116,17 +116,17 @@ impl Origin {
         &self.location
     }
 
-    /// The kind of source that the card is from.
+    /// The kind of source.
     pub fn source(&self) -> SourceKind {
         self.location.source
     }
 
-    /// The file; for cards without one, what they are called instead.
+    /// The file, or the label of cards without one.
     pub fn file(&self) -> &Path {
         &self.location.file
     }
 
-    /// The line, from 1 on; 0 for cards that are in no file.
+    /// The line, from 1; 0 for cards without a file.
     pub fn line(&self) -> usize {
         self.location.line()
     }
@@ -147,17 +147,17 @@ impl CardLocation {
         self.source
     }
 
-    /// The file; for cards without one, what they are called instead.
+    /// The file, or the label of cards without one.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// The line, from 1 on; 0 where there is none.
+    /// The line, from 1; 0 for cards without a file.
     pub fn line(&self) -> usize {
         self.line as usize
     }
 
-    /// The folder that relative paths are relative to, if there is one.
+    /// The folder for relative paths, if there is one.
     pub(super) fn folder(&self) -> Option<PathBuf> {
         (self.source != SourceKind::BuiltIn && self.file.is_absolute())
             .then(|| self.file.parent().map(Path::to_owned))
@@ -194,7 +194,7 @@ impl fmt::Debug for Origin {
 }
 
 impl Value {
-    /// What kind of value it is.
+    /// The type of the value.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Nothing => Kind::Nothing,
@@ -206,7 +206,7 @@ impl Value {
         }
     }
 
-    /// A text. A number is one as well, as it was written.
+    /// A string, or the original text of a number.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) | Self::Number { written: text, .. } => Some(text),
@@ -231,7 +231,7 @@ impl Value {
 }
 
 impl Field {
-    /// A value of JSON, all of which comes from one location.
+    /// Converts JSON, with one origin for all of it.
     pub fn from_json(json: &serde_json::Value, origin: &Origin) -> Self {
         let value = match json {
             serde_json::Value::Null => Value::Nothing,

@@ -72,7 +72,7 @@ fn fields_are_inherited_and_configs_are_merged() {
 }
 
 #[test]
-fn every_field_says_where_it_came_from() {
+fn every_field_records_its_origin() {
     let store = built_in(FAMILY);
     let leaf = store.card("leaf").unwrap();
     let origin = |field: &str| {
@@ -132,7 +132,7 @@ _del_: [model_config]
 }
 
 #[test]
-fn a_field_of_the_wrong_kind_names_card_and_line() {
+fn a_field_of_the_wrong_type_names_card_and_line() {
     let store = built_in("---\nname: x\nmodel_arch: [a]\n");
     assert_eq!(
         store.card("x").unwrap_err().to_string(),
@@ -158,7 +158,7 @@ fn a_field_of_the_wrong_kind_names_card_and_line() {
 }
 
 #[test]
-fn a_typo_in_a_field_does_not_pass() {
+fn an_unknown_field_is_an_error() {
     let error = built_in("name: x\nmodel_famly: llama\n").card("x").unwrap_err();
     assert_eq!(error.to_string(), "unknown field `model_famly` in card `x` (cards.yaml:2)");
     assert_eq!(error.hint().unwrap(), "did you mean `model_family`?");
@@ -176,7 +176,7 @@ fn a_typo_in_a_field_does_not_pass() {
 }
 
 #[test]
-fn what_looks_like_a_number_stays_a_text_where_one_is_wanted() {
+fn numbers_stay_strings_in_string_fields() {
     let sum = format!("{}e{}", "1".repeat(31), "2".repeat(32));
     let store = built_in(&format!(
         "name: x\nmodel_arch: 0123\nrevision: 12e4567\nlicense: no\nsha256: {sum}\nsize: 1_000\n\
@@ -192,7 +192,7 @@ fn what_looks_like_a_number_stays_a_text_where_one_is_wanted() {
 }
 
 #[test]
-fn checksums_are_for_a_file_or_for_several() {
+fn checksums_cover_one_file_or_several() {
     let sum = "AB".repeat(32);
     let card = built_in(&format!("name: x\nsha256: {{a.bin: {sum}}}\n")).card("x").unwrap();
     let sums = Sums::Files([("a.bin".to_owned(), sum.to_lowercase())].into());
@@ -222,10 +222,10 @@ fn another_checkpoint_does_not_inherit_the_checksums_of_its_base() {
 }
 
 #[test]
-fn a_revision_belongs_to_the_checkpoint_and_is_said_once() {
+fn a_revision_belongs_to_the_checkpoint_and_must_not_conflict() {
     let both = "name: x\ncheckpoint: hf://a/b@v2\nrevision: v1\n";
     let error = built_in(both).card("x").unwrap_err();
-    assert!(error.to_string().contains("`v1`, but in the address it is `v2`"), "{error}");
+    assert!(error.to_string().contains("conflicting revisions: `v1`, and `v2` in the address"), "{error}");
     let card =
         built_in("name: x\ncheckpoint: hf://a/b\nrevision: v1\ntokenizer: hf://a/b/sub\n").card("x").unwrap();
     let address = card.maybe_tokenizer().unwrap().unwrap();
@@ -235,7 +235,7 @@ fn a_revision_belongs_to_the_checkpoint_and_is_said_once() {
 }
 
 #[test]
-fn a_gated_model_says_where_to_ask() {
+fn a_gated_model_names_its_request_page() {
     let store = built_in("name: x\nmodel_family: llama\nurl: https://ask.example/x\n---\nname: y\n");
     let error = store.card("x").unwrap().checkpoint().unwrap_err();
     assert!(matches!(&error, CardError::Gated { url, .. } if url == "https://ask.example/x"));
@@ -288,7 +288,7 @@ fn a_missing_base_is_reported_for_its_card_and_breaks_no_listing() {
 }
 
 #[test]
-fn a_card_may_not_build_on_too_many() {
+fn the_chain_of_bases_is_limited() {
     let text: Vec<String> = (0..200).map(|n| format!("name: c{n}\nbase: c{}\n", n + 1)).collect();
     let store = built_in(&format!("{}---\nname: c200\n", text.join("---\n")));
     assert!(matches!(store.card("c0"), Err(CardError::TooDeep { .. })));
@@ -327,7 +327,7 @@ fn environments_are_tried_in_order_and_then_the_plain_card() {
 }
 
 #[test]
-fn a_card_of_a_later_source_overrides_and_may_build_on_what_it_overrides() {
+fn a_later_source_overrides_a_card_and_can_inherit_from_it() {
     let place = tempfile::tempdir().unwrap();
     let system = write(&place.path().join("system"), "a.yaml", "name: x\nlicense: system\n---\nname: y\n");
     write(&place.path().join("user"), "deep/b.yml", "\nname: x\nbase: x\nmodel_arch: mine\n");
@@ -353,7 +353,7 @@ fn a_card_of_a_later_source_overrides_and_may_build_on_what_it_overrides() {
 }
 
 #[test]
-fn a_card_that_is_there_twice_in_one_source_is_an_error_of_that_card() {
+fn a_duplicate_card_in_one_source_is_an_error() {
     let store = CardStore::new([CardSource::built_in(&[
         ("a.yaml", "name: x\n---\nname: y\n"),
         ("b.yaml", "name: z\n---\nname: x\n---\nname: w\nbase: x\n"),
@@ -366,7 +366,7 @@ fn a_card_that_is_there_twice_in_one_source_is_an_error_of_that_card() {
 }
 
 #[test]
-fn a_relative_path_belongs_to_the_card_that_wrote_it() {
+fn a_relative_path_is_relative_to_its_card() {
     let place = tempfile::tempdir().unwrap();
     let [one, two] = ["one folder", "two"].map(|name| place.path().join(name));
     write(
@@ -392,7 +392,7 @@ fn a_relative_path_belongs_to_the_card_that_wrote_it() {
 }
 
 #[test]
-fn a_relative_path_in_a_card_without_a_folder_is_an_error_of_that_card() {
+fn a_relative_path_without_a_folder_is_an_error() {
     let store =
         built_in("name: x\ncheckpoint: models/x\n---\nname: y\nbase: x\n---\nname: z\ncheckpoint: x://a\n");
     let error = store.card("x").unwrap_err();
@@ -447,20 +447,20 @@ fn broken_yaml_hides_neither_its_neighbours_nor_other_files() {
 }
 
 #[test]
-fn a_key_that_stands_twice_or_is_empty_is_told_with_its_line() {
+fn duplicate_and_empty_keys_are_reported_with_their_line() {
     let store = built_in("name: x\n---\nname: y\nmodel_config:\n  a: 1\n  a: 2\n---\nname: z\n: b\n");
     let shown: Vec<String> = store.problems().iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["cards.yaml:6: duplicate key `a`, in `a: 2`", "cards.yaml:9: empty key, in `: b`",]);
 }
 
 #[test]
-fn tags_that_are_not_known_say_nothing() {
+fn unknown_tags_are_ignored() {
     let store = built_in("name: x\nmodel_config: {a: !own [1, 2]}\n");
     assert_eq!(config(&store, "x"), json!({"a": [1, 2]}));
 }
 
 #[test]
-fn only_a_folder_that_was_asked_for_must_be_there() {
+fn only_folders_from_the_command_line_must_exist() {
     let place = tempfile::tempdir().unwrap();
     let none = place.path().join("none");
     let problems = |kind| CardStore::new([CardSource::folder(kind, &none)]).problems();
@@ -470,7 +470,7 @@ fn only_a_folder_that_was_asked_for_must_be_there() {
 
 #[cfg(unix)]
 #[test]
-fn links_that_lead_back_do_not_go_on_forever() {
+fn cyclic_links_terminate() {
     let place = tempfile::tempdir().unwrap();
     write(place.path(), "sub/a.yaml", "name: a\n");
     std::os::unix::fs::symlink(place.path(), place.path().join("sub/back")).unwrap();
@@ -481,7 +481,7 @@ fn links_that_lead_back_do_not_go_on_forever() {
 }
 
 #[test]
-fn bombs_are_refused_quickly_and_hurt_no_other_card() {
+fn yaml_bombs_are_rejected_quickly_and_alone() {
     let mut bomb = "name: bomb\nx-0: &a0 [1,1,1,1,1,1,1,1,1,1]\n".to_owned();
     for level in 1..10 {
         let aliases = vec![format!("*a{}", level - 1); 10].join(",");
@@ -503,14 +503,14 @@ fn bombs_are_refused_quickly_and_hurt_no_other_card() {
 }
 
 #[test]
-fn a_name_that_is_not_known_is_answered_with_a_near_one() {
+fn an_unknown_name_gets_a_suggestion() {
     let error = built_in("name: llama3_8b\n---\nname: other\n").card("llama3-8b").unwrap_err();
     assert_eq!(error.to_string(), "unknown card `llama3-8b`");
     assert_eq!(error.hint().unwrap(), "did you mean `llama3_8b`?");
 }
 
 #[test]
-fn cards_made_in_memory_are_cards_like_others() {
+fn cards_can_be_created_in_memory() {
     let drafts = [
         CardDraft::new("x").with("model_family", "llama").with("model_config", json!({"a": 1})),
         CardDraft::new("y").with("base", "x").with("model_config", json!({"b": 2})),
@@ -525,7 +525,7 @@ fn cards_made_in_memory_are_cards_like_others() {
 }
 
 #[test]
-fn settings_make_a_store_with_environments() {
+fn settings_create_a_store_with_environments() {
     let place = tempfile::tempdir().unwrap();
     write(place.path(), "weightloom/assets/a.yaml", "name: x@user\nbase: x\nlicense: mine\n");
     let home = place.path().to_str().unwrap().to_owned();
@@ -547,7 +547,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_yaml_makes_a_store_fall_over(text in "(name: [a-c@]{1,2}|base: [a-c]|---|\\.\\.\\.|model_config:|  _set_: \\{a: 1\\}|  _del_: \\[a\\]|  a: [\\[{]?|size: [0-9e.]{1,4}|&x [*]x|[ -~é\t]{0,8}|\n|\r){0,24}") {
+    fn no_yaml_panics(text in "(name: [a-c@]{1,2}|base: [a-c]|---|\\.\\.\\.|model_config:|  _set_: \\{a: 1\\}|  _del_: \\[a\\]|  a: [\\[{]?|size: [0-9e.]{1,4}|&x [*]x|[ -~é\t]{0,8}|\n|\r){0,24}") {
         let store = built_in(&text);
         for (name, card) in store.cards() {
             prop_assert!(store.knows(name));
@@ -560,7 +560,7 @@ proptest! {
     }
 
     #[test]
-    fn lines_of_cards_make_cards_or_errors(lines in prop::collection::vec(prop::sample::select(vec![
+    fn any_lines_give_cards_or_errors(lines in prop::collection::vec(prop::sample::select(vec![
         "name: a", "name: b", "name: b@user", "base: a", "base: b", "---", "license: x", "model_config: {a: {b: 1}}",
         "model_config:", "  a: {_del_: [b]}", "  _set_: {a: 2}", "size: 7", "sha256: q", "...", "oops", "- x",
     ]), 0..30)) {

@@ -39,7 +39,7 @@ fn render(source: &str) -> Result<String, ChatError> {
 }
 
 #[test]
-fn texts_are_those_of_transformers() {
+fn texts_match_transformers() {
     let recorded: Recorded =
         serde_json::from_slice(&std::fs::read(fixtures().join("chats.json")).unwrap()).unwrap();
     let mut compared = 0;
@@ -69,7 +69,7 @@ fn texts_are_those_of_transformers() {
 }
 
 #[test]
-fn a_template_may_refuse_a_conversation() {
+fn a_template_can_reject_a_conversation() {
     let refused = render("\n{{ raise_exception('no ' + messages[0].role) }}");
     assert_eq!(refused, Err(ChatError::Refused { message: "no user".to_owned() }));
     let inside = render("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}");
@@ -110,13 +110,13 @@ fn endless_templates_are_stopped() {
 }
 
 #[test]
-fn the_limit_of_work_cannot_be_lifted() {
+fn the_work_limit_cannot_be_bypassed() {
     let reserved = ChatTemplate::new("{% set weightloom_pays_for_work = 1 %}");
     assert!(matches!(reserved, Err(ChatError::Reserved { .. })));
 }
 
 #[test]
-fn absurd_templates_and_texts_are_refused() {
+fn overlong_templates_and_texts_are_rejected() {
     let long = ChatTemplate::new(&"x".repeat(2 << 20));
     assert!(matches!(long, Err(ChatError::LongTemplate { .. })));
     let deep = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
@@ -126,13 +126,13 @@ fn absurd_templates_and_texts_are_refused() {
 }
 
 #[test]
-fn a_template_that_is_not_told_the_time_cannot_ask() {
+fn strftime_now_is_undefined_without_a_time() {
     let source = "{{ strftime_now('%Y') if strftime_now is defined else 'some day' }}";
     assert_eq!(render(source).unwrap(), "some day");
 }
 
 #[test]
-fn folders_have_templates_in_several_forms() {
+fn folders_have_templates_in_several_formats() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let load = || ChatTemplates::from_folder(folder.path());

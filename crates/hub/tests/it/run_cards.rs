@@ -1,4 +1,4 @@
-//! A training run publishes its checkpoints as cards.
+//! Cards of training runs.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn the_last_the_best_and_every_step_have_cards() {
 }
 
 #[test]
-fn published_cards_say_the_same_and_move_with_their_run() {
+fn published_cards_are_equal_and_move_with_their_run() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("a run: #1 'é'");
     run(&root, &[1, 2]).set_score(1, 3.0).unwrap();

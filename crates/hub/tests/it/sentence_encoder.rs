@@ -39,7 +39,7 @@ fn vectors_match_transformers() {
 }
 
 #[test]
-fn what_is_no_such_encoder_is_told() {
+fn unsupported_encoders_are_rejected() {
     let open =
         |folder: &tempfile::TempDir| SentenceEncoder::open(folder.path(), &()).map(|_| ()).unwrap_err();
     let other = changed(|config| config["model_type"] = "roberta".into());

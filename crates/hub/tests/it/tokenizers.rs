@@ -85,7 +85,7 @@ fn sentence_piece() -> Tokenizer {
 }
 
 #[test]
-fn tokens_are_those_of_peers() {
+fn tokens_match_python() {
     for case in &RECORDED.cases {
         let ours = Tokenizer::from_gguf(&metadata(&case.vocabulary, case.pre.as_deref())).unwrap();
         let again = Tokenizer::from_json(ours.to_json().unwrap().as_bytes()).unwrap();
@@ -102,7 +102,7 @@ fn tokens_are_those_of_peers() {
 }
 
 #[test]
-fn ways_to_cut_text_differ() {
+fn pre_tokenizers_differ() {
     let ids = |pre: &str| &RECORDED.cases.iter().find(|case| case.pre.as_deref() == Some(pre)).unwrap().ids;
     for (one, other) in
         [("gpt-2", "smollm"), ("gpt-2", "llama-bpe"), ("llama-bpe", "qwen2"), ("qwen2", "tekken")]
@@ -112,7 +112,7 @@ fn ways_to_cut_text_differ() {
 }
 
 #[test]
-fn marks_are_added_where_a_file_says_so() {
+fn special_tokens_are_added_if_configured() {
     let plain = |tokenizer: &Tokenizer| tokenizer.encode("the dog", Special::Plain).unwrap();
     let marked = |tokenizer: &Tokenizer| tokenizer.encode("the dog", Special::Add).unwrap();
     let with = |ids: Vec<u32>, bos: Option<u32>, eos: Option<u32>| -> Vec<u32> {
@@ -203,7 +203,7 @@ fn write_gpt2_folder(folder: &std::path::Path) {
 }
 
 #[test]
-fn a_folder_as_gpt2_has_it_is_read() {
+fn a_folder_like_gpt2_is_read() {
     let folder = tempfile::tempdir().unwrap();
     write_gpt2_folder(folder.path());
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
@@ -226,7 +226,7 @@ fn a_folder_as_gpt2_has_it_is_read() {
 }
 
 #[test]
-fn folders_without_a_tokenizer_say_so() {
+fn folders_without_a_tokenizer_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let load = || Tokenizer::from_folder(folder.path()).map(|_| ());
     assert_eq!(load(), Err(TextError::NoTokenizer));
@@ -252,7 +252,7 @@ fn a_broken_tokenizer_json_is_an_error() {
 }
 
 #[test]
-fn bad_metadata_are_named() {
+fn errors_name_invalid_metadata() {
     let load = |key: &str, value: Option<GgufValue>| {
         let mut metadata = metadata("llama", None);
         match value {
@@ -317,7 +317,7 @@ static STREAMED: LazyLock<Vec<Tokenizer>> =
 
 proptest! {
     #[test]
-    fn a_stream_gives_what_decoding_gives(
+    fn streaming_equals_decoding(
         which in 0..5_usize,
         ids in prop::collection::vec(prop_oneof![0..8_u32, 0..700_u32], 0..40),
         special in prop_oneof![Just(SpecialText::Keep), Just(SpecialText::Skip)],
@@ -335,7 +335,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_comes_back(text in any::<String>()) {
+    fn any_text_round_trips(text in any::<String>()) {
         for tokenizer in &STREAMED[..2] {
             let ids = tokenizer.encode(&text, Special::Plain).unwrap();
             let expected = if text.contains('▁') { text.replace('▁', " ") } else { text.clone() };
@@ -348,7 +348,7 @@ proptest! {
 /// A text that is written on keeps the space between it and what follows, also
 /// where the first space of a text is not its own.
 #[test]
-fn what_follows_a_prompt_keeps_its_first_space() {
+fn text_after_a_prompt_keeps_its_leading_space() {
     for kind in ["gpt2", "llama"] {
         let tokenizer = Tokenizer::from_gguf(&metadata(kind, None)).unwrap();
         for text in &RECORDED.texts {

@@ -1,4 +1,4 @@
-//! Several that want the same file at the same time.
+//! Concurrent downloads of the same file.
 //!
 //! The test runs itself as the other processes.
 
@@ -14,12 +14,12 @@ use super::hub::Hub;
 use super::server::{Act, File, Server};
 use super::{Notes, noise, settings};
 
-/// Tells the test that it is one of the processes: to where, from where.
+/// Set in child processes: target folder and endpoint.
 const TASK: &str = "WEIGHTLOOM_TEST_FETCHES_TOO";
-const NAME: &str = "fetch::concurrency::processes_that_want_one_model_fetch_it_once";
+const NAME: &str = "fetch::concurrency::concurrent_processes_download_a_model_once";
 
 #[test]
-fn processes_that_want_one_model_fetch_it_once() {
+fn concurrent_processes_download_a_model_once() {
     if let Ok(task) = env::var(TASK) {
         let (folder, endpoint) = task.split_once(' ').unwrap();
         let settings = settings(Path::new(folder), endpoint);
@@ -53,7 +53,7 @@ fn processes_that_want_one_model_fetch_it_once() {
 }
 
 #[test]
-fn threads_that_want_one_file_fetch_it_once() {
+fn concurrent_threads_download_a_file_once() {
     let (server, folder, bytes) = (Server::start(), tempfile::tempdir().unwrap(), noise(60_000, 1));
     server.put("/file", File::new(bytes.clone()).etag("one").always(Act::Slowly(500)));
     let (settings, notes, barrier) =

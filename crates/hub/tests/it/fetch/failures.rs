@@ -1,4 +1,4 @@
-//! Each thing that a server can do wrong, and what comes of it.
+//! Failures of servers.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ impl Case {
         fetch_url(&self.settings, &self.server.at("/file.bin"), expected, &self.notes)
     }
 
-    /// The file comes, byte for byte.
+    /// Downloads the file and compares its bytes.
     fn comes(&self) -> FetchedUrl {
         let fetched = self.fetch(&self.expected()).unwrap();
         assert!(fs::read(&fetched.path).unwrap() == self.bytes, "the bytes differ");
@@ -48,7 +48,7 @@ impl Case {
         fetched
     }
 
-    /// It does not, and nothing takes its place.
+    /// Expects a failure that leaves no file.
     fn fails(&self) -> FetchError {
         let error = self.fetch(&self.expected()).unwrap_err();
         let mut names = Vec::new();
@@ -72,7 +72,7 @@ fn walk(folder: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_comes_in_ranges_and_only_once() {
+fn a_file_is_downloaded_in_ranges_and_once() {
     let case = Case::new(|file| file);
     case.comes();
     assert_eq!(case.server.seen().len(), SIZE.div_ceil(16 << 10));
@@ -100,7 +100,7 @@ fn progress_restores_patience() {
 }
 
 #[test]
-fn cuts_without_progress_end_it() {
+fn cuts_without_progress_end_the_download() {
     let case = Case::new(|file| file.always(Act::CutAfter(0)));
     let error = case.fails();
     assert!(
@@ -113,7 +113,7 @@ fn cuts_without_progress_end_it() {
 }
 
 #[test]
-fn a_stalled_connection_is_left() {
+fn a_stalled_connection_is_abandoned() {
     let case = Case::new(|file| file.first([Act::StallAfter(3000)]));
     case.comes();
     assert_eq!(case.server.sent(), SIZE as u64);
@@ -121,7 +121,7 @@ fn a_stalled_connection_is_left() {
 }
 
 #[test]
-fn a_server_that_always_stalls_is_given_up() {
+fn a_server_that_always_stalls_fails_the_download() {
     let mut case = Case::new(|file| file.always(Act::StallAfter(0)));
     (case.settings.retry.max_retries, case.settings.stall_timeout) = (1, Duration::from_millis(100));
     let error = case.fails();
@@ -132,7 +132,7 @@ fn a_server_that_always_stalls_is_given_up() {
 }
 
 #[test]
-fn a_length_that_is_too_long_is_no_success() {
+fn a_length_that_is_too_long_fails() {
     let case = Case::new(|file| file.always(Act::ClaimLength(SIZE + 1)));
     let error = case.fails();
     assert!(
@@ -142,7 +142,7 @@ fn a_length_that_is_too_long_is_no_success() {
 }
 
 #[test]
-fn a_length_that_is_too_short_is_no_success() {
+fn a_length_that_is_too_short_fails() {
     for claimed in [0, 100, SIZE - 1] {
         let case = Case::new(|file| file.always(Act::ClaimLength(claimed)));
         let error = case.fails();
@@ -154,7 +154,7 @@ fn a_length_that_is_too_short_is_no_success() {
 }
 
 #[test]
-fn a_wrong_length_of_the_file_is_told_with_both_numbers() {
+fn a_wrong_file_length_is_reported_with_both_numbers() {
     let case = Case::new(|file| file.always(Act::ClaimTotal(SIZE - 5)));
     let error = case.fails();
     let claimed = SIZE as u64 - 5;
@@ -169,7 +169,7 @@ fn a_wrong_length_of_the_file_is_told_with_both_numbers() {
 }
 
 #[test]
-fn a_lie_about_the_whole_file_is_found_without_ranges_too() {
+fn a_wrong_length_is_detected_without_ranges() {
     for claimed in [SIZE + 7, SIZE - 7] {
         let case = Case::new(|file| file.always(Act::IgnoreRange));
         let unknown = Expected { size: Some(claimed as u64), sha256: None };
@@ -182,7 +182,7 @@ fn a_lie_about_the_whole_file_is_found_without_ranges_too() {
 }
 
 #[test]
-fn a_range_that_nobody_asked_for_is_not_used() {
+fn an_unrequested_range_is_not_used() {
     let case = Case::new(|file| file.first([Act::OtherRange, Act::Serve, Act::OtherRange]));
     case.comes();
     let case = Case::new(|file| file.always(Act::OtherRange));
@@ -194,7 +194,7 @@ fn a_range_that_nobody_asked_for_is_not_used() {
 }
 
 #[test]
-fn ranges_that_are_served_short_are_asked_for_again() {
+fn short_ranges_are_requested_again() {
     let case = Case::new(|file| file.always(Act::ServeAtMost(7000)));
     case.comes();
     assert_eq!(case.server.sent(), SIZE as u64);
@@ -202,20 +202,20 @@ fn ranges_that_are_served_short_are_asked_for_again() {
 }
 
 #[test]
-fn a_server_without_ranges_is_good_enough() {
+fn a_server_without_ranges_works() {
     let case = Case::new(|file| file.always(Act::IgnoreRange));
     case.comes();
     assert_eq!(case.server.seen().len(), 1);
 }
 
 #[test]
-fn a_server_that_forgets_about_ranges_is_good_enough() {
+fn a_server_that_stops_serving_ranges_works() {
     let case = Case::new(|file| file.first([Act::Serve, Act::Serve]).always(Act::IgnoreRange));
     case.comes();
 }
 
 #[test]
-fn a_file_without_a_length_comes_too() {
+fn a_file_without_a_length_is_downloaded() {
     let case = Case::new(|file| file.always(Act::Unsized));
     let fetched = case.fetch(&Expected::default()).unwrap();
     assert!(fs::read(&fetched.path).unwrap() == case.bytes);
@@ -224,7 +224,7 @@ fn a_file_without_a_length_comes_too() {
 }
 
 #[test]
-fn a_server_that_sends_the_start_over_and_over_is_given_up() {
+fn a_server_that_repeats_the_start_fails_the_download() {
     let case = Case::new(|file| file.always(Act::Unsized).first([]));
     case.server.change("/file.bin", |file| file.bytes.truncate(1000));
     let error = case.fails();
@@ -233,7 +233,7 @@ fn a_server_that_sends_the_start_over_and_over_is_given_up() {
 }
 
 #[test]
-fn wrong_bytes_are_thrown_away_and_fetched_once_more() {
+fn wrong_bytes_are_discarded_and_downloaded_again() {
     let case = Case::new(|file| file.first([Act::WrongBytes]));
     case.comes();
     assert_eq!(case.server.sent(), 2 * SIZE as u64);
@@ -241,7 +241,7 @@ fn wrong_bytes_are_thrown_away_and_fetched_once_more() {
 }
 
 #[test]
-fn wrong_bytes_are_no_success() {
+fn wrong_bytes_twice_fail_the_download() {
     let case = Case::new(|file| file.always(Act::WrongBytes));
     let error = case.fails();
     let FetchError::WrongHash { file, expected, found } = &error else { panic!("{error}") };
@@ -253,7 +253,7 @@ fn wrong_bytes_are_no_success() {
 }
 
 #[test]
-fn a_file_that_changes_midway_is_fetched_anew() {
+fn a_file_that_changes_midway_is_downloaded_again() {
     let mut case = Case::new(|file| file);
     let newer = noise(SIZE, 8);
     let change = Act::Become(newer.clone(), "two");
@@ -265,7 +265,7 @@ fn a_file_that_changes_midway_is_fetched_anew() {
 }
 
 #[test]
-fn a_file_that_changed_since_an_interruption_is_fetched_anew() {
+fn a_file_that_changed_since_an_interruption_is_downloaded_again() {
     let mut case = Case::new(|file| file.first([Act::Serve, Act::Serve]).always(Act::CutAfter(0)));
     case.settings.connections = 1;
     case.fetch(&Expected::default()).unwrap_err();
@@ -276,7 +276,7 @@ fn a_file_that_changed_since_an_interruption_is_fetched_anew() {
 }
 
 #[test]
-fn an_interrupted_download_goes_on_where_it_was() {
+fn an_interrupted_download_resumes() {
     let mut case =
         Case::new(|file| file.first([Act::Serve, Act::Serve, Act::CutAfter(99)]).always(Act::CutAfter(0)));
     case.settings.connections = 1;
@@ -293,7 +293,7 @@ fn an_interrupted_download_goes_on_where_it_was() {
 }
 
 #[test]
-fn nothing_to_tell_versions_apart_means_a_fresh_start() {
+fn a_download_without_a_version_restarts() {
     let mut case = Case::new(|file| file.first([Act::Serve]).always(Act::CutAfter(0)));
     case.settings.connections = 1;
     case.server.change("/file.bin", |file| file.etag = None);
@@ -305,7 +305,7 @@ fn nothing_to_tell_versions_apart_means_a_fresh_start() {
 }
 
 #[test]
-fn trouble_of_the_server_passes() {
+fn transient_statuses_are_retried() {
     for status in [500, 502, 503, 504, 408] {
         let case = Case::new(|file| {
             file.first([Act::Status(status, Vec::new()), Act::Serve, Act::Status(status, Vec::new())])
@@ -316,7 +316,7 @@ fn trouble_of_the_server_passes() {
 }
 
 #[test]
-fn trouble_that_does_not_pass_is_told() {
+fn a_persistent_status_is_reported() {
     let said = vec![("X-Error-Message", "the disk is on fire".to_owned())];
     let case = Case::new(|file| file.always(Act::Status(500, said)));
     let error = case.fails();
@@ -325,7 +325,7 @@ fn trouble_that_does_not_pass_is_told() {
 }
 
 #[test]
-fn a_pause_that_is_asked_for_is_made() {
+fn retry_after_in_seconds_is_respected() {
     let asked = vec![("Retry-After", "1".to_owned())];
     let case = Case::new(|file| file.first([Act::Status(429, asked)]));
     let began = Instant::now();
@@ -335,7 +335,7 @@ fn a_pause_that_is_asked_for_is_made() {
 }
 
 #[test]
-fn a_pause_until_a_date_is_made() {
+fn retry_after_as_a_date_is_respected() {
     let date = |second| format!("Sun, 06 Nov 1994 08:49:{second} GMT");
     let asked = vec![("Retry-After", date(38)), ("Date", date(37))];
     let case = Case::new(|file| file.first([Act::Status(503, asked)]));
@@ -345,14 +345,14 @@ fn a_pause_until_a_date_is_made() {
 }
 
 #[test]
-fn a_pause_that_is_too_long_is_told_instead() {
+fn an_excessive_retry_after_ends_the_download() {
     let case = Case::new(|file| file.first([Act::Status(429, vec![("Retry-After", "3600".to_owned())])]));
     let error = case.fails();
     assert!(matches!(error, FetchError::RateLimited { wait, .. } if wait.as_secs() == 3600), "{error}");
 }
 
 #[test]
-fn refusals_are_not_repeated() {
+fn refusals_are_not_retried() {
     for status in [400, 401, 403, 404, 410, 501] {
         let case = Case::new(|file| file.always(Act::Status(status, Vec::new())));
         let error = case.fails();
@@ -372,7 +372,7 @@ fn refusals_are_not_repeated() {
 }
 
 #[test]
-fn nobody_at_home_is_not_the_same_as_nothing_there() {
+fn an_unreachable_server_differs_from_a_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), "http://127.0.0.1:9");
     // A port that was free a moment ago.
@@ -387,7 +387,7 @@ fn nobody_at_home_is_not_the_same_as_nothing_there() {
 }
 
 #[test]
-fn an_empty_file_is_a_file() {
+fn an_empty_file_is_downloaded() {
     for act in [Act::Serve, Act::IgnoreRange, Act::Unsized] {
         let case = Case::new(|file| file.always(act));
         case.server.change("/file.bin", |file| file.bytes.clear());
@@ -397,7 +397,7 @@ fn an_empty_file_is_a_file() {
 }
 
 #[test]
-fn whoever_watches_can_stop() {
+fn the_observer_can_cancel() {
     struct Impatient;
     impl weightloom_hub::fetch::FetchObserver for Impatient {
         fn cancelled(&self) -> bool {
@@ -416,7 +416,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_is_cut_the_bytes_are_the_same(
+    fn any_interruptions_give_the_same_bytes(
         size in 0_usize..60_000,
         range_bytes in 500_u64..40_000,
         connections in 1_usize..6,

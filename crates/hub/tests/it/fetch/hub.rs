@@ -1,4 +1,4 @@
-//! Models on a hub: which files come, where they are put, what refusals mean.
+//! Repositories on a hub: selection, cache layout, refusals.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::{Notes, hex, noise, settings, sha256};
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub const LIST: &str = "/api/models/owner/model/revision/main?blobs=true";
 
-/// A server that has one model.
+/// A hub with one model.
 pub struct Hub {
     pub server: Server,
     pub files: BTreeMap<String, Vec<u8>>,
@@ -63,7 +63,7 @@ impl Hub {
         settings(folder, &self.server.url())
     }
 
-    /// Checks that all files of a result are there, byte for byte.
+    /// Compares all files of a result.
     pub fn agrees(&self, fetched: &FetchedRepo) {
         for file in &fetched.files {
             assert!(fs::read(&file.path).unwrap() == self.files[&file.name], "{}", file.name);
@@ -73,7 +73,7 @@ impl Hub {
     }
 }
 
-/// Large files have a SHA-256, small ones the hash of git.
+/// SHA-256 for large files, git's hash for small ones.
 pub fn hash_of(name: &str, bytes: &[u8]) -> String {
     match name.rsplit_once('.') {
         Some((_, "safetensors" | "bin")) => sha256(bytes),
@@ -95,7 +95,7 @@ fn sibling(name: &str, bytes: &[u8]) -> Value {
     }
 }
 
-/// A file with one tensor of so many bytes.
+/// A file with one tensor.
 pub fn safetensors(length: usize, seed: u64) -> Vec<u8> {
     let head = json!({"t": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).to_string();
     let mut bytes = (head.len() as u64).to_le_bytes().to_vec();
@@ -113,7 +113,7 @@ fn named(names: &[&str]) -> FileChoice {
 }
 
 #[test]
-fn a_model_comes_with_one_list_and_one_request_for_each_range() {
+fn a_model_takes_one_list_and_one_request_per_range() {
     let (hub, folder, notes) = (Hub::model(), tempfile::tempdir().unwrap(), Notes::default());
     let fetched = fetch_repo(&hub.settings(folder.path()), &model(), &FileChoice::Model, &notes).unwrap();
     hub.agrees(&fetched);
@@ -138,7 +138,7 @@ fn a_model_comes_with_one_list_and_one_request_for_each_range() {
 }
 
 #[test]
-fn the_cache_is_laid_out_as_python_does() {
+fn the_cache_has_the_layout_of_python() {
     let (hub, folder) =
         (Hub::with(&[("sub/deep/config.json", b"{}".to_vec())]), tempfile::tempdir().unwrap());
     fetch_repo(&hub.settings(folder.path()), &model(), &FileChoice::All, &()).unwrap();
@@ -152,7 +152,7 @@ fn the_cache_is_laid_out_as_python_does() {
 }
 
 #[test]
-fn what_is_there_is_not_fetched_again() {
+fn cached_files_are_not_downloaded_again() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let settings = hub.settings(folder.path());
     fetch_repo(&settings, &model(), &named(&["tokenizer.json"]), &()).unwrap();
@@ -167,7 +167,7 @@ fn what_is_there_is_not_fetched_again() {
 }
 
 #[test]
-fn a_commit_that_is_there_and_checked_needs_nobody() {
+fn a_verified_commit_needs_no_request() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let settings = hub.settings(folder.path());
     let commit = HfRepo { revision: COMMIT.to_owned(), ..model() };
@@ -194,7 +194,7 @@ fn a_folder_of_a_model_is_a_model() {
 }
 
 #[test]
-fn wrong_bytes_of_large_and_small_files_are_no_success() {
+fn wrong_bytes_of_large_and_small_files_fail() {
     for name in ["config.json", "model-00001-of-00002.safetensors"] {
         let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
         let settings = hub.settings(folder.path());
@@ -211,14 +211,14 @@ fn wrong_bytes_of_large_and_small_files_are_no_success() {
 }
 
 #[test]
-fn a_list_that_is_cut_is_asked_for_again() {
+fn a_truncated_list_is_requested_again() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     hub.server.change(LIST, |file| file.script.extend([Act::CutAfter(30), Act::Status(500, Vec::new())]));
     hub.agrees(&fetch_repo(&hub.settings(folder.path()), &model(), &FileChoice::Model, &()).unwrap());
 }
 
 #[test]
-fn each_refusal_has_its_own_name() {
+fn each_refusal_has_its_error() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |path: &str, status: u16, code: &str| {
         let hub = Hub::model();
@@ -249,7 +249,7 @@ fn each_refusal_has_its_own_name() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_does_not_follow_to_other_servers() {
+fn the_token_goes_to_the_hub_and_not_to_redirect_targets() {
     let (hub, elsewhere, folder) = (Hub::model(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = hub.settings(folder.path());
     settings.token = Secret::parse("hf_secret").unwrap();
@@ -268,7 +268,7 @@ fn the_token_goes_to_the_hub_and_does_not_follow_to_other_servers() {
 }
 
 #[test]
-fn a_way_that_is_good_for_a_while_only_is_asked_for_again() {
+fn an_expired_redirect_is_requested_again() {
     let (hub, elsewhere, folder) = (Hub::model(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = hub.settings(folder.path());
     settings.connections = 1;
@@ -312,7 +312,7 @@ fn redirects_end() {
 }
 
 #[test]
-fn names_that_lead_out_of_the_cache_are_refused() {
+fn names_that_leave_the_cache_are_rejected() {
     for name in ["../../../evil", "/tmp/evil", "a/../../evil"] {
         let (hub, folder) = (Hub::with(&[(name, b"x".to_vec())]), tempfile::tempdir().unwrap());
         let error = fetch_repo(&hub.settings(folder.path()), &model(), &FileChoice::All, &()).unwrap_err();
@@ -331,7 +331,7 @@ fn names_that_lead_out_of_the_cache_are_refused() {
 }
 
 #[test]
-fn odd_but_honest_names_come_too() {
+fn unusual_names_are_downloaded() {
     let files = [("a b/ü #1?.json", b"1".to_vec()), ("empty.txt", Vec::new())];
     let hub = Hub::with(&files);
     hub.server.put(&Hub::path("a%20b/%C3%BC%20%231%3F.json"), File::new(b"1".to_vec()));
@@ -341,7 +341,7 @@ fn odd_but_honest_names_come_too() {
 }
 
 #[test]
-fn a_cache_that_python_made_is_used_and_checked_only_if_told() {
+fn a_cache_of_python_is_used_and_verified_on_request() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     super::offline::python_cache(folder.path(), &hub.files);
     let mut settings = hub.settings(folder.path());
@@ -369,7 +369,7 @@ fn a_cache_that_python_made_is_used_and_checked_only_if_told() {
 }
 
 #[test]
-fn what_was_checked_before_a_failure_stays_checked() {
+fn verified_files_stay_verified_after_a_failure() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let settings = hub.settings(folder.path());
     let last = Hub::path("model-00002-of-00002.safetensors");
@@ -383,7 +383,7 @@ fn what_was_checked_before_a_failure_stays_checked() {
 }
 
 #[test]
-fn a_task_of_an_async_runtime_may_fetch() {
+fn a_task_of_an_async_runtime_can_download() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     let settings = hub.settings(folder.path());
@@ -392,7 +392,7 @@ fn a_task_of_an_async_runtime_may_fetch() {
 }
 
 #[test]
-fn files_with_the_same_bytes_come_once() {
+fn identical_files_are_downloaded_once() {
     let twin = noise(40_000, 5);
     let files = [
         ("a.bin", twin.clone()),

@@ -1,4 +1,4 @@
-//! A download that is killed goes on where it was.
+//! A killed download resumes.
 //!
 //! The test runs itself as the program that downloads, and kills it.
 
@@ -14,16 +14,16 @@ use super::hub::{Hub, safetensors};
 use super::server::Act;
 use super::{Notes, settings};
 
-/// Tells the test that it is the program that downloads: to where, from where.
+/// Set in the child process: target folder and endpoint.
 const TASK: &str = "WEIGHTLOOM_TEST_FETCHES";
-const NAME: &str = "fetch::killed::a_killed_download_goes_on_where_it_was";
+const NAME: &str = "fetch::killed::a_killed_download_resumes";
 const SIZE: usize = 400_000;
 
 #[test]
-fn a_killed_download_goes_on_where_it_was() {
+fn a_killed_download_resumes() {
     match env::var(TASK) {
         Ok(task) => download(&task),
-        Err(_) => kill_and_go_on(),
+        Err(_) => kill_and_resume(),
     }
 }
 
@@ -34,7 +34,7 @@ fn download(task: &str) {
     let _ = fetch_repo(&settings, &HfRepo::new("owner/model"), &FileChoice::Model, &());
 }
 
-fn kill_and_go_on() {
+fn kill_and_resume() {
     let folder = tempfile::tempdir().unwrap();
     let model = || Hub::with(&[("config.json", b"{}".to_vec()), ("model.safetensors", safetensors(SIZE, 1))]);
     let hub = model();

@@ -1,4 +1,4 @@
-//! Without a network: what is complete, what is not, and what nobody knows.
+//! Offline mode.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use super::settings;
 /// Files by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Settings that ask nobody; whoever does finds nobody at home.
+/// Offline settings with an unreachable endpoint.
 fn offline(folder: &Path) -> FetchSettings {
     let mut settings = settings(folder, "http://127.0.0.1:9");
     settings.network = NetworkAccess::Offline;
@@ -30,7 +30,7 @@ fn root(folder: &Path) -> PathBuf {
     folder.join("hub/models--owner--model")
 }
 
-/// A cache as `huggingface_hub` leaves it.
+/// A cache written by `huggingface_hub`.
 pub fn python_cache(folder: &Path, files: &Files) {
     let root = root(folder);
     let snapshot = root.join("snapshots").join(COMMIT);
@@ -46,7 +46,7 @@ pub fn python_cache(folder: &Path, files: &Files) {
 }
 
 #[test]
-fn a_model_that_was_fetched_is_complete_and_checked() {
+fn a_downloaded_model_is_complete_and_verified() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let repo = HfRepo::new("owner/model");
     let online = fetch_repo(&hub.settings(folder.path()), &repo, &FileChoice::Model, &()).unwrap();
@@ -59,7 +59,7 @@ fn a_model_that_was_fetched_is_complete_and_checked() {
 }
 
 #[test]
-fn what_was_not_fetched_is_missing_by_name() {
+fn missing_files_are_named() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let repo = HfRepo::new("owner/model");
     let some = FileChoice::Named(vec!["config.json".to_owned()]);
@@ -75,7 +75,7 @@ fn what_was_not_fetched_is_missing_by_name() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_later_is_missing() {
+fn a_truncated_file_counts_as_missing() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let repo = HfRepo::new("owner/model");
     fetch_repo(&hub.settings(folder.path()), &repo, &FileChoice::Model, &()).unwrap();
@@ -87,7 +87,7 @@ fn a_file_that_was_cut_off_later_is_missing() {
 }
 
 #[test]
-fn nothing_at_all_is_told_apart_from_something() {
+fn an_empty_cache_differs_from_a_partial_one() {
     let folder = tempfile::tempdir().unwrap();
     let error = find(folder.path()).unwrap_err();
     assert!(matches!(error, FetchError::NotCached { .. }), "{error}");
@@ -101,7 +101,7 @@ fn nothing_at_all_is_told_apart_from_something() {
 }
 
 #[test]
-fn a_cache_that_python_made_is_used_without_any_request() {
+fn a_cache_of_python_needs_no_request() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     python_cache(folder.path(), &hub.files);
     let fetched = find(folder.path()).unwrap();
@@ -112,7 +112,7 @@ fn a_cache_that_python_made_is_used_without_any_request() {
 }
 
 #[test]
-fn a_cache_that_python_left_incomplete_is_found_out() {
+fn an_incomplete_cache_of_python_is_detected() {
     let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let damaged = |damage: &dyn Fn(&Path, &mut Files)| {
         let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
@@ -144,7 +144,7 @@ fn a_cache_that_python_left_incomplete_is_found_out() {
 }
 
 #[test]
-fn the_list_that_python_keeps_is_believed() {
+fn the_file_list_of_python_is_used() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     let mut files = hub.files.clone();
     files.remove("tokenizer.json");
@@ -174,7 +174,7 @@ fn the_list_that_python_keeps_is_believed() {
 }
 
 #[test]
-fn a_marker_that_makes_no_sense_is_not_believed() {
+fn an_invalid_marker_is_ignored() {
     let (hub, folder) = (Hub::model(), tempfile::tempdir().unwrap());
     python_cache(folder.path(), &hub.files);
     let markers = root(folder.path()).join("weightloom");

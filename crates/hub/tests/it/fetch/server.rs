@@ -1,7 +1,7 @@
-//! A web server that does as it is told, faults and all.
+//! A scripted web server.
 //!
-//! It speaks as much HTTP/1.1 as downloads need: one thread for each
-//! connection, kept open between requests unless a fault closes it.
+//! Implements as much HTTP/1.1 as downloads need, with one thread per
+//! connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -12,46 +12,46 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// What is done with one request.
+/// Reaction to one request.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// What was asked for.
+    /// Serve the requested range.
     Serve,
-    /// The connection is closed after so many bytes of the body.
+    /// Close the connection after some bytes of the body.
     CutAfter(usize),
-    /// Nothing more comes after so many bytes of the body.
+    /// Stall after some bytes of the body.
     StallAfter(usize),
-    /// A short pause before every so many bytes.
+    /// Pause briefly between chunks of some bytes.
     Slowly(usize),
-    /// The length in the head is another one than that of the bytes.
+    /// Send a wrong `Content-Length`.
     ClaimLength(usize),
-    /// The length of the file in `Content-Range` is another one.
+    /// Send a wrong file length in `Content-Range`.
     ClaimTotal(usize),
-    /// Other bytes of the same length.
+    /// Send wrong bytes.
     WrongBytes,
-    /// The whole file, whatever was asked for.
+    /// Send the whole file.
     IgnoreRange,
-    /// The whole file, without saying how long it is.
+    /// Send the whole file without a length.
     Unsized,
-    /// Another range than the one that was asked for.
+    /// Send another range.
     OtherRange,
-    /// Not more than so many bytes of a range, said honestly.
+    /// Send at most some bytes of a range, with correct headers.
     ServeAtMost(usize),
-    /// Another answer.
+    /// Send another status.
     Status(u16, Vec<(&'static str, String)>),
-    /// From now on another file.
+    /// Replace the file.
     Become(Vec<u8>, &'static str),
 }
 
-/// A file that is served.
+/// A served file.
 #[derive(Clone, Debug)]
 pub struct File {
     pub bytes: Vec<u8>,
     pub etag: Option<String>,
     pub modified: Option<String>,
-    /// What is done with the next requests.
+    /// Reactions to the next requests.
     pub script: VecDeque<Act>,
-    /// What is done with all others.
+    /// Reaction to all others.
     pub always: Act,
 }
 
@@ -76,7 +76,7 @@ impl File {
     }
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub path: String,
@@ -94,12 +94,12 @@ impl Seen {
 struct Shared {
     files: Mutex<HashMap<String, File>>,
     seen: Mutex<Vec<Seen>>,
-    /// Bytes of bodies, without those of lists.
+    /// Bytes sent in bodies, except lists.
     sent: AtomicU64,
     ended: AtomicBool,
 }
 
-/// The server. It ends when it is dropped.
+/// The server; stops when dropped.
 pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -143,7 +143,7 @@ impl Server {
         self.shared.seen.lock().unwrap().clone()
     }
 
-    /// How often a path was asked for.
+    /// Number of requests for a path.
     pub fn count(&self, path: &str) -> usize {
         self.seen().iter().filter(|seen| seen.path == path).count()
     }
@@ -152,7 +152,7 @@ impl Server {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
-    /// Forgets requests and counts.
+    /// Resets requests and counts.
     pub fn forget(&self) {
         self.shared.seen.lock().unwrap().clear();
         self.shared.sent.store(0, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Files of any web server: what is kept, and when it is asked for again.
+//! Single files from web servers, and their cache.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{noise, settings, sha256};
 const NOBODY: &str = "http://127.0.0.1:9";
 
 #[test]
-fn a_server_is_asked_whether_its_file_is_still_the_same() {
+fn an_unchanged_file_costs_one_request() {
     for tagged in [true, false] {
         let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
         let settings = settings(folder.path(), NOBODY);
@@ -33,7 +33,7 @@ fn a_server_is_asked_whether_its_file_is_still_the_same() {
 }
 
 #[test]
-fn the_name_of_a_file_stays_and_urls_do_not_mix() {
+fn files_keep_their_names_and_urls_stay_separate() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let settings = settings(folder.path(), NOBODY);
     for (path, name) in [
@@ -52,7 +52,7 @@ fn the_name_of_a_file_stays_and_urls_do_not_mix() {
 }
 
 #[test]
-fn escapes_in_a_url_do_not_lead_out_of_the_cache() {
+fn escapes_in_a_url_do_not_leave_the_cache() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let settings = settings(folder.path(), NOBODY);
     server.put("/a/..%2f..%2fevil", File::new(b"x".to_vec()));
@@ -65,7 +65,7 @@ fn escapes_in_a_url_do_not_lead_out_of_the_cache() {
 }
 
 #[test]
-fn offline_uses_what_fits_and_nothing_else() {
+fn offline_mode_uses_only_matching_files() {
     let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
     let mut settings = settings(folder.path(), NOBODY);
     let bytes = noise(40_000, 1);
@@ -102,7 +102,7 @@ fn a_file_in_the_cache_with_another_hash_is_replaced() {
 }
 
 #[test]
-fn the_token_is_for_the_hub_only() {
+fn the_token_goes_to_the_hub_only() {
     let (server, hub, folder) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = settings(folder.path(), &hub.url());
     settings.token = Secret::parse("hf_secret").unwrap();
@@ -119,7 +119,7 @@ fn the_token_is_for_the_hub_only() {
 }
 
 #[test]
-fn urls_that_cannot_be_used_are_told_without_their_secrets() {
+fn errors_of_urls_leave_out_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), NOBODY);
     for url in
@@ -138,7 +138,7 @@ fn urls_that_cannot_be_used_are_told_without_their_secrets() {
 }
 
 #[test]
-fn requests_go_through_the_proxy_unless_the_name_is_excepted() {
+fn requests_use_the_proxy_unless_the_host_is_excepted() {
     let (proxy, server, folder) = (Server::start(), Server::start(), tempfile::tempdir().unwrap());
     let mut settings = settings(folder.path(), NOBODY);
     settings.proxies.http = Some(proxy.url());

@@ -1,4 +1,4 @@
-//! Servers that answer, and servers that do not.
+//! Tests against scripted servers.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
@@ -17,14 +17,14 @@ use crate::backend::testing::{ask, ask_one};
 use crate::numbers::DivergenceKind;
 use crate::question::Query;
 
-/// What a server does with a request.
+/// Reaction to a request.
 enum Reply {
     Say(u16, Vec<(&'static str, &'static str)>, String),
-    /// Closes the connection.
+    /// Close the connection.
     Leave,
-    /// Closes it in the middle of an answer.
+    /// Close it in the middle of a response.
     Half,
-    /// Says nothing for as long as the test may take.
+    /// Send nothing.
     Hang,
 }
 
@@ -42,7 +42,7 @@ struct Seen {
 
 type Script = dyn Fn(usize, &Value) -> Reply + Send + Sync;
 
-/// A server on this machine that does what it is told.
+/// A scripted server on loopback.
 struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -131,7 +131,7 @@ fn attend(stream: TcpStream, seen: &Mutex<Vec<Seen>>, ended: &AtomicBool, script
     }
 }
 
-/// Options with which nothing takes long.
+/// Options with brief retries.
 fn hasty() -> ApiOptions {
     ApiOptions { retry: brief_retries(2), ..ApiOptions::default() }
 }
@@ -141,8 +141,7 @@ fn brief_retries(max_retries: u32) -> RetryPolicy {
     RetryPolicy { max_retries, initial_backoff, max_backoff, ..ApiOptions::default().retry }
 }
 
-/// A server that knows how likely letters are, one token each, behind a token
-/// that begins texts.
+/// Scores letters, one token each, after BOS.
 fn letters(body: &Value) -> Reply {
     let prompt = body["prompt"].as_str().unwrap();
     let shift = if body["model"] == "tuned" { 0.5 } else { 0.0 };
@@ -182,7 +181,7 @@ fn distribution(answer: Result<Answer, QueryError>) -> Distribution {
     found
 }
 
-/// The end that a run came to.
+/// Message and hint of the failed backend.
 fn end(backend: &mut ApiBackend, questions: &[Question]) -> (String, String) {
     let (_, ended) = ask(backend, questions);
     let error = ended.unwrap_err();
@@ -191,7 +190,7 @@ fn end(backend: &mut ApiBackend, questions: &[Question]) -> (String, String) {
 }
 
 #[test]
-fn all_four_questions_are_asked_as_openai_wants_them() {
+fn all_four_queries_follow_the_openai_format() {
     let server = Server::new(|_, body| letters(body));
     let mut backend = server.backend();
     let found = distribution(ask_one(&mut backend, &View::Base, next("x")));
@@ -226,7 +225,7 @@ fn all_four_questions_are_asked_as_openai_wants_them() {
 }
 
 #[test]
-fn a_server_that_knows_only_common_keys_is_asked_with_those() {
+fn a_strict_server_gets_only_openai_keys() {
     let server = Server::new(|_, body| match (body["prompt"].as_str(), body["repeat_penalty"].is_null()) {
         (Some("long"), _) => Reply::Say(400, Vec::new(), "too long".to_owned()),
         (_, true) => letters(body),
@@ -245,7 +244,7 @@ fn a_server_that_knows_only_common_keys_is_asked_with_those() {
 }
 
 #[test]
-fn what_servers_cannot_do_is_told_without_asking_them() {
+fn unsupported_queries_fail_without_a_request() {
     let server = Server::new(|_, body| letters(body));
     let mut backend = server.backend();
     let not_able = |answer: Result<Answer, QueryError>| matches!(answer, Err(QueryError::Unsupported { .. }));
@@ -289,7 +288,7 @@ fn an_address_with_v1_is_the_same_server() {
 }
 
 #[test]
-fn what_fails_in_passing_is_asked_again() {
+fn transient_failures_are_retried() {
     let server = Server::new(|number, body| match number {
         0 => Reply::Say(429, vec![("retry-after", "0")], "slow down".to_owned()),
         1 => Reply::Leave,
@@ -306,7 +305,7 @@ fn what_fails_in_passing_is_asked_again() {
 }
 
 #[test]
-fn a_wait_that_is_asked_for_is_kept_or_told() {
+fn retry_after_is_respected_or_reported() {
     let server = Server::new(|number, body| match number {
         0 => Reply::Say(429, vec![("retry-after", "0.3")], String::new()),
         1 => letters(body),
@@ -321,7 +320,7 @@ fn a_wait_that_is_asked_for_is_kept_or_told() {
 }
 
 #[test]
-fn a_server_that_stays_busy_is_the_end_and_what_came_before_is_kept() {
+fn a_busy_server_ends_the_backend_and_earlier_answers_are_kept() {
     let server = Server::new(|_, body| match body["prompt"].as_str() {
         Some("good") => letters(body),
         _ => Reply::Say(503, Vec::new(), "b".repeat(1000)),
@@ -341,7 +340,7 @@ fn a_server_that_stays_busy_is_the_end_and_what_came_before_is_kept() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_the_end() {
+fn an_unreachable_server_ends_the_backend() {
     let server = Server::new(|number, body| if number == 0 { letters(body) } else { Reply::Leave });
     let mut backend = server.backend();
     ask_one(&mut backend, &View::Base, next("x")).unwrap();
@@ -358,7 +357,7 @@ fn a_server_that_is_gone_is_the_end() {
 }
 
 #[test]
-fn a_server_that_hangs_is_left_after_its_time() {
+fn a_hanging_server_times_out() {
     let server = Server::new(|_, _| Reply::Hang);
     let options = ApiOptions { retry: brief_retries(1), timeout: Duration::from_millis(50), ..hasty() };
     let mut backend = ApiBackend::new(&server.served("base"), None, &options).unwrap();
@@ -374,7 +373,7 @@ fn a_server_that_hangs_is_left_after_its_time() {
 }
 
 #[test]
-fn a_question_that_is_refused_leaves_the_others_their_answers() {
+fn a_rejected_question_does_not_affect_others() {
     let server = Server::new(|_, body| match body["prompt"].as_str() {
         Some("long") => Reply::Say(400, Vec::new(), "too long".repeat(100)),
         Some("mad") => Reply::Say(200, Vec::new(), "<html>".to_owned()),
@@ -405,7 +404,7 @@ fn a_question_that_is_refused_leaves_the_others_their_answers() {
 }
 
 #[test]
-fn a_server_without_probabilities_does_not_pass_the_preflight() {
+fn a_server_without_logprobs_fails_the_preflight() {
     let server = Server::new(|_, _| say(&json!({"choices": [{"text": "x", "logprobs": null}]})));
     let error = server.backend().preflight().unwrap_err();
     assert!(error.to_string().contains("returns no log-probabilities"), "{error}");
@@ -413,7 +412,7 @@ fn a_server_without_probabilities_does_not_pass_the_preflight() {
 }
 
 #[test]
-fn what_is_written_behind_a_text_does_not_count() {
+fn generated_tokens_are_not_scored() {
     let server = Server::new(|_, body| {
         let prompt = body["prompt"].as_str().unwrap();
         let tokens: Vec<String> = prompt.chars().map(String::from).chain(["z".to_owned()]).collect();
@@ -430,7 +429,7 @@ fn what_is_written_behind_a_text_does_not_count() {
 }
 
 #[test]
-fn a_list_as_chats_have_it_is_read() {
+fn logprobs_in_chat_format_are_read() {
     let content = json!([{"token": "a", "logprob": -0.5, "top_logprobs": [
         {"token": "a", "bytes": [97], "logprob": -0.5},
         {"token": "", "bytes": [195], "logprob": -1.5},
@@ -478,7 +477,7 @@ enum Row {
 }
 
 #[test]
-fn an_echo_of_the_wrong_row_is_found_out() {
+fn a_shifted_echo_is_detected() {
     let server = Server::new(|_, body| rows(body, Row::Above));
     let mut backend = server.backend();
     let before = backend.description().notes.clone();
@@ -504,7 +503,7 @@ fn an_echo_of_the_wrong_row_is_found_out() {
 }
 
 #[test]
-fn a_server_that_refuses_echo_still_answers_the_rest() {
+fn a_server_that_rejects_echo_still_answers_other_queries() {
     for status in [400, 500, 501] {
         let server = Server::new(move |_, body| match body["echo"] == true {
             true => Reply::Say(status, Vec::new(), "no echo here".to_owned()),
@@ -520,7 +519,7 @@ fn a_server_that_refuses_echo_still_answers_the_rest() {
 }
 
 #[test]
-fn a_server_that_is_busy_is_not_taken_for_one_without_echo() {
+fn a_busy_server_does_not_count_as_one_without_echo() {
     let server = Server::new(|number, body| match number {
         // The first three ask for next tokens.
         3 => Reply::Say(503, Vec::new(), "busy".to_owned()),
@@ -533,7 +532,7 @@ fn a_server_that_is_busy_is_not_taken_for_one_without_echo() {
 }
 
 #[test]
-fn a_server_without_echo_is_told() {
+fn a_server_without_echo_is_reported() {
     let server = Server::new(|_, _| {
         let logprobs = json!({"tokens": [" on"], "token_logprobs": [-1.0]});
         say(&json!({"choices": [{"text": " on", "logprobs": logprobs}]}))
@@ -575,7 +574,7 @@ fn keys_go_to_the_server_and_nowhere_else() {
 }
 
 #[test]
-fn addresses_that_are_none_are_told_without_their_secrets() {
+fn errors_of_endpoints_leave_out_secrets() {
     for endpoint in ["http://me:secret@h", "ftp://h", "http://h?secret=1", "http://"] {
         let served = ServedModel { endpoint: endpoint.to_owned(), model: "m".to_owned(), timeout_s: None };
         let error = ApiBackend::new(&served, None, &hasty()).err().unwrap();
@@ -590,7 +589,7 @@ fn addresses_that_are_none_are_told_without_their_secrets() {
 }
 
 #[test]
-fn no_more_questions_than_allowed_are_asked_at_once() {
+fn parallel_requests_are_limited() {
     let (now, most) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(0)));
     let (counted, highest) = (Arc::clone(&now), Arc::clone(&most));
     let server = Server::new(move |_, body| {
