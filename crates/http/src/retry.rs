@@ -74,7 +74,7 @@ impl RetryPolicy {
 pub enum RequestError<E, P = E> {
     /// The same request may succeed later.
     Transient {
-        /// What happened.
+        /// The failure.
         cause: E,
         /// Delay that the server asked for.
         retry_after: Option<Duration>,

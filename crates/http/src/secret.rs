@@ -33,7 +33,7 @@ impl Secret {
         Self(SecretString::from(text.into()))
     }
 
-    /// Reads a secret from a variable or file. Blank text is no secret.
+    /// Reads a secret from a variable or file. Blank text gives `None`.
     pub fn parse(text: &str) -> Result<Option<Self>, InvalidSecret> {
         match text.trim() {
             "" => Ok(None),

@@ -267,7 +267,7 @@ mod tests {
     family_config! {
         /// A part.
         pub struct Shared {
-            /// How many.
+            /// Number of layers.
             layers: usize,
         }
     }
@@ -277,7 +277,7 @@ mod tests {
         pub struct Example {
             /// Whether.
             tied: bool = true,
-            /// How wide.
+            /// Window size.
             window: Option<usize> = Some(7),
             ..
             /// The part.

@@ -64,32 +64,31 @@ impl Card {
     }
 
     texts! {
-        /// What the asset is, for people.
+        /// Description for readers.
         description
         /// The family of the model.
         model_family
         /// The arch, a preset of the family.
         model_arch
-        /// A path inside of what `checkpoint` names. It leads nowhere else.
+        /// A path inside the checkpoint's folder or repository.
         checkpoint_path
-        /// A page about the asset, where to ask for it if it is not given out
-        /// freely.
+        /// A page about the model, where to request access if it is gated.
         url
         /// The license.
         license
         /// The revision of the repository.
         revision
-        /// A path inside of what `tokenizer` names. It leads nowhere else.
+        /// A path inside the tokenizer's folder or repository.
         tokenizer_path
         /// The family of the tokenizer.
         tokenizer_family
-        /// The card of the tokenizer to use instead of one of its own.
+        /// The card whose tokenizer to use.
         tokenizer_ref
         /// The family of the dataset.
         dataset_family
     }
 
-    /// How many bytes the checkpoint has.
+    /// Size of the checkpoint in bytes.
     pub fn size(&self) -> Option<u64> {
         whole_number(&self.fields.get("size")?.value)
     }
@@ -106,23 +105,23 @@ impl Card {
         }
     }
 
-    /// What the card changes of the config of its arch.
+    /// Patch of the arch's config.
     pub fn model_config(&self) -> Option<&Patch> {
         self.configs.get("model_config")
     }
 
-    /// What the card changes of the config of its tokenizer.
+    /// Patch of the tokenizer's config.
     pub fn tokenizer_config(&self) -> Option<&Patch> {
         self.configs.get("tokenizer_config")
     }
 
-    /// What the card changes of the config of its dataset.
+    /// Patch of the dataset's config.
     pub fn dataset_config(&self) -> Option<&Patch> {
         self.configs.get("dataset_config")
     }
 
-    /// Where the checkpoint is. An error if the card does not say so; for a
-    /// model that one has to ask for, one that says where.
+    /// The address of the checkpoint. For a gated model, the error names the page
+    /// to request access.
     pub fn checkpoint(&self) -> Result<ModelAddress, CardError> {
         match (self.maybe_checkpoint()?, self.url()) {
             (Some(address), _) => Ok(address),
@@ -131,7 +130,7 @@ impl Card {
         }
     }
 
-    /// Where the checkpoint is, if the card says so.
+    /// The address of the checkpoint, if the card has one.
     pub fn maybe_checkpoint(&self) -> Result<Option<ModelAddress>, CardError> {
         let Some(mut address) = self.address("checkpoint")? else { return Ok(None) };
         if let (ModelAddress::HuggingFace { revision, .. }, Some(field)) =
@@ -153,8 +152,8 @@ impl Card {
         Ok(Some(address))
     }
 
-    /// Where the tokenizer is, if the card says so. In the repository of the
-    /// checkpoint, it is of the same revision.
+    /// The address of the tokenizer, if the card has one. In the checkpoint's
+    /// repository, it has the same revision.
     pub fn maybe_tokenizer(&self) -> Result<Option<ModelAddress>, CardError> {
         let Some(mut address) = self.address("tokenizer")? else { return Ok(None) };
         if let ModelAddress::HuggingFace { repo, revision: revision @ None, .. } = &mut address
@@ -167,22 +166,22 @@ impl Card {
         Ok(Some(address))
     }
 
-    /// A field that is needed and is a text.
+    /// A required string field.
     pub fn require(&self, name: &str) -> Result<&str, CardError> {
         self.text(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// A field that should be a text. A number counts as one, as written.
+    /// A string field; a number counts as its original text.
     pub fn text(&self, name: &str) -> Result<Option<&str>, CardError> {
         self.typed(name, Kind::Text, Value::as_text)
     }
 
-    /// A field that should be a whole number.
+    /// An integer field.
     pub fn whole_number(&self, name: &str) -> Result<Option<u64>, CardError> {
         self.typed(name, Kind::WholeNumber, whole_number)
     }
 
-    /// A field that should be `true` or `false`.
+    /// A boolean field.
     pub fn truth(&self, name: &str) -> Result<Option<bool>, CardError> {
         self.typed(name, Kind::Bool, |value| match value {
             Value::Bool(value) => Some(*value),
@@ -190,7 +189,7 @@ impl Card {
         })
     }
 
-    /// A field that should be a map.
+    /// A map field.
     pub fn map(&self, name: &str) -> Result<Option<&BTreeMap<String, Field>>, CardError> {
         self.typed(name, Kind::Map, |value| match value {
             Value::Map(map) => Some(map),
@@ -232,7 +231,8 @@ impl Card {
         }
     }
 
-    /// Whether all addresses can be used; if not, in which card one cannot.
+    /// Checks all addresses; an error comes with the position of its card in the
+    /// lineage.
     pub(super) fn check_addresses(&self) -> Result<(), (usize, CardError)> {
         let checked = self.maybe_checkpoint().and_then(|_| self.maybe_tokenizer()).map(|_| ());
         checked.map_err(|error| {

@@ -90,7 +90,7 @@ impl fmt::Display for TokenUse {
     }
 }
 
-/// What interrupted a transfer.
+/// Why a transfer was interrupted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]

@@ -136,7 +136,7 @@ impl<'a> Cancellation<'a> {
     }
 }
 
-/// What a request is for, for errors.
+/// Subject of a request, for errors.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Subject<'a> {
     /// The file list of a repository.

@@ -233,7 +233,7 @@ fn a_strict_server_gets_only_openai_keys() {
     });
     let mut backend = server.backend();
     let writing = |prompt: &str| Query::Generate { prompt: prompt.to_owned(), max_new_tokens: 7 };
-    // What is refused for another reason says nothing about keys.
+    // Another reason for rejection does not make the server strict.
     let error = ask_one(&mut backend, &View::Base, writing("long")).unwrap_err();
     assert!(error.to_string().contains("too long"), "{error}");
     for asked in [4, 5] {
