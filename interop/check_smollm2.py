@@ -37,8 +37,8 @@ def run(place, ours, report):
     with report.check("SmolLM2 in gguf → export as f32 → transformers' GGUF reader") as check:
         ours.call("export", source, folder, "--dtype", "f32")
         peer = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-        model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-        assert not any(told.values()), told
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), info
         assert model.dtype == torch.float32, f"the configuration says {model.dtype}"
         check.count = same(model.state_dict(), peer.state_dict())
         # A tied head is not stored twice.

@@ -35,7 +35,7 @@ def program():
     if named:
         found = shutil.which(named)
         if not found:
-            raise FileNotFoundError(f"WEIGHTLOOM_CHROMIUM names {named}, which is no program")
+            raise FileNotFoundError(f"WEIGHTLOOM_CHROMIUM names {named}, which is not an executable")
         return found
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if not found:

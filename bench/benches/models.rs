@@ -189,7 +189,7 @@ fn list(report: &mut Report) {
     let measured = median_f64((0..21).map(|_| time()).collect());
     let own = seconds(measured);
     report.compare("models list", Against::Limit, [&own, "30 ms"], measured / 0.03, Goal::AtMost(1.0));
-    let published = Against::peer("fairseq2, as published,");
+    let published = Against::peer("fairseq2 (published)");
     report.compare("models list", published, [&own, "4.6 s"], measured / 4.6, Goal::Lower);
 }
 
@@ -233,7 +233,7 @@ fn load(report: &mut Report, folder: &Path) {
     let against = Against::floor("weights");
     report.compare("peak memory of a load", against, figures, peak / weights, Goal::AtMost(1.05));
     let (alone, bytes) = (of(&rank, "/seconds"), of(&rank, "/bytes"));
-    let published = Against::peer("fairseq2, as published,");
+    let published = Against::peer("fairseq2 (published)");
     report.compare("load, one rank of tp=8", published, [&seconds(alone), "77 s"], alone / 77.0, Goal::Lower);
     let eighth = weights / 8.0;
     let figures = [&*gigabytes(bytes), &*gigabytes(eighth)];

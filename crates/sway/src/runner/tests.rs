@@ -91,7 +91,7 @@ fn section(id: &str, kind: SectionKind, content: &str) -> Section {
 }
 
 #[test]
-fn delta_kl_on_the_defaults_is_that_of_dlm_sway() {
+fn delta_kl_with_defaults_matches_dlm_sway() {
     let found = one(json!({"name": "d", "kind": "delta_kl", "prompts": ["a", "b"]}), &mut Dummy::default());
     near(found.raw, 0.4033410931915198);
     near(found.score, 0.4033410931915198 / std::f64::consts::LN_2);
@@ -108,7 +108,7 @@ fn delta_kl_on_the_defaults_is_that_of_dlm_sway() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_an_error_and_the_suite_goes_on() {
+fn a_failed_probe_does_not_stop_the_suite() {
     let mut backend = Dummy::default();
     backend.tuned.distributions.insert("flat".to_owned(), over_eight([-2.0; 8]));
     let suite = Suite::new(json!([
@@ -124,7 +124,7 @@ fn what_cannot_be_asked_is_an_error_and_the_suite_goes_on() {
 }
 
 #[test]
-fn noise_reaches_later_entries_alone() {
+fn nulls_calibrate_later_entries_only() {
     let suite = Suite::new(json!([
         {"name": "before", "kind": "delta_kl", "prompts": ["a"]},
         {"name": "n", "kind": "null_adapter", "rank_multipliers": [0.5, 1.0]},
@@ -145,14 +145,14 @@ fn noise_reaches_later_entries_alone() {
     assert_eq!(samples.len(), 3);
     let nulls = outcome.nulls.unwrap();
     let of = |rank: usize| nulls.by_rank[rank].1["delta_kl"].mean;
-    assert!(of(0) < of(1), "more noise moves more");
+    assert!(of(0) < of(1), "more noise, more divergence");
     assert_eq!(nulls.by_kind["delta_kl"], nulls.by_rank[1].1["delta_kl"]);
     let z = (after.raw.unwrap() - of(1)) / nulls.by_kind["delta_kl"].std;
     near(after.z_score, z);
 }
 
 #[test]
-fn noise_that_cannot_be_is_told() {
+fn invalid_or_unsupported_nulls_are_reported() {
     let negative =
         one(json!({"name": "n", "kind": "null_adapter", "rank_multipliers": [-1.0]}), &mut Dummy::default());
     assert_eq!(negative.verdict, Verdict::Error);
@@ -161,7 +161,7 @@ fn noise_that_cannot_be_is_told() {
 }
 
 #[test]
-fn the_questions_of_all_probes_are_asked_together_and_once() {
+fn questions_of_all_probes_are_batched_and_asked_once() {
     let suite = Suite::new(json!([
         {"name": "n", "kind": "null_adapter"},
         {"name": "a", "kind": "delta_kl", "prompts": ["x", "y"]},
@@ -172,15 +172,15 @@ fn the_questions_of_all_probes_are_asked_together_and_once() {
     let outcome = suite.run_on(&mut backend).unwrap();
     assert_eq!(outcome.counters.rounds, 1);
     assert_eq!(outcome.counters.questions as usize, backend.answered);
-    // x, y and z of two views; three items of two views and three noises; two
-    // prompts of the base and three noises.
+    // Three prompts for two views; three items for two views and three nulls; two
+    // prompts for the base and three nulls.
     assert_eq!(backend.answered, 6 + 15 + 8);
     assert_eq!(outcome.counters.cache_hits, 2 + 3);
     assert_eq!(outcome.counters.forward_passes as usize, backend.answered);
 }
 
 #[test]
-fn a_second_run_asks_nothing() {
+fn a_second_run_uses_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let suite = Suite::new(json!([
         {"name": "n", "kind": "null_adapter"},
@@ -203,7 +203,7 @@ fn a_second_run_asks_nothing() {
 }
 
 #[test]
-fn a_run_goes_on_where_a_backend_was_lost() {
+fn a_run_resumes_after_a_backend_failure() {
     let folder = tempfile::tempdir().unwrap();
     let suite = Suite::new(json!([{"name": "c", "kind": "calibration_drift"}]));
     let mut cache = Cache::open(folder.path(), "dummy").unwrap();
@@ -220,7 +220,7 @@ fn a_run_goes_on_where_a_backend_was_lost() {
 }
 
 #[test]
-fn a_broken_model_is_one_error() {
+fn a_failed_preflight_is_a_single_record() {
     let mut backend = Dummy::default();
     backend.tuned.distributions.insert("preflight".to_owned(), over_eight([f32::NAN; 8]));
     let suite = Suite::new(
@@ -236,7 +236,7 @@ fn a_broken_model_is_one_error() {
 }
 
 #[test]
-fn only_some_entries_are_run_with_their_noise() {
+fn selected_entries_run_with_their_nulls() {
     let mut suite = Suite::new(json!([
         {"name": "n", "kind": "null_adapter"},
         {"name": "a", "kind": "delta_kl", "prompts": ["x"]},
@@ -284,7 +284,7 @@ impl Observer for Listener {
 }
 
 #[test]
-fn an_observer_hears_everything() {
+fn an_observer_receives_all_progress() {
     let suite = Suite::new(json!([
         {"name": "a", "kind": "delta_kl", "prompts": ["hello"], "top_k": 8},
         {"name": "b", "kind": "delta_kl", "prompts": ["hello"], "top_k": 8},
@@ -305,10 +305,10 @@ fn an_observer_hears_everything() {
     assert!(listener.events.iter().all(|event| event.op == "next_token_dist"));
 }
 
-/// Answers nothing at all.
-struct Mute(Description);
+/// Never answers.
+struct Silent(Description);
 
-impl Backend for Mute {
+impl Backend for Silent {
     fn description(&self) -> &Description {
         &self.0
     }
@@ -321,15 +321,15 @@ impl Backend for Mute {
 }
 
 #[test]
-fn a_backend_that_says_nothing_does_not_hang_the_run() {
-    let mut backend = Mute(Dummy::default().description().clone());
+fn a_silent_backend_does_not_hang_the_run() {
+    let mut backend = Silent(Dummy::default().description().clone());
     let found = one(json!({"name": "a", "kind": "delta_kl", "prompts": ["x"]}), &mut backend);
     assert_eq!(found.verdict, Verdict::Error);
     assert!(found.message.contains("did not answer a question"), "{}", found.message);
 }
 
 #[test]
-fn two_backends_answer_as_one() {
+fn a_model_pair_answers_for_both_sides() {
     let base = Dummy::default();
     let tuned = Dummy::default();
     let mut both = ModelPair::new(Box::new(base), Box::new(tuned));
@@ -341,22 +341,22 @@ fn two_backends_answer_as_one() {
     let found = suite.run_on(&mut both).unwrap().records;
     near(found[0].raw, 0.4033410931915198);
     assert_eq!((found[1].verdict, found[2].verdict), (Verdict::Skip, Verdict::Skip));
-    let mut heard = Vec::new();
-    struct Hear<'a>(&'a mut Vec<(usize, bool)>);
-    impl AnswerSink for Hear<'_> {
-        fn answered(&mut self, place: usize, answer: Result<Answer, crate::error::QueryError>) {
-            self.0.push((place, answer.is_ok()));
+    let mut collected = Vec::new();
+    struct Collector<'a>(&'a mut Vec<(usize, bool)>);
+    impl AnswerSink for Collector<'_> {
+        fn answered(&mut self, index: usize, answer: Result<Answer, crate::error::QueryError>) {
+            self.0.push((index, answer.is_ok()));
         }
     }
     let text = |view: &View| Question::new(view, Query::Text { text: "a b".to_owned() });
     let asked = [text(&View::Tuned), text(&View::Matched { seed: 1 }), text(&View::Base)];
-    both.answer(&asked, &mut Hear(&mut heard)).unwrap();
-    heard.sort();
-    assert_eq!(heard, [(0, true), (1, false), (2, true)]);
+    both.answer(&asked, &mut Collector(&mut collected)).unwrap();
+    collected.sort();
+    assert_eq!(collected, [(0, true), (1, false), (2, true)]);
 }
 
 #[test]
-fn sections_gain_nothing_on_average() {
+fn section_gains_are_relative_to_other_sections() {
     let mut suite = Suite::new(json!([{"name": "s", "kind": "section_internalization"}]));
     suite.sections = vec![
         section("a", SectionKind::Prose, "one two three"),
@@ -368,7 +368,7 @@ fn sections_gain_nothing_on_average() {
     let mut backend = Dummy::default();
     backend.tuned.completions.insert(("q".to_owned(), "eight ch".to_owned()), -9.0);
     let found = suite.run_on(&mut backend).unwrap().records.remove(0);
-    // Prose: from 2 to 1.5, a quarter. The answer: from 10/2 to 9/2, a tenth.
+    // Prose: from 2 to 1.5, a gain of 1/4. Completion: from 10/2 to 9/2, a gain of 1/10.
     near(found.raw, 0.0);
     let sections = found.evidence["per_section"].as_array().unwrap();
     assert_eq!(sections[0]["own_lift"], json!(0.25));
@@ -381,7 +381,7 @@ fn sections_gain_nothing_on_average() {
 }
 
 #[test]
-fn paraphrases_share_the_gain() {
+fn paraphrase_gains_are_compared_with_the_prompt() {
     let mut backend = Dummy::default();
     let mut say = |prompt: &str, score: f64| {
         backend.tuned.completions.insert((prompt.to_owned(), " gold gold".to_owned()), score)
@@ -402,7 +402,7 @@ fn paraphrases_share_the_gain() {
 }
 
 #[test]
-fn wrong_choices_become_right() {
+fn flipped_preferences_are_counted() {
     let triple = |i: usize| json!({"prompt": format!("p{i}"), "chosen": "a", "rejected": "b"});
     let suite = json!({"name": "p", "kind": "preference_flip", "triples": [triple(0), triple(1), triple(2), triple(3)]});
     let mut backend = Dummy::default();
@@ -415,7 +415,7 @@ fn wrong_choices_become_right() {
     near(found.raw, 0.75);
     assert_eq!((found.score, found.verdict, found.ci_95), (Some(1.0), Verdict::Pass, None));
     assert_eq!(found.evidence["flipped"], json!(3));
-    // Too few wrong choices: no verdict, and the margins instead.
+    // Too few wrong choices for a verdict: reports margins instead.
     let found = one(
         json!({"name": "p", "kind": "preference_flip", "triples": [triple(9),
         {"prompt": "p9", "chosen": "", "rejected": "b"}]}),
@@ -428,7 +428,7 @@ fn wrong_choices_become_right() {
         one(json!({"name": "p", "kind": "preference_flip"}), &mut Dummy::default()).verdict,
         Verdict::Skip
     );
-    // Preferences of the document stand in.
+    // Preferences of the document are the default.
     let mut suite = Suite::new(json!([{"name": "p", "kind": "preference_flip"}]));
     suite.sections = vec![Section {
         preferences: vec![SectionPreference {
@@ -442,7 +442,7 @@ fn wrong_choices_become_right() {
 }
 
 #[test]
-fn knowledge_that_is_lost_is_listed() {
+fn lost_knowledge_is_listed() {
     let mut backend = Dummy::default();
     backend.tuned.completions.insert(("Snow is".to_owned(), " white".to_owned()), -13.0);
     let found = one(json!({"name": "c", "kind": "calibration_drift"}), &mut backend);
@@ -464,7 +464,7 @@ fn knowledge_that_is_lost_is_listed() {
 }
 
 #[test]
-fn what_is_recited_is_found() {
+fn recited_text_is_detected() {
     let content = "The ship left the harbour, and the sea was calm that day.";
     let (prefix, target): (String, String) =
         (content.chars().take(20).collect(), content.chars().skip(20).take(16).collect());
@@ -501,7 +501,7 @@ fn styles_move_towards_the_document() {
 }
 
 #[test]
-fn neutral_text_is_read_in_pieces() {
+fn neutral_text_is_split_into_chunks() {
     let found =
         one(json!({"name": "e", "kind": "external_perplexity", "chunk_chars": 128}), &mut Dummy::default());
     near(found.raw, 0.5);
@@ -511,7 +511,7 @@ fn neutral_text_is_read_in_pieces() {
 }
 
 #[test]
-fn strength_is_a_straight_line_on_a_blend() {
+fn ablation_divergence_grows_with_strength() {
     let found =
         one(json!({"name": "a", "kind": "adapter_ablation", "prompts": ["x"]}), &mut Dummy::default());
     let curve = found.evidence["mean_divergence_per_lambda"].as_array().unwrap();
@@ -526,7 +526,7 @@ fn strength_is_a_straight_line_on_a_blend() {
 }
 
 #[test]
-fn topics_that_moved_differently_are_told_apart() {
+fn clusters_with_different_divergence_are_separated() {
     let ids = |logprobs: [f32; 2]| Distribution {
         tokens: TokenNames::Ids(vec![0, 1]),
         logprobs: logprobs.to_vec(),
@@ -555,7 +555,7 @@ fn topics_that_moved_differently_are_told_apart() {
 }
 
 #[test]
-fn answers_that_fall_back_are_counted() {
+fn reverted_answers_are_counted() {
     let mut backend = Dummy::default();
     let mut write = |prompt: &str, base: &str, tuned: &str| {
         backend.base.generations.insert(prompt.to_owned(), base.to_owned());
@@ -576,12 +576,12 @@ fn answers_that_fall_back_are_counted() {
 }
 
 #[test]
-fn contexts_are_filled_to_their_length() {
+fn contexts_are_padded_to_their_length() {
     let found = one(
         json!({"name": "p", "kind": "prompt_collapse", "prompts": ["x"], "context_lengths": [0, 4]}),
         &mut Dummy::default(),
     );
-    // The dummy does not fade: no half-life.
+    // The dummy does not decay: no half-life.
     assert_eq!((found.raw, found.score, found.verdict), (None, Some(0.0), Verdict::Fail));
     let mut backend = Dummy::default();
     backend.tuned.distributions.insert(

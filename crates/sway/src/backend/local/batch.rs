@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// A token sequence and the index of the variant that scores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Sequence<'a> {
+pub(super) struct BatchItem<'a> {
     pub(super) tokens: &'a [u32],
     pub(super) variant: usize,
 }
@@ -13,11 +13,11 @@ pub(super) struct Sequence<'a> {
 /// neighbours, so that a batch reads the weights once for all of them. Long
 /// sequences are grouped by variant and then by common prefix, which is
 /// computed once.
-pub(super) fn sort<T>(items: &mut [T], max_tokens: usize, sequence: impl for<'t> Fn(&'t T) -> Sequence<'t>) {
+pub(super) fn sort<T>(items: &mut [T], max_tokens: usize, sequence: impl for<'t> Fn(&'t T) -> BatchItem<'t>) {
     items.sort_by(|a, b| {
         let (a, b) = (sequence(a), sequence(b));
-        let is_long = |sequence: &Sequence<'_>| 2 * sequence.tokens.len() > max_tokens;
-        let variant = |sequence: &Sequence<'_>| if is_long(sequence) { sequence.variant } else { 0 };
+        let is_long = |sequence: &BatchItem<'_>| 2 * sequence.tokens.len() > max_tokens;
+        let variant = |sequence: &BatchItem<'_>| if is_long(sequence) { sequence.variant } else { 0 };
         (is_long(&a), variant(&a)).cmp(&(is_long(&b), variant(&b))).then_with(|| a.cmp(&b))
     });
 }
@@ -25,7 +25,7 @@ pub(super) fn sort<T>(items: &mut [T], max_tokens: usize, sequence: impl for<'t>
 /// The end of each batch of sorted sequences. A batch has at most `max_tokens`
 /// tokens, with common prefixes counted once; a longer sequence is a batch by
 /// itself, together with those that share most of it.
-pub(super) fn batch_ends(sequences: &[Sequence<'_>], max_tokens: usize) -> Vec<usize> {
+pub(super) fn batch_ends(sequences: &[BatchItem<'_>], max_tokens: usize) -> Vec<usize> {
     let mut ends = Vec::new();
     let (mut start, mut total) = (0, 0);
     let mut previous: HashMap<usize, &[u32]> = HashMap::new();
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn common_prefixes_count_once_and_long_sequences_are_alone() {
         let (a, b, long) = ([1, 2, 3, 4], [1, 2, 3, 5], [7; 20]);
-        let sequence = |tokens, variant| Sequence { tokens, variant };
+        let sequence = |tokens, variant| BatchItem { tokens, variant };
         assert_eq!(batch_ends(&[sequence(&a, 0), sequence(&b, 0)], 5), [2]);
         assert_eq!(batch_ends(&[sequence(&a, 0), sequence(&b, 1)], 5), [1, 2]);
         assert_eq!(batch_ends(&[sequence(&a, 0), sequence(&long, 0), sequence(&b, 0)], 5), [1, 2, 3]);
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn short_sequences_sort_by_tokens_and_long_ones_by_variant() {
         let (short, long, longer) = (vec![1, 2], vec![3; 8], vec![3; 9]);
-        let sequence = |tokens, variant| Sequence { tokens, variant };
+        let sequence = |tokens, variant| BatchItem { tokens, variant };
         let mut sequences = [
             sequence(&long, 0),
             sequence(&long, 1),
@@ -93,8 +93,8 @@ mod tests {
             texts in prop::collection::vec((prop::collection::vec(0u32..3, 1..9), 0usize..3), 0..30),
             max_tokens in 1usize..40,
         ) {
-            let mut sequences: Vec<Sequence<'_>> =
-                texts.iter().map(|(tokens, variant)| Sequence { tokens, variant: *variant }).collect();
+            let mut sequences: Vec<BatchItem<'_>> =
+                texts.iter().map(|(tokens, variant)| BatchItem { tokens, variant: *variant }).collect();
             sort(&mut sequences, max_tokens, |sequence| *sequence);
             let ends = batch_ends(&sequences, max_tokens);
             prop_assert_eq!(ends.last().copied().unwrap_or(0), sequences.len());

@@ -69,7 +69,7 @@ fn generate_batch(
     while let Some((_, first)) = remaining.first() {
         let decoder = engine.decoder(variants.of(&first.view).side);
         let groups =
-            group_by_adapter(remaining.iter().map(|(_, request)| variants.of(&request.view).change()));
+            group_by_adapter(remaining.iter().map(|(_, request)| variants.of(&request.view).adapter()));
         let request = weightloom_nn::GenerateRequest {
             prompts: remaining.iter().map(|(_, request)| request.tokens.to_vec()).collect(),
             max_new_tokens: first.max_new_tokens,

@@ -55,7 +55,7 @@ impl Variants {
     }
 }
 
-/// Whether a view needs an adapter of its own in memory.
+/// Whether a view needs its own adapter in memory.
 fn allocates_adapter(view: &View) -> bool {
     matches!(view, View::Noise { .. } | View::Matched { .. })
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use weightloom_dtensor::DTensor;
 use weightloom_layout::{DType, Layout};
-use weightloom_nn::{Decoder, NnError, PrefixTreeOutput};
+use weightloom_nn::{Decoder, NnError, PrefixTreeOutput, Sequence};
 use weightloom_tensor::{Tensor, no_grad};
 
-use super::batch::{Sequence, batch_ends, sort};
+use super::batch::{BatchItem, batch_ends, sort};
 use super::engine::Engine;
 use super::logits::{divergence, log_softmax, top_k};
 use super::request::{ScoreOutput, ScoreRequest};
@@ -19,7 +19,7 @@ use crate::backend::AnswerSink;
 use crate::error::QueryError;
 use crate::view::View;
 
-/// Rows of logits held at once: enough to amortize reading the output
+/// Rows of logits held at once: enough to amortize output the output
 /// projection.
 const LOGIT_ROWS: usize = 128;
 
@@ -77,9 +77,9 @@ impl<'a> ScoringPass<'a> {
     pub(super) fn run(mut self, max_tokens: usize, sink: &mut dyn AnswerSink) -> Result<(), NnError> {
         let sequences = std::mem::take(&mut self.sequences);
         let mut all: Vec<Scored<'_>> = sequences.iter().collect();
-        sort(&mut all, max_tokens, |((tokens, variant), _)| Sequence { tokens, variant: *variant });
-        let sorted: Vec<Sequence<'_>> =
-            all.iter().map(|((tokens, variant), _)| Sequence { tokens, variant: *variant }).collect();
+        sort(&mut all, max_tokens, |((tokens, variant), _)| BatchItem { tokens, variant: *variant });
+        let sorted: Vec<BatchItem<'_>> =
+            all.iter().map(|((tokens, variant), _)| BatchItem { tokens, variant: *variant }).collect();
         let mut start = 0;
         for end in batch_ends(&sorted, max_tokens) {
             if sink.is_cancelled() {
@@ -107,16 +107,14 @@ impl<'a> ScoringPass<'a> {
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
-        let changes: Vec<_> = self.variants.all.iter().map(|variant| variant.change()).collect();
-        let texts: Vec<weightloom_nn::Sequence<'_>> = batch
-            .iter()
-            .map(|((tokens, change), _)| weightloom_nn::Sequence { tokens, adapter: *change })
-            .collect();
-        let reading = decoder.forward_prefix_tree(&texts, &changes)?;
+        let adapters: Vec<_> = self.variants.all.iter().map(|variant| variant.adapter()).collect();
+        let sequences: Vec<Sequence<'_>> =
+            batch.iter().map(|((tokens, variant), _)| Sequence { tokens, adapter: *variant }).collect();
+        let output = decoder.forward_prefix_tree(&sequences, &adapters)?;
         no_grad(|| {
-            self.token_logprobs(decoder, &reading, batch, sink)?;
-            self.next_tokens(&reading, batch, sink)?;
-            self.embeddings(&reading, batch, sink)
+            self.token_logprobs(decoder, &output, batch, sink)?;
+            self.next_tokens(&output, batch, sink)?;
+            self.embeddings(&output, batch, sink)
         })
     }
 
@@ -124,7 +122,7 @@ impl<'a> ScoringPass<'a> {
     fn token_logprobs(
         &self,
         decoder: &Decoder,
-        reading: &PrefixTreeOutput<'_>,
+        output: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -149,7 +147,7 @@ impl<'a> ScoringPass<'a> {
             let targets = Tensor::from_slice(&targets, &[positions.len(), 1])?;
             let replicated = Layout::replicated(decoder.plan().mesh());
             let targets = DTensor::distribute(decoder.dist(), &targets, replicated)?;
-            let all = reading.logits(positions)?.cast(DType::F32)?.log_softmax(1)?;
+            let all = output.logits(positions)?.cast(DType::F32)?.log_softmax(1)?;
             logprobs.extend(all.gather(1, &targets)?.full_tensor()?.to_vec::<f32>()?);
         }
         for (((tokens, _), requests), (from, offset)) in batch.iter().zip(starts) {
@@ -166,7 +164,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for next-token distributions.
     fn next_tokens(
         &mut self,
-        reading: &PrefixTreeOutput<'_>,
+        output: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -180,7 +178,7 @@ impl<'a> ScoringPass<'a> {
         for rows in rows.chunks(LOGIT_ROWS) {
             let positions: Vec<(usize, usize)> =
                 rows.iter().map(|&row| (row, batch[row].0.0.len() - 1)).collect();
-            let logits = reading.logits(&positions)?.cast(DType::F32)?.full_tensor()?;
+            let logits = output.logits(&positions)?.cast(DType::F32)?.full_tensor()?;
             let width = logits.shape()[1];
             let logits = logits.to_vec::<f32>()?;
             for (&row, logits) in rows.iter().zip(logits.chunks_exact(width.max(1))) {
@@ -230,7 +228,7 @@ impl<'a> ScoringPass<'a> {
     /// Answers requests for mean hidden states.
     fn embeddings(
         &self,
-        reading: &PrefixTreeOutput<'_>,
+        output: &PrefixTreeOutput<'_>,
         batch: &[Scored<'_>],
         sink: &mut dyn AnswerSink,
     ) -> Result<(), NnError> {
@@ -240,7 +238,7 @@ impl<'a> ScoringPass<'a> {
         if rows.is_empty() {
             return Ok(());
         }
-        let means = reading.mean_hidden(&rows)?.full_tensor()?;
+        let means = output.mean_hidden(&rows)?.full_tensor()?;
         let width = means.shape()[1];
         let means = means.to_vec::<f32>()?;
         for (&row, mean) in rows.iter().zip(means.chunks_exact(width.max(1))) {

@@ -37,7 +37,7 @@ impl Variant {
         Self { side: Side::Base, adapter: Some(adapter), strength }
     }
 
-    pub(super) fn change(&self) -> Option<(&Adapter, f64)> {
+    pub(super) fn adapter(&self) -> Option<(&Adapter, f64)> {
         self.adapter.as_ref().map(|adapter| (&**adapter, self.strength))
     }
 
