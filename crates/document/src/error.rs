@@ -38,11 +38,11 @@ pub struct DocumentError<R> {
     pub origin: Origin,
     /// The full key: `train.optimizer.lr`. Empty for the whole document.
     pub path: String,
-    /// What is wrong with the value.
+    /// The kind of error.
     pub problem: Problem<R>,
 }
 
-/// What is wrong with a value.
+/// The kind of an error, with its operands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]

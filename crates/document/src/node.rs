@@ -68,7 +68,7 @@ pub struct Entry {
     pub value: Node,
 }
 
-/// What the parser rejects in addition to invalid YAML.
+/// Constructs that the parser rejects, in addition to invalid YAML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejected {
     /// Unknown tags. Duplicate keys are kept, so that a [`Validator`] can

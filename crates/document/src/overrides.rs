@@ -20,7 +20,7 @@ pub fn apply<R>(root: &mut Node, overrides: &[String], validator: &mut Validator
             Err(problem) => validator.report(mark, "", problem),
             Ok((key, value)) => {
                 let parts: Vec<&str> = key.split('.').collect();
-                // On a copy: a failing override must not leave half of it behind.
+                // On a copy, so that a failing override changes nothing.
                 let mut changed = root.clone();
                 let assignment = Assignment { value, mark, schema: validator.schema };
                 match assignment.in_section(validator.schema, &mut changed, &parts, "") {

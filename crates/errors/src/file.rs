@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::Hint;
 
-/// An operation on a file or folder that the operating system refused.
+/// A failed operation on a file or folder.
 ///
 /// Holds the text of the [`io::Error`] rather than the error itself, so that
 /// error types that contain it can be cloned and compared.

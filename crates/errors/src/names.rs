@@ -20,12 +20,12 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// The hint for a misspelled name, if there is a candidate for it.
+/// The hint "did you mean `candidate`?".
 pub fn did_you_mean(candidate: Option<&str>) -> Option<String> {
     candidate.map(|name| format!("did you mean `{name}`?"))
 }
 
-/// Up to `limit` names in backticks, followed by how many more there are.
+/// Up to `limit` names in backticks, followed by the number of others.
 pub fn name_list<S: AsRef<str>>(names: &[S], limit: usize) -> String {
     let shown: Vec<String> = names.iter().take(limit).map(|name| format!("`{}`", name.as_ref())).collect();
     let mut text = shown.join(", ");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 use weightloom_errors::FileError;
 
-/// What an atomic write waits for.
+/// How long the result of an atomic write lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing. The contents survive the process, but a power failure may

@@ -25,7 +25,7 @@ const STEPS: u64 = 50;
 /// Longer than any job takes, even on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What is compared.
+/// The compared cases.
 fn arrangements() -> Vec<(&'static str, Recipe, Setup)> {
     let llama = || Recipe::of(models::llama());
     vec![

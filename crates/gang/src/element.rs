@@ -114,11 +114,6 @@ impl<'a> ElementsMut<'a> {
         self.bytes
     }
 
-    /// A read-only view of the same elements.
-    pub fn as_elements(&self) -> Elements<'_> {
-        Elements { dtype: self.dtype, bytes: self.bytes }
-    }
-
     /// The number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size()

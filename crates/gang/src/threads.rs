@@ -88,7 +88,7 @@ where
         return Err(RunError::Spawn { ranks, started: 0, reason });
     }
     let world = Arc::new(World::new(ranks, options));
-    let mut refused = None;
+    let mut spawn_error = None;
     let outcomes: Vec<Result<T, String>> = thread::scope(|scope| {
         let mut threads = Vec::new();
         for rank in 0..ranks {
@@ -99,7 +99,7 @@ where
                 Err(error) => {
                     // Ranks that did start must not wait for the others.
                     (rank..ranks).for_each(|rank| world.depart(rank, &Departure::Returned));
-                    refused = Some(error.to_string());
+                    spawn_error = Some(error.to_string());
                     break;
                 }
             }
@@ -109,7 +109,7 @@ where
             .map(|thread| thread.join().unwrap_or_else(|payload| Err(panic_message(&*payload))))
             .collect()
     });
-    if let Some(reason) = refused {
+    if let Some(reason) = spawn_error {
         return Err(RunError::Spawn { ranks, started: outcomes.len(), reason });
     }
     let mut results = Vec::with_capacity(ranks);

@@ -17,8 +17,8 @@ pub struct RegionTransfer {
 /// The transfers from a layout on one mesh to a layout on another.
 ///
 /// Each rank derives its own sends and receives without communication. A rank
-/// keeps a region that it already holds; other regions are sent by the
-/// replicas in turn.
+/// keeps a region that it already holds; the replicas of a region share the
+/// sends.
 #[derive(Clone, Debug)]
 pub struct MeshExchange {
     source: Layout,

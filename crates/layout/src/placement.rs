@@ -1,4 +1,4 @@
-//! What one mesh axis does to a tensor.
+//! Placements of a tensor along a mesh axis, and reductions.
 
 use std::fmt;
 use std::str::FromStr;

@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::DType;
 use crate::shape::{Dims, Shape};
 
 /// An n-dimensional box inside a tensor: its start and its size.
@@ -157,28 +156,6 @@ impl Region {
         })
     }
 
-    /// The difference, as disjoint regions: at most two per dim.
-    pub fn subtract(&self, other: &Self) -> Vec<Self> {
-        if self.is_empty() {
-            return Vec::new();
-        }
-        let Some(common) = self.intersect(other) else {
-            return vec![self.clone()];
-        };
-        let mut parts = Vec::new();
-        let mut rest = self.clone();
-        for dim in 0..self.ndim() {
-            let (whole, cut) = (rest.range(dim), common.range(dim));
-            for outside in [whole.start..cut.start, cut.end..whole.end] {
-                if !outside.is_empty() {
-                    parts.push(rest.with_range(dim, outside));
-                }
-            }
-            rest = rest.with_range(dim, cut);
-        }
-        parts
-    }
-
     /// This region with another range in one dim.
     pub fn with_range(&self, dim: usize, range: Range<usize>) -> Self {
         let mut changed = self.clone();
@@ -205,18 +182,6 @@ impl Region {
     pub fn runs(&self, shape: &Shape) -> Result<Runs, RegionError> {
         self.check_inside(shape)?;
         Ok(Runs::new(self, shape))
-    }
-
-    /// The byte offsets of this region in a row-major tensor: the fewest
-    /// contiguous extents, in ascending order.
-    pub fn byte_extents(
-        &self,
-        shape: &Shape,
-        dtype: DType,
-    ) -> Result<impl Iterator<Item = Range<u64>> + use<>, RegionError> {
-        let width = dtype.size();
-        let to_bytes = move |element: usize| (element * width) as u64;
-        Ok(self.runs(shape)?.map(move |run| to_bytes(run.start)..to_bytes(run.end)))
     }
 }
 
@@ -322,9 +287,6 @@ mod tests {
         assert_eq!(runs(region(&[0, 1, 0], &[2, 1, 3]), &[2, 2, 3]), [3..6, 9..12]);
         assert_eq!(runs(region(&[], &[]), &[]), [0..1]);
         assert!(runs(region(&[0, 2], &[5, 0]), &[5, 4]).is_empty());
-        let bytes: Vec<_> =
-            region(&[1, 1], &[2, 2]).byte_extents(&shape(&[5, 4]), DType::Bf16).unwrap().collect();
-        assert_eq!(bytes, [10..14, 18..22]);
     }
 
     #[test]

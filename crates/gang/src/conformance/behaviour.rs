@@ -75,7 +75,7 @@ impl Checker {
         let reduced = gang.start_all_reduce(vec![rank as i64; 3], ReduceOp::Sum);
         let gathered = gang.start_all_gather(vec![rank as i64; counts[rank]], counts.clone());
         let scattered = gang.start_reduce_scatter(vec![rank as i64; total], counts.clone(), ReduceOp::Max);
-        let traded = gang.start_all_to_all(vec![rank as i64; size], vec![1; size], vec![1; size]);
+        let exchanged = gang.start_all_to_all(vec![rank as i64; size], vec![1; size], vec![1; size]);
         let shared = gang.start_broadcast(vec![rank as i64 * 10], size - 1);
         let mut passed = gang.start_barrier();
         let mut last = [1i64];
@@ -86,8 +86,8 @@ impl Checker {
 
         let shared = self.run("start_broadcast".to_owned(), shared.wait())?;
         self.equal("start_broadcast".to_owned(), &shared, &vec![(size as i64 - 1) * 10])?;
-        let traded = self.run("start_all_to_all".to_owned(), traded.wait())?;
-        self.equal("start_all_to_all".to_owned(), &traded, &ranks().collect())?;
+        let exchanged = self.run("start_all_to_all".to_owned(), exchanged.wait())?;
+        self.equal("start_all_to_all".to_owned(), &exchanged, &ranks().collect())?;
         let scattered = self.run("start_reduce_scatter".to_owned(), scattered.wait())?;
         self.equal("start_reduce_scatter".to_owned(), &scattered, &vec![size as i64 - 1; counts[rank]])?;
         let gathered = self.run("start_all_gather".to_owned(), gathered.wait())?;

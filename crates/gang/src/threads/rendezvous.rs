@@ -73,7 +73,7 @@ impl<B: Copy> Rendezvous<B> {
         }
     }
 
-    /// The root rank at a index.
+    /// The rank in the root gang of the rank at `index`.
     pub(super) fn member(&self, index: usize) -> usize {
         self.members[index]
     }

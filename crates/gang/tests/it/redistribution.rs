@@ -64,7 +64,7 @@ fn elements(region: &Region) -> Vec<f64> {
     all.iter().map(|index| truth(index)).collect()
 }
 
-/// What a rank holds; where it is pending, values that sum or average to the
+/// The local elements of a rank; if partial, values that sum or average to the
 /// truth but are different on each rank.
 fn local(layout: Layout, shape: &Shape, rank: usize) -> Vec<f64> {
     let Ok(coordinate) = layout.mesh().coordinate(rank) else { return Vec::new() };

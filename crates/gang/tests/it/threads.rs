@@ -321,7 +321,7 @@ fn a_rank_that_leaves_early_is_named_in_sub_gangs_and_messages() {
             3 => None,
             2 => Some(pair.barrier().unwrap_err()),
             1 => Some(gang.recv(&mut [0u8], 3, 5).unwrap_err()),
-            // A gang that does not hold the lost rank goes on working, until
+            // A gang without the lost rank continues to work, until
             // its own partner leaves.
             _ => Some(pair.barrier().unwrap_err()),
         }

@@ -32,13 +32,13 @@ const MAX_EXPANDED: usize = 50_000;
 /// Weights of the heuristic in the faster, non-optimal searches that follow.
 const HEURISTIC_WEIGHTS: [Cost; 2] = [4, 32];
 
-/// States that most searches reach.
+/// The initial capacity: most searches reach fewer states.
 const EXPECTED: usize = 200;
 
-/// Dims that neither layout splits, kept as places to put an axis aside.
+/// Dims that neither layout splits, to which an axis may move temporarily.
 const SPARE_DIMS: usize = 2;
 
-/// The most dims that a search knows: each axis splits at most one in the
+/// The maximum number of dims in a search: each axis splits at most one in the
 /// source and one in the target.
 const KNOWN_DIMS: usize = 2 * MAX_AXES + SPARE_DIMS;
 
@@ -87,24 +87,24 @@ struct Problem {
     /// Elements held by all ranks in the target, as a multiple of the volume.
     goal_held: u64,
     world: u64,
-    /// Units that taking an axis away from a dim moves at least: all ranks but
-    /// its own share of the least that they can hold. None along an axis of one
+    /// Lower bound of the units that removing an axis from a dim moves: all but
+    /// the own share of the least that ranks can hold. Zero along an axis of one
     /// rank.
     least_moved: [u64; MAX_AXES],
-    /// What one unit costs along each axis; a unit is one copy of the tensor,
+    /// The cost of one unit along each axis; a unit is one copy of the tensor,
     /// divided by the world size so that all-to-all needs no fractions.
     units: [Cost; MAX_AXES],
     least_unit: Cost,
     collective: Cost,
 }
 
-/// Steps, and whether they are known to be the cheapest.
+/// Steps, and whether they are proven to be the cheapest.
 pub(super) struct Found {
     pub(super) steps: Vec<Step>,
     pub(super) optimal: bool,
 }
 
-/// The cheapest steps from one layout to another, given some that lead there.
+/// Finds the cheapest steps from one layout to another, given known ones.
 pub(super) fn cheapest(
     source: Layout,
     target: Layout,
@@ -117,20 +117,20 @@ pub(super) fn cheapest(
         return Found { steps: known, optimal: false };
     };
     let start = problem.encode(source);
-    // Only what is better than the known steps needs to be looked at.
+    // Only paths cheaper than the known steps are of interest.
     let limit = problem.cost(start, &known);
     match problem.search(start, limit, 1) {
         Search::Better(steps) => Found { steps, optimal: true },
         Search::NothingBetter => Found { steps: known, optimal: true },
-        // Too many arrangements to look at all of them: trust the estimate
-        // more than it deserves, and take the first improvement.
+        // Too many states: overweight the heuristic and take the first
+        // improvement.
         Search::CutShort => {
-            let hasty =
-                HEURISTIC_WEIGHTS.iter().find_map(|&haste| match problem.search(start, limit, haste) {
+            let improved =
+                HEURISTIC_WEIGHTS.iter().find_map(|&weight| match problem.search(start, limit, weight) {
                     Search::Better(steps) => Some(steps),
                     Search::NothingBetter | Search::CutShort => None,
                 });
-            Found { steps: hasty.unwrap_or(known), optimal: false }
+            Found { steps: improved.unwrap_or(known), optimal: false }
         }
     }
 }
@@ -141,18 +141,18 @@ enum Search {
     CutShort,
 }
 
-/// The cheapest way known to a state.
+/// The cheapest known path to a state.
 struct Reached {
     cost: Cost,
     from: State,
-    /// No cheaper way will be found.
+    /// No cheaper path exists.
     settled: bool,
 }
 
 impl Problem {
-    /// Looks for steps that cost less than `limit`, the cheapest if `haste` is
-    /// 1, which is what the estimate is multiplied by.
-    fn search(&self, start: State, limit: Cost, haste: Cost) -> Search {
+    /// Searches for steps that cost less than `limit`. `weight` multiplies the
+    /// heuristic; with 1, the result is optimal.
+    fn search(&self, start: State, limit: Cost, weight: Cost) -> Search {
         let mut open = BinaryHeap::with_capacity(EXPECTED);
         let mut reached: FxHashMap<State, Reached> =
             FxHashMap::with_capacity_and_hasher(EXPECTED, FxBuildHasher);
@@ -167,7 +167,7 @@ impl Problem {
             here.settled = true;
             let cost = here.cost;
             if state == self.goal {
-                // Reaching the goal at once means that nothing is to be done.
+                // A goal that equals the start needs no steps.
                 return if cost < limit {
                     Search::Better(self.path(&reached, start))
                 } else {
@@ -186,15 +186,14 @@ impl Problem {
                 let rest = self.estimate(next);
                 if cost + rest < limit {
                     reached.insert(next, Reached { cost, from: state, settled: false });
-                    open.push(Reverse((cost + haste * rest, next)));
+                    open.push(Reverse((cost + weight * rest, next)));
                 }
             });
         }
         Search::NothingBetter
     }
 
-    /// `None` where costs could exceed what their type holds: worlds of
-    /// billions of ranks, or prices that no link has.
+    /// `None` if costs could overflow: billions of ranks, or absurd prices.
     fn new(source: Layout, target: Layout, shape: &Shape, dtype: DType, prices: Prices) -> Option<Self> {
         let mesh = source.mesh();
         let sizes: SmallVec<_> = (0..mesh.ndim()).map(|axis| mesh.axis_size(axis) as u64).collect();

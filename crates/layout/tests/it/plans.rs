@@ -197,7 +197,7 @@ fn neighbours(layout: Layout, ndim: usize) -> Vec<Stage> {
     stages
 }
 
-/// What all ranks together pay.
+/// The price of all ranks together.
 fn total(stages: &[Stage], shape: &Shape, prices: &Prices) -> u64 {
     let price = |stage: &Stage| -> u64 {
         let mesh = stage.before.mesh();
@@ -242,7 +242,7 @@ fn plans_are_as_cheap_as_the_brute_force_optimum() {
         ("mesh(x=2,y=2,z=2)", 2),
         ("mesh(x=3,y=1,z=2)", 1),
     ];
-    let tariffs = [
+    let price_lists = [
         Prices::BYTES,
         Prices { bytes_per_collective: 40, ..Prices::BYTES },
         Prices { bytes_per_collective: 3, axis_weights: [5, 1, 2, 1, 1, 1, 1, 1] },
@@ -255,7 +255,7 @@ fn plans_are_as_cheap_as_the_brute_force_optimum() {
         // planner counts with.
         let shape = shape(&vec![mesh.len(); ndim]);
         let layouts = all_layouts(mesh, ndim);
-        for (prices, &source) in tariffs.iter().flat_map(|p| layouts.iter().map(move |l| (p, l))) {
+        for (prices, &source) in price_lists.iter().flat_map(|p| layouts.iter().map(move |l| (p, l))) {
             let best = optimum(source, &shape, prices);
             for &target in &layouts {
                 let plan = plan(source, target, &shape, DType::F32, *prices).unwrap();

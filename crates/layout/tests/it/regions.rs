@@ -58,10 +58,6 @@ proptest! {
         let common: BTreeSet<_> = in_a.intersection(&in_b).cloned().collect();
         prop_assert_eq!(a.intersect(&b).map_or_else(BTreeSet::new, |r| set(&r)), common);
         prop_assert_eq!(a.contains(&b), in_b.is_subset(&in_a));
-        let pieces = a.subtract(&b);
-        prop_assert!(pieces.len() <= 2 * a.ndim());
-        prop_assert_eq!(pieces.iter().map(Region::volume).sum::<usize>(), in_a.difference(&in_b).count());
-        prop_assert_eq!(pieces.iter().flat_map(set).collect::<BTreeSet<_>>(), in_a.difference(&in_b).cloned().collect());
     }
 
     #[test]
@@ -123,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_tilings_are_refused_with_a_true_reason(
+    fn damaged_tilings_are_rejected_with_the_true_reason(
         (shape, tiles) in any_tiling(),
         which in any::<prop::sample::Index>(),
         damage in 0usize..3,

@@ -22,8 +22,8 @@ pub fn any_shape() -> impl Strategy<Value = Shape> {
 pub fn any_mesh() -> impl Strategy<Value = Mesh> {
     prop::collection::vec(1usize..5, 1..4)
         .prop_flat_map(|sizes| {
-            let places: usize = sizes.iter().product();
-            let counted: Vec<usize> = (0..places).collect();
+            let positions: usize = sizes.iter().product();
+            let counted: Vec<usize> = (0..positions).collect();
             let numbered = prop_oneof![
                 Just(counted.clone()),
                 Just(counted.iter().map(|rank| 3 * rank + 5).collect::<Vec<_>>()).prop_shuffle(),
@@ -87,7 +87,7 @@ pub fn indices(region: &Region) -> Vec<Vec<usize>> {
     all
 }
 
-/// What each rank of a mesh holds: its region and the value of every element.
+/// The simulated memory of each rank: the value of every element it holds.
 pub struct Simulation {
     pub layout: Layout,
     pub held: BTreeMap<usize, BTreeMap<Vec<usize>, f64>>,
