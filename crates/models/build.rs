@@ -1,11 +1,10 @@
-//! Finds the families: every folder in `src` is one.
+//! Registers the model families: every folder in `src` is one.
 //!
-//! What is written here is what a list by hand would be: a module for each
-//! folder, a function that registers them, and their cards. It depends on the
-//! names of the folders alone, and is in their order. Nothing registers itself
-//! at run time.
+//! Generates the code that would otherwise be written by hand: a module per
+//! folder, `register`, and the cards. It depends only on the sorted names of the
+//! folders; nothing registers itself at run time.
 
-#![allow(clippy::print_stdout, reason = "a build script talks to cargo this way")]
+#![allow(clippy::print_stdout, reason = "build scripts print to cargo")]
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +20,7 @@ fn main() {
     }
 }
 
-/// The names of the folders, sorted.
+/// The sorted names of the folders.
 pub(crate) fn families(sources: &Path) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     let entries = std::fs::read_dir(sources).map_err(|error| format!("{}: {error}", sources.display()))?;
@@ -34,11 +33,11 @@ pub(crate) fn families(sources: &Path) -> Result<Vec<String>, String> {
         let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
             && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
         if !fits {
-            return Err(format!("src/{name} is no name of a family: use lower-case letters, digits and _"));
+            return Err(format!("invalid family name `{name}`: use lower-case letters, digits and `_`"));
         }
         for file in ["family.rs", "cards.yaml"] {
             if !path.join(file).is_file() {
-                return Err(format!("src/{name} is a family, but has no {file}"));
+                return Err(format!("family `{name}` has no `{file}`"));
             }
         }
         names.push(name);
@@ -47,7 +46,7 @@ pub(crate) fn families(sources: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// The list of the families, as code.
+/// The generated code.
 pub(crate) fn generated(sources: &Path, names: &[String]) -> String {
     let (mut modules, mut calls, mut cards) = (String::new(), String::new(), String::new());
     for name in names {
@@ -65,7 +64,7 @@ pub fn register(
 {calls}    Ok(())
 }}
 
-/// The cards of every family of this crate: file names and texts.
+/// The cards of every family of this crate: file name and text.
 pub const CARDS: &[(&str, &str)] = &[
 {cards}];
 "

@@ -1,11 +1,21 @@
-//! Families of models, as data over one decoder.
+//! Model families, as configurations of one decoder.
 //!
-//! A family says how a published `config.json` is read, how the names in its
-//! checkpoints translate, and which sizes were published. Each is one folder
-//! here with everything that belongs to it: `family.rs`, the published sizes in
-//! `archs.yaml`, how many parameters they have in `parameters.yaml`, and the
-//! published models in `cards.yaml`. The build lists the folders; nothing else
-//! has to be told of a new one.
+//! A family maps a published `config.json` to a
+//! [`DecoderConfig`](weightloom_nn::DecoderConfig) and the tensor names of
+//! published checkpoints to ours. Each family is a folder of this crate with
+//! three files: `family.rs`, the presets of published models in `archs.yaml`, and
+//! their cards in `cards.yaml`. The build script registers all folders, so a new
+//! family edits no existing file.
+//!
+//! ```
+//! use weightloom_hub::Families;
+//!
+//! let mut families = Families::new();
+//! weightloom_models::register(&mut families)?;
+//! let llama = families.get("llama").expect("a built-in family");
+//! assert!(llama.archs().contains(&"llama3_8b".to_owned()));
+//! # Ok::<(), weightloom_hub::FamilyError>(())
+//! ```
 
 mod archs;
 mod rope;

@@ -1,5 +1,5 @@
-//! Angles as configurations of Hugging Face say them: in `rope_parameters`, or
-//! in `rope_theta` and `rope_scaling`.
+//! Rotary position embeddings in Hugging Face configurations: `rope_parameters`,
+//! or `rope_theta` and `rope_scaling`.
 
 use serde_json::{Map, Value};
 use weightloom_hub::{ConfigError, Fields, family_config};
@@ -8,20 +8,20 @@ use weightloom_nn::{RopeConfig, RopeScaling};
 const KINDS: &[&str] = &["default", "linear", "llama3", "yarn"];
 
 family_config! {
-    /// Angles of positions.
+    /// Keys of rotary position embeddings.
     pub struct RopeKeys {
-        /// The base of the wave lengths.
+        /// Base of the wavelengths.
         rope_theta: Option<f64> = None,
-        /// How angles are changed for longer texts.
+        /// Scaling for longer contexts.
         rope_scaling: Option<Map<String, Value>> = None,
-        /// Both of these, in newer configurations.
+        /// Both of the above, in newer configurations.
         rope_parameters: Option<Map<String, Value>> = None,
     }
 }
 
 impl RopeKeys {
-    /// What the keys mean, for a model of so many positions, with so many
-    /// numbers of each head turned.
+    /// The decoder's configuration for a model with `positions` positions and
+    /// `turned` rotated elements per head.
     pub(crate) fn rope(&self, positions: usize, turned: Option<usize>) -> Result<RopeConfig, ConfigError> {
         let (key, map) = match (&self.rope_parameters, &self.rope_scaling) {
             (Some(map), _) => ("rope_parameters", Some(map)),
@@ -49,13 +49,15 @@ fn scaling(fields: Fields<'_>, positions: usize) -> Result<RopeScaling, ConfigEr
         }),
         "yarn" => {
             let factor: f64 = fields.get("factor")?;
-            // How much larger attention gets, if it is not said.
-            let grown = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+            // YaRN's default attention factor.
+            let default_factor = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
             let scales = (fields.get::<Option<f64>>("mscale")?, fields.get::<Option<f64>>("mscale_all_dim")?);
             let attention_factor = match (fields.get::<Option<f64>>("attention_factor")?, scales) {
                 (Some(factor), _) => factor,
-                (None, (Some(scale), Some(all))) if scale != 0.0 && all != 0.0 => grown(scale) / grown(all),
-                (None, _) => grown(1.0),
+                (None, (Some(scale), Some(all))) if scale != 0.0 && all != 0.0 => {
+                    default_factor(scale) / default_factor(all)
+                }
+                (None, _) => default_factor(1.0),
             };
             Ok(RopeScaling::Yarn {
                 factor,

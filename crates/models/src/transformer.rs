@@ -1,4 +1,4 @@
-//! What the configurations of Llama and its relatives have in common.
+//! Configuration keys shared by Llama and its relatives.
 
 use weightloom_checkpoint::{KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, family_config};
@@ -10,40 +10,39 @@ use weightloom_nn::{
 use crate::rope::RopeKeys;
 
 family_config! {
-    /// What Llama and its relatives have in common.
+    /// Configuration keys shared by Llama and its relatives.
     pub struct TransformerConfig {
-        /// Tokens that there are.
+        /// Size of the vocabulary.
         vocab_size: usize,
-        /// Numbers that stand for a token between layers.
+        /// Hidden size.
         hidden_size: usize,
-        /// Numbers inside an MLP.
+        /// Inner size of the feed-forward block.
         intermediate_size: usize,
-        /// Layers.
+        /// Number of layers.
         num_hidden_layers: usize,
-        /// Heads of queries.
+        /// Number of query heads.
         num_attention_heads: usize,
-        /// Heads of keys and values; as many as of queries if not given.
+        /// Number of key-value heads; by default that of query heads.
         num_key_value_heads: Option<usize> = None,
-        /// Numbers in a head; all heads together have the hidden size if not
-        /// given.
+        /// Size of a head; by default `hidden_size / num_attention_heads`.
         head_dim: Option<usize> = None,
-        /// The bend in the MLP.
+        /// Activation function.
         hidden_act: String = "silu".to_owned(),
-        /// Positions that it was made for.
+        /// Maximum sequence length.
         max_position_embeddings: usize = 2048,
-        /// What norms add to the variance.
+        /// Epsilon of the norms.
         rms_norm_eps: f64 = 1e-6,
-        /// Whether the last projection is the embedding.
+        /// Whether the head shares the token embedding.
         tie_word_embeddings: bool = false,
-        /// The deviation of new random weights.
+        /// Standard deviation of initial weights.
         initializer_range: f64 = 0.02,
         ..
-        /// Angles of positions.
+        /// Rotary position embeddings.
         rope: RopeKeys,
     }
 }
 
-/// The name of a bend.
+/// Parses the name of an activation function.
 pub(crate) fn activation(key: &str, name: &str) -> Result<Activation, ConfigError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -59,7 +58,7 @@ pub(crate) fn activation(key: &str, name: &str) -> Result<Activation, ConfigErro
 }
 
 impl TransformerConfig {
-    /// The decoder without what is special to a family.
+    /// The decoder before family-specific changes.
     pub(crate) fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
         let heads = self.num_attention_heads;
         let width = self.head_dim.unwrap_or_else(|| self.hidden_size.checked_div(heads).unwrap_or(0));
@@ -96,23 +95,23 @@ impl TransformerConfig {
     }
 }
 
-/// Old checkpoints hold the frequencies of angles, which follow from the
+/// Drops the rotary frequencies of old checkpoints, which follow from the
 /// configuration.
-pub(crate) fn no_frequencies() -> KeyMap {
+pub(crate) fn drop_rope_frequencies() -> KeyMap {
     let key = |key: &str| KeyRule::Drop { key: key.to_owned() };
     KeyMap { rules: vec![key("model.layers.{}.self_attn.rotary_emb.inv_freq"), key("rope_freqs.weight")] }
 }
 
 family_config! {
-    /// Layers that see only what is near, as Qwen's configurations say it.
+    /// Sliding-window attention of Qwen models.
     pub struct WindowKeys {
-        /// Whether there are any.
+        /// Whether it is used.
         use_sliding_window: bool = false,
-        /// How far they see.
+        /// Window size.
         sliding_window: Option<usize> = Some(4096),
-        /// The first layer that is one of them.
+        /// First layer that uses it.
         max_window_layers: usize = 28,
-        /// Which layers are, if that is said for each.
+        /// The kind of each layer, which takes precedence.
         layer_types: Option<Vec<String>> = None,
     }
 }

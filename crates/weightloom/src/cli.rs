@@ -1,4 +1,4 @@
-//! The command line: parsing, dispatch, and how things are said.
+//! Command line: parsing and dispatch.
 
 mod convert;
 mod diff;
@@ -15,41 +15,48 @@ mod inspect;
 mod layout;
 mod model_plan;
 mod models;
-mod moment;
 mod output;
 mod plan;
 mod progress;
 mod quickstart;
+mod reference;
 mod score;
 mod serve;
 mod sway;
+mod timestamp;
 mod tokenize;
 mod train;
 mod verify;
 
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
-use serde::Serialize;
 use weightloom::gang::GangOptions;
-use weightloom::launch::ExitStatus;
+use weightloom::launch::{ExitStatus, LaunchError, MpiJob};
 
 use failure::Failure;
-use output::Output;
+use output::{Format, Output, Verbosity};
+
+pub use reference::command;
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 a check failed, 2 user error, 3 operational failure";
 
-/// Find, load, train, run, keep and judge language models, on one process or thousands.
+/// Find, load, train, run, checkpoint and judge language models, on one process or thousands.
 ///
-/// Begin with `weightloom quickstart`.
+/// Start with `weightloom quickstart`.
 #[derive(Parser)]
 #[command(name = "weightloom", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Cli {
-    /// Print JSON to stdout instead of text, and errors as JSON to stderr.
+    /// Print results as JSON to stdout, and errors as JSON to stderr.
     #[arg(long, global = true)]
     json: bool,
+
+    /// Print no progress and status, only results and errors.
+    #[arg(short, long, global = true)]
+    quiet: bool,
 
     #[command(subcommand)]
     command: Command,
@@ -57,42 +64,42 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// See it work: train a small model, load it on other ranks, tune it, ask it, judge it.
+    /// Train, reload, fine-tune, run and judge a small model.
     ///
-    /// It takes about a minute, brings everything with it, and starts its own ranks as threads.
+    /// Takes about a minute and needs no network. Ranks are threads.
     #[command(after_help = "Examples:
   weightloom quickstart
   weightloom quickstart --dir /tmp/tour --json | jq .samples")]
     Quickstart(quickstart::QuickstartArgs),
 
-    /// Show versions, CPU, GPU, MPI and folders: what is missing and how to get it.
+    /// Check versions, CPU, GPU, MPI and folders.
     #[command(after_help = "Examples:
   weightloom doctor
   weightloom doctor --json | jq '.checks[] | select(.status != \"ok\")'")]
     Doctor,
 
-    /// Look at layouts: who holds what, and the cheapest way from one to another.
+    /// Inspect layouts, and plan redistributions between them.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
 
-    /// Check that ranks act together as they must.
+    /// Check collective communication.
     #[command(subcommand)]
     Gang(gang::GangCommand),
 
-    /// Check that distributed tensors compute what whole ones would.
+    /// Check distributed tensors against a single rank.
     #[command(subcommand, name = "dtensor")]
     DTensor(dtensor::DTensorCommand),
 
-    /// Show what a checkpoint of any format holds: tensors, dtypes, shapes, bytes, quantisation.
+    /// Show the tensors of a checkpoint in any format.
     #[command(after_help = "Examples:
   weightloom inspect models/llama-3.2-1b
   weightloom inspect model-Q4_K_M.gguf --stats
   weightloom inspect s3://bucket/run/step_100 --json | jq '.tensors | length'")]
     Inspect(inspect::InspectArgs),
 
-    /// Read all of a checkpoint and compare it with its checksums.
+    /// Verify the checksums of a checkpoint.
     ///
-    /// Exits with 1 and says where if anything is damaged.
+    /// Exits with 1 and names the tensor if the checkpoint is damaged.
     #[command(after_help = "Examples:
   weightloom verify runs/step_100
   weightloom verify downloads/model.safetensors")]
@@ -104,7 +111,7 @@ enum Command {
   weightloom fingerprint model.safetensors --json | jq -r .fingerprint")]
     Fingerprint(verify::SourceArgs),
 
-    /// Compare two checkpoints of any format: names, shapes, dtypes, values.
+    /// Compare two checkpoints: names, shapes, dtypes and values.
     ///
     /// Exits with 1 if they differ.
     #[command(after_help = "Examples:
@@ -112,7 +119,7 @@ enum Command {
   weightloom diff model.safetensors dcp-folder --json")]
     Diff(diff::DiffArgs),
 
-    /// Convert a checkpoint of any format into one of four forms.
+    /// Convert a checkpoint to another format.
     #[command(after_help = "Examples:
   weightloom convert checkpoints/dcp model --to hf
   weightloom convert model-Q8_0.gguf model-bf16 --to hf --dtype bf16
@@ -120,7 +127,7 @@ enum Command {
   weightloom convert mlx-adapter peft-adapter --to peft")]
     Convert(convert::ConvertArgs),
 
-    /// Show what each rank would hold of a model, or read of a checkpoint.
+    /// Show the memory of each rank for a model, or its reads from a checkpoint.
     #[command(after_help = "Examples:
   weightloom plan llama3_1_70b --tp 8
   weightloom plan qwen3_30b_a3b --tp 4 --pp 2 --context 32768
@@ -129,37 +136,38 @@ enum Command {
   weightloom plan model --mesh x=4 --shard '*.weight=S(0)'")]
     Plan(plan::PlanArgs),
 
-    /// List models, show what they are, and check their cards.
+    /// List and show models, and check their cards.
     #[command(subcommand)]
     Models(models::ModelsCommand),
 
-    /// Bring a model's files here: resumed where it was left, and checked.
+    /// Download a model, resuming partial files and verifying hashes.
     #[command(after_help = "Examples:
   weightloom fetch smollm2_135m_instruct
   weightloom fetch hf://HuggingFaceTB/SmolLM2-135M@main
   HF_TOKEN=… weightloom fetch llama3_2_1b")]
     Fetch(fetch::FetchArgs),
 
-    /// Let a model write on.
+    /// Generate text from a prompt.
     #[command(after_help = "Examples:
   weightloom generate smollm2_135m_instruct 'The capital of France is'
   weightloom generate ./my-model 'What is a tensor?' --chat --max-new-tokens 200
   weightloom generate model.gguf - --sample --seed 7 < prompt.txt
-  weightloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json")]
+  weightloom generate ./base 'Hello' --adapter ./my-adapter --adapter-scale 0.5 --json
+  mpirun -n 4 weightloom generate ./my-model 'Hello'    tensor-parallel (build with --features mpi)")]
     Generate(generate::GenerateArgs),
 
-    /// Serve a model to programs that speak OpenAI's API.
+    /// Serve a model over an OpenAI-compatible API.
     ///
-    /// Answers /v1/models, /v1/completions and /v1/chat/completions, one request after the other.
+    /// Serves /v1/models, /v1/completions and /v1/chat/completions, one request at a time.
     #[command(after_help = "Examples:
   weightloom serve smollm2_135m_instruct
   weightloom serve ./base --adapter ./my-adapter --port 8080 --served-name tuned
   WEIGHTLOOM_API_KEY=… weightloom serve ./my-model --host 0.0.0.0")]
     Serve(serve::ServeArgs),
 
-    /// Train a model as a file says: from nothing, from weights, or an adapter of them.
+    /// Train a model from a YAML config.
     ///
-    /// A run that was ended goes on where it was, on as many ranks as there are now.
+    /// Resumes from the last checkpoint, on any number of ranks.
     #[command(after_help = "Examples:
   weightloom train run.yaml
   weightloom train run.yaml --ranks 4 train.accelerator.tp=2 train.optimizer.lr=1e-4
@@ -167,32 +175,32 @@ enum Command {
   weightloom train run.yaml --dry-run --ranks 1024
   weightloom train run.yaml --dump-config
   weightloom train --reference | less")]
-    #[command(mut_arg("ranks", |ranks| ranks.help("Thread ranks to start [default: 1]. Under mpirun, ranks are its processes")))]
+    #[command(mut_arg("ranks", |ranks| ranks.help("Number of thread ranks [default: 1]; under mpirun, its processes are the ranks")))]
     Train(train::TrainArgs),
 
-    /// Judge what a fine-tuning changed.
+    /// Judge a fine-tuned model against its base.
     #[command(subcommand)]
     Sway(sway::SwayCommand),
 
-    /// Show how likely a model finds a text, token by token.
+    /// Show the log-probability of each token of a text.
     #[command(after_help = "Examples:
   weightloom score smollm2_135m 'The cat sat on the mat'
   weightloom score ./base - --adapter ./my-adapter --json < text.txt | jq .perplexity")]
     Score(score::ScoreArgs),
 
-    /// Show a text as a model sees it.
+    /// Tokenize a text.
     #[command(after_help = "Examples:
   weightloom tokenize smollm2_135m 'Hello, world'
   weightloom tokenize ./my-model - --json < text.txt | jq '.tokens | length'")]
     Tokenize(tokenize::TokenizeArgs),
 
-    /// Write a model as a Hugging Face folder, from whatever form it has.
+    /// Export a model to a Hugging Face folder.
     #[command(after_help = "Examples:
   weightloom export model-Q8_0.gguf my-model --dtype bf16
   weightloom export ./base merged-model --adapter ./my-adapter")]
     Export(export::ExportArgs),
 
-    /// Print completions for a shell.
+    /// Print a shell completion script.
     #[command(after_help = "Examples:
   weightloom completions bash > ~/.local/share/bash-completion/completions/weightloom
   weightloom completions zsh > ~/.zfunc/_weightloom
@@ -201,16 +209,39 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
+
+    /// Write man pages.
+    #[command(hide = true)]
+    Man(reference::ManArgs),
 }
 
-/// How a command's ranks are started.
+/// How a command uses the processes of an MPI job.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MpiUse {
+    /// Each process is a rank.
+    Ranks,
+    /// It runs in one process.
+    OneProcess,
+}
+
+impl Command {
+    fn mpi_use(&self) -> MpiUse {
+        match self {
+            Self::Gang(_) | Self::DTensor(_) | Self::Generate(_) => MpiUse::Ranks,
+            Self::Train(args) if args.uses_ranks() => MpiUse::Ranks,
+            _ => MpiUse::OneProcess,
+        }
+    }
+}
+
+/// The ranks of a command.
 #[derive(Args)]
 struct RankArgs {
-    /// Thread ranks to start [default: 4]. Under mpirun, ranks are its processes.
+    /// Number of thread ranks [default: 4]; under mpirun, its processes are the ranks.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_hint = ValueHint::Other)]
     ranks: Option<usize>,
 
-    /// Seconds that ranks wait for one another before they give up.
+    /// Seconds after which a rank stops waiting for the others.
     #[arg(long, value_name = "SECONDS", default_value_t = 900, allow_negative_numbers = true, value_hint = ValueHint::Other)]
     timeout: u64,
 }
@@ -221,14 +252,31 @@ impl RankArgs {
     }
 }
 
-pub(crate) fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+/// Runs the command line with the given arguments, of which the first is the
+/// name of the program.
+///
+/// ```
+/// use std::process::ExitCode;
+///
+/// let code = weightloom::cli::run(["weightloom", "layout", "show", "mesh(tp=2) [S(0)]", "--shape", "4"]);
+/// assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
+/// ```
+pub fn run<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, &arguments),
     };
-    let output = if cli.json { Output::Json } else { Output::Text };
+    let output = Output {
+        format: if cli.json { Format::Json } else { Format::Text },
+        verbosity: if cli.quiet { Verbosity::Quiet } else { Verbosity::Normal },
+    };
+    if let Err(code) = check_mpi_job(&cli.command, &arguments, output) {
+        return code;
+    }
+    let program = arguments.first().map_or(OsStr::new(""), OsString::as_os_str);
     let outcome = match cli.command {
-        Command::Quickstart(args) => quickstart::run(&args, output),
+        Command::Quickstart(args) => quickstart::run(&args, output, program),
         Command::Doctor => doctor::run(output),
         Command::Layout(command) => layout::run(&command, output),
         Command::Gang(command) => gang::run(&command, output),
@@ -248,7 +296,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(&args, output),
         Command::Train(args) => train::run(&args, output),
         Command::Export(args) => export::run(&args, output),
-        Command::Completions { shell } => completions(shell, output),
+        Command::Completions { shell } => reference::completions(shell, output),
+        Command::Man(args) => reference::man_pages(&args, output),
     };
     match outcome {
         Ok(code) => code,
@@ -259,29 +308,34 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Help and version are answers; anything else that clap reports is a user
-/// error.
-fn usage(error: &clap::Error) -> ExitCode {
-    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+/// Refuses to run a whole command once per process of an MPI job. Only rank 0
+/// prints the error.
+fn check_mpi_job(command: &Command, arguments: &[OsString], output: Output) -> Result<(), ExitCode> {
+    let Some(job) = MpiJob::detect().filter(|job| job.size > 1) else { return Ok(()) };
+    let error = match command.mpi_use() {
+        MpiUse::Ranks if cfg!(feature = "mpi") => return Ok(()),
+        MpiUse::Ranks => LaunchError::BuiltWithoutMpi { rank: job.rank, size: job.size },
+        MpiUse::OneProcess => {
+            let name = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+            let name = name.into_iter().find(|argument| !argument.starts_with('-')).unwrap_or_default();
+            LaunchError::OneProcess { command: name.to_owned(), size: job.size }
+        }
+    };
+    let failure = Failure::from(error);
+    if job.rank == 0 {
+        output.failure(&failure);
+    }
+    Err(ExitCode::from(failure.code()))
+}
+
+/// Prints help and version to stdout, and usage errors to stderr.
+fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    if error.use_stderr() && arguments.iter().any(|argument| argument == "--json") {
         let failure = Failure::usage(error);
-        Output::Json.failure(&failure);
+        Output::TEXT.with_format(Format::Json).failure(&failure);
         return ExitCode::from(failure.code());
     }
-    // Nothing can be done about a closed stdout.
+    // There is no way to report a closed stdout.
     let _ = error.print();
     ExitCode::from(if error.use_stderr() { 2 } else { 0 })
-}
-
-#[derive(Serialize)]
-struct Completions {
-    shell: String,
-    script: String,
-}
-
-fn completions(shell: Shell, output: Output) -> Result<ExitCode, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "weightloom", &mut script);
-    let script = String::from_utf8_lossy(&script).into_owned();
-    let name = shell.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-    output.show(&Completions { shell: name, script }, |completions| completions.script.trim_end().to_owned())
 }

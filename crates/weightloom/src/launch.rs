@@ -1,27 +1,39 @@
-//! Starting ranks: as threads, or as processes of an MPI job.
+//! Launching ranks, as threads or as processes of an MPI job.
 
 use std::sync::Arc;
 
 use weightloom_errors::Hint;
 use weightloom_gang::{Gang, GangError, GangOptions, threads};
 
-/// Environment variables by which MPI launchers tell processes their number
-/// and count: Open MPI, then MPICH and its relatives.
+/// Environment variables in which MPI launchers pass rank and size: Open MPI,
+/// then MPICH and its relatives.
 const LAUNCHERS: [(&str, &str); 2] =
     [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")];
 
-/// The rank that an MPI launcher gave this process, and the size of its job.
-pub fn mpi_job() -> Option<(String, String)> {
-    LAUNCHERS.iter().find_map(|(rank, size)| Some((std::env::var(rank).ok()?, std::env::var(size).ok()?)))
+/// The MPI job that this process was launched in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MpiJob {
+    /// The rank of this process.
+    pub rank: usize,
+    /// The number of processes.
+    pub size: usize,
 }
 
-/// How ranks come into being.
+impl MpiJob {
+    /// Reads the environment variables of MPI launchers.
+    pub fn detect() -> Option<Self> {
+        let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+        LAUNCHERS.iter().find_map(|(rank, size)| Some(Self { rank: number(rank)?, size: number(size)? }))
+    }
+}
+
+/// How ranks are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Launch {
-    /// So many threads of this process.
+    /// As threads of this process.
     Threads {
-        /// How many.
+        /// The number of ranks.
         ranks: usize,
     },
     /// This process is one rank of an MPI job.
@@ -29,29 +41,24 @@ pub enum Launch {
     Mpi,
 }
 
-/// Why ranks could not be started, or what became of them.
+/// Why ranks cannot be launched, or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum LaunchError {
-    /// Started by an MPI launcher, but built without MPI. Going on would run
-    /// the whole program once per process.
-    #[error("this process is rank {rank} of an MPI job of {size}, but weightloom was built without MPI")]
-    BuiltWithoutMpi { rank: String, size: String },
-    /// A number of ranks that contradicts the MPI job.
-    #[error("{asked} ranks were asked for, but the MPI job has {size}")]
-    OtherSize { asked: usize, size: usize },
-    /// No ranks at all.
-    #[error("a run needs at least 1 rank")]
+    #[error("cannot join an MPI job of {size} as rank {rank}: weightloom was built without MPI")]
+    BuiltWithoutMpi { rank: usize, size: usize },
+    #[error("`{command}` runs in one process, but this is an MPI job of {size}")]
+    OneProcess { command: String, size: usize },
+    #[error("cannot run on {requested} ranks: the MPI job has {size}")]
+    OtherSize { requested: usize, size: usize },
+    #[error("cannot run on 0 ranks")]
     NoRanks,
-    /// Thread ranks panicked, or could not be started.
     #[error(transparent)]
     Threads(#[from] threads::RunError),
-    /// MPI could not be started.
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] weightloom_gang_mpi::MpiError),
-    /// The ranks did not come to an end together.
     #[error(transparent)]
     Gang(#[from] GangError),
 }
@@ -60,14 +67,13 @@ impl Hint for LaunchError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::BuiltWithoutMpi { .. } => {
-                Some("build with `cargo build --release --features mpi`, or start without mpirun".to_owned())
+                Some("build with `cargo build --release --features mpi`, or run without mpirun".to_owned())
             }
-            Self::OtherSize { size, .. } => {
-                Some(format!("leave the number out, or start mpirun with it instead of {size}"))
-            }
-            Self::NoRanks => Some("leave the number out for the default".to_owned()),
+            Self::OneProcess { .. } => Some("run it without mpirun".to_owned()),
+            Self::OtherSize { size, .. } => Some(format!("remove `--ranks`, or set it to {size}")),
+            Self::NoRanks => Some("remove `--ranks` for the default".to_owned()),
             Self::Threads(threads::RunError::Panics { .. }) => {
-                Some("this is a fault in weightloom; please report it".to_owned())
+                Some("this is a bug in weightloom; please report it".to_owned())
             }
             Self::Threads(error) => error.hint(),
             #[cfg(feature = "mpi")]
@@ -78,37 +84,40 @@ impl Hint for LaunchError {
 }
 
 impl Launch {
-    /// Finds out how this process was started. Outside an MPI job, ranks are
-    /// threads: as many as asked for, or else `default`.
-    pub fn detect(asked: Option<usize>, default: usize) -> Result<Self, LaunchError> {
-        if asked == Some(0) {
+    /// Detects an MPI job. Outside of one, ranks are threads: `requested` or
+    /// else `default` of them.
+    pub fn detect(requested: Option<usize>, default: usize) -> Result<Self, LaunchError> {
+        if requested == Some(0) {
             return Err(LaunchError::NoRanks);
         }
-        match mpi_job() {
-            None => Ok(Self::Threads { ranks: asked.unwrap_or(default) }),
-            Some((rank, size)) => Self::in_mpi_job(asked, rank, size),
+        match MpiJob::detect() {
+            None => Ok(Self::Threads { ranks: requested.unwrap_or(default) }),
+            Some(job) => Self::in_mpi_job(requested, job),
         }
     }
 
     #[cfg(feature = "mpi")]
-    fn in_mpi_job(asked: Option<usize>, _rank: String, size: String) -> Result<Self, LaunchError> {
-        match (asked, size.parse()) {
-            (Some(asked), Ok(size)) if asked != size => Err(LaunchError::OtherSize { asked, size }),
+    fn in_mpi_job(requested: Option<usize>, MpiJob { size, .. }: MpiJob) -> Result<Self, LaunchError> {
+        match requested {
+            Some(requested) if requested != size => Err(LaunchError::OtherSize { requested, size }),
             _ => Ok(Self::Mpi),
         }
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn in_mpi_job(_asked: Option<usize>, rank: String, size: String) -> Result<Self, LaunchError> {
-        Err(LaunchError::BuiltWithoutMpi { rank, size })
+    fn in_mpi_job(requested: Option<usize>, job: MpiJob) -> Result<Self, LaunchError> {
+        match job {
+            // A job of one process is as good as none.
+            MpiJob { size: 1, .. } => Ok(Self::Threads { ranks: requested.unwrap_or(1) }),
+            MpiJob { rank, size } => Err(LaunchError::BuiltWithoutMpi { rank, size }),
+        }
     }
 
-    /// Runs `work` on every rank and returns rank 0's result, on the process
-    /// that holds rank 0.
+    /// Runs `work` on every rank and returns the result of rank 0 on its process.
     ///
-    /// If the work of a rank fails, so does the run: with thread ranks this
-    /// returns the error of the first rank that has one; in an MPI job every
-    /// failing rank calls `report`, and the job is ended with `E`'s code.
+    /// If a rank fails, so does the run: with threads, this returns the error of
+    /// the first failing rank; in an MPI job, every failing rank calls `report`
+    /// and the job exits with the error's code.
     pub fn run<T, E, W>(self, options: GangOptions, work: W, report: impl Fn(&E)) -> Result<Option<T>, E>
     where
         T: Send,
@@ -123,7 +132,7 @@ impl Launch {
                 for result in results {
                     match result {
                         Ok(result) => first = first.or(Some(result)),
-                        // What failed first makes others fail, who know less.
+                        // A root cause takes precedence over its consequences.
                         Err(error) if failure.as_ref().is_none_or(E::is_consequence) => {
                             let better = failure.is_none() || !error.is_consequence();
                             failure = if better { Some(error) } else { failure };
@@ -139,12 +148,12 @@ impl Launch {
     }
 }
 
-/// An error that knows with which code the process ends.
+/// An error with an exit code.
 pub trait ExitStatus {
     /// The exit code.
     fn code(&self) -> u8;
 
-    /// Whether it only tells that other ranks failed.
+    /// Whether another rank failed first.
     fn is_consequence(&self) -> bool {
         false
     }
@@ -158,8 +167,8 @@ where
 {
     use weightloom_gang_mpi::{MpiOptions, MpiWorld};
 
-    /// Time for the other ranks to say what they saw before the job ends.
-    const LAST_WORDS: std::time::Duration = std::time::Duration::from_millis(300);
+    /// Time for the other ranks to report their errors before the job is aborted.
+    const REPORT_TIME: std::time::Duration = std::time::Duration::from_millis(300);
 
     let world =
         MpiWorld::join(MpiOptions { gang: options, ..MpiOptions::default() }).map_err(LaunchError::from)?;
@@ -173,7 +182,7 @@ where
         Ok(result) => Ok((rank == 0).then_some(result)),
         Err(error) => {
             report(&error);
-            std::thread::sleep(LAST_WORDS);
+            std::thread::sleep(REPORT_TIME);
             world.abort(error.code().into())
         }
     }

@@ -1,19 +1,38 @@
-//! Weightloom as a library: the crates of the workspace under one roof, and the
-//! way to start ranks.
+//! Find, load, train, run, checkpoint and judge language models.
 //!
-//! - [`layout`]: where a piece of a tensor lives.
-//! - [`gang`]: ranks acting together.
-//! - [`tensor`]: local tensors and their gradients.
-//! - [`dtensor`]: tensors of which every rank holds a part.
-//! - [`checkpoint`]: checkpoints of any format, on any mesh.
+//! [`load`], [`generate`], [`train`](fn@train) and [`judge`] do the common tasks
+//! in one call:
+//!
+//! ```no_run
+//! # fn main() -> Result<(), weightloom::hub::HubError> {
+//! let model = weightloom::load("smollm2_135m_instruct", None)?;
+//! println!("{}", weightloom::generate(&model, "The capital of France is", 16)?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crates of the workspace, lowest first:
+//!
+//! - [`layout`]: how tensors are placed on a mesh of ranks.
+//! - [`gang`]: collective communication.
+//! - [`tensor`]: local tensors and automatic differentiation.
+//! - [`dtensor`]: distributed tensors.
+//! - [`checkpoint`]: checkpoints in any format, on any mesh.
 //! - [`nn`]: one configurable decoder, its cache, adapters and generation.
 //! - [`hub`]: models by name.
-//! - [`models`]: the families of models.
-//! - [`train`]: training runs.
-//! - [`sway`]: judging what a fine-tuning changed.
+//! - [`models`]: model families.
+//! - [`train`](mod@train): training.
+//! - [`sway`]: judging fine-tuned models.
 //! - [`serve`]: an OpenAI-compatible server.
-//! - [`standard`]: the hub as this program starts it.
-//! - [`launch`]: the same program on thread ranks or on MPI ranks.
+//!
+//! This crate adds:
+//!
+//! - [`standard`]: the hub with all built-in families and the environment's settings.
+//! - [`launch`]: ranks as threads or as processes of an MPI job.
+//! - [`cli`]: the command line.
+
+// The command line uses the library by its public name.
+extern crate self as weightloom;
 
 pub use weightloom_checkpoint as checkpoint;
 pub use weightloom_dtensor as dtensor;
@@ -30,10 +49,14 @@ pub use weightloom_sway as sway;
 pub use weightloom_tensor as tensor;
 pub use weightloom_train as train;
 
+pub mod cli;
+mod facade;
 pub mod launch;
 pub mod standard;
 
-/// Compiles and runs the examples of the documentation.
-#[doc = include_str!("../../../docs/library.md")]
+pub use facade::{JudgeSuiteError, generate, judge, load, train};
+
+/// Compiles and runs the examples of the README.
+#[doc = include_str!("../../../README.md")]
 #[cfg(doctest)]
-struct Library;
+struct Readme;

@@ -1,5 +1,4 @@
-//! The hub as a program starts it: every family of ours, all cards, and the
-//! folders and services that the environment names.
+//! The hub with all built-in families and cards and the environment's settings.
 
 use std::path::PathBuf;
 
@@ -7,19 +6,19 @@ use weightloom_hub::cards::StoreSettings;
 use weightloom_hub::fetch::FetchSettings;
 use weightloom_hub::{Families, FamilyError, Hub};
 
-/// The variable with folders of described models, as `PATH` has folders.
+/// The variable with folders of described models, separated as in `PATH`.
 pub const MODEL_PATH: &str = "WEIGHTLOOM_MODEL_PATH";
 
-/// Folders besides those that variables name.
+/// Folders besides those of environment variables.
 #[derive(Clone, Debug, Default)]
 pub struct Folders {
-    /// Folders with cards.
+    /// Folders of cards.
     pub assets: Vec<PathBuf>,
-    /// Folders with described models.
+    /// Folders of described models.
     pub models: Vec<PathBuf>,
 }
 
-/// The hub. Variables are looked up by `variable`, usually in the environment.
+/// Builds the hub. `variable` looks up settings, usually in the environment.
 pub fn hub(variable: &dyn Fn(&str) -> Option<String>, folders: &Folders) -> Result<Hub, FamilyError> {
     let mut families = Families::new();
     weightloom_models::register(&mut families)?;

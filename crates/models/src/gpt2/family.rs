@@ -1,5 +1,5 @@
-//! GPT-2: layer norms, learned positions, one matrix for queries, keys and
-//! values, and weights that are stored the other way round.
+//! GPT-2: layer norms, learned positions, fused query-key-value projections, and
+//! transposed weights.
 
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
@@ -12,40 +12,40 @@ use crate::archs::archs;
 use crate::transformer::activation;
 
 family_config! {
-    /// The configuration of a GPT-2.
+    /// Configuration of GPT-2 models.
     pub struct Gpt2Config {
-        /// Tokens that there are.
+        /// Size of the vocabulary.
         vocab_size: usize = 50257,
-        /// Positions that it was made for.
+        /// Maximum sequence length.
         n_positions: usize = 1024,
-        /// Numbers that stand for a token between layers.
+        /// Hidden size.
         n_embd: usize = 768,
-        /// Layers.
+        /// Number of layers.
         n_layer: usize = 12,
-        /// Heads.
+        /// Number of heads.
         n_head: usize = 12,
-        /// Numbers inside an MLP; four times the hidden size if not given.
+        /// Inner size of the feed-forward block; by default `4 · n_embd`.
         n_inner: Option<usize> = None,
-        /// The bend in the MLP.
+        /// Activation function.
         activation_function: String = "gelu_new".to_owned(),
-        /// What norms add to the variance.
+        /// Epsilon of the norms.
         layer_norm_epsilon: f64 = 1e-5,
-        /// Whether the last projection is the embedding.
+        /// Whether the head shares the token embedding.
         tie_word_embeddings: bool = true,
-        /// Whether scores are divided by the root of the width.
+        /// Whether scores are divided by the square root of the head size.
         scale_attn_weights: bool = true,
-        /// Whether scores are divided by the number of the layer.
+        /// Whether scores are divided by the layer number.
         scale_attn_by_inverse_layer_idx: bool = false,
-        /// The deviation of new random weights.
+        /// Standard deviation of initial weights.
         initializer_range: f64 = 0.02,
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpt2;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Gpt2 = Gpt2;
 
 impl Family for Gpt2 {

@@ -1,30 +1,30 @@
-//! Llama 2 and 3, and what is built like them: SmolLM2, TinyLlama.
+//! Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama.
 
 use weightloom_checkpoint::{Index, KeyMap};
 use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::DecoderConfig;
 
 use crate::archs::archs;
-use crate::transformer::{TransformerConfig, no_frequencies};
+use crate::transformer::{TransformerConfig, drop_rope_frequencies};
 
 family_config! {
-    /// The configuration of a Llama.
+    /// Configuration of Llama models.
     pub struct LlamaConfig {
         /// Whether attention has biases.
         attention_bias: bool = false,
-        /// Whether MLPs have biases.
+        /// Whether feed-forward projections have biases.
         mlp_bias: bool = false,
         ..
-        /// What it has in common with its relatives.
+        /// Shared keys.
         transformer: TransformerConfig,
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Llama;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Llama = Llama;
 
 impl Family for Llama {
@@ -51,6 +51,6 @@ impl Family for Llama {
     }
 
     fn keys(&self, _config: &LlamaConfig, _index: &Index) -> KeyMap {
-        no_frequencies()
+        drop_rope_frequencies()
     }
 }

@@ -5,24 +5,24 @@ use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::{DecoderConfig, LayerChoice, WindowConfig};
 
 use crate::archs::archs;
-use crate::transformer::{TransformerConfig, no_frequencies};
+use crate::transformer::{TransformerConfig, drop_rope_frequencies};
 
 family_config! {
-    /// The configuration of a Mistral.
+    /// Configuration of Mistral models.
     pub struct MistralConfig {
-        /// How far each position sees, if not everything.
+        /// Attention window; by default none.
         sliding_window: Option<usize> = Some(4096),
         ..
-        /// What it has in common with its relatives.
+        /// Shared keys.
         transformer: TransformerConfig,
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Mistral;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Mistral = Mistral;
 
 impl Family for Mistral {
@@ -48,6 +48,6 @@ impl Family for Mistral {
     }
 
     fn keys(&self, _config: &MistralConfig, _index: &Index) -> KeyMap {
-        no_frequencies()
+        drop_rope_frequencies()
     }
 }

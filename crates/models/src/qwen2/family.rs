@@ -5,25 +5,25 @@ use weightloom_hub::{ConfigError, Family, family_config};
 use weightloom_nn::DecoderConfig;
 
 use crate::archs::archs;
-use crate::transformer::{TransformerConfig, WindowKeys, no_frequencies};
+use crate::transformer::{TransformerConfig, WindowKeys, drop_rope_frequencies};
 
 family_config! {
-    /// The configuration of a Qwen 2.
+    /// Configuration of Qwen 2 models.
     pub struct Qwen2Config {
         ..
-        /// What it has in common with its relatives.
+        /// Shared keys.
         transformer: TransformerConfig,
         ..
-        /// Layers that see only what is near.
+        /// Sliding-window attention.
         window: WindowKeys,
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen2;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Qwen2 = Qwen2;
 
 impl Family for Qwen2 {
@@ -49,6 +49,6 @@ impl Family for Qwen2 {
     }
 
     fn keys(&self, _config: &Qwen2Config, _index: &Index) -> KeyMap {
-        no_frequencies()
+        drop_rope_frequencies()
     }
 }

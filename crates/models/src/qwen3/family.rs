@@ -7,15 +7,15 @@ use crate::archs::archs;
 use crate::transformer::{TransformerConfig, WindowKeys};
 
 family_config! {
-    /// The configuration of a Qwen 3.
+    /// Configuration of Qwen 3 models.
     pub struct Qwen3Config {
         /// Whether attention has biases.
         attention_bias: bool = false,
         ..
-        /// What it has in common with its relatives.
+        /// Shared keys.
         transformer: TransformerConfig,
         ..
-        /// Layers that see only what is near.
+        /// Sliding-window attention.
         window: WindowKeys,
     }
 }
@@ -33,11 +33,11 @@ impl Qwen3Config {
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen3;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Qwen3 = Qwen3;
 
 impl Family for Qwen3 {

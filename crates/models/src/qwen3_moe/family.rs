@@ -1,4 +1,4 @@
-//! Qwen 3 with experts.
+//! Qwen 3 mixture-of-experts models.
 
 use weightloom_checkpoint::{Index, KeyMap, KeyRule};
 use weightloom_hub::{ConfigError, Family, family_config};
@@ -8,33 +8,33 @@ use crate::archs::archs;
 use crate::qwen3::Qwen3Config;
 
 family_config! {
-    /// The configuration of a Qwen 3 with experts.
+    /// Configuration of Qwen 3 mixture-of-experts models.
     pub struct Qwen3MoeConfig {
-        /// Experts of a layer.
+        /// Number of experts.
         num_experts: Option<usize> = None,
         /// The same, in newer configurations.
         num_local_experts: Option<usize> = None,
-        /// Experts that a token uses.
+        /// Number of experts per token.
         num_experts_per_tok: usize = 8,
-        /// Numbers inside an expert.
+        /// Inner size of an expert.
         moe_intermediate_size: usize = 768,
-        /// Whether the weights of the chosen ones add up to one.
+        /// Whether the weights of the chosen experts are normalized.
         norm_topk_prob: bool = false,
-        /// Every so many layers have experts.
+        /// Every n-th layer has experts.
         decoder_sparse_step: usize = 1,
-        /// Layers that have none.
+        /// Layers without experts.
         mlp_only_layers: Vec<usize> = Vec::new(),
         ..
-        /// What it has in common with those without experts.
+        /// Keys of dense Qwen 3 models.
         qwen3: Qwen3Config,
     }
 }
 
-/// The family.
+/// The model family.
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen3Moe;
 
-/// As it is registered.
+/// The instance to register.
 pub const FAMILY: Qwen3Moe = Qwen3Moe;
 
 impl Family for Qwen3Moe {
@@ -69,8 +69,7 @@ impl Family for Qwen3Moe {
         Ok(decoder)
     }
 
-    /// Published checkpoints have a tensor for each expert; ours has one for
-    /// all.
+    /// Stacks the experts, which published checkpoints store one by one.
     fn keys(&self, _config: &Qwen3MoeConfig, _index: &Index) -> KeyMap {
         let stacked = |name: &str| KeyRule::Stack {
             from: format!("model.layers.{{}}.mlp.experts.{{}}.{name}_proj.weight"),

@@ -278,10 +278,7 @@ fn the_model_config_is_the_arch_or_the_weights_with_overrides() {
     let error = refused(&odd, None);
     assert_eq!(
         (error.to_string().as_str(), error.hint().as_deref()),
-        (
-            "invalid model.config_overrides for `llama`",
-            Some("did you mean `num_hidden_layers`?")
-        )
+        ("invalid model.config_overrides for `llama`", Some("did you mean `num_hidden_layers`?"))
     );
     let source = std::error::Error::source(&error).unwrap();
     assert_eq!(source.to_string(), "unknown key `num_hiden_layers`");

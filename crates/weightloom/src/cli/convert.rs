@@ -1,4 +1,4 @@
-//! `weightloom convert`: from any format to one that can be written.
+//! `weightloom convert`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,49 +21,48 @@ use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct ConvertArgs {
-    /// What to convert: a file, a folder, or a URL.
+    /// Checkpoint: file, folder, or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     source: String,
 
-    /// The folder to make; it must not exist. For native and dcp, a URL such
-    /// as s3://bucket/name as well.
+    /// New folder to write, or URL such as s3://bucket/name.
     #[arg(value_hint = ValueHint::DirPath)]
     target: String,
 
-    /// The form to write.
+    /// Target format.
     #[arg(long, value_enum)]
-    to: Form,
+    to: TargetFormat,
 
-    /// The type that floating-point tensors shall have, such as bf16 [default: as they are].
+    /// Dtype of floating-point tensors, such as bf16 [default: unchanged].
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
 
-    /// The largest model file, such as 5GB or 500MiB.
+    /// Maximum size of a model file, such as 5GB or 500MiB.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_hint = ValueHint::Other)]
     shard_size: Size,
 
-    /// Take only tensors whose names match; may be given several times.
+    /// Convert only tensors whose names match; repeatable.
     #[arg(long, value_name = "GLOB", value_hint = ValueHint::Other)]
     include: Vec<String>,
 
-    /// Leave out tensors whose names match; may be given several times.
+    /// Skip tensors whose names match; repeatable.
     #[arg(long, value_name = "GLOB", value_hint = ValueHint::Other)]
     exclude: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Form {
-    /// A Hugging Face folder: safetensors, config and tokenizer.
+enum TargetFormat {
+    /// Hugging Face folder: safetensors, config and tokenizer
     Hf,
-    /// The same with a manifest: checksums, fingerprint, all that a resume needs.
+    /// Hugging Face folder with a manifest of checksums and training state
     Native,
-    /// A folder that torch.distributed.checkpoint loads.
+    /// torch.distributed.checkpoint folder
     Dcp,
-    /// An adapter folder that PEFT loads.
+    /// PEFT adapter folder
     Peft,
 }
 
-/// A dtype by name; a mistake is told with what it might have been.
+/// Parses a dtype, with a suggestion for a misspelled one.
 pub(super) fn dtype(text: &str) -> Result<DType, String> {
     text.parse().map_err(|error: UnknownDType| match error.hint() {
         Some(hint) => format!("{error}; {hint}"),
@@ -71,7 +70,7 @@ pub(super) fn dtype(text: &str) -> Result<DType, String> {
     })
 }
 
-/// A number of bytes.
+/// A size in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Size(u64);
 
@@ -89,28 +88,29 @@ impl FromStr for Size {
             "kib" => 1 << 10,
             "mib" => 1 << 20,
             "gib" => 1 << 30,
-            _ => return Err(format!("`{text}` is no size; write 500MB or 5GiB")),
+            _ => return Err(format!("invalid size `{text}`; use a form such as 500MB or 5GiB")),
         };
-        let number: u64 = number.parse().map_err(|_| format!("`{text}` is no size; write 500MB or 5GiB"))?;
+        let number: u64 =
+            number.parse().map_err(|_| format!("invalid size `{text}`; use a form such as 500MB or 5GiB"))?;
         match number.checked_mul(unit) {
-            Some(0) | None => Err(format!("`{text}` is no size for a file")),
+            Some(0) | None => Err(format!("invalid file size `{text}`")),
             Some(bytes) => Ok(Self(bytes)),
         }
     }
 }
 
-/// A pattern that cannot be read, or that matches nothing.
+/// An invalid pattern, or one that matches nothing.
 #[derive(Debug, thiserror::Error)]
 enum PatternError {
-    #[error("`{pattern}` is no pattern: {reason}")]
-    Form { pattern: String, reason: String },
-    #[error("no tensor is left: none matches, or all are left out")]
+    #[error("invalid pattern `{pattern}`: {reason}")]
+    Syntax { pattern: String, reason: String },
+    #[error("no tensor matches the patterns")]
     Nothing,
 }
 
 impl Hint for PatternError {
     fn hint(&self) -> Option<String> {
-        Some("names are matched as in `model.layers.*.weight`; `weightloom inspect` lists them".to_owned())
+        Some("use patterns such as `model.layers.*.weight`; `weightloom inspect` lists names".to_owned())
     }
 }
 
@@ -127,10 +127,10 @@ struct Converted {
 pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failure> {
     let source = Source::open_url(&args.source).map_err(|error| Failure::from(error).about(&args.source))?;
     let format = match args.to {
-        Form::Hf => SaveFormat::HuggingFace,
-        Form::Native => SaveFormat::Native,
-        Form::Dcp => SaveFormat::Dcp,
-        Form::Peft => SaveFormat::Peft,
+        TargetFormat::Hf => SaveFormat::HuggingFace,
+        TargetFormat::Native => SaveFormat::Native,
+        TargetFormat::Dcp => SaveFormat::Dcp,
+        TargetFormat::Peft => SaveFormat::Peft,
     };
     let options = ConvertOptions {
         save: SaveOptions { format, shard_size: args.shard_size.0, ..SaveOptions::default() },
@@ -155,7 +155,7 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
             converted.fingerprint
         );
         if !converted.assets.is_empty() {
-            text += &format!("\ntaken along: {}", converted.assets.join(", "));
+            text += &format!("\ncopied: {}", converted.assets.join(", "));
         }
         if !converted.left_out.is_empty() {
             let shown: Vec<&str> = converted.left_out.iter().take(8).map(String::as_str).collect();
@@ -163,14 +163,14 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<ExitCode, Failur
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            text += &format!("\nleft out: {}{more}", shown.join(", "));
+            text += &format!("\nskipped: {}{more}", shown.join(", "));
         }
         text
     })
 }
 
-fn target(place: &str) -> Result<Target, Failure> {
-    let address = Address::parse(place).map_err(|error| Failure::user(&error))?;
+fn target(location: &str) -> Result<Target, Failure> {
+    let address = Address::parse(location).map_err(|error| Failure::user(&error))?;
     match address {
         Address::Local { path } => Ok(Target::Folder(PathBuf::from(path))),
         Address::Remote(remote) => {
@@ -199,7 +199,7 @@ pub(super) fn glob(pattern: &str) -> Result<Glob, globset::Error> {
 }
 
 fn globs(patterns: &[String]) -> Result<GlobSet, PatternError> {
-    let failed = |pattern: &str, error: &globset::Error| PatternError::Form {
+    let failed = |pattern: &str, error: &globset::Error| PatternError::Syntax {
         pattern: pattern.to_owned(),
         reason: error.kind().to_string(),
     };

@@ -1,4 +1,4 @@
-//! `weightloom diff`: what differs between two checkpoints.
+//! `weightloom diff`.
 
 use std::process::ExitCode;
 
@@ -12,17 +12,17 @@ use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct DiffArgs {
-    /// A checkpoint: a file, a folder, or a URL.
+    /// Checkpoint: file, folder, or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     first: String,
 
-    /// Another, of any format.
+    /// Another checkpoint, in any format.
     #[arg(value_hint = ValueHint::AnyPath)]
     second: String,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Diff {
     identical: bool,
     #[serde(flatten)]
     comparison: Comparison,
@@ -32,15 +32,15 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
     let open = |path: &str| Source::open_url(path).map_err(|error| Failure::from(error).about(path));
     let (first, second) = (open(&args.first)?, open(&args.second)?);
     let comparison = compare(&first, &second, &Progress::new(output))?;
-    let answer = Answer { identical: comparison.is_identical(), comparison };
-    output.show(&answer, text)?;
-    Ok(if answer.identical { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    let diff = Diff { identical: comparison.is_identical(), comparison };
+    output.show(&diff, text)?;
+    Ok(if diff.identical { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-fn text(answer: &Answer) -> String {
-    let Comparison { only_first, only_second, both, other } = &answer.comparison;
+fn text(diff: &Diff) -> String {
+    let Comparison { only_first, only_second, both, other } = &diff.comparison;
     let same = both.values().filter(|difference| **difference == Difference::Identical).count();
-    if answer.identical {
+    if diff.identical {
         return format!("identical: {}", counted(same, "tensor"));
     }
     let mut table = table(&["tensor", "difference", "elements", "max abs", "max rel"], &[2, 3, 4]);

@@ -1,5 +1,4 @@
-//! `weightloom doctor`: what this machine offers, what is missing, and how to
-//! get it.
+//! `weightloom doctor`.
 
 mod folders;
 mod hardware;
@@ -12,25 +11,24 @@ use serde::Serialize;
 use super::failure::Failure;
 use super::output::{Output, table};
 
-/// How one thing stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Status {
-    /// It is there.
     Ok,
-    /// It is not there, and only some uses need it.
+    /// Not found, but only some features need it.
     Missing,
-    /// It is broken, and Weightloom will fail because of it.
+    /// Broken, and Weightloom needs it.
     Failed,
 }
 
-/// One thing looked at.
+/// A check.
 #[derive(Serialize)]
 struct Check {
     name: &'static str,
     status: Status,
     found: String,
-    /// What to do about it.
+    /// How to fix it.
     fix: Option<String>,
 }
 
@@ -85,6 +83,6 @@ fn text(report: &Report) -> String {
         .collect();
     match fixes.is_empty() {
         true => table.to_string(),
-        false => format!("{table}\nTo get what is missing:\n{}", fixes.join("\n")),
+        false => format!("{table}\nTo fix:\n{}", fixes.join("\n")),
     }
 }

@@ -1,4 +1,4 @@
-//! `weightloom dtensor`: checking distributed tensors.
+//! `weightloom dtensor`.
 
 use std::process::ExitCode;
 
@@ -12,16 +12,16 @@ use super::RankArgs;
 use super::failure::Failure;
 use super::output::{Output, table};
 
-/// How far f32 sums in another order may drift apart.
+/// Tolerance for f32 sums in another order.
 const TOLERANCE: f32 = 1e-5;
 
 #[derive(Subcommand)]
 pub(super) enum DTensorCommand {
-    /// Train a small transformer in every way of distributing it, and compare with one rank.
+    /// Train a small transformer with every kind of parallelism and compare with one rank.
     ///
-    /// Data parallel, tensor parallel with and without sequence parallel, fully
-    /// sharded, and mixes of them. Every loss of every step must be the one
-    /// that a single rank gets, to one part in 100,000.
+    /// Covers data parallelism, tensor parallelism with and without sequence
+    /// parallelism, full sharding, and combinations. Every loss must match that of
+    /// a single rank within 1e-5.
     #[command(after_help = "Examples:
   weightloom dtensor check                  on four thread ranks
   weightloom dtensor check --ranks 2 --steps 10
@@ -34,7 +34,7 @@ pub(super) struct CheckArgs {
     #[command(flatten)]
     ranks: RankArgs,
 
-    /// Training steps.
+    /// Number of training steps.
     #[arg(long, value_name = "N", default_value_t = 50, value_hint = ValueHint::Other)]
     steps: usize,
 }
@@ -90,14 +90,13 @@ pub(super) fn run(command: &DTensorCommand, output: Output) -> Result<ExitCode, 
         .collect();
     let (first_loss, last_loss) = (alone.first().copied(), alone.last().copied());
     let checked = Checked { engine, ranks, steps: *steps, first_loss, last_loss, arrangements };
-    // NaN is as wrong as anything.
     let wrong = checked
         .arrangements
         .iter()
         .find(|arrangement| arrangement.apart.is_nan() || arrangement.apart > TOLERANCE);
     if let Some(wrong) = wrong {
         let Arrangement { name, apart, .. } = wrong;
-        return Err(Failure::check(format!("{name} is {apart:.1e} away from the losses of one rank")));
+        return Err(Failure::check(format!("{name} differs from one rank by {apart:.1e}")));
     }
     output.show(&checked, text)
 }
@@ -118,7 +117,7 @@ fn text(checked: &Checked) -> String {
         _ => String::new(),
     };
     format!(
-        "{rows}\n{} ranks ({}) train as one does: {} steps{losses}",
+        "{rows}\n{} ranks ({}) match one rank: {} steps{losses}",
         checked.ranks, checked.engine, checked.steps
     )
 }

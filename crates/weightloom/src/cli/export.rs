@@ -1,5 +1,4 @@
-//! `weightloom export`: a model as a Hugging Face folder, with everything that
-//! it needs.
+//! `weightloom export`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,23 +17,23 @@ use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct ExportArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
-    /// The folder to make; it must not exist.
+    /// New folder to write.
     #[arg(value_hint = ValueHint::DirPath)]
     target: PathBuf,
 
-    /// The type that parameters shall have, such as bf16 [default: as they are].
+    /// Dtype of the parameters, such as bf16 [default: unchanged].
     #[arg(long, value_parser = dtype, value_hint = ValueHint::Other)]
     dtype: Option<DType>,
 
-    /// An adapter of PEFT or MLX to merge into the model.
+    /// Merge a PEFT or MLX adapter.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
-    /// How much of the adapter: 0 is none, 1 is all.
+    /// Strength of the adapter, from 0 (off) to 1 (as trained).
     #[arg(long, value_name = "λ", default_value_t = 1.0, requires = "adapter", value_hint = ValueHint::Other)]
     adapter_scale: f64,
 
@@ -43,7 +42,7 @@ pub(super) struct ExportArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Exported {
     target: String,
     tensors: usize,
     bytes: u64,
@@ -53,8 +52,8 @@ struct Answer {
 
 pub(super) fn run(args: &ExportArgs, output: Output) -> Result<ExitCode, Failure> {
     if args.target.exists() {
-        let fact = format!("{} exists already", args.target.display());
-        let error = ArgumentError { fact, fix: Some("name a folder that does not exist yet".to_owned()) };
+        let fact = format!("cannot export to `{}`: it exists", args.target.display());
+        let error = ArgumentError { fact, fix: Some("choose a new folder".to_owned()) };
         return Err(Failure::user(&error));
     }
     let model = args.hub.hub()?.open(&args.name, &Downloads::new(output))?;
@@ -63,21 +62,21 @@ pub(super) fn run(args: &ExportArgs, output: Output) -> Result<ExitCode, Failure
         adapter: args.adapter.as_deref().map(|folder: &Path| (folder.to_owned(), args.adapter_scale)),
     };
     let report = export(&model, &args.target, &options, &Progress::new(output))?;
-    let answer = Answer {
+    let exported = Exported {
         target: args.target.display().to_string(),
         tensors: report.tensors,
         bytes: report.bytes,
         files: report.assets,
         fingerprint: report.fingerprint,
     };
-    output.show(&answer, |answer| {
+    output.show(&exported, |exported| {
         format!(
             "{}: {}, {}, with {}\nfingerprint {}",
-            answer.target,
-            counted(answer.tensors, "tensor"),
-            bytes(answer.bytes),
-            answer.files.join(", "),
-            answer.fingerprint
+            exported.target,
+            counted(exported.tensors, "tensor"),
+            bytes(exported.bytes),
+            exported.files.join(", "),
+            exported.fingerprint
         )
     })
 }

@@ -1,4 +1,4 @@
-//! What went wrong, in the form it is told.
+//! Errors of commands, with their exit codes.
 
 use std::error::Error;
 use std::fmt;
@@ -9,14 +9,14 @@ use weightloom::errors::Hint;
 use weightloom::gang::conformance::ConformanceError;
 use weightloom::launch::{ExitStatus, LaunchError};
 
-/// Why a command ended without doing what it should.
+/// Why a command failed.
 #[derive(Debug)]
 pub(super) struct Failure {
     kind: Kind,
     message: String,
     hint: Option<String>,
-    /// Whether it only tells that other ranks failed.
-    echo: bool,
+    /// Whether another rank failed first.
+    is_consequence: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,32 +27,32 @@ enum Kind {
 }
 
 impl Failure {
-    /// A check gave a bad answer.
+    /// A check failed.
     pub(super) fn check(message: String) -> Self {
-        Self { kind: Kind::Check, message, hint: None, echo: false }
+        Self { kind: Kind::Check, message, hint: None, is_consequence: false }
     }
 
-    /// The same, with something to try.
+    /// A check failed, with a hint.
     pub(super) fn check_with_hint<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::Check, message: chain(error), hint: error.hint(), echo: false }
+        Self { kind: Kind::Check, message: chain(error), hint: error.hint(), is_consequence: false }
     }
 
-    /// The user asked for something that cannot be.
+    /// An invalid request of the user.
     pub(super) fn user<E: Error + Hint>(error: &E) -> Self {
-        Self { kind: Kind::User, message: chain(error), hint: error.hint(), echo: false }
+        Self { kind: Kind::User, message: chain(error), hint: error.hint(), is_consequence: false }
     }
 
-    /// The machine did not do its part.
+    /// A failure of the machine, the network or the disk.
     pub(super) fn operational(error: &dyn Error) -> Self {
-        Self { kind: Kind::Operational, message: chain(error), hint: None, echo: false }
+        Self { kind: Kind::Operational, message: chain(error), hint: None, is_consequence: false }
     }
 
-    /// The same, with something to try.
+    /// An operational failure, with a hint.
     pub(super) fn operational_with_hint<E: Error + Hint>(error: &E) -> Self {
         Self { hint: error.hint(), ..Self::operational(error) }
     }
 
-    /// The command line could not be read.
+    /// An invalid command line.
     pub(super) fn usage(error: &clap::Error) -> Self {
         let text = error.render().to_string();
         let facts =
@@ -60,16 +60,16 @@ impl Failure {
         let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
         let message = facts.join(" ").trim_start_matches("error: ").to_owned();
         let hint = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned);
-        Self { kind: Kind::User, message, hint, echo: false }
+        Self { kind: Kind::User, message, hint, is_consequence: false }
     }
 
-    /// The same, if it only tells that other ranks failed.
+    /// Marks the failure as a consequence of another rank's.
     pub(super) fn of_others(mut self) -> Self {
-        self.echo = true;
+        self.is_consequence = true;
         self
     }
 
-    /// Names what the failure is about.
+    /// Prefixes the message with its subject.
     pub(super) fn about(mut self, subject: &str) -> Self {
         self.message = format!("{subject}: {}", self.message);
         self
@@ -85,7 +85,7 @@ impl Failure {
     }
 }
 
-/// An error and what caused it, on one line.
+/// An error and its causes, on one line.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -101,7 +101,7 @@ fn chain(error: &dyn Error) -> String {
 
 impl ExitStatus for Failure {
     fn is_consequence(&self) -> bool {
-        self.echo
+        self.is_consequence
     }
 
     fn code(&self) -> u8 {
@@ -116,9 +116,10 @@ impl ExitStatus for Failure {
 impl From<LaunchError> for Failure {
     fn from(error: LaunchError) -> Self {
         match error {
-            LaunchError::BuiltWithoutMpi { .. } | LaunchError::OtherSize { .. } | LaunchError::NoRanks => {
-                Self::user(&error)
-            }
+            LaunchError::BuiltWithoutMpi { .. }
+            | LaunchError::OneProcess { .. }
+            | LaunchError::OtherSize { .. }
+            | LaunchError::NoRanks => Self::user(&error),
             _ => Self::operational_with_hint(&error),
         }
     }
@@ -127,7 +128,6 @@ impl From<LaunchError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         match &error {
-            // Damage is what checks are for.
             CheckpointError::Damaged(_)
             | CheckpointError::DamagedBytes { .. }
             | CheckpointError::Format { .. }

@@ -1,4 +1,4 @@
-//! `weightloom fetch`: a model's files, here and checked.
+//! `weightloom fetch`.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use super::output::{Output, bytes};
 
 #[derive(Args)]
 pub(super) struct FetchArgs {
-    /// The name of a card, or an address such as hf://org/name@revision.
+    /// Card, or URL such as hf://org/name@revision.
     #[arg(value_hint = ValueHint::Other)]
     name: String,
 
@@ -22,18 +22,18 @@ pub(super) struct FetchArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Fetched {
     name: String,
     place: String,
     commit: Option<String>,
     bytes: Option<u64>,
-    /// Whether hashes were compared.
+    /// Whether hashes were verified.
     checked: Option<bool>,
 }
 
 pub(super) fn run(args: &FetchArgs, output: Output) -> Result<ExitCode, Failure> {
     let fetched = args.hub.hub()?.fetch(&args.name, &Downloads::new(output))?;
-    let answer = Answer {
+    let shown = Fetched {
         name: args.name.clone(),
         place: match fetched.location {
             ModelLocation::Path(path) => path.display().to_string(),
@@ -43,14 +43,14 @@ pub(super) fn run(args: &FetchArgs, output: Output) -> Result<ExitCode, Failure>
         bytes: fetched.bytes,
         checked: fetched.completeness.map(|completeness| completeness == Completeness::Checked),
     };
-    output.show(&answer, |answer| {
-        let size = answer.bytes.map_or_else(String::new, |size| format!(", {}", bytes(size)));
-        let commit = answer.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
-        let checked = match answer.checked {
-            Some(true) => ", hashes compared",
-            Some(false) => ", complete by size; hashes not compared",
-            None => ", used where it is",
+    output.show(&shown, |shown| {
+        let size = shown.bytes.map_or_else(String::new, |size| format!(", {}", bytes(size)));
+        let commit = shown.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
+        let checked = match shown.checked {
+            Some(true) => ", hashes verified",
+            Some(false) => ", sizes verified, hashes not",
+            None => ", used in place",
         };
-        format!("{}{size}{commit}{checked}", answer.place)
+        format!("{}{size}{commit}{checked}", shown.place)
     })
 }

@@ -1,4 +1,4 @@
-//! `weightloom gang`: checking ranks.
+//! `weightloom gang`.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -14,11 +14,11 @@ use super::output::Output;
 
 #[derive(Subcommand)]
 pub(super) enum GangCommand {
-    /// Run the conformance suite: every operation and dtype, in gangs of many sizes.
+    /// Run the conformance suite of all collectives and dtypes.
     ///
-    /// Run this on a new cluster before anything else. It runs on sub-gangs of
-    /// 1 to 5 ranks, on all neighbours, and on all ranks together, and compares
-    /// every result with one computed on a single rank, bit for bit.
+    /// Run this first on a new cluster. It covers sub-gangs of 1 to 5 ranks, all
+    /// neighbours, and all ranks together, and compares every result bit for bit
+    /// with a single rank.
     #[command(after_help = "Examples:
   weightloom gang check                  on four thread ranks
   weightloom gang check --ranks 8
@@ -30,7 +30,7 @@ pub(super) enum GangCommand {
 struct Checked {
     engine: String,
     ranks: usize,
-    /// Cases that rank 0 took part in.
+    /// Cases of rank 0.
     cases: usize,
     seconds: f64,
 }
@@ -51,7 +51,7 @@ pub(super) fn run(command: &GangCommand, output: Output) -> Result<ExitCode, Fai
     let checked = Checked { engine, ranks, cases, seconds: begun.elapsed().as_secs_f64() };
     output.show(&checked, |checked| {
         format!(
-            "{} ranks ({}) act together as they must: {} cases on rank 0 in {:.1} s",
+            "{} ranks ({}) pass the conformance suite: {} cases on rank 0 in {:.1} s",
             checked.ranks, checked.engine, checked.cases, checked.seconds
         )
     })

@@ -1,4 +1,4 @@
-//! `weightloom generate`: a model writes on.
+//! `weightloom generate`.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
@@ -17,38 +17,38 @@ use weightloom::hub::{
     EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator,
     default_sampling,
 };
-use weightloom::launch::Launch;
+use weightloom::launch::{Launch, MpiJob};
 use weightloom::layout::DType;
 use weightloom::nn::{FinishReason, GenerateRequest, Sampling, merge_adapter};
 
 use super::convert::dtype;
 use super::failure::Failure;
 use super::hub::{ArgumentError, Downloads, HubArgs};
-use super::moment::now;
-use super::output::Output;
+use super::output::{Format, Output};
 use super::progress::Progress;
+use super::timestamp::now;
 
-/// How a model is loaded, for commands that run one.
+/// Options of commands that run a model.
 #[derive(Args, Clone)]
 pub(super) struct RunArgs {
-    /// An adapter of PEFT or MLX to apply.
+    /// Apply a PEFT or MLX adapter.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     adapter: Option<PathBuf>,
 
-    /// How much of the adapter: 0 is none, 1 is all.
+    /// Strength of the adapter, from 0 (off) to 1 (as trained).
     #[arg(long, value_name = "λ", default_value_t = 1.0, requires = "adapter", value_hint = ValueHint::Other)]
     adapter_scale: f64,
 
-    /// Add the adapter to the weights before running, instead of beside them.
+    /// Merge the adapter into the weights.
     #[arg(long, requires = "adapter")]
     merge: bool,
 
-    /// The type to compute in, such as bf16 [default: the checkpoint's own].
+    /// Compute dtype, such as bf16 [default: that of the checkpoint].
     #[arg(long, value_parser = dtype, value_hint = ValueHint::Other)]
     dtype: Option<DType>,
 
-    /// Use weights where they lie instead of reading them: quick to start, and
-    /// only for files on a local disk that nobody changes.
+    /// Memory-map the weights instead of reading them. The files must be on a local
+    /// disk and must not change.
     #[arg(long)]
     mmap: bool,
 
@@ -57,7 +57,7 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// As a command without further options has it.
+    /// Default options with an adapter.
     pub(super) fn with_adapter(folder: Option<&Path>) -> Self {
         Self {
             adapter: folder.map(Path::to_owned),
@@ -73,7 +73,7 @@ impl RunArgs {
         Ok(self.hub.hub()?.open(name, &Downloads::new(output))?)
     }
 
-    /// Loads the model on a rank.
+    /// Loads the model on this rank.
     pub(super) fn generator(
         &self,
         model: &Model,
@@ -84,7 +84,7 @@ impl RunArgs {
         let options =
             ModelLoadOptions { gangs, dtype: self.dtype, read_mode: way, ..ModelLoadOptions::default() };
         let progress = Progress::new(output);
-        // A large vocabulary takes as long as many weights.
+        // In parallel, since loading a large vocabulary takes time.
         let (loaded, tokenizer) = std::thread::scope(|scope| {
             let tokenizer = scope.spawn(|| model.tokenizer());
             let loaded = model.load(&options, &progress);
@@ -113,63 +113,63 @@ impl RunArgs {
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
-    /// The prompt, or - to read it from stdin.
+    /// Prompt, or - for stdin.
     #[arg(value_hint = ValueHint::Other)]
     prompt: String,
 
-    /// Take the prompt as a message in a chat, and write the answer.
+    /// Apply the chat template to the prompt.
     #[arg(long)]
     chat: bool,
 
-    /// What the model is told before the chat.
+    /// System message of the chat.
     #[arg(long, value_name = "TEXT", requires = "chat", value_hint = ValueHint::Other)]
     system: Option<String>,
 
-    /// The most tokens to write.
+    /// Maximum number of tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 128, value_hint = ValueHint::Other)]
     max_new_tokens: usize,
 
-    /// Draw tokens by chance, as the model's own settings say; by default the likeliest is taken.
+    /// Sample with the model's own settings instead of taking the most likely token.
     #[arg(long)]
     sample: bool,
 
-    /// Draw tokens by chance, with this temperature.
+    /// Sample with this temperature.
     #[arg(long, value_name = "T", value_hint = ValueHint::Other)]
     temperature: Option<f64>,
 
-    /// Draw from this many of the likeliest tokens.
+    /// Sample from the N most likely tokens.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     top_k: Option<usize>,
 
-    /// Draw from the likeliest tokens that together have this chance.
+    /// Sample from the most likely tokens with total probability P.
     #[arg(long, value_name = "P", value_hint = ValueHint::Other)]
     top_p: Option<f64>,
 
-    /// Draw from tokens with at least this share of the likeliest one's chance.
+    /// Sample from tokens with at least P times the highest probability.
     #[arg(long, value_name = "P", value_hint = ValueHint::Other)]
     min_p: Option<f64>,
 
-    /// Make tokens that occurred less likely; 1 leaves them as they are.
+    /// Penalize repeated tokens; 1 has no effect.
     #[arg(long, value_name = "X", value_hint = ValueHint::Other)]
     repetition_penalty: Option<f64>,
 
-    /// Where chance begins: the same seed gives the same text.
+    /// Seed for sampling.
     #[arg(long, value_name = "N", default_value_t = 0, value_hint = ValueHint::Other)]
     seed: u64,
 
-    /// End before this text; may be given several times.
+    /// Stop before this text; repeatable.
     #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     stop: Vec<String>,
 
-    /// Go on after tokens that end texts.
+    /// Continue after end-of-text tokens.
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Share the model among this many thread ranks.
+    /// Number of tensor-parallel ranks; under mpirun, its processes are the ranks.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     tp: Option<usize>,
 
@@ -178,21 +178,21 @@ pub(super) struct GenerateArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Generated {
     model: String,
-    /// The continuation alone.
+    /// Without the prompt.
     text: String,
     tokens: Vec<u32>,
     prompt_tokens: usize,
     finish: &'static str,
-    /// Until the model was loaded, from the start of the command.
+    /// From the start of the command.
     load_seconds: f64,
-    /// Until the first token was written, from there.
+    /// From the end of loading.
     first_token_seconds: f64,
     tokens_per_second: Option<f64>,
 }
 
-/// A prompt, or what stdin has.
+/// The argument, or stdin for `-`.
 pub(super) fn prompt_text(argument: &str) -> Result<String, Failure> {
     if argument != "-" {
         return Ok(argument.to_owned());
@@ -236,63 +236,70 @@ impl GenerateArgs {
 }
 
 pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failure> {
-    let begun = Instant::now();
+    let started = Instant::now();
     if args.tp == Some(0) {
-        let error =
-            ArgumentError { fact: "--tp is 0".to_owned(), fix: Some("leave it out for one rank".to_owned()) };
+        let error = ArgumentError {
+            fact: "cannot use `--tp 0`".to_owned(),
+            fix: Some("remove it for one rank".to_owned()),
+        };
+        return Err(Failure::user(&error));
+    }
+    // mpirun passes stdin to rank 0 only.
+    if args.prompt == "-" && MpiJob::detect().is_some_and(|job| job.size > 1) {
+        let error = ArgumentError {
+            fact: "cannot read the prompt from stdin under mpirun".to_owned(),
+            fix: Some("pass the prompt as an argument".to_owned()),
+        };
         return Err(Failure::user(&error));
     }
     let text = prompt_text(&args.prompt)?;
     let model = args.run.open(&args.name, output)?;
-    let answer = match args.tp {
-        None | Some(1) => write(args, &model, None, &text, begun, output)?,
-        Some(ranks) => {
-            let launch = Launch::Threads { ranks };
+    let generated = match Launch::detect(args.tp, 1)? {
+        Launch::Threads { ranks: 1 } => generate(args, &model, None, &text, started, output)?,
+        launch => {
             let work = |root: Arc<dyn Gang>| {
-                let sizes = GangSizes { tp: ranks, ..GangSizes::default() };
+                let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
                 let gangs = Gangs::new(root, &sizes).map_err(HubError::from)?;
-                write(args, &model, Some(gangs), &text, begun, output)
+                generate(args, &model, Some(gangs), &text, started, output)
             };
-            let answer = launch.run(Default::default(), work, |failure| output.failure(failure))?;
-            match answer {
-                Some(answer) => answer,
+            let generated = launch.run(Default::default(), work, |failure| output.failure(failure))?;
+            match generated {
+                Some(generated) => generated,
                 None => return Ok(ExitCode::SUCCESS),
             }
         }
     };
-    match output {
-        Output::Json => output.show(&answer, |_| String::new()),
-        Output::Text => {
-            if io::stderr().is_terminal() {
-                let speed = answer
-                    .tokens_per_second
-                    .map_or_else(String::new, |speed| format!(", {speed:.1} tokens/s"));
-                let line = format!(
-                    "{} tokens{speed}; loaded in {:.2} s, first token after {:.2} s",
-                    answer.tokens.len(),
-                    answer.load_seconds,
-                    answer.first_token_seconds
-                );
-                let _ = writeln!(io::stderr().lock(), "{line}");
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+    if !output.is_quiet() && io::stderr().is_terminal() {
+        let speed =
+            generated.tokens_per_second.map_or_else(String::new, |speed| format!(", {speed:.1} tokens/s"));
+        let line = format!(
+            "{} tokens{speed}; loaded in {:.2} s, first token after {:.2} s",
+            generated.tokens.len(),
+            generated.load_seconds,
+            generated.first_token_seconds
+        );
+        let _ = writeln!(io::stderr().lock(), "{line}");
+    }
+    match output.format {
+        Format::Json => output.show(&generated, |_| String::new()),
+        // Streamed to stdout already.
+        Format::Text => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Writes on one rank; only the first tells.
-fn write(
+/// Generates on this rank. Rank 0 streams the text to stdout.
+fn generate(
     args: &GenerateArgs,
     model: &Model,
     gangs: Option<Gangs>,
     text: &str,
-    begun: Instant,
+    started: Instant,
     output: Output,
-) -> Result<Answer, Failure> {
+) -> Result<Generated, Failure> {
     let first = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
-    let generator = args.run.generator(model, gangs, if first { output } else { Output::Json })?;
+    let generator = args.run.generator(model, gangs, if first { output } else { output.quiet() })?;
     let prompt = args.prompt(&generator, text)?;
-    let load_seconds = begun.elapsed().as_secs_f64();
+    let load_seconds = started.elapsed().as_secs_f64();
     let request = GenerateRequest {
         prompts: vec![prompt.clone()],
         max_new_tokens: args.max_new_tokens,
@@ -303,15 +310,15 @@ fn write(
         strings: args.stop.clone(),
         eos: if args.ignore_eos { EosHandling::Ignore } else { EosHandling::Stop },
     };
-    let started = Instant::now();
+    let generation_started = Instant::now();
     let mut first_token = None;
-    let streams = first && output == Output::Text;
+    let streams = first && !output.is_json();
     let on_token = |token: &StreamedToken| {
-        first_token.get_or_insert_with(|| started.elapsed());
+        first_token.get_or_insert_with(|| generation_started.elapsed());
         if streams && !token.text.is_empty() {
             let mut out = io::stdout().lock();
             let written = out.write_all(token.text.as_bytes()).and_then(|()| out.flush());
-            // A reader that has seen enough ends the work.
+            // A closed stdout ends the generation.
             if written.is_err() {
                 return ControlFlow::Break(());
             }
@@ -322,7 +329,7 @@ fn write(
     if streams {
         let _ = writeln!(io::stdout().lock());
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let seconds = generation_started.elapsed().as_secs_f64();
     let first_token = first_token.map_or(0.0, |time| time.as_secs_f64());
     let row = written.into_iter().next();
     let (text, tokens, finish) = row.map_or_else(
@@ -330,7 +337,7 @@ fn write(
         |row| (row.text, row.tokens, row.finish),
     );
     let later = tokens.len().saturating_sub(1);
-    Ok(Answer {
+    Ok(Generated {
         model: args.name.clone(),
         text,
         prompt_tokens: prompt.len(),

@@ -1,5 +1,4 @@
-//! The hub of a command: options that say where cards and models are, and how
-//! fetching and loading are shown.
+//! The model hub as commands use it: options, and progress of downloads.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,21 +17,21 @@ use super::output::Output;
 
 #[derive(Args, Clone, Default)]
 pub(super) struct HubArgs {
-    /// A folder with cards, which override others; may be given several times.
+    /// Folder of cards, which override others; repeatable.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     asset_dir: Vec<PathBuf>,
 
-    /// A folder with described models (my_org/my_model/model.yaml); may be given several times.
+    /// Folder of described models (my_org/my_model/model.yaml); repeatable.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     model_path: Vec<PathBuf>,
 
-    /// Use only files that are here already.
+    /// Use only local files.
     #[arg(long)]
     offline: bool,
 }
 
 impl HubArgs {
-    /// The options that say where described models are, as they are written.
+    /// The `--model-path` options, to repeat in a suggested command.
     pub(super) fn model_options(&self) -> String {
         self.model_path.iter().map(|folder| format!(" --model-path {}", folder.display())).collect()
     }
@@ -59,21 +58,20 @@ impl From<HubError> for Failure {
     }
 }
 
-/// Shows downloads, one bar for each file, and says what is waited for.
+/// Shows downloads, one bar per file, unless the output is quiet.
 pub(super) struct Downloads {
     bars: MultiProgress,
     by_file: Mutex<BTreeMap<String, ProgressBar>>,
-    shown: bool,
 }
 
 impl Downloads {
     pub(super) fn new(output: Output) -> Self {
-        let target = match output {
-            Output::Text => ProgressDrawTarget::stderr_with_hz(10),
-            Output::Json => ProgressDrawTarget::hidden(),
+        let target = match output.is_quiet() {
+            false => ProgressDrawTarget::stderr_with_hz(10),
+            true => ProgressDrawTarget::hidden(),
         };
         let bars = MultiProgress::with_draw_target(target);
-        Self { bars, by_file: Mutex::default(), shown: output == Output::Text }
+        Self { bars, by_file: Mutex::default() }
     }
 
     fn with_bar(&self, file: &str, show: impl FnOnce(&ProgressBar)) {
@@ -82,11 +80,9 @@ impl Downloads {
         }
     }
 
-    fn say(&self, line: &str) {
-        if self.shown {
-            // On anything but a terminal nothing is shown.
-            let _ = self.bars.println(line);
-        }
+    /// Prints a line above the bars, if they are shown.
+    fn status(&self, line: &str) {
+        let _ = self.bars.println(line);
     }
 }
 
@@ -115,11 +111,11 @@ impl FetchObserver for Downloads {
 
     fn waiting(&self, wait: &LockWait<'_>) {
         let who = wait.holder.as_deref().unwrap_or("another process");
-        self.say(&format!("waiting for {who}, which fetches {}", wait.file));
+        self.status(&format!("waiting for {who} to download {}", wait.file));
     }
 
     fn retrying(&self, file: &str, why: &TransferError, after: Duration) {
-        self.say(&format!("{file}: {why}; trying again in {:.1} s", after.as_secs_f64()));
+        self.status(&format!("{file}: {why}; retrying in {:.1} s", after.as_secs_f64()));
     }
 }
 
@@ -129,7 +125,7 @@ impl Drop for Downloads {
     }
 }
 
-/// An error of arguments that exclude each other or lack something.
+/// An invalid combination of arguments.
 #[derive(Debug, thiserror::Error)]
 #[error("{fact}")]
 pub(super) struct ArgumentError {

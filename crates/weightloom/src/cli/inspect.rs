@@ -1,4 +1,4 @@
-//! `weightloom inspect`: what a checkpoint holds.
+//! `weightloom inspect`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,15 +14,15 @@ use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// A file, a folder, or a URL (s3://, gs://, az://, http://).
+    /// File, folder, or URL (s3://, gs://, az://, http://).
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 
-    /// Read every element: least, greatest, mean, and how many are not numbers.
+    /// Compute minimum, maximum, mean and the number of NaN and infinite elements.
     #[arg(long)]
     stats: bool,
 
-    /// List every tensor, instead of layers that are alike only once.
+    /// List every tensor instead of grouping similar layers.
     #[arg(long)]
     all: bool,
 }
@@ -51,7 +51,7 @@ struct Tensor {
     shape: Vec<usize>,
     bytes: u64,
     stored_bytes: u64,
-    /// In how many parts it is stored.
+    /// The number of stored parts.
     tiles: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     quantisation: Option<String>,

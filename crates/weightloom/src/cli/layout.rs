@@ -1,4 +1,4 @@
-//! `weightloom layout`: who holds what, and how to get from here to there.
+//! `weightloom layout`.
 
 use std::process::ExitCode;
 
@@ -13,30 +13,29 @@ use weightloom::layout::{
 use super::failure::Failure;
 use super::output::{Output, bytes, table};
 
-/// Ranks listed before the rest is only counted.
+/// The maximum number of ranks to list.
 const LISTED: usize = 32;
 
-/// The most ranks that are looked at one by one; more than the largest
-/// machines have, less than memory.
-const MOST_RANKS: usize = 1 << 20;
+/// The maximum number of ranks to compute; more than the largest machines have.
+const MAX_RANKS: usize = 1 << 20;
 
-/// What help says about writing a layout.
+/// Help on the syntax of layouts.
 macro_rules! layout_syntax {
     () => {
         "A layout is a mesh and one placement per mesh axis:
-  R        every rank along the axis holds the same
-  S(dim)   the ranks split this dim, counted from 0
-  P(op)    values still to be combined: sum, avg, max, min, prod
-Where several axes split one dim, the first named splits first; @ says otherwise:
+  R        replicated: every rank along the axis has the same values
+  S(dim)   sharded: the ranks split this dim, counted from 0
+  P(op)    partial: values to be reduced by sum, avg, max, min or prod
+If several axes split one dim, the first one splits first, unless @ reorders them:
   [S(0)@1, S(0)@0]              the second axis splits first
-  mesh(tp=4; ranks=4..8)        a mesh of other ranks than 0, 1, 2, ...
+  mesh(tp=4; ranks=4..8)        a mesh of ranks 4 to 7
 "
     };
 }
 
 #[derive(Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Show which region of a tensor each rank holds.
+    /// Show the region of a tensor on each rank.
     #[command(after_help = concat!(layout_syntax!(), "
 Examples:
   weightloom layout show 'mesh(dp=2,tp=4) [R, S(0)]' --shape 4096x1024
@@ -44,13 +43,13 @@ Examples:
   weightloom layout show 'mesh(tp=8) [S(1)]' --shape 4096x1024 --rank 3 --json"))]
     Show(ShowArgs),
 
-    /// Find the cheapest collectives from one layout to another.
+    /// Plan the cheapest redistribution from one layout to another.
     #[command(after_help = concat!(layout_syntax!(), "
 Steps: slice and seed are local, the others are collectives along one mesh axis.
-  slice            each rank keeps its chunk of a dim it held whole
-  seed             replicated values become pending ones that combine to the same
+  slice            each rank keeps its chunk of a replicated dim
+  seed             replicated values become partial ones that reduce to the same
   all-gather, all-to-all, reduce-scatter, all-reduce
-  exchange         each rank of another mesh receives what it lacks
+  exchange         the ranks of another mesh receive their regions
 
 Examples:
   weightloom layout move 'mesh(dp=2,tp=4) [S(0), S(1)]' 'mesh(dp=2,tp=4) [R, S(1)]' --shape 4096x4096
@@ -60,14 +59,14 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct ShowArgs {
-    /// The layout, as in 'mesh(dp=2,tp=4) [R, S(0)]'.
+    /// Layout, as in 'mesh(dp=2,tp=4) [R, S(0)]'.
     layout: String,
 
-    /// The tensor's global shape, as in 4096x1024, or `scalar`.
+    /// Global shape, as in 4096x1024, or `scalar`.
     #[arg(long, allow_hyphen_values = true, value_hint = ValueHint::Other)]
     shape: String,
 
-    /// The tensor's dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
+    /// Dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
     /// i8, u64, u32, u16, u8 or bool.
     #[arg(long, default_value = "f32", value_hint = ValueHint::Other)]
     dtype: String,
@@ -79,22 +78,22 @@ pub(super) struct ShowArgs {
 
 #[derive(Args)]
 pub(super) struct MoveArgs {
-    /// The layout to start from.
+    /// Source layout.
     from: String,
 
-    /// The layout to reach, on the same or another mesh.
+    /// Target layout, on the same or another mesh.
     to: String,
 
-    /// The tensor's global shape, as in 4096x1024, or `scalar`.
+    /// Global shape, as in 4096x1024, or `scalar`.
     #[arg(long, allow_hyphen_values = true, value_hint = ValueHint::Other)]
     shape: String,
 
-    /// The tensor's dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
+    /// Dtype: f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16,
     /// i8, u64, u32, u16, u8 or bool.
     #[arg(long, default_value = "f32", value_hint = ValueHint::Other)]
     dtype: String,
 
-    /// Bytes per rank that could move while a collective starts; 0 counts bytes only.
+    /// Cost of starting a collective, in bytes per rank.
     #[arg(long, allow_negative_numbers = true, value_hint = ValueHint::Other, value_name = "BYTES", default_value_t = Prices::default().bytes_per_collective)]
     collective_cost: u64,
 }
@@ -216,14 +215,14 @@ fn first_copy(layout: Layout, rank: usize) -> Result<usize, LayoutError> {
 /// Refuses meshes with more ranks than can be listed.
 fn check_countable(layout: Layout) -> Result<Layout, Failure> {
     let ranks = layout.mesh().len();
-    if ranks <= MOST_RANKS {
+    if ranks <= MAX_RANKS {
         return Ok(layout);
     }
     Err(Failure::user(&TooManyRanks { ranks }))
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("a mesh of {ranks} ranks is too large to list; at most {MOST_RANKS} are")]
+#[error("a mesh of {ranks} ranks is too large to list; at most {MAX_RANKS} are")]
 struct TooManyRanks {
     ranks: usize,
 }

@@ -1,4 +1,4 @@
-//! `weightloom plan NAME --tp 8`: what each rank would hold of a model.
+//! `weightloom plan NAME`: the memory of each rank for a model.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use super::hub::{ArgumentError, HubArgs};
 use super::models::short;
 use super::output::{Output, bytes, table};
 
-/// How a model is shared, and for how long texts.
+/// Parallelism, dtype and context length.
 pub(super) struct Sharing {
     pub(super) sizes: GangSizes,
     pub(super) dp: usize,

@@ -1,4 +1,4 @@
-//! `weightloom models`: which models there are, and what they are.
+//! `weightloom models`.
 
 use std::process::ExitCode;
 
@@ -16,29 +16,29 @@ use super::output::{Output, bytes, counted, table};
 
 #[derive(Subcommand)]
 pub(super) enum ModelsCommand {
-    /// List the models that have cards.
+    /// List models with cards.
     #[command(after_help = "Examples:
   weightloom models list
   weightloom models list --family qwen3
   weightloom models list --json | jq -r '.models[].name'")]
     List(ListArgs),
 
-    /// Show one model: its card and where each field came from, its configuration, its size, how it is shared.
+    /// Show the card, configuration, size and sharding of a model.
     #[command(after_help = "Examples:
   weightloom models show llama3_2_1b
   weightloom models show ./my-model
   weightloom models show smollm2_135m_instruct --json | jq .config")]
     Show(ShowArgs),
 
-    /// List the named presets of each family.
+    /// List the presets of each family.
     #[command(after_help = "Examples:
   weightloom models archs
   weightloom models archs --family llama")]
     Archs(ListArgs),
 
-    /// Check every card, and every described model.
+    /// Check all cards and described models.
     ///
-    /// Exits with 1 if one is broken.
+    /// Exits with 1 if one is invalid.
     #[command(after_help = "Examples:
   weightloom models check
   weightloom models check --asset-dir my-cards")]
@@ -47,7 +47,7 @@ pub(super) enum ModelsCommand {
 
 #[derive(Args)]
 pub(super) struct ListArgs {
-    /// Only those of one family.
+    /// List one family only.
     #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
     family: Option<String>,
 
@@ -57,7 +57,7 @@ pub(super) struct ListArgs {
 
 #[derive(Args)]
 pub(super) struct ShowArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
@@ -77,7 +77,7 @@ pub(super) fn run(command: &ModelsCommand, output: Output) -> Result<ExitCode, F
 #[derive(Serialize)]
 struct Listed {
     models: Vec<Row>,
-    /// Cards and files that cannot be read.
+    /// Invalid cards and files.
     broken: Vec<Broken>,
     overridden: Vec<String>,
 }
@@ -89,7 +89,7 @@ struct Row {
     arch: Option<String>,
     checkpoint: Option<String>,
     license: Option<String>,
-    /// Whether one has to ask for it, and where.
+    /// Where to request access, if the model is gated.
     url: Option<String>,
     source: String,
     description: Option<String>,
@@ -102,7 +102,7 @@ struct Broken {
     hint: Option<String>,
 }
 
-/// A text of a card's field, as it is written.
+/// The text of a card's field.
 fn text_of(card: &Card, field: &str) -> Option<String> {
     card.field(field).and_then(|field| field.value.as_text()).map(str::to_owned)
 }
@@ -121,7 +121,7 @@ fn row(name: &str, card: &Card) -> Row {
     }
 }
 
-/// A family that was asked for must be one.
+/// Checks that the family exists.
 fn check_family(hub: &Hub, family: Option<&String>) -> Result<(), Failure> {
     family.map_or(Ok(()), |family| hub.family(family).map(|_| ()).map_err(Failure::from))
 }
@@ -160,7 +160,7 @@ fn list(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
         for model in &listed.models {
             let shown = |text: &Option<String>| text.clone().unwrap_or_default();
             let license = match &model.url {
-                Some(_) => format!("{} (ask for it)", shown(&model.license)),
+                Some(_) => format!("{} (gated)", shown(&model.license)),
                 None => shown(&model.license),
             };
             let family = shown(&model.family);
@@ -260,7 +260,7 @@ fn archs(args: &ListArgs, output: Output) -> Result<ExitCode, Failure> {
     })
 }
 
-/// A count in the unit that suits it.
+/// A short form of a large count.
 pub(super) fn short(count: u64) -> String {
     let value = count as f64;
     match count {
@@ -276,16 +276,16 @@ struct Shown {
     name: String,
     family: Option<String>,
     fields: Vec<ShownField>,
-    /// Cards that this one builds on, nearest first.
+    /// Base cards, nearest first.
     lineage: Vec<String>,
     config: Option<Map<String, Value>>,
     decoder: Option<DecoderConfig>,
     parameters: Option<u64>,
     /// Bytes of all parameters by dtype.
     bytes: Option<Map<String, Value>>,
-    /// What tensor parallelism shares, by pattern.
+    /// The dims that tensor parallelism shards, by pattern.
     sharding: Option<Parallel>,
-    /// Why there is no configuration, if there is none.
+    /// Why the configuration is unknown.
     unknown: Option<String>,
 }
 
@@ -331,14 +331,13 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
     let is_near = matches!(found.address, Some(weightloom::hub::cards::ModelAddress::Path(_)));
     let known = match found.known {
         Some(known) => Some(known),
-        // What lies here can be asked itself.
+        // Local files have the configuration.
         None if is_near => {
             let model = hub.open(&args.name, &())?;
             Some((model.family().clone(), model.config().clone()))
         }
         None => {
-            shown.unknown =
-                Some("its configuration is with its files; `weightloom fetch` brings them".to_owned());
+            shown.unknown = Some("unknown configuration: run `weightloom fetch` to download it".to_owned());
             None
         }
     };
@@ -368,10 +367,10 @@ fn show(args: &ShowArgs, output: Output) -> Result<ExitCode, Failure> {
 fn show_text(shown: &Shown) -> String {
     let mut text = shown.name.clone();
     if let Some(family) = &shown.family {
-        text += &format!(", a model of the family {family}");
+        text += &format!(" ({family})");
     }
     if shown.lineage.len() > 1 {
-        text += &format!("\nbuilds on {}", shown.lineage[1..].join(", "));
+        text += &format!("\nbased on {}", shown.lineage[1..].join(", "));
     }
     if !shown.fields.is_empty() {
         let mut rows = table(&["field", "value", "from card", "in"], &[]);
@@ -398,7 +397,7 @@ fn show_text(shown: &Shown) -> String {
         text += &format!("\n{} parameters: {}", short(count), sizes.join(", "));
     }
     if let Some(sharding) = &shown.sharding {
-        text += "\ntensor parallelism shares";
+        text += "\ntensor parallelism shards";
         for (pattern, dim) in &sharding.dims {
             text += &format!("\n  dim {dim} of {pattern}");
         }
@@ -458,7 +457,7 @@ fn check(args: &HubArgs, output: Output) -> Result<ExitCode, Failure> {
     Ok(if checked.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// What is wrong with a card, its family, its arch or its configuration.
+/// The problem with a card, its family, arch or configuration, if any.
 fn check_card(hub: &Hub, name: &str, card: Card) -> Option<(String, Option<String>)> {
     let found = match hub.resolve_card(name, card) {
         Ok(found) => found,

@@ -1,4 +1,4 @@
-//! Text for people, JSON for programs.
+//! Results on stdout, as text or JSON, and status on stderr.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,28 +8,61 @@ use serde::Serialize;
 
 use super::failure::Failure;
 
-/// In which form a command answers.
+/// How a command prints its result and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
+pub(super) struct Output {
+    pub(super) format: Format,
+    pub(super) verbosity: Verbosity,
+}
+
+/// The format of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
     Text,
     Json,
 }
 
+/// Whether progress and status lines are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verbosity {
+    Normal,
+    Quiet,
+}
+
 impl Output {
-    /// Prints a command's answer to stdout.
+    pub(super) const TEXT: Self = Self { format: Format::Text, verbosity: Verbosity::Normal };
+
+    pub(super) fn is_json(self) -> bool {
+        self.format == Format::Json
+    }
+
+    pub(super) fn is_quiet(self) -> bool {
+        self.verbosity == Verbosity::Quiet
+    }
+
+    /// The same without progress and status, for ranks that another one speaks for.
+    pub(super) fn quiet(self) -> Self {
+        Self { verbosity: Verbosity::Quiet, ..self }
+    }
+
+    pub(super) fn with_format(self, format: Format) -> Self {
+        Self { format, ..self }
+    }
+
+    /// Prints the result of a command to stdout.
     pub(super) fn show<T: Serialize>(
         self,
-        answer: &T,
+        result: &T,
         text: impl FnOnce(&T) -> String,
     ) -> Result<ExitCode, Failure> {
-        let written = match self {
-            Self::Text => text(answer),
-            Self::Json => {
-                serde_json::to_string_pretty(answer).map_err(|error| Failure::operational(&error))?
+        let text = match self.format {
+            Format::Text => text(result),
+            Format::Json => {
+                serde_json::to_string_pretty(result).map_err(|error| Failure::operational(&error))?
             }
         };
-        match writeln!(io::stdout().lock(), "{written}") {
-            // A reader such as `head` that has seen enough is no failure.
+        match writeln!(io::stdout().lock(), "{text}") {
+            // Ignore a broken pipe: a reader such as `head` may end early.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Err(Failure::operational(&error).about("cannot write to stdout"))
             }
@@ -37,33 +70,43 @@ impl Output {
         }
     }
 
-    /// Prints something that is told on the way, on one line, at once.
-    pub(super) fn line<T: Serialize>(self, news: &T, text: impl FnOnce(&T) -> String) -> io::Result<()> {
-        let written = match self {
-            Self::Text => text(news),
-            Self::Json => serde_json::to_string(news)?,
+    /// Prints one of several results to stdout, on one line, and flushes.
+    pub(super) fn line<T: Serialize>(self, result: &T, text: impl FnOnce(&T) -> String) -> io::Result<()> {
+        let text = match self.format {
+            Format::Text => text(result),
+            Format::Json => serde_json::to_string(result)?,
         };
         let mut out = io::stdout().lock();
-        writeln!(out, "{written}")?;
+        writeln!(out, "{text}")?;
         out.flush()
+    }
+
+    /// Prints a status line unless quiet: among text results on stdout, and on
+    /// stderr where stdout is JSON. Ignores a broken pipe.
+    pub(super) fn status(self, line: &str) {
+        let _ = match (self.verbosity, self.format) {
+            (Verbosity::Quiet, _) => Ok(()),
+            (Verbosity::Normal, Format::Text) => self.line(&line, |line| (*line).to_owned()),
+            (Verbosity::Normal, Format::Json) => writeln!(io::stderr().lock(), "{line}"),
+        };
     }
 
     /// Prints an error to stderr.
     pub(super) fn failure(self, failure: &Failure) {
-        let written = match self {
-            Self::Text => failure.to_string(),
-            Self::Json => serde_json::to_string(&failure.to_json()).unwrap_or_else(|_| failure.to_string()),
+        let text = match self.format {
+            Format::Text => failure.to_string(),
+            Format::Json => serde_json::to_string(&failure.to_json()).unwrap_or_else(|_| failure.to_string()),
         };
-        // If even stderr is closed there is nobody to tell.
-        let _ = writeln!(io::stderr().lock(), "{written}");
+        // There is no way to report a closed stderr.
+        let _ = writeln!(io::stderr().lock(), "{text}");
     }
 }
 
-/// A table with these column heads; numbers are set flush right.
+/// A table with a header. Columns of numbers are right-aligned.
 pub(super) fn table(heads: &[&str], numbers: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    // A terminal breaks lines that are too long for it; a file should not.
+    // Wrap cells to the width of a terminal, but not in files.
     if let Some((width, _)) = terminal_size::terminal_size() {
         table.set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.0.max(40));
@@ -77,12 +120,12 @@ pub(super) fn table(heads: &[&str], numbers: &[usize]) -> Table {
     table
 }
 
-/// A number of things, in words.
+/// A count with its noun, such as `1 tensor` or `3 tensors`.
 pub(super) fn counted(number: usize, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
-/// Bytes in the unit that suits them.
+/// A size in binary units.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
@@ -102,7 +145,7 @@ mod tests {
     use super::bytes;
 
     #[test]
-    fn bytes_read_naturally() {
+    fn sizes_have_the_right_unit() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");

@@ -1,5 +1,5 @@
-//! `weightloom plan`: what each rank would hold of a model, or what each rank
-//! of a mesh would read of a checkpoint.
+//! `weightloom plan`: the memory of each rank for a model, or its reads from a
+//! checkpoint.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -19,15 +19,15 @@ use super::output::{Output, bytes, counted, table};
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// A model by name, or a checkpoint: a file, a folder, or a URL.
+    /// Model by name, or checkpoint: file, folder, or URL.
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 
-    /// Ranks that share each layer of a model.
+    /// Tensor-parallel ranks.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     tp: usize,
 
-    /// Stages that share the layers of a model.
+    /// Pipeline stages.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     pp: usize,
 
@@ -35,30 +35,30 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     dp: usize,
 
-    /// Data-parallel ranks that share each parameter [default: none do].
+    /// Data-parallel ranks that shard parameters.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     sdp: usize,
 
-    /// The type of a model's parameters [default: the checkpoint's own, or bf16].
+    /// Dtype of the parameters [default: that of the checkpoint, or bf16].
     #[arg(long, value_parser = super::convert::dtype, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     dtype: Option<weightloom::layout::DType>,
 
-    /// Tokens that a model's cache shall hold.
+    /// Context length of the key-value cache.
     #[arg(long, value_name = "N", default_value_t = 4096, conflicts_with = "mesh", value_hint = ValueHint::Other)]
     context: usize,
 
-    /// Look at a checkpoint instead of a model, on these ranks, as in dp=2,tp=4.
+    /// Plan the reads of a checkpoint on this mesh, as in dp=2,tp=4.
     #[arg(long, value_name = "AXES", value_parser = mesh, value_hint = ValueHint::Other)]
     mesh: Option<Mesh>,
 
-    /// Show one rank's bytes, tensor by tensor.
+    /// Show the tensors of one rank.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     rank: Option<usize>,
 
-    /// How tensors lie on the mesh: a pattern and one placement for each axis,
-    /// as in '*.o_proj.weight=R,S(1)'. May be given several times; the first
-    /// that matches counts. By default, an axis called tp shards projections as
-    /// in Llama, axes called fsdp, sdp or shard cut dim 0, and others hold copies.
+    /// Layout of matching tensors, with one placement per axis, as in
+    /// '*.o_proj.weight=R,S(1)'; repeatable, and the first match counts. By default,
+    /// an axis tp shards projections as in Llama, axes fsdp, sdp or shard split dim
+    /// 0, and other axes replicate.
     #[arg(long, value_name = "GLOB=PLACEMENTS", value_hint = ValueHint::Other)]
     shard: Vec<String>,
 
@@ -66,28 +66,28 @@ pub(super) struct PlanArgs {
     hub: HubArgs,
 }
 
-/// Axes with or without `mesh(…)` around them.
+/// Parses axes with or without `mesh(…)`.
 fn mesh(text: &str) -> Result<Mesh, TextError> {
     if text.starts_with("mesh(") { text.parse() } else { format!("mesh({text})").parse() }
 }
 
-/// Why a plan cannot be made.
+/// An invalid plan.
 #[derive(Debug, thiserror::Error)]
 enum PlanFailure {
-    #[error("`{text}` does not say how tensors lie: {reason}")]
+    #[error("invalid rule `{text}`: {reason}")]
     Rule { text: String, reason: String },
-    #[error("there is no rank {rank} in {mesh}")]
+    #[error("unknown rank {rank} of {mesh}")]
     NoSuchRank { rank: usize, mesh: Mesh },
-    #[error("`{tensor}` of shape {shape} cannot lie as {layout}: {reason}")]
+    #[error("cannot place `{tensor}` of shape {shape} as {layout}: {reason}")]
     Layout { tensor: String, shape: String, layout: Layout, reason: String },
 }
 
 impl Hint for PlanFailure {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Rule { .. } => Some("write `--shard '*.o_proj.weight=R,S(1)'`".to_owned()),
-            Self::NoSuchRank { mesh, .. } => Some(format!("ranks are 0 to {}", mesh.len() - 1)),
-            Self::Layout { .. } => Some("give the tensor a rule of its own with --shard".to_owned()),
+            Self::Rule { .. } => Some("use a rule such as `--shard '*.o_proj.weight=R,S(1)'`".to_owned()),
+            Self::NoSuchRank { mesh, .. } => Some(format!("use 0 to {}", mesh.len() - 1)),
+            Self::Layout { .. } => Some("add a rule for the tensor with `--shard`".to_owned()),
         }
     }
 }
@@ -101,9 +101,8 @@ struct Planned {
 #[derive(Serialize)]
 struct Rank {
     rank: usize,
-    /// Bytes of the rank's parts once decoded.
+    /// Bytes of its shards in memory.
     keeps: u64,
-    /// Bytes that it reads.
     reads: u64,
     requests: u64,
     files: usize,
@@ -127,7 +126,7 @@ struct Bytes {
     end: u64,
 }
 
-/// What tensors with matching names do along each axis.
+/// The layout of tensors with matching names.
 struct Rule {
     matcher: globset::GlobMatcher,
     layout: Layout,
@@ -158,8 +157,7 @@ pub(super) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
 
 fn rule(text: &str, mesh: Mesh) -> Result<Rule, PlanFailure> {
     let failed = |reason: String| PlanFailure::Rule { text: text.to_owned(), reason };
-    let (pattern, placements) =
-        text.rsplit_once('=').ok_or_else(|| failed("there is no `=` in it".to_owned()))?;
+    let (pattern, placements) = text.rsplit_once('=').ok_or_else(|| failed("it has no `=`".to_owned()))?;
     let matcher = glob(pattern).map_err(|error| failed(error.kind().to_string()))?.compile_matcher();
     let placements = placements.trim_start_matches('[').trim_end_matches(']');
     let layout: Layout =
@@ -167,8 +165,8 @@ fn rule(text: &str, mesh: Mesh) -> Result<Rule, PlanFailure> {
     Ok(Rule { matcher, layout })
 }
 
-/// How a tensor lies where no rule says so.
-fn usual(name: &str, entry: &TensorEntry, mesh: Mesh) -> Layout {
+/// The layout of a tensor without a rule.
+fn default_layout(name: &str, entry: &TensorEntry, mesh: Mesh) -> Layout {
     let rows = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head", "qkv_proj"];
     let columns = ["o_proj", "down_proj"];
     let named = |words: &[&str]| words.iter().any(|word| name.contains(word));
@@ -194,7 +192,7 @@ fn plan(
     let mut files = BTreeSet::new();
     for (name, entry) in source.index.tensors() {
         let ruled = rules.iter().find(|rule| rule.matcher.is_match(name)).map(|rule| rule.layout);
-        let layout = ruled.unwrap_or_else(|| usual(name, entry, mesh));
+        let layout = ruled.unwrap_or_else(|| default_layout(name, entry, mesh));
         let region = layout.region_of(&entry.shape, rank).map_err(|error| PlanFailure::Layout {
             tensor: name.clone(),
             shape: entry.shape.to_string(),

@@ -1,4 +1,4 @@
-//! Progress of long work, as a bar on a terminal.
+//! Progress bar of reading and writing checkpoints.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,16 +7,15 @@ use weightloom::checkpoint::Observer;
 
 use super::output::Output;
 
-/// Shows how far work has come. On anything but a terminal, and for JSON, it
-/// shows nothing.
+/// A progress bar on stderr, if that is a terminal and the output is not quiet.
 pub(super) struct Progress {
     bar: Mutex<ProgressBar>,
-    shown: bool,
+    output: Output,
 }
 
 impl Progress {
     pub(super) fn new(output: Output) -> Self {
-        Self { bar: Mutex::new(ProgressBar::hidden()), shown: output == Output::Text }
+        Self { bar: Mutex::new(ProgressBar::hidden()), output }
     }
 
     fn bar(&self) -> ProgressBar {
@@ -26,7 +25,7 @@ impl Progress {
 
 impl Observer for Progress {
     fn begin(&self, work: &str, total: u64) {
-        if !self.shown {
+        if self.output.is_quiet() {
             return;
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));

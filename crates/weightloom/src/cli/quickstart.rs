@@ -11,12 +11,11 @@ mod sample;
 mod summary;
 mod training_run;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, ValueHint};
-use weightloom::errors::Hint;
-use weightloom::launch::mpi_job;
 
 use super::failure::Failure;
 use super::hub::HubArgs;
@@ -48,24 +47,6 @@ pub(super) struct QuickstartArgs {
     steps: Option<u64>,
 }
 
-/// Quickstart was started by an MPI launcher.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot run quickstart as rank {rank} of an MPI job of {size}: it starts its own ranks")]
-struct UnderMpirun {
-    rank: String,
-    size: String,
-}
-
-impl Hint for UnderMpirun {
-    fn hint(&self) -> Option<String> {
-        Some(
-            "start it without mpirun, then resume its training with \
-             `mpirun -n 4 weightloom train weightloom-quickstart/pretrain.yaml`"
-                .to_owned(),
-        )
-    }
-}
-
 impl From<FolderError> for Failure {
     fn from(error: FolderError) -> Self {
         match error {
@@ -75,42 +56,33 @@ impl From<FolderError> for Failure {
     }
 }
 
-pub(super) fn run(args: &QuickstartArgs, output: Output) -> Result<ExitCode, Failure> {
-    // Otherwise every rank of the job would run the tour in the same folder.
-    if let Some((rank, size)) = mpi_job() {
-        return Err(Failure::user(&UnderMpirun { rank, size }));
-    }
-    let begun = Instant::now();
+pub(super) fn run(args: &QuickstartArgs, output: Output, program: &OsStr) -> Result<ExitCode, Failure> {
+    let started = Instant::now();
     let folder = TourFolder::create(&args.dir)?;
     let hub = HubArgs::default().hub()?;
     let context = RunContext { hub: &hub, stop: &stop_signal()?, output };
-    let say = |text: String| {
-        if output == Output::Text {
-            // Ignore a broken pipe.
-            let _ = output.line(&text, String::clone);
-        }
-    };
+    let status = |text: String| output.status(&text);
 
     let file = folder.pretrain_config(args.steps.unwrap_or(PRETRAIN_STEPS))?;
     let pretrain = run_config(&file, PRETRAIN_RANKS, &context)?;
-    say(summary::pretrained(&pretrain, &folder.primer()));
+    status(summary::pretrained(&pretrain, &folder.primer()));
 
     let certificate = check_reshard(&hub, &pretrain.checkpoint, LATER_RANKS)?;
-    say(summary::resharded(&certificate, &pretrain));
+    status(summary::resharded(&certificate, &pretrain));
 
     let file = folder.tune_config(&pretrain.checkpoint, args.steps.unwrap_or(TUNE_STEPS))?;
     let tune = run_config(&file, LATER_RANKS, &context)?;
-    say(summary::tuned(&tune, &folder.kitchen()));
+    status(summary::tuned(&tune, &folder.kitchen()));
 
     let samples = samples(&hub, &pretrain.checkpoint, &tune.checkpoint)?;
-    say(summary::sampled(&samples));
+    status(summary::sampled(&samples));
 
     let verdict = judge(&folder, &pretrain.checkpoint, &tune.checkpoint, output)?;
-    say(summary::judged(&verdict));
+    status(summary::judged(&verdict));
 
-    let next = summary::next(folder.path(), &pretrain, &tune, &verdict);
+    let next = summary::next(program, folder.path(), &pretrain, &tune, &verdict);
     let folder = folder.path().to_owned();
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     output.show(
         &Summary { folder, pretrain, certificate, tune, samples, verdict, next, seconds },
         summary::ending,

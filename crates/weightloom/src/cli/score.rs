@@ -1,4 +1,4 @@
-//! `weightloom score`: how likely a model finds a text, token by token.
+//! `weightloom score`.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,15 +13,15 @@ use super::output::{Output, counted, table};
 
 #[derive(Args)]
 pub(super) struct ScoreArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
-    /// The text, or - to read it from stdin.
+    /// Text, or - for stdin.
     #[arg(value_hint = ValueHint::Other)]
     text: String,
 
-    /// Show this many of the likeliest tokens at each place.
+    /// Show the N most likely tokens at each position.
     #[arg(long, value_name = "N", default_value_t = 0, value_hint = ValueHint::Other)]
     top: usize,
 
@@ -30,20 +30,20 @@ pub(super) struct ScoreArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Scores {
     model: String,
-    tokens: Vec<Scored>,
-    /// The sum of all logarithms.
+    tokens: Vec<ScoredToken>,
+    /// The sum over all tokens.
     log_probability: f64,
     perplexity: Option<f64>,
     tokens_per_second: f64,
 }
 
 #[derive(Serialize)]
-struct Scored {
+struct ScoredToken {
     token: u32,
     piece: String,
-    /// The first token follows nothing.
+    /// `None` for the first token.
     log_probability: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     likeliest: Vec<(u32, f64)>,
@@ -55,7 +55,7 @@ pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure>
     let generator = args.run.generator(&model, None, output)?;
     let tokens = generator.encode_prompt(&text)?;
     if tokens.is_empty() {
-        let error = ArgumentError { fact: "there is no text to score".to_owned(), fix: None };
+        let error = ArgumentError { fact: "cannot score an empty text".to_owned(), fix: None };
         return Err(Failure::user(&error));
     }
     let started = Instant::now();
@@ -63,25 +63,25 @@ pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure>
     let seconds = started.elapsed().as_secs_f64();
     let total: f64 = scores.iter().map(|score| score.chosen).sum();
     let count = scores.len();
-    let scored = |(place, &token): (usize, &u32)| {
-        let score = place.checked_sub(1).and_then(|before| scores.get(before));
-        Scored {
+    let scored = |(position, &token): (usize, &u32)| {
+        let score = position.checked_sub(1).and_then(|before| scores.get(before));
+        ScoredToken {
             token,
             piece: generator.tokenizer.token(token).unwrap_or_default().to_owned(),
             log_probability: score.map(|score| score.chosen),
             likeliest: score.map(|score| score.top.clone()).unwrap_or_default(),
         }
     };
-    let answer = Answer {
+    let shown = Scores {
         model: args.name.clone(),
         tokens: tokens.iter().enumerate().map(scored).collect(),
         log_probability: total,
         perplexity: (count > 0).then(|| (-total / count as f64).exp()),
         tokens_per_second: tokens.len() as f64 / seconds,
     };
-    output.show(&answer, |answer| {
-        let mut rows = table(&["token", "piece", "log probability", "likeliest"], &[0, 2]);
-        for token in &answer.tokens {
+    output.show(&shown, |shown| {
+        let mut rows = table(&["token", "piece", "log probability", "most likely"], &[0, 2]);
+        for token in &shown.tokens {
             let likeliest: Vec<String> = token
                 .likeliest
                 .iter()
@@ -97,12 +97,12 @@ pub(super) fn run(args: &ScoreArgs, output: Output) -> Result<ExitCode, Failure>
             ]);
         }
         let perplexity =
-            answer.perplexity.map_or_else(String::new, |value| format!(", perplexity {value:.3}"));
-        let speed = answer.tokens_per_second;
+            shown.perplexity.map_or_else(String::new, |value| format!(", perplexity {value:.3}"));
+        let speed = shown.tokens_per_second;
         format!(
             "{rows}\n{}, log probability {:.4}{perplexity}, {speed:.0} tokens/s",
-            counted(answer.tokens.len(), "token"),
-            answer.log_probability
+            counted(shown.tokens.len(), "token"),
+            shown.log_probability
         )
     })
 }

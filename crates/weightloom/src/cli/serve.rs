@@ -1,4 +1,4 @@
-//! `weightloom serve`: a model behind the API that OpenAI's clients speak.
+//! `weightloom serve`.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -12,33 +12,33 @@ use super::generate::RunArgs;
 use super::hub::ArgumentError;
 use super::output::Output;
 
-/// The variable with what callers must show. Keys do not belong on command
-/// lines, which others can see.
+/// The variable with the API key. Other users can see command lines, so it is
+/// not an option.
 const KEY: &str = "WEIGHTLOOM_API_KEY";
 
 #[derive(Args)]
 pub(super) struct ServeArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
-    /// What requests call the model [default: the last part of its name].
+    /// Name of the model in requests [default: the last component of NAME].
     #[arg(long, value_name = "NAME", value_hint = ValueHint::Other)]
     served_name: Option<String>,
 
-    /// The address to listen on.
+    /// Address to listen on.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_hint = ValueHint::Other)]
     host: String,
 
-    /// The port to listen on; 0 takes any that is free.
+    /// Port to listen on; 0 for any free port.
     #[arg(long, value_name = "PORT", default_value_t = 8000, value_hint = ValueHint::Other)]
     port: u16,
 
-    /// The most tokens that a request may ask for.
+    /// Maximum number of new tokens per request.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     max_new_tokens: Option<usize>,
 
-    /// Requests that may wait while another is answered.
+    /// Maximum number of waiting requests.
     #[arg(long, value_name = "N", value_hint = ValueHint::Other)]
     max_waiting: Option<usize>,
 
@@ -62,7 +62,7 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
         Ok(key) => Some(Secret::new(key)),
         Err(std::env::VarError::NotPresent) => None,
         Err(std::env::VarError::NotUnicode(_)) => {
-            let error = ArgumentError { fact: format!("{KEY} is not text"), fix: None };
+            let error = ArgumentError { fact: format!("{KEY} is not valid UTF-8"), fix: None };
             return Err(Failure::user(&error));
         }
     };
@@ -73,11 +73,11 @@ pub(super) fn run(args: &ServeArgs, output: Output) -> Result<ExitCode, Failure>
     let address = format!("{host}:{}", args.port);
     let ready = |address: SocketAddr| {
         let ready = Ready { url: format!("http://{address}/v1"), model: name, needs_key };
-        // Told at once, on one line, so that whoever started it can go on.
+        // One line, so that a parent process can read it.
         let _ = output.line(&ready, |ready| {
             let key =
-                if ready.needs_key { format!("; requests need the key in {KEY}") } else { String::new() };
-            format!("serving {} at {}{key}; Ctrl-C ends it", ready.model, ready.url)
+                if ready.needs_key { format!("; requests need the API key in {KEY}") } else { String::new() };
+            format!("serving {} at {}{key}; press Ctrl-C to stop", ready.model, ready.url)
         });
     };
     let served = run_server(&address, generator, options, shutdown_signal(), ready);

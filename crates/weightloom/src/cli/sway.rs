@@ -215,7 +215,7 @@ pub(super) fn run(command: &SwayCommand, output: Output) -> Result<ExitCode, Fai
 
 fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
     let report = report_of(&args.report)?;
-    let format = if output == Output::Json { ReportFormat::Json } else { args.format };
+    let format = if output.is_json() { ReportFormat::Json } else { args.format };
     let text = match format {
         ReportFormat::Terminal => terminal::render(&report) + "\n",
         ReportFormat::Markdown => report.to_markdown(),
@@ -225,7 +225,7 @@ fn report(args: &ReportArgs, output: Output) -> Result<ExitCode, Failure> {
     };
     match &args.out {
         Some(file) => put(file, &text),
-        None => Output::Text.show(&text, |text| text.trim_end().to_owned()),
+        None => Output::TEXT.show(&text, |text| text.trim_end().to_owned()),
     }
 }
 
@@ -236,13 +236,13 @@ fn compare(args: &CompareArgs, output: Output) -> Result<ExitCode, Failure> {
         runs.push((label, report_of(file)?));
     }
     let comparison = Comparison::of(&runs, limit.threshold());
-    let format = if output == Output::Json { TableFormat::Json } else { args.format };
+    let format = if output.is_json() { TableFormat::Json } else { args.format };
     let text = match format {
         TableFormat::Json => comparison.to_json(),
         TableFormat::Markdown => comparison.to_markdown(),
         TableFormat::Terminal => comparison_text(&comparison),
     };
-    Output::Text.show(&text, |text| text.trim_end().to_owned())?;
+    Output::TEXT.show(&text, |text| text.trim_end().to_owned())?;
     Ok(limit.exit(&comparison))
 }
 
@@ -311,13 +311,13 @@ fn comparison_text(comparison: &Comparison) -> String {
 
 fn trace(args: &TraceArgs, output: Output) -> Result<ExitCode, Failure> {
     let summary = TraceSummary::of(&text_of(&args.trace)?, args.slowest);
-    let format = if output == Output::Json { TableFormat::Json } else { args.format };
+    let format = if output.is_json() { TableFormat::Json } else { args.format };
     let text = match format {
         TableFormat::Json => summary.to_json(),
         // Markdown tables read well in a terminal.
         TableFormat::Markdown | TableFormat::Terminal => summary.to_markdown(),
     };
-    Output::Text.show(&text, |text| text.trim_end().to_owned())?;
+    Output::TEXT.show(&text, |text| text.trim_end().to_owned())?;
     Ok(if summary.total_events == 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 

@@ -1,4 +1,4 @@
-//! `weightloom tokenize`: a text as a model sees it.
+//! `weightloom tokenize`.
 
 use std::process::ExitCode;
 
@@ -14,15 +14,15 @@ use super::output::{Output, counted, table};
 
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
-    /// The name of a card, a folder, a file, or an address such as hf://org/name.
+    /// Card, folder, file, or URL such as hf://org/name.
     #[arg(value_hint = ValueHint::AnyPath)]
     name: String,
 
-    /// The text, or - to read it from stdin.
+    /// Text, or - for stdin.
     #[arg(value_hint = ValueHint::Other)]
     text: String,
 
-    /// Leave out the tokens that mark beginning and end.
+    /// Omit beginning-of-text and end-of-text tokens.
     #[arg(long)]
     plain: bool,
 
@@ -31,7 +31,7 @@ pub(super) struct TokenizeArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct Tokens {
     tokens: Vec<u32>,
     pieces: Vec<String>,
 }
@@ -43,11 +43,11 @@ pub(super) fn run(args: &TokenizeArgs, output: Output) -> Result<ExitCode, Failu
     let special = if args.plain { Special::Plain } else { Special::Add };
     let tokens = tokenizer.encode(&text, special).map_err(HubError::from)?;
     let pieces = tokens.iter().map(|&id| tokenizer.token(id).unwrap_or_default().to_owned()).collect();
-    output.show(&Answer { tokens, pieces }, |answer| {
+    output.show(&Tokens { tokens, pieces }, |shown| {
         let mut rows = table(&["token", "piece"], &[0]);
-        for (token, piece) in answer.tokens.iter().zip(&answer.pieces) {
+        for (token, piece) in shown.tokens.iter().zip(&shown.pieces) {
             rows.add_row([token.to_string(), format!("{piece:?}")]);
         }
-        format!("{rows}\n{}", counted(answer.tokens.len(), "token"))
+        format!("{rows}\n{}", counted(shown.tokens.len(), "token"))
     })
 }

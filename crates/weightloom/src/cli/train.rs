@@ -24,7 +24,7 @@ use super::RankArgs;
 use super::dry_run;
 use super::failure::Failure;
 use super::hub::{Downloads, HubArgs};
-use super::output::{Output, bytes, counted};
+use super::output::{Format, Output, bytes, counted};
 use super::progress::Progress;
 use sway_evaluator::SwayEvaluator;
 
@@ -80,6 +80,13 @@ impl From<TrainError> for Failure {
     }
 }
 
+impl TrainArgs {
+    /// Whether the command trains, rather than printing something.
+    pub(super) fn uses_ranks(&self) -> bool {
+        !(self.schema || self.reference || self.dump_config || self.dry_run)
+    }
+}
+
 pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure> {
     if args.schema {
         return output.show(&schema(), |schema| serde_json::to_string_pretty(schema).unwrap_or_default());
@@ -108,10 +115,10 @@ pub(super) fn run(args: &TrainArgs, output: Output) -> Result<ExitCode, Failure>
     let Some(outcome) = outcome else { return Ok(ExitCode::SUCCESS) };
     let summary = Summary::new(&config, &outcome);
     let text = |summary: &Summary| text(summary, &args.hub.model_options());
-    match output {
-        Output::Text => output.show(&summary, text),
+    match output.format {
+        Format::Text => output.show(&summary, text),
         // One line, like the records before it.
-        Output::Json => {
+        Format::Json => {
             output.line(&summary, text).map_err(|error| Failure::operational(&error))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -149,7 +156,7 @@ fn run_rank(
     let hub = args.hub.hub()?;
     let first = gang.rank() == 0;
     // Only the first rank reports.
-    let quiet = if first { output } else { Output::Json };
+    let quiet = if first { output } else { output.quiet() };
     let downloads = Downloads::new(quiet);
     let progress = Progress::new(quiet);
     let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
@@ -183,12 +190,7 @@ impl Reporter {
 
     /// Prints a line above the progress bar.
     fn print(&self, line: &str) {
-        if self.output == Output::Text {
-            self.bar.suspend(|| {
-                // Ignore a broken pipe.
-                let _ = self.output.line(&line, |line| (*line).to_owned());
-            });
-        }
+        self.bar.suspend(|| self.output.status(line));
     }
 }
 
@@ -236,7 +238,7 @@ impl Callback for Reporter {
             counted(state.world, "rank"),
             state.step,
         ));
-        if self.output == Output::Text {
+        if !self.output.is_quiet() {
             let target = ProgressDrawTarget::stderr_with_hz(8);
             self.bar = ProgressBar::with_draw_target(Some(state.total_steps), target);
             let style = ProgressStyle::with_template("[{bar:28}] {pos}/{len} {msg}");
@@ -252,11 +254,11 @@ impl Callback for Reporter {
     }
 
     fn on_log(&mut self, state: &TrainerState<'_>, record: &Record) -> CallbackResult {
-        match self.output {
-            Output::Json => {
+        match self.output.format {
+            Format::Json => {
                 let _ = self.output.line(record, |_| String::new());
             }
-            Output::Text => self.print(&log_line(record, state)),
+            Format::Text => self.print(&log_line(record, state)),
         }
         if let Some(left) = state.seconds_left {
             self.bar.set_message(format!("{} left", duration(left)));
@@ -276,7 +278,7 @@ impl Callback for Reporter {
         for (prompt, text) in &evaluation.samples {
             self.print(&format!("  {prompt:?} → {text:?}"));
         }
-        if self.output == Output::Json {
+        if self.output.is_json() {
             let record =
                 EvalRecord { step: state.step, eval_loss: evaluation.loss, samples: &evaluation.samples };
             let _ = self.output.line(&record, |_| String::new());

@@ -1,5 +1,4 @@
-//! `weightloom verify` and `weightloom fingerprint`: whether a checkpoint is
-//! what it was, and a short name for what it is.
+//! `weightloom verify` and `weightloom fingerprint`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,24 +13,24 @@ use super::progress::Progress;
 
 #[derive(Args)]
 pub(super) struct SourceArgs {
-    /// A file, a folder, or a URL (s3://, gs://, az://, http://).
+    /// File, folder, or URL (s3://, gs://, az://, http://).
     #[arg(value_hint = ValueHint::AnyPath)]
     path: String,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct VerifiedCheckpoint {
     path: String,
     format: String,
     tensors: usize,
     bytes: u64,
-    /// Whether there were checksums to compare with.
+    /// Whether the format has checksums.
     checksums: bool,
 }
 
 pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, Failure> {
     let failed = |error: CheckpointError| {
-        // A file that a checkpoint should have and has not is damage to it.
+        // A missing file of an existing checkpoint is damage.
         let lost = matches!(error, CheckpointError::Storage(StorageError::Missing { .. }));
         let there = lost && Path::new(&args.path).exists();
         let failure = if there { Failure::check_with_hint(&error) } else { Failure::from(error) };
@@ -39,19 +38,19 @@ pub(super) fn run_verify(args: &SourceArgs, output: Output) -> Result<ExitCode, 
     };
     let source = Source::open_url(&args.path).map_err(failed)?;
     let verified = verify(&source, &Progress::new(output)).map_err(failed)?;
-    let answer = Answer {
+    let shown = VerifiedCheckpoint {
         path: args.path.clone(),
         format: source.index.format().to_string(),
         tensors: verified.tensors,
         bytes: verified.bytes,
         checksums: verified.has_checksums,
     };
-    output.show(&answer, |answer| {
+    output.show(&shown, |shown| {
         let how = match verified.has_checksums {
-            true => "all are as they were saved",
-            false => "the files are whole and all can be read; this format has no checksums to compare with",
+            true => "all checksums match",
+            false => "all tensors are readable; this format has no checksums",
         };
-        format!("{}: {}, {}: {how}", answer.format, counted(answer.tensors, "tensor"), bytes(answer.bytes))
+        format!("{}: {}, {}: {how}", shown.format, counted(shown.tensors, "tensor"), bytes(shown.bytes))
     })
 }
 
@@ -60,6 +59,6 @@ pub(super) fn run_fingerprint(args: &SourceArgs, output: Output) -> Result<ExitC
     let found = fingerprint(&source, &Progress::new(output))?;
     output.show(&found, |found| {
         let tensors = found.tensors.iter().map(|(name, fingerprint)| format!("{fingerprint}  {name}\n"));
-        format!("{}{}  (the whole)", tensors.collect::<String>(), found.fingerprint)
+        format!("{}{}  (all tensors)", tensors.collect::<String>(), found.fingerprint)
     })
 }

@@ -1,4 +1,4 @@
-//! The folders that Weightloom keeps things in.
+//! Cache and config folders.
 
 use std::env;
 use std::fs;
@@ -27,7 +27,8 @@ fn folder(name: &'static str, own: &str, shared: &str, in_home: &str) -> Check {
     }
 }
 
-/// Our own variable, else a folder of ours in the shared one, else in home.
+/// Weightloom's variable, else a subfolder of the XDG folder, else of the home
+/// folder.
 fn locate(own: &str, shared: &str, in_home: &str) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set(own)
@@ -35,8 +36,8 @@ fn locate(own: &str, shared: &str, in_home: &str) -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|home| home.join(in_home).join("weightloom")))
 }
 
-/// Whether the folder can be written to, or created when it is needed. Tried
-/// by writing, since permissions alone do not tell.
+/// Whether the folder is writable or can be created. Writes a file, since
+/// permissions alone are not conclusive.
 fn writable(path: &Path) -> Result<&'static str, String> {
     let (existing, state) = match path.is_dir() {
         true => (path, "writable"),

@@ -14,15 +14,12 @@ pub(super) fn checks() -> Vec<Check> {
 fn cpu() -> Check {
     let model = proc_field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown model".to_owned());
     let features = features();
-    let fast = if features.is_empty() {
-        "no vector extensions that kernels use".to_owned()
-    } else {
-        features.join(" ")
-    };
+    let fast =
+        if features.is_empty() { "no supported vector extensions".to_owned() } else { features.join(" ") };
     Check::ok("cpu", format!("{model}: {fast}"))
 }
 
-/// The extensions that choose between kernels, of those this CPU has.
+/// Vector extensions that kernels use.
 #[cfg(target_arch = "x86_64")]
 fn features() -> Vec<&'static str> {
     let mut found = Vec::new();
@@ -92,7 +89,7 @@ fn gpu() -> Check {
                 "repair the NVIDIA driver, or run on the CPU",
             )
         }
-        Err(_) => Check::ok("gpu", "no NVIDIA driver; not needed, everything runs on the CPU so far"),
+        Err(_) => Check::ok("gpu", "no NVIDIA driver; not needed on the CPU"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! MPI: whether this build has it and whether this machine can launch it.
+//! MPI support of this build and this machine.
 
 use std::process::Command;
 
@@ -10,11 +10,11 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn build() -> Check {
     if cfg!(feature = "mpi") {
-        Check::ok("mpi build", "this build runs under mpirun")
+        Check::ok("mpi build", "built with MPI")
     } else {
         Check::missing(
             "mpi build",
-            "this build has thread ranks only",
+            "built without MPI; ranks are threads",
             "cargo build --release --features mpi (needs libopenmpi-dev openmpi-bin libclang-dev)",
         )
     }

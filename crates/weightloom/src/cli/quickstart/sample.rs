@@ -36,7 +36,7 @@ pub(super) fn samples(hub: &Hub, model: &Path, adapter: &Path) -> Result<Vec<Sam
 
 fn generate(hub: &Hub, model: &Path, adapter: Option<&Path>) -> Result<Vec<String>, Failure> {
     let model = hub.open(&model.display().to_string(), &())?;
-    let generator = RunArgs::with_adapter(adapter).generator(&model, None, Output::Json)?;
+    let generator = RunArgs::with_adapter(adapter).generator(&model, None, Output::TEXT.quiet())?;
     let prompts = PROMPTS.iter().map(|prompt| generator.encode_prompt(prompt)).collect::<Result<_, _>>()?;
     let request = GenerateRequest { prompts, max_new_tokens: MAX_NEW_TOKENS, ..GenerateRequest::default() };
     let rows = generator.generate(&request, &StopCriteria::default(), |_| ControlFlow::Continue(()))?;

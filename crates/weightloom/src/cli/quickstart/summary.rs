@@ -1,5 +1,6 @@
 //! The text of the tour.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -114,12 +115,13 @@ pub(super) fn ending(summary: &Summary) -> String {
 
 /// Commands to try with the results of the tour.
 pub(super) fn next(
+    program: &OsStr,
     folder: &Path,
     pretrain: &TrainingRun,
     tune: &TrainingRun,
     verdict: &Judgement,
 ) -> Vec<Command> {
-    let program = program();
+    let program = program_name(Path::new(program));
     let (model, adapter) = (shell(&pretrain.checkpoint), shell(&tune.checkpoint));
     let further = pretrain.steps + pretrain.steps.div_ceil(4);
     let merged = shell(&folder.join("merged"));
@@ -141,9 +143,8 @@ pub(super) fn next(
 }
 
 /// The program as it was called, so that commands can be copied.
-fn program() -> String {
-    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
-    if called.components().count() > 1 { shell(&called) } else { "weightloom".to_owned() }
+fn program_name(called: &Path) -> String {
+    if called.components().count() > 1 { shell(called) } else { "weightloom".to_owned() }
 }
 
 /// Quotes a path for a shell.

@@ -130,7 +130,7 @@ fn parameters(checkpoint: &Path) -> Result<u64, Failure> {
 }
 
 fn bar(config: &Config, output: Output) -> ProgressBar {
-    if output == Output::Json {
+    if output.is_quiet() {
         return ProgressBar::hidden();
     }
     let target = ProgressDrawTarget::stderr_with_hz(8);

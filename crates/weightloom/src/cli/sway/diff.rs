@@ -56,8 +56,8 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
     let runs = [("a", judged(first, output)?), ("b", judged(second, output)?)]
         .map(|(label, report)| (label.to_owned(), report));
     let comparison = Comparison::of(&runs, limit.threshold());
-    if output == Output::Json {
-        Output::Text.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
+    if output.is_json() {
+        Output::TEXT.show(&comparison.to_json(), |text| text.trim_end().to_owned())?;
     } else {
         let lost = |least: f64| {
             let pairs = runs[0].1.probes.iter().zip(&runs[1].1.probes);

@@ -45,7 +45,7 @@ impl Interruption {
                 if let Some((signal, _)) =
                     signals.iter().find(|(_, received)| received.load(Ordering::Relaxed))
                 {
-                    if output == Output::Text {
+                    if !output.is_quiet() {
                         let message = match caching.load(Ordering::Relaxed) {
                             true => "interrupted: answers so far are cached; run the same command to resume",
                             false => "interrupted: no answers are cached",

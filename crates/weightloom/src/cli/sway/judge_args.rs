@@ -13,7 +13,7 @@ use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Statistics, Suite};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
-use super::super::output::{Output, counted, table};
+use super::super::output::{Format, Output, counted, table};
 use super::backend::{build, check};
 use super::files::{check_target, put};
 use super::session::{CacheUse, prepare, run};
@@ -83,7 +83,7 @@ impl JudgeArgs {
     /// The format of stdout.
     pub(super) fn output(&self, asked: Output) -> Output {
         let printed = self.print_json || self.json_file.as_deref() == Some(Path::new(STDOUT));
-        if printed { Output::Json } else { asked }
+        if printed { asked.with_format(Format::Json) } else { asked }
     }
 
     /// Refuses options that only suites use, which `--same` would ignore.
@@ -155,8 +155,8 @@ impl JudgeArgs {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        if output == Output::Text && !written.is_empty() {
-            output.show(&written, |written| format!("written: {}", written.join(", ")))?;
+        if !written.is_empty() {
+            output.status(&format!("written: {}", written.join(", ")));
         }
         failure.map_or(Ok(()), Err)
     }

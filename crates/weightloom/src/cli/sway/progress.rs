@@ -20,14 +20,14 @@ pub(in crate::cli) struct SuiteProgress {
 }
 
 impl SuiteProgress {
-    /// Draws only if the output is text.
+    /// Draws unless the output is quiet.
     pub(in crate::cli) fn new(output: Output) -> Self {
         Self { bar: ProgressBar::hidden(), output, judged: 0, failed: 0, caching: Arc::default() }
     }
 
     fn start(&mut self, length: Option<u64>, template: &str, message: String) {
         self.bar.finish_and_clear();
-        if self.output != Output::Text {
+        if self.output.is_quiet() {
             return;
         }
         // Draws nothing unless stderr is a terminal.

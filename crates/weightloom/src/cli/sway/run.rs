@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use weightloom::sway::{Report, Verdict};
 
 use super::super::failure::Failure;
-use super::super::output::Output;
+use super::super::output::{Format, Output};
 use super::judge_args::JudgeArgs;
 use super::terminal;
 
@@ -66,9 +66,9 @@ pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
 
 /// Prints a report.
 pub(super) fn show(report: &Report, output: Output) -> Result<ExitCode, Failure> {
-    let text = match output {
-        Output::Text => terminal::render(report),
-        Output::Json => report.to_json(),
+    let text = match output.format {
+        Format::Text => terminal::render(report),
+        Format::Json => report.to_json(),
     };
-    Output::Text.show(&text, |text| text.trim_end().to_owned())
+    Output::TEXT.show(&text, |text| text.trim_end().to_owned())
 }

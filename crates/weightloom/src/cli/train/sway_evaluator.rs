@@ -68,15 +68,12 @@ impl SwayEvaluator {
 
     fn report(&self, checkpoint: &Path) -> Result<Report, Failure> {
         let prepared = self.prepare_suite(checkpoint)?;
-        let mut backend = build(&prepared.suite, &self.hub, Output::Json)?;
+        let mut backend = build(&prepared.suite, &self.hub, self.output.quiet())?;
         judge(&prepared, &mut *backend, &JudgeOptions::default(), &mut ()).map_err(failure)
     }
 
     fn print(&self, line: &str) {
-        if self.output == Output::Text {
-            // Ignore a broken pipe.
-            let _ = self.output.line(&line, |line| (*line).to_owned());
-        }
+        self.output.status(line);
     }
 }
 

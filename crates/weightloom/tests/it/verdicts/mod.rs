@@ -5,8 +5,6 @@
 //! `WEIGHTLOOM_VERDICT_RUNS` sets how often; the limits below are meant for 200,
 //! which take a while, and a few runs show that nothing is broken.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 mod language;
 mod lesson;
 mod suite;

@@ -1,7 +1,5 @@
 //! The tour, shortened: every station of it, and what it leaves behind.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! The crate table in `ARCHITECTURE.md` is the truth about the workspace.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! `weightloom sway` on a model with random weights.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;

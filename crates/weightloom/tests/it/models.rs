@@ -2,8 +2,6 @@
 //!
 //! Whole outputs are kept as snapshots, as in `cli.rs`; times are left out.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +13,7 @@ use assert_cmd::Command;
 use serde_json::{Value, json};
 
 /// A folder to work in, with a tiny model and an adapter for it.
-struct Place(tempfile::TempDir);
+pub struct Place(tempfile::TempDir);
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
@@ -39,7 +37,7 @@ fn tokenizer() -> Value {
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         for case in ["llama", "gpt2"] {
             std::fs::create_dir(place.path(case)).unwrap();
@@ -62,11 +60,11 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut command = Command::cargo_bin("weightloom").unwrap();
         command.env_clear().env("COLUMNS", "100").env("NO_COLOR", "1").env("HOME", self.0.path());
         command.env("WEIGHTLOOM_OFFLINE", "1").current_dir(self.0.path());

@@ -1,10 +1,6 @@
 //! What loading reads, allocates, proves and refuses.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod fixture;
-
-use fixture::{Fixture, Silent, apart, families, logits};
+use crate::fixture::{Fixture, Silent, apart, families, logits};
 use serde_json::{Value, json};
 use weightloom_checkpoint::Source;
 use weightloom_checkpoint::storage::ReadMode;

@@ -2,8 +2,6 @@
 //!
 //! Whole outputs are kept as snapshots, as in `cli.rs`.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,9 @@
 //! The binary under `mpirun`.
 
-#![cfg(feature = "mpi")]
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
 use std::process::{Command, Output};
 
 fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
-    // Jobs that start at the same moment quarrel over one session folder.
+    // Concurrent jobs must not share a session folder.
     let session = tempfile::tempdir().unwrap();
     Command::new("mpirun")
         .env("TMPDIR", session.path())
@@ -20,18 +17,18 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn quickstart_starts_its_own_ranks_and_refuses_those_of_a_job() {
+fn quickstart_refuses_to_run_in_an_mpi_job() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("tour").display().to_string();
     let output = mpirun(2, &["quickstart", "--dir", &folder]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("of an MPI job of 2, but quickstart starts its own ranks"), "{text}");
+    assert!(text.contains("`quickstart` runs in one process, but this is an MPI job of 2"), "{text}");
     assert!(!std::path::Path::new(&folder).exists());
 }
 
 #[test]
-fn a_run_of_thread_ranks_goes_on_on_mpi_ranks() {
+fn a_run_of_thread_ranks_resumes_on_mpi_ranks() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("tour");
     let tour = Command::new(assert_cmd::cargo::cargo_bin("weightloom"))
@@ -52,7 +49,7 @@ fn gang_check_runs_on_mpi_ranks() {
     let output = mpirun(4, &["gang", "check"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.starts_with("4 ranks (mpi) act together as they must"), "{text}");
+    assert!(text.starts_with("4 ranks (mpi) pass the conformance suite"), "{text}");
 }
 
 #[test]
@@ -69,8 +66,8 @@ fn models_train_alike_on_mpi_ranks() {
     }
 }
 
-/// What a run's metrics say of each step, without times.
-fn told(folder: &std::path::Path) -> Vec<[serde_json::Value; 3]> {
+/// The metrics of each step, without times.
+fn metrics(folder: &std::path::Path) -> Vec<[serde_json::Value; 3]> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     lines.map(|line| ["step", "loss", "gradient_norm"].map(|key| line[key].clone())).collect()
@@ -104,11 +101,11 @@ fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
         let ran = mpirun(4, &["--json", "train", file, &way, &output(&processes)]);
         let text = String::from_utf8_lossy(&ran.stdout).into_owned();
         assert!(ran.status.success(), "{text}{}", String::from_utf8_lossy(&ran.stderr));
-        // One rank speaks for all: a line for each step, and one at the end.
+        // Only rank 0 prints: a line per step, and one at the end.
         assert_eq!(text.lines().count(), 7, "{text}");
         weightloom(&["--json", "train", file, &way, &output(&threads), "--ranks", "4"]);
-        assert_eq!(told(&processes).len(), 6);
-        assert_eq!(told(&processes), told(&threads), "{way}");
+        assert_eq!(metrics(&processes).len(), 6);
+        assert_eq!(metrics(&processes), metrics(&threads), "{way}");
         let fingerprint = |folder: &std::path::Path| -> serde_json::Value {
             let checkpoint = folder.join("checkpoints/step_6");
             let text = weightloom(&["--json", "fingerprint", checkpoint.to_str().unwrap()]);
@@ -116,15 +113,15 @@ fn a_run_is_the_same_on_mpi_ranks_and_on_threads() {
         };
         assert!(fingerprint(&processes).is_string());
         assert_eq!(fingerprint(&processes), fingerprint(&threads), "{way}");
-        // Threads go on from what processes saved.
+        // Threads resume from what processes saved.
         weightloom(&["train", file, &output(&processes), "train.max_steps=7", "--ranks", "2"]);
-        assert_eq!(told(&processes).len(), 7);
+        assert_eq!(metrics(&processes).len(), 7);
         std::fs::remove_dir_all(processes).unwrap();
         std::fs::remove_dir_all(threads).unwrap();
     }
 }
 
-/// A mistake is told, and no rank waits for the others for ever.
+/// A user error is reported, and no rank waits for the others.
 #[test]
 fn a_run_that_cannot_begin_ends_on_all_mpi_ranks() {
     let place = tempfile::tempdir().unwrap();
@@ -141,5 +138,43 @@ fn a_number_of_ranks_that_contradicts_the_job_is_refused() {
     let output = mpirun(2, &["gang", "check", "--ranks", "3"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("3 ranks were asked for, but the MPI job has 2"), "{text}");
+    assert!(text.contains("cannot run on 3 ranks: the MPI job has 2"), "{text}");
+}
+
+/// Commands without ranks would otherwise run once per process, and overwrite
+/// each other's results.
+#[test]
+fn commands_of_one_process_are_refused_once() {
+    let commands: [&[&str]; 6] = [
+        &["score", "model", "text"],
+        &["serve", "model"],
+        &["convert", "model", "target", "--to", "hf"],
+        &["doctor"],
+        &["train", "--schema"],
+        &["--json", "sway", "run", "sway.yaml"],
+    ];
+    for arguments in commands {
+        let output = mpirun(4, arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        let refusals = text.matches("runs in one process, but this is an MPI job of 4").count();
+        assert_eq!(refusals, 1, "{arguments:?}: {text}");
+        assert!(text.contains("run it without mpirun"), "{text}");
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn generate_shares_the_model_over_mpi_ranks() {
+    let place = crate::models::Place::new();
+    let model = place.path("llama").display().to_string();
+    let arguments = ["generate", &model, "t3 t4", "--max-new-tokens", "8", "--dtype", "f32"];
+    let alone = weightloom(&arguments);
+    let output = mpirun(2, &arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text, alone, "one text, printed once");
+    let output = mpirun(2, &["generate", &model, "-"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("cannot read the prompt from stdin under mpirun"), "{text}");
 }

@@ -1,14 +1,10 @@
 //! Models that are described in files: the shipped examples, against what
 //! transformers computes, and one with a form of its own.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod fixture;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use fixture::{Fixture, Silent, apart, greedy, json, logits};
+use crate::fixture::{Fixture, Silent, apart, greedy, json, logits};
 use serde_json::{Value, json};
 use weightloom_checkpoint::{
     LocalTensor, SaveFormat, SaveOptions, Saver, Sharding, Source, State, Target, TensorSpec,
@@ -26,7 +22,7 @@ fn described(case: &str) -> Fixture {
     let folder = Fixture::folder_of_all().join(case);
     let Value::Object(config) = json(&folder.join("config.json")) else { panic!("no map") };
     let family = YamlFamily::find(&format!("families.{case}"), &examples()).unwrap();
-    Fixture { name: case.to_owned(), folder, config, family: Arc::new(family) }
+    Fixture { folder, config, family: Arc::new(family) }
 }
 
 #[test]

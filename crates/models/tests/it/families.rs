@@ -1,11 +1,7 @@
 //! Every family against what transformers computes with the same numbers: on
 //! one rank, and shared in different ways.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod fixture;
-
-use fixture::{Fixture, apart, greedy, logits};
+use crate::fixture::{Fixture, apart, greedy, logits};
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::ModelLoadOptions;
 
@@ -56,7 +52,8 @@ fn logits_and_greedy_texts_are_those_of_transformers() {
 fn older_configurations_mean_the_same() {
     for case in CASES {
         let fixture = Fixture::open(case);
-        let serde_json::Value::Object(older) = fixture::json(&fixture.folder.join("config_published.json"))
+        let serde_json::Value::Object(older) =
+            crate::fixture::json(&fixture.folder.join("config_published.json"))
         else {
             panic!("no map")
         };

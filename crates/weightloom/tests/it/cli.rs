@@ -1,9 +1,4 @@
-//! The command line as a user sees it.
-//!
-//! Whole outputs are kept as snapshots; after an intended change, run
-//! `INSTA_UPDATE=always cargo test -p weightloom` and look at the difference.
-
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+//! Help, errors, layouts, doctor and completions.
 
 use std::fmt::Write as _;
 
@@ -11,7 +6,7 @@ use assert_cmd::Command;
 
 fn weightloom() -> Command {
     let mut command = Command::cargo_bin("weightloom").unwrap();
-    // What a surrounding shell or MPI job sets must not change results.
+    // A surrounding shell or MPI job must not change results.
     for name in ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"] {
         command.env_remove(name);
     }
@@ -229,16 +224,83 @@ fn a_reader_that_stops_early_is_no_failure() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Only rank 0 reports the error, so that it is printed once.
+#[test]
+fn a_command_of_one_process_refuses_an_mpi_job() {
+    for (arguments, name) in [(["completions", "bash"], "completions"), (["--json", "doctor"], "doctor")] {
+        let as_rank = |rank: &str, size: &str| {
+            let mut command = weightloom();
+            command.args(arguments).env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_SIZE", size);
+            command.output().unwrap()
+        };
+        let first = as_rank("0", "4");
+        let text = String::from_utf8_lossy(&first.stderr).into_owned();
+        assert_eq!(first.status.code(), Some(2), "{text}");
+        let message = format!("`{name}` runs in one process, but this is an MPI job of 4");
+        assert!(text.contains(&message) && text.contains("run it without mpirun"), "{text}");
+        let other = as_rank("3", "4");
+        assert_eq!((other.status.code(), other.stdout, other.stderr), (Some(2), Vec::new(), Vec::new()));
+        assert!(as_rank("0", "1").status.success(), "a job of one process is fine");
+    }
+}
+
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn a_build_without_mpi_refuses_an_mpi_job() {
-    let output = weightloom()
-        .args(["gang", "check"])
-        .env("OMPI_COMM_WORLD_RANK", "1")
-        .env("OMPI_COMM_WORLD_SIZE", "4")
-        .output()
-        .unwrap();
+    let as_rank = |rank: &str| {
+        let mut command = weightloom();
+        command.args(["gang", "check"]).env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_SIZE", "4");
+        command.output().unwrap()
+    };
+    let output = as_rank("0");
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("rank 1 of an MPI job of 4") && text.contains("--features mpi"), "{text}");
+    assert!(text.contains("an MPI job of 4 as rank 0") && text.contains("--features mpi"), "{text}");
+    assert!(as_rank("1").stderr.is_empty());
+}
+
+#[test]
+fn man_pages_cover_every_visible_command() {
+    let folder = tempfile::tempdir().unwrap();
+    weightloom().args(["man", "--out"]).arg(folder.path().join("man1")).assert().success();
+    let page = |name: &str| std::fs::read_to_string(folder.path().join("man1").join(name)).unwrap();
+    assert!(page("weightloom.1").contains("weightloom\\-generate(1)"), "{}", page("weightloom.1"));
+    assert!(page("weightloom-sway-run.1").contains("weightloom"));
+    assert!(page("weightloom-generate.1").contains("max\\-new\\-tokens"));
+    assert!(!folder.path().join("man1/weightloom-man.1").exists(), "hidden");
+}
+
+/// `--json` chooses the format of results; only `--quiet` hides the status.
+#[test]
+fn quiet_and_json_are_independent() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("run.yaml");
+    std::fs::write(
+        &config,
+        "model: {name: llama, config_overrides: {vocab_size: 64, hidden_size: 16, intermediate_size: 24, \
+         num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 32}}\n\
+         data: {type: dummy, max_seq_len: 16}\ntrain: {max_steps: 2, global_batch_size: 2}\n",
+    )
+    .unwrap();
+    let mut number = 0;
+    let mut run = |options: &[&str]| {
+        number += 1;
+        let output =
+            format!("train.checkpoint.output_dir={}", folder.path().join(number.to_string()).display());
+        let mut command = weightloom();
+        let output = command.args(options).arg("train").arg(&config).arg(output).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let is_json =
+        |text: &str| text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
+    let (plain, status) = run(&[]);
+    assert!(plain.contains("saved ") && status.is_empty(), "{plain}{status}");
+    let (quiet, status) = run(&["--quiet"]);
+    assert!(!quiet.contains("saved ") && !quiet.is_empty() && status.is_empty(), "{quiet}{status}");
+    let (json, status) = run(&["--json"]);
+    assert!(is_json(&json) && status.contains("saved "), "{json}{status}");
+    let (json, status) = run(&["--json", "-q"]);
+    assert!(is_json(&json) && !json.is_empty() && status.is_empty(), "{json}{status}");
 }

@@ -1,10 +1,6 @@
 //! Adapters against what PEFT computes with the same numbers.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod fixture;
-
-use fixture::{Fixture, Silent, apart, json, logits, numbers};
+use crate::fixture::{Fixture, Silent, apart, json, logits, numbers};
 use weightloom_checkpoint::Source;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, load_adapter};

@@ -1,11 +1,7 @@
 //! Many texts under many changes at once: each text gets the bits that it gets
 //! alone, in every family, with every kind of adapter.
 
-#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
-
-mod fixture;
-
-use fixture::{Fixture, Silent, apart, json};
+use crate::fixture::{Fixture, Silent, apart, json};
 use weightloom_checkpoint::Source;
 use weightloom_gang::{GangOptions, GangSizes, Gangs, threads};
 use weightloom_hub::{ModelLoadOptions, load_adapter};
@@ -37,7 +33,7 @@ fn open(case: &str) -> Option<(Fixture, Decoder)> {
     // Some families are described by files that other tests read.
     let folder = Fixture::folder_of_all().join(case);
     let serde_json::Value::Object(config) = json(&folder.join("config.json")) else { panic!("no map") };
-    fixture::families().of_config(&config).ok()?;
+    crate::fixture::families().of_config(&config).ok()?;
     let fixture = Fixture::open(case);
     let decoder = fixture.load(&ModelLoadOptions::default()).decoder;
     Some((fixture, decoder))

@@ -1,0 +1,20 @@
+//! Integration tests of the model families.
+//!
+//! - `adapters`: adapters against PEFT.
+//! - `archs`: the presets and cards of published models.
+//! - `described`: models described in files.
+//! - `families`: every family against transformers, on one rank and sharded.
+//! - `folders`: the families are the folders of `src`.
+//! - `loading`: what loading reads, allocates and refuses.
+//! - `prefix_tree`: batched sequences have the same bits as alone.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod adapters;
+mod archs;
+mod described;
+mod families;
+mod fixture;
+mod folders;
+mod loading;
+mod prefix_tree;

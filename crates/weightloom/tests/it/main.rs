@@ -1,0 +1,26 @@
+//! Integration tests of the binary and the facade, and rules of the workspace.
+//!
+//! - `cli`: help, errors, layouts, doctor. Runs without the `mpi` feature:
+//!   `cargo test -p weightloom --test it cli::`
+//! - `checkpoints`, `models`, `train`, `sway`, `quickstart`: the other commands.
+//! - `mpirun`: commands as ranks of an MPI job.
+//! - `verdicts`: sway on adapters with known effects.
+//! - `architecture`, `tidy`, `vocabulary`: rules of the workspace.
+//!
+//! Whole outputs are snapshots; after an intended change, run
+//! `INSTA_UPDATE=always cargo test -p weightloom` and read the difference.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod architecture;
+mod checkpoints;
+mod cli;
+mod models;
+#[cfg(feature = "mpi")]
+mod mpirun;
+mod quickstart;
+mod sway;
+mod tidy;
+mod train;
+mod verdicts;
+mod vocabulary;
