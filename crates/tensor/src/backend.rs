@@ -12,10 +12,7 @@
 
 pub(crate) mod meta;
 
-use crate::adamw::Step;
 use crate::device::Device;
-use crate::element::{with_float, with_gradient};
-use crate::error::{Result, TensorError};
 use crate::kernels::attention::AttentionKernels;
 use crate::kernels::comparison::ComparisonKernels;
 use crate::kernels::copy::CopyKernels;
@@ -29,10 +26,7 @@ use crate::kernels::reduce::ReduceKernels;
 use crate::kernels::rope::RopeKernels;
 use crate::kernels::softmax::SoftmaxKernels;
 use crate::kernels::sort::SortKernels;
-use crate::kernels::{adamw, sgd};
-use crate::sgd::Sgd;
-use crate::tensor::Tensor;
-use meta::{record, volume};
+use crate::optim::OptimizerKernels;
 
 /// The kernels of a device.
 pub(crate) fn on(device: Device) -> &'static dyn Backend {
@@ -48,7 +42,7 @@ pub(crate) struct Cpu;
 /// No memory: shapes, dtypes and costs.
 pub(crate) struct Meta;
 
-/// All kernels of a device, by family, and those of optimizers.
+/// All kernels of a device, by family.
 pub(crate) trait Backend:
     AttentionKernels
     + ComparisonKernels
@@ -63,73 +57,11 @@ pub(crate) trait Backend:
     + RopeKernels
     + SoftmaxKernels
     + SortKernels
+    + OptimizerKernels
     + Sync
 {
-    /// One AdamW step in place.
-    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<()>;
-
-    /// One step of gradient descent in place, with momentum if there is a
-    /// running sum of gradients.
-    fn sgd(
-        &self,
-        step: &Sgd,
-        gradient: &Tensor,
-        parameter: &mut Tensor,
-        buffer: Option<&mut Tensor>,
-    ) -> Result<()>;
-
-    /// The sum of squares. Waits for the result.
-    fn squares(&self, x: &Tensor) -> Result<f64>;
 }
 
-impl Backend for Cpu {
-    fn adamw(&self, step: &Step, gradient: &Tensor, state: [&mut Tensor; 3]) -> Result<()> {
-        with_gradient!("adamw", state[0].dtype(), gradient.dtype(), (T, G) => {
-            adamw::adamw::<T, G>(step, gradient, state)
-        })
-    }
+impl Backend for Cpu {}
 
-    fn sgd(
-        &self,
-        step: &Sgd,
-        gradient: &Tensor,
-        parameter: &mut Tensor,
-        buffer: Option<&mut Tensor>,
-    ) -> Result<()> {
-        with_gradient!("sgd", parameter.dtype(), gradient.dtype(), (T, G) => {
-            sgd::sgd::<T, G>(step, gradient, parameter, buffer)
-        })
-    }
-
-    fn squares(&self, x: &Tensor) -> Result<f64> {
-        with_float!("global_norm", x.dtype(), T => adamw::squares::<T>(x))
-    }
-}
-
-impl Backend for Meta {
-    fn adamw(&self, _: &Step, gradient: &Tensor, [p, m, v]: [&mut Tensor; 3]) -> Result<()> {
-        record("adamw", 14 * volume(gradient.shape()), &[gradient, p, m, v], &[p, m, v]);
-        Ok(())
-    }
-
-    fn sgd(
-        &self,
-        _: &Sgd,
-        gradient: &Tensor,
-        parameter: &mut Tensor,
-        buffer: Option<&mut Tensor>,
-    ) -> Result<()> {
-        let elements = volume(gradient.shape());
-        match buffer {
-            None => record("sgd", 5 * elements, &[gradient, parameter], &[parameter]),
-            Some(buffer) => {
-                record("sgd", 7 * elements, &[gradient, parameter, buffer], &[parameter, buffer]);
-            }
-        }
-        Ok(())
-    }
-
-    fn squares(&self, x: &Tensor) -> Result<f64> {
-        Err(TensorError::NoData { op: "global_norm", shape: x.shape().clone() })
-    }
-}
+impl Backend for Meta {}

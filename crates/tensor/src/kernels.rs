@@ -4,7 +4,6 @@
 //! implements them for the CPU and for the meta device, whose kernels return
 //! shapes and count flops and bytes. Kernels never see the tape.
 
-pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod comparison;
 pub(crate) mod copy;
@@ -18,7 +17,6 @@ pub(crate) mod norm;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
-pub(crate) mod sgd;
 pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod strides;

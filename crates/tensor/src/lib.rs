@@ -16,7 +16,6 @@
 pub mod memory;
 pub mod threads;
 
-mod adamw;
 mod backend;
 mod costs;
 mod device;
@@ -26,26 +25,25 @@ mod host_memory;
 mod kernels;
 mod meter;
 mod ops;
+mod optim;
 mod parallel;
 mod random;
-mod sgd;
 mod storage;
 mod tape;
 mod tensor;
 mod vectors;
 mod view;
 
-pub use adamw::{AdamW, Moments, global_norm};
 pub use costs::{Cost, Costs, counted, uncounted};
 pub use device::Device;
-pub use element::{Element, Float};
+pub use element::{Element, Float, Wide};
 pub use error::{Result, SharedError, TensorError};
 pub use host_memory::HostMemory;
 pub use kernels::sort::Order;
 pub use meter::Meter;
 pub use ops::{Attention, CrossEntropy, RopeStyle};
+pub use optim::{AdamW, Moments, Sgd, UpdateRule, fused_update, global_norm, scalar};
 pub use random::Stream;
-pub use sgd::Sgd;
 pub use tape::{Context, Function, Gradients, apply, backward, no_grad, recompute, recompute_over};
 pub use tensor::Tensor;
 pub use vectors::Level;
