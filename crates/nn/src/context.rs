@@ -56,7 +56,7 @@ impl<'a> ForwardContext<'a> {
     }
 
     /// Gathers and casts the parameter at `index`, or its replacement by the
-    /// batch's uniform adapter. Groups with replacements of their own are
+    /// batch's uniform adapter. Groups with other replacements are
     /// separated by [`by_group`](Self::by_group) first.
     pub(crate) fn parameter(&self, index: usize) -> Result<DTensor, NnError> {
         let (name, value) = &self.parameters[index - self.first_parameter];

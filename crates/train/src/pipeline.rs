@@ -12,7 +12,7 @@
 //! - [`timeline`] says when everything happens for given costs, how long ranks
 //!   are idle, and how much they must keep; [`draw`] shows it.
 //!
-//! Whoever carries a schedule out needs one queue for each pair of ranks and
+//! An executor of a schedule needs one queue for each pair of ranks and
 //! kind of [`Payload`]: messages arrive in the order in which they are asked
 //! for. Sending does not wait; receiving does.
 

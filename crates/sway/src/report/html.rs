@@ -1,6 +1,6 @@
 //! Reports as a self-contained HTML page, without network access or scripts.
 //!
-//! The verdict comes first, in plain words. The charts behind it follow, each
+//! The verdict comes first, in plain words. Its charts follow, each
 //! with its numbers as a table, and then the texts that the two models generate.
 //! A page is always smaller than [`MOST_BYTES`]: longer contents are cut, and
 //! the page says so.

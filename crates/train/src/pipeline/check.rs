@@ -53,7 +53,7 @@ fn home(schedule: &Schedule, action: Action) -> usize {
     }
 }
 
-/// Where each action stands in the program of the one rank that it belongs to.
+/// The index of each action in the program of its rank.
 struct Places<'a> {
     schedule: &'a Schedule,
     /// By kind, stage and micro-batch.
@@ -278,8 +278,8 @@ pub(super) fn run(schedule: &Schedule, mut done: impl FnMut(usize, usize)) -> Re
     }
 }
 
-/// Follows who waits for whom until a rank comes up again. Whoever is waited
-/// for has not sent yet, so waits as well: the way never ends before.
+/// Follows the waiting ranks until one repeats. A rank that another waits for
+/// has not sent yet, so it waits as well, and the path ends in a cycle.
 fn cycle(start: usize, waits: &[Option<(usize, Message)>], at: &[usize]) -> Vec<Wait> {
     let mut way: Vec<Wait> = Vec::new();
     let mut rank = start;

@@ -1,7 +1,7 @@
 //! A timeline as text, one line for each rank.
 //!
 //! `>` is forward, `<` backward, `.` idle. Where there is room, a micro-batch's
-//! number stands at its beginning, with a letter for the chunk if a rank has
+//! number is at its beginning, with a letter for the chunk if a rank has
 //! several. A column in which several things happen shows what takes most of
 //! it, or `=` where forward and backward take turns.
 

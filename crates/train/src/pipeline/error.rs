@@ -68,7 +68,7 @@ impl Hint for ProgramError {
             Self::Missing { rank, .. } => format!("add it to the program of rank {rank}"),
             Self::Unreceived { to, .. } => format!("let rank {to} receive it before it is needed"),
             Self::Unsent { from, .. } => format!("let rank {from} send it once it is made"),
-            Self::TooEarly { later, .. } => format!("move it behind action {later}"),
+            Self::TooEarly { later, .. } => format!("move it after action {later}"),
             Self::NoInput { .. } => "add what it needs in front of it".to_owned(),
             Self::OutOfOrder { .. } => "send in the order in which messages are received".to_owned(),
             Self::Deadlock { cycle } => match cycle.first() {

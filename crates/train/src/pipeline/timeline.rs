@@ -54,7 +54,7 @@ pub enum CostError {
     /// Not one cost for each stage.
     #[error("{found} costs ({of}) are given for {stages} stages")]
     Count { of: &'static str, found: usize, stages: usize },
-    /// Something that is no cost.
+    /// An invalid cost.
     #[error("a cost ({of}) of stage {stage} is {found}")]
     Cost { of: &'static str, stage: usize, found: String },
 }
@@ -74,7 +74,7 @@ impl Hint for CostError {
 pub struct Span {
     /// When its rank comes to it.
     pub start: f64,
-    /// When its rank goes on.
+    /// When its rank continues.
     pub end: f64,
 }
 

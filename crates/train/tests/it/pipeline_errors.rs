@@ -138,7 +138,7 @@ fn backward_before_forward_and_sending_before_making() {
     changed.ranks[0].swap(0, 1);
     let said = "rank 0, action 0: backward of stage 0, micro-batch 0, before its action 1, which that \
         needs: forward of stage 0, micro-batch 0";
-    assert_eq!(told(&changed), (said.to_owned(), "move it behind action 1".to_owned()));
+    assert_eq!(told(&changed), (said.to_owned(), "move it after action 1".to_owned()));
     let mut changed = schedule(GPipe, 2, 1, 1);
     changed.ranks[0].swap(0, 1);
     let needs = Action::Forward { stage: 0, micro: 0 };

@@ -1,5 +1,5 @@
 //! Which tokens of texts and prompts count, against expectations written by
-//! hand: what counts stands in brackets.
+//! hand: counted tokens are in brackets.
 
 use std::sync::Arc;
 

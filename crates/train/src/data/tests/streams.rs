@@ -137,8 +137,8 @@ fn stages() -> impl Strategy<Value = Vec<Stage>> {
     prop::collection::vec(stage, 1..5)
 }
 
-/// All rows that ranks are given, restarted as stages say; the last stage goes
-/// on to the end.
+/// All rows that ranks are given, restarted as stages say; the last stage
+/// continues to the end.
 fn run(settings: &DataSettings, stages: &[Stage]) -> (Vec<Row>, u64, DataState) {
     let (mut rows, mut targets) = (Vec::new(), 0);
     let mut state: Option<DataState> = None;
@@ -244,7 +244,7 @@ proptest! {
         prop_assert_eq!(state.position.truncated, count.truncated * epochs);
     }
 
-    /// Without an end, the stream goes on as with more epochs than are asked
+    /// Without an end, the stream continues as with more epochs than are asked
     /// for.
     #[test]
     fn an_endless_stream_equals_many_epochs(

@@ -84,7 +84,7 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
     Ok(limit.exit(&comparison))
 }
 
-/// The suite with another fine-tuned model in place of its own, and its backend.
+/// The suite with another fine-tuned model, and its backend.
 fn prepared(
     args: &DiffArgs,
     folder: &Path,
