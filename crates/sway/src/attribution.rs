@@ -58,7 +58,7 @@ pub struct Attribution {
 }
 
 /// Attributes the change to layers, over prompts. Returns nothing if the backend
-/// cannot disable modules of the adapter, or if there is no change.
+/// cannot disable modules of the adapter, or without a change.
 pub fn attribute(
     prompts: &[String],
     seed: u64,

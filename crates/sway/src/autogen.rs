@@ -185,8 +185,8 @@ impl<'a> Material<'a> {
             yaml.line("    prefix_chars: 128");
             yaml.line("    continuation_chars: 256");
         } else {
-            omitted.push(("external_perplexity", "there is no prose"));
-            omitted.push(("leakage", "there is no prose"));
+            omitted.push(("external_perplexity", "the document has no prose"));
+            omitted.push(("leakage", "the document has no prose"));
         }
         let topics = self.topics();
         if topics.len() < 20 {

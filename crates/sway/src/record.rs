@@ -58,7 +58,7 @@ pub struct Record {
     pub base_value: Option<f64>,
     /// The value of the fine-tuned model.
     pub ft_value: Option<f64>,
-    /// The numbers behind the finding.
+    /// The numbers that support the finding.
     #[serde(default)]
     pub evidence: Evidence,
     /// The finding in words.

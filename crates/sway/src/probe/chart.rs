@@ -35,7 +35,7 @@ pub enum Shape {
 /// A bar with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChartBar {
-    /// What the bar stands for.
+    /// The label.
     pub label: String,
     /// Its length.
     pub value: f64,

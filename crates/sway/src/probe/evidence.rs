@@ -1,4 +1,4 @@
-//! Evidence: the numbers behind a finding.
+//! Evidence: the numbers that support a finding.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The numbers behind a finding, as a JSON object.
+/// The numbers that support a finding, as a JSON object.
 ///
 /// Every kind of probe has an evidence type, whose fields are the keys of the
 /// object. Parts that several kinds share, or that are added after judging, are

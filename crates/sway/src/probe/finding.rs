@@ -19,7 +19,7 @@ pub struct Finding {
     pub base_value: Option<f64>,
     /// The value of the fine-tuned model.
     pub ft_value: Option<f64>,
-    /// The numbers behind the finding.
+    /// The numbers that support the finding.
     pub evidence: Evidence,
     /// The finding in words.
     pub message: String,

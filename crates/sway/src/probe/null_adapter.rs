@@ -57,7 +57,7 @@ pub struct NullAdapterEvidence {
     pub null_stats: BTreeMap<String, KindNull>,
     /// The distributions of every rank multiplier.
     pub null_stats_by_rank: BTreeMap<String, BTreeMap<String, KindNull>>,
-    /// The samples behind `null_stats`.
+    /// The samples of `null_stats`.
     pub per_kind_raw_samples: Samples,
     /// Kinds without a distribution.
     pub skipped_kinds: Vec<SkippedKind>,

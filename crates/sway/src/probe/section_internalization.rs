@@ -123,7 +123,7 @@ impl SectionInternalization {
     fn not_applicable(&self, context: &ProbeContext<'_>, least: usize) -> Option<Finding> {
         let found = self.chosen(context).len();
         if context.sections.is_empty() {
-            return Some(Finding::skip("there is no document with sections"));
+            return Some(Finding::skip("no document with sections"));
         }
         (found < least)
             .then(|| Finding::skip(format!("{found} sections of these kinds are fewer than {least}")))

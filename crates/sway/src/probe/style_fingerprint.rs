@@ -95,7 +95,7 @@ impl StyleFingerprint {
         }
         let given = (!self.doc_reference.is_empty()).then_some(self.doc_reference.as_str());
         let Some(text) = given.or(context.document).filter(|text| !text.trim().is_empty()) else {
-            return Err(Finding::skip("there is no document to compare the style with"));
+            return Err(Finding::skip("no document to compare the style with"));
         };
         if self.extended == Extended::On {
             return Err(Finding::skip("grammatical features are not available"));

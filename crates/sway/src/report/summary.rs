@@ -19,10 +19,10 @@ impl Report {
     /// The verdict in a sentence.
     pub fn sentence(&self) -> String {
         if self.probes.is_empty() {
-            return "No probe ran, so there is no verdict.".to_owned();
+            return "No probe ran, so nothing was judged.".to_owned();
         }
         if !self.has_results() {
-            return "No probe could run, so there is no verdict.".to_owned();
+            return "No probe could run, so nothing was judged.".to_owned();
         }
         let mut meaning = self.score.band.meaning().to_owned();
         if let Some(first) = meaning.get_mut(..1) {
@@ -73,9 +73,9 @@ mod tests {
     #[test]
     fn a_report_without_results_is_not_called_noise() {
         let nothing = report(Vec::new());
-        assert_eq!(nothing.sentence(), "No probe ran, so there is no verdict.");
+        assert_eq!(nothing.sentence(), "No probe ran, so nothing was judged.");
         let failed = report(vec![record("preflight", Verdict::Error, None)]);
-        assert_eq!(failed.sentence(), "No probe could run, so there is no verdict.");
+        assert_eq!(failed.sentence(), "No probe could run, so nothing was judged.");
         assert!(failed.preflight_failed() && !failed.has_results());
         let bad = report(vec![record("delta_kl", Verdict::Fail, Some(0.0))]);
         assert_eq!(bad.sentence(), "The effect of fine-tuning is indistinguishable from noise.");

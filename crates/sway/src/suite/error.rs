@@ -28,7 +28,7 @@ pub enum SuiteRule {
     Category { near: Option<&'static str> },
     #[error("the weights of all categories add up to 0")]
     NoWeight,
-    #[error("both models are `{base}`, and there is no adapter")]
+    #[error("both models are `{base}`, without an adapter")]
     NoAdapter { base: String },
     #[error("kind `api` needs an endpoint")]
     NoEndpoint,

@@ -375,7 +375,7 @@ fn a_model_that_cannot_be_asked_has_no_verdict() {
     workspace.write("adapter/adapter_config.json", &config);
     // Even without --fail-on.
     let text = workspace.output(1, &["run", "sway.yaml", "--markdown", "run.md"]);
-    assert!(text.contains("No probe could run, so there is no verdict."), "{text}");
+    assert!(text.contains("No probe could run, so nothing was judged."), "{text}");
     assert!(!text.contains("Score") && !text.contains("noise") && text.contains("IA3"), "{text}");
     assert!(workspace.read("run.md").contains("- **Overall:** No probe could run"));
     // Nor does it compare as equal.

@@ -21,7 +21,7 @@ impl Scale {
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        // One value stands in the middle.
+        // A single value is in the middle.
         if high - low <= 0.0 || !(high - low).is_finite() {
             let half = if low == 0.0 { 1.0 } else { low.abs() / 2.0 };
             (low, high) = (low - half, high + half);

@@ -180,7 +180,7 @@ fn evidence_that_cannot_be_drawn_is_omitted() {
         check_nesting(&page);
     }
     check_nesting(&Report::default().to_html());
-    assert!(Report::default().to_html().contains("No probe ran, so there is no verdict."));
+    assert!(Report::default().to_html().contains("No probe ran, so nothing was judged."));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn a_report_without_results_has_no_score() {
     }
     for page in [report.to_html(), Report::default().to_html()] {
         assert!(page.contains("There is no score."));
-        assert!(page.contains("so there is no verdict.</h1>"));
+        assert!(page.contains("so nothing was judged.</h1>"));
     }
     assert!(!sample().to_html().contains("There is no score."));
 }

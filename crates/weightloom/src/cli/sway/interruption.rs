@@ -1,4 +1,4 @@
-//! Tells the user what an interrupted run leaves behind.
+//! Reports what an interrupted run has cached.
 //!
 //! Every answer is on disk as soon as it arrives, so nothing needs saving: the
 //! program says so, then ends as the signal would have ended it.
