@@ -50,8 +50,12 @@ pub struct CommRecord {
 pub(crate) struct CommLog(Option<Mutex<Vec<CommRecord>>>);
 
 impl CommLog {
-    pub(crate) fn new(enabled: bool) -> Self {
-        Self(enabled.then(Mutex::default))
+    pub(crate) fn enabled() -> Self {
+        Self(Some(Mutex::default()))
+    }
+
+    pub(crate) fn disabled() -> Self {
+        Self(None)
     }
 
     pub(crate) fn record(&self, record: CommRecord) {

@@ -92,7 +92,7 @@ impl DistContext {
         Arc::new(Self {
             groups,
             cache: PlanCache::default(),
-            comm_log: CommLog::new(options.log_comm),
+            comm_log: if options.log_comm { CommLog::enabled() } else { CommLog::disabled() },
             warnings: Mutex::default(),
             background: OnceLock::new(),
             options,

@@ -42,7 +42,7 @@ pub(crate) fn run(transport: &mut Transport<'_>, transfer: Transfer<'_>) {
             all_gather(comm, send.bytes(), &counts, recv.bytes_mut(), limit);
         }
         Transfer::ReduceScatter { send, recv, counts, op } => {
-            reduce_scatter(transport, send, recv, counts, op)
+            reduce_scatter(transport, send, recv, counts, op);
         }
         Transfer::Exchange { send, send_counts, mut recv, recv_counts } => {
             let width = send.dtype().size();

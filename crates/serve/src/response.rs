@@ -55,7 +55,7 @@ impl ResponseFormatter {
             match self.endpoint {
                 Endpoint::Completion => choice["text"] = json!(row.text),
                 Endpoint::Chat => {
-                    choice["message"] = json!({"role": "assistant", "content": row.text, "error": null});
+                    choice["message"] = json!({"role": "assistant", "content": row.text, "refusal": null});
                 }
             }
             choice
@@ -73,7 +73,7 @@ impl ResponseFormatter {
     /// The first chunks of a stream, which name the role.
     pub(crate) fn first_chunks(&self, rows: usize) -> Vec<Value> {
         let choice = |index: usize| {
-            let delta = json!({"role": "assistant", "content": "", "error": null});
+            let delta = json!({"role": "assistant", "content": "", "refusal": null});
             self.chunk(json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}))
         };
         match self.endpoint {
@@ -135,7 +135,7 @@ impl ResponseFormatter {
             (Some(_), Endpoint::Completion) => self.legacy_logprobs(entries),
             (Some(_), Endpoint::Chat) => {
                 let content: Vec<Value> = entries.iter().map(|entry| self.chat_logprob(entry)).collect();
-                json!({"content": content, "error": null})
+                json!({"content": content, "refusal": null})
             }
         }
     }

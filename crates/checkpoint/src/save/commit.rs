@@ -74,7 +74,7 @@ impl OpenTarget {
         // Values of DCP files are written with the frame and have no sums.
         let is_summed = |entry: &StoredEntry| entry.kind == EntryKind::Tensor || self.dcp.is_none();
         let names = self.stored.iter().filter(|(_, entry)| is_summed(entry)).map(|(name, _)| name);
-        names.filter(|name| !sums.covers_once(name)).cloned().next()
+        names.into_iter().find(|name| !sums.covers_once(name)).cloned()
     }
 
     /// The bytes of DCP's `.metadata` for the files of all ranks.

@@ -119,9 +119,9 @@ fn rules_rename_split_join_and_refuse() {
             into: vec![("a".into(), 4), ("b".into(), 3)],
         }],
     };
-    assert_eq!(refused(&wrong), "`w` has 6 elements along dim 0, but its parts take 7");
+    assert_eq!(refused(&wrong), "cannot split `w`: dim 0 has 6 elements, and the parts take 7");
     let wrong = KeyMap { rules: vec![KeyRule::Rename { from: "w".into(), to: "x.{}".into() }] };
-    assert_eq!(refused(&wrong), "`w` and `x.{}` do not have the same number of `{}`");
+    assert_eq!(refused(&wrong), "`w` and `x.{}` have different numbers of `{}`");
     assert!(serde_json::from_str::<KeyMap>(r#"[{"rename": {"from": "w", "into": "x"}}]"#).is_err());
 }
 
@@ -151,7 +151,7 @@ fn rules_stack_and_lead_back() {
     )
     .unwrap();
     let refused = source.with_keys(&gap).err().expect("refused").to_string();
-    assert_eq!(refused, "`e.0.x` is missing, which should be joined into `e.x`");
+    assert_eq!(refused, "cannot join `e.x`: `e.0.x` is missing");
     let one_way: KeyMap =
         serde_json::from_str(r#"[{"regroup": {"key": "w", "dim": 0, "outer": 1, "inner": 2}}]"#).unwrap();
     assert!(one_way.inverse().is_err());

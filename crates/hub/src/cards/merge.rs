@@ -263,7 +263,7 @@ mod tests {
             assert!(Patch::read("config", &field(&bad)).is_err(), "{bad}");
         }
         let error = Patch::read("config", &field(&json!({"a": {"_del_": [null]}}))).unwrap_err();
-        assert!(error.to_string().contains("`config.a._del_` of card `x`"), "{error}");
+        assert!(error.to_string().contains("`config.a._del_` in card `x`"), "{error}");
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn endless_templates_are_stopped() {
 
 #[test]
 fn the_work_limit_cannot_be_bypassed() {
-    let reserved = ChatTemplate::new("{% set weightloom_pays_for_work = 1 %}");
+    let reserved = ChatTemplate::new("{% set weightloom_spend_work = 1 %}");
     assert!(matches!(reserved, Err(ChatError::Reserved { .. })));
 }
 

@@ -202,7 +202,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     );
     assert!(
         refused(&|config| config["alpha_pattern"] = serde_json::json!({"(": 2}))
-            .starts_with("`(` in `alpha_pattern` is no regular expression")
+            .starts_with("invalid regular expression `(` in `alpha_pattern`: ")
     );
     assert_eq!(
         refused(&|config| config["lora_alpha"] = "much".into()),
@@ -215,7 +215,7 @@ fn adapters_that_do_not_fit_are_told_by_name() {
     let error = load_adapter(&source, &other_decoder, &*other.family, &other.config, &Silent).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the adapter's A for `model.layers.0.self_attn.q_proj` is 4x48, but 4x36 is expected"
+        "cannot use the adapter's A of shape 4x48 for `model.layers.0.self_attn.q_proj`: expected 4x36"
     );
     // Another kind of model.
     let source = Source::open(folder("lora_gpt2")).unwrap();

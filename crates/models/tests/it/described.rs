@@ -242,7 +242,7 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
     {
         std::os::unix::fs::symlink("nowhere", &file).unwrap();
         let error = YamlFamily::find("org.model", &search).unwrap_err();
-        assert!(error.to_string().ends_with("is a link that leads nowhere instead"), "{error}");
+        assert!(error.to_string().ends_with("it is a broken link, not a file"), "{error}");
         std::fs::remove_file(&file).unwrap();
     }
     std::fs::write(&file, [0xff]).unwrap();
@@ -254,7 +254,7 @@ fn broken_descriptions_are_told_with_their_file_and_missing_ones_with_every_plac
     assert_eq!(error.to_string(), "no `model.yaml` for model `org.modle`");
     assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `org.model`?"));
     let error = YamlFamily::find("org..model", &search).unwrap_err();
-    assert_eq!(error.to_string(), "`org..model` is no dotted name of a described model");
+    assert_eq!(error.to_string(), "invalid dotted model name `org..model`");
     assert!(YamlFamily::find("../x.y", &search).is_err());
     assert_eq!(YamlFamily::names(&search), ["org.model"]);
 }
@@ -264,7 +264,7 @@ fn configurations_of_described_models_are_checked_key_by_key() {
     let family = YamlFamily::find("my_org.my_moe", &examples()).unwrap();
     let map = |value: Value| value.as_object().unwrap().clone();
     let error = AnyFamily::decoder(&family, &map(json!({"vocab": 64}))).unwrap_err();
-    assert_eq!(error.to_string(), "the configuration has no `depth`");
+    assert_eq!(error.to_string(), "missing key `depth`");
     let tiny = arch_config(&family, "tiny").unwrap();
     let error = family.with_overrides(&tiny, &map(json!({"head": 8}))).unwrap_err();
     assert_eq!(weightloom_errors::Hint::hint(&error).as_deref(), Some("did you mean `heads`?"));

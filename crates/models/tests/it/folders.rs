@@ -55,7 +55,7 @@ pub fn register(
     Ok(())
 }
 
-/// The cards of every family of this crate: file names and texts.
+/// The cards of every family of this crate: file name and text.
 pub const CARDS: &[(&str, &str)] = &[
     ("ape_2/cards.yaml", include_str!("/s/ape_2/cards.yaml")),
     ("zebra/cards.yaml", include_str!("/s/zebra/cards.yaml")),

@@ -35,7 +35,7 @@ fn parameters_must_be_those_of_the_architecture() {
     swapped.values.iter_mut().find(|(name, _)| name == "model.norm.weight").unwrap().1 = embedding;
     check(
         swapped.build().unwrap_err(),
-        "cannot use parameter `model.norm.weight` of shape [29, 16]: expected [16]",
+        "cannot use parameter `model.norm.weight` of shape 29x16: expected 16",
         None,
     );
 }
@@ -125,7 +125,7 @@ fn adapters_must_fit_the_model() {
     );
     check(
         add("model.layers.0.self_attn.q_proj", &zeros(&[2, 9])),
-        "cannot use the adapter's A of shape [2, 9] for `model.layers.0.self_attn.q_proj`: expected [2, 16]",
+        "cannot use the adapter's A of shape 2x9 for `model.layers.0.self_attn.q_proj`: expected 2x16",
         Some("use the adapter's base model"),
     );
 }

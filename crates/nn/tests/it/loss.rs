@@ -39,9 +39,10 @@ fn gradients(checkpointing: ActivationCheckpointing) -> Vec<(String, Vec<f32>)> 
     for (_, value) in decoder.parameters_mut() {
         *value = value.parameter(Role::Trained);
     }
-    let gradients = backward([(loss(&decoder, checkpointing), None)]).unwrap();
-    let parameters = decoder.parameters().iter();
-    parameters.map(|(name, value)| (name.clone(), to_vec(&gradients.of(value).unwrap().unwrap()))).collect()
+    backward([(loss(&decoder, checkpointing), None)]).unwrap();
+    // Gradients of trained parameters accumulate in the parameters.
+    let gradient = |value: &DTensor| to_vec(&value.take_gradient().unwrap().unwrap());
+    decoder.parameters().iter().map(|(name, value)| (name.clone(), gradient(value))).collect()
 }
 
 #[test]

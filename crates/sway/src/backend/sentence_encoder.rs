@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn embeddings_come_from_the_encoder_and_other_answers_from_the_backend() {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../hub/tests/sentence");
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../hub/tests/fixtures/sentence");
         let mut backend = WithSentenceEncoder::open(Box::new(Dummy::default()), &folder, &()).unwrap();
         assert!(backend.description().capabilities.contains(&Capability::Embedding));
         let question = |query| Question::new(&View::Base, query);

@@ -37,7 +37,7 @@ mod tests {
     fn a_tokenizer_matches_itself_and_not_another() {
         let bytes = tokenizer("tests/fixtures/tiny/model");
         assert_eq!(first_difference(&bytes, &bytes), None);
-        let words = tokenizer("../hub/tests/sentence");
+        let words = tokenizer("../hub/tests/fixtures/sentence");
         assert!(first_difference(&bytes, &words).is_some_and(|text| !text.is_empty()));
     }
 }

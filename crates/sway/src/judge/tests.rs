@@ -11,7 +11,7 @@ models:
   ft: {base: tiny, adapter: out}
 suite:
   - {name: noise, kind: null_adapter}
-  - {name: change, kind: delta_kl, prompts: [Once upon a time, The sky is]}
+  - {name: change, kind: delta_kl, prompts: [Once upon a time, The sky is, A cat]}
 ";
 
 fn prepared() -> PreparedSuite {
@@ -70,9 +70,8 @@ fn wrong_options_are_reported() {
 fn a_backend_that_fails_leaves_its_answers_in_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let options = JudgeOptions { cache: Some(folder.path().to_owned()), ..JudgeOptions::default() };
-    let mut backend = Dummy::default();
+    let mut backend = Dummy::default().with_identity("dummy");
     backend.fail_after = Some(2);
-    backend.description.identity = Some("dummy".to_owned());
     let error = judge(&prepared(), &mut backend, &options, &mut ()).unwrap_err();
     assert!(matches!(error, JudgeError::Backend { cached: 2, .. }), "{error:?}");
     assert!(error.hint().unwrap().contains("2 new answers are cached"));

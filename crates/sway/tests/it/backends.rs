@@ -216,7 +216,7 @@ fn what_a_file_names_and_is_not_there_is_told_by_its_key() {
     let error = fault(base, "base: model, adapter: adapter, device: cuda");
     let expected = BuildError::Device { key: "models.ft.device".to_owned(), found: "cuda".to_owned() };
     assert_eq!(error, expected);
-    assert_eq!(error.hint().as_deref(), Some("write one of auto, cpu"));
+    assert_eq!(error.hint().as_deref(), Some("use one of `auto`, `cpu`"));
     let error = fault(base, "base: model, adapter: nowhere");
     assert!(matches!(&error, BuildError::NoAdapter { key, .. } if key == "models.ft.adapter"), "{error}");
     let error = fault(base, "base: model, adapter: model");

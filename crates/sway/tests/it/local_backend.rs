@@ -388,6 +388,6 @@ fn an_adapter_that_does_not_fit_is_an_error_with_a_reason() {
     let mut answers = Answers(vec![None]);
     let failed = backend.answer(&[Question::new(&View::Base, next("x", 1))], &mut answers);
     let Err(BackendError { message, .. }) = failed else { panic!("{failed:?}") };
-    assert!(message.contains("is expected"), "{message}");
+    assert!(message.contains("expected 4x64"), "{message}");
     assert!(backend.preflight().is_err());
 }

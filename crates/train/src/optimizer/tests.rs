@@ -40,7 +40,7 @@ fn a_wrong_number_of_states_is_an_error() {
             let error = optimizer.step(&step(), &mut zeros(2), &zeros(2), &mut states).unwrap_err();
             let op = optimizer.name();
             assert_eq!(error, TensorError::StateCount { op, expected, found });
-            assert_eq!(error.hint().unwrap(), "give it one tensor for each name in its `states`");
+            assert_eq!(error.hint().unwrap(), "pass one tensor for each name in `states`");
         }
     }
     let plain = Sgd { momentum: 0.0 };

@@ -112,7 +112,7 @@ fn sixteen_thousand_ranks_of_the_largest_llama() {
     // 15 of 31 slots are empty at the ends, if all stages took the same.
     assert!((0.3..0.6).contains(&found.pipeline.overall_bubble), "{}", found.pipeline.overall_bubble);
     let json = serde_json::to_value(&found).unwrap();
-    assert_eq!(json["data"], "not_there");
+    assert_eq!(json["data"], "not_available");
 }
 
 #[test]

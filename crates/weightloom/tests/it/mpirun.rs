@@ -130,7 +130,7 @@ fn a_run_that_cannot_begin_ends_on_all_mpi_ranks() {
     let output = mpirun(2, &["train", file.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{text}");
-    assert!(text.contains("there is no model spec `lama`"), "{text}");
+    assert!(text.contains("unknown model spec `lama`"), "{text}");
 }
 
 #[test]

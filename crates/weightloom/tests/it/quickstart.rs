@@ -120,15 +120,23 @@ fn a_folder_that_is_there_already_is_left_alone() {
 }
 
 #[test]
-fn a_process_of_an_mpi_job_is_refused_before_it_writes_anything() {
+fn an_mpi_job_is_refused_by_rank_0_before_anything_is_written() {
     for (rank, size) in [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")] {
-        let root = tempfile::tempdir().unwrap();
-        let output =
-            weightloom(root.path()).arg("quickstart").env(rank, "1").env(size, "4").output().unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(text.contains("rank 1 of an MPI job of 4") && text.contains("without mpirun"), "{text}");
-        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+        for (number, expected) in [
+            (
+                "0",
+                "error: `quickstart` runs in one process, but this is an MPI job of 4\nhint: run it without mpirun\n",
+            ),
+            // One message is enough.
+            ("1", ""),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let mut command = weightloom(root.path());
+            let output = command.arg("quickstart").env(rank, number).env(size, "4").output().unwrap();
+            assert_eq!(output.status.code(), Some(2));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+            assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+        }
     }
 }
 

@@ -547,7 +547,7 @@ fn checkpoints_of_a_training_run_are_judged() {
     let output = train("run.yaml");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("judged out/checkpoints/step_2: score "), "{text}");
+    assert!(text.contains("sway out/checkpoints/step_2: score "), "{text}");
     let metrics = workspace.read("out/metrics.jsonl");
     let judged: Value = metrics
         .lines()

@@ -157,7 +157,7 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on_later() {
     }
 }
 
-/// A run that stops tells a person so, and how to go on.
+/// A stopped run says so, and how to resume it.
 #[test]
 fn a_stopped_run_says_so() {
     let place = Place::new();
@@ -173,7 +173,7 @@ fn a_stopped_run_says_so() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("stopped at step"), "{text}");
-    assert!(text.contains("start it again to go on"), "{text}");
+    assert!(text.contains("run the same command again to resume"), "{text}");
 }
 
 /// Two runs in one folder would ruin each other.
@@ -184,7 +184,10 @@ fn a_folder_with_a_run_under_way_is_left_alone() {
     wait_for(&mut first, 2);
     let second = place.run(&["train", "run.yaml"]);
     assert!(second.contains("exit code 2"), "{second}");
-    assert!(second.contains("error: another run writes to `out`\nhint: wait until it has ended"), "{second}");
+    assert!(
+        second.contains("error: another run is writing to `out`\nhint: wait until it has ended"),
+        "{second}"
+    );
     signal(&first, "TERM");
     assert_eq!(ended(&first.wait_with_output().unwrap())["end"], "stopped");
 }
