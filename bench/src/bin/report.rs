@@ -1,5 +1,7 @@
 //! Runs benchmarks and writes the benchmarks page.
 
+#![allow(clippy::print_stderr, reason = "a command-line program")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 

@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(covers(&[60..100, 0..60]), (100, true));
         assert_eq!(covers(&[0..60, 50..60, 70..100]), (100, false));
         // The same sum and the same sum of squares of positions.
-        assert_eq!(covers(&[0..100, 0..1, 4..5, 5..6]).1, false);
+        assert!(!covers(&[0..100, 0..1, 4..5, 5..6]).1);
         assert_eq!(covers(&[0..99]), (99, false));
     }
 }

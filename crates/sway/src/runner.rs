@@ -247,7 +247,7 @@ fn run_probes(
                 Ok(result) if !null_pending => one.result = Some(result),
                 Ok(_) => one.awaits_null = true,
                 Err(Stop::Failed(error)) => {
-                    one.result = Some(ProbeResult::Judged(Finding::error(error.to_string())))
+                    one.result = Some(ProbeResult::Judged(Finding::error(error.to_string())));
                 }
                 Err(Stop::Pending) => {
                     let missing = context.answers.take_missing();

@@ -89,7 +89,9 @@ fn a_converted_model_is_uploaded() {
 fn a_prefix_with_a_model_is_not_overwritten() {
     let storage = Arc::new(MemoryStorage::default());
     let target = Target::Objects(Arc::clone(&storage) as _);
-    save(2, &target, Mode::Blocking).into_iter().for_each(|report| drop(report.unwrap()));
+    for report in save(2, &target, Mode::Blocking) {
+        report.unwrap();
+    }
     let before = storage.files();
     for report in save(2, &target, Mode::Blocking) {
         assert!(matches!(report.unwrap_err(), CheckpointError::Target(_) | CheckpointError::Ranks { .. }));

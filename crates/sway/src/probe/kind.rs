@@ -51,13 +51,16 @@ pub trait ProbeKind: fmt::Debug + Send + Sync + DeserializeOwned + JsonSchema + 
     }
 }
 
+/// Builds a probe from the fields of its entry.
+type Build = fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldErrors>;
+
 /// A [`ProbeKind`] as a value.
 #[derive(Clone, Copy)]
 pub struct Kind {
     /// What the kind is about.
     pub about: About,
     schema: fn() -> Value,
-    build: fn(&Map<String, Value>) -> Result<Box<dyn Probe>, FieldErrors>,
+    build: Build,
     on_noise: fn(&ProbeContext<'_>) -> Option<Box<dyn Probe>>,
     chart: fn(&Evidence, Statistics) -> Option<Chart>,
     table: fn(&Evidence) -> Option<EvidenceTable>,

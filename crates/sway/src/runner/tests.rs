@@ -207,8 +207,7 @@ fn a_run_resumes_after_a_backend_failure() {
     let folder = tempfile::tempdir().unwrap();
     let suite = Suite::new(json!([{"name": "c", "kind": "calibration_drift"}]));
     let mut cache = Cache::open(folder.path(), "dummy").unwrap();
-    let mut backend = Dummy::default();
-    backend.fail_after = Some(4);
+    let mut backend = Dummy { fail_after: Some(4), ..Dummy::default() };
     let error = suite.run_with(&mut backend, Some(&mut cache), &mut ()).unwrap_err();
     assert!(matches!(error, RunError::Backend(BackendError { .. })), "{error}");
     drop(cache);

@@ -84,10 +84,6 @@ enum Due {
 }
 
 impl Due {
-    fn now_if(condition: bool) -> Self {
-        if condition { Self::Now } else { Self::AtInterval }
-    }
-
     fn is_due(self, step: u64, interval: u64) -> bool {
         self == Self::Now || (interval > 0 && step.is_multiple_of(interval))
     }
@@ -133,8 +129,8 @@ impl<'a> Run<'a> {
             self.step(&batch)?;
             let last = self.progress.step == self.total;
             let stopping = self.agree_to_stop()? && !last;
-            self.evaluate(Due::now_if(last))?;
-            self.save(Due::now_if(last || stopping))?;
+            self.evaluate(if last { Due::Now } else { Due::AtInterval })?;
+            self.save(if last || stopping { Due::Now } else { Due::AtInterval })?;
             if stopping {
                 end = End::Stopped;
                 break;
