@@ -401,7 +401,7 @@ fn a_relative_path_without_a_folder_is_an_error() {
         "cannot resolve the relative path `models/x` in `checkpoint` of card `x`: the card is not in a folder (cards.yaml:2)"
     );
     assert!(matches!(store.card("y"), Err(CardError::Base { .. })));
-    assert!(store.card("z").unwrap_err().to_string().contains("`x://` is not a kind of address"));
+    assert!(store.card("z").unwrap_err().to_string().contains("unknown scheme `x://`"));
 }
 
 #[test]

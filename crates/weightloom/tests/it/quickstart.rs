@@ -39,7 +39,7 @@ fn the_tour_is_told_station_by_station() {
     // After two steps it has nothing to say yet.
     settings.add_filter(r"(before|after ) … .*", "$1 … [text]");
     settings.add_filter(r"(?m)^  \S+/weightloom ", "  weightloom ");
-    settings.add_filter(r"(?m)\[time\]: the .*$", "[time]: [what the score means]");
+    settings.add_filter(r"(?m)(sway.yaml, \[time\]): .*$", "$1: [what the score means]");
     settings.add_filter(r"score \d\.\d\d of 1 .*", "score [score]");
     settings.bind(|| insta::assert_snapshot!(told(&output)));
 }
