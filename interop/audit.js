@@ -305,7 +305,7 @@
       dots: all("circle.dot", svg).map((dot) => [dot.cx.baseVal.value, dot.cy.baseVal.value]),
       noise: all("circle.noise", svg).length,
     })),
-    writings: all(".writing .text").map((text) => {
+    generations: all(".generation .text").map((text) => {
       const parts = [...text.children];
       const without = (tag) => parts.filter((one) => one.localName !== tag).map((one) => one.textContent).join("");
       return { base: without("ins"), tuned: without("del") };

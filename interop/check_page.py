@@ -12,8 +12,8 @@ from page_values import differences, visible
 # Problems shown per check; the others are counted.
 SHOWN = 6
 PARTS = [
-    "Categories", "Less and more of the change", "Sections of the document", "Where the change is", "Against noise",
-    "Staying power in long contexts", "What the models write", "Probes", "The run",
+    "Categories", "Persistence in long contexts", "Sections of the document", "Strength of the adapter",
+    "Layers of the change", "Comparison with noise", "Generated texts", "Probes", "Run",
 ]
 
 
@@ -62,7 +62,7 @@ def contents(page, made, report):
         found = page.evaluate("audit.contents()")
         check.of, check.count = "parts", len(PARTS)
         assert found["headings"] == PARTS, found["headings"]
-        assert len(found["writings"]) > 3, "few texts are compared"
+        assert len(found["generations"]) > 3, "few texts are compared"
     with report.check("page of hostile texts: every text is present") as check:
         opened(page, made["of hostile texts"][1])
         found = page.evaluate("document.body.textContent")
@@ -71,12 +71,12 @@ def contents(page, made, report):
             check.count += 1
             assert visible(text) in found, f"{name} is missing"
         assert page.evaluate("document.title") != "taken", "a script in a report ran"
-    for name, words in (("of failures", "No probe could be carried out"), ("of nothing", "No probe was run")):
+    for name, words in (("of failures", "No probe could run"), ("of nothing", "No probe ran")):
         with report.check(f"page {name}: says so") as check:
             opened(page, made[name][1])
             check.of, check.count = "verdicts", 1
             verdict = page.evaluate("audit.contents().verdict")
-            assert verdict == f"{words}, so nothing is known.", verdict
+            assert verdict == f"{words}, so nothing was judged.", verdict
 
 
 def refused(place, page, source, file, report):

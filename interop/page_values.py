@@ -22,12 +22,12 @@ class Comparison:
         self.verdict()
         self.categories()
         self.probes()
-        self.curves("ablation", "lambdas", "mean_divergence_per_lambda")
-        self.curves("context", "context_lengths", "mean_divergence_per_length")
-        self.bars("sections", "effective_sis", ["per_section"])
+        self.curves("adapter_ablation", "lambdas", "mean_divergence_per_lambda")
+        self.curves("prompt_collapse", "context_lengths", "mean_divergence_per_length")
+        self.bars("section_internalization", "effective_sis", ["per_section"])
         self.bars("layers", "share", ["layers", "parts"])
         self.nulls()
-        self.writings()
+        self.generations()
         return self.faults, self.count
 
     def same(self, what, shown, wanted):
@@ -56,7 +56,7 @@ class Comparison:
     def verdict(self):
         score, wanted = self.report["score"], "There is no score"
         if any(probe["verdict"] not in ("error", "skip") for probe in self.report["probes"]):
-            wanted = f"Score {score['overall']:.2f} of 1, called {score['band']}"
+            wanted = f"Score {score['overall']:.2f} of 1 ({score['band']})"
         self.same("score", self.found["score"].split(". ")[0], wanted)
         numbers = [int(word) for word in self.found["score"].split(": ")[-1].split() if word.isdigit()]
         if self.report["probes"]:
@@ -84,11 +84,11 @@ class Comparison:
             value, _, ends = cell["Value and 95 % interval"].partition("[")
             for column, shown, wanted, digits in (
                     ("score", cell["Score"], probe["score"], 2), ("value", value, probe["raw"], 3),
-                    ("z", cell["Against noise"], probe["z_score"], 2)):
+                    ("z", cell["z-score"], probe["z_score"], 2)):
                 text = "—" if wanted is None else unsigned(f"{wanted:.{digits}f}")
                 self.same(f"{name}, {column}", shown.translate(BARE), text)
             self.same(f"{name}, interval", ends, "{:.3f}, {:.3f}]".format(*probe["ci_95"]) if probe["ci_95"] else "")
-            for column, key in (("p", "p_value"), ("p, all counted", "p_adjusted")):
+            for column, key in (("p", "p_value"), ("adjusted p", "p_adjusted")):
                 if column in cell:
                     wanted = probe.get(key)
                     text = "—" if wanted is None else "< 0.001" if wanted < 0.001 else f"{wanted:.3f}"
@@ -135,25 +135,25 @@ class Comparison:
                   and (samples := probe["evidence"].get("null_samples") or by_kind.get(probe["kind"]))]
         shown = self.tables("nulls")
         # The page notes drawings that it leaves out.
-        left_out = f"{len(wanted) - len(shown)} more drawings of “Against noise” are left out"
+        left_out = f"{len(wanted) - len(shown)} more charts of “Comparison with noise” are omitted"
         if len(shown) != len(wanted):
             self.same("drawings left out", left_out in self.found["text"], True)
         for table, drawing, (probe, samples) in zip(shown, self.drawings("nulls"), wanted):
             values = dict(table["rows"])
             self.near(probe["name"], values["Adapter"], probe["raw"])
             mean = sum(samples) / len(samples)
-            for name, number in (("least", min(samples)), ("mean", mean), ("most", max(samples))):
+            for name, number in (("minimum", min(samples)), ("mean", mean), ("maximum", max(samples))):
                 self.near(f"{probe['name']}, {name}", values[f"Noise, {name}"], number)
             beyond = sum(sample >= probe["raw"] for sample in samples)
             self.same(probe["name"], values["Noise at or above the adapter"], f"{beyond} of {len(samples)}")
             self.same(f"{probe['name']}, dots", drawing["noise"], len(samples))
 
-    def writings(self):
+    def generations(self):
         wanted = [pair for probe in self.report["probes"] for pair in probe["evidence"].get("generations", [])]
-        for shown, pair in zip(self.found["writings"], wanted):
+        for shown, pair in zip(self.found["generations"], wanted):
             for side, key in (("base", "base"), ("tuned", "ft")):
                 self.same(f"after {pair['prompt']!r}", shown[side], visible(pair[key]))
-        cut = len(self.found["writings"]) < len(wanted)
+        cut = len(self.found["generations"]) < len(wanted)
         self.same("truncated texts are noted", "pairs of texts are shown" in self.found["text"], cut)
 
 

@@ -17,6 +17,8 @@ import traceback
 os.environ |= {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
+    # Some virtual machines advertise AMX and do not allow it: torch's bf16 products end with an illegal instruction.
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
 }
 
 import check_adapters  # noqa: E402 - the environment must be set before these imports
