@@ -5,7 +5,7 @@
 //! neighbours all along a larger gang and on the whole gang, for every dtype,
 //! with even, uneven and empty payloads, and compares the bits with results
 //! computed on one rank. The cases of a collective are in its file in
-//! [`collectives`](crate::collectives). Engines add tests of failing ranks.
+//! [`collectives`]. Engines add tests of failing ranks.
 
 mod behaviour;
 mod messages;
