@@ -16,7 +16,7 @@ use crate::cache::{Cache, CacheAccess};
 use crate::error::BackendError;
 use crate::packs::{PackError, Packs};
 use crate::paired::PairedSettings;
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::report::{Determinism, Report};
 use crate::runner::{self, CancelFlag, Entry, Observer, RunError, RunOutcome, SuiteRun, check_names};
 use crate::score::{Score, WeightError, Weights};
@@ -284,7 +284,7 @@ fn add_layers(
     let found = outcome
         .records
         .iter_mut()
-        .filter(|record| !matches!(record.verdict, Verdict::Error | Verdict::Skip))
+        .filter(|record| !matches!(record.verdict, ProbeVerdict::Error | ProbeVerdict::Skip))
         .find_map(|record| {
             let entry = job.entries.iter().find(|entry| entry.name == record.name)?;
             let prompts = entry.probe.attribution_prompts();

@@ -25,6 +25,7 @@ mod evidence;
 mod external_perplexity;
 mod finding;
 mod generations;
+mod items;
 mod kind;
 mod leakage;
 mod lookup;
@@ -55,6 +56,7 @@ pub use evidence::{Calibration, Evidence, LimitTest, NullComparison, RawInterval
 pub use external_perplexity::ExternalPerplexity;
 pub use finding::Finding;
 pub use generations::{Generation, Generations};
+pub use items::{Better, ItemResult, ItemResults};
 pub use kind::{FieldErrors, FieldProblem, Kind, ProbeKind, UnknownKind, find};
 pub use leakage::Leakage;
 pub use lookup::{ProbeError, Stop};

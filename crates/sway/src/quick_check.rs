@@ -8,7 +8,7 @@ use thiserror::Error;
 use weightloom_errors::Hint;
 
 use crate::packs::Packs;
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::report::Report;
 use crate::statistics::Statistics;
 use crate::suite::{Suite, SuiteErrors};
@@ -104,7 +104,7 @@ impl Light {
     /// The outcome of a report. Paired tests decide by their verdict; the
     /// reference decides by the z-score if there is one, else by the score.
     pub fn of(report: &Report) -> Self {
-        if report.probes.iter().any(|record| record.verdict == Verdict::Error) {
+        if report.probes.iter().any(|record| record.verdict == ProbeVerdict::Error) {
             return Self::Red;
         }
         let Some(change) = report.probes.iter().find(|record| record.kind == "delta_kl") else {
@@ -116,8 +116,8 @@ impl Light {
             _ => Self::Red,
         };
         match (report.statistics, change.verdict, change.z_score) {
-            (Statistics::Paired, Verdict::Pass, _) => Self::Green,
-            (Statistics::Paired, Verdict::Fail, _) => Self::Red,
+            (Statistics::Paired, ProbeVerdict::Pass, _) => Self::Green,
+            (Statistics::Paired, ProbeVerdict::Fail, _) => Self::Red,
             (Statistics::Paired, ..) => Self::Yellow,
             (Statistics::Reference, _, Some(z)) => by_limits(z, 3.0, 1.0),
             (Statistics::Reference, _, None) => by_limits(report.score.overall, 0.6, 0.3),
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::probe::Finding;
 
-    fn report(statistics: Statistics, verdict: Verdict, z_score: Option<f64>, overall: f64) -> Report {
+    fn report(statistics: Statistics, verdict: ProbeVerdict, z_score: Option<f64>, overall: f64) -> Report {
         let mut record = Finding::without_number(verdict, "m").into_record("change", "delta_kl", 0.0);
         record.z_score = z_score;
         let mut report = Report { statistics, probes: vec![record], ..Report::default() };
@@ -143,10 +143,11 @@ mod tests {
     #[test]
     fn each_statistics_decides_in_its_own_way() {
         let paired = |verdict| Light::of(&report(Statistics::Paired, verdict, Some(9.0), 1.0));
-        assert_eq!(paired(Verdict::Pass), Light::Green);
-        assert_eq!(paired(Verdict::Inconclusive), Light::Yellow);
-        assert_eq!([Verdict::Fail, Verdict::Error].map(paired), [Light::Red; 2]);
-        let reference = |z, overall| Light::of(&report(Statistics::Reference, Verdict::Fail, z, overall));
+        assert_eq!(paired(ProbeVerdict::Pass), Light::Green);
+        assert_eq!(paired(ProbeVerdict::Inconclusive), Light::Yellow);
+        assert_eq!([ProbeVerdict::Fail, ProbeVerdict::Error].map(paired), [Light::Red; 2]);
+        let reference =
+            |z, overall| Light::of(&report(Statistics::Reference, ProbeVerdict::Fail, z, overall));
         assert_eq!(
             [Some(3.0), Some(1.0), Some(0.9)].map(|z| reference(z, 1.0)),
             [Light::Green, Light::Yellow, Light::Red]

@@ -11,7 +11,7 @@ use crate::probe::{Evidence, RecordedAbout, about};
 /// The verdict of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// As it should be.
     Pass,
     /// Not as it should be.
@@ -26,7 +26,7 @@ pub enum Verdict {
     Inconclusive,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ProbeVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pass => "pass",
@@ -47,7 +47,7 @@ pub struct Record {
     /// The kind of the probe.
     pub kind: String,
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
     /// From 0 to 1.
     pub score: Option<f64>,
     /// The measured number.

@@ -11,7 +11,7 @@ pub use weights::{WeightError, Weights};
 
 use crate::category::Category;
 use crate::probe::{EntryWeight, NullComparison};
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 use crate::statistics::Statistics;
 
 /// The most findings that are listed.
@@ -133,9 +133,9 @@ impl Score {
 /// Whether a record counts in the score.
 pub(crate) fn counts(record: &Record, statistics: Statistics) -> bool {
     match record.verdict {
-        Verdict::Skip | Verdict::Error => false,
-        Verdict::Inconclusive => statistics == Statistics::Reference,
-        Verdict::Pass | Verdict::Fail | Verdict::Warn => true,
+        ProbeVerdict::Skip | ProbeVerdict::Error => false,
+        ProbeVerdict::Inconclusive => statistics == Statistics::Reference,
+        ProbeVerdict::Pass | ProbeVerdict::Fail | ProbeVerdict::Warn => true,
     }
 }
 
@@ -162,7 +162,7 @@ fn low(components: &BTreeMap<String, f64>) -> impl Iterator<Item = String> + '_ 
     low.map(|(category, score)| format!("{category} is low: {score:.2}"))
 }
 
-fn number_of(records: &[Record], verdict: Verdict) -> usize {
+fn number_of(records: &[Record], verdict: ProbeVerdict) -> usize {
     records.iter().filter(|record| record.verdict == verdict).count()
 }
 
@@ -172,9 +172,9 @@ fn plural(number: usize) -> String {
 
 /// The first failure, low categories, the number of errors.
 fn reference_findings(records: &[Record], components: &BTreeMap<String, f64>) -> Vec<String> {
-    let first = records.iter().find(|record| record.verdict == Verdict::Fail).map(failed);
+    let first = records.iter().find(|record| record.verdict == ProbeVerdict::Fail).map(failed);
     let mut findings: Vec<String> = first.into_iter().chain(low(components)).collect();
-    let errors = number_of(records, Verdict::Error);
+    let errors = number_of(records, ProbeVerdict::Error);
     if errors > 0 {
         findings.push(format!("{} could not run", plural(errors)));
     }
@@ -190,12 +190,12 @@ fn paired_findings(
     missing: &[Category],
 ) -> Vec<String> {
     let mut findings = Vec::new();
-    let errors = number_of(records, Verdict::Error);
+    let errors = number_of(records, ProbeVerdict::Error);
     if errors > 0 {
         findings.push(format!("{} could not run", plural(errors)));
     }
-    findings.extend(records.iter().filter(|record| record.verdict == Verdict::Fail).map(failed));
-    let undecided = number_of(records, Verdict::Inconclusive);
+    findings.extend(records.iter().filter(|record| record.verdict == ProbeVerdict::Fail).map(failed));
+    let undecided = number_of(records, ProbeVerdict::Inconclusive);
     if undecided > 0 {
         findings.push(format!("inconclusive: {}", plural(undecided)));
     }
@@ -231,8 +231,8 @@ pub fn refusals(records: &[Record], score: &Score, threshold: f64) -> Vec<Refusa
     let refusal = |record: &Record| {
         let (name, message) = (record.name.clone(), record.message.clone());
         match record.verdict {
-            Verdict::Fail => Some(Refusal::Failed { name, message }),
-            Verdict::Error => Some(Refusal::Errored { name, message }),
+            ProbeVerdict::Fail => Some(Refusal::Failed { name, message }),
+            ProbeVerdict::Error => Some(Refusal::Errored { name, message }),
             _ => None,
         }
     };

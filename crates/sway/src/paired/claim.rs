@@ -2,7 +2,7 @@
 
 use crate::backend::Capability;
 use crate::probe::{Finding, ProbeContext, Stop};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::view::View;
 
 /// Settings of the paired tests.
@@ -118,7 +118,7 @@ pub struct Change {
     /// What a unit is.
     pub unit: &'static str,
     /// A verdict that holds whatever the test says, with its reason.
-    pub decided: Option<(Verdict, String)>,
+    pub decided: Option<(ProbeVerdict, String)>,
 }
 
 /// The claim that a number stays within a limit.

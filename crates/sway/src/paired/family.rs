@@ -3,7 +3,7 @@
 use super::claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 use crate::numbers::{mean, population_std};
 use crate::probe::{Finding, LimitTest, NullComparison};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// The highest score. dlm-sway calls higher ones suspicious, which a test cannot
 /// be.
@@ -91,8 +91,8 @@ enum Noise {
 /// change differs from noise (a gatekeeper, which needs no further correction).
 fn shaped(mut concluded: Concluded, noise: Noise) -> Concluded {
     let finding = &mut concluded.finding;
-    if noise == Noise::Possible && finding.verdict == Verdict::Pass {
-        finding.verdict = Verdict::Inconclusive;
+    if noise == Noise::Possible && finding.verdict == ProbeVerdict::Pass {
+        finding.verdict = ProbeVerdict::Inconclusive;
         finding.message = format!("{}, but the change may be noise", finding.message);
     }
     concluded
@@ -184,24 +184,27 @@ fn changed(
             Some(_) => "noise of the same size does not do this",
             None => "the signs agree",
         };
-        (Verdict::Pass, reason.to_owned())
+        (ProbeVerdict::Pass, reason.to_owned())
     } else if 1.0 / (paired.seeds + 1) as f64 > paired.level && deviation.is_some() {
         let seeds = (1.0 / paired.level).ceil() as u64 - 1;
-        (Verdict::Inconclusive, format!("{} draws of noise cannot decide, {seeds} could", paired.seeds))
+        (ProbeVerdict::Inconclusive, format!("{} draws of noise cannot decide, {seeds} could", paired.seeds))
     } else if let Some(needed) = needed {
-        (Verdict::Inconclusive, format!("about {needed} {} would decide", change.unit))
+        (ProbeVerdict::Inconclusive, format!("about {needed} {} would decide", change.unit))
     } else if deviation.is_none() && 0.5_f64.powi(change.units as i32) > paired.level {
         // Too few units to decide even if all signs agree.
         let needed = (1.0 / paired.level).log2().ceil();
-        (Verdict::Inconclusive, format!("{} {} cannot decide, {needed} could", change.units, change.unit))
+        (
+            ProbeVerdict::Inconclusive,
+            format!("{} {} cannot decide, {needed} could", change.units, change.unit),
+        )
     } else if deviation.is_none() {
-        (Verdict::Fail, "the signs disagree".to_owned())
+        (ProbeVerdict::Fail, "the signs disagree".to_owned())
     } else {
-        (Verdict::Fail, "noise of the same size does as much".to_owned())
+        (ProbeVerdict::Fail, "noise of the same size does as much".to_owned())
     };
     finding.verdict = verdict;
     finding.score =
-        Some(if change.decided.is_some() && verdict == Verdict::Fail { 0.0 } else { score(adjusted) });
+        Some(if change.decided.is_some() && verdict == ProbeVerdict::Fail { 0.0 } else { score(adjusted) });
     finding.z_score = deviation;
     finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
     finding.evidence.add(&NullComparison {
@@ -214,13 +217,13 @@ fn changed(
 
 /// A change without a test: no noise, and no fallback.
 fn untested(mut finding: Finding, change: &Change, paired: &PairedSettings) -> Concluded {
-    let no_noise = || (Verdict::Inconclusive, "the backend has no noise to compare with".to_owned());
+    let no_noise = || (ProbeVerdict::Inconclusive, "the backend has no noise to compare with".to_owned());
     let (verdict, reason) = change.decided.clone().unwrap_or_else(no_noise);
     finding.verdict = verdict;
     finding.score = match verdict {
         // As a claim that is just significant.
-        Verdict::Pass => Some(score(paired.level)),
-        Verdict::Fail => Some(0.0),
+        ProbeVerdict::Pass => Some(score(paired.level)),
+        ProbeVerdict::Fail => Some(0.0),
         _ => None,
     };
     finding.message = format!("{}: {reason}", finding.message);
@@ -229,9 +232,9 @@ fn untested(mut finding: Finding, change: &Change, paired: &PairedSettings) -> C
 
 fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSettings) -> Concluded {
     let (verdict, reason) = if adjusted <= paired.level {
-        (Verdict::Pass, "within its limit".to_owned())
+        (ProbeVerdict::Pass, "within its limit".to_owned())
     } else if limit.beyond <= paired.level {
-        (Verdict::Fail, "beyond its limit".to_owned())
+        (ProbeVerdict::Fail, "beyond its limit".to_owned())
     } else {
         let reason = match limit.needed {
             Some(needed) if needed > MOST_UNITS => {
@@ -240,9 +243,9 @@ fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSe
             Some(needed) => format!("about {} {} would decide", needed.max(limit.units + 1), limit.unit),
             None => "exactly at its limit".to_owned(),
         };
-        (Verdict::Inconclusive, reason)
+        (ProbeVerdict::Inconclusive, reason)
     };
-    let decided = verdict != Verdict::Inconclusive;
+    let decided = verdict != ProbeVerdict::Inconclusive;
     finding.verdict = verdict;
     finding.score = Some(score(adjusted));
     finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
@@ -283,7 +286,7 @@ mod tests {
                 })
                 .collect();
             let found = conclude(drafts, &paired);
-            alarms += usize::from(found.iter().any(|one| one.finding.verdict == Verdict::Pass));
+            alarms += usize::from(found.iter().any(|one| one.finding.verdict == ProbeVerdict::Pass));
         }
         // The true rate is at most 4 %: 80 of 2000, and three deviations (26).
         assert!(alarms <= 106, "{alarms} of {suites}");
@@ -300,15 +303,15 @@ mod tests {
             draft(-100.0, noise(24), Tail::Both),
         ];
         let found = conclude(drafts, &PairedSettings::default());
-        let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Pass]);
+        let verdicts: Vec<ProbeVerdict> = found.iter().map(|one| one.finding.verdict).collect();
+        assert_eq!(verdicts, [ProbeVerdict::Pass, ProbeVerdict::Fail, ProbeVerdict::Pass]);
         assert_eq!(found[0].p_adjusted, Some(0.04));
     }
 
     #[test]
     fn an_adapter_without_effect_is_not_a_change() {
         let found = conclude(vec![draft(0.0, vec![0.0; 24], Tail::Upper)], &PairedSettings::default());
-        assert_eq!((found[0].finding.verdict, found[0].p_value), (Verdict::Fail, Some(1.0)));
+        assert_eq!((found[0].finding.verdict, found[0].p_value), (ProbeVerdict::Fail, Some(1.0)));
         assert_eq!(found[0].finding.score, Some(0.0));
     }
 
@@ -316,7 +319,7 @@ mod tests {
     fn too_few_draws_are_inconclusive() {
         let paired = PairedSettings { seeds: 9, ..PairedSettings::default() };
         let found = conclude(vec![draft(9.0, vec![0.0; 9], Tail::Upper)], &paired);
-        assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
+        assert_eq!(found[0].finding.verdict, ProbeVerdict::Inconclusive);
         assert!(found[0].finding.message.contains("19 could"), "{}", found[0].finding.message);
     }
 
@@ -325,7 +328,7 @@ mod tests {
         // 25 numbers from 0 to 24; the observed one is the third.
         let nulls: Vec<f64> = (0..25).filter(|i| *i != 22).map(f64::from).collect();
         let found = conclude(vec![draft(22.0, nulls, Tail::Upper)], &PairedSettings::default());
-        assert_eq!(found[0].finding.verdict, Verdict::Inconclusive);
+        assert_eq!(found[0].finding.verdict, ProbeVerdict::Inconclusive);
         assert!(found[0].finding.evidence["needed_units"].as_u64().unwrap() > 10);
     }
 
@@ -339,9 +342,9 @@ mod tests {
             vec![limit(0.001, 0.999), limit(0.999, 0.001), limit(0.04, 0.9)],
             &PairedSettings::default(),
         );
-        let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
+        let verdicts: Vec<ProbeVerdict> = found.iter().map(|one| one.finding.verdict).collect();
         // Alone, 0.04 would be significant; as the second of three it is not.
-        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Inconclusive]);
+        assert_eq!(verdicts, [ProbeVerdict::Pass, ProbeVerdict::Fail, ProbeVerdict::Inconclusive]);
         assert_eq!(found[2].p_adjusted, Some(0.08));
         assert!(found[2].finding.message.contains("about 40 items"));
         let near = Limit { within: 0.4, beyond: 0.6, units: 5, needed: Some(148_367), unit: "items" };
@@ -362,7 +365,7 @@ mod tests {
                 unit: "items",
             }),
         };
-        let verdicts = |drafts: Vec<Draft>| -> Vec<Verdict> {
+        let verdicts = |drafts: Vec<Draft>| -> Vec<ProbeVerdict> {
             conclude(drafts, &PairedSettings::default()).iter().map(|one| one.finding.verdict).collect()
         };
         let nulls = || (0..24).map(f64::from).collect();
@@ -370,14 +373,14 @@ mod tests {
         // After a change, after noise, and without a comparison.
         let [kept, broken] = [shape(0.001), shape(0.999)];
         let after = |first: &Draft| verdicts(vec![first.clone(), kept.clone(), broken.clone()]);
-        assert_eq!(after(&change), [Verdict::Pass, Verdict::Pass, Verdict::Fail]);
-        assert_eq!(after(&noise)[1..], [Verdict::Inconclusive, Verdict::Fail]);
-        assert_eq!(verdicts(vec![kept, broken]), [Verdict::Pass, Verdict::Fail]);
+        assert_eq!(after(&change), [ProbeVerdict::Pass, ProbeVerdict::Pass, ProbeVerdict::Fail]);
+        assert_eq!(after(&noise)[1..], [ProbeVerdict::Inconclusive, ProbeVerdict::Fail]);
+        assert_eq!(verdicts(vec![kept, broken]), [ProbeVerdict::Pass, ProbeVerdict::Fail]);
     }
 
     #[test]
     fn without_noise_the_fallback_test_decides() {
-        let change = |fallback_p: Option<f64>, units: usize, decided: Option<(Verdict, String)>| Draft {
+        let change = |fallback_p: Option<f64>, units: usize, decided: Option<(ProbeVerdict, String)>| Draft {
             finding: Finding::skip("x"),
             claim: Claim::Change(Change {
                 observed: 1.0,
@@ -389,7 +392,7 @@ mod tests {
                 decided,
             }),
         };
-        let clear = (Verdict::Pass, "it is clear".to_owned());
+        let clear = (ProbeVerdict::Pass, "it is clear".to_owned());
         let drafts = vec![
             change(None, 8, None),
             change(None, 8, Some(clear)),
@@ -398,8 +401,8 @@ mod tests {
             change(Some(0.7), 8, None),
         ];
         let found = conclude(drafts, &PairedSettings::default());
-        let verdicts: Vec<Verdict> = found.iter().map(|one| one.finding.verdict).collect();
-        let (open, pass, fail) = (Verdict::Inconclusive, Verdict::Pass, Verdict::Fail);
+        let verdicts: Vec<ProbeVerdict> = found.iter().map(|one| one.finding.verdict).collect();
+        let (open, pass, fail) = (ProbeVerdict::Inconclusive, ProbeVerdict::Pass, ProbeVerdict::Fail);
         assert_eq!(verdicts, [open, pass, open, pass, fail]);
         // Three tests, so the smallest p-value is tripled.
         assert_eq!(found[3].p_adjusted, Some(0.012));

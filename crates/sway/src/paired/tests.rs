@@ -11,7 +11,7 @@ use super::PairedSettings;
 use crate::backend::Capability;
 use crate::numbers::pcg64::Pcg64;
 use crate::probe::tests::packs;
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 use crate::runner::{Entry, SuiteRun, run};
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
@@ -134,13 +134,13 @@ impl World {
     }
 }
 
-fn verdict(records: &[Record], name: &str) -> Verdict {
+fn verdict(records: &[Record], name: &str) -> ProbeVerdict {
     records.iter().find(|record| record.name == name).unwrap().verdict
 }
 
 /// Whether a suite claims that fine-tuning changed or taught anything.
 fn claims(records: &[Record]) -> bool {
-    ["delta", "sections", "cases", "choices"].iter().any(|name| verdict(records, name) == Verdict::Pass)
+    ["delta", "sections", "cases", "choices"].iter().any(|name| verdict(records, name) == ProbeVerdict::Pass)
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn no_change_is_not_claimed() {
         let mut world = World::new(seed);
         let records = world.judged();
         assert!(!claims(&records), "seed {seed}");
-        assert_eq!(verdict(&records, "neutral"), Verdict::Pass);
-        assert_eq!(verdict(&records, "drift"), Verdict::Pass);
+        assert_eq!(verdict(&records, "neutral"), ProbeVerdict::Pass);
+        assert_eq!(verdict(&records, "drift"), ProbeVerdict::Pass);
     }
 }
 
@@ -176,7 +176,7 @@ fn real_fine_tuning_is_found() {
         world.toy.train(&document, 30, 0.5, &mut world.generator);
         let records = world.judged();
         found += u64::from(claims(&records));
-        taught += u64::from(verdict(&records, "sections") == Verdict::Pass);
+        taught += u64::from(verdict(&records, "sections") == ProbeVerdict::Pass);
     }
     assert!(found >= 190, "{found} of {RUNS}");
     assert!(taught >= 190, "{taught} of {RUNS}");
@@ -189,7 +189,7 @@ fn harm_to_neutral_text_is_found() {
         let mut world = World::new(30_000 + seed);
         let neutral = world.neutral[..1500].to_owned();
         world.toy.train(&neutral, 30, -0.5, &mut world.generator);
-        named += u64::from(verdict(&world.judged(), "neutral") == Verdict::Fail);
+        named += u64::from(verdict(&world.judged(), "neutral") == ProbeVerdict::Fail);
     }
     assert!(named >= 190, "{named} of {RUNS}");
 }
@@ -217,9 +217,9 @@ fn without_noise_the_sign_test_decides() {
     let document = world.document.concat();
     world.toy.train(&document, 60, 0.5, &mut world.generator);
     let records = world.judged();
-    assert_eq!(verdict(&records, "null"), Verdict::Skip);
+    assert_eq!(verdict(&records, "null"), ProbeVerdict::Skip);
     // Ten choices: the least probability is one in 1024, also as one of many.
-    assert_eq!(verdict(&records, "choices"), Verdict::Pass);
+    assert_eq!(verdict(&records, "choices"), ProbeVerdict::Pass);
     // Five sections of 32 ways: not enough to decide, whatever they gained.
-    assert_ne!(verdict(&records, "sections"), Verdict::Pass);
+    assert_ne!(verdict(&records, "sections"), ProbeVerdict::Pass);
 }

@@ -14,7 +14,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::linear_fit::LinearFit;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
 use crate::view::{Real, View};
 
@@ -199,7 +199,7 @@ impl ProbeKind for AdapterAblation {
             raw: Some(shape.linearity),
             evidence,
             ..Finding::without_number(
-                if straight && saturates && overshoots { Verdict::Pass } else { Verdict::Fail },
+                if straight && saturates && overshoots { ProbeVerdict::Pass } else { ProbeVerdict::Fail },
                 format!(
                     "R² {:.2}, saturates {at}, overshoot {:.2}{}",
                     shape.linearity,
@@ -223,7 +223,7 @@ impl ProbeKind for AdapterAblation {
         let curve: Vec<f64> = measured.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
         if curve.iter().all(|divergence| *divergence < NO_CHANGE) {
             let message = "predictions do not move at any strength";
-            return Ok(Draft::settled(Finding::without_number(Verdict::Fail, message)));
+            return Ok(Draft::settled(Finding::without_number(ProbeVerdict::Fail, message)));
         }
         let straightness = |values: Vec<f64>| {
             let roots: Vec<f64> = values.iter().map(|value| value.max(0.0).sqrt()).collect();
@@ -249,7 +249,7 @@ impl ProbeKind for AdapterAblation {
             ci_95: interval,
             evidence,
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!("R² of the square root of the divergence {raw:.2}"),
             )
         };

@@ -14,7 +14,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::binomial;
 use crate::paired::{Claim, Draft, PairedSettings, share_below};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// How many cases the evidence shows.
 const SHOWN: usize = 8;
@@ -200,7 +200,7 @@ impl ProbeKind for AdapterRevert {
             return Ok(Finding {
                 score: Some(0.5),
                 evidence,
-                ..Finding::without_number(Verdict::Warn, BASE_KNOWS_ALL)
+                ..Finding::without_number(ProbeVerdict::Warn, BASE_KNOWS_ALL)
             });
         };
         let limit = self.assert_revert_rate_lt;
@@ -230,7 +230,7 @@ impl ProbeKind for AdapterRevert {
         let measured = self.measure(context)?;
         let counted = self.count(&measured);
         let Some(raw) = counted.rate() else {
-            return Ok(Draft::settled(Finding::without_number(Verdict::Inconclusive, BASE_KNOWS_ALL)));
+            return Ok(Draft::settled(Finding::without_number(ProbeVerdict::Inconclusive, BASE_KNOWS_ALL)));
         };
         let (reverts, total) = (counted.reverts(), counted.kept.len());
         let interval = binomial::clopper_pearson(reverts, total);
@@ -239,7 +239,7 @@ impl ProbeKind for AdapterRevert {
             ci_95: Some(interval),
             evidence: counted.evidence(None, &measured).with(&RawInterval { raw_ci_95: Some(interval) }),
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!("{reverts} of {total} paraphrases revert to the base"),
             )
         };

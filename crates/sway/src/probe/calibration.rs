@@ -9,7 +9,7 @@ use super::context::ProbeContext;
 use super::evidence::Calibration;
 use crate::numbers::logistic::logistic_score;
 use crate::numbers::{mean, population_std};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// The least standard deviation of a null distribution.
 const LEAST_STD: f64 = 1e-6;
@@ -70,7 +70,7 @@ pub(crate) enum Better {
 /// A verdict by the rules of dlm-sway.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decision {
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: ProbeVerdict,
     pub(crate) score: f64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn decide(z: Option<f64>, limit: f64, otherwise: impl FnOnce() -> (bo
         Some(found) => (found >= limit, logistic_score(found)),
         None => otherwise(),
     };
-    Decision { verdict: if passed { Verdict::Pass } else { Verdict::Fail }, score }
+    Decision { verdict: if passed { ProbeVerdict::Pass } else { ProbeVerdict::Fail }, score }
 }
 
 /// The end of a message: the z-score, or that there is none.
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn a_z_score_decides_alone() {
         let never = || unreachable!("the z-score decides");
-        assert_eq!(decide(Some(3.0), 3.0, never).verdict, Verdict::Pass);
-        assert_eq!(decide(Some(2.9), 3.0, never).verdict, Verdict::Fail);
-        assert_eq!(decide(None, 3.0, || (true, 0.25)), Decision { verdict: Verdict::Pass, score: 0.25 });
+        assert_eq!(decide(Some(3.0), 3.0, never).verdict, ProbeVerdict::Pass);
+        assert_eq!(decide(Some(2.9), 3.0, never).verdict, ProbeVerdict::Fail);
+        assert_eq!(decide(None, 3.0, || (true, 0.25)), Decision { verdict: ProbeVerdict::Pass, score: 0.25 });
     }
 }

@@ -10,7 +10,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{binomial, mean};
 use crate::paired::{Claim, Draft, Limit, PairedSettings, mean_above, share_below};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// How many items the evidence shows.
 const SHOWN: usize = 5;
@@ -200,7 +200,7 @@ impl ProbeKind for CalibrationDrift {
                 .evidence(context, &drift, Some(interval))
                 .with(&MeanDeltaInterval { mean_delta_ci_95 }),
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!("{lost} of {total} facts were lost, {:+.3} nats on average", drift.mean),
             )
         };

@@ -15,7 +15,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// The model that dlm-sway embeds texts with.
 pub(crate) const EMBEDDING_MODEL: &str = "sentence-transformers/all-MiniLM-L6-v2";
@@ -231,7 +231,7 @@ impl ProbeKind for ClusterKl {
                 score: Some(0.0),
                 raw: Some(0.5),
                 evidence: evidence.with(&Calibration::default()),
-                ..Finding::without_number(Verdict::Warn, "all prompts moved equally far")
+                ..Finding::without_number(ProbeVerdict::Warn, "all prompts moved equally far")
             });
         };
         let range = topics.interval(self.num_clusters, context.seed);
@@ -261,7 +261,7 @@ impl ProbeKind for ClusterKl {
         let clusters = self.num_clusters;
         let evidence = self.evidence(&topics);
         let Some(raw) = topics.specificity(clusters) else {
-            let finding = Finding::without_number(Verdict::Fail, "all prompts moved equally far");
+            let finding = Finding::without_number(ProbeVerdict::Fail, "all prompts moved equally far");
             return Ok(Draft::settled(Finding { evidence, ..finding }));
         };
         let interval = topics.interval(clusters, context.seed);
@@ -269,7 +269,10 @@ impl ProbeKind for ClusterKl {
             raw: Some(raw),
             ci_95: interval,
             evidence: evidence.with(&RawInterval { raw_ci_95: interval }),
-            ..Finding::without_number(Verdict::Fail, format!("{raw:.2} of the variance lies between topics"))
+            ..Finding::without_number(
+                ProbeVerdict::Fail,
+                format!("{raw:.2} of the variance lies between topics"),
+            )
         };
         let change = Change {
             observed: raw,

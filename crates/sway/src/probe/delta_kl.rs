@@ -10,7 +10,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// The mean divergence of the next token between the base and the fine-tuned
 /// model, over prompts.
@@ -122,17 +122,17 @@ impl ProbeKind for DeltaKl {
         let interval = mean_interval(&divergences, context.seed);
         let least = self.assert_mean_gte;
         let small = interval.is_some_and(|[_, high]| high < least);
-        let mut decided = small.then(|| (Verdict::Fail, format!("it is below {least}")));
+        let mut decided = small.then(|| (ProbeVerdict::Fail, format!("it is below {least}")));
         if nulls.is_empty() && !small {
             let clear = interval.is_some_and(|[low, _]| low >= least);
-            let verdict = if clear { Verdict::Pass } else { Verdict::Inconclusive };
+            let verdict = if clear { ProbeVerdict::Pass } else { ProbeVerdict::Inconclusive };
             decided = Some((verdict, "the backend has no noise to compare with".to_owned()));
         }
         let finding = Finding {
             raw: Some(raw),
             ci_95: interval,
             evidence: self.evidence(&divergences, interval),
-            ..Finding::without_number(Verdict::Fail, format!("next-token predictions moved by {raw:.4}"))
+            ..Finding::without_number(ProbeVerdict::Fail, format!("next-token predictions moved by {raw:.4}"))
         };
         let change = Change {
             observed: raw,

@@ -11,7 +11,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// The only corpus.
 const CORPUS: &str = "public_domain_en";
@@ -129,7 +129,7 @@ impl ExternalPerplexity {
                 ft_mean_logprob_per_tok: tuned,
             })
             .with(&RawInterval { raw_ci_95: interval }),
-            ..Finding::without_number(Verdict::Fail, "")
+            ..Finding::without_number(ProbeVerdict::Fail, "")
         }
     }
 }

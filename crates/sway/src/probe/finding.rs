@@ -2,13 +2,13 @@
 
 use super::calibration::NullStatistics;
 use super::evidence::{Evidence, NonFinite};
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 
 /// The result of a probe, before it becomes the [`Record`] of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
     /// From 0 to 1.
     pub score: Option<f64>,
     /// The measured number.
@@ -31,7 +31,7 @@ pub struct Finding {
 
 impl Finding {
     /// A verdict with its reason, and no number.
-    pub fn without_number(verdict: Verdict, message: impl Into<String>) -> Self {
+    pub fn without_number(verdict: ProbeVerdict, message: impl Into<String>) -> Self {
         Self {
             verdict,
             score: None,
@@ -48,12 +48,12 @@ impl Finding {
 
     /// The probe does not apply.
     pub fn skip(message: impl Into<String>) -> Self {
-        Self::without_number(Verdict::Skip, message)
+        Self::without_number(ProbeVerdict::Skip, message)
     }
 
     /// The probe cannot run.
     pub fn error(message: impl Into<String>) -> Self {
-        Self::without_number(Verdict::Error, message)
+        Self::without_number(ProbeVerdict::Error, message)
     }
 
     /// Removes numbers that are not finite. If `raw` is not finite, the finding
@@ -78,7 +78,7 @@ impl Finding {
             self.ci_95 = None;
         }
         let part = if removed.contains(&"raw") {
-            self.verdict = Verdict::Error;
+            self.verdict = ProbeVerdict::Error;
             (self.score, self.z_score, self.base_value, self.ft_value, self.ci_95) =
                 (None, None, None, None, None);
             self.message = format!("the measured number is not finite ({})", self.message);
@@ -122,7 +122,7 @@ mod tests {
             raw: Some(1.0),
             z_score: Some(2.0),
             ci_95: Some([0.0, 1.0]),
-            ..Finding::without_number(Verdict::Pass, "m")
+            ..Finding::without_number(ProbeVerdict::Pass, "m")
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn a_raw_number_that_is_not_finite_is_an_error() {
         let found =
             Finding { raw: Some(f64::NAN), ft_value: Some(f64::INFINITY), ..finding() }.without_non_finite();
-        assert_eq!(found.verdict, Verdict::Error);
+        assert_eq!(found.verdict, ProbeVerdict::Error);
         assert_eq!((found.raw, found.score, found.z_score, found.ci_95), (None, None, None, None));
         assert_eq!(found.evidence["non_finite_inputs"], serde_json::json!(["raw", "ft_value"]));
     }
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn other_numbers_that_are_not_finite_are_removed() {
         let found = Finding { z_score: Some(f64::INFINITY), ..finding() }.without_non_finite();
-        assert_eq!(found.verdict, Verdict::Pass);
+        assert_eq!(found.verdict, ProbeVerdict::Pass);
         assert_eq!((found.raw, found.z_score, found.ci_95), (Some(1.0), None, Some([0.0, 1.0])));
         assert_eq!(found.evidence["defensively_nulled"], serde_json::json!(["z_score"]));
         assert_eq!(finding().without_non_finite(), finding());

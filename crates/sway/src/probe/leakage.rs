@@ -14,7 +14,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{mean, ratcliff_obershelp};
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::sections::Section;
 
 /// How many sections the evidence shows.
@@ -245,7 +245,7 @@ impl ProbeKind for Leakage {
             ft_value: Some(fragility(raw, perturbed)),
             ci_95: interval,
             evidence,
-            ..Finding::without_number(Verdict::Fail, format!("{raw:.2} of the continuation is recited"))
+            ..Finding::without_number(ProbeVerdict::Fail, format!("{raw:.2} of the continuation is recited"))
         };
         let margin: Vec<f64> = clean
             .iter()

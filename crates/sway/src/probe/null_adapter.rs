@@ -11,7 +11,7 @@ use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Sto
 use crate::backend::Capability;
 use crate::category::Category;
 use crate::paired::{Draft, PairedSettings};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::view::{Real, View};
 
 /// Null distributions of the other probes, from noise in place of the adapter.
@@ -223,7 +223,12 @@ impl ProbeKind for NullAdapter {
             from_cache: false,
         });
         let nulls = (!by_kind.is_empty()).then_some(NullStatistics { by_kind, by_rank });
-        Ok(Finding { score: Some(1.0), evidence, nulls, ..Finding::without_number(Verdict::Pass, message) })
+        Ok(Finding {
+            score: Some(1.0),
+            evidence,
+            nulls,
+            ..Finding::without_number(ProbeVerdict::Pass, message)
+        })
     }
 
     /// Says how many draws of matched noise the other probes are compared with.
@@ -239,7 +244,7 @@ impl ProbeKind for NullAdapter {
                 level: paired.level,
             }),
             ..Finding::without_number(
-                Verdict::Pass,
+                ProbeVerdict::Pass,
                 format!("{} draws of noise with the adapter's size and rank", paired.seeds),
             )
         }))

@@ -14,7 +14,7 @@ use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// How many cases the evidence shows under the reference statistics.
 const SHOWN: usize = 8;
@@ -224,10 +224,10 @@ impl ProbeKind for ParaphraseInvariance {
         let learned = means.verbatim >= self.min_verbatim_lift;
         let decided = match test {
             Some(test) if memorize && learned && test.p_greater(0.0) <= paired.level => {
-                Some((Verdict::Fail, "paraphrases gained as well".to_owned()))
+                Some((ProbeVerdict::Fail, "paraphrases gained as well".to_owned()))
             }
             Some(test) if !memorize && learned && test.p_less(0.0) <= paired.level => {
-                Some((Verdict::Fail, "it holds for the taught words only".to_owned()))
+                Some((ProbeVerdict::Fail, "it holds for the taught words only".to_owned()))
             }
             _ => None,
         };
@@ -252,7 +252,7 @@ impl ProbeKind for ParaphraseInvariance {
                 .evidence(&means, per_case, interval)
                 .with(&SurplusEvidence { surplus_ci_95: test.map(|test| test.confidence_interval()) }),
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!(
                     "taught questions gained {:+.3}, paraphrases {:+.3}",
                     means.verbatim, means.paraphrased

@@ -12,7 +12,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::sections::SectionKind;
 
 /// How many reasons the evidence shows.
@@ -207,7 +207,7 @@ impl ProbeKind for PreferenceFlip {
                     .with(&RawInterval { raw_ci_95: interval })
                     .with(&calibration),
                 ..Finding::without_number(
-                    Verdict::Warn,
+                    ProbeVerdict::Warn,
                     format!(
                         "the base has {wrong} wrong preferences, fewer than the {} a verdict needs; margins moved by {raw:+.3} nats",
                         self.min_triples_for_decision
@@ -262,7 +262,7 @@ impl ProbeKind for PreferenceFlip {
                 .with(&MarginEvidence { mean_margin_delta: raw })
                 .with(&RawInterval { raw_ci_95: interval }),
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!(
                     "better answers gained {raw:+.3} nats over worse ones; {flipped} of {wrong} wrong preferences became right"
                 ),

@@ -15,7 +15,7 @@ use crate::numbers::linear_fit::{LinearFit, half_life};
 use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
 
 /// The number of tokens before the prompt after which the change is halved.
@@ -170,7 +170,7 @@ impl ProbeKind for PromptCollapse {
         let means: Vec<f64> = measured.iter().map(|divergences| mean(divergences).unwrap_or(0.0)).collect();
         if means.iter().all(|divergence| *divergence < NO_CHANGE) {
             let message = "predictions do not move, so nothing can fade";
-            return Ok(Draft::settled(Finding::without_number(Verdict::Fail, message)));
+            return Ok(Draft::settled(Finding::without_number(ProbeVerdict::Fail, message)));
         }
         // The rate at which the change decays, prompt by prompt.
         let losses: Vec<f64> = (0..self.prompts.len())
@@ -194,7 +194,7 @@ impl ProbeKind for PromptCollapse {
                 .evidence(&means)
                 .with(&LossEvidence { loss_per_token: mean(&losses), loss_per_token_ci_95: ends })
                 .with(&RawInterval { raw_ci_95: half_lives }),
-            ..Finding::without_number(Verdict::Fail, message)
+            ..Finding::without_number(ProbeVerdict::Fail, message)
         };
         let margin: Vec<f64> = losses.iter().map(|loss| LN_2 / self.assert_half_life_tokens - loss).collect();
         Ok(Draft { finding, claim: Claim::Shape(mean_above(&margin, 0.0, "prompts")) })

@@ -14,7 +14,7 @@ use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
 
@@ -261,7 +261,7 @@ impl ProbeKind for SectionInternalization {
         let interval = mean_interval(&gains, context.seed);
         let elsewhere = TTest::of(&effective).is_some_and(|test| test.p_less(0.0) <= paired.level);
         let decided =
-            (raw > 0.0 && elsewhere).then(|| (Verdict::Fail, "neutral text gained more".to_owned()));
+            (raw > 0.0 && elsewhere).then(|| (ProbeVerdict::Fail, "neutral text gained more".to_owned()));
         let per_section =
             lifts.iter().map(|lift| lift.evidence(control, self.per_section_threshold)).collect();
         let finding = Finding {
@@ -273,7 +273,7 @@ impl ProbeKind for SectionInternalization {
                 effective_ci_95: mean_interval(&effective, context.seed),
             }),
             ..Finding::without_number(
-                Verdict::Fail,
+                ProbeVerdict::Fail,
                 format!(
                     "the loss of sections dropped by {:.1} %, of neutral text by {:.1} %",
                     100.0 * raw,

@@ -10,7 +10,7 @@ use crate::category::Category;
 use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// Whether to add grammatical features to those of words and punctuation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -207,7 +207,7 @@ impl ProbeKind for StyleFingerprint {
             evidence: self
                 .evidence(&texts, [&fingerprints[0], &fingerprints[1], &document], raw)
                 .with(&RawInterval { raw_ci_95: interval }),
-            ..Finding::without_number(Verdict::Fail, format!("the style moved {raw:+.2} of the way"))
+            ..Finding::without_number(ProbeVerdict::Fail, format!("the style moved {raw:+.2} of the way"))
         };
         Ok(Draft { finding, claim: Claim::Shape(mean_above(&pseudo_values, 0.0, "prompts")) })
     }

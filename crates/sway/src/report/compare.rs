@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Report, format};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 /// A comparison of several runs, in the given order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,7 +162,7 @@ impl Comparison {
 fn latest_errors(runs: &[(String, Report)]) -> Vec<String> {
     let [.., (_, before), (_, last)] = runs else { return Vec::new() };
     let errors = |run: &Report| -> BTreeSet<String> {
-        let failed = run.probes.iter().filter(|record| record.verdict == Verdict::Error);
+        let failed = run.probes.iter().filter(|record| record.verdict == ProbeVerdict::Error);
         failed.map(|record| record.name.clone()).collect()
     };
     errors(last).difference(&errors(before)).cloned().collect()
@@ -196,8 +196,8 @@ mod tests {
     use crate::record::Record;
     use crate::statistics::Statistics;
 
-    fn run(records: &[(&str, Verdict, Option<f64>)]) -> Report {
-        let record = |(name, verdict, score): &(&str, Verdict, Option<f64>)| {
+    fn run(records: &[(&str, ProbeVerdict, Option<f64>)]) -> Report {
+        let record = |(name, verdict, score): &(&str, ProbeVerdict, Option<f64>)| {
             let made = Finding::error("said").into_record(name, "delta_kl", 0.0);
             Record { verdict: *verdict, score: *score, ..made }
         };
@@ -212,21 +212,21 @@ mod tests {
 
     #[test]
     fn a_probe_that_newly_fails_to_run_is_worse() {
-        let good = run(&[("a", Verdict::Pass, Some(0.8)), ("b", Verdict::Error, None)]);
-        let broken = run(&[("a", Verdict::Error, None), ("b", Verdict::Error, None)]);
+        let good = run(&[("a", ProbeVerdict::Pass, Some(0.8)), ("b", ProbeVerdict::Error, None)]);
+        let broken = run(&[("a", ProbeVerdict::Error, None), ("b", ProbeVerdict::Error, None)]);
         let found = compared(&[good.clone(), broken.clone()]);
         assert!(found.is_worse() && found.latest_regressions.is_empty());
         assert_eq!(found.latest_errors, ["a"]);
         assert!(found.to_markdown().contains("## Newly failing to run\n\n- a\n"));
         // A run whose preflight failed has other names.
-        assert!(compared(&[good.clone(), run(&[("__preflight__", Verdict::Error, None)])]).is_worse());
+        assert!(compared(&[good.clone(), run(&[("__preflight__", ProbeVerdict::Error, None)])]).is_worse());
         assert!(!compared(&[broken, good.clone()]).is_worse());
         assert!(!compared(&[good.clone(), good]).is_worse());
     }
 
     #[test]
     fn different_statistics_are_noted() {
-        let paired = run(&[("a", Verdict::Pass, Some(0.8))]);
+        let paired = run(&[("a", ProbeVerdict::Pass, Some(0.8))]);
         let reference = Report { statistics: Statistics::Reference, ..paired.clone() };
         assert!(compared(&[paired.clone(), paired.clone()]).notes.is_empty());
         let notes = compared(&[reference, paired]).notes;

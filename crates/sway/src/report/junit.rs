@@ -4,19 +4,20 @@
 //! root of these reports is a single `testsuite` with properties.
 
 use super::{Report, format};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 
 impl Report {
     /// The report as a JUnit test suite, with one test per entry.
     pub fn to_junit(&self) -> String {
-        let count = |verdict: Verdict| self.probes.iter().filter(|record| record.verdict == verdict).count();
+        let count =
+            |verdict: ProbeVerdict| self.probes.iter().filter(|record| record.verdict == verdict).count();
         let mut page = format!(
             "<testsuite name=\"sway\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{}\">\n  \
              <properties>\n",
             self.probes.len(),
-            count(Verdict::Fail),
-            count(Verdict::Error),
-            count(Verdict::Skip),
+            count(ProbeVerdict::Fail),
+            count(ProbeVerdict::Error),
+            count(ProbeVerdict::Skip),
             time(self.wall_seconds),
         );
         let mut property = |name: &str, value: &str| {
@@ -36,10 +37,10 @@ impl Report {
                 time(record.duration_s),
             );
             let child = match record.verdict {
-                Verdict::Fail => Some("failure"),
-                Verdict::Error => Some("error"),
-                Verdict::Skip => Some("skipped"),
-                Verdict::Pass | Verdict::Warn | Verdict::Inconclusive => None,
+                ProbeVerdict::Fail => Some("failure"),
+                ProbeVerdict::Error => Some("error"),
+                ProbeVerdict::Skip => Some("skipped"),
+                ProbeVerdict::Pass | ProbeVerdict::Warn | ProbeVerdict::Inconclusive => None,
             };
             let message = escaped(&format::note(record));
             page += &match child {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{Report, format};
 use crate::category::Category;
 use crate::probe::{NullAdapter, NullAdapterEvidence, ProbeKind, SkippedKind, find};
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 
 impl Report {
     /// The report as Markdown.
@@ -82,7 +82,7 @@ impl Report {
         let tested = self.probes.iter().any(|record| record.p_value.is_some());
         let (heading, rule) = if tested { (" p | adjusted p |", "---:|---:|") } else { ("", "") };
         *page += &format!(
-            "\n## Probes\n\n| Name | Kind | Verdict | Score | Raw | 95 % | z |{heading} Seconds | Note |\n\
+            "\n## Probes\n\n| Name | Kind | ProbeVerdict | Score | Raw | 95 % | z |{heading} Seconds | Note |\n\
              |---|---|---|---:|---:|---|---:|{rule}---:|---|\n"
         );
         for record in &self.probes {
@@ -107,7 +107,7 @@ impl Report {
 
     /// Skipped entries, with the reason.
     pub fn skipped(&self) -> Vec<String> {
-        let skipped = self.probes.iter().filter(|record| record.verdict == Verdict::Skip);
+        let skipped = self.probes.iter().filter(|record| record.verdict == ProbeVerdict::Skip);
         skipped.map(|record| format!("{} ({}): {}", record.name, record.kind, record.message)).collect()
     }
 

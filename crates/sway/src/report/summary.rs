@@ -2,18 +2,18 @@
 
 use super::Report;
 use crate::category::Category;
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 use crate::score::counts;
 
 impl Report {
     /// Whether any probe ran. If none did, a score of 0 would be misleading.
     pub fn has_results(&self) -> bool {
-        self.probes.iter().any(|record| !matches!(record.verdict, Verdict::Error | Verdict::Skip))
+        self.probes.iter().any(|record| !matches!(record.verdict, ProbeVerdict::Error | ProbeVerdict::Skip))
     }
 
     /// Whether the backend failed its preflight check.
     pub fn preflight_failed(&self) -> bool {
-        self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == Verdict::Error)
+        self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == ProbeVerdict::Error)
     }
 
     /// The verdict in a sentence.
@@ -65,7 +65,7 @@ mod tests {
         Report { probes: records, score, ..Report::default() }
     }
 
-    fn record(kind: &str, verdict: Verdict, score: Option<f64>) -> Record {
+    fn record(kind: &str, verdict: ProbeVerdict, score: Option<f64>) -> Record {
         let record = Finding::error("said").into_record("one", kind, 0.0);
         Record { verdict, score, ..record }
     }
@@ -74,10 +74,10 @@ mod tests {
     fn a_report_without_results_is_not_called_noise() {
         let nothing = report(Vec::new());
         assert_eq!(nothing.sentence(), "No probe ran, so nothing was judged.");
-        let failed = report(vec![record("preflight", Verdict::Error, None)]);
+        let failed = report(vec![record("preflight", ProbeVerdict::Error, None)]);
         assert_eq!(failed.sentence(), "No probe could run, so nothing was judged.");
         assert!(failed.preflight_failed() && !failed.has_results());
-        let bad = report(vec![record("delta_kl", Verdict::Fail, Some(0.0))]);
+        let bad = report(vec![record("delta_kl", ProbeVerdict::Fail, Some(0.0))]);
         assert_eq!(bad.sentence(), "The effect of fine-tuning is indistinguishable from noise.");
         assert!(bad.has_results() && !bad.preflight_failed());
     }
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn a_category_without_a_result_has_no_score() {
         let report = report(vec![
-            record("delta_kl", Verdict::Fail, Some(0.0)),
-            record("leakage", Verdict::Inconclusive, Some(0.4)),
-            record("adapter_ablation", Verdict::Error, None),
+            record("delta_kl", ProbeVerdict::Fail, Some(0.0)),
+            record("leakage", ProbeVerdict::Inconclusive, Some(0.4)),
+            record("adapter_ablation", ProbeVerdict::Error, None),
         ]);
         assert_eq!(report.component("adherence"), Some(0.0));
         for name in ["calibration", "ablation", "attribution", "nonsense"] {

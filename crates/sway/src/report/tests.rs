@@ -10,10 +10,10 @@ use super::golden::{Tolerance, differences};
 use super::trace::TraceSummary;
 use super::*;
 use crate::probe::{About, Evidence, kinds};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::score::Weights;
 
-pub(super) fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64>) -> Record {
+pub(super) fn record(name: &str, kind: &str, verdict: ProbeVerdict, score: Option<f64>) -> Record {
     Record {
         name: name.to_owned(),
         kind: kind.to_owned(),
@@ -34,12 +34,12 @@ pub(super) fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64
 }
 
 pub(super) fn sample() -> Report {
-    let mut null = record("n", "null_adapter", Verdict::Pass, Some(1.0));
+    let mut null = record("n", "null_adapter", ProbeVerdict::Pass, Some(1.0));
     null.evidence =
         Evidence::of(&json!({"skipped_kinds": [{"kind": "adapter_revert", "reason": "no null"}]}));
-    let mut ranks = record("d", "delta_kl", Verdict::Pass, Some(0.8));
+    let mut ranks = record("d", "delta_kl", ProbeVerdict::Pass, Some(0.8));
     ranks.evidence.insert("z_by_rank".to_owned(), json!({"rank_0.50": 6.8, "rank_1.00": 4.2}));
-    let mut groups = record("groups", "cluster_kl", Verdict::Warn, Some(0.4));
+    let mut groups = record("groups", "cluster_kl", ProbeVerdict::Warn, Some(0.4));
     groups.evidence = Evidence::of(&json!({
         "per_cluster_size": [3, 0],
         "per_cluster_mean_kl": [0.25, null],
@@ -49,10 +49,10 @@ pub(super) fn sample() -> Report {
         null,
         ranks,
         groups,
-        record("bad <one>", "leakage", Verdict::Fail, Some(0.1)),
-        record("broken", "leakage", Verdict::Error, None),
-        record("not here", "adapter_revert", Verdict::Skip, None),
-        record("open", "preference_flip", Verdict::Inconclusive, Some(0.5)),
+        record("bad <one>", "leakage", ProbeVerdict::Fail, Some(0.1)),
+        record("broken", "leakage", ProbeVerdict::Error, None),
+        record("not here", "adapter_revert", ProbeVerdict::Skip, None),
+        record("open", "preference_flip", ProbeVerdict::Inconclusive, Some(0.5)),
     ];
     Report {
         spec_path: "sway.yaml".to_owned(),
@@ -211,7 +211,7 @@ fn each_run_is_compared_with_the_one_before() {
     let run = |scores: &[(&str, f64)]| {
         let probes: Vec<Record> = scores
             .iter()
-            .map(|(name, score)| record(name, "delta_kl", Verdict::Pass, Some(*score)))
+            .map(|(name, score)| record(name, "delta_kl", ProbeVerdict::Pass, Some(*score)))
             .collect();
         Report {
             score: Score::of(&probes, &Weights::defaults(), Statistics::Paired),
@@ -259,7 +259,7 @@ fn traces_are_summarized() {
 
 #[test]
 fn every_record_has_a_title() {
-    let title = |kind: &str| record("a", kind, Verdict::Pass, None).about().title.clone();
+    let title = |kind: &str| record("a", kind, ProbeVerdict::Pass, None).about().title.clone();
     for kind in kinds() {
         assert_eq!(title(kind.name()), kind.about.title);
     }
@@ -268,7 +268,7 @@ fn every_record_has_a_title() {
     // A kind that is not built in brings its title along, also in a file.
     let own = About { kind: "own", title: "Own probe", ..kinds()[3].about };
     let mut report =
-        Report { probes: vec![record("a", "own", Verdict::Pass, Some(0.5))], ..Report::default() };
+        Report { probes: vec![record("a", "own", ProbeVerdict::Pass, Some(0.5))], ..Report::default() };
     report.probes[0].about = Some(own.into());
     let report = Report::from_json(&report.to_json(), "f").unwrap();
     assert_eq!(report.probes[0].about().title, "Own probe");

@@ -11,7 +11,7 @@ use crate::backend::model_pair::ModelPair;
 use crate::backend::{AnswerSink, Capability, Description};
 use crate::probe::tests::packs;
 use crate::question::{Query, Question};
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::sections::{SectionKind, SectionPreference, SectionQuestion};
 
 fn entries(suite: Value) -> Vec<Entry> {
@@ -95,7 +95,7 @@ fn delta_kl_with_defaults_matches_dlm_sway() {
     let found = one(json!({"name": "d", "kind": "delta_kl", "prompts": ["a", "b"]}), &mut Dummy::default());
     near(found.raw, 0.4033410931915198);
     near(found.score, 0.4033410931915198 / std::f64::consts::LN_2);
-    assert_eq!(found.verdict, Verdict::Pass);
+    assert_eq!(found.verdict, ProbeVerdict::Pass);
     assert_eq!(found.evidence["weight"], json!(1.0));
     assert_eq!(found.evidence["z_by_rank"], Value::Null);
     assert!(found.message.ends_with("(no calibration for delta_kl)"));
@@ -118,8 +118,8 @@ fn a_failed_probe_does_not_stop_the_suite() {
         {"name": "d", "kind": "delta_kl", "prompts": ["x"]},
     ]));
     let found = suite.run_on(&mut backend).unwrap().records;
-    let verdicts: Vec<Verdict> = found.iter().map(|record| record.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Error, Verdict::Error, Verdict::Skip, Verdict::Pass]);
+    let verdicts: Vec<ProbeVerdict> = found.iter().map(|record| record.verdict).collect();
+    assert_eq!(verdicts, [ProbeVerdict::Error, ProbeVerdict::Error, ProbeVerdict::Skip, ProbeVerdict::Pass]);
     assert!(found[0].message.contains("equally likely"), "{}", found[0].message);
 }
 
@@ -135,12 +135,12 @@ fn nulls_calibrate_later_entries_only() {
     let [before, null, after, _] = outcome.records.as_slice() else { panic!("four records") };
     assert_eq!(before.z_score, None);
     assert!(after.z_score.unwrap() > 3.0);
-    assert_eq!(after.verdict, Verdict::Pass);
+    assert_eq!(after.verdict, ProbeVerdict::Pass);
     let ranks: Vec<&String> = after.evidence["z_by_rank"].as_object().unwrap().keys().collect();
     assert_eq!(ranks, ["rank_0.50", "rank_1.00"]);
     assert_eq!(null.evidence["calibrated_kinds"], json!(["delta_kl"]));
     assert_eq!(null.evidence["skipped_kinds"][0]["kind"], json!("prompt_collapse"));
-    assert_eq!((null.score, null.verdict), (Some(1.0), Verdict::Pass));
+    assert_eq!((null.score, null.verdict), (Some(1.0), ProbeVerdict::Pass));
     let samples = null.evidence["per_kind_raw_samples"]["delta_kl"].as_array().unwrap();
     assert_eq!(samples.len(), 3);
     let nulls = outcome.nulls.unwrap();
@@ -155,9 +155,9 @@ fn nulls_calibrate_later_entries_only() {
 fn invalid_or_unsupported_nulls_are_reported() {
     let negative =
         one(json!({"name": "n", "kind": "null_adapter", "rank_multipliers": [-1.0]}), &mut Dummy::default());
-    assert_eq!(negative.verdict, Verdict::Error);
+    assert_eq!(negative.verdict, ProbeVerdict::Error);
     let mut without = Dummy::default().without(Capability::NullCalibrated);
-    assert_eq!(one(json!({"name": "n", "kind": "null_adapter"}), &mut without).verdict, Verdict::Skip);
+    assert_eq!(one(json!({"name": "n", "kind": "null_adapter"}), &mut without).verdict, ProbeVerdict::Skip);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_failed_preflight_is_a_single_record() {
     assert_eq!(found.len(), 1);
     assert_eq!(
         (found[0].name.as_str(), found[0].kind.as_str(), found[0].verdict),
-        ("__preflight__", "preflight", Verdict::Error)
+        ("__preflight__", "preflight", ProbeVerdict::Error)
     );
     assert_eq!(backend.answered, 0);
 }
@@ -323,7 +323,7 @@ impl Backend for Silent {
 fn a_silent_backend_does_not_hang_the_run() {
     let mut backend = Silent(Dummy::default().description().clone());
     let found = one(json!({"name": "a", "kind": "delta_kl", "prompts": ["x"]}), &mut backend);
-    assert_eq!(found.verdict, Verdict::Error);
+    assert_eq!(found.verdict, ProbeVerdict::Error);
     assert!(found.message.contains("did not answer a question"), "{}", found.message);
 }
 
@@ -339,7 +339,7 @@ fn a_model_pair_answers_for_both_sides() {
     ]));
     let found = suite.run_on(&mut both).unwrap().records;
     near(found[0].raw, 0.4033410931915198);
-    assert_eq!((found[1].verdict, found[2].verdict), (Verdict::Skip, Verdict::Skip));
+    assert_eq!((found[1].verdict, found[2].verdict), (ProbeVerdict::Skip, ProbeVerdict::Skip));
     let mut collected = Vec::new();
     struct Collector<'a>(&'a mut Vec<(usize, bool)>);
     impl AnswerSink for Collector<'_> {
@@ -374,9 +374,9 @@ fn section_gains_are_relative_to_other_sections() {
     assert_eq!(sections[0]["effective_sis"], json!(0.25 - 0.1));
     assert_eq!(sections[1]["base_nll"], json!(5.0));
     assert_eq!(sections[1]["passed"], json!(false));
-    assert_eq!((found.score, found.verdict), (Some(0.5), Verdict::Pass));
+    assert_eq!((found.score, found.verdict), (Some(0.5), ProbeVerdict::Pass));
     suite.sections.truncate(1);
-    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, Verdict::Skip);
+    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, ProbeVerdict::Skip);
 }
 
 #[test]
@@ -394,10 +394,10 @@ fn paraphrase_gains_are_compared_with_the_prompt() {
     near(found.raw, 1.0);
     near(found.ft_value, 0.25);
     near(found.score, 0.75);
-    assert_eq!(found.verdict, Verdict::Fail);
+    assert_eq!(found.verdict, ProbeVerdict::Fail);
     case["intent"] = json!("memorize");
     let found = one(case, &mut backend);
-    assert_eq!((found.verdict, found.score), (Verdict::Pass, Some(1.0)));
+    assert_eq!((found.verdict, found.score), (ProbeVerdict::Pass, Some(1.0)));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn flipped_preferences_are_counted() {
     }
     let found = one(suite.clone(), &mut backend);
     near(found.raw, 0.75);
-    assert_eq!((found.score, found.verdict, found.ci_95), (Some(1.0), Verdict::Pass, None));
+    assert_eq!((found.score, found.verdict, found.ci_95), (Some(1.0), ProbeVerdict::Pass, None));
     assert_eq!(found.evidence["flipped"], json!(3));
     // Too few wrong choices for a verdict: reports margins instead.
     let found = one(
@@ -420,12 +420,12 @@ fn flipped_preferences_are_counted() {
         {"prompt": "p9", "chosen": "", "rejected": "b"}]}),
         &mut Dummy::default(),
     );
-    assert_eq!((found.verdict, found.raw, found.score), (Verdict::Warn, Some(0.0), Some(0.5)));
+    assert_eq!((found.verdict, found.raw, found.score), (ProbeVerdict::Warn, Some(0.0), Some(0.5)));
     assert_eq!(found.evidence["dropped_triples"], json!(1));
     assert!(found.evidence.contains_key("mean_margin_delta"));
     assert_eq!(
         one(json!({"name": "p", "kind": "preference_flip"}), &mut Dummy::default()).verdict,
-        Verdict::Skip
+        ProbeVerdict::Skip
     );
     // Preferences of the document are the default.
     let mut suite = Suite::new(json!([{"name": "p", "kind": "preference_flip"}]));
@@ -437,7 +437,7 @@ fn flipped_preferences_are_counted() {
         }],
         ..section("a", SectionKind::Preference, "")
     }];
-    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, Verdict::Error);
+    assert_eq!(suite.run_on(&mut Dummy::default()).unwrap().records[0].verdict, ProbeVerdict::Error);
 }
 
 #[test]
@@ -447,18 +447,18 @@ fn lost_knowledge_is_listed() {
     let found = one(json!({"name": "c", "kind": "calibration_drift"}), &mut backend);
     near(found.raw, 1.0 / 3.0);
     near(found.ft_value, -1.0);
-    assert_eq!(found.verdict, Verdict::Fail);
+    assert_eq!(found.verdict, ProbeVerdict::Fail);
     assert_eq!(found.score, Some(0.0));
     assert_eq!(
         found.evidence["worst_offenders"],
         json!([{"prompt": "Snow is", "gold": " white", "delta": -3.0}])
     );
     let found = one(json!({"name": "c", "kind": "calibration_drift", "items_limit": 1}), &mut backend);
-    assert_eq!(found.verdict, Verdict::Pass);
+    assert_eq!(found.verdict, ProbeVerdict::Pass);
     near(found.score, 0.6 + 0.4 / 1.5);
     assert_eq!(
         one(json!({"name": "c", "kind": "calibration_drift", "items_limit": 0}), &mut backend).verdict,
-        Verdict::Error
+        ProbeVerdict::Error
     );
 }
 
@@ -477,10 +477,10 @@ fn recited_text_is_detected() {
     backend.tuned.generations.insert(prefix.replacen("Th", "hT", 1), "zzzz".to_owned());
     let found = suite.run_on(&mut backend).unwrap().records.remove(0);
     assert_eq!((found.raw, found.ft_value), (Some(1.0), Some(1.0)));
-    assert_eq!(found.verdict, Verdict::Pass, "recited, but fragile");
+    assert_eq!(found.verdict, ProbeVerdict::Pass, "recited, but fragile");
     near(found.score, 0.3);
     suite.sections.remove(0);
-    assert_eq!(suite.run_on(&mut backend).unwrap().records[0].verdict, Verdict::Skip);
+    assert_eq!(suite.run_on(&mut backend).unwrap().records[0].verdict, ProbeVerdict::Skip);
 }
 
 #[test]
@@ -492,11 +492,11 @@ fn styles_move_towards_the_document() {
     let found = one(suite.clone(), &mut backend);
     near(found.raw, 1.0);
     backend.tuned.generations.insert("w".to_owned(), " ".to_owned());
-    assert_eq!(one(suite, &mut backend).verdict, Verdict::Error);
+    assert_eq!(one(suite, &mut backend).verdict, ProbeVerdict::Error);
     let none = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"]});
-    assert_eq!(one(none, &mut backend).verdict, Verdict::Skip);
+    assert_eq!(one(none, &mut backend).verdict, ProbeVerdict::Skip);
     let extended = json!({"name": "s", "kind": "style_fingerprint", "prompts": ["w"], "doc_reference": "a", "extended": "on"});
-    assert_eq!(one(extended, &mut backend).verdict, Verdict::Skip);
+    assert_eq!(one(extended, &mut backend).verdict, ProbeVerdict::Skip);
 }
 
 #[test]
@@ -520,7 +520,7 @@ fn ablation_divergence_grows_with_strength() {
     let mut without = Dummy::default().without(Capability::Scalable);
     assert_eq!(
         one(json!({"name": "a", "kind": "adapter_ablation", "prompts": ["x"]}), &mut without).verdict,
-        Verdict::Skip
+        ProbeVerdict::Skip
     );
 }
 
@@ -545,12 +545,12 @@ fn clusters_with_different_divergence_are_separated() {
         json!({"name": "c", "kind": "cluster_kl", "prompts": prompts, "num_clusters": 2, "min_prompts": 8});
     let found = one(suite.clone(), &mut backend);
     near(found.raw, 1.0);
-    assert_eq!((found.verdict, found.score), (Verdict::Pass, Some(1.0)));
+    assert_eq!((found.verdict, found.score), (ProbeVerdict::Pass, Some(1.0)));
     assert_eq!(found.evidence["per_cluster_size"], json!([4, 4]));
     let same = Canned { distributions: backend.base.distributions.clone(), ..Canned::default() };
     let found = one(suite.clone(), &mut Dummy::new(same.clone(), same));
-    assert_eq!((found.verdict, found.raw, found.score), (Verdict::Warn, Some(0.5), Some(0.0)));
-    assert_eq!(one(suite, &mut backend.without(Capability::Embedding)).verdict, Verdict::Skip);
+    assert_eq!((found.verdict, found.raw, found.score), (ProbeVerdict::Warn, Some(0.5), Some(0.0)));
+    assert_eq!(one(suite, &mut backend.without(Capability::Embedding)).verdict, ProbeVerdict::Skip);
 }
 
 #[test]
@@ -568,10 +568,10 @@ fn reverted_answers_are_counted() {
         "cases": [{"prompt": "p", "gold": "gggg", "paraphrases": paraphrases}]})
     };
     let found = one(suite(json!(["kept", "lost", "known"])), &mut backend);
-    assert_eq!((found.raw, found.verdict, found.score), (Some(0.5), Verdict::Fail, Some(0.0)));
+    assert_eq!((found.raw, found.verdict, found.score), (Some(0.5), ProbeVerdict::Fail, Some(0.0)));
     assert_eq!(found.evidence["dropped_trivial"], json!(1));
     let found = one(suite(json!(["known"])), &mut backend);
-    assert_eq!((found.raw, found.verdict, found.score), (None, Verdict::Warn, Some(0.5)));
+    assert_eq!((found.raw, found.verdict, found.score), (None, ProbeVerdict::Warn, Some(0.5)));
 }
 
 #[test]
@@ -581,7 +581,7 @@ fn contexts_are_padded_to_their_length() {
         &mut Dummy::default(),
     );
     // The dummy does not decay: no half-life.
-    assert_eq!((found.raw, found.score, found.verdict), (None, Some(0.0), Verdict::Fail));
+    assert_eq!((found.raw, found.score, found.verdict), (None, Some(0.0), ProbeVerdict::Fail));
     let mut backend = Dummy::default();
     backend.tuned.distributions.insert(
         "Nothing to see. \n\nx".to_owned(),

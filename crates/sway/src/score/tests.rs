@@ -8,7 +8,7 @@ use weightloom_errors::Hint;
 
 use super::*;
 
-fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64>, weight: f64) -> Record {
+fn record(name: &str, kind: &str, verdict: ProbeVerdict, score: Option<f64>, weight: f64) -> Record {
     Record {
         name: name.to_owned(),
         kind: kind.to_owned(),
@@ -30,7 +30,7 @@ fn record(name: &str, kind: &str, verdict: Verdict, score: Option<f64>, weight: 
 
 /// Verdicts and scores of a run of dlm-sway 0.1.0 on a tiny random model.
 fn golden() -> Vec<Record> {
-    use Verdict::{Fail, Pass, Warn};
+    use ProbeVerdict::{Fail, Pass, Warn};
     [
         ("n", "null_adapter", Pass, 1.0),
         ("d", "delta_kl", Pass, 1.0),
@@ -81,12 +81,12 @@ fn bands_have_their_limits() {
 #[test]
 fn records_without_a_result_do_not_count() {
     let records = [
-        record("a", "delta_kl", Verdict::Pass, Some(0.8), 3.0),
-        record("b", "cluster_kl", Verdict::Warn, Some(0.4), 1.0),
-        record("c", "delta_kl", Verdict::Error, Some(1.0), 1.0),
-        record("d", "delta_kl", Verdict::Skip, Some(1.0), 1.0),
-        record("e", "delta_kl", Verdict::Pass, None, 1.0),
-        record("f", "leakage", Verdict::Pass, Some(0.1), -2.0),
+        record("a", "delta_kl", ProbeVerdict::Pass, Some(0.8), 3.0),
+        record("b", "cluster_kl", ProbeVerdict::Warn, Some(0.4), 1.0),
+        record("c", "delta_kl", ProbeVerdict::Error, Some(1.0), 1.0),
+        record("d", "delta_kl", ProbeVerdict::Skip, Some(1.0), 1.0),
+        record("e", "delta_kl", ProbeVerdict::Pass, None, 1.0),
+        record("f", "leakage", ProbeVerdict::Pass, Some(0.1), -2.0),
     ];
     let score = Score::of(&records, &Weights::defaults(), Statistics::Paired);
     assert!((score.components["adherence"] - 0.7).abs() < 1e-12);
@@ -100,29 +100,30 @@ fn records_without_a_result_do_not_count() {
 
 #[test]
 fn noise_is_capped_and_inconclusive_records_do_not_count() {
-    let compared = |p: f64, verdict: Verdict| {
+    let compared = |p: f64, verdict: ProbeVerdict| {
         let mut one = record("a", "delta_kl", verdict, Some(0.0), 1.0);
         one.evidence.insert("null_samples".to_owned(), json!([0.1, 0.2]));
         one.p_adjusted = Some(p);
         one
     };
-    let harmless = || record("b", "external_perplexity", Verdict::Pass, Some(0.85), 1.0);
-    let open = || record("c", "leakage", Verdict::Inconclusive, Some(0.1), 1.0);
+    let harmless = || record("b", "external_perplexity", ProbeVerdict::Pass, Some(0.85), 1.0);
+    let open = || record("c", "leakage", ProbeVerdict::Inconclusive, Some(0.1), 1.0);
     let of = |records: &[Record], statistics| Score::of(records, &Weights::defaults(), statistics);
-    let noise = of(&[compared(0.7, Verdict::Fail), harmless(), open()], Statistics::Paired);
+    let noise = of(&[compared(0.7, ProbeVerdict::Fail), harmless(), open()], Statistics::Paired);
     assert_eq!(noise.band, Band::Noise);
     assert_eq!(noise.overall, 0.29);
     assert_eq!(noise.components["calibration"], 0.85);
     // A change that is real, but of the wrong kind.
-    assert_eq!(of(&[compared(0.04, Verdict::Fail), harmless()], Statistics::Paired).band, Band::Partial);
+    assert_eq!(of(&[compared(0.04, ProbeVerdict::Fail), harmless()], Statistics::Paired).band, Band::Partial);
     let reference = of(&[harmless(), open()], Statistics::Reference);
     assert!(reference.components["calibration"] < 0.5);
 }
 
 #[test]
 fn findings_are_few() {
-    let records: Vec<Record> =
-        (0..9).map(|index| record(&format!("p{index}"), "delta_kl", Verdict::Fail, Some(0.1), 1.0)).collect();
+    let records: Vec<Record> = (0..9)
+        .map(|index| record(&format!("p{index}"), "delta_kl", ProbeVerdict::Fail, Some(0.1), 1.0))
+        .collect();
     let paired = Score::of(&records, &Weights::defaults(), Statistics::Paired).findings;
     assert_eq!(paired.len(), 5);
     assert_eq!(paired[4], "and 7 more");
@@ -161,15 +162,15 @@ fn weights_of_a_command_line() {
 #[test]
 fn gates_refuse_failures_errors_and_low_scores() {
     let records = [
-        record("good", "delta_kl", Verdict::Pass, Some(0.9), 1.0),
-        record("open", "delta_kl", Verdict::Inconclusive, Some(0.5), 1.0),
+        record("good", "delta_kl", ProbeVerdict::Pass, Some(0.9), 1.0),
+        record("open", "delta_kl", ProbeVerdict::Inconclusive, Some(0.5), 1.0),
     ];
     let score = Score::of(&records, &Weights::defaults(), Statistics::Paired);
     assert_eq!(refusals(&records, &score, 0.6), []);
     assert!(matches!(refusals(&records, &score, 0.95)[..], [Refusal::Low { .. }]));
     let mut records = records.to_vec();
-    records.push(record("bad", "delta_kl", Verdict::Fail, Some(0.9), 1.0));
-    records.push(record("broken", "delta_kl", Verdict::Error, None, 1.0));
+    records.push(record("bad", "delta_kl", ProbeVerdict::Fail, Some(0.9), 1.0));
+    records.push(record("broken", "delta_kl", ProbeVerdict::Error, None, 1.0));
     let found = refusals(&records, &score, 0.0);
     assert!(matches!(&found[..], [Refusal::Failed { .. }, Refusal::Errored { .. }]), "{found:?}");
 }
@@ -181,7 +182,7 @@ proptest! {
         let kinds = ["delta_kl", "leakage", "preference_flip", "adapter_ablation", "unheard_of"];
         let records: Vec<Record> = scores
             .iter()
-            .map(|(score, kind, weight)| record("p", kinds[*kind], Verdict::Pass, Some(*score), *weight))
+            .map(|(score, kind, weight)| record("p", kinds[*kind], ProbeVerdict::Pass, Some(*score), *weight))
             .collect();
         let overall = Score::of(&records, &Weights::defaults(), Statistics::Paired).overall;
         let least = scores.iter().map(|(score, ..)| *score).fold(1.0, f64::min);

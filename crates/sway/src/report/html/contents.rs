@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::chart::{Figure, charts};
 use super::text_diff::{TextPair, text_pairs};
-use crate::record::{Record, Verdict};
+use crate::record::{ProbeVerdict, Record};
 use crate::report::{Report, format};
 
 /// How much the page shows.
@@ -130,12 +130,12 @@ impl Contents {
 fn statement(report: &Report) -> Statement {
     let number = |verdict| report.probes.iter().filter(|record| record.verdict == verdict).count();
     let words = [
-        (Verdict::Pass, "passed"),
-        (Verdict::Fail, "failed"),
-        (Verdict::Warn, "with warnings"),
-        (Verdict::Inconclusive, "inconclusive"),
-        (Verdict::Error, "could not run"),
-        (Verdict::Skip, "skipped"),
+        (ProbeVerdict::Pass, "passed"),
+        (ProbeVerdict::Fail, "failed"),
+        (ProbeVerdict::Warn, "with warnings"),
+        (ProbeVerdict::Inconclusive, "inconclusive"),
+        (ProbeVerdict::Error, "could not run"),
+        (ProbeVerdict::Skip, "skipped"),
     ];
     let parts: Vec<String> = words
         .into_iter()

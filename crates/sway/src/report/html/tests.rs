@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::text_diff::{DiffPart, Side, diff};
 use super::*;
 use crate::probe::Evidence;
-use crate::record::Verdict;
+use crate::record::ProbeVerdict;
 use crate::report::tests::{record, sample};
 
 /// A report with every kind of chart.
 fn full() -> Report {
     let mut report = sample();
     let mut with = |name: &str, kind: &str, evidence: Value| {
-        let mut record = record(name, kind, Verdict::Pass, Some(0.7));
+        let mut record = record(name, kind, ProbeVerdict::Pass, Some(0.7));
         record.evidence = Evidence::of(&evidence);
         record.raw = Some(0.5);
         report.probes.push(record);
@@ -239,7 +239,7 @@ fn invisible_characters_are_replaced() {
 fn a_report_without_results_has_no_score() {
     let mut report = sample();
     for record in &mut report.probes {
-        record.verdict = Verdict::Error;
+        record.verdict = ProbeVerdict::Error;
     }
     for page in [report.to_html(), Report::default().to_html()] {
         assert!(page.contains("There is no score."));
@@ -251,8 +251,8 @@ fn a_report_without_results_has_no_score() {
 #[test]
 fn a_category_without_a_result_has_no_number() {
     let mut report = sample();
-    report.probes = vec![record("a", "leakage", Verdict::Pass, Some(0.5))];
-    report.probes.push(record("b", "adapter_ablation", Verdict::Error, None));
+    report.probes = vec![record("a", "leakage", ProbeVerdict::Pass, Some(0.5))];
+    report.probes.push(record("b", "adapter_ablation", ProbeVerdict::Error, None));
     report.score.components = [("calibration", 0.5), ("ablation", 0.0), ("custom", 0.0)]
         .map(|(name, score)| (name.to_owned(), score))
         .into();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use weightloom::sway::{JudgeOptions, Suite, Verdict};
+use weightloom::sway::{JudgeOptions, ProbeVerdict, Suite};
 
 use super::folder::TourFolder;
 use crate::cli::failure::Failure;
@@ -20,16 +20,16 @@ pub(super) struct Judgement {
     pub(super) band: String,
     /// The meaning of the band.
     pub(super) meaning: &'static str,
-    pub(super) probes: Vec<ProbeVerdict>,
+    pub(super) probes: Vec<JudgedProbe>,
     pub(super) html: PathBuf,
     pub(super) json: PathBuf,
     pub(super) seconds: f64,
 }
 
 #[derive(Serialize)]
-pub(super) struct ProbeVerdict {
+pub(super) struct JudgedProbe {
     pub(super) name: String,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: ProbeVerdict,
 }
 
 /// Judges the adapter and writes the report as HTML and JSON.
@@ -51,7 +51,7 @@ pub(super) fn judge(
     let (html, json) = (folder.report("html"), folder.report("json"));
     folder.write_report(&html, &report.to_html())?;
     folder.write_report(&json, &report.to_json())?;
-    let verdict = |record: &weightloom::sway::Record| ProbeVerdict {
+    let verdict = |record: &weightloom::sway::Record| JudgedProbe {
         name: record.name.clone(),
         verdict: record.verdict,
     };

@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 use serde::Serialize;
 use weightloom::sway::backend::build::check_adapter;
 use weightloom::sway::quick_check::{Light, QuickCheck};
-use weightloom::sway::{JudgeOptions, Report, Statistics, Verdict};
+use weightloom::sway::{JudgeOptions, ProbeVerdict, Report, Statistics};
 
 use super::super::failure::Failure;
 use super::super::hub::{ArgumentError, HubArgs};
@@ -83,7 +83,7 @@ pub(super) fn prompts_of(file: &Path) -> Result<Vec<String>, Failure> {
 }
 
 fn sentence(light: Light, report: &Report) -> String {
-    if report.probes.iter().any(|record| record.verdict == Verdict::Error) {
+    if report.probes.iter().any(|record| record.verdict == ProbeVerdict::Error) {
         return "RED: the adapter could not be checked".to_owned();
     }
     match light {

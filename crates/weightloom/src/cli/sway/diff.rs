@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueHint};
 use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
-use weightloom::sway::{Backend, JudgeOptions, PreparedSuite, Report, Statistics, Verdict};
+use weightloom::sway::{Backend, JudgeOptions, PreparedSuite, ProbeVerdict, Report, Statistics};
 
 use super::super::failure::Failure;
 use super::super::hub::HubArgs;
@@ -71,7 +71,7 @@ pub(super) fn run(args: &DiffArgs, output: Output) -> Result<ExitCode, Failure> 
             counts.join(", "),
         ];
         for (label, report) in &runs {
-            let failed = report.probes.iter().filter(|record| record.verdict == Verdict::Error);
+            let failed = report.probes.iter().filter(|record| record.verdict == ProbeVerdict::Error);
             lines.extend(failed.map(|record| format!("{label}: {}: {}", record.name, record.message)));
             lines.extend(report.warnings.iter().map(|warning| format!("{label}: warning: {warning}")));
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weightloom::sway::runner::{Observer, Phase};
-use weightloom::sway::{Record, Verdict};
+use weightloom::sway::{ProbeVerdict, Record};
 
 use super::super::output::{Output, counted};
 
@@ -60,7 +60,7 @@ impl Observer for SuiteProgress {
 
     fn judged(&mut self, record: &Record) {
         self.judged += 1;
-        self.failed += usize::from(matches!(record.verdict, Verdict::Fail | Verdict::Error));
+        self.failed += usize::from(matches!(record.verdict, ProbeVerdict::Fail | ProbeVerdict::Error));
         self.bar.set_message(format!("{} judged, {} failed", self.judged, self.failed));
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum, ValueHint};
-use weightloom::sway::{Report, Verdict};
+use weightloom::sway::{ProbeVerdict, Report};
 
 use super::super::failure::Failure;
 use super::super::output::{Format, Output};
@@ -39,12 +39,12 @@ enum FailOn {
 }
 
 impl FailOn {
-    fn verdict(self) -> Verdict {
+    fn verdict(self) -> ProbeVerdict {
         match self {
-            Self::Fail => Verdict::Fail,
-            Self::Warn => Verdict::Warn,
-            Self::Error => Verdict::Error,
-            Self::Inconclusive => Verdict::Inconclusive,
+            Self::Fail => ProbeVerdict::Fail,
+            Self::Warn => ProbeVerdict::Warn,
+            Self::Error => ProbeVerdict::Error,
+            Self::Inconclusive => ProbeVerdict::Inconclusive,
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn run(args: &RunArgs, output: Output) -> Result<ExitCode, Failure> {
     // Show the report first: a file that cannot be written must not lose it.
     show(&report, output)?;
     args.judge.write(&report, output)?;
-    let refused = |verdict: Verdict| args.fail_on.iter().any(|one| one.verdict() == verdict);
+    let refused = |verdict: ProbeVerdict| args.fail_on.iter().any(|one| one.verdict() == verdict);
     let failed = report.preflight_failed() || report.probes.iter().any(|record| refused(record.verdict));
     Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

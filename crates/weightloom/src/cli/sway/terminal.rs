@@ -2,7 +2,7 @@
 
 use weightloom::sway::attribution::{LayerShare, LayerShares};
 use weightloom::sway::report::format;
-use weightloom::sway::{Category, Record, Report, Verdict};
+use weightloom::sway::{Category, ProbeVerdict, Record, Report};
 
 use super::super::output::table;
 
@@ -174,9 +174,9 @@ fn layers(report: &Report) -> Option<String> {
 }
 
 /// Failures are in upper case.
-fn shown(verdict: Verdict) -> String {
+fn shown(verdict: ProbeVerdict) -> String {
     match verdict {
-        Verdict::Fail | Verdict::Error => verdict.to_string().to_uppercase(),
+        ProbeVerdict::Fail | ProbeVerdict::Error => verdict.to_string().to_uppercase(),
         _ => verdict.to_string(),
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use weightloom::sway::suite::{SuiteOverrides, TunedSide};
-use weightloom::sway::{JudgeOptions, PreparedSuite, Report, Suite, Verdict, judge};
+use weightloom::sway::{JudgeOptions, PreparedSuite, ProbeVerdict, Report, Suite, judge};
 use weightloom::train::TrainError;
 use weightloom::train::callback::{EvalMetrics, Evaluator, TrainerState};
 use weightloom::train::config::Config;
@@ -123,10 +123,11 @@ fn metrics(report: &Report, checkpoint: &Path) -> EvalMetrics {
     for (category, score) in &report.score.components {
         metrics.scalars.insert(format!("sway/{category}"), *score);
     }
-    let number =
-        |verdict: Verdict| report.probes.iter().filter(|record| record.verdict == verdict).count() as f64;
-    metrics.scalars.insert("sway/failed".to_owned(), number(Verdict::Fail));
-    metrics.scalars.insert("sway/errors".to_owned(), number(Verdict::Error));
+    let number = |verdict: ProbeVerdict| {
+        report.probes.iter().filter(|record| record.verdict == verdict).count() as f64
+    };
+    metrics.scalars.insert("sway/failed".to_owned(), number(ProbeVerdict::Fail));
+    metrics.scalars.insert("sway/errors".to_owned(), number(ProbeVerdict::Error));
     for record in &report.probes {
         if let Some(raw) = record.raw {
             metrics.scalars.insert(format!("sway/probe/{}", record.name), raw);

@@ -17,7 +17,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, serialize_to_file};
 use weightloom::hub::Hub;
 use weightloom::standard::{Folders, hub};
-use weightloom::sway::Verdict;
+use weightloom::sway::ProbeVerdict;
 use weightloom::sway::numbers::pcg64::Pcg64;
 
 use language::Habits;
@@ -193,8 +193,8 @@ impl Tally {
             for record in &judged.0 {
                 // A damaged model may generate no text, which has no style.
                 let odd = match record.verdict {
-                    Verdict::Skip => true,
-                    Verdict::Error => record.kind != "style_fingerprint",
+                    ProbeVerdict::Skip => true,
+                    ProbeVerdict::Error => record.kind != "style_fingerprint",
                     _ => false,
                 };
                 assert!(!odd, "{case} {number}: {} {}", record.name, record.message);
@@ -217,7 +217,7 @@ impl Tally {
     }
 
     fn failed(&self, name: &str) -> u64 {
-        self.verdicts[name].get(&Verdict::Fail.to_string()).copied().unwrap_or(0)
+        self.verdicts[name].get(&ProbeVerdict::Fail.to_string()).copied().unwrap_or(0)
     }
 
     /// Asserts that this probe fails in nearly all runs.

@@ -10,7 +10,7 @@ use weightloom::sway::packs::Packs;
 use weightloom::sway::paired::PairedSettings;
 use weightloom::sway::runner::{Entry, SuiteRun, run};
 use weightloom::sway::sections::{Section, SectionKind};
-use weightloom::sway::{Record, Statistics, Verdict};
+use weightloom::sway::{ProbeVerdict, Record, Statistics};
 
 use super::language::{Habits, WIDTH, text};
 
@@ -145,7 +145,7 @@ impl Judged {
     /// Whether the suite claims a change.
     pub fn claims(&self) -> bool {
         let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());
-        self.0.iter().any(|record| claims(record) && record.verdict == Verdict::Pass)
+        self.0.iter().any(|record| claims(record) && record.verdict == ProbeVerdict::Pass)
     }
 }
 
