@@ -43,10 +43,10 @@ pub struct ScheduleConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// DecayType along half a cosine wave.
+    /// Decay along half a cosine wave.
     #[default]
     Cosine,
-    /// DecayType linearly.
+    /// Decay linearly.
     Linear,
     /// Warmup, stable, decay: constant until the last `decay_steps`.
     Wsd,

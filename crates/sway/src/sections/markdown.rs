@@ -1,53 +1,70 @@
-//! Markdown documents: every heading starts a section.
-//!
-//! Works on lines rather than on a parsed document, because a section is the
-//! source text between two headings.
+//! Markdown documents: every top-level heading starts a section, which is the
+//! source text up to the next heading.
+
+use std::ops::Range;
+
+use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 
 use super::document::{Document, DocumentWarning};
-use super::fences::Fences;
 use super::{Section, SectionKind};
 
 /// Parses Markdown, which cannot fail.
 pub(super) fn read(text: &str) -> Document {
-    let lines: Vec<&str> = text.lines().collect();
+    let text = text.replace("\r\n", "\n");
+    let (body, head_lines) = without_front_matter(&text);
     let mut sections = Vec::new();
-    let mut open = Open { tag: None, lines: Vec::new(), paragraph: 0 };
-    let mut fences = Fences::default();
-    for (index, line) in lines.iter().enumerate().skip(head_lines(&lines)) {
-        if fences.hides(index + 1, line) {
-            open.lines.push(line);
-            open.paragraph = open.lines.len();
-        } else if let Some(tag) = heading(line) {
-            open.end(&mut sections);
-            open = Open { tag: named(&tag), lines: Vec::new(), paragraph: 0 };
-        } else if underlines(line) && open.has_paragraph() {
-            let tag = open.lines.split_off(open.paragraph).join(" ");
-            open.end(&mut sections);
-            open = Open { tag: named(&tag), lines: Vec::new(), paragraph: 0 };
-        } else {
-            open.lines.push(line);
-            if line.trim().is_empty() {
-                open.paragraph = open.lines.len();
+    let mut warnings = Vec::new();
+    let mut open = Open { tag: None, start: 0 };
+    // Blocks around the current event: headings in quotes and lists are text.
+    let mut depth = 0;
+    let mut heading: Option<Range<usize>> = None;
+    for (event, range) in Parser::new(body).into_offset_iter() {
+        match event {
+            Event::Start(Tag::Heading { .. }) if depth == 0 => {
+                open.end(body, range.start, &mut sections);
+                heading = Some(range.start..range.start);
+                depth += 1;
+            }
+            Event::End(TagEnd::Heading(_)) => {
+                depth -= 1;
+                if let Some(inner) = heading.take() {
+                    open = Open { tag: named(&body[inner]), start: range.end };
+                }
+            }
+            other => {
+                // The text of a heading reaches from its first inline to its last.
+                if let Some(inner) = &mut heading {
+                    let start = if inner.is_empty() { range.start } else { inner.start };
+                    *inner = start..range.end;
+                }
+                match other {
+                    Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(_))) => {
+                        depth += 1;
+                        if has_no_end(body, &range) {
+                            let line = head_lines + body[..range.start].matches('\n').count() + 1;
+                            warnings.push(DocumentWarning::OpenCode { line });
+                        }
+                    }
+                    Event::Start(_) => depth += 1,
+                    Event::End(_) => depth -= 1,
+                    _ => {}
+                }
             }
         }
     }
-    open.end(&mut sections);
-    let warnings = fences.open_since().map(|line| DocumentWarning::OpenCode { line });
-    Document::of(sections, warnings.into_iter().collect())
+    open.end(body, body.len(), &mut sections);
+    Document::of(sections, warnings)
 }
 
-/// A section under construction.
-struct Open<'a> {
+/// A section whose end is not known yet.
+struct Open {
     tag: Option<String>,
-    lines: Vec<&'a str>,
-    /// First line of the last paragraph.
-    paragraph: usize,
+    start: usize,
 }
 
-impl Open<'_> {
-    fn end(&self, sections: &mut Vec<Section>) {
-        let content = self.lines.join("\n");
-        let content = content.trim_matches('\n').trim_end();
+impl Open {
+    fn end(&self, body: &str, end: usize, sections: &mut Vec<Section>) {
+        let content = body[self.start..end].trim_matches('\n').trim_end();
         if !content.trim().is_empty() {
             sections.push(Section {
                 id: String::new(),
@@ -59,24 +76,6 @@ impl Open<'_> {
             });
         }
     }
-
-    /// Whether the lines above are a paragraph, which a line of dashes turns
-    /// into a heading.
-    fn has_paragraph(&self) -> bool {
-        let lines = self.lines.get(self.paragraph..).unwrap_or_default();
-        let indent = |line: &str| line.len() - line.trim_start_matches([' ', '\t']).len();
-        lines.first().is_some_and(|first| indent(first) < 4) && lines.iter().all(|line| is_plain(line))
-    }
-}
-
-/// Whether a line is outside of lists, quotes, tables and HTML.
-fn is_plain(line: &str) -> bool {
-    let text = line.trim_start();
-    let numbered = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
-    let listed = ["- ", "* ", "+ "].iter().any(|mark| text.starts_with(mark))
-        || (numbered.len() < text.len() && (numbered.starts_with(". ") || numbered.starts_with(") ")));
-    // Nor is a line of dashes part of a paragraph.
-    !listed && !text.starts_with(['>', '|', '<']) && !underlines(line)
 }
 
 fn named(tag: &str) -> Option<String> {
@@ -84,37 +83,35 @@ fn named(tag: &str) -> Option<String> {
     (!tag.is_empty()).then_some(tag)
 }
 
-/// The text of a line `## Heading ##`.
-fn heading(line: &str) -> Option<String> {
-    let rest = line.trim_start_matches(' ');
-    if line.len() - rest.len() > 3 {
-        return None;
-    }
-    let text = rest.trim_start_matches('#');
-    let level = rest.len() - text.len();
-    if !(1..=6).contains(&level) || !(text.is_empty() || text.starts_with([' ', '\t'])) {
-        return None;
-    }
-    let text = text.trim();
-    // Closing marks count only after a space.
-    let bare = text.trim_end_matches('#');
-    let closed = bare.len() < text.len() && (bare.is_empty() || bare.ends_with([' ', '\t']));
-    Some(if closed { bare.trim_end() } else { text }.to_owned())
+/// Whether the end of the document ends a fenced code block.
+fn has_no_end(body: &str, block: &Range<usize>) -> bool {
+    let source = &body[block.clone()];
+    let fence = |line: &str| {
+        let mark = line.trim().chars().next()?;
+        let length = line.trim().chars().take_while(|letter| *letter == mark).count();
+        Some((mark, length, length == line.trim().chars().count()))
+    };
+    let (first, last) = (source.lines().next().and_then(fence), source.lines().skip(1).last().and_then(fence));
+    let closed = match (first, last) {
+        (Some((mark, length, _)), Some((last, long, alone))) => mark == last && long >= length && alone,
+        _ => false,
+    };
+    !closed
 }
 
-/// Whether a line can turn the text above it into a heading.
-fn underlines(line: &str) -> bool {
-    let text = line.trim_end();
-    let rest = text.trim_start_matches(' ');
-    let alone = |mark: char| !rest.is_empty() && rest.chars().all(|letter| letter == mark);
-    text.len() - rest.len() <= 3 && (alone('=') || alone('-'))
-}
-
-/// The number of lines of front matter.
-fn head_lines(lines: &[&str]) -> usize {
-    if lines.first().is_none_or(|first| first.trim_end() != "---") {
-        return 0;
+/// The text after the front matter, and the number of lines before it.
+fn without_front_matter(text: &str) -> (&str, usize) {
+    let mut lines = text.split_inclusive('\n');
+    let first = lines.next().unwrap_or_default();
+    if first.trim_end() != "---" {
+        return (text, 0);
     }
-    let end = lines.iter().skip(1).position(|line| ["---", "..."].contains(&line.trim_end()));
-    end.map_or(0, |end| end + 2)
+    let (mut bytes, mut count) = (first.len(), 1);
+    for line in lines {
+        (bytes, count) = (bytes + line.len(), count + 1);
+        if ["---", "..."].contains(&line.trim_end()) {
+            return (&text[bytes..], count);
+        }
+    }
+    (text, 0)
 }

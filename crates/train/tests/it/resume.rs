@@ -16,17 +16,14 @@ use weightloom_train::config::{OptimizerConfig, OptimizerKind};
 use weightloom_train::engine::StepResult;
 
 fn progress(step: u64, recipe: &Recipe) -> Progress {
-    let optimizer = match recipe.optimizer.kind {
-        OptimizerKind::Adamw => "adamw",
-        OptimizerKind::Sgd => "sgd",
-    };
+    let optimizer = weightloom_train::optimizer::from_config(&recipe.optimizer).unwrap();
     Progress {
         step,
         tokens: step * 100,
         targets: step * 90,
         data: serde_json::json!({ "row": step * 12 }),
         best: (step > 2).then_some(1.5),
-        optimizer: optimizer.to_owned(),
+        optimizer: optimizer.name().to_owned(),
     }
 }
 
