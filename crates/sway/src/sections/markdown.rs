@@ -34,7 +34,7 @@ pub(super) fn read(text: &str) -> Document {
             other => {
                 // The text of a heading reaches from its first inline to its last.
                 if let Some(inner) = &mut heading {
-                    let start = if inner.is_empty() { range.start } else { inner.start };
+                    let start = if inner.start == inner.end { range.start } else { inner.start };
                     *inner = start..range.end;
                 }
                 match other {
@@ -91,7 +91,8 @@ fn has_no_end(body: &str, block: &Range<usize>) -> bool {
         let length = line.trim().chars().take_while(|letter| *letter == mark).count();
         Some((mark, length, length == line.trim().chars().count()))
     };
-    let (first, last) = (source.lines().next().and_then(fence), source.lines().skip(1).last().and_then(fence));
+    let (first, last) =
+        (source.lines().next().and_then(fence), source.lines().skip(1).last().and_then(fence));
     let closed = match (first, last) {
         (Some((mark, length, _)), Some((last, long, alone))) => mark == last && long >= length && alone,
         _ => false,
