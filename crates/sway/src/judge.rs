@@ -23,6 +23,7 @@ use crate::score::{Score, WeightError, Weights};
 use crate::sections::Document;
 use crate::statistics::Statistics;
 use crate::suite::{Suite, SuiteErrors};
+use crate::verdict::Verdict;
 
 /// The most prompts over which the change is attributed to layers.
 const ATTRIBUTION_PROMPTS: usize = 16;
@@ -238,6 +239,7 @@ pub fn judge(
         wall_seconds: started.elapsed().as_secs_f64(),
         determinism: Some(determinism(&description.kind, defaults.seed)),
         backend_stats: object(json!(outcome.counters)),
+        verdict: Verdict::of(&outcome.records),
         score,
         null_stats: object(json!(outcome.nulls.map(|nulls| nulls.by_kind))),
         probes: outcome.records,

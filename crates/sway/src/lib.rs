@@ -49,5 +49,5 @@ pub use report::Report;
 pub use score::Score;
 pub use statistics::{Statistics, UnknownStatistics};
 pub use suite::Suite;
-pub use verdict::{Aspect, Conclusion, Decision, Grade, Verdict};
+pub use verdict::{AnsweredQuestion, Aspect, Conclusion, Decision, Grade, Verdict};
 pub use view::{Real, View};

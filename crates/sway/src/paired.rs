@@ -25,7 +25,7 @@ mod tests;
 
 pub use claim::{Change, Claim, Draft, Limit, PairedSettings, Tail};
 pub use family::{Concluded, conclude};
-pub(crate) use limit::{mean_above, share_below};
+pub(crate) use limit::{mean_above, most_hits, share_below};
 
 /// A divergence below this is rounding.
 pub(crate) const NO_CHANGE: f64 = 1e-9;

@@ -1,4 +1,5 @@
-//! A quick check of an adapter: does it change the model more than noise would?
+//! A quick check of an adapter: does it change the model more than noise would,
+//! and does the model keep what it knew?
 
 use std::path::Path;
 
@@ -12,11 +13,15 @@ use crate::record::ProbeVerdict;
 use crate::report::Report;
 use crate::statistics::Statistics;
 use crate::suite::{Suite, SuiteErrors};
+use crate::verdict::{Decision, Grade, Verdict};
 
 /// The least mean divergence that passes without noise to compare with.
 const LEAST_CHANGE: f64 = 0.01;
-/// Facts that are checked.
-const FACTS: usize = 10;
+/// Facts that are checked: enough to prove that few were lost.
+const FACTS: usize = 40;
+/// Chunks of unrelated text, and their length.
+const CHUNKS: usize = 8;
+const CHUNK_CHARS: usize = 1024;
 /// Draws of noise under the reference statistics.
 const NOISE_RUNS: u64 = 3;
 
@@ -70,6 +75,8 @@ impl QuickCheck<'_> {
                 {"name": "noise", "kind": "null_adapter", "runs": NOISE_RUNS},
                 {"name": "change", "kind": "delta_kl", "prompts": prompts, "assert_mean_gte": LEAST_CHANGE},
                 {"name": "knowledge", "kind": "calibration_drift", "items_limit": FACTS},
+                {"name": "neutral_text", "kind": "external_perplexity", "max_chunks": CHUNKS,
+                 "chunk_chars": CHUNK_CHARS},
             ],
         });
         // Relative paths are relative to the working folder, not to the adapter.
@@ -92,19 +99,22 @@ fn base_of(folder: &Path) -> Option<String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Light {
-    /// The adapter clearly changes the model.
+    /// The adapter changes the model, and the model keeps what it knew.
     Green,
-    /// The adapter may change the model.
+    /// Something is undecided.
     Yellow,
-    /// The change is indistinguishable from noise, or could not be measured.
+    /// The change is indistinguishable from noise, damages the model, or could
+    /// not be measured.
     Red,
 }
 
 impl Light {
-    /// The outcome of a report. Paired tests decide by their verdict; the
-    /// reference decides by the z-score if there is one, else by the score.
+    /// The outcome of a report. Damage is always red. Else paired tests decide by
+    /// the verdict; the reference decides by the z-score if there is one, else by
+    /// the score.
     pub fn of(report: &Report) -> Self {
-        if report.probes.iter().any(|record| record.verdict == ProbeVerdict::Error) {
+        let failed = report.probes.iter().any(|record| record.verdict == ProbeVerdict::Error);
+        if failed || report.verdict.grade() == Grade::Damaged {
             return Self::Red;
         }
         let Some(change) = report.probes.iter().find(|record| record.kind == "delta_kl") else {
@@ -115,12 +125,15 @@ impl Light {
             _ if value >= yellow => Self::Yellow,
             _ => Self::Red,
         };
-        match (report.statistics, change.verdict, change.z_score) {
-            (Statistics::Paired, ProbeVerdict::Pass, _) => Self::Green,
-            (Statistics::Paired, ProbeVerdict::Fail, _) => Self::Red,
-            (Statistics::Paired, ..) => Self::Yellow,
-            (Statistics::Reference, _, Some(z)) => by_limits(z, 3.0, 1.0),
-            (Statistics::Reference, _, None) => by_limits(report.score.overall, 0.6, 0.3),
+        let Verdict { changed, damaged, .. } = &report.verdict;
+        match (report.statistics, change.z_score) {
+            (Statistics::Paired, _) => match (changed.decision, damaged.decision) {
+                (Decision::Yes, Decision::No) => Self::Green,
+                (Decision::No, _) => Self::Red,
+                _ => Self::Yellow,
+            },
+            (Statistics::Reference, Some(z)) => by_limits(z, 3.0, 1.0),
+            (Statistics::Reference, None) => by_limits(report.score.overall, 0.6, 0.3),
         }
     }
 }
@@ -132,22 +145,30 @@ mod tests {
     use super::*;
     use crate::probe::Finding;
 
-    fn report(statistics: Statistics, verdict: ProbeVerdict, z_score: Option<f64>, overall: f64) -> Report {
-        let mut record = Finding::without_number(verdict, "m").into_record("change", "delta_kl", 0.0);
+    fn report(
+        statistics: Statistics,
+        [change, knowledge]: [ProbeVerdict; 2],
+        z_score: Option<f64>,
+        overall: f64,
+    ) -> Report {
+        let mut record = Finding::without_number(change, "m").into_record("change", "delta_kl", 0.0);
         record.z_score = z_score;
-        let mut report = Report { statistics, probes: vec![record], ..Report::default() };
+        let facts =
+            Finding::without_number(knowledge, "m").into_record("knowledge", "calibration_drift", 0.0);
+        let probes = vec![record, facts];
+        let mut report = Report { statistics, verdict: Verdict::of(&probes), probes, ..Report::default() };
         report.score.overall = overall;
         report
     }
 
     #[test]
     fn each_statistics_decides_in_its_own_way() {
-        let paired = |verdict| Light::of(&report(Statistics::Paired, verdict, Some(9.0), 1.0));
-        assert_eq!(paired(ProbeVerdict::Pass), Light::Green);
-        assert_eq!(paired(ProbeVerdict::Inconclusive), Light::Yellow);
-        assert_eq!([ProbeVerdict::Fail, ProbeVerdict::Error].map(paired), [Light::Red; 2]);
-        let reference =
-            |z, overall| Light::of(&report(Statistics::Reference, ProbeVerdict::Fail, z, overall));
+        use ProbeVerdict::{Error, Fail, Inconclusive, Pass};
+        let paired = |verdicts| Light::of(&report(Statistics::Paired, verdicts, Some(9.0), 1.0));
+        assert_eq!(paired([Pass, Pass]), Light::Green);
+        assert_eq!([[Inconclusive, Pass], [Pass, Inconclusive]].map(paired), [Light::Yellow; 2]);
+        assert_eq!([[Fail, Pass], [Error, Pass], [Pass, Error]].map(paired), [Light::Red; 3]);
+        let reference = |z, overall| Light::of(&report(Statistics::Reference, [Fail, Pass], z, overall));
         assert_eq!(
             [Some(3.0), Some(1.0), Some(0.9)].map(|z| reference(z, 1.0)),
             [Light::Green, Light::Yellow, Light::Red]
@@ -160,6 +181,14 @@ mod tests {
     }
 
     #[test]
+    fn damage_is_red_whatever_changed() {
+        use ProbeVerdict::{Fail, Pass};
+        for statistics in [Statistics::Paired, Statistics::Reference] {
+            assert_eq!(Light::of(&report(statistics, [Pass, Fail], Some(9.0), 1.0)), Light::Red);
+        }
+    }
+
+    #[test]
     fn the_base_is_read_from_the_adapter() {
         let folder = tempfile::tempdir().unwrap();
         let check =
@@ -169,6 +198,6 @@ mod tests {
         let config = folder.path().join("adapter_config.json");
         std::fs::write(config, r#"{"base_model_name_or_path": "org/tiny"}"#).unwrap();
         let suite = check.suite(&|_| None).unwrap();
-        assert_eq!((suite.base.base.as_str(), suite.entries().len()), ("org/tiny", 3));
+        assert_eq!((suite.base.base.as_str(), suite.entries().len()), ("org/tiny", 4));
     }
 }

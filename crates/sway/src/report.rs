@@ -27,6 +27,7 @@ use crate::backend::Description;
 use crate::record::Record;
 use crate::score::{Band, Score};
 use crate::statistics::Statistics;
+use crate::verdict::Verdict;
 
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,7 +53,10 @@ pub struct Report {
     pub determinism: Option<Determinism>,
     /// Counters of the backend.
     pub backend_stats: Map<String, Value>,
-    /// The score of the suite.
+    /// What changed, what was learned, what was lost. Derived from the records,
+    /// also when a report is read.
+    pub verdict: Verdict,
+    /// The score of the suite, a secondary number.
     pub score: Score,
     /// Null distribution of each kind of probe.
     pub null_stats: Map<String, Value>,
@@ -101,6 +105,7 @@ impl Default for Report {
             wall_seconds: 0.0,
             determinism: None,
             backend_stats: Map::new(),
+            verdict: Verdict::default(),
             score: Score {
                 overall: 0.0,
                 band: Band::Noise,

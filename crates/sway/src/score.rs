@@ -12,15 +12,17 @@ pub use weights::{WeightError, Weights};
 use crate::category::Category;
 use crate::probe::{EntryWeight, NullComparison};
 use crate::record::{ProbeVerdict, Record};
+use crate::report::Report;
 use crate::statistics::Statistics;
+use crate::verdict::{Grade, Verdict};
 
-/// The most findings that are listed.
+/// The most findings under the reference statistics, as in dlm-sway.
 const MOST_FINDINGS: usize = 5;
 /// The highest score of a change that is indistinguishable from noise: it may
 /// be harmless, but it has no effect.
 const MOST_OF_NOISE: f64 = 0.29;
 /// The level at which a change differs from noise.
-const LEVEL: f64 = 0.05;
+pub(crate) const LEVEL: f64 = 0.05;
 /// The score below which a category is listed as a finding.
 const LOW: f64 = 0.3;
 
@@ -65,13 +67,12 @@ impl Band {
         }
     }
 
-    /// The band in a clause.
-    pub fn meaning(self) -> &'static str {
-        match self {
-            Self::Noise => "the effect of fine-tuning is indistinguishable from noise",
-            Self::Partial => "fine-tuning achieved part of what it should",
-            Self::Healthy => "fine-tuning achieved what it should",
-            Self::Suspicious => "the result is better than usual, so check it twice",
+    /// The band, lowered to partial unless the verdict is healthy.
+    fn at_most(self, grade: Grade) -> Self {
+        match (self, grade) {
+            (Self::Healthy | Self::Suspicious, Grade::Healthy) => self,
+            (Self::Healthy | Self::Suspicious, _) => Self::Partial,
+            _ => self,
         }
     }
 }
@@ -126,7 +127,12 @@ impl Score {
             Statistics::Paired => paired_findings(records, &components, &missing),
         };
         let overall = if is_noise(records) { overall.min(MOST_OF_NOISE) } else { overall };
-        Self { overall, band: Band::of(overall), components, weights: weights.by_name().clone(), findings }
+        let band = match statistics {
+            Statistics::Reference => Band::of(overall),
+            // A mean cannot outvote the verdict.
+            Statistics::Paired => Band::of(overall).at_most(Verdict::of(records).grade()),
+        };
+        Self { overall, band, components, weights: weights.by_name().clone(), findings }
     }
 }
 
@@ -183,7 +189,7 @@ fn reference_findings(records: &[Record], components: &BTreeMap<String, f64>) ->
 }
 
 /// Errors, failures, inconclusive probes, categories without a score, low
-/// categories. If there are too many, the last line says how many more.
+/// categories.
 fn paired_findings(
     records: &[Record],
     components: &BTreeMap<String, f64>,
@@ -204,11 +210,6 @@ fn paired_findings(
         findings.push(format!("no probe has a score for {}", names.join(", ")));
     }
     findings.extend(low(components));
-    if findings.len() > MOST_FINDINGS {
-        let more = findings.len() - (MOST_FINDINGS - 1);
-        findings.truncate(MOST_FINDINGS - 1);
-        findings.push(format!("and {more} more"));
-    }
     findings
 }
 
@@ -218,6 +219,8 @@ fn paired_findings(
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum Refusal {
+    #[error("{headline}")]
+    Verdict { headline: String },
     #[error("{name} failed: {message}")]
     Failed { name: String, message: String },
     #[error("{name} could not run: {message}")]
@@ -226,8 +229,9 @@ pub enum Refusal {
     Low { overall: f64, threshold: f64 },
 }
 
-/// Why a suite does not pass a gate; empty if it passes.
-pub fn refusals(records: &[Record], score: &Score, threshold: f64) -> Vec<Refusal> {
+/// Why a report does not pass a gate; empty if it passes.
+pub fn refusals(report: &Report, threshold: f64) -> Vec<Refusal> {
+    let Report { probes: records, score, verdict, .. } = report;
     let refusal = |record: &Record| {
         let (name, message) = (record.name.clone(), record.message.clone());
         match record.verdict {
@@ -236,7 +240,8 @@ pub fn refusals(records: &[Record], score: &Score, threshold: f64) -> Vec<Refusa
             _ => None,
         }
     };
-    let mut refusals: Vec<Refusal> = records.iter().filter_map(refusal).collect();
+    let bad = verdict.grade().is_bad().then(|| Refusal::Verdict { headline: verdict.headline() });
+    let mut refusals: Vec<Refusal> = bad.into_iter().chain(records.iter().filter_map(refusal)).collect();
     // A score that is NaN does not pass.
     if score.overall.is_nan() || score.overall < threshold {
         refusals.push(Refusal::Low { overall: score.overall, threshold });

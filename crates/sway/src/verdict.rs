@@ -1,22 +1,37 @@
 //! The verdict of a report: what changed, what was learned, what was lost.
 //!
-//! Every output (terminal, JSON, Markdown, JUnit, HTML, `gate`, `check`,
-//! `quickstart`) renders this one type.
+//! A verdict is a decision, not a mean: each question is answered from the probes
+//! that ask it, and proven damage outweighs everything else. Every output
+//! (terminal, JSON, Markdown, JUnit, HTML, `gate`, `check`, `quickstart`) renders
+//! this one type.
+
+mod headline;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use headline::AnsweredQuestion;
+
+use crate::probe::{NullComparison, TaughtWordsOnly};
+use crate::record::{ProbeVerdict, Record};
+use crate::score::LEVEL;
+
 /// The question that a probe helps to answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
     /// Did the model change more than noise would change it?
     Change,
     /// Did it learn what it was trained on?
     Learning,
-    /// Did it lose what it knew, or recite what it was trained on?
+    /// Does it recite what it was trained on, instead of having learned it?
+    Memorization,
+    /// Did it lose what it knew?
     Damage,
+    /// How the change behaves: no question of the verdict depends on it.
+    #[default]
+    Behavior,
 }
 
 /// How the question of an [`Aspect`] was decided.
@@ -39,18 +54,21 @@ pub enum Decision {
 pub struct Conclusion {
     /// The decision.
     pub decision: Decision,
-    /// Facts in units, as in `lost 150 of 200 endings; limit 10`.
+    /// Facts in units, as in `lost 150 of 200 facts; limit 30`.
     pub evidence: Vec<String>,
 }
 
 /// The verdict of a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Verdict {
     /// Did the model change more than noise would change it?
     pub changed: Conclusion,
     /// Did it learn what it was trained on?
     pub learned: Conclusion,
-    /// Did it lose what it knew, or recite what it was trained on?
+    /// Does it recite what it was trained on, instead of having learned it?
+    pub memorized: Conclusion,
+    /// Did it lose what it knew?
     pub damaged: Conclusion,
 }
 
@@ -64,6 +82,8 @@ pub enum Grade {
     Unclear,
     /// Indistinguishable from noise, or nothing was learned.
     Ineffective,
+    /// The training data are recited.
+    Memorized,
     /// Damage is proven. Nothing else can outweigh this.
     Damaged,
 }
@@ -79,14 +99,143 @@ impl fmt::Display for Decision {
     }
 }
 
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Healthy => "healthy",
+            Self::Unclear => "unclear",
+            Self::Ineffective => "ineffective",
+            Self::Memorized => "memorized",
+            Self::Damaged => "damaged",
+        })
+    }
+}
+
+impl Grade {
+    /// Whether the verdict alone is a reason to refuse the model.
+    pub fn is_bad(self) -> bool {
+        self >= Self::Ineffective
+    }
+}
+
 impl Verdict {
+    /// The verdict of records.
+    ///
+    /// Both statistics decide by the verdicts of probes. Paired tests also count
+    /// a claim of learning that noise does not reach as a change.
+    pub fn of(records: &[Record]) -> Self {
+        Self {
+            changed: changed(records),
+            learned: learned(records),
+            memorized: memorized(records),
+            damaged: damaged(records),
+        }
+    }
+
     /// The grade. Damage outweighs everything.
     pub fn grade(&self) -> Grade {
-        match (self.changed.decision, self.learned.decision, self.damaged.decision) {
-            (_, _, Decision::Yes) => Grade::Damaged,
-            (Decision::No, ..) | (_, Decision::No, _) => Grade::Ineffective,
-            (Decision::Yes, Decision::Yes, Decision::No) => Grade::Healthy,
+        let [changed, learned, memorized, damaged] =
+            [&self.changed, &self.learned, &self.memorized, &self.damaged].map(|one| one.decision);
+        match (changed, learned, memorized, damaged) {
+            (_, _, _, Decision::Yes) => Grade::Damaged,
+            (_, _, Decision::Yes, _) => Grade::Memorized,
+            (Decision::No, ..) | (_, Decision::No, ..) => Grade::Ineffective,
+            (Decision::Yes, Decision::Yes, Decision::No | Decision::NotTested, Decision::No) => {
+                Grade::Healthy
+            }
             _ => Grade::Unclear,
         }
     }
 }
+
+/// Records of an aspect that were meant to run, by outcome.
+#[derive(Default)]
+struct Votes<'a> {
+    passed: Vec<&'a Record>,
+    failed: Vec<&'a Record>,
+    undecided: Vec<&'a Record>,
+}
+
+impl<'a> Votes<'a> {
+    fn of(records: impl Iterator<Item = &'a Record>) -> Self {
+        let mut votes = Self::default();
+        for record in records {
+            match record.verdict {
+                ProbeVerdict::Pass => votes.passed.push(record),
+                ProbeVerdict::Fail => votes.failed.push(record),
+                // A probe that could not run leaves its question open.
+                ProbeVerdict::Warn | ProbeVerdict::Inconclusive | ProbeVerdict::Error => {
+                    votes.undecided.push(record);
+                }
+                ProbeVerdict::Skip => {}
+            }
+        }
+        votes
+    }
+
+    /// Yes if a record of `yes` exists; no if only records of `no` do.
+    fn conclude(yes: &[&Record], no: &[&Record], undecided: &[&Record]) -> Conclusion {
+        let decision = match (yes, no, undecided) {
+            ([_, ..], ..) => Decision::Yes,
+            (_, _, [_, ..]) => Decision::Undecided,
+            (_, [_, ..], _) => Decision::No,
+            _ => Decision::NotTested,
+        };
+        let evidence = match decision {
+            Decision::No => no.iter().chain(undecided).chain(yes),
+            Decision::Undecided => undecided.iter().chain(no).chain(yes),
+            _ => yes.iter().chain(no).chain(undecided),
+        };
+        Conclusion { decision, evidence: evidence.map(|record| fact(record)).collect() }
+    }
+}
+
+fn of_aspect(records: &[Record], aspect: Aspect) -> impl Iterator<Item = &Record> {
+    records.iter().filter(move |record| record.about().aspect == aspect)
+}
+
+/// A fact of a record, with the name of its entry.
+fn fact(record: &Record) -> String {
+    match record.verdict {
+        ProbeVerdict::Error => format!("{} could not run: {}", record.name, record.message),
+        _ => format!("{}: {}", record.name, record.message),
+    }
+}
+
+/// Whether noise of the adapter's size would not have measured this.
+fn beats_noise(record: &Record) -> bool {
+    let compared =
+        record.evidence.read::<NullComparison>().is_some_and(|noise| !noise.null_samples.is_empty());
+    compared && record.p_adjusted.is_some_and(|p| p <= LEVEL)
+}
+
+fn changed(records: &[Record]) -> Conclusion {
+    let votes = Votes::of(of_aspect(records, Aspect::Change));
+    // Learning is a change too, also where it fails for another reason.
+    let learning: Vec<&Record> =
+        of_aspect(records, Aspect::Learning).filter(|record| beats_noise(record)).collect();
+    let yes = [votes.passed, learning].concat();
+    Votes::conclude(&yes, &votes.failed, &votes.undecided)
+}
+
+fn learned(records: &[Record]) -> Conclusion {
+    let votes = Votes::of(of_aspect(records, Aspect::Learning));
+    Votes::conclude(&votes.passed, &votes.failed, &votes.undecided)
+}
+
+fn memorized(records: &[Record]) -> Conclusion {
+    let mut votes = Votes::of(of_aspect(records, Aspect::Memorization));
+    let by_heart = |record: &&Record| {
+        record.evidence.read::<TaughtWordsOnly>().is_some_and(|found| found.taught_words_only)
+    };
+    votes.failed.extend(of_aspect(records, Aspect::Learning).filter(by_heart));
+    Votes::conclude(&votes.failed, &votes.passed, &votes.undecided)
+}
+
+fn damaged(records: &[Record]) -> Conclusion {
+    let votes = Votes::of(of_aspect(records, Aspect::Damage));
+    Votes::conclude(&votes.failed, &votes.passed, &votes.undecided)
+}
+
+#[cfg(test)]
+mod tests;

@@ -134,7 +134,7 @@ impl Hint for JudgeSuiteError {
 /// ```no_run
 /// # fn main() -> Result<(), weightloom::JudgeSuiteError> {
 /// let report = weightloom::judge("sway.yaml".as_ref())?;
-/// println!("{:.2}: {}", report.score.overall, report.score.band.meaning());
+/// println!("{}", report.sentence());
 /// # Ok(())
 /// # }
 /// ```

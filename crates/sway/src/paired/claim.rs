@@ -124,6 +124,8 @@ pub struct Change {
 /// The claim that a number stays within a limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
+    /// The limit in the units of the message, as in `limit 30 facts`.
+    pub bound: String,
     /// The p-value of the limit being exceeded.
     pub within: f64,
     /// The p-value of the limit being kept.
@@ -134,4 +136,11 @@ pub struct Limit {
     pub needed: Option<usize>,
     /// What a unit is.
     pub unit: &'static str,
+}
+
+impl Limit {
+    /// The same claim with its limit in words.
+    pub(crate) fn with_bound(self, bound: impl Into<String>) -> Self {
+        Self { bound: bound.into(), ..self }
+    }
 }

@@ -181,10 +181,10 @@ fn changed(
         (*verdict, reason.clone())
     } else if adjusted <= paired.level {
         let reason = match deviation {
-            Some(_) => "noise of the same size does not do this",
-            None => "the signs agree",
+            Some(_) => format!("noise of the same size gives {}", range(&change.nulls)),
+            None => "the signs agree".to_owned(),
         };
-        (ProbeVerdict::Pass, reason.to_owned())
+        (ProbeVerdict::Pass, reason)
     } else if 1.0 / (paired.seeds + 1) as f64 > paired.level && deviation.is_some() {
         let seeds = (1.0 / paired.level).ceil() as u64 - 1;
         (ProbeVerdict::Inconclusive, format!("{} draws of noise cannot decide, {seeds} could", paired.seeds))
@@ -200,19 +200,26 @@ fn changed(
     } else if deviation.is_none() {
         (ProbeVerdict::Fail, "the signs disagree".to_owned())
     } else {
-        (ProbeVerdict::Fail, "noise of the same size does as much".to_owned())
+        (ProbeVerdict::Fail, format!("noise of the same size gives as much: {}", range(&change.nulls)))
     };
     finding.verdict = verdict;
     finding.score =
         Some(if change.decided.is_some() && verdict == ProbeVerdict::Fail { 0.0 } else { score(adjusted) });
     finding.z_score = deviation;
-    finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
+    finding.message = format!("{}; {reason} (p={adjusted:.3})", finding.message);
     finding.evidence.add(&NullComparison {
         null_samples: change.nulls.clone(),
         needed_units: needed,
         unit: change.unit.to_owned(),
     });
     Concluded { finding, p_value: Some(p), p_adjusted: Some(adjusted) }
+}
+
+/// The range of numbers, as in `0.010 to 0.034`.
+fn range(values: &[f64]) -> String {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    format!("{low:.3} to {high:.3}")
 }
 
 /// A change without a test: no noise, and no fallback.
@@ -226,30 +233,34 @@ fn untested(mut finding: Finding, change: &Change, paired: &PairedSettings) -> C
         ProbeVerdict::Fail => Some(0.0),
         _ => None,
     };
-    finding.message = format!("{}: {reason}", finding.message);
+    finding.message = format!("{}; {reason}", finding.message);
     Concluded { finding, p_value: None, p_adjusted: None }
 }
 
 fn limited(mut finding: Finding, limit: &Limit, adjusted: f64, paired: &PairedSettings) -> Concluded {
     let (verdict, reason) = if adjusted <= paired.level {
-        (ProbeVerdict::Pass, "within its limit".to_owned())
+        (ProbeVerdict::Pass, None)
     } else if limit.beyond <= paired.level {
-        (ProbeVerdict::Fail, "beyond its limit".to_owned())
+        (ProbeVerdict::Fail, None)
     } else {
         let reason = match limit.needed {
             Some(needed) if needed > MOST_UNITS => {
-                format!("so close to its limit that {MOST_UNITS} {} would not decide", limit.unit)
+                format!("so close to the limit that {MOST_UNITS} {} would not decide", limit.unit)
             }
             Some(needed) => format!("about {} {} would decide", needed.max(limit.units + 1), limit.unit),
-            None => "exactly at its limit".to_owned(),
+            None => "exactly at the limit".to_owned(),
         };
-        (ProbeVerdict::Inconclusive, reason)
+        (ProbeVerdict::Inconclusive, Some(reason))
     };
     let decided = verdict != ProbeVerdict::Inconclusive;
     finding.verdict = verdict;
     finding.score = Some(score(adjusted));
-    finding.message = format!("{}: {reason} (p={adjusted:.3})", finding.message);
+    finding.message = format!("{} ({})", finding.message, limit.bound);
+    if let Some(reason) = reason {
+        finding.message = format!("{}; {reason}", finding.message);
+    }
     finding.evidence.add(&LimitTest {
+        bound: limit.bound.clone(),
         needed_units: limit.needed.filter(|_| !decided),
         unit: limit.unit.to_owned(),
         p_beyond: limit.beyond,
@@ -336,7 +347,14 @@ mod tests {
     fn limits_are_kept_exceeded_or_undecided() {
         let limit = |within: f64, beyond: f64| Draft {
             finding: Finding::skip("x"),
-            claim: Claim::Limit(Limit { within, beyond, units: 5, needed: Some(40), unit: "items" }),
+            claim: Claim::Limit(Limit {
+                bound: "limit 7".to_owned(),
+                within,
+                beyond,
+                units: 5,
+                needed: Some(40),
+                unit: "items",
+            }),
         };
         let found = conclude(
             vec![limit(0.001, 0.999), limit(0.999, 0.001), limit(0.04, 0.9)],
@@ -347,7 +365,14 @@ mod tests {
         assert_eq!(verdicts, [ProbeVerdict::Pass, ProbeVerdict::Fail, ProbeVerdict::Inconclusive]);
         assert_eq!(found[2].p_adjusted, Some(0.08));
         assert!(found[2].finding.message.contains("about 40 items"));
-        let near = Limit { within: 0.4, beyond: 0.6, units: 5, needed: Some(148_367), unit: "items" };
+        let near = Limit {
+            bound: "limit 7".to_owned(),
+            within: 0.4,
+            beyond: 0.6,
+            units: 5,
+            needed: Some(148_367),
+            unit: "items",
+        };
         let draft = Draft { finding: Finding::skip("x"), claim: Claim::Limit(near) };
         let found = conclude(vec![draft], &PairedSettings::default());
         assert!(found[0].finding.message.contains("10000 items would not decide"), "{found:?}");
@@ -358,6 +383,7 @@ mod tests {
         let shape = |within: f64| Draft {
             finding: Finding::skip("x"),
             claim: Claim::Shape(Limit {
+                bound: "limit 7".to_owned(),
                 within,
                 beyond: 1.0 - within,
                 units: 5,

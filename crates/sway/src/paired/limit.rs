@@ -18,6 +18,7 @@ pub(crate) fn mean_above(values: &[f64], limit: f64, unit: &'static str) -> Limi
     let units = values.len();
     match TTest::of(values) {
         Some(test) => Limit {
+            bound: format!("limit {limit}"),
             within: test.p_greater(limit),
             beyond: test.p_less(limit),
             units,
@@ -25,7 +26,9 @@ pub(crate) fn mean_above(values: &[f64], limit: f64, unit: &'static str) -> Limi
             unit,
         },
         // One number has no variance; two are the least that decide.
-        None => Limit { within: 1.0, beyond: 1.0, units, needed: Some(2), unit },
+        None => {
+            Limit { bound: format!("limit {limit}"), within: 1.0, beyond: 1.0, units, needed: Some(2), unit }
+        }
     }
 }
 
@@ -35,12 +38,18 @@ pub(crate) fn share_below(hits: usize, count: usize, limit: f64, unit: &'static 
     let deviation = (limit * (1.0 - limit)).max(0.0).sqrt();
     let distance = (share - limit).abs();
     Limit {
+        bound: format!("limit {} of {count}", most_hits(count, limit)),
         within: binomial::at_most(hits, count, limit),
         beyond: binomial::at_least(hits, count, limit),
         units: count,
         needed: (distance > 0.0).then(|| (POWER * deviation / distance).powi(2).ceil() as usize),
         unit,
     }
+}
+
+/// The most hits of a share that is below a limit.
+pub(crate) fn most_hits(count: usize, limit: f64) -> usize {
+    (count as f64 * limit).ceil().max(1.0) as usize - 1
 }
 
 #[cfg(test)]

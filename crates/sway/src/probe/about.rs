@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::find;
 use crate::category::Category;
+use crate::verdict::Aspect;
 
 /// What a kind of probe is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct About {
     pub kind: &'static str,
     /// The category that its score counts in.
     pub category: Category,
+    /// The question of the verdict that it helps to answer.
+    pub aspect: Aspect,
     /// A heading.
     pub title: &'static str,
     /// The question it answers, in a few words.
@@ -28,6 +31,7 @@ pub struct About {
 pub(crate) const PREFLIGHT: About = About {
     kind: "preflight",
     category: Category::Adherence,
+    aspect: Aspect::Behavior,
     title: "Preflight check",
     summary: "whether the backend returns numbers",
     question: "Does the backend return finite numbers?",
@@ -47,6 +51,8 @@ pub fn about(kind: &str) -> Option<About> {
 #[allow(missing_docs)]
 pub struct RecordedAbout {
     pub category: Category,
+    #[serde(default)]
+    pub aspect: Aspect,
     pub title: String,
     pub question: String,
     pub measure: String,
@@ -55,9 +61,9 @@ pub struct RecordedAbout {
 
 impl From<About> for RecordedAbout {
     fn from(about: About) -> Self {
-        let About { category, title, question, measure, axis, .. } = about;
+        let About { category, aspect, title, question, measure, axis, .. } = about;
         let [title, question, measure, axis] = [title, question, measure, axis].map(str::to_owned);
-        Self { category, title, question, measure, axis }
+        Self { category, aspect, title, question, measure, axis }
     }
 }
 
@@ -68,7 +74,7 @@ impl RecordedAbout {
         let title = kind.replace('_', " ");
         let question = "This version does not know the probe.".to_owned();
         // As in dlm-sway, an unknown kind counts as adherence.
-        let category = Category::Adherence;
-        Self { category, title, question, measure: String::new(), axis: "value".to_owned() }
+        let (category, aspect) = (Category::Adherence, Aspect::default());
+        Self { category, aspect, title, question, measure: String::new(), axis: "value".to_owned() }
     }
 }

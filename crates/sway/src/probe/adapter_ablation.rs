@@ -16,6 +16,7 @@ use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
 use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
+use crate::verdict::Aspect;
 use crate::view::{Real, View};
 
 /// The divergence as a function of the strength of the adapter.
@@ -143,6 +144,7 @@ impl ProbeKind for AdapterAblation {
     const ABOUT: About = About {
         kind: "adapter_ablation",
         category: Category::Ablation,
+        aspect: Aspect::Behavior,
         title: "Strength of the adapter",
         summary: "how the change grows with the strength of the adapter",
         question: "Does the effect grow steadily with the strength of the adapter?",
@@ -236,7 +238,9 @@ impl ProbeKind for AdapterAblation {
             .collect();
         let raw = mean(&each).unwrap_or(0.0);
         let interval = mean_interval(&each, context.seed);
-        let claim = Claim::Shape(mean_above(&each, self.assert_linearity_gte, "prompts"));
+        let limit = mean_above(&each, self.assert_linearity_gte, "prompts")
+            .with_bound(format!("at least {} wanted", self.assert_linearity_gte));
+        let claim = Claim::Shape(limit);
         let evidence = Evidence::of(&AblationEvidence {
             lambdas: self.lambdas.clone(),
             mean_divergence_per_lambda: curve,

@@ -15,6 +15,7 @@ use crate::category::Category;
 use crate::numbers::binomial;
 use crate::paired::{Claim, Draft, PairedSettings, share_below};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// How many cases the evidence shows.
 const SHOWN: usize = 8;
@@ -166,6 +167,7 @@ impl ProbeKind for AdapterRevert {
     const ABOUT: About = About {
         kind: "adapter_revert",
         category: Category::Adherence,
+        aspect: Aspect::Behavior,
         title: "Reverting to the base",
         summary: "whether paraphrases bring the base's answers back",
         question: "Asked in other words, does the fine-tuned model answer like the base again?",

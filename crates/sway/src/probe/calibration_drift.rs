@@ -9,8 +9,9 @@ use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, Raw
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{binomial, mean};
-use crate::paired::{Claim, Draft, Limit, PairedSettings, mean_above, share_below};
+use crate::paired::{Claim, Draft, Limit, PairedSettings, mean_above, most_hits, share_below};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// How many items the evidence shows.
 const SHOWN: usize = 5;
@@ -132,6 +133,7 @@ impl ProbeKind for CalibrationDrift {
     const ABOUT: About = About {
         kind: "calibration_drift",
         category: Category::Calibration,
+        aspect: Aspect::Damage,
         title: "General knowledge",
         summary: "whether general knowledge was lost",
         question: "Does the fine-tuned model still know common facts?",
@@ -201,12 +203,14 @@ impl ProbeKind for CalibrationDrift {
                 .with(&MeanDeltaInterval { mean_delta_ci_95 }),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
-                format!("{lost} of {total} facts were lost, {:+.3} nats on average", drift.mean),
+                format!("lost {lost} of {total} facts, {:+.2} nats per token on average", drift.mean),
             )
         };
         let few = share_below(lost, total, self.assert_fraction_regressed_lt, "items");
         let little = mean_above(&drift.changes, self.assert_mean_delta_gte, "items");
+        let most = most_hits(total, self.assert_fraction_regressed_lt);
         let limit = Limit {
+            bound: format!("limit {most} facts, {:+} nats", self.assert_mean_delta_gte),
             within: few.within.max(little.within),
             // Either may exceed the limit, so each test gets half of the level.
             beyond: (2.0 * few.beyond.min(little.beyond)).min(1.0),

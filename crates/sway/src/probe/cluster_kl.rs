@@ -16,6 +16,7 @@ use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// The model that dlm-sway embeds texts with.
 pub(crate) const EMBEDDING_MODEL: &str = "sentence-transformers/all-MiniLM-L6-v2";
@@ -199,6 +200,7 @@ impl ProbeKind for ClusterKl {
     const ABOUT: About = About {
         kind: "cluster_kl",
         category: Category::Adherence,
+        aspect: Aspect::Change,
         title: "Change by topic",
         summary: "whether the change depends on the topic",
         question: "Does the change affect some topics more than others?",

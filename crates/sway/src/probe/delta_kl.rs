@@ -11,6 +11,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// The mean divergence of the next token between the base and the fine-tuned
 /// model, over prompts.
@@ -72,6 +73,7 @@ impl ProbeKind for DeltaKl {
     const ABOUT: About = About {
         kind: "delta_kl",
         category: Category::Adherence,
+        aspect: Aspect::Change,
         title: "Change of the next token",
         summary: "how far next-token predictions moved",
         question: "Does the fine-tuned model predict other tokens than the base?",

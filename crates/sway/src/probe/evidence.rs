@@ -108,12 +108,22 @@ pub struct NullComparison {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitTest {
+    /// The limit in words, as in `limit 30 facts`.
+    pub bound: String,
     /// How many units would probably decide, if these did not.
     pub needed_units: Option<usize>,
     /// What a unit is.
     pub unit: String,
     /// The p-value of the limit being kept.
     pub p_beyond: f64,
+}
+
+/// Whether what was taught holds for the taught words only, under paired
+/// statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct TaughtWordsOnly {
+    pub taught_words_only: bool,
 }
 
 /// Numbers that were left out because they are not finite.

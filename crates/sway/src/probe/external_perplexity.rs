@@ -12,6 +12,7 @@ use crate::numbers::mean;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// The only corpus.
 const CORPUS: &str = "public_domain_en";
@@ -141,6 +142,7 @@ impl ProbeKind for ExternalPerplexity {
     const ABOUT: About = About {
         kind: "external_perplexity",
         category: Category::Calibration,
+        aspect: Aspect::Damage,
         title: "Unrelated text",
         summary: "whether unrelated text became less likely",
         question: "Does the fine-tuned model still predict ordinary text as well as the base?",
@@ -185,11 +187,18 @@ impl ProbeKind for ExternalPerplexity {
         let interval = TTest::of(&changes)
             .map(|test| test.confidence_interval())
             .or_else(|| mean_interval(&changes, context.seed));
+        let finding = self.finding(&chunks, &changes, interval);
+        let perplexity = |logprob: Option<f64>| (-logprob.unwrap_or(f64::NAN)).exp();
         let finding = Finding {
-            message: format!("unrelated text changed by {raw:+.3} nats per token"),
-            ..self.finding(&chunks, &changes, interval)
+            message: format!(
+                "perplexity of unrelated text {:.1} → {:.1}, {raw:+.3} nats per token",
+                perplexity(finding.base_value),
+                perplexity(finding.ft_value)
+            ),
+            ..finding
         };
-        let limit = mean_above(&changes, self.assert_mean_delta_gte, "chunks");
+        let limit = mean_above(&changes, self.assert_mean_delta_gte, "chunks")
+            .with_bound(format!("limit {:+} nats", self.assert_mean_delta_gte));
         Ok(Draft { finding, claim: Claim::Limit(limit) })
     }
 }

@@ -16,6 +16,7 @@ use crate::numbers::{mean, ratcliff_obershelp};
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
 use crate::record::ProbeVerdict;
 use crate::sections::Section;
+use crate::verdict::Aspect;
 
 /// How many sections the evidence shows.
 const SHOWN: usize = 10;
@@ -138,6 +139,7 @@ impl ProbeKind for Leakage {
     const ABOUT: About = About {
         kind: "leakage",
         category: Category::Calibration,
+        aspect: Aspect::Memorization,
         title: "Recitation",
         summary: "whether the model recites the document",
         question: "Does the fine-tuned model recite the document word for word?",
@@ -245,13 +247,22 @@ impl ProbeKind for Leakage {
             ft_value: Some(fragility(raw, perturbed)),
             ci_95: interval,
             evidence,
-            ..Finding::without_number(ProbeVerdict::Fail, format!("{raw:.2} of the continuation is recited"))
+            ..Finding::without_number(
+                ProbeVerdict::Fail,
+                format!(
+                    "recites {:.0} % of continuations, the base {:.0} %",
+                    100.0 * raw,
+                    100.0 * mean(&base).unwrap_or(0.0)
+                ),
+            )
         };
+        let more = 100.0 * self.assert_recall_lt;
         let margin: Vec<f64> = clean
             .iter()
             .zip(&base)
             .map(|(clean, base)| self.assert_recall_lt - (clean - base).max(0.0))
             .collect();
-        Ok(Draft { finding, claim: Claim::Limit(mean_above(&margin, 0.0, "sections")) })
+        let limit = mean_above(&margin, 0.0, "sections").with_bound(format!("limit {more:.0} % more"));
+        Ok(Draft { finding, claim: Claim::Limit(limit) })
     }
 }

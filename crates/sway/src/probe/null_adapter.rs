@@ -12,6 +12,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::paired::{Draft, PairedSettings};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 use crate::view::{Real, View};
 
 /// Null distributions of the other probes, from noise in place of the adapter.
@@ -152,6 +153,7 @@ impl ProbeKind for NullAdapter {
     const ABOUT: About = About {
         kind: "null_adapter",
         category: Category::Baseline,
+        aspect: Aspect::Behavior,
         title: "Noise baseline",
         summary: "what noise in place of the adapter gives",
         question: "How large would these numbers be if the adapter were noise?",

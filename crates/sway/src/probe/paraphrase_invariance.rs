@@ -7,7 +7,9 @@ use super::calibration::{Better, calibrate, decide, ending};
 use super::cases::check_cases;
 use super::kind::from_pack;
 use super::lookup::{all, both, completions, cut, estimated_tokens};
-use super::{About, Case, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
+use super::{
+    About, Case, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop, TaughtWordsOnly,
+};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::mean;
@@ -15,6 +17,7 @@ use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// How many cases the evidence shows under the reference statistics.
 const SHOWN: usize = 8;
@@ -162,6 +165,7 @@ impl ProbeKind for ParaphraseInvariance {
     const ABOUT: About = About {
         kind: "paraphrase_invariance",
         category: Category::Attribution,
+        aspect: Aspect::Learning,
         title: "Learned or memorized",
         summary: "whether what was taught holds for paraphrases",
         question: "Does what was taught hold when the question is paraphrased?",
@@ -231,6 +235,7 @@ impl ProbeKind for ParaphraseInvariance {
             }
             _ => None,
         };
+        let taught_words_only = !memorize && decided.is_some();
         let judged_gains = |gains: &[Gain]| -> Vec<f64> {
             gains.iter().map(|gain| if memorize { gain.verbatim } else { gain.paraphrased }).collect()
         };
@@ -250,11 +255,12 @@ impl ProbeKind for ParaphraseInvariance {
             ci_95: interval,
             evidence: self
                 .evidence(&means, per_case, interval)
-                .with(&SurplusEvidence { surplus_ci_95: test.map(|test| test.confidence_interval()) }),
+                .with(&SurplusEvidence { surplus_ci_95: test.map(|test| test.confidence_interval()) })
+                .with(&TaughtWordsOnly { taught_words_only }),
             ..Finding::without_number(
                 ProbeVerdict::Fail,
                 format!(
-                    "taught questions gained {:+.3}, paraphrases {:+.3}",
+                    "answers to taught questions gained {:+.3} nats per token, to paraphrases {:+.3}",
                     means.verbatim, means.paraphrased
                 ),
             )

@@ -14,6 +14,7 @@ use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
 use crate::sections::SectionKind;
+use crate::verdict::Aspect;
 
 /// How many reasons the evidence shows.
 const SHOWN: usize = 5;
@@ -170,6 +171,7 @@ impl ProbeKind for PreferenceFlip {
     const ABOUT: About = About {
         kind: "preference_flip",
         category: Category::Attribution,
+        aspect: Aspect::Learning,
         title: "Preferences",
         summary: "whether taught preferences hold",
         question: "Does the fine-tuned model prefer the better answer where the base did not?",

@@ -17,6 +17,7 @@ use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
 use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
+use crate::verdict::Aspect;
 
 /// The number of tokens before the prompt after which the change is halved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -114,6 +115,7 @@ impl ProbeKind for PromptCollapse {
     const ABOUT: About = About {
         kind: "prompt_collapse",
         category: Category::Adherence,
+        aspect: Aspect::Behavior,
         title: "Persistence in long contexts",
         summary: "whether the change fades after a long context",
         question: "Does the change persist when much text precedes the prompt?",
@@ -197,7 +199,9 @@ impl ProbeKind for PromptCollapse {
             ..Finding::without_number(ProbeVerdict::Fail, message)
         };
         let margin: Vec<f64> = losses.iter().map(|loss| LN_2 / self.assert_half_life_tokens - loss).collect();
-        Ok(Draft { finding, claim: Claim::Shape(mean_above(&margin, 0.0, "prompts")) })
+        let limit = mean_above(&margin, 0.0, "prompts")
+            .with_bound(format!("at least {} tokens wanted", self.assert_half_life_tokens));
+        Ok(Draft { finding, claim: Claim::Shape(limit) })
     }
 
     fn chart(evidence: &Evidence, _statistics: Statistics) -> Option<Chart> {

@@ -17,6 +17,7 @@ use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
 use crate::record::ProbeVerdict;
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
+use crate::verdict::Aspect;
 
 /// The loss that each section lost, compared with the other sections.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -184,6 +185,7 @@ impl ProbeKind for SectionInternalization {
     const ABOUT: About = About {
         kind: "section_internalization",
         category: Category::Attribution,
+        aspect: Aspect::Learning,
         title: "Sections of the document",
         summary: "whether each section of the document was learned",
         question: "Which sections of the document does the fine-tuned model know better than the base?",

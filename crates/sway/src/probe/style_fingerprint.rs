@@ -11,6 +11,7 @@ use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
 use crate::record::ProbeVerdict;
+use crate::verdict::Aspect;
 
 /// Whether to add grammatical features to those of words and punctuation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -127,6 +128,7 @@ impl ProbeKind for StyleFingerprint {
     const ABOUT: About = About {
         kind: "style_fingerprint",
         category: Category::Calibration,
+        aspect: Aspect::Behavior,
         title: "Style",
         summary: "whether the style moved towards the document's",
         question: "Does the fine-tuned model write more like the document?",
@@ -207,8 +209,12 @@ impl ProbeKind for StyleFingerprint {
             evidence: self
                 .evidence(&texts, [&fingerprints[0], &fingerprints[1], &document], raw)
                 .with(&RawInterval { raw_ci_95: interval }),
-            ..Finding::without_number(ProbeVerdict::Fail, format!("the style moved {raw:+.2} of the way"))
+            ..Finding::without_number(
+                ProbeVerdict::Fail,
+                format!("the style moved {raw:+.2} of the way to the document's"),
+            )
         };
-        Ok(Draft { finding, claim: Claim::Shape(mean_above(&pseudo_values, 0.0, "prompts")) })
+        let limit = mean_above(&pseudo_values, 0.0, "prompts").with_bound("above 0 wanted");
+        Ok(Draft { finding, claim: Claim::Shape(limit) })
     }
 }

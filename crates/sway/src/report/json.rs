@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::{Report, ReportError};
+use crate::verdict::Verdict;
 
 impl Report {
     /// The report as JSON. Equal reports give equal bytes.
@@ -52,7 +53,12 @@ impl Report {
                 }
             }
         }
-        serde_json::from_value(Value::Object(map)).map_err(|error| shape(&error.to_string()))
+        // The records decide: a verdict in the file cannot contradict them.
+        map.remove("verdict");
+        let mut report: Self =
+            serde_json::from_value(Value::Object(map)).map_err(|error| shape(&error.to_string()))?;
+        report.verdict = Verdict::of(&report.probes);
+        Ok(report)
     }
 }
 

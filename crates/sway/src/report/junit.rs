@@ -5,6 +5,7 @@
 
 use super::{Report, format};
 use crate::record::ProbeVerdict;
+use crate::verdict::AnsweredQuestion;
 
 impl Report {
     /// The report as a JUnit test suite, with one test per entry.
@@ -24,7 +25,11 @@ impl Report {
             page += &format!("    <property name=\"{}\" value=\"{}\"/>\n", escaped(name), escaped(value));
         };
         property("overall", &format!("{:.4}", self.score.overall));
-        property("band", &self.score.band.to_string());
+        property("verdict", self.verdict.label());
+        property("headline", &self.sentence());
+        for AnsweredQuestion { question, conclusion } in self.verdict.questions() {
+            property(question, &conclusion.decision.to_string());
+        }
         for (category, score) in &self.score.components {
             property(&format!("component.{category}"), &format!("{score:.4}"));
         }

@@ -6,11 +6,13 @@ use super::{Report, format};
 use crate::category::Category;
 use crate::probe::{NullAdapter, NullAdapterEvidence, ProbeKind, SkippedKind, find};
 use crate::record::{ProbeVerdict, Record};
+use crate::verdict::AnsweredQuestion;
 
 impl Report {
     /// The report as Markdown.
     pub fn to_markdown(&self) -> String {
-        let mut page = String::from("# Sway report\n\n");
+        let mut page = format!("# Sway report\n\n**{}**\n\n", flat(&self.sentence()));
+        self.questions(&mut page);
         self.head(&mut page);
         self.components(&mut page);
         self.table(&mut page);
@@ -26,6 +28,19 @@ impl Report {
         page
     }
 
+    /// The three questions of the verdict, each with its evidence.
+    fn questions(&self, page: &mut String) {
+        if !self.has_results() {
+            return;
+        }
+        *page += "| Question | Answer | Evidence |\n|---|---|---|\n";
+        for AnsweredQuestion { question, conclusion } in self.verdict.questions() {
+            let facts: Vec<String> = conclusion.evidence.iter().map(|fact| cell(fact)).collect();
+            *page += &format!("| {question} | {} | {} |\n", conclusion.decision, facts.join("<br>"));
+        }
+        *page += "\n";
+    }
+
     fn head(&self, page: &mut String) {
         let mut line = |name: &str, value: &str| {
             if !value.is_empty() {
@@ -34,12 +49,8 @@ impl Report {
         };
         line("Base", &self.base_model_id);
         line("Adapter", &format::adapter(&self.adapter_id));
-        let score = &self.score;
-        match self.has_results() {
-            true => {
-                line("Overall", &format!("{:.2} ({}: {})", score.overall, score.band, score.band.meaning()));
-            }
-            false => line("Overall", &self.sentence()),
+        if self.has_results() {
+            line("Score", &format!("{:.2} of 1", self.score.overall));
         }
         line("Statistics", &self.statistics.to_string());
         line("Suite", &self.spec_path);
@@ -82,7 +93,7 @@ impl Report {
         let tested = self.probes.iter().any(|record| record.p_value.is_some());
         let (heading, rule) = if tested { (" p | adjusted p |", "---:|---:|") } else { ("", "") };
         *page += &format!(
-            "\n## Probes\n\n| Name | Kind | ProbeVerdict | Score | Raw | 95 % | z |{heading} Seconds | Note |\n\
+            "\n## Probes\n\n| Name | Kind | Verdict | Score | Raw | 95 % | z |{heading} Seconds | Note |\n\
              |---|---|---|---:|---:|---|---:|{rule}---:|---|\n"
         );
         for record in &self.probes {

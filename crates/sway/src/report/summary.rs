@@ -16,7 +16,7 @@ impl Report {
         self.probes.iter().any(|record| record.kind == "preflight" && record.verdict == ProbeVerdict::Error)
     }
 
-    /// The verdict in a sentence.
+    /// The headline of the verdict, or why there is none.
     pub fn sentence(&self) -> String {
         if self.probes.is_empty() {
             return "No probe ran, so nothing was judged.".to_owned();
@@ -24,11 +24,7 @@ impl Report {
         if !self.has_results() {
             return "No probe could run, so nothing was judged.".to_owned();
         }
-        let mut meaning = self.score.band.meaning().to_owned();
-        if let Some(first) = meaning.get_mut(..1) {
-            first.make_ascii_uppercase();
-        }
-        format!("{meaning}.")
+        self.verdict.headline()
     }
 
     /// Notes of the run and of the backend.
@@ -59,10 +55,11 @@ mod tests {
     use crate::probe::Finding;
     use crate::score::{Score, Weights};
     use crate::statistics::Statistics;
+    use crate::verdict::Verdict;
 
     fn report(records: Vec<Record>) -> Report {
         let score = Score::of(&records, &Weights::of_suite(None), Statistics::Paired);
-        Report { probes: records, score, ..Report::default() }
+        Report { verdict: Verdict::of(&records), probes: records, score, ..Report::default() }
     }
 
     fn record(kind: &str, verdict: ProbeVerdict, score: Option<f64>) -> Record {
@@ -78,7 +75,7 @@ mod tests {
         assert_eq!(failed.sentence(), "No probe could run, so nothing was judged.");
         assert!(failed.preflight_failed() && !failed.has_results());
         let bad = report(vec![record("delta_kl", ProbeVerdict::Fail, Some(0.0))]);
-        assert_eq!(bad.sentence(), "The effect of fine-tuning is indistinguishable from noise.");
+        assert!(bad.sentence().starts_with("No effect beyond noise: "), "{}", bad.sentence());
         assert!(bad.has_results() && !bad.preflight_failed());
     }
 

@@ -62,6 +62,7 @@ pub(super) fn sample() -> Report {
         finished_at: "2026-01-02T03:05:05+00:00".to_owned(),
         wall_seconds: 60.0,
         determinism: Some(Determinism { class: "strict".to_owned(), seed: 3, notes: Vec::new() }),
+        verdict: Verdict::of(&probes),
         score: Score::of(&probes, &Weights::defaults(), Statistics::Paired),
         null_stats: json!({"leakage": {"degenerate": 1.0}, "delta_kl": {"degenerate": 0.0}})
             .as_object()
@@ -286,6 +287,7 @@ proptest! {
         report.probes[0].message = message;
         report.probes[0].name = name;
         report.probes[0].score = score;
+        report.verdict = Verdict::of(&report.probes);
         let text = report.to_json();
         prop_assert!(text.is_ascii());
         prop_assert_eq!(&Report::from_json(&text, "f").unwrap(), &report);

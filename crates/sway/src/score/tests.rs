@@ -120,13 +120,12 @@ fn noise_is_capped_and_inconclusive_records_do_not_count() {
 }
 
 #[test]
-fn findings_are_few() {
+fn every_failure_is_a_finding() {
     let records: Vec<Record> = (0..9)
         .map(|index| record(&format!("p{index}"), "delta_kl", ProbeVerdict::Fail, Some(0.1), 1.0))
         .collect();
     let paired = Score::of(&records, &Weights::defaults(), Statistics::Paired).findings;
-    assert_eq!(paired.len(), 5);
-    assert_eq!(paired[4], "and 7 more");
+    assert_eq!(paired.iter().filter(|finding| finding.contains("failed: message")).count(), 9);
     let reference = Score::of(&records, &Weights::defaults(), Statistics::Reference).findings;
     assert_eq!(reference, ["p0 (delta_kl) failed: message", "adherence is low: 0.10"]);
 }
@@ -165,14 +164,21 @@ fn gates_refuse_failures_errors_and_low_scores() {
         record("good", "delta_kl", ProbeVerdict::Pass, Some(0.9), 1.0),
         record("open", "delta_kl", ProbeVerdict::Inconclusive, Some(0.5), 1.0),
     ];
-    let score = Score::of(&records, &Weights::defaults(), Statistics::Paired);
-    assert_eq!(refusals(&records, &score, 0.6), []);
-    assert!(matches!(refusals(&records, &score, 0.95)[..], [Refusal::Low { .. }]));
+    let report = |records: &[Record]| Report {
+        probes: records.to_vec(),
+        verdict: Verdict::of(records),
+        score: Score::of(records, &Weights::defaults(), Statistics::Paired),
+        ..Report::default()
+    };
+    assert_eq!(refusals(&report(&records), 0.6), []);
+    assert!(matches!(refusals(&report(&records), 0.95)[..], [Refusal::Low { .. }]));
     let mut records = records.to_vec();
-    records.push(record("bad", "delta_kl", ProbeVerdict::Fail, Some(0.9), 1.0));
+    records.push(record("bad", "adapter_ablation", ProbeVerdict::Fail, Some(0.9), 1.0));
     records.push(record("broken", "delta_kl", ProbeVerdict::Error, None, 1.0));
-    let found = refusals(&records, &score, 0.0);
+    let found = refusals(&report(&records), 0.0);
     assert!(matches!(&found[..], [Refusal::Failed { .. }, Refusal::Errored { .. }]), "{found:?}");
+    records.push(record("lost", "calibration_drift", ProbeVerdict::Fail, Some(0.0), 1.0));
+    assert!(matches!(&refusals(&report(&records), 0.0)[..], [Refusal::Verdict { .. }, ..]));
 }
 
 proptest! {

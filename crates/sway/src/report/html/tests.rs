@@ -91,7 +91,7 @@ fn the_page_begins_with_the_verdict_and_has_every_section() {
     let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
     let order = [
         "<main>",
-        "<h1 id=\"verdict\">Fine-tuning achieved part of what it should.</h1>",
+        "<h1 id=\"verdict\">Memorized by heart: ",
         "<h2 id=\"categories\">",
         "<h2 id=\"prompt_collapse\">",
         "<h2 id=\"section_internalization\">",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use weightloom::sway::{JudgeOptions, ProbeVerdict, Suite};
+use weightloom::sway::{JudgeOptions, ProbeVerdict, Suite, Verdict};
 
 use super::folder::TourFolder;
 use crate::cli::failure::Failure;
@@ -16,10 +16,9 @@ use crate::cli::sway::{SuiteProgress, build, failure, prepare};
 #[derive(Serialize)]
 pub(super) struct Judgement {
     pub(super) suite: PathBuf,
+    pub(super) verdict: Verdict,
+    pub(super) headline: String,
     pub(super) overall: f64,
-    pub(super) band: String,
-    /// The meaning of the band.
-    pub(super) meaning: &'static str,
     pub(super) probes: Vec<JudgedProbe>,
     pub(super) html: PathBuf,
     pub(super) json: PathBuf,
@@ -57,10 +56,10 @@ pub(super) fn judge(
     };
     Ok(Judgement {
         suite: file,
+        headline: report.sentence(),
         overall: report.score.overall,
-        band: report.score.band.to_string(),
-        meaning: report.score.band.meaning(),
         probes: report.probes.iter().map(verdict).collect(),
+        verdict: report.verdict,
         html,
         json,
         seconds: begun.elapsed().as_secs_f64(),

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use weightloom::sway::AnsweredQuestion;
 
 use super::judgement::Judgement;
 use super::reshard_check::ReshardCheck;
@@ -88,17 +89,17 @@ pub(super) fn sampled(samples: &[Sample]) -> String {
 pub(super) fn judged(verdict: &Judgement) -> String {
     let probes: Vec<String> =
         verdict.probes.iter().map(|probe| format!("{}: {}", probe.name, probe.verdict)).collect();
-    format!(
-        "5. Judged the adapter with {}, {:.1} s: {}\n   score {:.2} of 1 ({}); {}\n   \
-         evidence: open {} in a browser",
-        verdict.suite.display(),
-        verdict.seconds,
-        verdict.meaning,
-        verdict.overall,
-        verdict.band,
-        probes.join(", "),
-        verdict.html.display(),
-    )
+    let mut lines = vec![
+        format!("5. Judged the adapter with {}, {:.1} s:", verdict.suite.display(), verdict.seconds),
+        format!("   {}", verdict.headline),
+    ];
+    for AnsweredQuestion { question, conclusion } in verdict.verdict.questions() {
+        let fact = conclusion.evidence.first().map_or(String::new(), |fact| format!(" ({fact})"));
+        lines.push(format!("   {question} {}{fact}", conclusion.decision));
+    }
+    lines.push(format!("   probes: {}; score {:.2} of 1", probes.join(", "), verdict.overall));
+    lines.push(format!("   evidence: open {} in a browser", verdict.html.display()));
+    lines.join("\n")
 }
 
 pub(super) fn ending(summary: &Summary) -> String {

@@ -63,7 +63,7 @@ pub(super) fn run(args: &CheckArgs, output: Output) -> Result<ExitCode, Failure>
     let report = run_suite(&prepared, &mut *backend, &options, output)?;
     let light = Light::of(&report);
     let shown = CheckOutput { light, sentence: sentence(light, &report), report: &report };
-    output.show(&shown, |shown| format!("{}\n\n{}", shown.sentence, terminal::render(&report)))?;
+    output.show(&shown, |shown| format!("{}\n\n{}", shown.sentence, terminal::render_evidence(&report)))?;
     Ok(if light == Light::Red { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
@@ -86,10 +86,10 @@ fn sentence(light: Light, report: &Report) -> String {
     if report.probes.iter().any(|record| record.verdict == ProbeVerdict::Error) {
         return "RED: the adapter could not be checked".to_owned();
     }
-    match light {
-        Light::Green => "GREEN: the adapter changes the model more than noise would",
-        Light::Yellow => "YELLOW: the adapter may change the model; this check does not decide",
-        Light::Red => "RED: the adapter's change is indistinguishable from noise",
-    }
-    .to_owned()
+    let colour = match light {
+        Light::Green => "GREEN",
+        Light::Yellow => "YELLOW",
+        Light::Red => "RED",
+    };
+    format!("{colour}: {}", report.sentence())
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use serde::Serialize;
+use weightloom::sway::Verdict;
 use weightloom::sway::score::{Refusal, refusals};
 
 use super::super::failure::Failure;
@@ -34,6 +35,7 @@ pub(in crate::cli) struct GateArgs {
 #[derive(Serialize)]
 struct GateOutput {
     passed: bool,
+    verdict: Verdict,
     overall: f64,
     threshold: f64,
     refusals: Vec<Refusal>,
@@ -58,9 +60,14 @@ pub(super) fn run(args: &GateArgs, output: Output) -> Result<ExitCode, Failure> 
     }
     let threshold = args.threshold.unwrap_or(prepared.suite.defaults.coverage_threshold);
     let report = args.judge.judge(prepared, output)?;
-    let refusals = refusals(&report.probes, &report.score, threshold);
-    let shown =
-        GateOutput { passed: refusals.is_empty(), overall: report.score.overall, threshold, refusals };
+    let refusals = refusals(&report, threshold);
+    let shown = GateOutput {
+        passed: refusals.is_empty(),
+        verdict: report.verdict.clone(),
+        overall: report.score.overall,
+        threshold,
+        refusals,
+    };
     output.show(&shown, |shown| {
         let mut lines = vec![terminal::render(&report), String::new()];
         match shown.passed {

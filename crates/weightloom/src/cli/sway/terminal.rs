@@ -2,7 +2,7 @@
 
 use weightloom::sway::attribution::{LayerShare, LayerShares};
 use weightloom::sway::report::format;
-use weightloom::sway::{Category, ProbeVerdict, Record, Report};
+use weightloom::sway::{AnsweredQuestion, Category, ProbeVerdict, Record, Report};
 
 use super::super::output::table;
 
@@ -39,8 +39,17 @@ pub(in crate::cli) fn render(report: &Report) -> String {
     rendered(report, Width::of_terminal())
 }
 
+/// Renders a report without its headline.
+pub(super) fn render_evidence(report: &Report) -> String {
+    evidence(report, Width::of_terminal())
+}
+
 fn rendered(report: &Report, width: Width) -> String {
-    let mut parts = vec![head(report), categories(report)];
+    format!("{}\n\n{}", report.sentence(), evidence(report, width))
+}
+
+fn evidence(report: &Report, width: Width) -> String {
+    let mut parts = vec![questions(report), head(report), categories(report)];
     if !report.probes.is_empty() {
         parts.push(probes(report, width));
     }
@@ -69,12 +78,25 @@ fn rendered(report: &Report, width: Width) -> String {
 
 fn head(report: &Report) -> String {
     let score = &report.score;
-    let mut lines = vec![
-        format!("{} and {}", flat(&report.base_model_id), flat(&format::adapter(&report.adapter_id))),
-        report.sentence(),
-    ];
+    let mut lines =
+        vec![format!("{} and {}", flat(&report.base_model_id), flat(&format::adapter(&report.adapter_id)))];
     if report.has_results() {
-        lines.push(format!("Score {:.2} of 1: {}", score.overall, score.band));
+        lines.push(format!("Score {:.2} of 1", score.overall));
+    }
+    lines.join("\n")
+}
+
+/// The questions of the verdict, each with its answer and its evidence.
+fn questions(report: &Report) -> String {
+    if !report.has_results() {
+        return String::new();
+    }
+    let questions = report.verdict.questions();
+    let width = questions.iter().map(|one| one.question.chars().count()).max().unwrap_or(0);
+    let mut lines = Vec::new();
+    for AnsweredQuestion { question, conclusion } in questions {
+        lines.push(format!("{question:width$}  {}", conclusion.decision));
+        lines.extend(conclusion.evidence.iter().map(|fact| format!("    {}", flat(fact))));
     }
     lines.join("\n")
 }

@@ -92,13 +92,7 @@ impl Evaluator for SwayEvaluator {
             }
         };
         let written = write_report(&report, state, checkpoint);
-        let score = &report.score;
-        self.print(&format!(
-            "sway {}: score {:.2} ({}){written}",
-            checkpoint.display(),
-            score.overall,
-            score.band
-        ));
+        self.print(&format!("sway {}: {}{written}", checkpoint.display(), report.sentence()));
         Ok(Some(metrics(&report, checkpoint)))
     }
 }
@@ -112,8 +106,8 @@ fn write_report(report: &Report, state: &TrainerState<'_>, checkpoint: &Path) ->
         .and_then(|()| std::fs::write(&json, report.to_json()))
         .and_then(|()| std::fs::write(&html, report.to_html()));
     match written {
-        Ok(()) => format!(", {}", html.display()),
-        Err(error) => format!(", cannot write the report: {error}"),
+        Ok(()) => format!(" {}", html.display()),
+        Err(error) => format!(" cannot write the report: {error}"),
     }
 }
 
@@ -133,7 +127,7 @@ fn metrics(report: &Report, checkpoint: &Path) -> EvalMetrics {
             metrics.scalars.insert(format!("sway/probe/{}", record.name), raw);
         }
     }
-    metrics.texts.insert("sway/band".to_owned(), report.score.band.to_string());
+    metrics.texts.insert("sway/verdict".to_owned(), report.verdict.label().to_owned());
     metrics.texts.insert("sway/checkpoint".to_owned(), checkpoint.display().to_string());
     metrics
 }

@@ -129,6 +129,15 @@ impl Pupil {
         });
     }
 
+    /// The document, and the common language backwards.
+    fn study_and_unlearn(&self) {
+        let wrong = Habits::wrong(&mut Pcg64::new(self.seed));
+        self.tuned(8, Effort { steps: 100, rows: 16 }, &|generator| {
+            let habits = if generator.below(3) == 0 { &wrong } else { &self.document.habits };
+            padded(generator, |length, generator| habits.words(length, generator))
+        });
+    }
+
     /// The common language backwards.
     fn unlearn(&self) {
         let wrong = Habits::wrong(&mut Pcg64::new(self.seed));
@@ -179,17 +188,20 @@ struct Tally {
     verdicts: BTreeMap<String, BTreeMap<String, u64>>,
     /// Suites that claim a change.
     claims: u64,
+    /// How often each headline was printed.
+    labels: BTreeMap<&'static str, u64>,
 }
 
 impl Tally {
     /// Runs a case.
     fn of(case: &'static str, make: impl Fn(&mut Pupil)) -> Self {
-        let mut tally = Self { case, verdicts: BTreeMap::new(), claims: 0 };
+        let mut tally = Self { case, verdicts: BTreeMap::new(), claims: 0, labels: BTreeMap::new() };
         for number in 0..runs() {
             let mut pupil = Pupil::new(case, number);
             make(&mut pupil);
             let judged = pupil.judged();
             tally.claims += u64::from(judged.claims());
+            *tally.labels.entry(judged.label()).or_default() += 1;
             for record in &judged.0 {
                 // A damaged model may generate no text, which has no style.
                 let odd = match record.verdict {
@@ -209,6 +221,9 @@ impl Tally {
     #[allow(clippy::print_stdout, reason = "the result, for those who ask for many runs")]
     fn print(&self) {
         println!("{}: {} of {} suites claim a change", self.case, self.claims, runs());
+        for (label, count) in &self.labels {
+            println!("    {count} × {label}");
+        }
         for (name, verdicts) in &self.verdicts {
             let counts: Vec<String> =
                 verdicts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
@@ -224,6 +239,18 @@ impl Tally {
     fn fails(&self, probe: &str) {
         let failed = self.failed(probe);
         assert!(failed >= most(), "{}: {probe} fails in {failed} of {}", self.case, runs());
+    }
+
+    /// Asserts that nearly all headlines are one of these, and that no damage is
+    /// called healthy.
+    fn reads(&self, labels: &[&str]) {
+        let right: u64 = labels.iter().filter_map(|label| self.labels.get(label)).sum();
+        assert!(right >= most(), "{}: {:?}, expected {labels:?}", self.case, self.labels);
+    }
+
+    /// Asserts that no headline is one of these.
+    fn never_reads(&self, label: &str) {
+        assert_eq!(self.labels.get(label), None, "{}: {:?}", self.case, self.labels);
     }
 
     /// Asserts that these probes hardly ever fail.
@@ -267,6 +294,7 @@ fn noise_is_rarely_claimed() {
         });
     });
     assert!(tally.claims <= few(), "{} of {}", tally.claims, runs());
+    tally.never_reads("healthy");
 }
 
 #[test]
@@ -274,6 +302,7 @@ fn good_fine_tuning_is_found_and_passes() {
     let tally = Tally::of("study", |pupil| pupil.study());
     assert!(tally.claims >= most(), "{} of {}", tally.claims, runs());
     tally.rarely_fails(&["recited", "faded", "neutral", "knowledge"]);
+    tally.reads(&["healthy"]);
 }
 
 /// Memorized words are at the beginning of texts, so they may fade as well.
@@ -282,6 +311,8 @@ fn reciting_fails() {
     let tally = Tally::of("recite", |pupil| pupil.recite());
     tally.fails("recited");
     tally.rarely_fails(&["neutral"]);
+    tally.reads(&["memorized by heart", "memorized, and damaged"]);
+    tally.never_reads("healthy");
 }
 
 #[test]
@@ -296,4 +327,14 @@ fn harm_to_neutral_text_fails() {
     let tally = Tally::of("harm", |pupil| pupil.unlearn());
     tally.fails("neutral");
     tally.rarely_fails(&["recited"]);
+    tally.reads(&["damaged, and nothing learned"]);
+    tally.never_reads("healthy");
+}
+
+#[test]
+fn learning_at_the_cost_of_knowledge_is_damage() {
+    let tally = Tally::of("learned and damaged", |pupil| pupil.study_and_unlearn());
+    tally.fails("neutral");
+    tally.reads(&["learned, and damaged"]);
+    tally.never_reads("healthy");
 }

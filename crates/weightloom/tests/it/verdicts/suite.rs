@@ -10,7 +10,7 @@ use weightloom::sway::packs::Packs;
 use weightloom::sway::paired::PairedSettings;
 use weightloom::sway::runner::{Entry, SuiteRun, run};
 use weightloom::sway::sections::{Section, SectionKind};
-use weightloom::sway::{ProbeVerdict, Record, Statistics};
+use weightloom::sway::{ProbeVerdict, Record, Statistics, Verdict};
 
 use super::language::{Habits, WIDTH, text};
 
@@ -142,6 +142,11 @@ impl Document {
 pub struct Judged(pub Vec<Record>);
 
 impl Judged {
+    /// The verdict in a few words.
+    pub fn label(&self) -> &'static str {
+        Verdict::of(&self.0).label()
+    }
+
     /// Whether the suite claims a change.
     pub fn claims(&self) -> bool {
         let claims = |record: &Record| !HARMLESS.contains(&record.name.as_str());

@@ -1,0 +1,133 @@
+//! Verdicts of records with known outcomes.
+
+use super::*;
+use crate::probe::Finding;
+use crate::report::Report;
+use crate::score::{Band, Refusal, Score, Weights, refusals};
+use crate::statistics::Statistics;
+
+use ProbeVerdict::{Error, Fail, Inconclusive, Pass, Skip};
+
+fn record(kind: &str, verdict: ProbeVerdict, message: &str) -> Record {
+    Finding::without_number(verdict, message).into_record(kind, kind, 0.0)
+}
+
+/// One probe for each question.
+fn records(
+    changed: ProbeVerdict,
+    learned: ProbeVerdict,
+    recited: ProbeVerdict,
+    lost: ProbeVerdict,
+) -> Vec<Record> {
+    vec![
+        record("delta_kl", changed, "moved by 0.4"),
+        record("section_internalization", learned, "sections gained 20 %"),
+        record("leakage", recited, "recites 2 %"),
+        record("calibration_drift", lost, "lost 150 of 200 facts (limit 30)"),
+    ]
+}
+
+fn graded(outcomes: [ProbeVerdict; 4]) -> (Grade, &'static str) {
+    let [changed, learned, recited, lost] = outcomes;
+    let verdict = Verdict::of(&records(changed, learned, recited, lost));
+    (verdict.grade(), verdict.label())
+}
+
+#[test]
+fn each_mixed_case_has_its_label() {
+    assert_eq!(graded([Pass, Pass, Pass, Pass]), (Grade::Healthy, "healthy"));
+    assert_eq!(graded([Pass, Pass, Pass, Fail]), (Grade::Damaged, "learned, and damaged"));
+    assert_eq!(graded([Pass, Fail, Pass, Fail]), (Grade::Damaged, "damaged, and nothing learned"));
+    assert_eq!(graded([Pass, Pass, Fail, Fail]), (Grade::Damaged, "memorized, and damaged"));
+    assert_eq!(graded([Pass, Pass, Fail, Pass]), (Grade::Memorized, "memorized by heart"));
+    assert_eq!(graded([Fail, Fail, Pass, Pass]), (Grade::Ineffective, "no effect beyond noise"));
+    assert_eq!(graded([Pass, Fail, Pass, Pass]), (Grade::Ineffective, "changed, but nothing learned"));
+    assert_eq!(graded([Pass, Pass, Pass, Inconclusive]), (Grade::Unclear, "learned; damage undecided"));
+    assert_eq!(graded([Pass, Pass, Pass, Skip]), (Grade::Unclear, "learned; damage not tested"));
+    assert_eq!(graded([Pass, Skip, Skip, Pass]).1, "changed without damage; learning not tested");
+    assert_eq!(graded([Skip, Skip, Skip, Skip]).1, "nothing judged");
+}
+
+/// Every combination of outcomes: damage is never called healthy, by the
+/// verdict, the score, or the gate.
+#[test]
+fn proven_damage_is_never_healthy() {
+    let all = [Pass, Fail, Inconclusive, Skip, Error];
+    for changed in all {
+        for learned in all {
+            for recited in all {
+                for lost in all {
+                    let mut probes = records(changed, learned, recited, lost);
+                    for record in &mut probes {
+                        record.score = Some(0.8);
+                    }
+                    let verdict = Verdict::of(&probes);
+                    let damaged = lost == Fail;
+                    assert_eq!(verdict.grade() == Grade::Damaged, damaged);
+                    let score = Score::of(&probes, &Weights::of_suite(None), Statistics::Paired);
+                    if verdict.grade() != Grade::Healthy {
+                        assert!(!verdict.headline().to_lowercase().contains("healthy"));
+                        assert!(!matches!(score.band, Band::Healthy | Band::Suspicious));
+                    }
+                    let report = Report { probes, verdict, score, ..Report::default() };
+                    let refused = refusals(&report, 0.0);
+                    let by_verdict = refused.iter().any(|one| matches!(one, Refusal::Verdict { .. }));
+                    assert_eq!(by_verdict, report.verdict.grade().is_bad());
+                    for text in [report.to_markdown(), report.to_junit(), report.to_html()] {
+                        assert!(!damaged || !text.to_lowercase().contains("healthy"), "{text}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_headline_answers_all_questions() {
+    let verdict = Verdict::of(&records(Pass, Pass, Pass, Fail));
+    assert_eq!(
+        verdict.headline(),
+        "Learned, and damaged: the model changed more than noise would change it, learned what it was trained \
+         on, and lost what it knew."
+    );
+    assert_eq!(verdict.damaged.evidence, ["calibration_drift: lost 150 of 200 facts (limit 30)"]);
+}
+
+#[test]
+fn a_probe_that_could_not_run_leaves_its_question_open() {
+    let verdict = Verdict::of(&records(Pass, Pass, Pass, Error));
+    assert_eq!((verdict.damaged.decision, verdict.grade()), (Decision::Undecided, Grade::Unclear));
+    assert!(verdict.damaged.evidence[0].contains("could not run"));
+    // Damage that another probe proves is not hidden by it.
+    let mut all = records(Pass, Pass, Pass, Error);
+    all.push(record("external_perplexity", Fail, "perplexity 12 → 110"));
+    assert_eq!(Verdict::of(&all).grade(), Grade::Damaged);
+}
+
+#[test]
+fn learning_beyond_noise_is_a_change() {
+    let mut sections = record("section_internalization", Pass, "sections gained 20 %");
+    sections.p_adjusted = Some(0.04);
+    let noise = NullComparison { null_samples: vec![0.1; 24], ..NullComparison::default() };
+    sections.evidence.add(&noise);
+    let changed = |record: &Record| Verdict::of(std::slice::from_ref(record)).changed.decision;
+    assert_eq!(changed(&sections), Decision::Yes);
+    assert_eq!(changed(&Record { p_adjusted: Some(0.2), ..sections }), Decision::NotTested);
+}
+
+#[test]
+fn what_holds_for_taught_words_only_is_memorized() {
+    let mut paraphrases = record("paraphrase_invariance", Fail, "paraphrases gained nothing");
+    paraphrases.evidence.add(&TaughtWordsOnly { taught_words_only: true });
+    let verdict = Verdict::of(&[record("delta_kl", Pass, "moved"), paraphrases]);
+    assert_eq!((verdict.memorized.decision, verdict.label()), (Decision::Yes, "memorized by heart"));
+}
+
+#[test]
+fn a_verdict_in_a_file_cannot_contradict_its_records() {
+    let probes = records(Pass, Pass, Pass, Fail);
+    let healthy = Verdict::of(&records(Pass, Pass, Pass, Pass));
+    let forged = Report { probes, verdict: healthy, ..Report::default() };
+    let read = Report::from_json(&forged.to_json(), "forged").expect("it is a report");
+    assert_eq!(read.verdict.grade(), Grade::Damaged);
+}
