@@ -18,6 +18,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::prompt::Prompt;
+
 pub use dlm::dlm_adapter;
 pub use document::{Document, DocumentError, DocumentWarning};
 
@@ -64,7 +66,7 @@ pub struct Section {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionQuestion {
     /// The question.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The answer.
     pub gold: String,
 }
@@ -73,7 +75,7 @@ pub struct SectionQuestion {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionPreference {
     /// The question.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The better answer.
     pub chosen: String,
     /// The worse answer.

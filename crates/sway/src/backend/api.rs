@@ -1,4 +1,5 @@
-//! Backend over servers with OpenAI's `/v1/completions`.
+//! Backend over servers with OpenAI's `/v1/completions`, and
+//! `/v1/chat/completions` for prompts with messages.
 //!
 //! Base and tuned model may be on two servers, or on one. Questions are asked
 //! in parallel, up to a limit; transient failures are retried. Tokens are
@@ -27,6 +28,7 @@ pub use wire::MAX_LOGPROBS;
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
+use crate::chat::{ChatSupport, ChatUsage};
 use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 use crate::suite::ServedModel;
@@ -163,7 +165,7 @@ impl ApiBackend {
 }
 
 fn describe(base: &ModelClient, tuned: Option<&ModelClient>) -> Description {
-    let mut capabilities = Capabilities::from([Capability::Preflight, Capability::CacheIdentity]);
+    let mut capabilities = Capabilities::from([Capability::Preflight, Capability::CacheIdentity, Capability::Chat]);
     let mut notes = vec![
         format!(
             "servers return at most {MAX_LOGPROBS} next tokens: the rest is known only as a sum, and divergences \
@@ -241,6 +243,12 @@ impl Backend for ApiBackend {
                 }
             }
         })
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        let why = "a server does not say whether its model was trained on chats; \
+                   set `chat: always` to use its chat endpoint";
+        ChatSupport::new(ChatUsage::PlainText, why)
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {

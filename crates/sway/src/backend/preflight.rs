@@ -27,7 +27,7 @@ pub(super) fn first_problem(
     views: &[View],
     top_k: usize,
 ) -> Result<Option<QueryError>, BackendError> {
-    let query = Query::Next { prompt: "hello".to_owned(), top_k };
+    let query = Query::Next { prompt: "hello".into(), top_k };
     let questions: Vec<Question> = views.iter().map(|view| Question::new(view, query.clone())).collect();
     let mut first = FirstProblem(None);
     backend.answer(&questions, &mut first)?;

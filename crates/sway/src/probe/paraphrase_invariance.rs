@@ -14,6 +14,7 @@ use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 
 /// How many cases the evidence shows under the reference statistics.
@@ -119,7 +120,7 @@ impl ParaphraseInvariance {
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Gain>, Stop> {
         all(self.cases.iter().map(|case| {
             let tokens = estimated_tokens(&case.gold);
-            let gain = |prompt: &str| {
+            let gain = |prompt: &Prompt| {
                 let (base, tuned) = completions(context, prompt, &case.gold)?;
                 Ok::<_, Stop>((tuned - base) / tokens)
             };
@@ -186,7 +187,7 @@ impl ProbeKind for ParaphraseInvariance {
         let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || self.by_limits(raw, ratio));
         let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
-            prompt: cut(&case.prompt, 80),
+            prompt: cut(&case.prompt.to_string(), 80),
             verbatim_lift: gain.verbatim,
             paraphrase_lift: gain.paraphrased,
         };
@@ -238,7 +239,7 @@ impl ProbeKind for ParaphraseInvariance {
         let raw = mean(&judged).unwrap_or(0.0);
         let interval = mean_interval(&judged, context.seed);
         let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
-            prompt: case.prompt.clone(),
+            prompt: case.prompt.to_string(),
             verbatim_lift: gain.verbatim,
             paraphrase_lift: gain.paraphrased,
         };

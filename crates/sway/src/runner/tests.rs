@@ -64,6 +64,7 @@ impl Suite {
             only: &self.only,
             statistics: self.statistics,
             paired: PairedSettings::default(),
+            chat: Default::default(),
             cancel: None,
         };
         run(&job, backend, cache, observer)

@@ -71,6 +71,7 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> RunOutcome
         only: &[],
         statistics: Statistics::Reference,
         paired: PairedSettings::default(),
+        chat: Default::default(),
         cancel: None,
     };
     run(&job, &mut backend(), cache, &mut ()).unwrap()

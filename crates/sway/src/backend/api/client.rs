@@ -9,7 +9,7 @@ use reqwest::{Response, Url};
 use serde_json::Value;
 use weightloom_http::{GaveUp, Retries, Retryable, Secret, redact_url_text, retry_after, root_cause};
 
-use super::wire::{self, RequestKeys};
+use super::wire::{self, Endpoint, RequestKeys};
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
 use crate::error::{BackendError, QueryError};
@@ -71,6 +71,7 @@ enum Suspect {
 pub(super) struct ModelClient {
     http: reqwest::Client,
     url: Url,
+    chat_url: Url,
     /// Root URL of the server, for messages.
     endpoint: String,
     model: String,
@@ -97,7 +98,10 @@ impl ModelClient {
             problem: problem.to_owned(),
         };
         Url::parse(root).map_err(|error| bad(&error.to_string()))?;
-        let url = Url::parse(&format!("{root}/v1/completions")).map_err(|error| bad(&error.to_string()))?;
+        let url_of = |path: &str| {
+            Url::parse(&format!("{root}/v1/{path}")).map_err(|error| bad(&error.to_string()))
+        };
+        let (url, chat_url) = (url_of("completions")?, url_of("chat/completions")?);
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad("neither http nor https"));
         }
@@ -120,6 +124,7 @@ impl ModelClient {
         Ok(Self {
             http,
             url,
+            chat_url,
             endpoint,
             model,
             headers,
@@ -173,7 +178,11 @@ impl ModelClient {
         }
         let view = question.view.to_string();
         let body = wire::body(&self.model, &question.query, keys).to_string();
-        let text = self.send(body, suspect).await?;
+        let url = match wire::endpoint(&question.query) {
+            Endpoint::Completions => &self.url,
+            Endpoint::ChatCompletions => &self.chat_url,
+        };
+        let text = self.send(url, body, suspect).await?;
         let parsed: Result<Value, _> = serde_json::from_slice(&text);
         let response = parsed.map_err(|error| ApiFailure::Question(self.not_json(&view, &text, &error)))?;
         wire::read(&response, &question.query, &view).map_err(ApiFailure::Question)
@@ -206,11 +215,11 @@ impl ModelClient {
     }
 
     /// Sends a request, with retries.
-    async fn send(&self, body: String, suspect: Suspect) -> Result<Vec<u8>, ApiFailure> {
+    async fn send(&self, url: &Url, body: String, suspect: Suspect) -> Result<Vec<u8>, ApiFailure> {
         let mut retries = Retries::new(&self.options.retry);
         let mut internal_errors = 0;
         loop {
-            let sent = tokio::time::timeout(self.options.timeout, self.send_once(body.clone())).await;
+            let sent = tokio::time::timeout(self.options.timeout, self.send_once(url, body.clone())).await;
             let error = match sent {
                 Ok(Ok(text)) => return Ok(text),
                 Ok(Err(error)) => error,
@@ -253,7 +262,7 @@ impl ModelClient {
         })
     }
 
-    async fn send_once(&self, body: String) -> Result<Vec<u8>, RequestError> {
+    async fn send_once(&self, url: &Url, body: String) -> Result<Vec<u8>, RequestError> {
         let failed = |error: reqwest::Error| {
             let cause = self.excerpt(&root_cause(&error));
             let message =
@@ -261,7 +270,7 @@ impl ModelClient {
             let hint = "check that the server is running and that `endpoint` is its URL";
             RequestError::transient(ServerFailure { message, hint, status: None })
         };
-        let sent = self.http.post(self.url.clone()).headers(self.headers.clone()).body(body).send().await;
+        let sent = self.http.post(url.clone()).headers(self.headers.clone()).body(body).send().await;
         let mut response = sent.map_err(failed)?;
         let mut text = Vec::new();
         while let Some(bytes) = response.chunk().await.map_err(failed)? {

@@ -165,7 +165,7 @@ fn letters(body: &Value) -> Reply {
 }
 
 fn next(prompt: &str) -> Query {
-    Query::Next { prompt: prompt.to_owned(), top_k: 256 }
+    Query::Next { prompt: prompt.into(), top_k: 256 }
 }
 
 fn text(text: &str) -> Query {
@@ -173,7 +173,7 @@ fn text(text: &str) -> Query {
 }
 
 fn completion(prompt: &str, completion: &str) -> Query {
-    Query::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+    Query::Completion { prompt: prompt.into(), completion: completion.to_owned() }
 }
 
 fn distribution(answer: Result<Answer, QueryError>) -> Distribution {
@@ -210,7 +210,7 @@ fn all_four_queries_follow_the_openai_format() {
     let rolling = ask_one(&mut backend, &View::Base, text("añb"));
     let expected = crate::Rolling { logprobs: vec![-1.0, -2.0, -3.0], tokens: 4, total: -6.0 };
     assert_eq!(rolling, Ok(Answer::Rolling(expected)));
-    let writing = Query::Generate { prompt: "go".to_owned(), max_new_tokens: 7 };
+    let writing = Query::Generate { prompt: "go".into(), max_new_tokens: 7 };
     assert_eq!(ask_one(&mut backend, &View::Base, writing), Ok(Answer::Text("go!".to_owned())));
 
     let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
@@ -232,7 +232,7 @@ fn a_strict_server_gets_only_openai_keys() {
         (_, false) => Reply::Say(400, Vec::new(), "what is a repeat_penalty?".to_owned()),
     });
     let mut backend = server.backend();
-    let writing = |prompt: &str| Query::Generate { prompt: prompt.to_owned(), max_new_tokens: 7 };
+    let writing = |prompt: &str| Query::Generate { prompt: prompt.into(), max_new_tokens: 7 };
     // Another reason for rejection does not make the server strict.
     let error = ask_one(&mut backend, &View::Base, writing("long")).unwrap_err();
     assert!(error.to_string().contains("too long"), "{error}");
@@ -251,7 +251,7 @@ fn unsupported_queries_fail_without_a_request() {
     let meaning = Query::Embedding { text: "x".to_owned() };
     assert!(not_able(ask_one(&mut backend, &View::Base, meaning)));
     assert!(not_able(ask_one(&mut backend, &View::Base, Query::Filler { tokens: 3 })));
-    let divergence = Query::Divergence { prompt: "x".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "x".into(), from: View::Base };
     assert!(not_able(ask_one(&mut backend, &View::Tuned, divergence)));
     assert!(not_able(ask_one(&mut backend, &View::Scaled(crate::Real(0.5)), next("x"))));
     assert_eq!(ask_one(&mut backend, &View::Base, text("")), Err(QueryError::EmptyText));
