@@ -262,7 +262,9 @@ fn remedy(kind: &Kind, node: &Node) -> Option<Remedy> {
     };
     let is_string = matches!(node.content, Content::String { .. });
     match kind {
-        Kind::String | Kind::StringOrList(_) if !is_string => Some(Remedy::Quote { text: format!("\"{written}\"") }),
+        Kind::String | Kind::StringOrList(_) if !is_string => {
+            Some(Remedy::Quote { text: format!("\"{written}\"") })
+        }
         Kind::Bool if is_string => match written.to_lowercase().as_str() {
             "yes" | "y" | "on" | "true" => Some(Remedy::Write { text: "true".to_owned() }),
             "no" | "n" | "off" | "false" => Some(Remedy::Write { text: "false".to_owned() }),

@@ -40,6 +40,7 @@ pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
 };
 pub use training_data::{
-    DataFile, DataKind, SystemPrompt, TemplateRecord, TemplateSource, TrainedOn, TrainingData, TrainingDataError,
+    DataFile, DataKind, SystemPrompt, TemplateRecord, TemplateSource, TrainedOn, TrainingData,
+    TrainingDataError,
 };
 pub use yaml_family::{FAMILY_FILE, FamilyDescription, YamlFamily, YamlFamilyError};

@@ -186,7 +186,11 @@ impl TrainingData {
 pub enum TrainingDataError {
     #[error("cannot parse `{}`: {message}", TrainingData::FILE)]
     Syntax { message: String },
-    #[error("cannot read version {found} of `{}`: this program reads up to version {}", TrainingData::FILE, TrainingData::VERSION)]
+    #[error(
+        "cannot read version {found} of `{}`: this program reads up to version {}",
+        TrainingData::FILE,
+        TrainingData::VERSION
+    )]
     Version { found: u32 },
     #[error(transparent)]
     File(#[from] FileError),

@@ -68,7 +68,12 @@ impl AnswerStore {
     }
 
     /// The `top_k` most likely next tokens.
-    pub fn next_token(&self, view: &View, prompt: impl Into<Prompt>, top_k: usize) -> Result<&Distribution, Missing> {
+    pub fn next_token(
+        &self,
+        view: &View,
+        prompt: impl Into<Prompt>,
+        top_k: usize,
+    ) -> Result<&Distribution, Missing> {
         match self.get(Question::new(view, Query::Next { prompt: prompt.into(), top_k }))? {
             Answer::Distribution(found) => Ok(found),
             _ => Err(wrong_kind("a distribution")),
@@ -76,7 +81,12 @@ impl AnswerStore {
     }
 
     /// Divergence of the next-token distributions of two views.
-    pub fn divergence(&self, view: &View, from: &View, prompt: impl Into<Prompt>) -> Result<Divergence, Missing> {
+    pub fn divergence(
+        &self,
+        view: &View,
+        from: &View,
+        prompt: impl Into<Prompt>,
+    ) -> Result<Divergence, Missing> {
         let query = Query::Divergence { prompt: prompt.into(), from: from.clone() };
         match self.get(Question::new(view, query))? {
             Answer::Divergence(found) => Ok(*found),
@@ -107,7 +117,12 @@ impl AnswerStore {
     }
 
     /// Greedy continuation of a prompt.
-    pub fn generation(&self, view: &View, prompt: impl Into<Prompt>, max_new_tokens: usize) -> Result<&str, Missing> {
+    pub fn generation(
+        &self,
+        view: &View,
+        prompt: impl Into<Prompt>,
+        max_new_tokens: usize,
+    ) -> Result<&str, Missing> {
         let query = Query::Generate { prompt: prompt.into(), max_new_tokens };
         self.text(Question::new(view, query))
     }

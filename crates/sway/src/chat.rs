@@ -119,7 +119,8 @@ impl ChatSettings {
 
     /// What a report says about the rendering; none if nothing is unusual.
     pub fn note(&self, support: &ChatSupport, statistics: Statistics) -> Option<String> {
-        let rendered = |why: &str| format!("prompts are rendered with the model's chat template, because {why}");
+        let rendered =
+            |why: &str| format!("prompts are rendered with the model's chat template, because {why}");
         let plain = |why: &str| format!("prompts are plain text, because {why}");
         match (self.mode, support.usage) {
             (ChatMode::Always, _) => Some(rendered("the suite says `chat: always`")),

@@ -1,10 +1,12 @@
 //! Sections of the document that a model was fine-tuned on.
 //!
-//! A [`Document`] is read from a `.dlm` file or from Markdown. Parts that cannot
+//! A [`Document`] is read from a `.dlm` file, from Markdown, or from training
+//! data in JSON. Parts that cannot
 //! be parsed are omitted with a warning; only a file that cannot be a document
 //! is an error.
 
 mod block;
+mod data_file;
 mod dlm;
 mod document;
 mod fences;
@@ -20,7 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::prompt::Prompt;
 
+pub(crate) use data_file::spread;
 pub use dlm::dlm_adapter;
+pub(crate) use document::is_data;
 pub use document::{Document, DocumentError, DocumentWarning};
 
 /// What a section teaches.

@@ -7,12 +7,18 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+use crate::sections::SectionKind;
 use crate::suite::{Plan, Suite};
 
 const HEAD: &str = "---\ndlm_id: notes\nbase_model: org/tiny\ndlm_version: 1\n---\n";
 
 fn subject() -> Subject {
-    Subject { base: "org/tiny".to_owned(), adapter: Some("out".to_owned()), source: "notes.dlm".to_owned() }
+    Subject {
+        base: "org/tiny".to_owned(),
+        adapter: Some("out".to_owned()),
+        source: "notes.dlm".to_owned(),
+        provenance: Provenance::Document,
+    }
 }
 
 fn suite(document: &Document) -> (String, Suite) {
@@ -123,7 +129,7 @@ proptest! {
         let mut section = document.sections[0].clone();
         section.kind = SectionKind::Instruction;
         section.questions =
-            vec![crate::sections::SectionQuestion { prompt: question.clone(), gold: answer.clone() }];
+            vec![crate::sections::SectionQuestion { prompt: question.clone().into(), gold: answer.clone() }];
         document.sections.push(section);
         let (_, suite) = suite(&document);
         let case = &suite.entries()[2].fields["cases"][0];

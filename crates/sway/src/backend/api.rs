@@ -165,7 +165,8 @@ impl ApiBackend {
 }
 
 fn describe(base: &ModelClient, tuned: Option<&ModelClient>) -> Description {
-    let mut capabilities = Capabilities::from([Capability::Preflight, Capability::CacheIdentity, Capability::Chat]);
+    let mut capabilities =
+        Capabilities::from([Capability::Preflight, Capability::CacheIdentity, Capability::Chat]);
     let mut notes = vec![
         format!(
             "servers return at most {MAX_LOGPROBS} next tokens: the rest is known only as a sum, and divergences \

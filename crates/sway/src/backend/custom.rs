@@ -139,9 +139,7 @@ impl CustomBackend {
             Query::Next { prompt, .. }
             | Query::Divergence { prompt, .. }
             | Query::Completion { prompt, .. }
-            | Query::Generate { prompt, .. } => {
-                matches!(prompt, Prompt::Text(_)) || has(Capability::Chat)
-            }
+            | Query::Generate { prompt, .. } => matches!(prompt, Prompt::Text(_)) || has(Capability::Chat),
             _ => true,
         };
         has_view(&question.view)

@@ -95,7 +95,10 @@ impl Dummy {
                 Ok(Answer::Distribution(truncate(self.distribution(view, &prompt.to_string())?, *top_k)))
             }
             Query::Divergence { prompt, from } => {
-                let (base, tuned) = (self.distribution(from, &prompt.to_string())?, self.distribution(view, &prompt.to_string())?);
+                let (base, tuned) = (
+                    self.distribution(from, &prompt.to_string())?,
+                    self.distribution(view, &prompt.to_string())?,
+                );
                 let of = |kind: DivergenceKind| {
                     kind.between(&base, &tuned)
                         .map_err(|error| QueryError::Failed { message: error.to_string() })
@@ -107,7 +110,10 @@ impl Dummy {
             }
             Query::Completion { prompt, completion } => {
                 if completion.is_empty() {
-                    return Err(QueryError::NoTokens { prompt: prompt.to_string(), completion: String::new() });
+                    return Err(QueryError::NoTokens {
+                        prompt: prompt.to_string(),
+                        completion: String::new(),
+                    });
                 }
                 let key = (prompt.to_string(), completion.clone());
                 let of = |side: &Canned| side.completions.get(&key).copied().unwrap_or(COMPLETION);

@@ -224,7 +224,11 @@ impl Backend for LocalBackend {
         let distinct: Vec<(&Question, Vec<usize>)> = distinct.into_iter().collect();
         let mut sink = Duplicates { indices: &distinct, sink };
         let configs = [Some(engine.base.config()), engine.tuned_config()];
-        let builder = RequestBuilder::new(&engine.tokenizer, engine.template(), configs.into_iter().flatten().collect());
+        let builder = RequestBuilder::new(
+            &engine.tokenizer,
+            engine.template(),
+            configs.into_iter().flatten().collect(),
+        );
         let mut requests: Vec<(usize, Request)> = Vec::new();
         for (index, (question, _)) in distinct.iter().enumerate() {
             let request = builder.build(question).and_then(|request| {

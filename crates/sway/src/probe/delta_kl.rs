@@ -85,7 +85,10 @@ impl ProbeKind for DeltaKl {
     }
 
     fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
-        Some(Self { prompts: context.packs.sentinel_prompts.iter().map(Prompt::from).collect(), ..Self::default() })
+        Some(Self {
+            prompts: context.packs.sentinel_prompts.iter().map(Prompt::from).collect(),
+            ..Self::default()
+        })
     }
 
     fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {

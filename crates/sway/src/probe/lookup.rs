@@ -102,9 +102,9 @@ impl<'a> Comparison<'a> {
             context.answers.next_token(self.base, prompt, self.top_k),
             context.answers.next_token(self.tuned, prompt, self.top_k),
         )?;
-        self.kind
-            .between(base, tuned)
-            .map_err(|error| Stop::Failed(ProbeError::Incomparable { prompt: cut(&prompt.to_string(), 60), error }))
+        self.kind.between(base, tuned).map_err(|error| {
+            Stop::Failed(ProbeError::Incomparable { prompt: cut(&prompt.to_string(), 60), error })
+        })
     }
 
     /// The divergence after each prompt.

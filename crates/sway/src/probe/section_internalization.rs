@@ -143,11 +143,9 @@ impl SectionInternalization {
             SectionKind::Instruction => {
                 section.questions.iter().map(|asked| (&asked.prompt, asked.gold.as_str())).collect()
             }
-            SectionKind::Preference => section
-                .preferences
-                .iter()
-                .map(|asked| (&asked.prompt, asked.chosen.as_str()))
-                .collect(),
+            SectionKind::Preference => {
+                section.preferences.iter().map(|asked| (&asked.prompt, asked.chosen.as_str())).collect()
+            }
         };
         if pairs.is_empty() {
             let text = cut(&section.content, self.max_prose_chars);

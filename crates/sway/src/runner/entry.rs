@@ -30,7 +30,14 @@ impl Entry {
     /// An enabled entry of weight 1, with the fields of its probe.
     pub fn new(name: &str, kind: &str, fields: &Map<String, Value>) -> Result<Self, EntryError> {
         let probe = probe::find(kind)?.build(fields)?;
-        Ok(Self { name: name.to_owned(), kind: kind.to_owned(), enabled: true, weight: 1.0, chat: None, probe })
+        Ok(Self {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            enabled: true,
+            weight: 1.0,
+            chat: None,
+            probe,
+        })
     }
 
     /// Parses an entry; `name`, `kind`, `enabled`, `weight` and `chat` are

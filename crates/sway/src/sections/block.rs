@@ -19,7 +19,11 @@ pub(super) fn preferences(
     lines: &[(usize, &str)],
     warnings: &mut Vec<DocumentWarning>,
 ) -> Vec<SectionPreference> {
-    let make = |[prompt, chosen, rejected]: [String; 3]| SectionPreference { prompt: prompt.into(), chosen, rejected };
+    let make = |[prompt, chosen, rejected]: [String; 3]| SectionPreference {
+        prompt: prompt.into(),
+        chosen,
+        rejected,
+    };
     blocks(lines, ["Prompt", "Chosen", "Rejected"], warnings).into_iter().map(make).collect()
 }
 

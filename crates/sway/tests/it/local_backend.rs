@@ -59,9 +59,7 @@ fn asks() -> Vec<Query> {
     }));
     asks.extend(PROMPTS.iter().map(|text| Query::Text { text: (*text).to_owned() }));
     asks.extend(
-        PROMPTS[..2]
-            .iter()
-            .map(|prompt| Query::Generate { prompt: (*prompt).into(), max_new_tokens: 12 }),
+        PROMPTS[..2].iter().map(|prompt| Query::Generate { prompt: (*prompt).into(), max_new_tokens: 12 }),
     );
     asks
 }

@@ -10,8 +10,8 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_decoder, new_decoder, text_files,
-    text_files_of_folder,
+    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_decoder, new_decoder,
+    text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
 use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};

@@ -98,9 +98,8 @@ impl ModelClient {
             problem: problem.to_owned(),
         };
         Url::parse(root).map_err(|error| bad(&error.to_string()))?;
-        let url_of = |path: &str| {
-            Url::parse(&format!("{root}/v1/{path}")).map_err(|error| bad(&error.to_string()))
-        };
+        let url_of =
+            |path: &str| Url::parse(&format!("{root}/v1/{path}")).map_err(|error| bad(&error.to_string()));
         let (url, chat_url) = (url_of("completions")?, url_of("chat/completions")?);
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad("neither http nor https"));

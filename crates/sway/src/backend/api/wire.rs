@@ -37,9 +37,8 @@ pub(super) enum Endpoint {
 /// The endpoint that answers a query: that for chats if it has messages.
 pub(super) fn endpoint(query: &Query) -> Endpoint {
     match query {
-        Query::Next { prompt: Prompt::Messages(_), .. } | Query::Generate { prompt: Prompt::Messages(_), .. } => {
-            Endpoint::ChatCompletions
-        }
+        Query::Next { prompt: Prompt::Messages(_), .. }
+        | Query::Generate { prompt: Prompt::Messages(_), .. } => Endpoint::ChatCompletions,
         _ => Endpoint::Completions,
     }
 }

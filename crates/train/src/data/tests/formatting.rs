@@ -9,7 +9,8 @@ use super::chats::CHATML;
 use super::stage::{folder, inside, settings, templates};
 use crate::data::{DataSettings, Loader};
 
-const CHAT: &[u8] = br#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+const CHAT: &[u8] =
+    br#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
 const PAIR: &[u8] = br#"{"prompt": "a", "completion": "b"}"#;
 
 #[test]
@@ -17,8 +18,7 @@ fn a_record_names_kinds_files_and_the_template() {
     let data = folder(&[("chats.jsonl", CHAT), ("notes.txt", b"words"), ("pairs.jsonl", PAIR)]);
     let eval = folder(&[("held.jsonl", CHAT)]);
     let changes = json!({"eval_paths": [inside(&eval, "held.jsonl")], "packing": false, "max_seq_len": 8});
-    let settings =
-        DataSettings { templates: Arc::new(templates(CHATML)), ..settings(&data, changes) };
+    let settings = DataSettings { templates: Arc::new(templates(CHATML)), ..settings(&data, changes) };
     let record = Loader::new(settings).unwrap().training_data().unwrap().unwrap();
     assert_eq!(record.kinds, [DataKind::Chat, DataKind::PromptCompletion, DataKind::Text]);
     let files: Vec<(&str, DataKind)> =
