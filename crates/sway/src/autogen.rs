@@ -125,7 +125,7 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     if let Some(id) = &document.id {
         file.comment(&format!("Document: {id}."));
     }
-    for sentence in subject.provenance.sentence() {
+    if let Some(sentence) = subject.provenance.sentence() {
         file.comment(sentence);
         file.comment(
             "Prompts are messages of the user, answers those of the assistant; `line N` is where they are.",

@@ -15,6 +15,7 @@ use super::*;
 use crate::answer::{Distribution, TokenNames};
 use crate::backend::testing::{ask, ask_one};
 use crate::numbers::DivergenceKind;
+use crate::prompt::{ChatMessage, Prompt, Role};
 use crate::question::Query;
 
 /// Reaction to a request.
@@ -263,6 +264,44 @@ fn unsupported_queries_fail_without_a_request() {
     let mut alone = ApiBackend::new(&server.served("base"), None, &hasty()).unwrap();
     assert!(not_able(ask_one(&mut alone, &View::Tuned, next("x"))));
     assert!(!alone.description().capabilities.contains(&Capability::Differential));
+}
+
+/// A chat with one question.
+fn hello() -> Prompt {
+    Prompt::Messages(vec![ChatMessage::new(Role::System, "Be brief."), ChatMessage::new(Role::User, "Hi")])
+}
+
+#[test]
+fn messages_go_to_the_chat_endpoint() {
+    let server = Server::new(|_, body| {
+        let content = match body["logprobs"].as_bool() {
+            Some(true) => {
+                let token =
+                    |token: &str, logprob: f64| json!({"token": token, "logprob": logprob, "bytes": null});
+                let top = json!([token("A", -0.5), token("B", -1.5)]);
+                json!({"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}})
+            }
+            _ => json!({"message": {"role": "assistant", "content": "Hello."}}),
+        };
+        say(&json!({"choices": [content]}))
+    });
+    let mut backend = server.backend();
+    let next = ask_one(&mut backend, &View::Base, Query::Next { prompt: hello(), top_k: 2 });
+    let Ok(Answer::Distribution(found)) = next else { panic!("{next:?}") };
+    assert_eq!(found.tokens, TokenNames::Strings(vec!["A".to_owned(), "B".to_owned()]));
+    let written = Query::Generate { prompt: hello(), max_new_tokens: 7 };
+    assert_eq!(ask_one(&mut backend, &View::Tuned, written), Ok(Answer::Text("Hello.".to_owned())));
+    let seen = server.seen();
+    assert!(seen.iter().all(|seen| seen.path == "/v1/chat/completions"), "{:?}", seen[0].path);
+    let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    assert_eq!((&seen[0].body["messages"], &seen[0].body["top_logprobs"]), (&messages, &json!(2)));
+    assert_eq!((&seen[1].body["messages"], &seen[1].body["prompt"]), (&messages, &Value::Null));
+    // Given answers cannot be scored there, and the reason is named.
+    let scored = Query::Completion { prompt: hello(), completion: "Hello.".to_owned() };
+    let refused = ask_one(&mut backend, &View::Base, scored).unwrap_err().to_string();
+    assert!(refused.contains("log-probabilities of generated text only"), "{refused}");
+    assert_eq!(server.seen().len(), seen.len());
+    assert_eq!(backend.chat_support().usage, ChatUsage::PlainText);
 }
 
 #[test]

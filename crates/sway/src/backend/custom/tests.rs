@@ -5,12 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use serde_json::json;
 use weightloom_errors::Hint as _;
 
 use super::*;
 use crate::answer::Answer;
 use crate::answer::{CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::testing::{Collected, ask, ask_one};
+use crate::prompt::{ChatMessage, Role};
 use crate::suite::{ModelKind, ModelSpec, Precision};
 use crate::view::Real;
 
@@ -146,6 +148,26 @@ fn questions_beyond_the_capabilities_are_not_sent() {
         assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{answer:?}");
     }
     backend.preflight().unwrap();
+}
+
+#[test]
+fn messages_are_sent_to_programs_that_accept_them() {
+    let chat = || Prompt::Messages(vec![ChatMessage::new(Role::User, "Hi")]);
+    let asked = Query::Generate { prompt: chat(), max_new_tokens: 3 };
+    let line = protocol::request(7, &Question::new(&View::Base, asked.clone()));
+    let sent: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(sent["query"]["messages"], json!([{"role": "user", "content": "Hi"}]));
+    assert_eq!(sent["query"].get("prompt"), None);
+    let mut chatty = start("chatty").unwrap();
+    assert_eq!(chatty.chat_support().usage, ChatUsage::Chat);
+    assert_eq!(ask_one(&mut chatty, &View::Base, asked.clone()), Ok(Answer::Text("and so on".to_owned())));
+    // Version 1 has no messages, whatever the program lists.
+    for behaviour in ["old", "plain"] {
+        let mut backend = start(behaviour).unwrap();
+        assert_eq!(backend.chat_support(), ChatSupport::default(), "{behaviour}");
+        let answer = ask_one(&mut backend, &View::Base, asked.clone());
+        assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{behaviour}: {answer:?}");
+    }
 }
 
 #[test]

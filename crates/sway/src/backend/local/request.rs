@@ -275,3 +275,86 @@ impl<'a> RequestBuilder<'a> {
         Ok(tokenizer.decode(&ids[..tokens], SpecialText::Keep))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use serde_json::{Map, Value, json};
+    use weightloom_hub::text::{ChatTemplates, TextError};
+
+    use super::*;
+    use crate::prompt::Role;
+
+    /// Writes the special tokens itself, as published templates do.
+    const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}\
+                            {% if add_generation_prompt %}assistant:{% endif %}";
+
+    /// One token for each ASCII character; BOS is put before every text.
+    fn files(name: &str) -> Result<Option<Vec<u8>>, TextError> {
+        let marks = ["<s>", "</s>"];
+        let pieces = marks.map(str::to_owned).into_iter().chain((' '..='~').map(String::from));
+        let vocabulary: Map<String, Value> = pieces.zip(0..).map(|(piece, id)| (piece, json!(id))).collect();
+        let added = |(id, mark): (usize, &str)| {
+            json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        };
+        let file = match name {
+            "tokenizer.json" => json!({
+                "version": "1.0",
+                "added_tokens": marks.into_iter().enumerate().map(added).collect::<Vec<_>>(),
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                    "pair": [],
+                    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+                },
+                "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+            }),
+            "tokenizer_config.json" => {
+                json!({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(file.to_string().into_bytes()))
+    }
+
+    fn chat() -> Vec<ChatMessage> {
+        vec![ChatMessage::new(Role::System, "Be kind."), ChatMessage::new(Role::User, "Hi")]
+    }
+
+    #[test]
+    fn chats_have_exactly_the_tokens_of_the_template() {
+        let (tokenizer, templates) =
+            (Tokenizer::from_files(&files).unwrap(), ChatTemplates::from_files(&files).unwrap());
+        let template = templates.pick(&ChatContext::default()).unwrap();
+        let builder = RequestBuilder::new(&tokenizer, Some(template), Vec::new());
+        let rendered =
+            template.render(&to_messages(&chat()), GenerationPrompt::Add, &ChatContext::default()).unwrap();
+        let expected = tokenizer.encode(&rendered, Special::Plain).unwrap();
+        let prompt = Prompt::Messages(chat());
+        let ask = |query| builder.build(&Question::new(&View::Base, query)).unwrap();
+        let tokens = |request: &Request| match request {
+            Request::Score(request) => request.tokens.to_vec(),
+            Request::Generate(request) => request.tokens.to_vec(),
+            Request::Answered(answer) => panic!("{answer:?}"),
+        };
+        let next = ask(Query::Next { prompt: prompt.clone(), top_k: 1 });
+        let written = ask(Query::Generate { prompt: prompt.clone(), max_new_tokens: 1 });
+        assert_eq!((tokens(&next), tokens(&written)), (expected.clone(), expected.clone()));
+        assert!(matches!(written, Request::Generate(GenerateRequest { stop: StopAt::EndOfTurn, .. })));
+        // One BOS, although the tokenizer adds one to plain text.
+        assert_eq!(expected.iter().filter(|token| **token == 0).count(), 1);
+        let plain = ask(Query::Next { prompt: rendered.into(), top_k: 1 });
+        assert_eq!(tokens(&plain)[..2], [0, 0]);
+
+        let scored = ask(Query::Completion { prompt, completion: "Hello".to_owned() });
+        let Request::Score(ScoreRequest { output: ScoreOutput::Completion(start), .. }) = &scored else {
+            panic!("{scored:?}")
+        };
+        let whole = tokens(&scored);
+        assert_eq!((*start, &whole[..*start]), (expected.len(), &expected[..]));
+        // The answer is a whole turn.
+        assert_eq!(tokenizer.decode(&whole[*start..], SpecialText::Keep), "Hello</s>");
+    }
+}
