@@ -206,7 +206,8 @@ fn answers_are_scored_as_whole_turns() {
 
 #[test]
 fn messages_without_a_template_are_an_error() {
-    let mut backend = Workspace::new(None).backend();
+    let workspace = Workspace::new(None);
+    let mut backend = workspace.backend();
     let query = Query::Next { prompt: Prompt::Messages(chat()), top_k: 2 };
     let found = ask(&mut backend, &[Question::new(&View::Base, query)]).remove(0);
     let Err(QueryError::Failed { message }) = found else { panic!("{found:?}") };
