@@ -18,7 +18,7 @@ use crate::error::HubError;
 use crate::family::SharedFamily;
 use crate::load::{LoadedModel, ModelLoadOptions, load_decoder};
 use crate::text::{
-    ChatContext, ChatTemplates, GenerationDefaults, GgufModel, Special, TextError, Tokenizer, gguf_config,
+    ChatContext, ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config,
 };
 use crate::training_data::TrainingData;
 
@@ -252,14 +252,11 @@ impl Model {
     pub fn is_instruct(&self) -> Result<bool, HubError> {
         let templates = self.chat_templates()?;
         let Some(template) = templates.pick(&ChatContext::default()) else { return Ok(false) };
-        let Some(end) = template.end_of_turn() else { return Ok(false) };
         let tokenizer = self.tokenizer()?;
         let mut eos = self.generation_defaults()?.eos;
         eos.extend(tokenizer.eos());
         eos.extend(self.config_eos());
-        let tokens = tokenizer.encode(&end, Special::Plain)?;
-        let first = tokens.into_iter().find(|token| tokenizer.is_special(*token));
-        Ok(first.is_some_and(|token| eos.contains(&token)))
+        Ok(template.end_of_turn_token(&tokenizer)?.is_some_and(|token| eos.contains(&token)))
     }
 
     /// `eos_token_id` of the configuration.

@@ -4,6 +4,7 @@
 //!
 //! - A [`View`] is one variant of a model: the base, the fine-tuned model, the
 //!   base with a scaled adapter, or with noise in place of the adapter.
+//! - A [`Prompt`] is plain text, or the messages of a [`chat`].
 //! - A [`Question`] asks one view for one measurement; a [`Backend`] answers
 //!   questions in batches.
 //! - An [`AnswerStore`] holds the answers. A [`probe`] looks them up; what is

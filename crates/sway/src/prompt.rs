@@ -88,14 +88,6 @@ impl Prompt {
             }
         }
     }
-
-    /// Whether there is nothing to continue.
-    pub fn is_empty(&self) -> bool {
-        match self {
-            Self::Text(text) => text.is_empty(),
-            Self::Messages(messages) => messages.is_empty(),
-        }
-    }
 }
 
 impl fmt::Display for Prompt {

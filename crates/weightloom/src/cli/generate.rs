@@ -213,6 +213,10 @@ enum PromptFormat {
 }
 
 impl PromptFormat {
+    fn is_chat(self) -> bool {
+        matches!(self, Self::Chat | Self::ChatAsInTraining)
+    }
+
     /// What to say about a format that nobody asked for. `trained` is what was
     /// trained.
     fn note(self, trained: &str) -> Option<String> {
@@ -297,13 +301,23 @@ impl GenerateArgs {
         })
     }
 
+    /// Tokens that end the text besides those of the model: in a chat, the one
+    /// that ends the assistant's turn, which a base model does not have.
+    fn stop_tokens(&self, generator: &TextGenerator, format: PromptFormat) -> Result<Vec<u32>, HubError> {
+        let template = generator.templates.pick(&ChatContext::default());
+        match template.filter(|_| format.is_chat() && !self.ignore_eos) {
+            Some(template) => Ok(template.end_of_turn_token(&generator.tokenizer)?.into_iter().collect()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     fn prompt(
         &self,
         generator: &TextGenerator,
         format: PromptFormat,
         text: &str,
     ) -> Result<Vec<u32>, Failure> {
-        if matches!(format, PromptFormat::Text | PromptFormat::TextForLackOfTemplate) {
+        if !format.is_chat() {
             return Ok(generator.encode_prompt(text)?);
         }
         let system = self.system.iter().map(|text| Message::new("system", text.as_str()));
@@ -384,12 +398,14 @@ fn generate(
 ) -> Result<Generated, Failure> {
     let first = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
     let generator = args.run.generator(model, gangs, if first { output } else { output.quiet() })?;
-    let prompt = args.prompt(&generator, prompt.format, prompt.text)?;
+    let format = prompt.format;
+    let prompt = args.prompt(&generator, format, prompt.text)?;
     let load_seconds = started.elapsed().as_secs_f64();
     let request = GenerateRequest {
         prompts: vec![prompt.clone()],
         max_new_tokens: args.max_new_tokens,
         sampling: args.sampling(&generator),
+        stop_tokens: args.stop_tokens(&generator, format)?,
         ..GenerateRequest::default()
     };
     let stop = StopCriteria {

@@ -1,5 +1,7 @@
 //! An assistant's answer within a rendered conversation.
 
+use super::super::error::TextError;
+use super::super::tokenizer::{Special, Tokenizer};
 use super::{ChatContext, ChatError, ChatTemplate, GenerationPrompt, Message};
 
 /// A question and an answer that no template writes by itself.
@@ -51,6 +53,14 @@ impl ChatTemplate {
         let (_, end) = text.rsplit_once(PROBE[1].1)?;
         let end = end.trim();
         (!end.is_empty()).then(|| end.to_owned())
+    }
+
+    /// The special token that ends an assistant's answer; none if the template
+    /// writes no special token there.
+    pub fn end_of_turn_token(&self, tokenizer: &Tokenizer) -> Result<Option<u32>, TextError> {
+        let Some(end) = self.end_of_turn() else { return Ok(None) };
+        let tokens = tokenizer.encode(&end, Special::Plain)?;
+        Ok(tokens.into_iter().find(|token| tokenizer.is_special(*token)))
     }
 }
 

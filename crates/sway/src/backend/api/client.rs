@@ -80,6 +80,10 @@ pub(super) struct ModelClient {
     /// Set by the check of `echo`: why the server cannot score given texts, or
     /// `None` if it can.
     pub(super) echo_problem: OnceLock<Option<String>>,
+    /// Set if the server answers chats only: why `/v1/completions` is not used.
+    pub(super) completions_problem: OnceLock<String>,
+    /// Whether the server said that it lacks an endpoint.
+    pub(super) lacks_endpoint: AtomicBool,
     /// Whether the server rejects request keys that OpenAI does not define.
     strict: AtomicBool,
 }
@@ -129,6 +133,8 @@ impl ModelClient {
             headers,
             options,
             echo_problem: OnceLock::new(),
+            completions_problem: OnceLock::new(),
+            lacks_endpoint: AtomicBool::new(false),
             strict: AtomicBool::new(false),
         })
     }
@@ -144,6 +150,11 @@ impl ModelClient {
 
     /// Answers a question.
     pub(super) async fn answer(&self, question: &Question) -> Result<Answer, ApiFailure> {
+        if wire::endpoint(&question.query) == Endpoint::Completions
+            && let Some(message) = self.completions_problem.get().cloned()
+        {
+            return Err(ApiFailure::Question(QueryError::Failed { message }));
+        }
         if wire::needs_echo(&question.query)
             && let Some(message) = self.echo_problem.get().cloned().flatten()
         {
@@ -296,6 +307,9 @@ impl ModelClient {
             };
             let cause = ServerFailure { message, hint, status: Some(status) };
             return RequestError::Transient { cause, retry_after: retry_after(response.headers()) };
+        }
+        if matches!(status, 404 | 405) {
+            self.lacks_endpoint.store(true, Ordering::Relaxed);
         }
         let backend = |hint: &str| ApiFailure::backend(format!("{}, {message}", self.endpoint), Some(hint));
         RequestError::Permanent(match status {

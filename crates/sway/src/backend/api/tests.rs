@@ -15,8 +15,6 @@ use super::*;
 use crate::answer::{Distribution, TokenNames};
 use crate::backend::testing::{ask, ask_one};
 use crate::numbers::DivergenceKind;
-use crate::prompt::{ChatMessage, Prompt, Role};
-use crate::question::Query;
 
 /// Reaction to a request.
 enum Reply {
@@ -448,6 +446,31 @@ fn a_server_without_logprobs_fails_the_preflight() {
     let error = server.backend().preflight().unwrap_err();
     assert!(error.to_string().contains("returns no log-probabilities"), "{error}");
     assert!(error.hint().unwrap().contains("logprobs"));
+}
+
+#[test]
+fn a_server_with_chats_only_passes_the_preflight_and_answers_chats() {
+    let server = Server::new(|_, body| {
+        if body["messages"].is_null() {
+            return Reply::Say(404, Vec::new(), "no such endpoint".to_owned());
+        }
+        let top = json!([{"token": "A", "logprob": -0.5, "bytes": null}]);
+        say(
+            &json!({"choices": [{"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}}]}),
+        )
+    });
+    let mut backend = server.backend();
+    backend.preflight().unwrap();
+    let note = backend.description().notes.last().unwrap().clone();
+    assert!(note.contains("messages only") && note.contains("404"), "{note}");
+    ask_one(&mut backend, &View::Tuned, Query::Next { prompt: hello(), top_k: 1 }).unwrap();
+    // Plain text fails question by question, without a request.
+    let asked = server.seen().len();
+    for query in [next("x"), text("go"), completion("a", "b")] {
+        let error = ask_one(&mut backend, &View::Base, query).unwrap_err().to_string();
+        assert!(error.contains("messages only"), "{error}");
+    }
+    assert_eq!(server.seen().len(), asked);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use weightloom_checkpoint::Source;
-use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Special, Tokenizer};
+use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Tokenizer};
 use weightloom_hub::{HubError, Model, ModelLoadOptions};
 use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
 
@@ -59,7 +59,9 @@ impl Engine {
         // A broken template is no obstacle to plain text.
         let templates = templates(model, side).unwrap_or_default();
         let mut turn_stop = stop.clone();
-        turn_stop.extend(end_of_turn(&templates, &tokenizer)?);
+        if let Some(template) = templates.pick(&ChatContext::default()) {
+            turn_stop.extend(template.end_of_turn_token(&tokenizer)?);
+        }
         Ok(Self {
             base,
             tuned,
@@ -156,12 +158,4 @@ pub(super) fn templates(base: &Model, tuned: &Tuned) -> Result<ChatTemplates, Hu
         Tuned::Model(model) => model.chat_templates()?,
     };
     if own.is_empty() { base.chat_templates() } else { Ok(own) }
-}
-
-/// The special token that a template writes after an answer.
-fn end_of_turn(templates: &ChatTemplates, tokenizer: &Tokenizer) -> Result<Option<u32>, HubError> {
-    let end = templates.pick(&ChatContext::default()).and_then(ChatTemplate::end_of_turn);
-    let Some(end) = end else { return Ok(None) };
-    let tokens = tokenizer.encode(&end, Special::Plain)?;
-    Ok(tokens.into_iter().find(|token| tokenizer.is_special(*token)))
 }
