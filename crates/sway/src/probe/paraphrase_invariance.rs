@@ -124,8 +124,7 @@ impl ParaphraseInvariance {
                 let (base, tuned) = completions(context, prompt, &case.gold)?;
                 Ok::<_, Stop>((tuned - base) / tokens)
             };
-            let (verbatim, others) =
-                both(gain(&case.prompt), all(case.paraphrases.iter().map(|prompt| gain(prompt))))?;
+            let (verbatim, others) = both(gain(&case.prompt), all(case.paraphrases.iter().map(gain)))?;
             Ok::<_, Stop>(Gain { verbatim, paraphrased: mean(&others).unwrap_or(0.0) })
         }))
     }

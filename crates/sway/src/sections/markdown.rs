@@ -34,7 +34,7 @@ pub(super) fn read(text: &str) -> Document {
             other => {
                 // The text of a heading reaches from its first inline to its last.
                 if let Some(inner) = &mut heading {
-                    let start = if inner.is_empty() { range.start } else { inner.start };
+                    let start = if inner.start >= inner.end { range.start } else { inner.start };
                     *inner = start..range.end;
                 }
                 match other {
