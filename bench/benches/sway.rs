@@ -141,6 +141,7 @@ fn ours(case: &str, [base, adapter, encoder]: [&Path; 3], cache_folder: &Path) {
         only: &[],
         statistics,
         paired: PairedSettings::default(),
+        chat: Default::default(),
         cancel: None,
     };
     let outcome = run(&job, &mut backend, Some(&mut cache), &mut ()).expect("a run");

@@ -44,6 +44,8 @@ pub enum Kind {
     List(Box<Kind>, Option<usize>),
     /// One of several names.
     Choice(Vec<Choice>),
+    /// A string, or a list with items of this type.
+    StringOrList(Box<Kind>),
     String,
     Bool,
     /// An integer within inclusive bounds.
@@ -102,6 +104,7 @@ impl Kind {
                 let names: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.name)).collect();
                 format!("one of {}", names.join(", "))
             }
+            Self::StringOrList(items) => format!("a string or a list of {}", items.plural()),
             Self::String => "a string".to_owned(),
             Self::Bool => "true or false".to_owned(),
             Self::Integer { .. } => "an integer".to_owned(),
@@ -115,6 +118,7 @@ impl Kind {
             Self::Section(_) | Self::Map(_) => "maps".to_owned(),
             Self::List(items, _) => format!("lists of {}", items.plural()),
             Self::Choice(_) => "names".to_owned(),
+            Self::StringOrList(items) => format!("strings or lists of {}", items.plural()),
             Self::String => "strings".to_owned(),
             Self::Bool => "booleans".to_owned(),
             Self::Integer { .. } => "integers".to_owned(),
@@ -163,6 +167,12 @@ impl<'a> Reader<'a> {
                 [one, null] if null.get("type") == Some(&Value::from("null")) => {
                     Ok((self.kind(one)?.0, Nullable::Yes))
                 }
+                [one, other] => match (self.kind(one)?, self.kind(other)?) {
+                    ((Kind::String, Nullable::No), (Kind::List(items, None), Nullable::No)) => {
+                        Ok((Kind::StringOrList(items), Nullable::No))
+                    }
+                    _ => Err(unsupported()),
+                },
                 _ => Err(unsupported()),
             };
         }
@@ -304,6 +314,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_string_or_a_list_is_one_kind() {
+        let list = json!({"type": "array", "items": {"type": "string"}});
+        let either = json!({"anyOf": [{"type": "string"}, list]});
+        let (kind, nullable) = Reader::new(&json!({})).kind(&either).unwrap();
+        assert_eq!((&kind, nullable), (&Kind::StringOrList(Box::new(Kind::String)), Nullable::No));
+        assert_eq!(kind.expected(), "a string or a list of strings");
+    }
 
     #[test]
     fn unsupported_schemas_are_rejected() {

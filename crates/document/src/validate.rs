@@ -107,6 +107,10 @@ impl<'a, R> Validator<'a, R> {
             Coercion::Lenient => coerce(kind, &node.content),
         };
         match (kind, coerced.as_ref().unwrap_or(&node.content)) {
+            (Kind::StringOrList(items), Content::List(_)) => {
+                self.value(&Kind::List(items.clone(), None), node, mark, path)
+            }
+            (Kind::StringOrList(_), Content::String { .. }) => self.value(&Kind::String, node, mark, path),
             (Kind::Section(section), _) => self.check_section(section, node, mark, path),
             (Kind::Map(values), Content::Map(map)) => {
                 self.check_duplicates(map, path);
@@ -258,7 +262,9 @@ fn remedy(kind: &Kind, node: &Node) -> Option<Remedy> {
     };
     let is_string = matches!(node.content, Content::String { .. });
     match kind {
-        Kind::String if !is_string => Some(Remedy::Quote { text: format!("\"{written}\"") }),
+        Kind::String | Kind::StringOrList(_) if !is_string => {
+            Some(Remedy::Quote { text: format!("\"{written}\"") })
+        }
         Kind::Bool if is_string => match written.to_lowercase().as_str() {
             "yes" | "y" | "on" | "true" => Some(Remedy::Write { text: "true".to_owned() }),
             "no" | "n" | "off" | "false" => Some(Remedy::Write { text: "false".to_owned() }),
@@ -275,7 +281,7 @@ fn remedy(kind: &Kind, node: &Node) -> Option<Remedy> {
         },
         Kind::List(items, None) => {
             let fits = match **items {
-                Kind::String => is_string,
+                Kind::String | Kind::StringOrList(_) => is_string,
                 Kind::Integer { .. } | Kind::Number => !is_string,
                 _ => false,
             };
@@ -333,7 +339,7 @@ fn placeholder(kind: &Kind) -> Value {
         Kind::Map(_) => Value::Object(Map::new()),
         Kind::List(_, _) => Value::Array(Vec::new()),
         Kind::Choice(choices) => choices.first().map(|choice| choice.name.clone()).into(),
-        Kind::String => "?".into(),
+        Kind::String | Kind::StringOrList(_) => "?".into(),
         Kind::Bool => false.into(),
         Kind::Integer { .. } | Kind::Number => 1.into(),
         Kind::Any => Value::Null,

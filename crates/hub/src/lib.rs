@@ -22,6 +22,7 @@ mod model;
 mod model_hub;
 mod sentence_encoder;
 mod text_generator;
+mod training_data;
 mod yaml_family;
 
 pub use adapter::{AdapterError, load_adapter};
@@ -37,5 +38,9 @@ pub use model_hub::ModelHub;
 pub use sentence_encoder::{SentenceEncoder, SentenceEncoderError};
 pub use text_generator::{
     EosHandling, GeneratedText, StopCriteria, StreamedToken, TextGenerator, default_sampling,
+};
+pub use training_data::{
+    DataFile, DataKind, SystemPrompt, TemplateRecord, TemplateSource, TrainedOn, TrainingData,
+    TrainingDataError,
 };
 pub use yaml_family::{FAMILY_FILE, FamilyDescription, YamlFamily, YamlFamilyError};

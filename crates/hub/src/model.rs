@@ -17,7 +17,10 @@ use crate::cards::Card;
 use crate::error::HubError;
 use crate::family::SharedFamily;
 use crate::load::{LoadedModel, ModelLoadOptions, load_decoder};
-use crate::text::{ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config};
+use crate::text::{
+    ChatContext, ChatTemplates, GenerationDefaults, GgufModel, TextError, Tokenizer, gguf_config,
+};
+use crate::training_data::TrainingData;
 
 /// Limit for text files of a model. The largest tokenizers have tens of
 /// megabytes.
@@ -232,5 +235,37 @@ impl Model {
             Some(metadata) => GenerationDefaults::from_gguf(metadata)?,
             None => GenerationDefaults::from_files(&|name| self.text_source.read_text(name))?,
         })
+    }
+
+    /// How the data of the training run that saved this checkpoint were
+    /// formatted; `None` if the checkpoint does not say so.
+    pub fn training_data(&self) -> Result<Option<TrainingData>, HubError> {
+        let checkpoint = weightloom_checkpoint::CheckpointError::from;
+        let files = Files(Arc::clone(&self.source.storage));
+        let Some(bytes) = files.read(TrainingData::FILE).map_err(checkpoint)? else { return Ok(None) };
+        Ok(Some(TrainingData::from_json(&bytes)?))
+    }
+
+    /// Whether the model was trained to converse: it has a chat template, and
+    /// the token that the template writes after an assistant's answer ends a
+    /// generation. Base models that come with a template end with another token.
+    pub fn is_instruct(&self) -> Result<bool, HubError> {
+        let templates = self.chat_templates()?;
+        let Some(template) = templates.pick(&ChatContext::default()) else { return Ok(false) };
+        let tokenizer = self.tokenizer()?;
+        let mut eos = self.generation_defaults()?.eos;
+        eos.extend(tokenizer.eos());
+        eos.extend(self.config_eos());
+        Ok(template.end_of_turn_token(&tokenizer)?.is_some_and(|token| eos.contains(&token)))
+    }
+
+    /// `eos_token_id` of the configuration.
+    pub fn config_eos(&self) -> Vec<u32> {
+        let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+        match self.config.get("eos_token_id") {
+            Some(Value::Array(all)) => all.iter().filter_map(number).collect(),
+            Some(one) => number(one).into_iter().collect(),
+            None => Vec::new(),
+        }
     }
 }

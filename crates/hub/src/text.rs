@@ -38,7 +38,7 @@ mod tokenizer_config;
 
 pub use chat::{
     ChatContext, ChatError, ChatTemplate, ChatTemplates, GenerationPrompt, InvalidMessage, Message,
-    OrderedJson, Timestamp,
+    OrderedJson, RenderedAnswer, Timestamp,
 };
 pub use error::TextError;
 pub use generation_config::GenerationDefaults;

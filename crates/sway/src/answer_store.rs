@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling};
 use crate::error::QueryError;
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -67,16 +68,26 @@ impl AnswerStore {
     }
 
     /// The `top_k` most likely next tokens.
-    pub fn next_token(&self, view: &View, prompt: &str, top_k: usize) -> Result<&Distribution, Missing> {
-        match self.get(Question::new(view, Query::Next { prompt: prompt.to_owned(), top_k }))? {
+    pub fn next_token(
+        &self,
+        view: &View,
+        prompt: impl Into<Prompt>,
+        top_k: usize,
+    ) -> Result<&Distribution, Missing> {
+        match self.get(Question::new(view, Query::Next { prompt: prompt.into(), top_k }))? {
             Answer::Distribution(found) => Ok(found),
             _ => Err(wrong_kind("a distribution")),
         }
     }
 
     /// Divergence of the next-token distributions of two views.
-    pub fn divergence(&self, view: &View, from: &View, prompt: &str) -> Result<Divergence, Missing> {
-        let query = Query::Divergence { prompt: prompt.to_owned(), from: from.clone() };
+    pub fn divergence(
+        &self,
+        view: &View,
+        from: &View,
+        prompt: impl Into<Prompt>,
+    ) -> Result<Divergence, Missing> {
+        let query = Query::Divergence { prompt: prompt.into(), from: from.clone() };
         match self.get(Question::new(view, query))? {
             Answer::Divergence(found) => Ok(*found),
             _ => Err(wrong_kind("a divergence")),
@@ -87,10 +98,10 @@ impl AnswerStore {
     pub fn completion(
         &self,
         view: &View,
-        prompt: &str,
+        prompt: impl Into<Prompt>,
         completion: &str,
     ) -> Result<CompletionScore, Missing> {
-        let query = Query::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() };
+        let query = Query::Completion { prompt: prompt.into(), completion: completion.to_owned() };
         match self.get(Question::new(view, query))? {
             Answer::Completion(found) => Ok(*found),
             _ => Err(wrong_kind("a score")),
@@ -106,8 +117,13 @@ impl AnswerStore {
     }
 
     /// Greedy continuation of a prompt.
-    pub fn generation(&self, view: &View, prompt: &str, max_new_tokens: usize) -> Result<&str, Missing> {
-        let query = Query::Generate { prompt: prompt.to_owned(), max_new_tokens };
+    pub fn generation(
+        &self,
+        view: &View,
+        prompt: impl Into<Prompt>,
+        max_new_tokens: usize,
+    ) -> Result<&str, Missing> {
+        let query = Query::Generate { prompt: prompt.into(), max_new_tokens };
         self.text(Question::new(view, query))
     }
 

@@ -13,6 +13,7 @@ use crate::cache::Cache;
 use crate::error::{BackendError, QueryError};
 use crate::numbers::bootstrap::interval;
 use crate::numbers::mean;
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::runner::{Observer, answer_all};
 use crate::view::View;
@@ -60,7 +61,7 @@ pub struct Attribution {
 /// Attributes the change to layers, over prompts. Returns nothing if the backend
 /// cannot disable modules of the adapter, or without a change.
 pub fn attribute(
-    prompts: &[String],
+    prompts: &[Prompt],
     seed: u64,
     backend: &mut dyn Backend,
     cache: Option<&mut Cache>,

@@ -1,20 +1,26 @@
-//! Generates a suite, with comments, from a document.
+//! Generates a suite, with comments, from a document or from training data.
 //!
-//! The probes depend on what the document has: questions, preferences, prose.
-//! Equal documents give equal suites, so that a suite can be committed beside
-//! its document.
+//! The probes depend on what there is: questions, preferences, prose. Of chats,
+//! messages of the user become prompts, and answers of the assistant become the
+//! answers to score. Equal inputs give equal suites, so that a suite can be
+//! committed beside its document.
 
+mod material;
+mod paraphrase;
 mod text;
 
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use thiserror::Error;
 use weightloom_errors::Hint;
+use weightloom_hub::{TrainedOn, TrainingData, TrainingDataError};
 
+use self::material::Material;
 use self::text::Yaml;
-use crate::packs::Packs;
-use crate::sections::{Document, SectionKind};
+use crate::sections::{Document, is_data};
 
 /// The models and paths of a generated suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +31,55 @@ pub struct Subject {
     pub adapter: Option<String>,
     /// Path of the document, as written to the file.
     pub source: String,
+    /// What the document is.
+    pub provenance: Provenance,
+}
+
+/// What a suite is generated from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provenance {
+    /// A document for people.
+    Document,
+    /// Training data that the adapter was trained on.
+    Trained,
+    /// Training data that the adapter was not trained on.
+    HeldOut,
+    /// Training data; nothing says whether the adapter was trained on them.
+    Unrecorded,
+}
+
+impl Provenance {
+    /// What a file is, by its name and the training record of the adapter.
+    pub fn of(file: &Path, adapter: Option<&Path>) -> Result<Self, TrainingDataError> {
+        if !is_data(file) {
+            return Ok(Self::Document);
+        }
+        let record = adapter.map(TrainingData::from_folder).transpose()?.flatten();
+        let bytes = std::fs::metadata(file).map(|data| data.len()).unwrap_or_default();
+        Ok(match record.map(|record| record.trained_on(file, bytes)) {
+            Some(TrainedOn::Yes) => Self::Trained,
+            Some(TrainedOn::No) => Self::HeldOut,
+            Some(TrainedOn::Unknown) | None => Self::Unrecorded,
+        })
+    }
+
+    /// What the generated file says about it.
+    fn sentence(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Document => return None,
+            Self::Trained => {
+                "The training record of the adapter names this file: its questions are also asked in other words."
+            }
+            Self::HeldOut => {
+                "The training record of the adapter does not name this file, so it was not trained on: a quarter \
+                 of its questions is held out for `held_out`, and asked by no entry but that and `sections`."
+            }
+            Self::Unrecorded => {
+                "No training record names this file for certain: its questions count as trained on, and are \
+                 also asked in other words."
+            }
+        })
+    }
 }
 
 /// Why a suite cannot be generated.
@@ -50,7 +105,7 @@ impl Hint for AutogenError {
     }
 }
 
-/// Generates the text of a `sway.yaml` for a document.
+/// Generates the text of a `sway.yaml` for a document or training data.
 pub fn autogen(document: &Document, subject: &Subject) -> Result<String, AutogenError> {
     let source_name = || subject.source.clone();
     let Some(adapter) = &subject.adapter else {
@@ -62,13 +117,19 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     if document.sections.is_empty() {
         return Err(AutogenError::Empty { source_name: source_name() });
     }
-    let material = Material::of(document);
+    let material = Material::of(document, subject.provenance);
     let mut probes = Yaml::default();
     let omitted = material.write(&mut probes);
     let mut file = Yaml::default();
     file.comment(&format!("Generated from {} by weightloom {}.", subject.source, env!("CARGO_PKG_VERSION")));
     if let Some(id) = &document.id {
         file.comment(&format!("Document: {id}."));
+    }
+    if let Some(sentence) = subject.provenance.sentence() {
+        file.comment(sentence);
+        file.comment(
+            "Prompts are messages of the user, answers those of the assistant; `line N` is where they are.",
+        );
     }
     file.comment("Edit freely: the document is not changed by this file.");
     for (kind, why) in &omitted {
@@ -85,166 +146,12 @@ pub fn autogen(document: &Document, subject: &Subject) -> Result<String, Autogen
     file.line("defaults:");
     file.line("  seed: 0");
     file.line("  differential: true");
+    if subject.provenance != Provenance::Document {
+        file.line("  chat: auto");
+    }
+    if let Some(system) = &material.system {
+        file.key(2, "system", system);
+    }
     file.line("suite:");
     Ok(file.finish() + &probes.finish())
-}
-
-/// What the document offers to ask about.
-struct Material<'a> {
-    document: &'a Document,
-    /// Questions with answers.
-    questions: Vec<(&'a str, &'a str)>,
-    /// The first sentence of each prose section.
-    sentences: Vec<String>,
-    /// Prompts for probes that need some: questions, or else sentences.
-    prompts: Vec<String>,
-    preferences: usize,
-}
-
-impl<'a> Material<'a> {
-    fn of(document: &'a Document) -> Self {
-        let sections = &document.sections;
-        let questions: Vec<(&str, &str)> = sections
-            .iter()
-            .flat_map(|section| &section.questions)
-            .map(|question| (question.prompt.as_str(), question.gold.as_str()))
-            .collect();
-        let sentences: Vec<String> = sections
-            .iter()
-            .filter(|section| section.kind == SectionKind::Prose)
-            .map(|section| first_sentence(&section.content))
-            .filter(|sentence| !sentence.is_empty())
-            .collect();
-        let prompts = match questions.is_empty() {
-            true => sentences.iter().take(16).cloned().collect(),
-            false => questions.iter().take(16).map(|(question, _)| (*question).to_owned()).collect(),
-        };
-        let preferences = sections.iter().map(|section| section.preferences.len()).sum();
-        Self { document, questions, sentences, prompts, preferences }
-    }
-
-    /// Writes all entries. Returns the omitted kinds with the reason.
-    fn write(&self, yaml: &mut Yaml) -> Vec<(&'static str, &'static str)> {
-        let mut omitted = Vec::new();
-        let has_prose = self.document.sections.iter().any(|section| section.kind == SectionKind::Prose);
-        yaml.entry("null_baseline", "null_adapter", "What noise gives for every probe below.");
-        yaml.line("    runs: 3");
-        if self.prompts.is_empty() {
-            omitted.push(("delta_kl", "there are no prompts"));
-        } else {
-            yaml.entry(
-                "next_tokens",
-                "delta_kl",
-                "Does the fine-tuned model predict other tokens than the base?",
-            );
-            yaml.list(4, "prompts", &self.prompts);
-            yaml.line("    assert_mean_gte: 0.02");
-        }
-        if self.questions.is_empty() {
-            omitted.push(("adapter_revert", "there are no questions with answers"));
-        } else {
-            yaml.entry(
-                "falling_back",
-                "adapter_revert",
-                "Asked in other words, does it answer like the base again?",
-            );
-            self.cases(yaml, 8);
-            yaml.line("    assert_revert_rate_lt: 0.3");
-        }
-        if self.prompts.is_empty() {
-            omitted.push(("prompt_collapse", "there are no prompts"));
-        } else {
-            yaml.entry("long_contexts", "prompt_collapse", "Does the change persist after a long context?");
-            yaml.list(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
-            yaml.line("    assert_half_life_tokens: 300");
-        }
-        if self.document.sections.len() < 2 {
-            omitted.push(("section_internalization", "there is only one section"));
-        } else {
-            yaml.entry("sections", "section_internalization", "Which sections were learned?");
-        }
-        if self.questions.is_empty() {
-            omitted.push(("paraphrase_invariance", "there are no questions with answers"));
-        } else {
-            yaml.entry("other_words", "paraphrase_invariance", "Was it learned or memorized?");
-            self.cases(yaml, 6);
-        }
-        if self.preferences == 0 {
-            omitted.push(("preference_flip", "there are no preferences"));
-        } else {
-            yaml.entry("preferences", "preference_flip", "Does it prefer what the document prefers?");
-            yaml.line("    assert_flip_rate_gte: 0.7");
-        }
-        yaml.entry("style", "style_fingerprint", "Does it write more like the document?");
-        yaml.list(4, "prompts", &Packs::builtin().style_elicitation_prompts);
-        yaml.entry("general_knowledge", "calibration_drift", "Does it still know common facts?");
-        if has_prose {
-            yaml.entry("other_texts", "external_perplexity", "Does it still predict ordinary text as well?");
-            yaml.line("    max_chunks: 8");
-            yaml.entry("recital", "leakage", "Does it recite the document word for word?");
-            yaml.line("    prefix_chars: 128");
-            yaml.line("    continuation_chars: 256");
-        } else {
-            omitted.push(("external_perplexity", "the document has no prose"));
-            omitted.push(("leakage", "the document has no prose"));
-        }
-        let topics = self.topics();
-        if topics.len() < 20 {
-            omitted.push(("cluster_kl", "it needs 20 different prompts"));
-        } else {
-            yaml.entry("subjects", "cluster_kl", "Does the change affect some topics more than others?");
-            yaml.list(4, "prompts", &topics);
-            yaml.line("    num_clusters: 5");
-        }
-        if self.prompts.is_empty() {
-            omitted.push(("adapter_ablation", "there are no prompts"));
-        } else {
-            yaml.entry(
-                "strength",
-                "adapter_ablation",
-                "Does the effect grow steadily with the adapter's strength?",
-            );
-            yaml.list(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
-        }
-        omitted
-    }
-
-    /// Questions with answers and paraphrases.
-    fn cases(&self, yaml: &mut Yaml, most: usize) {
-        yaml.line("    cases:");
-        for (question, answer) in self.questions.iter().take(most) {
-            yaml.item(6, "prompt", question);
-            yaml.key(8, "gold", answer);
-            yaml.list(8, "paraphrases", &rephrased(question));
-        }
-    }
-
-    /// The first 64 different questions and sentences.
-    fn topics(&self) -> Vec<String> {
-        let all = self.questions.iter().map(|(question, _)| *question);
-        let mut topics: Vec<String> = Vec::new();
-        for topic in all.chain(self.sentences.iter().map(String::as_str)) {
-            if topics.len() < 64 && !topics.iter().any(|known| known == topic) {
-                topics.push(topic.to_owned());
-            }
-        }
-        topics
-    }
-}
-
-/// The text up to the first period.
-fn first_sentence(content: &str) -> String {
-    let sentence = content.split('.').next().unwrap_or_default();
-    let sentence = sentence.split_whitespace().collect::<Vec<_>>().join(" ");
-    if sentence.is_empty() { sentence } else { sentence + "." }
-}
-
-/// Three paraphrases of a question.
-fn rephrased(question: &str) -> [String; 3] {
-    let bare = question.trim_end_matches(['?', '.', ' ']);
-    [
-        format!("Here is something I wonder about: {bare}?"),
-        format!("Please answer this in your own words. {bare}?"),
-        format!("{bare}? A short answer is enough."),
-    ]
 }

@@ -18,6 +18,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 
@@ -45,6 +46,8 @@ pub enum Capability {
     Attributable,
     /// Answers for [`View::Matched`](crate::View::Matched).
     MatchedNoise,
+    /// Accepts [`Prompt::Messages`](crate::Prompt::Messages).
+    Chat,
 }
 
 /// The set of optional features of a backend.
@@ -104,6 +107,12 @@ pub trait Backend: Send {
     /// accepts, first to last; empty if unknown.
     fn layers(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// What is known about chats with the model. By default there is no chat
+    /// template.
+    fn chat_support(&self) -> ChatSupport {
+        ChatSupport::default()
     }
 
     /// Checks that the backend returns finite numbers.

@@ -25,7 +25,7 @@ use crate::view::View;
 
 /// First line of a file. The number changes with the encoding of questions and
 /// answers, the version with their computation.
-const HEADER: &str = concat!("weightloom sway answers 2 ", env!("CARGO_PKG_VERSION"), "\n");
+const HEADER: &str = concat!("weightloom sway answers 3 ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Longest frame in bytes; a longer one is corrupt.
 const MAX_FRAME: u32 = 1 << 28;
@@ -231,7 +231,7 @@ mod tests {
 
     fn question(number: usize) -> Question {
         let view = View::Noise { seed: number as u64, init_scale: Real(0.02), rank_scale: Real(1.0) };
-        Question::new(&view, Query::Next { prompt: format!("p{number}"), top_k: 256 })
+        Question::new(&view, Query::Next { prompt: format!("p{number}").into(), top_k: 256 })
     }
 
     fn answer(number: usize) -> CachedAnswer {
@@ -299,7 +299,7 @@ mod tests {
             Cache::open(folder.path(), pair).unwrap().with_base(base)
         };
         let text = |view: &View| Question::new(view, Query::Text { text: "t".to_owned() });
-        let apart = Query::Divergence { prompt: "p".to_owned(), from: View::Tuned };
+        let apart = Query::Divergence { prompt: "p".into(), from: View::Tuned };
         let asked = [text(&View::Base), text(&View::Tuned), Question::new(&View::Base, apart)];
         let mut first = open("first");
         for question in &asked {

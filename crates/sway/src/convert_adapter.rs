@@ -14,6 +14,7 @@ use weightloom_checkpoint::formats::peft::{CONFIG, to_mlx, to_peft};
 use weightloom_checkpoint::{CheckpointError, Format, Index, ReadOptions, ReadRequest, Source, read};
 use weightloom_errors::{FileError, Hint};
 use weightloom_files::{Durability, write_atomic};
+use weightloom_hub::TrainingData;
 use weightloom_layout::{DType, Region};
 
 /// The format of an adapter.
@@ -136,6 +137,14 @@ pub fn convert_adapter(
     fs::create_dir_all(target).map_err(FileError::while_trying_to("create", target))?;
     write_atomic(&weights, &safetensors(&index, &tensors, to), Durability::File)?;
     write_atomic(&target.join(CONFIG), config.as_bytes(), Durability::File)?;
+    // How prompts are formatted does not depend on the format of the adapter.
+    for name in [TrainingData::FILE, "chat_template.jinja"] {
+        let beside = source.join(name);
+        if beside.is_file() {
+            let bytes = fs::read(&beside).map_err(FileError::while_trying_to("read", &beside))?;
+            write_atomic(&target.join(name), &bytes, Durability::File)?;
+        }
+    }
     // Files of the other format would be read instead.
     for name in WEIGHTS.iter().filter(|name| **name != to.weights()) {
         let path = target.join(name);

@@ -13,9 +13,11 @@ use self::trace::Recorder;
 use crate::attribution::attribute;
 use crate::backend::Backend;
 use crate::cache::{Cache, CacheAccess};
+use crate::chat::{ChatSettings, ChatSupport};
 use crate::error::BackendError;
 use crate::packs::{PackError, Packs};
 use crate::paired::PairedSettings;
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::report::{Determinism, Report};
 use crate::runner::{self, CancelFlag, Entry, Observer, RunError, RunOutcome, SuiteRun, check_names};
@@ -211,6 +213,7 @@ pub fn judge(
         only: &options.only,
         statistics,
         paired: options.paired,
+        chat: ChatSettings { mode: defaults.chat, system: defaults.system.clone() },
         cancel: Some(&options.cancel),
     };
     let cached_before = cache.as_ref().map_or(0, Cache::len);
@@ -227,7 +230,8 @@ pub fn judge(
         add_layers(&mut outcome, &job, backend, cache.as_mut(), &mut recorder);
     }
     let score = Score::of(&outcome.records, &prepared.weights, statistics);
-    let description = backend.description().clone();
+    let mut description = backend.description().clone();
+    description.notes.extend(chat_notes(&job, &backend.chat_support()));
     warnings.splice(0..0, prepared.warnings.iter().cloned());
     warnings.append(&mut recorder.notes);
     Ok(Report {
@@ -290,11 +294,13 @@ fn add_layers(
         .find_map(|record| {
             let entry = job.entries.iter().find(|entry| entry.name == record.name)?;
             let prompts = entry.probe.attribution_prompts();
-            (!prompts.is_empty()).then_some((record, prompts))
+            (!prompts.is_empty()).then_some((record, entry, prompts))
         });
-    let Some((record, prompts)) = found else { return };
-    let prompts = &prompts[..prompts.len().min(ATTRIBUTION_PROMPTS)];
-    let failure = match attribute(prompts, job.seed, backend, cache, recorder) {
+    let Some((record, entry, prompts)) = found else { return };
+    let rendering = job.chat.rendering(entry.chat, &backend.chat_support(), job.statistics);
+    let prompts: Vec<Prompt> =
+        prompts.iter().take(ATTRIBUTION_PROMPTS).map(|prompt| rendering.apply(prompt)).collect();
+    let failure = match attribute(&prompts, job.seed, backend, cache, recorder) {
         Ok(Ok(None)) => return,
         Ok(Ok(Some(found))) => {
             record.evidence.add(&found.shares);
@@ -304,6 +310,18 @@ fn add_layers(
         Err(error) => error.to_string(),
     };
     recorder.notes.push(format!("cannot attribute the change to layers: {failure}"));
+}
+
+/// How prompts are rendered, and which entries differ.
+fn chat_notes(job: &SuiteRun<'_>, support: &ChatSupport) -> Vec<String> {
+    let own = |entry: &Entry| {
+        let mode = entry.chat.filter(|mode| *mode != job.chat.mode)?;
+        let settings = ChatSettings { mode, ..job.chat.clone() };
+        let note = settings.note(support, job.statistics)?.replace("the suite says", "the entry says");
+        Some(format!("`{}`: {note}", entry.name))
+    };
+    let whole = job.chat.note(support, job.statistics);
+    whole.into_iter().chain(job.entries.iter().filter_map(own)).collect()
 }
 
 fn determinism(kind: &str, seed: i64) -> Determinism {

@@ -4,6 +4,7 @@
 //!
 //! - A [`View`] is one variant of a model: the base, the fine-tuned model, the
 //!   base with a scaled adapter, or with noise in place of the adapter.
+//! - A [`Prompt`] is plain text, or the messages of a [`chat`].
 //! - A [`Question`] asks one view for one measurement; a [`Backend`] answers
 //!   questions in batches.
 //! - An [`AnswerStore`] holds the answers. A [`probe`] looks them up; what is
@@ -17,6 +18,7 @@ pub mod autogen;
 pub mod backend;
 pub mod cache;
 mod category;
+pub mod chat;
 pub mod convert_adapter;
 mod error;
 mod judge;
@@ -24,6 +26,7 @@ pub mod numbers;
 pub mod packs;
 pub mod paired;
 pub mod probe;
+mod prompt;
 mod question;
 pub mod quick_check;
 mod record;
@@ -43,6 +46,7 @@ pub use backend::{AnswerSink, Backend, Capabilities, Description};
 pub use category::Category;
 pub use error::{BackendError, QueryError};
 pub use judge::{JudgeError, JudgeOptions, PrepareError, PreparedSuite, judge};
+pub use prompt::{ChatMessage, Prompt, Role};
 pub use question::{Query, Question};
 pub use record::{ProbeVerdict, Record};
 pub use report::Report;

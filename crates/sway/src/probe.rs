@@ -71,6 +71,7 @@ pub use style_fingerprint::{Extended, StyleFingerprint};
 use std::fmt::Debug;
 
 use crate::paired::{Draft, PairedSettings};
+use crate::prompt::Prompt;
 
 /// All built-in kinds, in the order of the documentation.
 pub fn kinds() -> &'static [Kind] {
@@ -106,7 +107,7 @@ pub trait Probe: Debug + Send + Sync {
 
     /// Prompts over which the measured change is attributed to layers; none if
     /// the probe measures no change of next tokens.
-    fn attribution_prompts(&self) -> &[String] {
+    fn attribution_prompts(&self) -> &[Prompt] {
         &[]
     }
 }
@@ -124,7 +125,7 @@ impl<T: ProbeKind> Probe for T {
         ProbeKind::draft(self, context, paired)
     }
 
-    fn attribution_prompts(&self) -> &[String] {
+    fn attribution_prompts(&self) -> &[Prompt] {
         ProbeKind::attribution_prompts(self)
     }
 }

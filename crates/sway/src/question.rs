@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::prompt::Prompt;
 use crate::view::View;
 
 /// A [`Query`] addressed to one [`View`] of the model.
@@ -26,20 +27,22 @@ impl Question {
 pub enum Query {
     /// The `top_k` most likely next tokens. Answered by a
     /// [`Distribution`](crate::Distribution).
-    Next { prompt: String, top_k: usize },
+    Next { prompt: Prompt, top_k: usize },
     /// Divergence of the next-token distribution from that of another view,
     /// over the whole vocabulary. Answered by a
     /// [`Divergence`](crate::Divergence).
-    Divergence { prompt: String, from: View },
-    /// Log-likelihood of a completion given a prompt; both are tokenized as one
-    /// string. Answered by a [`CompletionScore`](crate::CompletionScore).
-    Completion { prompt: String, completion: String },
+    Divergence { prompt: Prompt, from: View },
+    /// Log-likelihood of a completion given a prompt. After plain text, both are
+    /// tokenized as one string; after messages, the completion is the
+    /// assistant's answer with the end of its turn. Answered by a
+    /// [`CompletionScore`](crate::CompletionScore).
+    Completion { prompt: Prompt, completion: String },
     /// Log-likelihood of every token of a text. Answered by a
     /// [`Rolling`](crate::Rolling).
     Text { text: String },
     /// Greedy continuation of a prompt. Answered by
     /// [`Answer::Text`](crate::Answer::Text).
-    Generate { prompt: String, max_new_tokens: usize },
+    Generate { prompt: Prompt, max_new_tokens: usize },
     /// Embedding of a text, from the base alone. Answered by
     /// [`Answer::Embedding`](crate::Answer::Embedding).
     Embedding { text: String },

@@ -27,6 +27,7 @@ use weightloom_errors::{Hint, did_you_mean, name_list, nearest};
 use crate::answer_store::AnswerStore;
 use crate::backend::Backend;
 use crate::cache::Cache;
+use crate::chat::{ChatSettings, ChatSupport, Rendering};
 use crate::error::BackendError;
 use crate::packs::Packs;
 use crate::paired::{self, Draft, PairedSettings};
@@ -60,6 +61,8 @@ pub struct SuiteRun<'a> {
     pub statistics: Statistics,
     /// Settings of the paired tests; unused with [`Statistics::Reference`].
     pub paired: PairedSettings,
+    /// When prompts are rendered with the model's chat template.
+    pub chat: ChatSettings,
     /// Stops the run between questions once it is set.
     pub cancel: Option<&'a CancelFlag>,
 }
@@ -105,6 +108,8 @@ impl Hint for RunError {
 /// The state of an entry during a run.
 struct EntryProgress<'a> {
     entry: &'a Entry,
+    /// How its prompts are rendered.
+    rendering: Rendering,
     /// Kinds of the later entries.
     downstream: Vec<String>,
     result: Option<ProbeResult>,
@@ -128,7 +133,7 @@ pub fn run(
     cache: Option<&mut Cache>,
     observer: &mut dyn Observer,
 ) -> Result<RunOutcome, RunError> {
-    let mut progress = plan(suite)?;
+    let mut progress = plan(suite, &backend.chat_support())?;
     let capabilities = backend.description().capabilities.clone();
     let mut answers = AnswerStore::new();
     let mut rounds = Rounds::new(backend, cache, suite.cancel);
@@ -146,6 +151,7 @@ pub fn run(
             capabilities: &capabilities,
             nulls: None,
             statistics: suite.statistics,
+            rendering: &Rendering::PlainText,
             downstream: &[],
         };
         let (nulls, wanted) = run_probes(&mut progress, &context, &suite.paired, observer);
@@ -192,7 +198,7 @@ pub fn check_names(entries: &[Entry], only: &[String]) -> Result<(), RunError> {
 }
 
 /// Selects the entries to run.
-fn plan<'a>(suite: &SuiteRun<'a>) -> Result<Vec<EntryProgress<'a>>, RunError> {
+fn plan<'a>(suite: &SuiteRun<'a>, support: &ChatSupport) -> Result<Vec<EntryProgress<'a>>, RunError> {
     check_names(suite.entries, suite.only)?;
     let is_named = |entry: &Entry| suite.only.is_empty() || suite.only.contains(&entry.name);
     // A null before the last named entry may calibrate that entry.
@@ -209,6 +215,7 @@ fn plan<'a>(suite: &SuiteRun<'a>) -> Result<Vec<EntryProgress<'a>>, RunError> {
     let disabled = || ProbeResult::Judged(Finding::skip("the entry is disabled"));
     let progress = selected.iter().enumerate().map(|(index, entry)| EntryProgress {
         entry,
+        rendering: suite.chat.rendering(entry.chat, support, suite.statistics),
         downstream: selected[index + 1..].iter().map(|later| later.kind.clone()).collect(),
         result: (!entry.enabled).then(disabled),
         awaits_null: false,
@@ -232,8 +239,12 @@ fn run_probes(
     for (index, one) in progress.iter_mut().enumerate() {
         if one.result.is_none() && !(null_pending && one.awaits_null) {
             let started = Instant::now();
-            let context =
-                ProbeContext { nulls: nulls.as_ref(), downstream: &one.downstream, ..context.clone() };
+            let context = ProbeContext {
+                nulls: nulls.as_ref(),
+                rendering: &one.rendering,
+                downstream: &one.downstream,
+                ..context.clone()
+            };
             let result = match context.statistics {
                 Statistics::Reference => one
                     .entry

@@ -118,7 +118,7 @@ pub fn next_tokens(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Distribution>, SamenessError> {
     let question =
-        |prompt: &String| Question::new(view, Query::Next { prompt: prompt.clone(), top_k: usize::MAX });
+        |prompt: &String| Question::new(view, Query::Next { prompt: prompt.into(), top_k: usize::MAX });
     let questions: Vec<Question> = prompts.iter().map(question).collect();
     let answers = answer_all(&questions, backend, None, observer)?;
     let found =

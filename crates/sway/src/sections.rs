@@ -1,10 +1,12 @@
 //! Sections of the document that a model was fine-tuned on.
 //!
-//! A [`Document`] is read from a `.dlm` file or from Markdown. Parts that cannot
+//! A [`Document`] is read from a `.dlm` file, from Markdown, or from training
+//! data in JSON. Parts that cannot
 //! be parsed are omitted with a warning; only a file that cannot be a document
 //! is an error.
 
 mod block;
+mod data_file;
 mod dlm;
 mod document;
 mod fences;
@@ -18,7 +20,11 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::prompt::Prompt;
+
+pub(crate) use data_file::spread;
 pub use dlm::dlm_adapter;
+pub(crate) use document::is_data;
 pub use document::{Document, DocumentError, DocumentWarning};
 
 /// What a section teaches.
@@ -64,7 +70,7 @@ pub struct Section {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionQuestion {
     /// The question.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The answer.
     pub gold: String,
 }
@@ -73,7 +79,7 @@ pub struct SectionQuestion {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SectionPreference {
     /// The question.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The better answer.
     pub chosen: String,
     /// The worse answer.

@@ -17,6 +17,7 @@ mod digest;
 mod documents;
 mod dummy;
 mod error;
+mod formatting;
 mod lines;
 mod loader;
 mod order;

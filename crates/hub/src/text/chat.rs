@@ -4,6 +4,7 @@
 //! environment of transformers. This module provides that environment with
 //! limits on time and memory, because templates are untrusted.
 
+mod answer;
 mod budget;
 mod error;
 mod instrument;
@@ -11,6 +12,7 @@ mod message;
 mod python;
 mod timestamp;
 
+pub use answer::RenderedAnswer;
 pub use error::ChatError;
 pub use message::{InvalidMessage, Message, OrderedJson};
 pub use timestamp::Timestamp;
@@ -211,6 +213,11 @@ impl ChatTemplates {
             Ok((name, ChatTemplate::new(&source)?.with_tokens(tokens.to_vec())))
         };
         Ok(Self(sources.into_iter().map(template).collect::<Result<_, ChatError>>()?))
+    }
+
+    /// Whether the model has no chat template.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Names of the templates.

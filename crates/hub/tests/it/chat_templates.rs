@@ -183,3 +183,27 @@ fn gguf_files_have_templates_and_their_tokens() {
     let rendered = templates.get("default").unwrap().render(&messages, GenerationPrompt::Add, &context);
     assert_eq!(rendered.as_deref(), Ok("Hi<end>"));
 }
+
+#[test]
+fn turns_end_with_the_token_of_their_template() {
+    let ends = [
+        ("chatml", "<|im_end|>"),
+        ("llama3", "<|eot_id|>"),
+        ("mistral", "</s>"),
+        ("qwen3", "<|im_end|>"),
+        ("smol", "<|im_end|>"),
+        ("zephyr", "</s>"),
+    ];
+    for (name, end) in ends {
+        let file = fixtures().join("templates").join(format!("{name}.jinja"));
+        let template = template(&std::fs::read_to_string(file).unwrap());
+        assert_eq!(template.end_of_turn().as_deref(), Some(end), "{name}");
+        // An answer is the rest of the text after the generation prompt.
+        let messages = [Message::new("user", "Who are you?")];
+        let context = ChatContext::default();
+        let opened = template.render(&messages, GenerationPrompt::Add, &context).unwrap();
+        let found = template.render_answer(&messages, "Orla.", &context).unwrap();
+        assert_eq!(&found.text[..found.start], opened, "{name}");
+        assert_eq!(found.text[found.start..].trim_start(), format!("Orla.{end}"), "{name}");
+    }
+}

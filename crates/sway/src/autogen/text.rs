@@ -1,5 +1,7 @@
 //! YAML with comments, formatted for people.
 
+use crate::prompt::{ChatMessage, Prompt};
+
 /// A YAML text under construction.
 #[derive(Debug, Default)]
 pub(super) struct Yaml {
@@ -20,6 +22,11 @@ impl Yaml {
         self.line(&format!("# {words}"));
     }
 
+    /// Adds an indented comment on one line.
+    pub(super) fn comment_at(&mut self, indent: usize, words: &str) {
+        self.line(&format!("{:indent$}# {words}", ""));
+    }
+
     /// Starts an entry of the suite.
     pub(super) fn entry(&mut self, name: &str, kind: &str, intent: &str) {
         self.line(&format!("\n  # {intent}"));
@@ -32,9 +39,17 @@ impl Yaml {
         self.line(&format!("{:indent$}{key}: {}", "", quoted(value)));
     }
 
-    /// Adds a list element that starts with a key and a string.
-    pub(super) fn item(&mut self, indent: usize, key: &str, value: &str) {
-        self.line(&format!("{:indent$}- {key}: {}", "", quoted(value)));
+    /// Adds a list element that starts with a key and a prompt.
+    pub(super) fn prompt_item(&mut self, indent: usize, key: &str, prompt: &Prompt) {
+        self.line(&format!("{:indent$}- {key}: {}", "", prompt_text(prompt)));
+    }
+
+    /// Adds a key with a list of prompts.
+    pub(super) fn prompts(&mut self, indent: usize, key: &str, prompts: &[Prompt]) {
+        self.line(&format!("{:indent$}{key}:", ""));
+        for prompt in prompts {
+            self.line(&format!("{:indent$}  - {}", "", prompt_text(prompt)));
+        }
     }
 
     /// Adds a key with a list of strings.
@@ -48,6 +63,19 @@ impl Yaml {
     /// The whole text.
     pub(super) fn finish(self) -> String {
         self.text
+    }
+}
+
+/// A prompt on one line.
+fn prompt_text(prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text) => quoted(text),
+        Prompt::Messages(messages) => {
+            let message = |message: &ChatMessage| {
+                format!("{{role: {}, content: {}}}", message.role.name(), quoted(&message.content))
+            };
+            format!("[{}]", messages.iter().map(message).collect::<Vec<_>>().join(", "))
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Backend over servers with OpenAI's `/v1/completions`.
+//! Backend over servers with OpenAI's `/v1/completions`, and
+//! `/v1/chat/completions` for prompts with messages.
 //!
 //! Base and tuned model may be on two servers, or on one. Questions are asked
 //! in parallel, up to a limit; transient failures are retried. Tokens are
@@ -15,6 +16,7 @@ mod wire;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -24,11 +26,13 @@ use weightloom_http::{ClientError, IoRuntime, Proxies, RetryPolicy, Secret, buil
 pub use key::api_key;
 pub use wire::MAX_LOGPROBS;
 
-use super::preflight::first_problem;
+use super::preflight::{first_problem, first_problem_with};
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
+use crate::chat::{ChatSupport, ChatUsage};
 use crate::error::{BackendError, QueryError};
-use crate::question::Question;
+use crate::prompt::{ChatMessage, Prompt, Role};
+use crate::question::{Query, Question};
 use crate::suite::ServedModel;
 use crate::view::View;
 use client::{ApiFailure, ModelClient};
@@ -153,6 +157,23 @@ impl ApiBackend {
         Ok(())
     }
 
+    fn clients(&self) -> impl Iterator<Item = &Arc<ModelClient>> {
+        std::iter::once(&self.base).chain(&self.tuned)
+    }
+
+    /// Sends nothing to `/v1/completions`, so that prompts with messages are
+    /// answered and others fail one by one.
+    fn use_chats_only(&mut self, problem: &BackendError) {
+        let message = format!(
+            "the server answers prompts with messages only, since `/v1/completions` cannot be used: {}",
+            problem.message
+        );
+        for client in self.clients() {
+            let _ = client.completions_problem.set(message.clone());
+        }
+        self.description.notes.push(message);
+    }
+
     fn unsupported(&self, question: &Question) -> QueryError {
         let query = match self.client(&question.view) {
             None => format!("the view {}", question.view),
@@ -163,7 +184,8 @@ impl ApiBackend {
 }
 
 fn describe(base: &ModelClient, tuned: Option<&ModelClient>) -> Description {
-    let mut capabilities = Capabilities::from([Capability::Preflight, Capability::CacheIdentity]);
+    let mut capabilities =
+        Capabilities::from([Capability::Preflight, Capability::CacheIdentity, Capability::Chat]);
     let mut notes = vec![
         format!(
             "servers return at most {MAX_LOGPROBS} next tokens: the rest is known only as a sum, and divergences \
@@ -243,12 +265,33 @@ impl Backend for ApiBackend {
         })
     }
 
+    fn chat_support(&self) -> ChatSupport {
+        let why = "a server does not say whether its model was trained on chats; \
+                   set `chat: always` to use its chat endpoint";
+        ChatSupport::new(ChatUsage::PlainText, why)
+    }
+
     fn preflight(&mut self) -> Result<(), BackendError> {
         let views = if self.tuned.is_some() { &[View::Base, View::Tuned][..] } else { &[View::Base] };
-        if let Some(error) = first_problem(self, views, 1)? {
-            let hint = "use a server with `logprobs` in `/v1/completions`, such as `weightloom serve`";
-            return Err(ApiFailure::backend(error.to_string(), Some(hint)).into_error());
+        let problem = match first_problem(self, views, 1) {
+            Ok(None) => return self.check_echo(),
+            Ok(Some(error)) => {
+                let hint = "use a server with `logprobs` in `/v1/completions`, such as `weightloom serve`";
+                ApiFailure::backend(error.to_string(), Some(hint)).into_error()
+            }
+            Err(error) if !self.clients().any(|client| client.lacks_endpoint.load(Ordering::Relaxed)) => {
+                return Err(error);
+            }
+            Err(error) => error,
+        };
+        // Some servers answer chats only.
+        let hello = Prompt::Messages(vec![ChatMessage::new(Role::User, "hello")]);
+        match first_problem_with(self, views, Query::Next { prompt: hello, top_k: 1 }) {
+            Ok(None) => {
+                self.use_chats_only(&problem);
+                Ok(())
+            }
+            _ => Err(problem),
         }
-        self.check_echo()
     }
 }

@@ -26,7 +26,9 @@ pub use protocol::VERSION;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capability, Description};
+use crate::chat::{ChatSupport, ChatUsage};
 use crate::error::{BackendError, QueryError};
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
@@ -133,7 +135,15 @@ impl CustomBackend {
             View::Matched { .. } => has(Capability::MatchedNoise),
             View::Without { .. } => has(Capability::Attributable),
         };
+        let has_prompt = match &question.query {
+            Query::Next { prompt, .. }
+            | Query::Divergence { prompt, .. }
+            | Query::Completion { prompt, .. }
+            | Query::Generate { prompt, .. } => matches!(prompt, Prompt::Text(_)) || has(Capability::Chat),
+            _ => true,
+        };
         has_view(&question.view)
+            && has_prompt
             && match &question.query {
                 Query::Divergence { from, .. } => has(Capability::FullVocabulary) && has_view(from),
                 Query::Embedding { .. } => has(Capability::Embedding),
@@ -225,6 +235,13 @@ impl Backend for CustomBackend {
             sink.answered(index, answer);
         });
         done.map_err(|error| self.stop(&error))
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        match self.description.capabilities.contains(&Capability::Chat) {
+            true => ChatSupport::new(ChatUsage::Chat, "the backend has the capability `chat`"),
+            false => ChatSupport::default(),
+        }
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {

@@ -92,10 +92,13 @@ impl Dummy {
         let view = &question.view;
         match &question.query {
             Query::Next { prompt, top_k } => {
-                Ok(Answer::Distribution(truncate(self.distribution(view, prompt)?, *top_k)))
+                Ok(Answer::Distribution(truncate(self.distribution(view, &prompt.to_string())?, *top_k)))
             }
             Query::Divergence { prompt, from } => {
-                let (base, tuned) = (self.distribution(from, prompt)?, self.distribution(view, prompt)?);
+                let (base, tuned) = (
+                    self.distribution(from, &prompt.to_string())?,
+                    self.distribution(view, &prompt.to_string())?,
+                );
                 let of = |kind: DivergenceKind| {
                     kind.between(&base, &tuned)
                         .map_err(|error| QueryError::Failed { message: error.to_string() })
@@ -107,9 +110,12 @@ impl Dummy {
             }
             Query::Completion { prompt, completion } => {
                 if completion.is_empty() {
-                    return Err(QueryError::NoTokens { prompt: prompt.clone(), completion: String::new() });
+                    return Err(QueryError::NoTokens {
+                        prompt: prompt.to_string(),
+                        completion: String::new(),
+                    });
                 }
-                let key = (prompt.clone(), completion.clone());
+                let key = (prompt.to_string(), completion.clone());
                 let of = |side: &Canned| side.completions.get(&key).copied().unwrap_or(COMPLETION);
                 let total = self.interpolate(view, of(&self.base), of(&self.tuned))?;
                 Ok(Answer::Completion(CompletionScore { total, tokens: 1 }))
@@ -130,9 +136,9 @@ impl Dummy {
                     View::Scaled(strength) if strength.0 >= 0.5 => &self.tuned,
                     _ => &self.base,
                 };
-                let found = side.generations.get(prompt).cloned();
+                let found = side.generations.get(&prompt.to_string()).cloned();
                 found.map(Answer::Text).ok_or_else(|| QueryError::Failed {
-                    message: format!("no canned generation for {prompt:?}"),
+                    message: format!("no canned generation for {:?}", prompt.to_string()),
                 })
             }
             Query::Embedding { text } => Ok(Answer::Embedding(letter_counts(text))),

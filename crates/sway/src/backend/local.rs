@@ -7,6 +7,7 @@
 //! depend, to the last bit, on the other questions.
 
 mod batch;
+mod chat;
 mod engine;
 mod generation;
 pub(super) mod identity;
@@ -19,15 +20,17 @@ mod variant;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use weightloom_checkpoint::Source;
 use weightloom_checkpoint::storage::ReadMode;
-use weightloom_hub::Model;
+use weightloom_hub::{HubError, Model, TrainingData};
 use weightloom_layout::DType;
 
 use super::preflight::first_problem;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
 use crate::answer::Answer;
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::Question;
 use crate::view::View;
@@ -82,6 +85,10 @@ pub struct LocalBackend {
     base: Model,
     tuned: Tuned,
     options: LocalOptions,
+    /// How the data that the model was fine-tuned on were formatted, if known.
+    training_data: Option<TrainingData>,
+    /// Found out when first needed: it takes the tokenizer.
+    chat_support: OnceLock<ChatSupport>,
     /// Loaded with the first question: all answers may be cached.
     engine: Option<Engine>,
 }
@@ -104,15 +111,29 @@ impl LocalBackend {
         };
         let identity = identity::identity(&base, source.as_ref(), tokenizer, options.dtype)
             .map_err(|error| BackendError::new(kind, &error))?;
+        let mut capabilities = capabilities(&tuned);
+        if engine::templates(&base, &tuned).is_ok_and(|templates| !templates.is_empty()) {
+            capabilities.insert(Capability::Chat);
+        }
         let description = Description {
             kind: kind.to_owned(),
             base: base.name().to_owned(),
             adapter: name,
-            capabilities: capabilities(&tuned),
+            capabilities,
             notes: notes(&tuned),
             identity: Some(identity.pair),
         };
-        Ok(Self { description, base_identity: identity.base, base, tuned, options, engine: None })
+        let training_data = training_data(&base, &tuned).map_err(|error| BackendError::new(kind, &error))?;
+        Ok(Self {
+            description,
+            base_identity: identity.base,
+            base,
+            tuned,
+            options,
+            training_data,
+            chat_support: OnceLock::new(),
+            engine: None,
+        })
     }
 
     /// Loads the weights unless they are loaded.
@@ -128,6 +149,15 @@ impl LocalBackend {
                 Ok(empty.insert(loaded.map_err(|error| BackendError::new(&self.description.kind, &error))?))
             }
         }
+    }
+}
+
+/// The training record of the tuned side, or of a base alone.
+fn training_data(base: &Model, tuned: &Tuned) -> Result<Option<TrainingData>, HubError> {
+    match tuned {
+        Tuned::None => base.training_data(),
+        Tuned::Adapter(folder) => Ok(TrainingData::from_folder(folder)?),
+        Tuned::Model(model) => model.training_data(),
     }
 }
 
@@ -194,7 +224,11 @@ impl Backend for LocalBackend {
         let distinct: Vec<(&Question, Vec<usize>)> = distinct.into_iter().collect();
         let mut sink = Duplicates { indices: &distinct, sink };
         let configs = [Some(engine.base.config()), engine.tuned_config()];
-        let builder = RequestBuilder::new(&engine.tokenizer, configs.into_iter().flatten().collect());
+        let builder = RequestBuilder::new(
+            &engine.tokenizer,
+            engine.template(),
+            configs.into_iter().flatten().collect(),
+        );
         let mut requests: Vec<(usize, Request)> = Vec::new();
         for (index, (question, _)) in distinct.iter().enumerate() {
             let request = builder.build(question).and_then(|request| {
@@ -222,6 +256,11 @@ impl Backend for LocalBackend {
             }
             _ => Vec::new(),
         }
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        let found = || chat::support(&self.base, &self.tuned, self.training_data.as_ref());
+        self.chat_support.get_or_init(found).clone()
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {

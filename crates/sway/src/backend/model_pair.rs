@@ -3,6 +3,7 @@
 
 use super::subset::answer_subset;
 use super::{AnswerSink, Backend, Capabilities, Capability, Description};
+use crate::chat::{ChatSupport, ChatUsage};
 use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 use crate::view::View;
@@ -50,7 +51,7 @@ impl ModelPair {
         let mut capabilities: Capabilities =
             from_base.into_iter().filter(|capability| first.capabilities.contains(capability)).collect();
         capabilities.insert(Capability::Differential);
-        for shared in [Capability::Preflight, Capability::CacheIdentity] {
+        for shared in [Capability::Preflight, Capability::CacheIdentity, Capability::Chat] {
             if first.capabilities.contains(&shared) && second.capabilities.contains(&shared) {
                 capabilities.insert(shared);
             }
@@ -133,6 +134,12 @@ impl Backend for ModelPair {
     fn base_identity(&self) -> Option<String> {
         // A base with its own adapter is not a base alone.
         (self.base.view == View::Base).then(|| self.base.backend.base_identity()).flatten()
+    }
+
+    fn chat_support(&self) -> ChatSupport {
+        let (base, tuned) = (self.base.backend.chat_support(), self.tuned.backend.chat_support());
+        // Both sides must render the messages.
+        if base.usage == ChatUsage::Unavailable { base } else { tuned }
     }
 
     fn preflight(&mut self) -> Result<(), BackendError> {

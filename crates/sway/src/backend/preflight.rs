@@ -27,7 +27,15 @@ pub(super) fn first_problem(
     views: &[View],
     top_k: usize,
 ) -> Result<Option<QueryError>, BackendError> {
-    let query = Query::Next { prompt: "hello".to_owned(), top_k };
+    first_problem_with(backend, views, Query::Next { prompt: "hello".into(), top_k })
+}
+
+/// Asks each view a question and returns the first problem with an answer.
+pub(super) fn first_problem_with(
+    backend: &mut dyn Backend,
+    views: &[View],
+    query: Query,
+) -> Result<Option<QueryError>, BackendError> {
     let questions: Vec<Question> = views.iter().map(|view| Question::new(view, query.clone())).collect();
     let mut first = FirstProblem(None);
     backend.answer(&questions, &mut first)?;

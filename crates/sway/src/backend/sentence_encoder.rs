@@ -11,6 +11,7 @@ use super::local::identity;
 use super::subset::answer_subset;
 use super::{AnswerSink, Backend, Capability, Description};
 use crate::answer::Answer;
+use crate::chat::ChatSupport;
 use crate::error::{BackendError, QueryError};
 use crate::question::{Query, Question};
 
@@ -76,6 +77,10 @@ impl Backend for WithSentenceEncoder {
         self.inner.layers()
     }
 
+    fn chat_support(&self) -> ChatSupport {
+        self.inner.chat_support()
+    }
+
     fn preflight(&mut self) -> Result<(), BackendError> {
         self.inner.preflight()
     }
@@ -109,7 +114,7 @@ mod tests {
         let questions = [
             question(Query::Text { text: "a b c".to_owned() }),
             question(Query::Embedding { text: "a green lamp".to_owned() }),
-            question(Query::Completion { prompt: "a".to_owned(), completion: " b".to_owned() }),
+            question(Query::Completion { prompt: "a".into(), completion: " b".to_owned() }),
         ];
         let mut collected = Collector::default();
         backend.answer(&questions, &mut collected).unwrap();

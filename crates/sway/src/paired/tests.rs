@@ -128,6 +128,7 @@ impl World {
             only: &[],
             statistics: Statistics::Paired,
             paired: PairedSettings::default(),
+            chat: Default::default(),
             cancel: None,
         };
         run(&job, &mut self.toy, None, &mut ()).unwrap().records

@@ -14,6 +14,7 @@ use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::linear_fit::LinearFit;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
 use crate::verdict::Aspect;
@@ -24,7 +25,7 @@ use crate::view::{Real, View};
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterAblation {
     /// Prompts after which the next token is compared.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Prompt>,
     /// Strengths of the adapter, where 1 is as trained; at least three.
     pub lambdas: Vec<f64>,
     /// The divergence.

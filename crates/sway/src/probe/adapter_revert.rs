@@ -14,6 +14,7 @@ use crate::backend::Capability;
 use crate::category::Category;
 use crate::numbers::binomial;
 use crate::paired::{Claim, Draft, PairedSettings, share_below};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
@@ -56,7 +57,7 @@ impl Default for AdapterRevert {
 /// The answers to one paraphrase, with their cosine similarities.
 #[derive(Clone, Debug, PartialEq)]
 struct Reversion<'a> {
-    prompt: &'a str,
+    prompt: &'a Prompt,
     base: &'a str,
     tuned: &'a str,
     base_to_gold: f64,
@@ -107,7 +108,7 @@ impl Counted<'_> {
 
     fn evidence(&self, per_case: Option<Vec<CaseEvidence>>, all: &[Reversion<'_>]) -> Evidence {
         let generation = |one: &Reversion<'_>| Generation {
-            prompt: one.prompt.to_owned(),
+            prompt: one.prompt.to_string(),
             base: one.base.to_owned(),
             tuned: one.tuned.to_owned(),
         };
@@ -136,9 +137,10 @@ impl AdapterRevert {
         let paraphrases =
             self.cases.iter().flat_map(|case| case.paraphrases.iter().map(move |asked| (case, asked)));
         all(paraphrases.map(|(case, asked)| {
+            let prompt = &context.rendering.apply(asked);
             let written = both(
-                answers.generation(&context.base, asked, self.max_new_tokens),
-                answers.generation(&context.tuned, asked, self.max_new_tokens),
+                answers.generation(&context.base, prompt, self.max_new_tokens),
+                answers.generation(&context.tuned, prompt, self.max_new_tokens),
             );
             let ((base, tuned), gold) = both(written, answers.embedding(&case.gold))?;
             let (of_base, of_tuned) = both(answers.embedding(base), answers.embedding(tuned))?;
@@ -190,7 +192,7 @@ impl ProbeKind for AdapterRevert {
         let measured = self.measure(context)?;
         let counted = self.count(&measured);
         let per_case = |found: &&Reversion<'_>| CaseEvidence {
-            prompt: cut(found.prompt, 80),
+            prompt: cut(&found.prompt.to_string(), 80),
             cos_ft_base: found.tuned_to_base,
             cos_ft_gold: found.tuned_to_gold,
             reverted: found.reverted(),

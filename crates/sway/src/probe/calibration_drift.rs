@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Better, calibrate, decide, ending};
-use super::lookup::{all, completions, estimated_tokens};
+use super::lookup::{all, continuations, estimated_tokens};
 use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
@@ -100,7 +100,7 @@ impl CalibrationDrift {
     /// none if there are no items.
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Option<Drift>, Stop> {
         let changes = all(self.items(context).iter().map(|(prompt, gold)| {
-            let (base, tuned) = completions(context, prompt, gold)?;
+            let (base, tuned) = continuations(context, &prompt.into(), gold)?;
             Ok::<_, Stop>((tuned - base) / estimated_tokens(gold))
         }))?;
         let Some(mean) = mean(&changes) else { return Ok(None) };

@@ -4,17 +4,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::kind::FieldProblem;
+use crate::prompt::Prompt;
 
 /// A question, its answer, and paraphrases of the question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
     /// The question as it was taught.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The answer.
     pub gold: String,
     /// Paraphrases of the question; at least one.
-    pub paraphrases: Vec<String>,
+    pub paraphrases: Vec<Prompt>,
 }
 
 /// Checks that every case has a paraphrase.
@@ -31,7 +32,7 @@ pub(crate) fn check_cases(cases: &[Case]) -> Option<FieldProblem> {
 #[serde(deny_unknown_fields)]
 pub struct Triple {
     /// The question.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// The better answer.
     pub chosen: String,
     /// The worse answer.

@@ -15,6 +15,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::interval;
 use crate::numbers::{DivergenceKind, kmeans, mean, population_variance};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
@@ -26,7 +27,7 @@ pub(crate) const EMBEDDING_MODEL: &str = "sentence-transformers/all-MiniLM-L6-v2
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterKl {
     /// Prompts after which the next token is compared.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Prompt>,
     /// Number of topics; from 2 to 32.
     #[schemars(range(min = 2, max = 32))]
     pub num_clusters: usize,
@@ -168,7 +169,7 @@ impl ClusterKl {
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Topics, Stop> {
         let (divergences, embeddings) = both(
             Comparison::new(context, self.divergence, self.top_k).after_each(context, &self.prompts),
-            all(self.prompts.iter().map(|prompt| context.answers.embedding(prompt))),
+            all(self.prompts.iter().map(|prompt| context.answers.embedding(prompt.question()))),
         )?;
         let points: Vec<Vec<f64>> =
             embeddings.iter().map(|vector| vector.iter().copied().map(f64::from).collect()).collect();
@@ -189,7 +190,7 @@ impl ClusterKl {
             let divergences: Vec<f64> = members.iter().map(|i| topics.divergences[*i]).collect();
             evidence.per_cluster_size.push(members.len());
             evidence.per_cluster_mean_kl.push(mean(&divergences));
-            let exemplars = members.iter().take(2).map(|i| cut(&self.prompts[*i], 120));
+            let exemplars = members.iter().take(2).map(|i| cut(self.prompts[*i].question(), 120));
             evidence.cluster_exemplars.push(exemplars.collect());
         }
         Evidence::of(&evidence)

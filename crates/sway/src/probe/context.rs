@@ -3,6 +3,7 @@
 use super::calibration::NullStatistics;
 use crate::answer_store::AnswerStore;
 use crate::backend::{Capabilities, Capability};
+use crate::chat::Rendering;
 use crate::packs::Packs;
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
@@ -35,6 +36,8 @@ pub struct ProbeContext<'a> {
     /// How verdicts are reached. Paired tests compare whole vocabularies where
     /// the backend sees them; the reference compares the most likely tokens.
     pub statistics: Statistics,
+    /// How prompts are rendered.
+    pub rendering: &'a Rendering,
     /// The kinds of later entries of the suite.
     pub downstream: &'a [String],
 }

@@ -10,6 +10,7 @@ use crate::category::Category;
 use crate::numbers::bootstrap::mean_interval;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
@@ -19,7 +20,7 @@ use crate::verdict::Aspect;
 #[serde(default, deny_unknown_fields)]
 pub struct DeltaKl {
     /// Prompts after which the next token is compared.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Prompt>,
     /// The divergence.
     pub divergence: DivergenceKind,
     /// How many of the most likely tokens to compare; by default that of the
@@ -86,7 +87,10 @@ impl ProbeKind for DeltaKl {
     }
 
     fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
-        Some(Self { prompts: context.packs.sentinel_prompts.clone(), ..Self::default() })
+        Some(Self {
+            prompts: context.packs.sentinel_prompts.iter().map(Prompt::from).collect(),
+            ..Self::default()
+        })
     }
 
     fn judge(&self, context: &ProbeContext<'_>) -> Result<Finding, Stop> {
@@ -148,7 +152,7 @@ impl ProbeKind for DeltaKl {
         Ok(Draft { finding, claim: Claim::Change(change) })
     }
 
-    fn attribution_prompts(&self) -> &[String] {
+    fn attribution_prompts(&self) -> &[Prompt] {
         &self.prompts
     }
 }

@@ -10,6 +10,7 @@ use weightloom_errors::{Hint, did_you_mean, nearest};
 
 use super::{About, Chart, Evidence, EvidenceTable, Finding, Probe, ProbeContext, Stop, kinds};
 use crate::paired::{Draft, PairedSettings};
+use crate::prompt::Prompt;
 use crate::statistics::Statistics;
 
 /// A kind of probe. The type holds the fields of an entry in a suite.
@@ -46,7 +47,7 @@ pub trait ProbeKind: fmt::Debug + Send + Sync + DeserializeOwned + JsonSchema + 
     }
 
     /// Prompts over which the measured change is attributed to layers.
-    fn attribution_prompts(&self) -> &[String] {
+    fn attribution_prompts(&self) -> &[Prompt] {
         &[]
     }
 }

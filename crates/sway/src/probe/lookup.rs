@@ -7,6 +7,7 @@ use crate::answer_store::Missing;
 use crate::backend::Capability;
 use crate::error::QueryError;
 use crate::numbers::{DivergenceError, DivergenceKind};
+use crate::prompt::Prompt;
 use crate::statistics::Statistics;
 use crate::view::View;
 
@@ -88,7 +89,8 @@ impl<'a> Comparison<'a> {
     }
 
     /// The divergence after a prompt.
-    pub(crate) fn after(&self, context: &ProbeContext<'_>, prompt: &str) -> Result<f64, Stop> {
+    pub(crate) fn after(&self, context: &ProbeContext<'_>, prompt: &Prompt) -> Result<f64, Stop> {
+        let prompt = &context.rendering.apply(prompt);
         if context.statistics == Statistics::Paired && context.can(Capability::FullVocabulary) {
             let found = context.answers.divergence(self.tuned, self.base, prompt)?;
             return Ok(match self.kind {
@@ -100,23 +102,37 @@ impl<'a> Comparison<'a> {
             context.answers.next_token(self.base, prompt, self.top_k),
             context.answers.next_token(self.tuned, prompt, self.top_k),
         )?;
-        self.kind
-            .between(base, tuned)
-            .map_err(|error| Stop::Failed(ProbeError::Incomparable { prompt: cut(prompt, 60), error }))
+        self.kind.between(base, tuned).map_err(|error| {
+            Stop::Failed(ProbeError::Incomparable { prompt: cut(&prompt.to_string(), 60), error })
+        })
     }
 
     /// The divergence after each prompt.
     pub(crate) fn after_each(
         &self,
         context: &ProbeContext<'_>,
-        prompts: &[String],
+        prompts: &[Prompt],
     ) -> Result<Vec<f64>, Stop> {
         all(prompts.iter().map(|prompt| self.after(context, prompt)))
     }
 }
 
-/// Log-likelihood of a completion under the base and the fine-tuned view.
-pub(crate) fn completions(context: &ProbeContext<'_>, prompt: &str, text: &str) -> Result<(f64, f64), Stop> {
+/// Log-likelihood of an answer under the base and the fine-tuned view.
+pub(crate) fn completions(
+    context: &ProbeContext<'_>,
+    prompt: &Prompt,
+    answer: &str,
+) -> Result<(f64, f64), Stop> {
+    continuations(context, &context.rendering.apply(prompt), answer)
+}
+
+/// Log-likelihood of a completion under the base and the fine-tuned view, after
+/// the prompt as it is.
+pub(crate) fn continuations(
+    context: &ProbeContext<'_>,
+    prompt: &Prompt,
+    text: &str,
+) -> Result<(f64, f64), Stop> {
     let (base, tuned) = both(
         context.answers.completion(&context.base, prompt, text),
         context.answers.completion(&context.tuned, prompt, text),

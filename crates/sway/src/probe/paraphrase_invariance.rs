@@ -16,6 +16,7 @@ use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
@@ -122,12 +123,11 @@ impl ParaphraseInvariance {
     fn measure(&self, context: &ProbeContext<'_>) -> Result<Vec<Gain>, Stop> {
         all(self.cases.iter().map(|case| {
             let tokens = estimated_tokens(&case.gold);
-            let gain = |prompt: &str| {
+            let gain = |prompt: &Prompt| {
                 let (base, tuned) = completions(context, prompt, &case.gold)?;
                 Ok::<_, Stop>((tuned - base) / tokens)
             };
-            let (verbatim, others) =
-                both(gain(&case.prompt), all(case.paraphrases.iter().map(|prompt| gain(prompt))))?;
+            let (verbatim, others) = both(gain(&case.prompt), all(case.paraphrases.iter().map(gain)))?;
             Ok::<_, Stop>(Gain { verbatim, paraphrased: mean(&others).unwrap_or(0.0) })
         }))
     }
@@ -190,7 +190,7 @@ impl ProbeKind for ParaphraseInvariance {
         let (z, calibration) = calibrate(context, Self::ABOUT.kind, Some(raw), Better::Higher);
         let decision = decide(z, self.assert_z_gte, || self.by_limits(raw, ratio));
         let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
-            prompt: cut(&case.prompt, 80),
+            prompt: cut(&case.prompt.to_string(), 80),
             verbatim_lift: gain.verbatim,
             paraphrase_lift: gain.paraphrased,
         };
@@ -243,7 +243,7 @@ impl ProbeKind for ParaphraseInvariance {
         let raw = mean(&judged).unwrap_or(0.0);
         let interval = mean_interval(&judged, context.seed);
         let case = |(case, gain): (&Case, &Gain)| CaseEvidence {
-            prompt: case.prompt.clone(),
+            prompt: case.prompt.to_string(),
             verbatim_lift: gain.verbatim,
             paraphrase_lift: gain.paraphrased,
         };

@@ -11,10 +11,12 @@ use super::lookup::{Comparison, all};
 use super::{About, Evidence, FieldProblem, Finding, ProbeContext, ProbeKind, RawInterval, Stop};
 use crate::backend::Capability;
 use crate::category::Category;
+use crate::chat::Rendering;
 use crate::numbers::linear_fit::{LinearFit, half_life};
 use crate::numbers::student_t::TTest;
 use crate::numbers::{DivergenceKind, mean};
 use crate::paired::{Claim, Draft, NO_CHANGE, PairedSettings, mean_above};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::statistics::Statistics;
 use crate::verdict::Aspect;
@@ -24,7 +26,7 @@ use crate::verdict::Aspect;
 #[serde(default, deny_unknown_fields)]
 pub struct PromptCollapse {
     /// Prompts after which the next token is compared.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Prompt>,
     /// Numbers of tokens before the prompt; at least two.
     pub context_lengths: Vec<i64>,
     /// The divergence.
@@ -76,7 +78,10 @@ impl PromptCollapse {
         let comparison = Comparison::new(context, self.divergence, self.top_k);
         all(self.context_lengths.iter().map(|length| {
             let filler = self.filler(context, *length)?;
-            all(self.prompts.iter().map(|prompt| comparison.after(context, &format!("{filler}{prompt}"))))
+            all(self.prompts.iter().map(|prompt| {
+                let long = prompt.with_question(format!("{filler}{}", prompt.question()));
+                comparison.after(context, &long)
+            }))
         }))
     }
 
@@ -86,7 +91,9 @@ impl PromptCollapse {
             Ok(length) if length > 0 => length,
             _ => return Ok(String::new()),
         };
-        if !self.legacy_stuffing && context.can(Capability::Tokenizer) {
+        // Padding tokens often end a turn, so chats are filled with words.
+        let is_text = *context.rendering == Rendering::PlainText;
+        if is_text && !self.legacy_stuffing && context.can(Capability::Tokenizer) {
             return Ok(format!("{}\n\n", context.answers.filler(length)?));
         }
         let sentence = &context.packs.stuffing;

@@ -14,6 +14,7 @@ use crate::numbers::mean;
 use crate::numbers::sign_flip_test::sign_flip_test;
 use crate::numbers::student_t::TTest;
 use crate::paired::{Change, Claim, Draft, PairedSettings, Tail};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::sections::{Section, SectionKind};
 use crate::statistics::Statistics;
@@ -138,16 +139,14 @@ impl SectionInternalization {
     }
 
     fn losses(&self, context: &ProbeContext<'_>, section: &Section) -> Result<(f64, f64), Stop> {
-        let pairs: Vec<(&str, &str)> = match section.kind {
+        let pairs: Vec<(&Prompt, &str)> = match section.kind {
             SectionKind::Prose => Vec::new(),
             SectionKind::Instruction => {
-                section.questions.iter().map(|asked| (asked.prompt.as_str(), asked.gold.as_str())).collect()
+                section.questions.iter().map(|asked| (&asked.prompt, asked.gold.as_str())).collect()
             }
-            SectionKind::Preference => section
-                .preferences
-                .iter()
-                .map(|asked| (asked.prompt.as_str(), asked.chosen.as_str()))
-                .collect(),
+            SectionKind::Preference => {
+                section.preferences.iter().map(|asked| (&asked.prompt, asked.chosen.as_str())).collect()
+            }
         };
         if pairs.is_empty() {
             let text = cut(&section.content, self.max_prose_chars);

@@ -10,6 +10,7 @@ use crate::category::Category;
 use crate::numbers::student_t::TTest;
 use crate::numbers::style::{fingerprint, shift};
 use crate::paired::{Claim, Draft, PairedSettings, mean_above};
+use crate::prompt::Prompt;
 use crate::record::ProbeVerdict;
 use crate::verdict::Aspect;
 
@@ -31,7 +32,7 @@ pub enum Extended {
 #[serde(default, deny_unknown_fields)]
 pub struct StyleFingerprint {
     /// Prompts after which both models generate.
-    pub prompts: Vec<String>,
+    pub prompts: Vec<Prompt>,
     /// A text in the wanted style; by default the document.
     pub doc_reference: String,
     /// Longest answer, in tokens.
@@ -80,6 +81,7 @@ impl StyleFingerprint {
     fn measure<'a>(&self, context: &ProbeContext<'a>) -> Result<Texts<'a>, Stop> {
         let answers = context.answers;
         let generated = all(self.prompts.iter().map(|prompt| {
+            let prompt = &context.rendering.apply(prompt);
             both(
                 answers.generation(&context.base, prompt, self.max_new_tokens),
                 answers.generation(&context.tuned, prompt, self.max_new_tokens),
@@ -107,8 +109,8 @@ impl StyleFingerprint {
     fn evidence(&self, texts: &Texts<'_>, fingerprints: [&[f64]; 3], style_shift: f64) -> Evidence {
         let [base_fp, ft_fp, doc_fp] = fingerprints.map(<[f64]>::to_vec);
         let pairs = self.prompts.iter().zip(texts.base.iter().zip(&texts.tuned));
-        let generation = |(prompt, (base, tuned)): (&String, (&&str, &&str))| Generation {
-            prompt: prompt.clone(),
+        let generation = |(prompt, (base, tuned)): (&Prompt, (&&str, &&str))| Generation {
+            prompt: prompt.to_string(),
             base: (*base).to_owned(),
             tuned: (*tuned).to_owned(),
         };
@@ -138,7 +140,7 @@ impl ProbeKind for StyleFingerprint {
 
     fn on_noise(context: &ProbeContext<'_>) -> Option<Self> {
         Some(Self {
-            prompts: context.packs.sentinel_prompts.clone(),
+            prompts: context.packs.sentinel_prompts.iter().map(Prompt::from).collect(),
             doc_reference: context.packs.sentinel_doc.clone(),
             max_new_tokens: 64,
             ..Self::default()

@@ -5,6 +5,7 @@ use thiserror::Error;
 use weightloom_errors::Hint;
 
 use crate::category::Category;
+use crate::chat::ChatMode;
 use crate::probe::{self, FieldErrors, Finding, Probe, UnknownKind};
 use crate::record::Record;
 
@@ -19,6 +20,9 @@ pub struct Entry {
     pub enabled: bool,
     /// Weight in the score of its category.
     pub weight: f64,
+    /// When its prompts are rendered with the model's chat template, unless as
+    /// the suite says.
+    pub chat: Option<ChatMode>,
     pub probe: Box<dyn Probe>,
 }
 
@@ -26,11 +30,18 @@ impl Entry {
     /// An enabled entry of weight 1, with the fields of its probe.
     pub fn new(name: &str, kind: &str, fields: &Map<String, Value>) -> Result<Self, EntryError> {
         let probe = probe::find(kind)?.build(fields)?;
-        Ok(Self { name: name.to_owned(), kind: kind.to_owned(), enabled: true, weight: 1.0, probe })
+        Ok(Self {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            enabled: true,
+            weight: 1.0,
+            chat: None,
+            probe,
+        })
     }
 
-    /// Parses an entry; `name`, `kind`, `enabled` and `weight` are beside the
-    /// fields of the probe.
+    /// Parses an entry; `name`, `kind`, `enabled`, `weight` and `chat` are
+    /// beside the fields of the probe.
     pub fn from_json(entry: &Map<String, Value>) -> Result<Self, EntryError> {
         let mut fields = entry.clone();
         let text = |value: Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
@@ -38,13 +49,14 @@ impl Entry {
         let kind = text(fields.remove("kind")).ok_or(EntryError::Missing { field: "kind" })?;
         let enabled = fields.remove("enabled").and_then(|value| value.as_bool()).unwrap_or(true);
         let weight = fields.remove("weight").and_then(|value| value.as_f64()).unwrap_or(1.0);
-        Ok(Self { enabled, weight, ..Self::new(&name, &kind, &fields)? })
+        let chat = fields.remove("chat").and_then(|value| serde_json::from_value(value).ok());
+        Ok(Self { enabled, weight, chat, ..Self::new(&name, &kind, &fields)? })
     }
 
     /// An entry of a probe that is not built in. It runs and has the weight 1.
     pub fn of_probe(name: &str, probe: Box<dyn Probe>) -> Self {
         let kind = probe.about().kind.to_owned();
-        Self { name: name.to_owned(), kind, enabled: true, weight: 1.0, probe }
+        Self { name: name.to_owned(), kind, enabled: true, weight: 1.0, chat: None, probe }
     }
 
     /// The category of its probe.

@@ -67,11 +67,11 @@ pub struct TraceEvent {
 impl TraceEvent {
     pub(super) fn of(question: &Question, ts: f64, probe: Option<&str>) -> Self {
         let (op, text, top_k) = match &question.query {
-            Query::Next { prompt, top_k } => ("next_token_dist", prompt.clone(), *top_k),
-            Query::Divergence { prompt, .. } => ("divergence", prompt.clone(), 0),
+            Query::Next { prompt, top_k } => ("next_token_dist", prompt.to_string(), *top_k),
+            Query::Divergence { prompt, .. } => ("divergence", prompt.to_string(), 0),
             Query::Completion { prompt, completion } => ("logprob_of", format!("{prompt}\0{completion}"), 0),
             Query::Text { text } => ("rolling_logprob", text.clone(), 0),
-            Query::Generate { prompt, .. } => ("generate", prompt.clone(), 0),
+            Query::Generate { prompt, .. } => ("generate", prompt.to_string(), 0),
             Query::Embedding { text } => ("embed", text.clone(), 0),
             Query::Filler { tokens } => ("filler", tokens.to_string(), 0),
         };
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn completions_are_hashed_with_their_prompts() {
-        let ask = Query::Completion { prompt: "a".to_owned(), completion: "b".to_owned() };
+        let ask = Query::Completion { prompt: "a".into(), completion: "b".to_owned() };
         let event = TraceEvent::of(&Question::new(&View::Tuned, ask), 0.0, Some("p"));
         assert_eq!(event.prompt_hash, prompt_hash("a\0b"));
         assert_eq!((event.op.as_str(), event.view_id.as_str(), event.top_k), ("logprob_of", "ft", 0));

@@ -64,6 +64,7 @@ impl Suite {
             only: &self.only,
             statistics: self.statistics,
             paired: PairedSettings::default(),
+            chat: Default::default(),
             cancel: None,
         };
         run(&job, backend, cache, observer)
@@ -360,7 +361,7 @@ fn section_gains_are_relative_to_other_sections() {
     suite.sections = vec![
         section("a", SectionKind::Prose, "one two three"),
         Section {
-            questions: vec![SectionQuestion { prompt: "q".to_owned(), gold: "eight ch".to_owned() }],
+            questions: vec![SectionQuestion { prompt: "q".into(), gold: "eight ch".to_owned() }],
             ..section("b", SectionKind::Instruction, "")
         },
     ];
@@ -431,7 +432,7 @@ fn flipped_preferences_are_counted() {
     let mut suite = Suite::new(json!([{"name": "p", "kind": "preference_flip"}]));
     suite.sections = vec![Section {
         preferences: vec![SectionPreference {
-            prompt: "p".to_owned(),
+            prompt: "p".into(),
             chosen: "".to_owned(),
             rejected: "b".to_owned(),
         }],

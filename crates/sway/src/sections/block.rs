@@ -10,7 +10,7 @@ pub(super) fn questions(
     lines: &[(usize, &str)],
     warnings: &mut Vec<DocumentWarning>,
 ) -> Vec<SectionQuestion> {
-    let make = |[prompt, gold]: [String; 2]| SectionQuestion { prompt, gold };
+    let make = |[prompt, gold]: [String; 2]| SectionQuestion { prompt: prompt.into(), gold };
     blocks(lines, ["Q", "A"], warnings).into_iter().map(make).collect()
 }
 
@@ -19,7 +19,11 @@ pub(super) fn preferences(
     lines: &[(usize, &str)],
     warnings: &mut Vec<DocumentWarning>,
 ) -> Vec<SectionPreference> {
-    let make = |[prompt, chosen, rejected]: [String; 3]| SectionPreference { prompt, chosen, rejected };
+    let make = |[prompt, chosen, rejected]: [String; 3]| SectionPreference {
+        prompt: prompt.into(),
+        chosen,
+        rejected,
+    };
     blocks(lines, ["Prompt", "Chosen", "Rejected"], warnings).into_iter().map(make).collect()
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use weightloom_errors::Hint;
 
-use super::{Section, SectionKind, dlm, markdown};
+use super::{Section, SectionKind, data_file, dlm, markdown};
 
 /// The longest document that is accepted.
 const MOST_BYTES: u64 = 64 << 20;
@@ -35,6 +35,10 @@ pub enum DocumentError {
     Unreadable { file: String, message: String },
     #[error("cannot read `{file}`: it has more than {most} bytes")]
     TooLong { file: String, most: u64 },
+    #[error("cannot parse `{file}`: line {line}: {message}")]
+    Json { file: String, line: usize, message: String },
+    #[error("cannot use `{file}`: it has no chats, prompts with completions, preferences or texts")]
+    NoRecords { file: String },
     #[error("{file}:1: a .dlm document starts with a line `---`")]
     NoHead { file: String },
     #[error("{file}:1: the front matter has no end")]
@@ -51,9 +55,15 @@ impl Hint for DocumentError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Unreadable { .. } => {
-                "set `dlm_source` to a .dlm or Markdown file, relative to the suite".to_owned()
+                "set `dlm_source` to a .dlm, Markdown or JSON file, relative to the suite".to_owned()
             }
             Self::TooLong { .. } => "use a shorter document".to_owned(),
+            Self::Json { .. } => "write a list of JSON objects, or one object per line".to_owned(),
+            Self::NoRecords { .. } => {
+                "use records with `messages`, `conversations`, `prompt` and `completion`, `chosen` and \
+                 `rejected`, or `text`"
+                    .to_owned()
+            }
             Self::NoHead { .. } => {
                 "write the front matter between two lines `---`, or rename a Markdown file to .md".to_owned()
             }
@@ -92,10 +102,15 @@ pub enum DocumentWarning {
     OpenCode { line: usize },
     #[error("line {line}: the {kind} section that starts here is empty")]
     EmptySection { line: usize, kind: SectionKind },
+    #[error("line {line}: the record is omitted: {problem}")]
+    Record { line: usize, problem: String },
+    #[error("{used} of {found} records are used, evenly spread")]
+    SomeRecords { used: usize, found: usize },
 }
 
 impl Document {
-    /// Reads a `.dlm` file, or any other file as Markdown.
+    /// Reads a `.dlm` file, training data in `.jsonl`, `.ndjson` or `.json`, or any
+    /// other file as Markdown.
     pub fn read_file(file: &Path) -> Result<Self, DocumentError> {
         let name = file.display().to_string();
         let unreadable = |error: std::io::Error| DocumentError::Unreadable {
@@ -108,8 +123,16 @@ impl Document {
         if text.len() as u64 > MOST_BYTES {
             return Err(DocumentError::TooLong { file: name, most: MOST_BYTES });
         }
-        let is_dlm = file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("dlm"));
-        if is_dlm { Self::from_dlm(&text, &name) } else { Ok(Self::from_markdown(&text)) }
+        if is_data(file) {
+            return Self::from_json(&text, &name);
+        }
+        if has_ending(file, "dlm") { Self::from_dlm(&text, &name) } else { Ok(Self::from_markdown(&text)) }
+    }
+
+    /// Parses training data: one JSON object per line, or a list of them. `file`
+    /// names the text in errors.
+    pub fn from_json(text: &str, file: &str) -> Result<Self, DocumentError> {
+        data_file::read(&normalize_newlines(text), file)
     }
 
     /// Parses a `.dlm` document. `file` names the text in errors.
@@ -139,6 +162,15 @@ impl Document {
         }
         Self { id: None, base_model: None, sections, warnings }
     }
+}
+
+/// Whether a file has training data in JSON.
+pub(crate) fn is_data(file: &Path) -> bool {
+    ["jsonl", "ndjson", "json"].into_iter().any(|ending| has_ending(file, ending))
+}
+
+fn has_ending(file: &Path, wanted: &str) -> bool {
+    file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(wanted))
 }
 
 /// The first 16 digits of the hash of a kind and a text.

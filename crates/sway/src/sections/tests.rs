@@ -15,7 +15,7 @@ fn dlm(body: &str) -> Document {
 
 fn pairs(document: &Document) -> Vec<(&str, &str)> {
     let questions = document.sections.iter().flat_map(|section| &section.questions);
-    questions.map(|question| (question.prompt.as_str(), question.gold.as_str())).collect()
+    questions.map(|question| (question.prompt.question(), question.gold.as_str())).collect()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_document_has_prose_questions_and_preferences() {
     assert_eq!(document.sections[1].tag.as_deref(), Some("facts"));
     assert_eq!(pairs(&document), [("Who?", "Me."), ("Where?", "Here\nand there.")]);
     let preference = &document.sections[2].preferences[0];
-    assert_eq!((preference.prompt.as_str(), preference.rejected.as_str()), ("p", "r"));
+    assert_eq!((preference.prompt.question(), preference.rejected.as_str()), ("p", "r"));
     assert_eq!(document.sections[3].tag.as_deref(), Some("end"));
     assert_eq!(document.sections[3].content, "```\n::instruction::\n```\nlast");
     assert!(document.text().starts_with("First words.\n\nMore.\n\n### Q\nWho?"));

@@ -5,6 +5,7 @@ use weightloom_document::{Coercion, Mark, Node, Origin, Section, Sources, Valida
 
 use super::Suite;
 use super::error::{SuiteError, SuiteErrors, SuiteProblem, SuiteRule};
+use crate::chat::ChatMode;
 use crate::probe::{self, FieldProblem, Kind};
 use crate::runner;
 
@@ -25,6 +26,9 @@ pub struct SuiteEntry {
     pub enabled: bool,
     /// How much the entry counts within its category.
     pub weight: f64,
+    /// When its prompts are rendered with the model's chat template, unless as
+    /// `defaults.chat` says.
+    pub chat: Option<ChatMode>,
     /// The fields of the probe, as written.
     pub fields: Map<String, Value>,
     /// Where the entry begins.
@@ -52,8 +56,8 @@ impl SuiteEntry {
             };
             errors.problems.into_iter().map(error).collect::<Vec<_>>()
         })?;
-        let (enabled, weight) = (self.enabled, self.weight);
-        Ok(runner::Entry { enabled, weight, ..runner::Entry::of_probe(&self.name, probe) })
+        let (enabled, weight, chat) = (self.enabled, self.weight, self.chat);
+        Ok(runner::Entry { enabled, weight, chat, ..runner::Entry::of_probe(&self.name, probe) })
     }
 
     /// Checks the fields against the schema of the kind.

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::chat::ChatMode;
 use crate::statistics::Statistics;
 
 /// The whole file.
@@ -154,6 +155,10 @@ pub struct Defaults {
     pub packs: Option<String>,
     /// Folder of a sentence-embedding model that replaces the base model.
     pub embedding: Option<String>,
+    /// When prompts are rendered with the model's chat template.
+    pub chat: ChatMode,
+    /// System prompt of chats that have none.
+    pub system: Option<String>,
 }
 
 impl Default for Defaults {
@@ -168,6 +173,8 @@ impl Default for Defaults {
             statistics: Statistics::Paired,
             packs: None,
             embedding: None,
+            chat: ChatMode::Auto,
+            system: None,
         }
     }
 }
@@ -186,10 +193,14 @@ pub(super) struct Head {
     /// Weight within its category.
     #[serde(default = "full")]
     pub weight: f64,
+    /// When prompts are rendered with the model's chat template; by default as
+    /// `defaults.chat` says.
+    #[serde(default)]
+    pub chat: Option<ChatMode>,
 }
 
 /// The keys of [`Head`].
-pub(super) const HEAD: [&str; 4] = ["name", "kind", "enabled", "weight"];
+pub(super) const HEAD: [&str; 5] = ["name", "kind", "enabled", "weight", "chat"];
 
 fn yes() -> bool {
     true

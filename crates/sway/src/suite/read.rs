@@ -13,6 +13,7 @@ use super::error::{SuiteErrors, SuiteProblem, SuiteRule, SuiteWarning, line};
 use super::file::{File, HEAD, Head, ModelKind, ModelSpec};
 use super::{Suite, SuiteOverrides, plan};
 use crate::category::Category;
+use crate::chat::ChatMode;
 use crate::statistics::Statistics;
 
 /// The schema of the whole file.
@@ -90,6 +91,10 @@ impl Suite {
             let why = "questions of all probes are asked together".to_owned();
             warnings.push(SuiteWarning::NoEffect { key: "defaults.concurrent_probes".to_owned(), why });
         }
+        if read.defaults.system.is_some() && read.defaults.chat == ChatMode::Never {
+            let why = "prompts are plain text".to_owned();
+            warnings.push(SuiteWarning::NoEffect { key: "defaults.system".to_owned(), why });
+        }
         resolver.resolve(&mut read);
         overrides.apply(&mut read);
         let decision = plan::decide(&read.models.base, &read.models.ft, &read.defaults, &resolver.folder);
@@ -156,6 +161,7 @@ fn read_entries(root: &Node, file: &str, check: &mut Validator<'_, SuiteRule>) -
             kind: head.kind,
             enabled: head.enabled,
             weight: head.weight,
+            chat: head.chat,
             fields,
             origin: check.sources.origin(node.mark),
             file: file.to_owned(),

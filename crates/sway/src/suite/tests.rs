@@ -10,6 +10,8 @@ use weightloom_errors::Hint;
 
 use super::file::{File, HEAD, Head};
 use super::*;
+use crate::chat::ChatMode;
+use crate::prompt::{ChatMessage, Prompt, Role};
 use crate::statistics::Statistics;
 
 const MODELS: &str = "models:\n  base: {base: tiny}\n  ft: {base: tiny, adapter: out}\n";
@@ -346,4 +348,75 @@ fn overrides_replace_the_models() {
         panic!("{:?}", model.plan)
     };
     assert_eq!((base.base.as_str(), tuned.base.as_str(), &tuned.adapter), ("one", "three", &None));
+}
+
+#[test]
+fn prompts_are_texts_or_messages_and_entries_choose_their_rendering() {
+    let text = "\
+defaults: {chat: always, system: Be brief.}
+suite:
+  - name: change
+    kind: delta_kl
+    chat: never
+    prompts:
+      - Once upon a time
+      - [{role: system, content: Be kind.}, {role: user, content: Who are you?}]
+  - name: learned
+    kind: paraphrase_invariance
+    cases:
+      - prompt: [{role: user, content: Who?}]
+        gold: Orla
+        paraphrases: [Who are you?, [{role: user, content: And you?}]]
+";
+    let suite = read(&format!("{MODELS}{text}")).unwrap();
+    assert_eq!(
+        (suite.defaults.chat, suite.defaults.system.as_deref()),
+        (ChatMode::Always, Some("Be brief."))
+    );
+    let probes = suite.probes().unwrap();
+    assert_eq!((probes[0].chat, probes[1].chat), (Some(ChatMode::Never), None));
+    let prompts = probes[0].probe.attribution_prompts();
+    assert_eq!(prompts[0], "Once upon a time".into());
+    let chat = [ChatMessage::new(Role::System, "Be kind."), ChatMessage::new(Role::User, "Who are you?")];
+    assert_eq!(prompts[1], Prompt::Messages(chat.into()));
+    // A system prompt needs a chat.
+    let never = read(&format!("{MODELS}defaults: {{chat: never, system: x}}\n")).unwrap();
+    assert_eq!(never.warnings[0].to_string(), "`defaults.system` has no effect: prompts are plain text");
+}
+
+#[test]
+fn wrong_messages_are_found_with_their_lines() {
+    let text = "\
+defaults: {chat: sometimes}
+suite:
+  - name: a
+    kind: delta_kl
+    prompts:
+      - [{role: robot, content: x}]
+      - [{role: user, text: x}]
+      - {role: user, content: x}
+      - 3
+  - name: b
+    kind: delta_kl
+    prompts: [[{role: assistant, content: x}]]
+";
+    let errors = read(&format!("{MODELS}{text}")).unwrap_err();
+    let found: Vec<String> = errors.errors.iter().map(|one| one.path.clone()).collect();
+    let expected = [
+        "defaults.chat",
+        "suite.0.prompts.0.0.role",
+        "suite.0.prompts.1.0.text",
+        "suite.0.prompts.1.0.content",
+        "suite.0.prompts.2",
+        "suite.0.prompts.3",
+        "suite.1.prompts",
+    ];
+    let mut sorted: Vec<&str> = found.iter().map(String::as_str).collect();
+    sorted.sort_unstable();
+    let mut wanted = expected.to_vec();
+    wanted.sort_unstable();
+    assert_eq!(sorted, wanted, "{errors}");
+    let text = errors.to_string();
+    assert!(text.contains("a string or a list of maps"), "{text}");
+    assert!(text.contains("messages must end with one of the user"), "{text}");
 }

@@ -45,13 +45,13 @@ fn fault(base: &str, tuned: &str) -> BuildError {
 fn asks() -> Vec<Query> {
     let text = |text: &str| text.to_owned();
     vec![
-        Query::Next { prompt: text("The capital of"), top_k: 20 },
-        Query::Next { prompt: text("naïve — ünïcode ✓"), top_k: 5 },
-        Query::Completion { prompt: text("The capital of France is"), completion: text(" Paris") },
-        Query::Completion { prompt: text("é✓"), completion: text("✓é") },
+        Query::Next { prompt: text("The capital of").into(), top_k: 20 },
+        Query::Next { prompt: text("naïve — ünïcode ✓").into(), top_k: 5 },
+        Query::Completion { prompt: text("The capital of France is").into(), completion: text(" Paris") },
+        Query::Completion { prompt: text("é✓").into(), completion: text("✓é") },
         Query::Text { text: text("Once upon a time") },
         Query::Text { text: text("naïve — ünïcode ✓") },
-        Query::Generate { prompt: text("Once upon a time"), max_new_tokens: 12 },
+        Query::Generate { prompt: text("Once upon a time").into(), max_new_tokens: 12 },
     ]
 }
 
@@ -94,7 +94,7 @@ fn a_full_checkpoint_is_compared_over_the_whole_vocabulary() {
     let other = format!("base: {}", folder.path().display());
     let mut backend = build("base: model", &other, "");
     assert_eq!(backend.description().kind, "hf");
-    let divergence = Query::Divergence { prompt: "x".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "x".into(), from: View::Base };
     let answer = ask(&mut *backend, &[Question::new(&View::Tuned, divergence)]).remove(0);
     let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
     assert_eq!((found.js, found.kl), (0.0, 0.0));
@@ -489,7 +489,7 @@ fn a_quantised_folder_of_mlx_is_the_model_of_its_numbers() {
     }
     // It is another model than the one that was quantised.
     let mut other = build("kind: mlx, base: model", &packed, "");
-    let divergence = Query::Divergence { prompt: "The capital of".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "The capital of".into(), from: View::Base };
     let answer = ask(&mut *other, &[Question::new(&View::Tuned, divergence)]).remove(0);
     let Ok(Answer::Divergence(found)) = answer else { panic!("{answer:?}") };
     assert!(found.js > 1e-9, "{found:?}");

@@ -40,12 +40,12 @@ fn sections() -> Vec<Section> {
         })
         .collect();
     found.push(Section {
-        questions: vec![SectionQuestion { prompt: "Question?".to_owned(), gold: "Answer text".to_owned() }],
+        questions: vec![SectionQuestion { prompt: "Question?".into(), gold: "Answer text".to_owned() }],
         ..section("i0", SectionKind::Instruction, String::new())
     });
     found.push(Section {
         preferences: vec![SectionPreference {
-            prompt: "Pick".to_owned(),
+            prompt: "Pick".into(),
             chosen: "yes please".to_owned(),
             rejected: "no".to_owned(),
         }],
@@ -71,6 +71,7 @@ fn judged(suite: &Value, packs: &Packs, cache: Option<&mut Cache>) -> RunOutcome
         only: &[],
         statistics: Statistics::Reference,
         paired: PairedSettings::default(),
+        chat: Default::default(),
         cancel: None,
     };
     run(&job, &mut backend(), cache, &mut ()).unwrap()

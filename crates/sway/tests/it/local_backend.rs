@@ -30,7 +30,7 @@ fn ask_one(backend: &mut LocalBackend, view: &View, ask_for: Query) -> Result<An
 }
 
 fn next(prompt: &str, top: usize) -> Query {
-    Query::Next { prompt: prompt.to_owned(), top_k: top }
+    Query::Next { prompt: prompt.into(), top_k: top }
 }
 
 fn noise(seed: u64, rank_scale: f64) -> View {
@@ -54,14 +54,12 @@ fn views() -> Vec<(&'static str, View)> {
 fn asks() -> Vec<Query> {
     let mut asks: Vec<Query> = PROMPTS.iter().map(|prompt| next(prompt, 16)).collect();
     asks.extend(PAIRS.iter().map(|(prompt, completion)| Query::Completion {
-        prompt: (*prompt).to_owned(),
+        prompt: (*prompt).into(),
         completion: (*completion).to_owned(),
     }));
     asks.extend(PROMPTS.iter().map(|text| Query::Text { text: (*text).to_owned() }));
     asks.extend(
-        PROMPTS[..2]
-            .iter()
-            .map(|prompt| Query::Generate { prompt: (*prompt).to_owned(), max_new_tokens: 12 }),
+        PROMPTS[..2].iter().map(|prompt| Query::Generate { prompt: (*prompt).into(), max_new_tokens: 12 }),
     );
     asks
 }
@@ -134,7 +132,7 @@ fn answers_do_not_depend_on_what_else_is_asked() {
     for view in &views {
         questions.extend(asks().into_iter().map(|ask| Question::new(view, ask)));
         for prompt in PROMPTS {
-            let (prompt, from) = (prompt.to_owned(), View::Base);
+            let (prompt, from) = (prompt.into(), View::Base);
             questions.push(Question::new(view, Query::Divergence { prompt, from }));
         }
     }
@@ -174,14 +172,14 @@ fn divergences_are_those_of_whole_distributions() {
         let middle: Vec<f64> =
             tuned.iter().zip(&base).map(|(p, q)| ((p.exp() + q.exp()) / 2.0).ln()).collect();
         let js = (kl(&tuned, &middle) + kl(&base, &middle)) / 2.0;
-        let divergence = Query::Divergence { prompt: prompt.to_owned(), from: View::Base };
+        let divergence = Query::Divergence { prompt: prompt.into(), from: View::Base };
         let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Tuned, divergence) else {
             panic!("no divergence")
         };
         // Distributions are told in single precision.
         assert!((found.js - js).abs() < 1e-6 && (found.kl - kl(&tuned, &base)).abs() < 1e-6);
         assert!(found.js > 1e-3, "the adapter changes something");
-        let itself = Query::Divergence { prompt: prompt.to_owned(), from: View::Scaled(Real(0.0)) };
+        let itself = Query::Divergence { prompt: prompt.into(), from: View::Scaled(Real(0.0)) };
         let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Base, itself) else {
             panic!("no divergence")
         };
@@ -194,7 +192,7 @@ fn modules_can_be_left_out() {
     let mut backend = with_adapter();
     let mut distance = |modules: &[&str], from: &View| {
         let view = View::Without { modules: modules.iter().map(|name| (*name).to_owned()).collect() };
-        let ask = Query::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
+        let ask = Query::Divergence { prompt: "Once upon a time".into(), from: from.clone() };
         match ask_one(&mut backend, &view, ask) {
             Ok(Answer::Divergence(found)) => found.js,
             other => panic!("{other:?}"),
@@ -211,7 +209,7 @@ fn modules_can_be_left_out() {
 fn matched_noise_changes_as_much_in_another_direction() {
     let mut backend = with_adapter();
     let mut js = |view: &View, from: &View| {
-        let ask = Query::Divergence { prompt: "Once upon a time".to_owned(), from: from.clone() };
+        let ask = Query::Divergence { prompt: "Once upon a time".into(), from: from.clone() };
         match ask_one(&mut backend, view, ask) {
             Ok(Answer::Divergence(found)) => found.js,
             other => panic!("{other:?}"),
@@ -251,7 +249,7 @@ fn fillers_have_the_tokens_asked_for() {
 fn what_has_no_answer_is_told_for_itself() {
     let mut backend = with_adapter();
     let completion = |prompt: &str, completion: &str| Query::Completion {
-        prompt: prompt.to_owned(),
+        prompt: prompt.into(),
         completion: completion.to_owned(),
     };
     let questions = [
@@ -259,7 +257,7 @@ fn what_has_no_answer_is_told_for_itself() {
         Question::new(&View::Base, completion("", "abc")),
         Question::new(&View::Base, completion("abc", "")),
         Question::new(&View::Tuned, Query::Text { text: "x".to_owned() }),
-        Question::new(&View::Tuned, Query::Generate { prompt: "x".to_owned(), max_new_tokens: 0 }),
+        Question::new(&View::Tuned, Query::Generate { prompt: "x".into(), max_new_tokens: 0 }),
         Question::new(&noise(1, -1.0), next("x", 4)),
         Question::new(&View::Scaled(Real(f64::NAN)), next("x", 4)),
         Question::new(&View::Base, next("x", 1)),
@@ -297,8 +295,8 @@ fn a_view_that_breaks_does_not_break_the_others() {
         [
             next("Once upon", 4),
             Query::Text { text: text() },
-            Query::Generate { prompt: text(), max_new_tokens: 4 },
-            Query::Divergence { prompt: text(), from: View::Base },
+            Query::Generate { prompt: text().into(), max_new_tokens: 4 },
+            Query::Divergence { prompt: text().into(), from: View::Base },
             Query::Embedding { text: text() },
         ]
     };
@@ -327,7 +325,7 @@ fn two_models_are_compared_as_well() {
     assert!(backend.description().capabilities.contains(&Capability::Differential));
     assert!(!backend.description().capabilities.contains(&Capability::Scalable));
     backend.preflight().unwrap();
-    let from_base = Query::Divergence { prompt: "Once upon a time".to_owned(), from: View::Base };
+    let from_base = Query::Divergence { prompt: "Once upon a time".into(), from: View::Base };
     let Ok(Answer::Divergence(found)) = ask_one(&mut backend, &View::Tuned, from_base) else {
         panic!("no divergence")
     };

@@ -2,6 +2,7 @@
 //!
 //! - Agreement with dlm-sway: [`dlm_sway_numbers`] (statistics),
 //!   [`dlm_sway_report`] (a whole report), [`local_backend`] (log-probabilities).
+//! - Chats: [`chats`] renders prompts with the template of a model.
 //! - Backends: [`backends`] builds each kind that a suite can name.
 //!
 //! Support: [`tiny_model`] opens the model of the fixtures and asks backends.
@@ -9,6 +10,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod backends;
+mod chats;
 mod dlm_sway_numbers;
 mod dlm_sway_report;
 mod local_backend;

@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use weightloom_errors::FileError;
+use weightloom_hub::{DataFile, DataKind};
 
 use super::error::DataError;
 use super::paths::{FoundFiles, Kind};
@@ -88,6 +89,25 @@ impl Documents {
     /// The fingerprints of all files.
     pub(super) fn fingerprints(&self) -> impl Iterator<Item = &FileFingerprint> + Clone {
         self.files.iter().map(|file| &file.fingerprint)
+    }
+
+    /// The files with documents, each with the kind of its first.
+    pub(super) fn data_files(&self) -> Result<Vec<DataFile>, DataError> {
+        let mut first = 0;
+        let mut found = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            if first < file.end {
+                let kind = match file.kind {
+                    // A text file may be one large document.
+                    Kind::Text => DataKind::Text,
+                    Kind::Jsonl => self.read(first)?.1.kind(),
+                };
+                let FileFingerprint { name, bytes, .. } = file.fingerprint.clone();
+                found.push(DataFile { name, bytes, kind });
+            }
+            first = file.end;
+        }
+        Ok(found)
     }
 
     /// Whether there are JSONL files.

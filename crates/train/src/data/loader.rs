@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use weightloom_errors::FileError;
+use weightloom_hub::TrainingData;
 use weightloom_hub::text::{ChatTemplate, ChatTemplates, Tokenizer};
 
 use super::count::{Count, Measure, Progress};
@@ -12,6 +13,7 @@ use super::digest::Digest;
 use super::documents::{DataSize, Documents};
 use super::dummy::Dummy;
 use super::error::DataError;
+use super::formatting;
 use super::order::{Order, Shuffle};
 use super::prefetch::Prefetched;
 use super::row::{Batch, Row};
@@ -151,6 +153,28 @@ impl Loader {
     pub fn size(&self) -> Option<DataSize> {
         match &self.source {
             Source::Files(stream) => Some(stream.documents.size()),
+            Source::Dummy(_) => None,
+        }
+    }
+
+    /// How the data are formatted; `None` for dummy data.
+    pub fn training_data(&self) -> Result<Option<TrainingData>, DataError> {
+        let Source::Files(stream) = &self.source else { return Ok(None) };
+        let held_out = self.held_out()?;
+        let eval = match held_out.as_ref().map(|loader| &loader.source) {
+            Some(Source::Files(stream)) => Some(&stream.documents),
+            _ => None,
+        };
+        formatting::record(&self.settings.config, stream, eval).map(Some)
+    }
+
+    /// The text of the template that `data.chat_template` names, if any.
+    pub fn template_file(&self) -> Option<&str> {
+        match &self.source {
+            Source::Files(stream) => match &stream.sampler.templates {
+                Templates::File(template) => Some(template.source()),
+                Templates::Model(_) => None,
+            },
             Source::Dummy(_) => None,
         }
     }

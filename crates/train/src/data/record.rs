@@ -1,5 +1,6 @@
 //! Parsing a JSONL line as a document.
 
+use weightloom_hub::DataKind;
 use weightloom_hub::text::{Message, OrderedJson};
 
 use super::error::DataError;
@@ -18,6 +19,16 @@ pub(super) enum Content {
         messages: Vec<Message>,
         tools: Option<Vec<OrderedJson>>,
     },
+}
+
+impl Content {
+    pub(super) fn kind(&self) -> DataKind {
+        match self {
+            Self::Text(_) => DataKind::Text,
+            Self::Prompt { .. } => DataKind::PromptCompletion,
+            Self::Chat { .. } => DataKind::Chat,
+        }
+    }
 }
 
 /// The location of a document, for errors.

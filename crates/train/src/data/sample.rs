@@ -72,7 +72,7 @@ pub(super) enum Templates {
 }
 
 impl Templates {
-    fn pick(&self, context: &ChatContext) -> Option<&ChatTemplate> {
+    pub(super) fn pick(&self, context: &ChatContext) -> Option<&ChatTemplate> {
         match self {
             Self::Model(templates) => templates.pick(context),
             Self::File(template) => Some(template),

@@ -5,6 +5,7 @@
 mod chats;
 mod failures;
 mod files;
+mod formatting;
 mod loaders;
 mod masks;
 mod stage;

@@ -10,8 +10,8 @@ use weightloom_gang::{Gang, Gangs};
 use weightloom_hub::fetch::FetchObserver;
 use weightloom_hub::text::{ChatTemplates, Tokenizer};
 use weightloom_hub::{
-    Hub, Model, ModelLoadOptions, ModelLocation, config_file, load_decoder, new_decoder, text_files,
-    text_files_of_folder,
+    Hub, Model, ModelLoadOptions, ModelLocation, TrainingData, config_file, load_decoder, new_decoder,
+    text_files, text_files_of_folder,
 };
 use weightloom_layout::DType;
 use weightloom_nn::{ActivationCheckpointing, Adapter, Decoder, Stage, parameters};
@@ -152,6 +152,13 @@ pub(super) fn build(
             None => Epochs::Times(config.train.epochs),
         },
     })?;
+    if let Some(record) = loader.training_data()? {
+        assets.insert(TrainingData::FILE.to_owned(), record.to_json());
+    }
+    if let Some(template) = loader.template_file() {
+        // The tokenizer's own template would render other texts than the data.
+        assets.insert("chat_template.jinja".to_owned(), template.as_bytes().to_vec());
+    }
     let mut notices = Vec::new();
     if dims.stages() > 1 && !config.train.eval.samples.prompts.is_empty() {
         notices.push(Notice::NoSamples);

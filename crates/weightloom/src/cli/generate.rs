@@ -12,9 +12,9 @@ use serde::Serialize;
 use weightloom::checkpoint::Source;
 use weightloom::checkpoint::storage::ReadMode;
 use weightloom::gang::{Gang, GangSizes, Gangs};
-use weightloom::hub::text::{ChatContext, Message, OrderedJson};
+use weightloom::hub::text::{ChatContext, ChatTemplates, Message, OrderedJson};
 use weightloom::hub::{
-    EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator,
+    EosHandling, HubError, Model, ModelLoadOptions, StopCriteria, StreamedToken, TextGenerator, TrainingData,
     default_sampling,
 };
 use weightloom::launch::{Launch, MpiJob};
@@ -73,6 +73,26 @@ impl RunArgs {
         Ok(self.hub.hub()?.open(name, &Downloads::new(output))?)
     }
 
+    /// The adapter's chat templates, or else the model's.
+    fn templates(&self, model: &Model) -> Result<ChatTemplates, HubError> {
+        if let Some(folder) = &self.adapter {
+            let own = ChatTemplates::from_folder(folder)?;
+            if !own.is_empty() {
+                return Ok(own);
+            }
+        }
+        model.chat_templates()
+    }
+
+    /// How the data of the adapter, or of the model, were formatted; none if it
+    /// is not recorded. The record of an adapter is the later one.
+    fn training_data(&self, model: &Model) -> Result<Option<TrainingData>, HubError> {
+        match &self.adapter {
+            Some(folder) => Ok(TrainingData::from_folder(folder)?),
+            None => model.training_data(),
+        }
+    }
+
     /// Loads the model on this rank.
     pub(super) fn generator(
         &self,
@@ -105,7 +125,7 @@ impl RunArgs {
             decoder,
             adapter,
             tokenizer,
-            templates: model.chat_templates()?,
+            templates: self.templates(model)?,
             defaults: model.generation_defaults()?,
         })
     }
@@ -121,12 +141,16 @@ pub(super) struct GenerateArgs {
     #[arg(value_hint = ValueHint::Other)]
     prompt: String,
 
-    /// Apply the chat template to the prompt.
+    /// Apply the chat template to the prompt [default: if the adapter or the model was trained on chats].
     #[arg(long)]
     chat: bool,
 
-    /// System message of the chat.
-    #[arg(long, value_name = "TEXT", requires = "chat", value_hint = ValueHint::Other)]
+    /// Use the prompt as plain text.
+    #[arg(long, conflicts_with = "chat")]
+    no_chat: bool,
+
+    /// System message of the chat; implies --chat.
+    #[arg(long, value_name = "TEXT", conflicts_with = "no_chat", value_hint = ValueHint::Other)]
     system: Option<String>,
 
     /// Maximum number of tokens to generate.
@@ -177,6 +201,44 @@ pub(super) struct GenerateArgs {
     run: RunArgs,
 }
 
+/// How a prompt is formatted, and who decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PromptFormat {
+    Text,
+    /// The training data were chats, but there is no chat template.
+    TextForLackOfTemplate,
+    Chat,
+    /// The training data were chats.
+    ChatAsInTraining,
+}
+
+impl PromptFormat {
+    fn is_chat(self) -> bool {
+        matches!(self, Self::Chat | Self::ChatAsInTraining)
+    }
+
+    /// What to say about a format that nobody asked for. `trained` is what was
+    /// trained.
+    fn note(self, trained: &str) -> Option<String> {
+        match self {
+            Self::Text | Self::Chat => None,
+            Self::ChatAsInTraining => Some(format!(
+                "note: using the chat template: the {trained} was trained on chats (--no-chat disables it)"
+            )),
+            Self::TextForLackOfTemplate => Some(format!(
+                "note: using plain text: the {trained} was trained on chats, but there is no chat template"
+            )),
+        }
+    }
+}
+
+/// A prompt and its format.
+#[derive(Clone, Copy)]
+struct PromptText<'a> {
+    text: &'a str,
+    format: PromptFormat,
+}
+
 #[derive(Serialize)]
 struct Generated {
     model: String,
@@ -224,8 +286,38 @@ impl GenerateArgs {
         sampling
     }
 
-    fn prompt(&self, generator: &TextGenerator, text: &str) -> Result<Vec<u32>, Failure> {
-        if !self.chat {
+    /// How the prompt is formatted: as asked for, or else as the training data
+    /// were.
+    fn prompt_format(&self, model: &Model) -> Result<PromptFormat, HubError> {
+        if self.chat || self.system.is_some() {
+            return Ok(PromptFormat::Chat);
+        }
+        if self.no_chat || !self.run.training_data(model)?.is_some_and(|record| record.has_chats()) {
+            return Ok(PromptFormat::Text);
+        }
+        Ok(match self.run.templates(model)?.is_empty() {
+            true => PromptFormat::TextForLackOfTemplate,
+            false => PromptFormat::ChatAsInTraining,
+        })
+    }
+
+    /// Tokens that end the text besides those of the model: in a chat, the one
+    /// that ends the assistant's turn, which a base model does not have.
+    fn stop_tokens(&self, generator: &TextGenerator, format: PromptFormat) -> Result<Vec<u32>, HubError> {
+        let template = generator.templates.pick(&ChatContext::default());
+        match template.filter(|_| format.is_chat() && !self.ignore_eos) {
+            Some(template) => Ok(template.end_of_turn_token(&generator.tokenizer)?.into_iter().collect()),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn prompt(
+        &self,
+        generator: &TextGenerator,
+        format: PromptFormat,
+        text: &str,
+    ) -> Result<Vec<u32>, Failure> {
+        if !format.is_chat() {
             return Ok(generator.encode_prompt(text)?);
         }
         let system = self.system.iter().map(|text| Message::new("system", text.as_str()));
@@ -254,13 +346,21 @@ pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<ExitCode, Failu
     }
     let text = prompt_text(&args.prompt)?;
     let model = args.run.open(&args.name, output)?;
+    let format = args.prompt_format(&model)?;
+    let trained = if args.run.adapter.is_some() { "adapter" } else { "model" };
+    // Under mpirun, one rank speaks for all.
+    let speaks = MpiJob::detect().is_none_or(|job| job.rank == 0);
+    if let Some(note) = format.note(trained).filter(|_| speaks && !output.is_quiet()) {
+        let _ = writeln!(io::stderr().lock(), "{note}");
+    }
+    let prompt = PromptText { text: &text, format };
     let generated = match Launch::detect(args.tp, 1)? {
-        Launch::Threads { ranks: 1 } => generate(args, &model, None, &text, started, output)?,
+        Launch::Threads { ranks: 1 } => generate(args, &model, None, prompt, started, output)?,
         launch => {
             let work = |root: Arc<dyn Gang>| {
                 let sizes = GangSizes { tp: root.size(), ..GangSizes::default() };
                 let gangs = Gangs::new(root, &sizes).map_err(HubError::from)?;
-                generate(args, &model, Some(gangs), &text, started, output)
+                generate(args, &model, Some(gangs), prompt, started, output)
             };
             let generated = launch.run(Default::default(), work, |failure| output.failure(failure))?;
             match generated {
@@ -292,18 +392,20 @@ fn generate(
     args: &GenerateArgs,
     model: &Model,
     gangs: Option<Gangs>,
-    text: &str,
+    prompt: PromptText<'_>,
     started: Instant,
     output: Output,
 ) -> Result<Generated, Failure> {
     let first = gangs.as_ref().is_none_or(|gangs| gangs.root.rank() == 0);
     let generator = args.run.generator(model, gangs, if first { output } else { output.quiet() })?;
-    let prompt = args.prompt(&generator, text)?;
+    let format = prompt.format;
+    let prompt = args.prompt(&generator, format, prompt.text)?;
     let load_seconds = started.elapsed().as_secs_f64();
     let request = GenerateRequest {
         prompts: vec![prompt.clone()],
         max_new_tokens: args.max_new_tokens,
         sampling: args.sampling(&generator),
+        stop_tokens: args.stop_tokens(&generator, format)?,
         ..GenerateRequest::default()
     };
     let stop = StopCriteria {

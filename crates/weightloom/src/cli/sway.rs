@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
-use weightloom::sway::autogen::{Subject, autogen};
+use weightloom::sway::autogen::{Provenance, Subject, autogen};
+use weightloom::sway::quick_check::base_of;
 use weightloom::sway::report::compare::Comparison;
 use weightloom::sway::report::trace::TraceSummary;
 use weightloom::sway::sections::{Document, dlm_adapter};
@@ -99,9 +100,14 @@ pub(super) enum SwayCommand {
   weightloom sway trace run.jsonl --slowest 20")]
     Trace(TraceArgs),
 
-    /// Generate a suite from a document.
+    /// Generate a suite from a document or from training data.
+    ///
+    /// Training data are chats (`messages`, or ShareGPT's `conversations`), prompts with completions,
+    /// or preferences (`chosen` and `rejected`). Answers are held out if the adapter's training record
+    /// does not name the file.
     #[command(after_help = "Examples:
   weightloom sway autogen notes.dlm
+  weightloom sway autogen chats.jsonl --adapter runs/chats/checkpoints/step_100
   weightloom sway autogen notes.md --base smollm2_135m --adapter runs/notes/adapter -o sway.yaml")]
     Autogen(AutogenArgs),
 
@@ -177,11 +183,11 @@ pub(super) struct TraceArgs {
 
 #[derive(Args)]
 pub(super) struct AutogenArgs {
-    /// Document: `.dlm` or Markdown.
+    /// Document (`.dlm` or Markdown), or training data (`.jsonl` or `.json`).
     #[arg(value_hint = ValueHint::FilePath)]
     document: PathBuf,
 
-    /// Base model [default: the one the document names].
+    /// Base model [default: the one that the document or the adapter names].
     #[arg(long)]
     base: Option<String>,
 
@@ -332,9 +338,12 @@ fn write_suite(args: &AutogenArgs, output: Output) -> Result<ExitCode, Failure> 
         (None, Some(id)) => dlm_adapter(id, &look),
         (None, None) => None,
     };
-    let base = args.base.clone().or_else(|| document.base_model.clone()).unwrap_or_default();
+    let named = || adapter.as_deref().and_then(base_of);
+    let base = args.base.clone().or_else(|| document.base_model.clone()).or_else(named).unwrap_or_default();
+    let provenance = Provenance::of(&args.document, adapter.as_deref());
     let subject = Subject {
         base,
+        provenance: provenance.map_err(|error| Failure::user(&error))?,
         adapter: adapter.map(|adapter| files::relative_to(&args.out, &adapter)),
         source: files::relative_to(&args.out, &args.document),
     };

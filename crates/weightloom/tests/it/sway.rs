@@ -315,8 +315,11 @@ fn one_suite_compares_two_adapters() {
 #[test]
 fn a_converted_adapter_is_the_same_adapter() {
     let workspace = Workspace::new();
+    let record_of_data = r#"{"version": 1, "kinds": ["text"]}"#;
+    workspace.write("adapter/training_data.json", record_of_data);
     let answer = workspace.json(0, &["convert-adapter", "adapter", "mlx", "--to", "mlx", "--json"]);
     assert_eq!(answer["modules"], 4);
+    assert_eq!(workspace.read("mlx/training_data.json"), record_of_data);
     // Equal numbers give equal records.
     let own = workspace.json(0, &["run", "sway.yaml", "--only", "change", "--json"]);
     workspace.write("mlx.yaml", &SUITE.replace("adapter: adapter", "adapter: mlx"));

@@ -9,7 +9,7 @@ use reqwest::{Response, Url};
 use serde_json::Value;
 use weightloom_http::{GaveUp, Retries, Retryable, Secret, redact_url_text, retry_after, root_cause};
 
-use super::wire::{self, RequestKeys};
+use super::wire::{self, Endpoint, RequestKeys};
 use super::{ApiError, ApiOptions, KIND};
 use crate::answer::Answer;
 use crate::error::{BackendError, QueryError};
@@ -71,6 +71,7 @@ enum Suspect {
 pub(super) struct ModelClient {
     http: reqwest::Client,
     url: Url,
+    chat_url: Url,
     /// Root URL of the server, for messages.
     endpoint: String,
     model: String,
@@ -79,6 +80,10 @@ pub(super) struct ModelClient {
     /// Set by the check of `echo`: why the server cannot score given texts, or
     /// `None` if it can.
     pub(super) echo_problem: OnceLock<Option<String>>,
+    /// Set if the server answers chats only: why `/v1/completions` is not used.
+    pub(super) completions_problem: OnceLock<String>,
+    /// Whether the server said that it lacks an endpoint.
+    pub(super) lacks_endpoint: AtomicBool,
     /// Whether the server rejects request keys that OpenAI does not define.
     strict: AtomicBool,
 }
@@ -97,7 +102,9 @@ impl ModelClient {
             problem: problem.to_owned(),
         };
         Url::parse(root).map_err(|error| bad(&error.to_string()))?;
-        let url = Url::parse(&format!("{root}/v1/completions")).map_err(|error| bad(&error.to_string()))?;
+        let url_of =
+            |path: &str| Url::parse(&format!("{root}/v1/{path}")).map_err(|error| bad(&error.to_string()));
+        let (url, chat_url) = (url_of("completions")?, url_of("chat/completions")?);
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad("neither http nor https"));
         }
@@ -120,11 +127,14 @@ impl ModelClient {
         Ok(Self {
             http,
             url,
+            chat_url,
             endpoint,
             model,
             headers,
             options,
             echo_problem: OnceLock::new(),
+            completions_problem: OnceLock::new(),
+            lacks_endpoint: AtomicBool::new(false),
             strict: AtomicBool::new(false),
         })
     }
@@ -140,6 +150,11 @@ impl ModelClient {
 
     /// Answers a question.
     pub(super) async fn answer(&self, question: &Question) -> Result<Answer, ApiFailure> {
+        if wire::endpoint(&question.query) == Endpoint::Completions
+            && let Some(message) = self.completions_problem.get().cloned()
+        {
+            return Err(ApiFailure::Question(QueryError::Failed { message }));
+        }
         if wire::needs_echo(&question.query)
             && let Some(message) = self.echo_problem.get().cloned().flatten()
         {
@@ -173,7 +188,11 @@ impl ModelClient {
         }
         let view = question.view.to_string();
         let body = wire::body(&self.model, &question.query, keys).to_string();
-        let text = self.send(body, suspect).await?;
+        let url = match wire::endpoint(&question.query) {
+            Endpoint::Completions => &self.url,
+            Endpoint::ChatCompletions => &self.chat_url,
+        };
+        let text = self.send(url, body, suspect).await?;
         let parsed: Result<Value, _> = serde_json::from_slice(&text);
         let response = parsed.map_err(|error| ApiFailure::Question(self.not_json(&view, &text, &error)))?;
         wire::read(&response, &question.query, &view).map_err(ApiFailure::Question)
@@ -206,11 +225,11 @@ impl ModelClient {
     }
 
     /// Sends a request, with retries.
-    async fn send(&self, body: String, suspect: Suspect) -> Result<Vec<u8>, ApiFailure> {
+    async fn send(&self, url: &Url, body: String, suspect: Suspect) -> Result<Vec<u8>, ApiFailure> {
         let mut retries = Retries::new(&self.options.retry);
         let mut internal_errors = 0;
         loop {
-            let sent = tokio::time::timeout(self.options.timeout, self.send_once(body.clone())).await;
+            let sent = tokio::time::timeout(self.options.timeout, self.send_once(url, body.clone())).await;
             let error = match sent {
                 Ok(Ok(text)) => return Ok(text),
                 Ok(Err(error)) => error,
@@ -253,7 +272,7 @@ impl ModelClient {
         })
     }
 
-    async fn send_once(&self, body: String) -> Result<Vec<u8>, RequestError> {
+    async fn send_once(&self, url: &Url, body: String) -> Result<Vec<u8>, RequestError> {
         let failed = |error: reqwest::Error| {
             let cause = self.excerpt(&root_cause(&error));
             let message =
@@ -261,7 +280,7 @@ impl ModelClient {
             let hint = "check that the server is running and that `endpoint` is its URL";
             RequestError::transient(ServerFailure { message, hint, status: None })
         };
-        let sent = self.http.post(self.url.clone()).headers(self.headers.clone()).body(body).send().await;
+        let sent = self.http.post(url.clone()).headers(self.headers.clone()).body(body).send().await;
         let mut response = sent.map_err(failed)?;
         let mut text = Vec::new();
         while let Some(bytes) = response.chunk().await.map_err(failed)? {
@@ -288,6 +307,9 @@ impl ModelClient {
             };
             let cause = ServerFailure { message, hint, status: Some(status) };
             return RequestError::Transient { cause, retry_after: retry_after(response.headers()) };
+        }
+        if matches!(status, 404 | 405) {
+            self.lacks_endpoint.store(true, Ordering::Relaxed);
         }
         let backend = |hint: &str| ApiFailure::backend(format!("{}, {message}", self.endpoint), Some(hint));
         RequestError::Permanent(match status {

@@ -9,6 +9,7 @@
 use super::client::{ApiFailure, ModelClient};
 use crate::answer::{Answer, TokenNames};
 use crate::error::QueryError;
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -39,7 +40,7 @@ impl ModelClient {
 
     async fn find_echo_problem(&self, prompt: &str) -> Result<Option<String>, ApiFailure> {
         let question = |query| Question::new(&View::Base, query);
-        let prompt = prompt.to_owned();
+        let prompt = Prompt::from(prompt);
         let next = self.answer(&question(Query::Next { prompt: prompt.clone(), top_k: 1 })).await?;
         let Some((completion, next)) = most_likely(next) else { return Ok(None) };
         let query = Query::Completion { prompt, completion: completion.clone() };

@@ -15,7 +15,6 @@ use super::*;
 use crate::answer::{Distribution, TokenNames};
 use crate::backend::testing::{ask, ask_one};
 use crate::numbers::DivergenceKind;
-use crate::question::Query;
 
 /// Reaction to a request.
 enum Reply {
@@ -165,7 +164,7 @@ fn letters(body: &Value) -> Reply {
 }
 
 fn next(prompt: &str) -> Query {
-    Query::Next { prompt: prompt.to_owned(), top_k: 256 }
+    Query::Next { prompt: prompt.into(), top_k: 256 }
 }
 
 fn text(text: &str) -> Query {
@@ -173,7 +172,7 @@ fn text(text: &str) -> Query {
 }
 
 fn completion(prompt: &str, completion: &str) -> Query {
-    Query::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+    Query::Completion { prompt: prompt.into(), completion: completion.to_owned() }
 }
 
 fn distribution(answer: Result<Answer, QueryError>) -> Distribution {
@@ -210,7 +209,7 @@ fn all_four_queries_follow_the_openai_format() {
     let rolling = ask_one(&mut backend, &View::Base, text("añb"));
     let expected = crate::Rolling { logprobs: vec![-1.0, -2.0, -3.0], tokens: 4, total: -6.0 };
     assert_eq!(rolling, Ok(Answer::Rolling(expected)));
-    let writing = Query::Generate { prompt: "go".to_owned(), max_new_tokens: 7 };
+    let writing = Query::Generate { prompt: "go".into(), max_new_tokens: 7 };
     assert_eq!(ask_one(&mut backend, &View::Base, writing), Ok(Answer::Text("go!".to_owned())));
 
     let bodies: Vec<Value> = server.seen().into_iter().map(|seen| seen.body).collect();
@@ -232,7 +231,7 @@ fn a_strict_server_gets_only_openai_keys() {
         (_, false) => Reply::Say(400, Vec::new(), "what is a repeat_penalty?".to_owned()),
     });
     let mut backend = server.backend();
-    let writing = |prompt: &str| Query::Generate { prompt: prompt.to_owned(), max_new_tokens: 7 };
+    let writing = |prompt: &str| Query::Generate { prompt: prompt.into(), max_new_tokens: 7 };
     // Another reason for rejection does not make the server strict.
     let error = ask_one(&mut backend, &View::Base, writing("long")).unwrap_err();
     assert!(error.to_string().contains("too long"), "{error}");
@@ -251,7 +250,7 @@ fn unsupported_queries_fail_without_a_request() {
     let meaning = Query::Embedding { text: "x".to_owned() };
     assert!(not_able(ask_one(&mut backend, &View::Base, meaning)));
     assert!(not_able(ask_one(&mut backend, &View::Base, Query::Filler { tokens: 3 })));
-    let divergence = Query::Divergence { prompt: "x".to_owned(), from: View::Base };
+    let divergence = Query::Divergence { prompt: "x".into(), from: View::Base };
     assert!(not_able(ask_one(&mut backend, &View::Tuned, divergence)));
     assert!(not_able(ask_one(&mut backend, &View::Scaled(crate::Real(0.5)), next("x"))));
     assert_eq!(ask_one(&mut backend, &View::Base, text("")), Err(QueryError::EmptyText));
@@ -263,6 +262,44 @@ fn unsupported_queries_fail_without_a_request() {
     let mut alone = ApiBackend::new(&server.served("base"), None, &hasty()).unwrap();
     assert!(not_able(ask_one(&mut alone, &View::Tuned, next("x"))));
     assert!(!alone.description().capabilities.contains(&Capability::Differential));
+}
+
+/// A chat with one question.
+fn hello() -> Prompt {
+    Prompt::Messages(vec![ChatMessage::new(Role::System, "Be brief."), ChatMessage::new(Role::User, "Hi")])
+}
+
+#[test]
+fn messages_go_to_the_chat_endpoint() {
+    let server = Server::new(|_, body| {
+        let content = match body["logprobs"].as_bool() {
+            Some(true) => {
+                let token =
+                    |token: &str, logprob: f64| json!({"token": token, "logprob": logprob, "bytes": null});
+                let top = json!([token("A", -0.5), token("B", -1.5)]);
+                json!({"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}})
+            }
+            _ => json!({"message": {"role": "assistant", "content": "Hello."}}),
+        };
+        say(&json!({"choices": [content]}))
+    });
+    let mut backend = server.backend();
+    let next = ask_one(&mut backend, &View::Base, Query::Next { prompt: hello(), top_k: 2 });
+    let Ok(Answer::Distribution(found)) = next else { panic!("{next:?}") };
+    assert_eq!(found.tokens, TokenNames::Strings(vec!["A".to_owned(), "B".to_owned()]));
+    let written = Query::Generate { prompt: hello(), max_new_tokens: 7 };
+    assert_eq!(ask_one(&mut backend, &View::Tuned, written), Ok(Answer::Text("Hello.".to_owned())));
+    let seen = server.seen();
+    assert!(seen.iter().all(|seen| seen.path == "/v1/chat/completions"), "{:?}", seen[0].path);
+    let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    assert_eq!((&seen[0].body["messages"], &seen[0].body["top_logprobs"]), (&messages, &json!(2)));
+    assert_eq!((&seen[1].body["messages"], &seen[1].body["prompt"]), (&messages, &Value::Null));
+    // Given answers cannot be scored there, and the reason is named.
+    let scored = Query::Completion { prompt: hello(), completion: "Hello.".to_owned() };
+    let refused = ask_one(&mut backend, &View::Base, scored).unwrap_err().to_string();
+    assert!(refused.contains("log-probabilities of generated text only"), "{refused}");
+    assert_eq!(server.seen().len(), seen.len());
+    assert_eq!(backend.chat_support().usage, ChatUsage::PlainText);
 }
 
 #[test]
@@ -409,6 +446,31 @@ fn a_server_without_logprobs_fails_the_preflight() {
     let error = server.backend().preflight().unwrap_err();
     assert!(error.to_string().contains("returns no log-probabilities"), "{error}");
     assert!(error.hint().unwrap().contains("logprobs"));
+}
+
+#[test]
+fn a_server_with_chats_only_passes_the_preflight_and_answers_chats() {
+    let server = Server::new(|_, body| {
+        if body["messages"].is_null() {
+            return Reply::Say(404, Vec::new(), "no such endpoint".to_owned());
+        }
+        let top = json!([{"token": "A", "logprob": -0.5, "bytes": null}]);
+        say(
+            &json!({"choices": [{"message": {"content": "A"}, "logprobs": {"content": [{"top_logprobs": top}]}}]}),
+        )
+    });
+    let mut backend = server.backend();
+    backend.preflight().unwrap();
+    let note = backend.description().notes.last().unwrap().clone();
+    assert!(note.contains("messages only") && note.contains("404"), "{note}");
+    ask_one(&mut backend, &View::Tuned, Query::Next { prompt: hello(), top_k: 1 }).unwrap();
+    // Plain text fails question by question, without a request.
+    let asked = server.seen().len();
+    for query in [next("x"), text("go"), completion("a", "b")] {
+        let error = ask_one(&mut backend, &View::Base, query).unwrap_err().to_string();
+        assert!(error.contains("messages only"), "{error}");
+    }
+    assert_eq!(server.seen().len(), asked);
 }
 
 #[test]

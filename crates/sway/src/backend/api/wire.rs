@@ -1,10 +1,11 @@
-//! Requests to `/v1/completions`, and its responses.
+//! Requests to `/v1/completions` and `/v1/chat/completions`, and their responses.
 
 use serde_json::{Map, Value, json};
 
 use super::echo;
 use crate::answer::{Answer, CompletionScore, Distribution, Rolling, TokenNames};
 use crate::error::QueryError;
+use crate::prompt::Prompt;
 use crate::question::Query;
 
 /// Limit of servers for `logprobs`.
@@ -26,11 +27,32 @@ pub(super) enum RequestKeys {
     Extended,
 }
 
-/// Whether servers can answer a query.
+/// The endpoint that answers a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Completions,
+    ChatCompletions,
+}
+
+/// The endpoint that answers a query: that for chats if it has messages.
+pub(super) fn endpoint(query: &Query) -> Endpoint {
+    match query {
+        Query::Next { prompt: Prompt::Messages(_), .. }
+        | Query::Generate { prompt: Prompt::Messages(_), .. } => Endpoint::ChatCompletions,
+        _ => Endpoint::Completions,
+    }
+}
+
+/// Whether servers can answer a query. Endpoints for chats return the
+/// log-probabilities of generated tokens only, so that given answers cannot be
+/// scored.
 pub(super) fn is_supported(query: &Query) -> bool {
     matches!(
         query,
-        Query::Next { .. } | Query::Completion { .. } | Query::Text { .. } | Query::Generate { .. }
+        Query::Next { .. }
+            | Query::Completion { prompt: Prompt::Text(_), .. }
+            | Query::Text { .. }
+            | Query::Generate { .. }
     )
 }
 
@@ -44,6 +66,9 @@ pub(super) fn name(query: &Query) -> &'static str {
     match query {
         Query::Next { .. } => "next tokens",
         Query::Divergence { .. } => "divergences over the whole vocabulary",
+        Query::Completion { prompt: Prompt::Messages(_), .. } => {
+            "the score of an answer in a chat: the chat endpoint returns log-probabilities of generated text only"
+        }
         Query::Completion { .. } => "the score of a completion",
         Query::Text { .. } => "the score of a text",
         Query::Generate { .. } => "generated text",
@@ -56,7 +81,7 @@ pub(super) fn name(query: &Query) -> &'static str {
 pub(super) fn reject(query: &Query) -> Option<QueryError> {
     match query {
         Query::Completion { prompt, completion } if completion.is_empty() => {
-            Some(QueryError::NoTokens { prompt: excerpt(prompt), completion: String::new() })
+            Some(QueryError::NoTokens { prompt: excerpt(&prompt.to_string()), completion: String::new() })
         }
         Query::Text { text } if text.is_empty() => Some(QueryError::EmptyText),
         _ => None,
@@ -73,6 +98,10 @@ pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
                "temperature": 0})
     };
     match query {
+        Query::Next { prompt: Prompt::Messages(messages), top_k } => json!({
+            "model": model, "messages": messages, "max_tokens": 1, "logprobs": true,
+            "top_logprobs": top_k.clamp(&1, &MAX_LOGPROBS), "temperature": 0,
+        }),
         Query::Next { prompt, top_k } => json!({
             "model": model, "prompt": prompt, "max_tokens": 1, "echo": false,
             "logprobs": top_k.clamp(&1, &MAX_LOGPROBS), "temperature": 0,
@@ -81,9 +110,13 @@ pub(super) fn body(model: &str, query: &Query, keys: RequestKeys) -> Value {
         Query::Text { text } => echo(text.clone()),
         Query::Generate { prompt, max_new_tokens } => {
             let mut body = json!({
-                "model": model, "prompt": prompt, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1,
-                "seed": 0,
+                "model": model, "max_tokens": max_new_tokens, "temperature": 0, "top_p": 1, "seed": 0,
             });
+            let key = match prompt {
+                Prompt::Text(_) => "prompt",
+                Prompt::Messages(_) => "messages",
+            };
+            body[key] = json!(prompt);
             if keys == RequestKeys::Extended {
                 // The names in llama.cpp and in vLLM.
                 body["repeat_penalty"] = json!(1);
@@ -102,9 +135,10 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
     let choice_reader = ChoiceReader { choice, view };
     match query {
         Query::Next { prompt, top_k } => {
-            Ok(Answer::Distribution(choice_reader.distribution(prompt, *top_k)?))
+            Ok(Answer::Distribution(choice_reader.distribution(&prompt.to_string(), *top_k)?))
         }
         Query::Completion { prompt, completion } => {
+            let prompt = prompt.to_string();
             let whole = format!("{prompt}{completion}");
             let tokens = choice_reader.echo(&whole)?;
             let prompt_end = prompt.chars().count();
@@ -115,7 +149,7 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
                 .collect();
             if scored.is_empty() {
                 return Err(QueryError::NoTokens {
-                    prompt: excerpt(prompt),
+                    prompt: excerpt(&prompt),
                     completion: excerpt(completion),
                 });
             }
@@ -131,6 +165,15 @@ pub(super) fn read(response: &Value, query: &Query, view: &str) -> Result<Answer
                 total: scored.iter().sum(),
             };
             Ok(Answer::Rolling(rolling))
+        }
+        Query::Generate { prompt: Prompt::Messages(_), .. } => {
+            let content = choice.get("message").and_then(|message| message.get("content"));
+            match content {
+                Some(Value::String(text)) => Ok(Answer::Text(text.clone())),
+                // A model that ends its turn at once.
+                Some(Value::Null) => Ok(Answer::Text(String::new())),
+                _ => Err(unexpected("choices[0].message.content")),
+            }
         }
         Query::Generate { .. } => {
             let text =

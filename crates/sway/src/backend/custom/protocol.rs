@@ -1,4 +1,7 @@
-//! Messages of the protocol, version 1: JSON lines.
+//! Messages of the protocol, version 2: JSON lines.
+//!
+//! Version 1 has no messages of chats; a program that speaks it is asked with
+//! plain text only.
 
 use serde_json::{Map, Value, json};
 use weightloom_errors::nearest;
@@ -7,12 +10,16 @@ use super::error::{CustomError, PythonProblem};
 use crate::answer::{Answer, CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::{Capabilities, Capability};
 use crate::error::QueryError;
+use crate::prompt::Prompt;
 use crate::question::{Query, Question};
 use crate::suite::{CustomModel, EntryPoint};
 use crate::view::View;
 
 /// Version of the protocol.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
+
+/// The oldest version that programs may speak.
+const OLDEST: u64 = 1;
 
 /// Name of the protocol in both greetings.
 const PROTOCOL: &str = "weightloom-sway";
@@ -69,7 +76,7 @@ pub(super) fn greeting(program: &str, line: &str) -> Result<Greeting, CustomErro
         return Err(invalid());
     }
     let version = message.get("version").and_then(Value::as_u64).ok_or_else(invalid)?;
-    if version != VERSION {
+    if !(OLDEST..=VERSION).contains(&version) {
         return Err(CustomError::Version { program: program.to_owned(), found: version });
     }
     let strings = |key: &str| -> Result<Vec<String>, CustomError> {
@@ -87,6 +94,9 @@ pub(super) fn greeting(program: &str, line: &str) -> Result<Greeting, CustomErro
             found: name,
         })?);
     }
+    if version < 2 {
+        capabilities.remove(&Capability::Chat);
+    }
     let identity = match message.get("identity") {
         None | Some(Value::Null) => None,
         Some(identity) => Some(identity.as_str().ok_or_else(invalid)?.to_owned()),
@@ -95,7 +105,7 @@ pub(super) fn greeting(program: &str, line: &str) -> Result<Greeting, CustomErro
 }
 
 /// The capabilities by name.
-const CAPABILITIES: [&str; 10] = [
+const CAPABILITIES: [&str; 11] = [
     "differential",
     "scalable",
     "null_calibrated",
@@ -106,6 +116,7 @@ const CAPABILITIES: [&str; 10] = [
     "tokenizer",
     "attributable",
     "matched_noise",
+    "chat",
 ];
 
 fn refused(program: &str, error: &Value) -> CustomError {
@@ -160,17 +171,27 @@ fn view(view: &View) -> Value {
 fn query(query: &Query) -> Value {
     let kind = name(query);
     match query {
-        Query::Next { prompt, top_k } => json!({"kind": kind, "prompt": prompt, "top_k": top_k}),
-        Query::Divergence { prompt, from } => json!({"kind": kind, "prompt": prompt, "from": view(from)}),
+        Query::Next { prompt, top_k } => with_prompt(json!({"kind": kind, "top_k": top_k}), prompt),
+        Query::Divergence { prompt, from } => with_prompt(json!({"kind": kind, "from": view(from)}), prompt),
         Query::Completion { prompt, completion } => {
-            json!({"kind": kind, "prompt": prompt, "completion": completion})
+            with_prompt(json!({"kind": kind, "completion": completion}), prompt)
         }
         Query::Text { text } | Query::Embedding { text } => json!({"kind": kind, "text": text}),
         Query::Generate { prompt, max_new_tokens } => {
-            json!({"kind": kind, "prompt": prompt, "max_new_tokens": max_new_tokens})
+            with_prompt(json!({"kind": kind, "max_new_tokens": max_new_tokens}), prompt)
         }
         Query::Filler { tokens } => json!({"kind": kind, "tokens": tokens}),
     }
+}
+
+/// Adds the prompt as `prompt`, or its messages as `messages`.
+fn with_prompt(mut query: Value, prompt: &Prompt) -> Value {
+    let key = match prompt {
+        Prompt::Text(_) => "prompt",
+        Prompt::Messages(_) => "messages",
+    };
+    query[key] = json!(prompt);
+    query
 }
 
 /// The name of a query.
@@ -249,10 +270,10 @@ impl Fields<'_> {
         let text = match &self.question.query {
             Query::Next { prompt, .. }
             | Query::Divergence { prompt, .. }
-            | Query::Generate { prompt, .. } => prompt,
-            Query::Completion { completion, .. } => completion,
-            Query::Text { text } | Query::Embedding { text } => text,
-            Query::Filler { .. } => "",
+            | Query::Generate { prompt, .. } => prompt.to_string(),
+            Query::Completion { completion, .. } => completion.clone(),
+            Query::Text { text } | Query::Embedding { text } => text.clone(),
+            Query::Filler { .. } => String::new(),
         };
         Err(QueryError::NotFinite {
             view: self.question.view.to_string(),

@@ -5,12 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use serde_json::json;
 use weightloom_errors::Hint as _;
 
 use super::*;
 use crate::answer::Answer;
 use crate::answer::{CompletionScore, Distribution, Divergence, Rolling, TokenNames};
 use crate::backend::testing::{Collected, ask, ask_one};
+use crate::prompt::{ChatMessage, Role};
 use crate::suite::{ModelKind, ModelSpec, Precision};
 use crate::view::Real;
 
@@ -49,7 +51,7 @@ fn start_error(behaviour: &str) -> CustomError {
 }
 
 fn next(prompt: &str) -> Query {
-    Query::Next { prompt: prompt.to_owned(), top_k: 4 }
+    Query::Next { prompt: prompt.into(), top_k: 4 }
 }
 
 fn two() -> [Question; 2] {
@@ -94,18 +96,18 @@ fn a_program_answers_within_its_capabilities() {
         (View::Tuned, next("x"), Answer::Distribution(found)),
         (
             View::Base,
-            Query::Completion { prompt: text("a"), completion: text("b") },
+            Query::Completion { prompt: text("a").into(), completion: text("b") },
             Answer::Completion(score),
         ),
         (View::Base, Query::Text { text: text("a") }, Answer::Rolling(rolling)),
         (
             View::Scaled(Real(0.5)),
-            Query::Generate { prompt: text("a"), max_new_tokens: 3 },
+            Query::Generate { prompt: text("a").into(), max_new_tokens: 3 },
             Answer::Text(text("and so on")),
         ),
         (
             View::Tuned,
-            Query::Divergence { prompt: text("a"), from: View::Base },
+            Query::Divergence { prompt: text("a").into(), from: View::Base },
             Answer::Divergence(Divergence { js: 0.25, kl: 0.5 }),
         ),
         (View::Base, Query::Embedding { text: text("a") }, Answer::Embedding(vec![0.6, 0.8])),
@@ -140,12 +142,32 @@ fn questions_beyond_the_capabilities_are_not_sent() {
     for asked in [
         Query::Embedding { text: "x".to_owned() },
         Query::Filler { tokens: 2 },
-        Query::Divergence { prompt: "x".to_owned(), from: View::Base },
+        Query::Divergence { prompt: "x".into(), from: View::Base },
     ] {
         let answer = ask_one(&mut backend, &View::Tuned, asked);
         assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{answer:?}");
     }
     backend.preflight().unwrap();
+}
+
+#[test]
+fn messages_are_sent_to_programs_that_accept_them() {
+    let chat = || Prompt::Messages(vec![ChatMessage::new(Role::User, "Hi")]);
+    let asked = Query::Generate { prompt: chat(), max_new_tokens: 3 };
+    let line = protocol::request(7, &Question::new(&View::Base, asked.clone()));
+    let sent: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(sent["query"]["messages"], json!([{"role": "user", "content": "Hi"}]));
+    assert_eq!(sent["query"].get("prompt"), None);
+    let mut chatty = start("chatty").unwrap();
+    assert_eq!(chatty.chat_support().usage, ChatUsage::Chat);
+    assert_eq!(ask_one(&mut chatty, &View::Base, asked.clone()), Ok(Answer::Text("and so on".to_owned())));
+    // Version 1 has no messages, whatever the program lists.
+    for behaviour in ["old", "plain"] {
+        let mut backend = start(behaviour).unwrap();
+        assert_eq!(backend.chat_support(), ChatSupport::default(), "{behaviour}");
+        let answer = ask_one(&mut backend, &View::Base, asked.clone());
+        assert!(matches!(answer, Err(QueryError::Unsupported { .. })), "{behaviour}: {answer:?}");
+    }
 }
 
 #[test]
@@ -182,7 +204,7 @@ fn preflight_uses_the_programs_own_check_or_two_questions() {
 #[test]
 fn a_program_with_a_wrong_greeting_fails_to_start() {
     assert!(matches!(start_error("single"), CustomError::NotDifferential { .. }));
-    assert!(matches!(start_error("later"), CustomError::Version { found: 2, .. }));
+    assert!(matches!(start_error("later"), CustomError::Version { found: 3, .. }));
     let CustomError::Capability { found, near, .. } = start_error("eager") else { panic!() };
     assert_eq!((found.as_str(), near.as_deref()), ("scaleable", Some("scalable")));
     let CustomError::Refused { message, .. } = start_error("refusing") else { panic!() };
@@ -286,9 +308,9 @@ fn a_python_class_written_for_dlm_sway_answers() {
     let views = [View::Base, View::Tuned, View::Scaled(Real(0.5)), noise];
     let asks = [
         next("é"),
-        Query::Completion { prompt: text("ab"), completion: text("cde") },
+        Query::Completion { prompt: text("ab").into(), completion: text("cde") },
         Query::Text { text: text("four") },
-        Query::Generate { prompt: text("go"), max_new_tokens: 2 },
+        Query::Generate { prompt: text("go").into(), max_new_tokens: 2 },
         next("nan"),
         next("fail"),
     ];
@@ -305,11 +327,11 @@ fn a_python_class_written_for_dlm_sway_answers() {
             _ => -7.0,
         };
         let expected = match &question.query {
-            Query::Next { prompt, .. } if prompt == "nan" => {
+            Query::Next { prompt, .. } if *prompt == "nan".into() => {
                 assert!(matches!(found, Some(Err(QueryError::NotFinite { .. }))), "{found:?}");
                 continue;
             }
-            Query::Next { prompt, .. } if prompt == "fail" => {
+            Query::Next { prompt, .. } if *prompt == "fail".into() => {
                 let message = text("RuntimeError: there is nothing behind it");
                 assert_eq!(found, Some(Err(QueryError::Failed { message })));
                 continue;

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
 use weightloom_checkpoint::Source;
-use weightloom_hub::text::Tokenizer;
+use weightloom_hub::text::{ChatContext, ChatTemplate, ChatTemplates, Tokenizer};
 use weightloom_hub::{HubError, Model, ModelLoadOptions};
 use weightloom_nn::{Adapter, Decoder, DecoderConfig, NnError};
 
@@ -19,8 +18,11 @@ pub(super) struct Engine {
     pub(super) base: Decoder,
     tuned: TunedWeights,
     pub(super) tokenizer: Tokenizer,
+    templates: ChatTemplates,
     /// Tokens that end a generation.
     pub(super) stop: Vec<u32>,
+    /// Tokens that end an answer in a chat.
+    pub(super) turn_stop: Vec<u32>,
     pub(super) repetition_penalty: f64,
 }
 
@@ -33,7 +35,7 @@ enum TunedWeights {
 
 impl Engine {
     /// Loads all weights.
-    pub(super) fn load(model: &Model, tuned: &Tuned, options: &LocalOptions) -> Result<Self, HubError> {
+    pub(super) fn load(model: &Model, side: &Tuned, options: &LocalOptions) -> Result<Self, HubError> {
         let load_options = || ModelLoadOptions {
             dtype: Some(options.dtype),
             read_mode: options.read_mode,
@@ -41,7 +43,7 @@ impl Engine {
         };
         let base = model.load(&load_options(), &())?.decoder;
         let mut adapter_tokenizer = None;
-        let tuned = match tuned {
+        let tuned = match side {
             Tuned::None => TunedWeights::None,
             Tuned::Adapter(folder) => {
                 let adapter = model.adapter(&base, &Source::open(folder)?, &())?;
@@ -52,14 +54,28 @@ impl Engine {
         };
         let tokenizer = adapter_tokenizer.map_or_else(|| model.tokenizer(), Ok)?;
         let defaults = model.generation_defaults()?;
-        let stop = [defaults.eos, config_eos(model), tokenizer.eos().to_vec()];
+        let stop = [defaults.eos, model.config_eos(), tokenizer.eos().to_vec()];
+        let stop = stop.into_iter().find(|eos| !eos.is_empty()).unwrap_or_default();
+        // A broken template is no obstacle to plain text.
+        let templates = templates(model, side).unwrap_or_default();
+        let mut turn_stop = stop.clone();
+        if let Some(template) = templates.pick(&ChatContext::default()) {
+            turn_stop.extend(template.end_of_turn_token(&tokenizer)?);
+        }
         Ok(Self {
             base,
             tuned,
-            stop: stop.into_iter().find(|eos| !eos.is_empty()).unwrap_or_default(),
+            templates,
+            stop,
+            turn_stop,
             repetition_penalty: defaults.repetition_penalty.unwrap_or(1.0),
             tokenizer,
         })
+    }
+
+    /// The template that messages are rendered with.
+    pub(super) fn template(&self) -> Option<&ChatTemplate> {
+        self.templates.pick(&ChatContext::default())
     }
 
     pub(super) fn decoder(&self, side: Side) -> &Decoder {
@@ -133,12 +149,13 @@ pub(super) fn has_tokenizer(folder: &Path) -> bool {
     ["tokenizer_config.json", "tokenizer.json"].into_iter().all(|name| folder.join(name).is_file())
 }
 
-/// `eos_token_id` of a model's config.
-fn config_eos(model: &Model) -> Vec<u32> {
-    let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
-    match model.config().get("eos_token_id") {
-        Some(Value::Array(all)) => all.iter().filter_map(number).collect(),
-        Some(one) => number(one).into_iter().collect(),
-        None => Vec::new(),
-    }
+/// The chat templates of the tuned side, or else those of the base. Both sides
+/// see the same messages, so both use these.
+pub(super) fn templates(base: &Model, tuned: &Tuned) -> Result<ChatTemplates, HubError> {
+    let own = match tuned {
+        Tuned::None => ChatTemplates::default(),
+        Tuned::Adapter(folder) => ChatTemplates::from_folder(folder)?,
+        Tuned::Model(model) => model.chat_templates()?,
+    };
+    if own.is_empty() { base.chat_templates() } else { Ok(own) }
 }

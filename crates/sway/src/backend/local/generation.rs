@@ -5,7 +5,7 @@ use weightloom_nn::{Generation, NnError, Sampling, group_by_adapter};
 
 use super::LocalOptions;
 use super::engine::Engine;
-use super::request::GenerateRequest;
+use super::request::{GenerateRequest, StopAt};
 use super::schedule::{Variants, trim_memory};
 use crate::answer::Answer;
 use crate::backend::AnswerSink;
@@ -23,7 +23,7 @@ pub(super) fn generate_all(
         return Ok(());
     }
     let mut order: Vec<(usize, &GenerateRequest)> = requests.to_vec();
-    // Rows of a batch share a decoder and a length limit; rows of a variant are
+    // Rows of a batch share a decoder, a length limit and stop tokens; rows of a variant are
     // neighbours.
     order.sort_by_cached_key(|(_, request)| {
         let variant = variants.index(&request.view);
@@ -31,13 +31,15 @@ pub(super) fn generate_all(
         (
             side,
             std::cmp::Reverse(request.max_new_tokens),
+            request.stop,
             variant,
             request.tokens.len(),
             request.tokens.clone(),
         )
     });
-    let key =
-        |(_, request): &(usize, &GenerateRequest)| (variants.of(&request.view).side, request.max_new_tokens);
+    let key = |(_, request): &(usize, &GenerateRequest)| {
+        (variants.of(&request.view).side, request.max_new_tokens, request.stop)
+    };
     for group in order.chunk_by(|a, b| key(a) == key(b)) {
         let mut start = 0;
         let mut positions = 0;
@@ -73,7 +75,10 @@ fn generate_batch(
         let request = weightloom_nn::GenerateRequest {
             prompts: remaining.iter().map(|(_, request)| request.tokens.to_vec()).collect(),
             max_new_tokens: first.max_new_tokens,
-            stop_tokens: engine.stop.clone(),
+            stop_tokens: match first.stop {
+                StopAt::EndOfText => engine.stop.clone(),
+                StopAt::EndOfTurn => engine.turn_stop.clone(),
+            },
             sampling: Sampling { repetition_penalty: engine.repetition_penalty, ..Sampling::default() },
             top_logprobs: None,
         };

@@ -16,8 +16,9 @@ const WORD: usize = 8;
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// Files beside the weights that affect answers.
-const COMPANIONS: [&str; 9] = [
+const COMPANIONS: [&str; 10] = [
     "adapter_config.json",
+    "chat_template.jinja",
     "config.json",
     "generation_config.json",
     "added_tokens.json",
@@ -57,7 +58,8 @@ pub(super) fn identity(
     })
 }
 
-/// The config of a model, and its tokenizer if that is stored elsewhere.
+/// The config of a model, and its tokenizer and chat templates if those are
+/// stored elsewhere.
 fn metadata_of(model: &Model) -> String {
     let sorted: std::collections::BTreeMap<_, _> = model.config().iter().collect();
     let mut metadata = serde_json::to_string(&sorted).unwrap_or_default();
@@ -66,6 +68,8 @@ fn metadata_of(model: &Model) -> String {
     if source.index.format() != Format::Gguf && !beside("tokenizer.json") && !beside("tokenizer.model") {
         let tokenizer = model.tokenizer().ok().and_then(|tokenizer| tokenizer.to_json().ok());
         metadata.push_str(&tokenizer.unwrap_or_default());
+        let templates = model.chat_templates().unwrap_or_default();
+        metadata.extend(templates.names().filter_map(|name| Some(templates.get(name)?.source())));
     }
     metadata
 }

@@ -2,13 +2,17 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
-use weightloom_hub::text::{Special, SpecialText, TextError, Tokenizer};
+use weightloom_hub::text::{
+    ChatContext, ChatTemplate, GenerationPrompt, Message, RenderedAnswer, Special, SpecialText, Tokenizer,
+};
 use weightloom_nn::{DecoderConfig, PositionConfig};
 
 use crate::answer::{Answer, Rolling};
 use crate::error::QueryError;
+use crate::prompt::{ChatMessage, Prompt};
 use crate::question::{Query, Question};
 use crate::view::View;
 
@@ -52,7 +56,16 @@ pub(super) struct GenerateRequest {
     pub(super) view: View,
     pub(super) tokens: Arc<[u32]>,
     pub(super) max_new_tokens: usize,
+    pub(super) stop: StopAt,
     pub(super) text: String,
+}
+
+/// Where a continuation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum StopAt {
+    EndOfText,
+    /// Also where an answer in a chat ends.
+    EndOfTurn,
 }
 
 impl Request {
@@ -71,6 +84,14 @@ impl Request {
     }
 }
 
+fn failed(error: &dyn fmt::Display) -> QueryError {
+    QueryError::Failed { message: error.to_string() }
+}
+
+fn to_messages(messages: &[ChatMessage]) -> Vec<Message> {
+    messages.iter().map(|message| Message::new(message.role.name(), message.content.as_str())).collect()
+}
+
 /// The start of a text, for messages.
 fn excerpt(text: &str) -> String {
     const MAX_CHARACTERS: usize = 60;
@@ -83,15 +104,21 @@ fn excerpt(text: &str) -> String {
 /// Tokenizes questions and checks that the decoders can process them.
 pub(super) struct RequestBuilder<'a> {
     tokenizer: &'a Tokenizer,
+    /// Renders messages; none if the model has no chat template.
+    template: Option<&'a ChatTemplate>,
     /// Configs of all decoders in use.
     configs: Vec<&'a DecoderConfig>,
     /// Tokens by text: many views share a text.
-    cache: RefCell<HashMap<String, Vec<u32>>>,
+    cache: RefCell<HashMap<(String, Special), Vec<u32>>>,
 }
 
 impl<'a> RequestBuilder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, configs: Vec<&'a DecoderConfig>) -> Self {
-        Self { tokenizer, configs, cache: RefCell::default() }
+    pub(super) fn new(
+        tokenizer: &'a Tokenizer,
+        template: Option<&'a ChatTemplate>,
+        configs: Vec<&'a DecoderConfig>,
+    ) -> Self {
+        Self { tokenizer, template, configs, cache: RefCell::default() }
     }
 
     pub(super) fn build(&self, question: &Question) -> Result<Request, QueryError> {
@@ -102,23 +129,30 @@ impl<'a> RequestBuilder<'a> {
         };
         Ok(match &question.query {
             Query::Next { prompt, top_k } => {
-                score(prompt, self.tokens(prompt)?, ScoreOutput::NextTokens(*top_k))
+                score(&prompt.to_string(), self.prompt(prompt)?, ScoreOutput::NextTokens(*top_k))
             }
             Query::Divergence { prompt, from } => {
-                score(prompt, self.tokens(prompt)?, ScoreOutput::Divergence(from.clone()))
+                score(&prompt.to_string(), self.prompt(prompt)?, ScoreOutput::Divergence(from.clone()))
             }
             Query::Completion { prompt, completion } => {
-                let start = self.encode(prompt)?.len();
-                let both = self.check(self.encode(&format!("{prompt}{completion}"))?)?;
-                if both.len() <= start {
-                    let (prompt, completion) = (excerpt(prompt), excerpt(completion));
+                let (both, start) = match prompt {
+                    Prompt::Text(prompt) => {
+                        let both = self.encode(&format!("{prompt}{completion}"), Special::Add)?;
+                        (both, self.encode(prompt, Special::Add)?.len())
+                    }
+                    Prompt::Messages(messages) => self.answer(messages, completion)?,
+                };
+                let both = self.check(both)?;
+                let prompt = prompt.to_string();
+                if both.len() <= start || completion.is_empty() {
+                    let (prompt, completion) = (excerpt(&prompt), excerpt(completion));
                     return Err(QueryError::NoTokens { prompt, completion });
                 }
                 if start == 0 {
                     // The first token has no context to be predicted from.
                     return Err(QueryError::EmptyText);
                 }
-                score(prompt, both, ScoreOutput::Completion(start))
+                score(&prompt, both, ScoreOutput::Completion(start))
             }
             Query::Text { text } => {
                 let tokens = self.tokens(text)?;
@@ -130,7 +164,7 @@ impl<'a> RequestBuilder<'a> {
             }
             Query::Embedding { text } => {
                 // An empty generation has an embedding too.
-                let mut tokens = self.encode(text)?;
+                let mut tokens = self.encode(text, Special::Add)?;
                 if tokens.is_empty() {
                     let tokenizer = self.tokenizer;
                     tokens.extend(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()));
@@ -138,29 +172,66 @@ impl<'a> RequestBuilder<'a> {
                 score(text, self.check(tokens)?, ScoreOutput::Embedding)
             }
             Query::Generate { prompt, max_new_tokens } => {
-                let tokens = self.tokens(prompt)?;
-                if *max_new_tokens == 0 {
+                let tokens = self.prompt(prompt)?;
+                let max_new_tokens = *max_new_tokens;
+                if max_new_tokens == 0 {
                     return Ok(Request::Answered(Answer::Text(String::new())));
                 }
-                let (tokens, text) = (tokens.into(), excerpt(prompt));
-                Request::Generate(GenerateRequest { view, tokens, max_new_tokens: *max_new_tokens, text })
+                let (tokens, text) = (tokens.into(), excerpt(&prompt.to_string()));
+                let stop = match prompt {
+                    Prompt::Text(_) => StopAt::EndOfText,
+                    Prompt::Messages(_) => StopAt::EndOfTurn,
+                };
+                Request::Generate(GenerateRequest { view, tokens, max_new_tokens, stop, text })
             }
             Query::Filler { tokens } => Request::Answered(Answer::Text(self.filler(*tokens)?)),
         })
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<u32>, QueryError> {
-        if let Some(tokens) = self.cache.borrow().get(text) {
+    fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, QueryError> {
+        let key = (text.to_owned(), special);
+        if let Some(tokens) = self.cache.borrow().get(&key) {
             return Ok(tokens.clone());
         }
-        let failed = |error: TextError| QueryError::Failed { message: error.to_string() };
-        let tokens = self.tokenizer.encode(text, Special::Add).map_err(failed)?;
-        self.cache.borrow_mut().insert(text.to_owned(), tokens.clone());
+        let tokens = self.tokenizer.encode(text, special).map_err(|error| failed(&error))?;
+        self.cache.borrow_mut().insert(key, tokens.clone());
         Ok(tokens)
     }
 
     fn tokens(&self, text: &str) -> Result<Vec<u32>, QueryError> {
-        self.check(self.encode(text)?)
+        self.check(self.encode(text, Special::Add)?)
+    }
+
+    /// The tokens that a model continues.
+    fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, QueryError> {
+        match prompt {
+            Prompt::Text(text) => self.tokens(text),
+            Prompt::Messages(messages) => {
+                let (template, messages) = (self.template()?, to_messages(messages));
+                let rendered = template.render(&messages, GenerationPrompt::Add, &ChatContext::default());
+                // Templates write the special tokens themselves.
+                self.check(self.encode(&rendered.map_err(|error| failed(&error))?, Special::Plain)?)
+            }
+        }
+    }
+
+    /// The tokens of a chat with an answer at its end, and the index of the
+    /// answer's first token.
+    fn answer(&self, messages: &[ChatMessage], answer: &str) -> Result<(Vec<u32>, usize), QueryError> {
+        let messages = to_messages(messages);
+        let rendered = self.template()?.render_answer(&messages, answer, &ChatContext::default());
+        let RenderedAnswer { text, start } = rendered.map_err(|error| failed(&error))?;
+        let encoded = self.tokenizer.encode_with_offsets(&text, Special::Plain);
+        let encoded = encoded.map_err(|error| failed(&error))?;
+        // As in training, a token with a byte of the answer belongs to it.
+        let first = encoded.offsets.iter().position(|range| range.end > start);
+        let count = encoded.ids.len();
+        Ok((encoded.ids, first.unwrap_or(count)))
+    }
+
+    fn template(&self) -> Result<&'a ChatTemplate, QueryError> {
+        let message = || "cannot render messages: the model has no chat template".to_owned();
+        self.template.ok_or_else(|| QueryError::Failed { message: message() })
     }
 
     /// Rejects tokens that a decoder cannot process, so that they do not fail
@@ -197,10 +268,93 @@ impl<'a> RequestBuilder<'a> {
             tokenizer.pad().or_else(|| tokenizer.eos().first().copied()).or_else(|| tokenizer.unknown());
         let word = padding.and_then(|token| tokenizer.token(token)).unwrap_or(" ");
         let text = word.repeat(2 * tokens + 4);
-        let ids = self.encode(&text)?;
+        let ids = self.encode(&text, Special::Add)?;
         if ids.len() <= tokens {
             return Ok(text);
         }
         Ok(tokenizer.decode(&ids[..tokens], SpecialText::Keep))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+    use serde_json::{Map, Value, json};
+    use weightloom_hub::text::{ChatTemplates, TextError};
+
+    use super::*;
+    use crate::prompt::Role;
+
+    /// Writes the special tokens itself, as published templates do.
+    const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}\
+                            {% if add_generation_prompt %}assistant:{% endif %}";
+
+    /// One token for each ASCII character; BOS is put before every text.
+    fn files(name: &str) -> Result<Option<Vec<u8>>, TextError> {
+        let marks = ["<s>", "</s>"];
+        let pieces = marks.map(str::to_owned).into_iter().chain((' '..='~').map(String::from));
+        let vocabulary: Map<String, Value> = pieces.zip(0..).map(|(piece, id)| (piece, json!(id))).collect();
+        let added = |(id, mark): (usize, &str)| {
+            json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        };
+        let file = match name {
+            "tokenizer.json" => json!({
+                "version": "1.0",
+                "added_tokens": marks.into_iter().enumerate().map(added).collect::<Vec<_>>(),
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                    "pair": [],
+                    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+                },
+                "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+            }),
+            "tokenizer_config.json" => {
+                json!({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(file.to_string().into_bytes()))
+    }
+
+    fn chat() -> Vec<ChatMessage> {
+        vec![ChatMessage::new(Role::System, "Be kind."), ChatMessage::new(Role::User, "Hi")]
+    }
+
+    #[test]
+    fn chats_have_exactly_the_tokens_of_the_template() {
+        let (tokenizer, templates) =
+            (Tokenizer::from_files(&files).unwrap(), ChatTemplates::from_files(&files).unwrap());
+        let template = templates.pick(&ChatContext::default()).unwrap();
+        let builder = RequestBuilder::new(&tokenizer, Some(template), Vec::new());
+        let rendered =
+            template.render(&to_messages(&chat()), GenerationPrompt::Add, &ChatContext::default()).unwrap();
+        let expected = tokenizer.encode(&rendered, Special::Plain).unwrap();
+        let prompt = Prompt::Messages(chat());
+        let ask = |query| builder.build(&Question::new(&View::Base, query)).unwrap();
+        let tokens = |request: &Request| match request {
+            Request::Score(request) => request.tokens.to_vec(),
+            Request::Generate(request) => request.tokens.to_vec(),
+            Request::Answered(answer) => panic!("{answer:?}"),
+        };
+        let next = ask(Query::Next { prompt: prompt.clone(), top_k: 1 });
+        let written = ask(Query::Generate { prompt: prompt.clone(), max_new_tokens: 1 });
+        assert_eq!((tokens(&next), tokens(&written)), (expected.clone(), expected.clone()));
+        assert!(matches!(written, Request::Generate(GenerateRequest { stop: StopAt::EndOfTurn, .. })));
+        // One BOS, although the tokenizer adds one to plain text.
+        assert_eq!(expected.iter().filter(|token| **token == 0).count(), 1);
+        let plain = ask(Query::Next { prompt: rendered.into(), top_k: 1 });
+        assert_eq!(tokens(&plain)[..2], [0, 0]);
+
+        let scored = ask(Query::Completion { prompt, completion: "Hello".to_owned() });
+        let Request::Score(ScoreRequest { output: ScoreOutput::Completion(start), .. }) = &scored else {
+            panic!("{scored:?}")
+        };
+        let whole = tokens(&scored);
+        assert_eq!((*start, &whole[..*start]), (expected.len(), &expected[..]));
+        // The answer is a whole turn.
+        assert_eq!(whole[*start..], tokenizer.encode("Hello</s>", Special::Plain).unwrap());
     }
 }

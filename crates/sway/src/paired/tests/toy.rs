@@ -165,13 +165,13 @@ impl Toy {
         Ok(match &question.query {
             Query::Next { prompt, top_k: _ } => Answer::Distribution(Distribution {
                 tokens: TokenNames::Ids((0..LETTERS as u32).collect()),
-                logprobs: table[last(prompt)].iter().map(|logprob| *logprob as f32).collect(),
+                logprobs: table[last(&prompt.to_string())].iter().map(|logprob| *logprob as f32).collect(),
                 vocabulary: Some(LETTERS),
                 tail: None,
             }),
             Query::Divergence { prompt, from } => {
                 let of = |table: &Matrix| -> Vec<f64> {
-                    table[last(prompt)].iter().map(|logprob| logprob.exp()).collect()
+                    table[last(&prompt.to_string())].iter().map(|logprob| logprob.exp()).collect()
                 };
                 let (here, there) = (of(table), of(&tables[from]));
                 let refused = |_| QueryError::EmptyText;

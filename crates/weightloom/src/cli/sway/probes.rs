@@ -46,7 +46,7 @@ fn one(kind: &Kind, output: Output) -> Result<ExitCode, Failure> {
             table.add_row([name.clone(), type_of(field, &schema), default_of(field), description]);
         }
         format!(
-            "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry also has: name, kind, enabled (true), weight (1).",
+            "{} ({}): {}\n{}\n{}\n\n{table}\nEvery entry also has: name, kind, enabled (true), weight (1), chat (auto | always | never).",
             about.kind, about.category, about.title, about.question, about.measure
         )
     })

@@ -140,7 +140,7 @@ fn answers_are_learnt_from_prompts_and_from_conversations() {
         assert!(*losses.last().unwrap() < 0.1, "{losses:?}");
         let model = format!("./{folder}-run/checkpoints/step_60");
         let prompt = if folder == "pairs" { "count 3: " } else { "[user]count 3</s>[assistant]" };
-        let made = place.json(&["generate", &model, prompt, "--max-new-tokens", "3"]);
+        let made = place.json(&["generate", &model, prompt, "--max-new-tokens", "3", "--no-chat"]);
         assert_eq!(made["text"], answer.repeat(3), "{made}");
         // Everything counts if that is said, and then there is more to learn.
         let all = [&more[..], &["data.train_on=all", "train.max_steps=1", "train.checkpoint.output_dir=all"]]

@@ -1,6 +1,7 @@
 //! `weightloom train`, as a user sees it: runs that end, runs that are ended,
 //! and runs that never begin.
 
+mod chats;
 mod files;
 #[cfg(unix)]
 mod interruptions;

@@ -132,6 +132,7 @@ impl Document {
             only: &[],
             statistics: Statistics::Paired,
             paired: PairedSettings::default(),
+            chat: Default::default(),
             cancel: None,
         };
         Judged(run(&job, &mut backend, None, &mut ()).unwrap().records)

@@ -1,0 +1,290 @@
+//! What a document or training data offer to ask about.
+
+use super::Provenance;
+use super::paraphrase;
+use super::text::Yaml;
+use crate::packs::Packs;
+use crate::prompt::{ChatMessage, Prompt, Role};
+use crate::sections::{Document, Section, SectionKind, SectionPreference, spread};
+
+/// The most preferences in a suite.
+const PREFERENCES: usize = 32;
+
+/// One answer of this many is held out.
+const HELD_OUT: usize = 4;
+
+/// A question with its answer, and where it is.
+#[derive(Clone)]
+pub(super) struct Asked<'a> {
+    prompt: Prompt,
+    gold: &'a str,
+    section: &'a Section,
+}
+
+/// What the document offers to ask about.
+pub(super) struct Material<'a> {
+    document: &'a Document,
+    provenance: Provenance,
+    /// The system prompt that all chats share.
+    pub(super) system: Option<String>,
+    /// Questions with answers.
+    questions: Vec<Asked<'a>>,
+    /// Questions with answers that were not trained on.
+    held_out: Vec<Asked<'a>>,
+    /// The first sentence of each prose section.
+    sentences: Vec<Prompt>,
+    /// Prompts for probes that need some: questions, or else sentences.
+    prompts: Vec<Prompt>,
+    preferences: Vec<(&'a SectionPreference, &'a Section)>,
+}
+
+impl<'a> Material<'a> {
+    pub(super) fn of(document: &'a Document, provenance: Provenance) -> Self {
+        let sections = &document.sections;
+        let system = common_system(sections);
+        let mut questions: Vec<Asked<'a>> = sections
+            .iter()
+            .flat_map(|section| section.questions.iter().map(move |question| (section, question)))
+            .map(|(section, question)| Asked {
+                prompt: without_system(&question.prompt, system.as_deref()),
+                gold: question.gold.as_str(),
+                section,
+            })
+            .collect();
+        let mut held_out = Vec::new();
+        if provenance == Provenance::HeldOut {
+            let (kept, apart): (Vec<_>, Vec<_>) =
+                questions.into_iter().enumerate().partition(|(at, _)| at % HELD_OUT != HELD_OUT - 1);
+            let strip = |pairs: Vec<(usize, Asked<'a>)>| pairs.into_iter().map(|(_, asked)| asked).collect();
+            (questions, held_out) = (strip(kept), strip(apart));
+        }
+        let sentences: Vec<Prompt> = sections
+            .iter()
+            .filter(|section| section.kind == SectionKind::Prose)
+            .map(|section| first_sentence(&section.content))
+            .filter(|sentence| !sentence.is_empty())
+            .map(Prompt::from)
+            .collect();
+        let preferences: Vec<(&SectionPreference, &Section)> = sections
+            .iter()
+            .flat_map(|section| section.preferences.iter().map(move |preference| (preference, section)))
+            .collect();
+        let mut material = Self {
+            document,
+            provenance,
+            system,
+            questions,
+            held_out,
+            sentences,
+            prompts: Vec::new(),
+            preferences,
+        };
+        material.prompts = material.prompts();
+        material
+    }
+
+    fn is_data(&self) -> bool {
+        self.provenance != Provenance::Document
+    }
+
+    /// Some items: the first of a document, in which order matters, or spread
+    /// over data.
+    fn some<T: Clone>(&self, items: &[T], most: usize) -> Vec<T> {
+        match self.is_data() {
+            true => spread(items.to_vec(), most),
+            false => items.iter().take(most).cloned().collect(),
+        }
+    }
+
+    fn prompts(&self) -> Vec<Prompt> {
+        let asked: Vec<Prompt> = self.questions.iter().map(|asked| asked.prompt.clone()).collect();
+        let preferred = || -> Vec<Prompt> {
+            let own = self.preferences.iter().filter(|_| self.is_data());
+            own.map(|(one, _)| without_system(&one.prompt, self.system.as_deref())).collect()
+        };
+        let all = [asked, preferred(), self.sentences.clone()];
+        let first = all.into_iter().find(|prompts| !prompts.is_empty()).unwrap_or_default();
+        self.some(&first, 16)
+    }
+
+    /// Writes all entries. Returns the omitted kinds with the reason.
+    pub(super) fn write(&self, yaml: &mut Yaml) -> Vec<(&'static str, &'static str)> {
+        let mut omitted = Vec::new();
+        let has_prose = self.document.sections.iter().any(|section| section.kind == SectionKind::Prose);
+        yaml.entry("null_baseline", "null_adapter", "What noise gives for every probe below.");
+        yaml.line("    runs: 3");
+        if self.prompts.is_empty() {
+            omitted.push(("delta_kl", "there are no prompts"));
+        } else {
+            yaml.entry(
+                "next_tokens",
+                "delta_kl",
+                "Does the fine-tuned model predict other tokens than the base?",
+            );
+            yaml.prompts(4, "prompts", &self.prompts);
+            yaml.line("    assert_mean_gte: 0.02");
+        }
+        if self.questions.is_empty() {
+            omitted.push(("adapter_revert", "there are no questions with answers"));
+        } else {
+            yaml.entry(
+                "falling_back",
+                "adapter_revert",
+                "Asked in other words, does it answer like the base again?",
+            );
+            self.cases(yaml, &self.some(&self.questions, 8));
+            yaml.line("    assert_revert_rate_lt: 0.3");
+        }
+        if self.prompts.is_empty() {
+            omitted.push(("prompt_collapse", "there are no prompts"));
+        } else {
+            yaml.entry("long_contexts", "prompt_collapse", "Does the change persist after a long context?");
+            yaml.prompts(4, "prompts", &self.prompts[..self.prompts.len().min(4)]);
+            yaml.line("    assert_half_life_tokens: 300");
+        }
+        if self.document.sections.len() < 2 {
+            omitted.push(("section_internalization", "there is only one section"));
+        } else {
+            yaml.entry("sections", "section_internalization", "Which sections were learned?");
+        }
+        if self.questions.is_empty() {
+            omitted.push(("paraphrase_invariance", "there are no questions with answers"));
+        } else {
+            yaml.entry("other_words", "paraphrase_invariance", "Was it learned or memorized?");
+            let most = if self.is_data() { 16 } else { 6 };
+            self.cases(yaml, &self.some(&self.questions, most));
+        }
+        if !self.held_out.is_empty() {
+            yaml.entry(
+                "held_out",
+                "paraphrase_invariance",
+                "Does it give the answers that it was not trained on?",
+            );
+            self.cases(yaml, &self.some(&self.held_out, 16));
+        }
+        if self.preferences.is_empty() {
+            omitted.push(("preference_flip", "there are no preferences"));
+        } else {
+            yaml.entry("preferences", "preference_flip", "Does it prefer what the document prefers?");
+            if self.is_data() {
+                self.triples(yaml);
+            }
+            yaml.line("    assert_flip_rate_gte: 0.7");
+        }
+        yaml.entry("style", "style_fingerprint", "Does it write more like the document?");
+        yaml.list(4, "prompts", &Packs::builtin().style_elicitation_prompts);
+        yaml.entry("general_knowledge", "calibration_drift", "Does it still know common facts?");
+        if has_prose || self.is_data() {
+            yaml.entry("other_texts", "external_perplexity", "Does it still predict ordinary text as well?");
+            yaml.line("    max_chunks: 8");
+        } else {
+            omitted.push(("external_perplexity", "the document has no prose"));
+        }
+        if has_prose {
+            yaml.entry("recital", "leakage", "Does it recite the document word for word?");
+            yaml.line("    prefix_chars: 128");
+            yaml.line("    continuation_chars: 256");
+        } else {
+            omitted.push(("leakage", "the document has no prose"));
+        }
+        let topics = self.topics();
+        if topics.len() < 20 {
+            omitted.push(("cluster_kl", "it needs 20 different prompts"));
+        } else {
+            yaml.entry("subjects", "cluster_kl", "Does the change affect some topics more than others?");
+            yaml.prompts(4, "prompts", &topics);
+            yaml.line("    num_clusters: 5");
+        }
+        if self.prompts.is_empty() {
+            omitted.push(("adapter_ablation", "there are no prompts"));
+        } else {
+            yaml.entry(
+                "strength",
+                "adapter_ablation",
+                "Does the effect grow steadily with the adapter's strength?",
+            );
+            yaml.prompts(4, "prompts", &self.prompts[..self.prompts.len().min(6)]);
+        }
+        omitted
+    }
+
+    /// Where a section is, as a comment.
+    fn place(&self, yaml: &mut Yaml, section: &Section) {
+        if let Some(tag) = section.tag.as_ref().filter(|_| self.is_data()) {
+            let line = tag.split(':').next().unwrap_or(tag);
+            yaml.comment_at(6, line);
+        }
+    }
+
+    /// Questions with answers and paraphrases.
+    fn cases(&self, yaml: &mut Yaml, questions: &[Asked<'_>]) {
+        yaml.line("    cases:");
+        for asked in questions {
+            self.place(yaml, asked.section);
+            yaml.prompt_item(6, "prompt", &asked.prompt);
+            yaml.key(8, "gold", asked.gold);
+            let other_words = match self.is_data() {
+                true => paraphrase::of_message(&asked.prompt),
+                false => paraphrase::of_document(&asked.prompt),
+            };
+            yaml.prompts(8, "paraphrases", &other_words);
+        }
+    }
+
+    fn triples(&self, yaml: &mut Yaml) {
+        yaml.line("    triples:");
+        for (preference, section) in self.some(&self.preferences, PREFERENCES) {
+            self.place(yaml, section);
+            let prompt = without_system(&preference.prompt, self.system.as_deref());
+            yaml.prompt_item(6, "prompt", &prompt);
+            yaml.key(8, "chosen", &preference.chosen);
+            yaml.key(8, "rejected", &preference.rejected);
+        }
+    }
+
+    /// The first 64 different questions and sentences.
+    fn topics(&self) -> Vec<Prompt> {
+        let all = self.questions.iter().map(|asked| &asked.prompt);
+        let mut topics: Vec<Prompt> = Vec::new();
+        for topic in all.chain(&self.sentences) {
+            if topics.len() < 64 && !topics.contains(topic) {
+                topics.push(topic.clone());
+            }
+        }
+        topics
+    }
+}
+
+/// The system prompt with which all prompts begin, if they all do.
+fn common_system(sections: &[Section]) -> Option<String> {
+    let asked = sections.iter().flat_map(|section| {
+        let questions = section.questions.iter().map(|question| &question.prompt);
+        questions.chain(section.preferences.iter().map(|preference| &preference.prompt))
+    });
+    let mut systems = asked.map(|prompt| match prompt {
+        Prompt::Messages(messages) => match messages.first() {
+            Some(ChatMessage { role: Role::System, content }) => Some(content),
+            _ => None,
+        },
+        Prompt::Text(_) => None,
+    });
+    let first = systems.next()??;
+    systems.all(|other| other == Some(first)).then(|| first.clone())
+}
+
+/// A prompt without the system prompt that all chats share.
+fn without_system(prompt: &Prompt, system: Option<&str>) -> Prompt {
+    let (Prompt::Messages(messages), Some(_)) = (prompt, system) else { return prompt.clone() };
+    match &messages[..] {
+        [_, ChatMessage { role: Role::User, content }] => Prompt::from(content),
+        [_, rest @ ..] => Prompt::Messages(rest.to_vec()),
+        [] => prompt.clone(),
+    }
+}
+
+/// The text up to the first period.
+fn first_sentence(content: &str) -> String {
+    let sentence = content.split('.').next().unwrap_or_default();
+    let sentence = sentence.split_whitespace().collect::<Vec<_>>().join(" ");
+    if sentence.is_empty() { sentence } else { sentence + "." }
+}
