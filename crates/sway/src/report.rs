@@ -27,6 +27,7 @@ use crate::backend::Description;
 use crate::record::Record;
 use crate::score::{Band, Score};
 use crate::statistics::Statistics;
+use crate::verdict::Verdict;
 
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub struct Report {
     pub backend_stats: Map<String, Value>,
     /// The score of the suite.
     pub score: Score,
+    /// What changed, what was learned, what was lost.
+    pub verdict: Verdict,
     /// Null distribution of each kind of probe.
     pub null_stats: Map<String, Value>,
     /// One record per entry.
@@ -108,6 +111,7 @@ impl Default for Report {
                 weights: Default::default(),
                 findings: Vec::new(),
             },
+            verdict: Verdict::default(),
             null_stats: Map::new(),
             probes: Vec::new(),
             statistics: Statistics::Paired,

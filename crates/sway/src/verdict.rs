@@ -80,6 +80,14 @@ impl fmt::Display for Decision {
 }
 
 impl Verdict {
+    /// The verdict in one line: the answers to all three questions.
+    pub fn headline(&self) -> String {
+        format!(
+            "Changed: {}. Learned: {}. Damaged: {}.",
+            self.changed.decision, self.learned.decision, self.damaged.decision
+        )
+    }
+
     /// The grade. Damage outweighs everything.
     pub fn grade(&self) -> Grade {
         match (self.changed.decision, self.learned.decision, self.damaged.decision) {
