@@ -268,7 +268,7 @@ impl ProbeKind for AdapterAblation {
         }
         Some(Chart {
             about: "Divergence from the base when only a part of the adapter is applied, or more than all \
-                    of it. A steady rise is healthy.",
+                    of it. The rise should be steady.",
             caption: "divergence by strength".to_owned(),
             shape,
         })

@@ -326,7 +326,7 @@ fn a_proven_loss_between_two_runs_is_a_regression() {
     }
     workspace.write("after.json", &report.to_string());
     let both = ["compare", "before.json", "after.json"];
-    let said = "regression: knowledge: lost 2.000 nats per token, 95 % interval [2.000, 2.000]; margin 0.1";
+    let said = "regression: knowledge: lost 2.000 nats per token, 95 % interval [2.000, 2.000]; margin 0.";
     let text = workspace.output(0, &both);
     assert!(text.contains(said) && text.contains("→ 10 of 10 items lost"), "{text}");
     let found = workspace.json(1, &[&both[..], &["--json", "--fail-on-regression"]].concat());

@@ -175,7 +175,10 @@ impl Effect {
             |(first, second): &(&ItemResult, &ItemResult)| before.improvement(first.tuned, second.tuned);
         let changes: Vec<f64> = pairing.pairs.iter().map(change).collect();
         let test = TTest::of(&changes);
-        let margin = margins.of(&before.item_unit);
+        let against_base = |gains: Vec<f64>| mean(&gains).unwrap_or(0.0).abs();
+        let first = against_base(pairing.pairs.iter().map(|(item, _)| before.gain(item)).collect());
+        let second = against_base(pairing.pairs.iter().map(|(_, item)| after.gain(item)).collect());
+        let margin = margins.of(&before.item_unit, first.max(second));
         let texts = |items: &[&ItemResult]| items.iter().map(|one| one.item.clone()).collect();
         Self {
             name: name.to_owned(),
@@ -262,7 +265,7 @@ impl Effect {
             format!(", 95 % interval {}", format::interval(Some(ends)))
         });
         let margin = if self.outcome == Outcome::Regression || self.outcome == Outcome::Worse {
-            format!("; margin {}", self.margin)
+            format!("; margin {:.3}", self.margin)
         } else {
             String::new()
         };

@@ -64,11 +64,12 @@ fn a_loss_that_scores_hide_is_a_regression_with_its_interval() {
     let sentence = &comparison.latest_regressions[0].sentence;
     assert!(sentence.starts_with("facts: lost 1.665 nats per token, 95 % interval [1.4"), "{sentence}");
     assert!(
-        sentence.ends_with("margin 0.1; 39 → 150 of 200 items lost (111 newly lost, 0 recovered, p < 0.001)"),
+        sentence
+            .ends_with("margin 0.740; 39 → 150 of 200 items lost (111 newly lost, 0 recovered, p < 0.001)"),
         "{sentence}"
     );
     let markdown = comparison.to_markdown();
-    assert!(markdown.contains("| facts | nats/token | -1.566 | -3.231 | -1.665 | ["), "{markdown}");
+    assert!(markdown.contains("| facts | nats/token | -1.555 | -3.220 | -1.665 | ["), "{markdown}");
     assert!(markdown.contains("## Regressions\n\n- facts: lost 1.665"), "{markdown}");
     // The other direction is a gain.
     let better = compared_items(&endings(150), &endings(39));
@@ -113,8 +114,12 @@ fn losses_have_the_sign_of_what_is_better() {
 #[test]
 fn many_probes_are_corrected_for() {
     // Five of six items lose: alone significant at 5 %, among eight probes not.
-    let (before, after) = (items(Better::Higher, [0.0; 6]), [-0.9, -0.8, 0.0, -0.6, -0.5, -0.7]);
-    let after = items(Better::Higher, after);
+    let of = |values: [f64; 6]| {
+        let mut results = items(Better::Higher, values);
+        results.items.iter_mut().for_each(|item| item.base = 0.0);
+        results
+    };
+    let (before, after) = (of([0.0; 6]), of([-0.9, -0.8, 0.0, -0.6, -0.5, -0.7]));
     assert_eq!(compared_items(&before, &after).latest()[0].outcome, Outcome::Regression);
     let runs = [&before, &after].map(|one| {
         let record = |index: usize| Record { name: format!("p{index}"), ..measured("facts", &before) };

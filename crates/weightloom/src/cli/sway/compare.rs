@@ -37,8 +37,8 @@ pub(super) struct RegressionArgs {
     /// Exit with 1 on a proven loss larger than MARGIN in the last run, or if a probe newly fails to run.
     ///
     /// MARGIN is in the unit of each probe's items. Without a number, it is 0.1 nats per token, 0.5
-    /// nats, or 0.1 for shares. Probes without items fail if their score drops by 0.05, or by MARGIN,
-    /// and they newly fail.
+    /// nats, or 0.1 for shares, and at least a third of what training changed. Probes without items
+    /// regress if their score drops by 0.05, or by MARGIN, and they newly fail.
     #[arg(long, value_name = "MARGIN", num_args = 0..=1, default_missing_value = "default")]
     fail_on_regression: Option<RegressionMargin>,
 }
